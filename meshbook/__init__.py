@@ -1,0 +1,1 @@
+"""meshbook: the notebook that drives a cluster."""

@@ -1,0 +1,99 @@
+"""What a cell left behind on one rank: its value, its error, its cost. Plain data, made in the worker and read by the notebook.
+
+Not for running cells (`shell`) or for showing results (`meshbook.magics`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+ErrorKind = Literal["raised", "interrupted", "died"]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One stack frame of a remote traceback; `line` counts from 1."""
+
+    filename: str
+    line: int
+    function: str
+    source: str = ""
+    is_user: bool = True  # code of a cell or of the user's own file, not of a library or of meshbook
+
+
+@dataclass(frozen=True, slots=True)
+class RankError:
+    """An exception as its rank saw it, outermost frame first.
+
+    `rendered` holds the traceback as IPython prints it (ANSI colours, source lines), without the last line.
+    `is_consequence` marks what fell because another rank did: an aborted collective, a reset connection, an
+    interrupt sent after the first error.
+    """
+
+    kind: ErrorKind
+    type_name: str
+    message: str
+    frames: tuple[Frame, ...] = ()
+    rendered: tuple[str, ...] = ()
+    is_consequence: bool = False
+    pickled: bytes | None = field(default=None, repr=False)  # the exception itself, where it can be pickled
+
+    @property
+    def place(self) -> str:
+        """Where the user's own code was: `cell 9:14 in step`, or the empty string."""
+        own = [frame for frame in self.frames if frame.is_user] or list(self.frames)
+        if not own:
+            return ""
+        last = own[-1]
+        name = "" if last.function == "<module>" else f" in {last.function}"
+        return f"{last.filename.strip('<>')}:{last.line}{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSummary:
+    """What is shown of a tensor or array without moving it; the statistics are None for empty or non-numeric ones."""
+
+    type_name: str
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    minimum: float | None = None
+    mean: float | None = None
+    maximum: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CellValue:
+    """The value of a cell's last expression on one rank.
+
+    `mime` is the display bundle (always with text/plain, bounded in size). `pickled` is the value where it is small
+    enough to travel with the reply (under 1 MiB) and can be pickled; else the value stays with its rank and `note`
+    says why.
+    """
+
+    mime: Mapping[str, Any]
+    type_name: str
+    tensor: TensorSummary | None = None
+    pickled: bytes | None = field(default=None, repr=False)
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CellCost:
+    """What a cell cost on one rank: seconds of wall clock and processor, bytes of memory (peak)."""
+
+    wall: float
+    cpu: float
+    peak_rss: int
+    peak_gpu_memory: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CellOutcome:
+    """The reply of one rank to one cell: an error, or a value (None where the cell ends in no expression)."""
+
+    cost: CellCost
+    value: CellValue | None = None
+    error: RankError | None = None
