@@ -1,1 +1,43 @@
-"""meshbook: the notebook that drives a cluster."""
+"""meshbook: the notebook that drives a cluster.
+
+    kernel -> magics -> runtime.hosts, .cells, widgets -> runtime.mesh -> .node -> .transport -> .wire -> .geometry
+
+Imports go one way, left to right (tests/test_layers.py holds them to it). What is offered here is the whole public face;
+`import meshbook.runtime.geometry` is the full path of the rest.
+"""
+
+from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.actor.context import context, current_rank, current_size
+from meshbook.runtime.actor.endpoint import Endpoint, endpoint
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.actor.values import ValueMesh
+from meshbook.runtime.errors import ActorError, MeshbookError, SupervisionError
+from meshbook.runtime.geometry import Extent, Point
+from meshbook.runtime.hosts.session import close_session, install_client, this_host
+from meshbook.runtime.mesh.actors import ActorMesh
+from meshbook.runtime.mesh.hosts import HostMesh
+from meshbook.runtime.mesh.procs import ProcMesh
+
+__version__ = "0.1.0"
+__all__ = [
+    "Actor",
+    "ActorError",
+    "ActorMesh",
+    "Endpoint",
+    "Extent",
+    "Future",
+    "HostMesh",
+    "MeshbookError",
+    "Point",
+    "ProcMesh",
+    "SupervisionError",
+    "ValueMesh",
+    "close_session",
+    "context",
+    "current_rank",
+    "current_size",
+    "endpoint",
+    "this_host",
+]
+
+install_client()

@@ -1,1 +1,35 @@
-""""""
+"""Bytes from node to node: one narrow seam, two backends (`memory`, `zeromq`). Knows frames, not what is in them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from meshbook.runtime.wire.frames import Buffer
+from meshbook.runtime.wire.messages import Address
+
+
+class PeerGone(ConnectionError):
+    """The peer was given up (`forget`); nothing can be sent there any more."""
+
+
+class Transport(Protocol):
+    """An inbox with an address, and the way to other inboxes.
+
+    Frames from one sender arrive in the order sent. `greeting` is sent first on every new connection. Queues are
+    bounded: `send` waits while the receiver is behind.
+    """
+
+    address: Address
+    greeting: Buffer
+
+    def send(self, to: Address, frame: Buffer) -> None:
+        """Queue a frame; from any thread. Raises PeerGone after `forget`, or once this transport is closed."""
+
+    def receive(self) -> Buffer | None:
+        """The next frame, waiting for it; None once closed. For one thread only."""
+
+    def forget(self, node: str) -> None:
+        """Give a peer up: drop what is queued for it and wake who waits to send to it."""
+
+    def close(self) -> None:
+        """Stop `receive`, deliver what was queued as far as peers take it at once, and release everything."""

@@ -1,0 +1,255 @@
+"""The text of many ranks as one: what all said appears once, what differs stands beside its ranks.
+
+Text in, groups out, groups to text or HTML. Not for keeping output within bounds or publishing it (`output`).
+
+A group is lossless: its lines are what its ranks wrote; or, where blocks differ only in their numbers on many
+ranks, lines with the numbers as ranges over `members`, the groups that still have every rank's own lines.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from meshbook.magics.ranges import format_label
+
+GroupMode = Literal["auto", "same", "rank", "order", "none"]
+StreamName = Literal["stdout", "stderr"]
+
+# Up to this many different blocks are all shown, so the losses of four ranks can be read; more make a range.
+MOST_DISTINCT = 4
+
+# A sign belongs to a number only where it cannot be a minus or a hyphen: `x=-1`, but not `3-1` or `rank-1`.
+_NUMBER = re.compile(r"0[xX][0-9a-fA-F]{1,16}|(?:(?<![\w.)\]])[-+])?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+_PRE_STYLE = (
+    "margin:0;padding:0;white-space:pre-wrap;font-family:var(--jp-code-font-family,monospace);"
+    "font-size:var(--jp-code-font-size,13px);color:var(--jp-content-font-color1,inherit)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What is kept of one rank's stream. Before `lines[cut]`, `hidden` lines were left out.
+
+    `identity` stands for the whole text where a part is missing: blocks are the same only if the whole was.
+    """
+
+    lines: tuple[str, ...]
+    hidden: int = 0
+    cut: int = 0
+    identity: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Ranks that said the same or, with `members`, the same but for numbers. No ranks: no label."""
+
+    ranks: tuple[int, ...]
+    block: Block
+    members: tuple[Group, ...] = ()
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return self.block.lines
+
+    @property
+    def prefix(self) -> str:
+        return f"{format_label(self.ranks)} " if self.ranks else ""
+
+
+def group_texts(texts: Mapping[int, str], mode: GroupMode = "auto") -> list[Group]:
+    """Groups of one stream's text by rank, in order of their lowest rank; a rank without text is in none."""
+    return group_blocks({rank: Block(split_lines(text)) for rank, text in texts.items()}, mode)
+
+
+def group_blocks(blocks: Mapping[int, Block], mode: GroupMode = "auto") -> list[Group]:
+    """Like `group_texts`, for text of which only a part was kept.
+
+    `rank` gives each rank a group, `same` joins equal blocks, `auto` also aligns blocks that differ only in
+    numbers. `order` and `none` need the order of arrival, which a mapping hasn't: they group like `rank`.
+    """
+    singles = [Group((rank,), blocks[rank]) for rank in sorted(blocks) if blocks[rank].lines]
+    if mode in ("rank", "order", "none"):
+        return singles
+    same = _join_same(singles)
+    return same if mode == "same" else _align_families(same)
+
+
+def split_lines(text: str) -> tuple[str, ...]:
+    """The lines of a text without their ends. Only a newline ends a line: U+2028 and form feed are content.
+
+    A worker collapses carriage returns chunk by chunk, so the states of one line from two chunks meet here.
+    """
+    if not text:
+        return ()
+    lines = text.removesuffix("\n").split("\n")
+    return tuple(line.rstrip("\r").rpartition("\r")[2] if "\r" in line else line for line in lines)
+
+
+def render_text(groups: Iterable[Group], stream: StreamName = "stdout") -> str:
+    """The groups as plain text, the label before each line; ANSI colours stay."""
+    return "".join(f"{line}\n" for group in groups for line in _labelled_lines(group, stream))
+
+
+def render_html(groups: Iterable[Group], stream: StreamName = "stdout") -> str:
+    """The groups as HTML: text escaped, ANSI colours dropped, a range opens to show each rank's own lines."""
+    parts: list[str] = []
+    plain: list[Group] = []
+    for group in groups:
+        if group.members:
+            parts += [_render_pre(plain, stream), _render_details(group, stream)]
+            plain = []
+        else:
+            plain.append(group)
+    return "".join([*parts, _render_pre(plain, stream)])
+
+
+def strip_ansi(text: str) -> str:
+    """The text without terminal control sequences."""
+    return _ANSI.sub("", text) if "\x1b" in text else text
+
+
+def escape_html(text: str) -> str:
+    """Text from a worker, harmless in HTML.
+
+    Colours are dropped: no library that meshbook depends on turns ANSI into HTML, and they only decorate.
+    """
+    return html.escape(strip_ansi(text), quote=False)
+
+
+def _join_same(singles: Sequence[Group]) -> list[Group]:
+    ranks_of: dict[Block, list[int]] = {}
+    for single in singles:
+        ranks_of.setdefault(single.block, []).extend(single.ranks)
+    return [Group(tuple(ranks), block) for block, ranks in ranks_of.items()]
+
+
+def _align_families(same: Sequence[Group]) -> list[Group]:
+    """Put blocks of one skeleton side by side: as many lines, and the same words around the numbers."""
+    families: dict[Hashable, list[Group]] = {}
+    for group in same:
+        families.setdefault(_skeleton(group.block), []).append(group)
+    return [part for family in families.values() for part in _merge_family(family)]
+
+
+def _skeleton(block: Block) -> Hashable:
+    return tuple(_NUMBER.split(strip_ansi("\n".join(block.lines)))), block.hidden, block.cut
+
+
+def _merge_family(family: list[Group]) -> list[Group]:
+    if len(family) == 1:
+        return family
+    return _factor_common(family) if len(family) <= MOST_DISTINCT else [_collapse(family)]
+
+
+def _factor_common(family: list[Group]) -> list[Group]:
+    """Say the first and last lines that all share once, and between them what each wrote, in one piece.
+
+    Shared lines further inside stay where they are: a matrix torn apart row by row is harder to read.
+    """
+    if any(group.block.hidden for group in family):
+        return family
+    columns = list(zip(*(group.lines for group in family), strict=True))
+    head = _count_common(columns)
+    tail = _count_common(columns[::-1])
+    end = len(columns) - tail
+    lines = family[0].lines
+    ranks = _all_ranks(family)
+    parts = [Group(ranks, Block(lines[:head]))]
+    parts += [Group(group.ranks, Block(group.lines[head:end])) for group in family]
+    parts += [Group(ranks, Block(lines[end:]))]
+    return [part for part in parts if part.lines]
+
+
+def _count_common(columns: Iterable[tuple[str, ...]]) -> int:
+    count = 0
+    for column in columns:
+        if len(set(column)) > 1:
+            break
+        count += 1
+    return count
+
+
+def _collapse(family: list[Group]) -> Group:
+    first = family[0].block
+    columns = zip(*(group.lines for group in family), strict=True)
+    owners = [group.ranks for group in family]
+    lines = tuple(_merge_lines(column, owners) for column in columns)
+    return Group(_all_ranks(family), Block(lines, first.hidden, first.cut), tuple(family))
+
+
+def _all_ranks(family: Iterable[Group]) -> tuple[int, ...]:
+    return tuple(sorted(rank for group in family for rank in group.ranks))
+
+
+def _merge_lines(lines: Sequence[str], owners: Sequence[tuple[int, ...]]) -> str:
+    """One line for lines that differ in numbers: `loss 2.31 … 2.35 (max r3)`."""
+    if len(set(lines)) == 1:
+        return lines[0]
+    plain = [strip_ansi(line) for line in lines]
+    words = _NUMBER.split(plain[0])
+    columns = list(zip(*(_NUMBER.findall(line) for line in plain), strict=True))
+    merged = words[0] + "".join(
+        _merge_numbers(column) + word for column, word in zip(columns, words[1:], strict=True)
+    )
+    markers = dict.fromkeys(
+        f"r{_find_largest(column, owners)}" for column in columns if _needs_marker(column, owners)
+    )
+    return f"{merged} (max {', '.join(markers)})" if markers else merged
+
+
+def _merge_numbers(column: Sequence[str]) -> str:
+    if len(set(column)) == 1:
+        return column[0]
+    return f"{min(column, key=_number_of)} … {max(column, key=_number_of)}"
+
+
+def _needs_marker(column: Sequence[str], owners: Sequence[tuple[int, ...]]) -> bool:
+    """A number that is the same everywhere has no largest; one that is the rank's own says nothing by it."""
+    is_own_rank = all((text,) == tuple(map(str, ranks)) for text, ranks in zip(column, owners, strict=True))
+    return len(set(column)) > 1 and not is_own_rank
+
+
+def _find_largest(column: Sequence[str], owners: Sequence[tuple[int, ...]]) -> int:
+    values = [_number_of(text) for text in column]
+    return owners[values.index(max(values))][0]
+
+
+def _number_of(text: str) -> float:
+    # Only for finding the smallest and the largest: what is shown stays as it was written.
+    return float(int(text, 16)) if text[:2] in ("0x", "0X") else float(text)
+
+
+def _labelled_lines(group: Group, stream: StreamName) -> list[str]:
+    prefix, block = group.prefix, group.block
+    lines = [prefix + line if line else prefix.rstrip() for line in block.lines]
+    if block.hidden:
+        lines.insert(block.cut, prefix + _announce_hidden(group, stream))
+    return lines
+
+
+def _announce_hidden(group: Group, stream: StreamName) -> str:
+    noun = "line" if group.block.hidden == 1 else "lines"
+    where = (
+        f"result[{group.ranks[0]}].{stream} has all; %mesh log {group.ranks[0]}"
+        if group.ranks
+        else "%mesh log RANK"
+    )
+    return f"… {group.block.hidden:,} {noun} not shown ({where})"
+
+
+def _render_pre(groups: Sequence[Group], stream: StreamName) -> str:
+    text = render_text(groups, stream)
+    return f'<pre style="{_PRE_STYLE}">{escape_html(text)}</pre>' if text else ""
+
+
+def _render_details(group: Group, stream: StreamName) -> str:
+    summary = escape_html("\n".join(_labelled_lines(group, stream)))
+    return (
+        f'<details><summary style="{_PRE_STYLE}">{summary}</summary>'
+        f'<div style="margin-left:1em">{_render_pre(group.members, stream)}</div></details>'
+    )

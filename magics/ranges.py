@@ -1,0 +1,44 @@
+"""Sets of ranks as text a person reads: `0-2,5`, `[0-2,5]`, `ranks 0-2,5`.
+
+Not for reading a selection that a user typed; that grammar is richer and has a parser of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+MOST_RUNS = 12  # runs in a label that stands before every line; a longer one would drown the line
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """The ranks as sorted runs: `{0, 1, 2, 5}` gives `0-2,5`; no ranks give the empty string."""
+    return ",".join(_format_run(first, last) for first, last in _find_runs(ranks))
+
+
+def format_label(ranks: Iterable[int]) -> str:
+    """The label of a group of ranks, `[0-2,5]`; of a very ragged set the last runs are only counted."""
+    runs = _find_runs(ranks)
+    text = ",".join(_format_run(first, last) for first, last in runs[:MOST_RUNS])
+    uncounted = sum(last - first + 1 for first, last in runs[MOST_RUNS:])
+    return f"[{text},… {uncounted} more]" if uncounted else f"[{text}]"
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """The ranks as words in a sentence: `rank 3`, `ranks 0-2,5`."""
+    members = set(ranks)
+    return f"{'rank' if len(members) == 1 else 'ranks'} {format_ranks(members)}"
+
+
+def _find_runs(ranks: Iterable[int]) -> list[tuple[int, int]]:
+    """The first and last of each run of neighbours, in order."""
+    runs: list[tuple[int, int]] = []
+    for rank in sorted(set(ranks)):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], rank)
+        else:
+            runs.append((rank, rank))
+    return runs
+
+
+def _format_run(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"

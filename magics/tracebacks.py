@@ -1,0 +1,241 @@
+"""The errors of a cell as one: a traceback per distinct failure, causes first, consequences in a line.
+
+Not for catching errors on a rank (`meshbook.runtime.cells`) or publishing them: IPython shows what is raised.
+
+    CellError                 a cell failed on at least one rank; `by_rank` has each rank's error
+    └── one class a name      made on demand: the notebook says `ZeroDivisionError`, not `CellError`
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, NoReturn
+
+from meshbook.magics.ranges import format_label, name_ranks
+from meshbook.runtime.cells.outcome import RankError
+from meshbook.runtime.errors import MeshbookError
+
+if TYPE_CHECKING:  # An error only hands results on, and needs nothing of them.
+    from meshbook.magics.results import MeshResult
+
+MOST_TRACEBACKS = 8  # shown in full; what differs on every rank would bury the first failure
+MOST_LINES = 50  # of one line each, for the errors after those
+
+_RED = "\x1b[31m"
+_RESET = "\x1b[0m"
+_INTERRUPT = "KeyboardInterrupt"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorGroup:
+    """One distinct error and the ranks that had it; `error` is that of the rank which failed first."""
+
+    ranks: tuple[int, ...]
+    error: RankError
+
+    @property
+    def is_consequence(self) -> bool:
+        return self.error.is_consequence
+
+    @property
+    def title(self) -> str:
+        """`[ranks 0-2,5] ZeroDivisionError: division by zero`"""
+        return f"[{name_ranks(self.ranks)}] {_last_line(self.error).partition(chr(10))[0]}"
+
+
+class CellError(MeshbookError):
+    """A cell failed: `by_rank` every rank's error, `groups` the distinct ones, `results` what there is.
+
+    It pickles without `results`, which reach into the running mesh.
+    """
+
+    def __init__(
+        self,
+        errors: Mapping[int, RankError],
+        order: Sequence[int],
+        results: MeshResult | None = None,
+    ) -> None:
+        self.by_rank = dict(sorted(errors.items()))
+        self.groups = group_errors(errors, order)
+        self.results = results
+        self._order = tuple(order)
+        super().__init__(summarise(self.groups))
+
+    @property
+    def is_interrupt(self) -> bool:
+        """Whether the cell was stopped rather than broken."""
+        return are_interrupts(self.groups)
+
+    def raise_from_rank(self, rank: int) -> NoReturn:
+        """Raise a rank's own exception, chained to this; a CellError of its own if it could not travel."""
+        if rank not in self.by_rank:
+            raise IndexError(f"rank {rank} did not fail; {name_ranks(self.by_rank)} did")
+        error = self.by_rank[rank]
+        raise _load_exception(error) or make_cell_error({rank: error}, [rank], self.results) from self
+
+    def _render_traceback_(self) -> list[str]:
+        # IPython asks for this by name, instead of formatting the frames of the controller.
+        return render(self.groups)
+
+    def __reduce__(self) -> tuple[Callable[..., CellError], tuple[dict[int, RankError], tuple[int, ...]]]:
+        return make_cell_error, (self.by_rank, self._order)
+
+
+def make_cell_error(
+    errors: Mapping[int, RankError], order: Sequence[int], results: MeshResult | None = None
+) -> CellError:
+    """The error to raise for a cell; its class is named after the first group's error.
+
+    `order` are the ranks as they failed. An interrupted cell gives a class named KeyboardInterrupt, but never
+    a real one: asyncio lets that escape from a task and ends the loop, which is the kernel's.
+    """
+    if not errors:
+        raise ValueError("a cell without errors has not failed")
+    groups = group_errors(errors, order)
+    name = _INTERRUPT if are_interrupts(groups) else groups[0].error.type_name
+    return _class_named(name)(errors, order, results)
+
+
+def group_errors(errors: Mapping[int, RankError], order: Sequence[int]) -> list[ErrorGroup]:
+    """One group per distinct error: what died, what failed in the given order, and consequences last.
+
+    Errors are the same if type, message and place are.
+    """
+    ranks_of: dict[Hashable, list[int]] = {}
+    for rank in [*order, *sorted(errors.keys() - set(order))]:
+        if rank in errors:
+            ranks_of.setdefault(_identity(errors[rank]), []).append(rank)
+    groups = [ErrorGroup(tuple(sorted(set(ranks))), errors[ranks[0]]) for ranks in ranks_of.values()]
+    return sorted(groups, key=_precedence)
+
+
+def are_interrupts(groups: Sequence[ErrorGroup]) -> bool:
+    """Whether the cell was stopped rather than broken: only interrupts, and what fell because of them."""
+    roots, _ = _split_roots(groups)
+    return all(group.error.kind == "interrupted" for group in roots)
+
+
+def render(groups: Sequence[ErrorGroup]) -> list[str]:
+    """The lines of the traceback, with their ANSI colours, as IPython shows them."""
+    if are_interrupts(groups):
+        return [_red(_INTERRUPT), describe_interrupt(groups)]
+    roots, consequences = _split_roots(groups)
+    shown, listed = roots[:MOST_TRACEBACKS], roots[MOST_TRACEBACKS:]
+    parts = ["\n".join(_render_group(group)) for group in shown]
+    parts += [_red(_one_line(group)) for group in listed[:MOST_LINES]]
+    parts += _count_rest(listed[MOST_LINES:])
+    parts += [describe_consequences(consequences)] if consequences else []
+    return "\n\n".join(parts).split("\n")
+
+
+def summarise(groups: Sequence[ErrorGroup]) -> str:
+    """The error in plain text, a line per distinct error: what papermill, nbclient and a log show."""
+    if are_interrupts(groups):
+        return describe_interrupt(groups)
+    roots, consequences = _split_roots(groups)
+    lines = [_one_line(group) for group in roots[:MOST_TRACEBACKS]]
+    lines += _count_rest(roots[MOST_TRACEBACKS:])
+    lines += [describe_consequences(consequences)] if consequences else []
+    return "\n".join(lines)
+
+
+def describe_interrupt(groups: Iterable[ErrorGroup]) -> str:
+    """`interrupted; ranks 0-2 were at cell 3:2, rank 3 at cell 3:7 in step`"""
+    ranks_at: dict[str, set[int]] = {}
+    others: list[ErrorGroup] = []
+    for group in groups:
+        if group.error.kind == "interrupted":
+            ranks_at.setdefault(group.error.place or "an unknown place", set()).update(group.ranks)
+        else:
+            others.append(group)
+    by_rank = sorted(ranks_at.items(), key=lambda item: min(item[1]))
+    verbs = ["was at" if len(by_rank[0][1]) == 1 else "were at", *["at"] * (len(by_rank) - 1)]
+    where = [
+        f"{name_ranks(ranks)} {verb} {place}" for (place, ranks), verb in zip(by_rank, verbs, strict=True)
+    ]
+    tail = [describe_consequences(others)] if others else []
+    return "; ".join(["interrupted", ", ".join(where), *tail])
+
+
+def describe_consequences(groups: Sequence[ErrorGroup]) -> str:
+    """`ranks 1-3 fell as a consequence (KeyboardInterrupt at cell 3:2)`"""
+    ranks = {rank for group in groups for rank in group.ranks}
+    kinds = list(dict.fromkeys(_kind_and_place(group.error) for group in groups))
+    shown = kinds if len(kinds) <= 3 else [*kinds[:3], "…"]
+    return f"{name_ranks(ranks)} fell as a consequence ({', '.join(shown)})"
+
+
+def _identity(error: RankError) -> Hashable:
+    return error.kind, error.type_name, error.message, error.place, error.is_consequence
+
+
+def _precedence(group: ErrorGroup) -> int:
+    # A process that died is why the others failed, even if their error was noticed first.
+    if group.is_consequence:
+        return 2
+    return 0 if group.error.kind == "died" else 1
+
+
+def _split_roots(groups: Sequence[ErrorGroup]) -> tuple[list[ErrorGroup], list[ErrorGroup]]:
+    """Causes and consequences; where nothing is known to be the cause, every error is shown as one."""
+    roots = [group for group in groups if not group.is_consequence]
+    return (roots, [group for group in groups if group.is_consequence]) if roots else (list(groups), [])
+
+
+def _render_group(group: ErrorGroup) -> list[str]:
+    body = list(group.error.rendered) or _render_frames(group.error)
+    last = _last_line(group.error)
+    # The title already says it all where nothing stands between.
+    ending = [_red(line) for line in last.split("\n")] if body or "\n" in last else []
+    return [_red(group.title), *body, *ending]
+
+
+def _render_frames(error: RankError) -> list[str]:
+    lines: list[str] = []
+    for frame in error.frames:
+        lines.append(f"  {frame.filename.strip('<>')}:{frame.line} in {frame.function}")
+        lines += [f"    {frame.source.strip()}"] if frame.source.strip() else []
+    return lines
+
+
+def _one_line(group: ErrorGroup) -> str:
+    return f"{group.title} ({group.error.place})" if group.error.place else group.title
+
+
+def _last_line(error: RankError) -> str:
+    return f"{error.type_name}: {error.message}" if error.message else error.type_name
+
+
+def _kind_and_place(error: RankError) -> str:
+    return f"{error.type_name} at {error.place}" if error.place else error.type_name
+
+
+def _count_rest(groups: Sequence[ErrorGroup]) -> list[str]:
+    if not groups:
+        return []
+    ranks = {rank for group in groups for rank in group.ranks}
+    return [f"… {len(groups)} more distinct errors {format_label(ranks)}; the error's `by_rank` has all"]
+
+
+def _red(text: str) -> str:
+    return f"{_RED}{text}{_RESET}"
+
+
+def _load_exception(error: RankError) -> BaseException | None:
+    """The exception itself; None if it cannot be unpickled here, for which its class may have any reason."""
+    if error.pickled is None:
+        return None
+    try:
+        loaded = pickle.loads(error.pickled)
+    except Exception:
+        return None
+    return loaded if isinstance(loaded, BaseException) else None
+
+
+@cache
+def _class_named(name: str) -> type[CellError]:
+    # Kept, so that two errors of one name are of one class, as anyone who compares types expects.
+    return type(name, (CellError,), {"__module__": __name__, "__doc__": CellError.__doc__})

@@ -1,0 +1,99 @@
+"""`python -m meshbook install`: shows this environment's meshbook to a Jupyter that lives elsewhere.
+
+Not needed where meshbook and Jupyter share an environment: `pip install meshbook` puts the kernelspec there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_core.paths import jupyter_data_dir
+
+KERNEL_NAME = "meshbook"
+KERNELSPEC = Path(__file__).parent / "kernel" / "kernelspec"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if args.version:
+        print(f"meshbook {metadata.version('meshbook')}")
+        return 0
+    if args.verb is None:
+        parser.print_help()
+        return 2
+    prefix = sys.prefix if args.sys_prefix else args.prefix
+    try:
+        return install(prefix) if args.verb == "install" else uninstall(prefix)
+    except OSError as error:
+        print(f"meshbook: cannot {args.verb} the kernelspec: {error}", file=sys.stderr)
+        return 1
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m meshbook", description="Install or remove the Jupyter kernelspec of this meshbook."
+    )
+    parser.add_argument("--version", action="store_true", help="show the version and leave")
+    verbs = parser.add_subparsers(dest="verb", metavar="install | uninstall")
+    for verb, summary in (
+        ("install", "make the kernel visible to Jupyter"),
+        ("uninstall", "remove what install wrote"),
+    ):
+        where = verbs.add_parser(verb, help=summary, description=summary).add_mutually_exclusive_group()
+        where.add_argument("--user", action="store_true", help="for every Jupyter of this user (default)")
+        where.add_argument(
+            "--sys-prefix", action="store_true", help=f"for the Jupyter of this environment, {sys.prefix}"
+        )
+        where.add_argument("--prefix", metavar="DIR", help="under DIR/share/jupyter/kernels")
+    return parser
+
+
+def install(prefix: str | None) -> int:
+    """Write the kernelspec under `prefix`, or for the user where it is None."""
+    with tempfile.TemporaryDirectory(prefix="meshbook-kernelspec-") as staging:
+        source = Path(staging) / KERNEL_NAME
+        shutil.copytree(KERNELSPEC, source)
+        spec_file = source / "kernel.json"
+        spec_file.write_text(
+            json.dumps(bound_to_interpreter(json.loads(spec_file.read_text())), indent=2) + "\n"
+        )
+        written = KernelSpecManager().install_kernel_spec(
+            str(source), kernel_name=KERNEL_NAME, user=prefix is None, prefix=prefix
+        )
+    print(f"Installed the kernelspec {KERNEL_NAME} in {written}")
+    return 0
+
+
+def bound_to_interpreter(spec: dict[str, Any]) -> dict[str, Any]:
+    """The same spec, starting this interpreter.
+
+    A bare "python" becomes the interpreter of the Jupyter server, which need not have meshbook.
+    """
+    return {**spec, "argv": [sys.executable, *spec["argv"][1:]]}
+
+
+def uninstall(prefix: str | None) -> int:
+    """Remove the kernelspec from where `install` with the same `prefix` writes it."""
+    base = Path(jupyter_data_dir()) if prefix is None else Path(prefix) / "share" / "jupyter"
+    written = base / "kernels" / KERNEL_NAME
+    if not written.is_dir():
+        print(f"meshbook: no kernelspec in {written}", file=sys.stderr)
+        return 1
+    shutil.rmtree(written)
+    print(f"Removed the kernelspec in {written}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

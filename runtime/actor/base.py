@@ -1,0 +1,61 @@
+"""`Actor`: the class that users subclass, and the rules a class must meet before it is spawned."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import MutableMapping
+from typing import Any
+
+from meshbook.runtime.actor.context import context
+from meshbook.runtime.actor.endpoint import endpoints_of
+
+
+class Actor:
+    """An object that lives in one process of a mesh and is reached by messages, one at a time.
+
+    Mark methods with `@endpoint`; spawn it with `procs.spawn(name, Class, *args)`. The constructor runs in the worker,
+    before the first message. A class whose endpoints are `async def` runs on an event loop of its own, else on a
+    thread of its own.
+    """
+
+    @property
+    def logger(self) -> logging.LoggerAdapter[logging.Logger]:
+        """A logger whose lines begin with the actor's identity."""
+        return _Prefixed(logging.getLogger(type(self).__module__), {"actor": str(context().actor_instance)})
+
+
+class _Prefixed(logging.LoggerAdapter):  # type: ignore[type-arg]
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        return f"[{self.extra['actor']}] {msg}", kwargs  # type: ignore[index]
+
+
+def is_async(cls: type) -> bool:
+    """Whether the actors of this class run on an event loop."""
+    return any(method.is_async for method in endpoints_of(cls).values())
+
+
+def check_class(cls: Any, taken: frozenset[str]) -> None:
+    """ValueError where a class cannot be spawned as an actor; `taken` names what an actor mesh already offers."""
+    if not (inspect.isclass(cls) and issubclass(cls, Actor)):
+        raise ValueError(f"{cls!r} is not a subclass of Actor")
+    endpoints = endpoints_of(cls)
+    kinds = {method.is_async for method in endpoints.values()}
+    if len(kinds) > 1:
+        slow = ", ".join(sorted(name for name, method in endpoints.items() if method.is_async))
+        raise ValueError(
+            f"{cls.__qualname__} mixes both async and sync endpoints (async: {slow}); a sync one would block the "
+            f"loop of the others: make all of them async, or all of them sync"
+        )
+    if hidden := sorted(taken & endpoints.keys()):
+        raise ValueError(f"{cls.__qualname__}: endpoint {hidden[0]!r} would hide what every actor mesh has by that name")
+
+
+def check_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """TypeError where the arguments do not fit the constructor."""
+    try:
+        inspect.signature(cls).bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{cls.__qualname__}{inspect.signature(cls)}: {error}") from None
+    except ValueError:
+        pass  # a constructor written in C has no signature to check against

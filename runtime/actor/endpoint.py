@@ -1,0 +1,145 @@
+"""`@endpoint` and the handle that `mesh.some_endpoint` gives: the verbs by which an actor is called.
+
+The verbs know nothing of nodes and bytes: they check the arguments here, at the caller's line, and hand the call to
+the mesh (`Callee`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
+
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.actor.values import ValueMesh
+
+if TYPE_CHECKING:
+    from typing import Self
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class Callee(Protocol):
+    """What an endpoint needs of the mesh it belongs to."""
+
+    @property
+    def mesh_name(self) -> str: ...
+    def __len__(self) -> int: ...
+    def _call(self, endpoint: str, arguments: Arguments) -> Future[ValueMesh[Any]]: ...
+    def _call_each(self, endpoint: str, arguments: Arguments) -> Sequence[Future[Any]]: ...
+    def _broadcast(self, endpoint: str, arguments: Arguments) -> None: ...
+
+
+class Endpoint(Generic[P, R]):
+    """An endpoint of an actor mesh, ready to be called on every rank of it."""
+
+    __slots__ = ("_mesh", "_method")
+
+    def __init__(self, mesh: Callee, method: EndpointMethod[P, R]) -> None:
+        self._mesh = mesh
+        self._method = method
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
+        """Send to all ranks; the future holds a value per rank once every rank has answered.
+
+        Raises TypeError at once where the arguments do not fit. The future raises the `ActorError` of the lowest
+        failing rank, or `SupervisionError` as soon as a rank cannot answer any more.
+        """
+        self._method.check(args, kwargs)
+        return self._mesh._call(self._method.name, (args, kwargs))
+
+    def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Send to the only rank of this mesh; ValueError where it has another number of ranks."""
+        if (size := len(self._mesh)) != 1:
+            raise ValueError(f"call_one requires exactly 1 actor, but mesh {self._mesh.mesh_name} has {size}")
+        self._method.check(args, kwargs)
+        return self._mesh._call_each(self._method.name, (args, kwargs))[0]
+
+    def call_each(self, *args: P.args, **kwargs: P.kwargs) -> Sequence[Future[R]]:
+        """Send to all ranks; one future per rank, in rank order, each of which resolves for itself."""
+        self._method.check(args, kwargs)
+        return self._mesh._call_each(self._method.name, (args, kwargs))
+
+    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Send to all ranks and expect no answer; an exception in the endpoint then ends the actor."""
+        self._method.check(args, kwargs)
+        self._mesh._broadcast(self._method.name, (args, kwargs))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        name = f"{self._mesh.mesh_name}.{self._method.name}"
+        raise TypeError(f"{name} runs on the ranks of a mesh: say {name}.call(...), .call_one(...) or .broadcast(...)")
+
+    def __repr__(self) -> str:
+        return f"<Endpoint {self._mesh.mesh_name}.{self._method.name}{self._method.signature}>"
+
+
+class EndpointMethod(Generic[P, R]):
+    """What `@endpoint` leaves in the class: the function, and what is known of it before any actor exists."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        if not inspect.isfunction(function):
+            raise TypeError(f"@endpoint goes onto a method, not onto {function!r}")
+        self.function = function
+        self.name = function.__name__
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.__doc__ = function.__doc__
+        self._measure()
+
+    def _measure(self) -> None:
+        parameters = list(inspect.signature(self.function).parameters.values())[1:]
+        self.signature = inspect.Signature(parameters)
+        positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        plain = len(positional) == len(parameters)
+        # Binding costs microseconds; a call with positional arguments alone is checked by counting them.
+        self._least = sum(p.default is p.empty for p in positional) if plain else 1
+        self._most = len(positional) if plain else 0
+
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """TypeError where the arguments do not fit the method's signature."""
+        if kwargs or not self._least <= len(args) <= self._most:
+            try:
+                self.signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{self.name}{self.signature}: {error}") from None
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> Endpoint[P, R]: ...
+    def __get__(self, instance: object | None, owner: type) -> Any:
+        # A mesh is typed as its actor class, so a type checker sees an Endpoint here. A real instance exists only
+        # inside its own actor, where a call to self.method() is an ordinary one.
+        return self if instance is None else self.function.__get__(instance, owner)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.function, self.name)
+
+
+def _rebuild(function: Callable[..., Any], name: str) -> EndpointMethod[..., Any]:
+    method: EndpointMethod[..., Any] = EndpointMethod(function)
+    method.name = name
+    return method
+
+
+@overload
+def endpoint(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> EndpointMethod[P, R]: ...
+@overload
+def endpoint(method: Callable[Concatenate[Any, P], R]) -> EndpointMethod[P, R]: ...
+def endpoint(method: Callable[..., Any]) -> Any:
+    """Make a method of an `Actor` callable by messages: `mesh.method.call(...)` and the other verbs of `Endpoint`."""
+    return EndpointMethod(method)
+
+
+def endpoints_of(cls: type) -> dict[str, EndpointMethod[..., Any]]:
+    """The endpoints of an actor class by name, inherited ones included."""
+    found = {}
+    for name in dir(cls):
+        member = inspect.getattr_static(cls, name)
+        if isinstance(member, EndpointMethod):
+            found[name] = cast("EndpointMethod[..., Any]", member)
+    return found

@@ -1,0 +1,185 @@
+"""`Future`: an answer that is still on its way, waited for by `.get()` or by `await`.
+
+Not a `concurrent.futures.Future`: creating one costs a single lock here, and the value is decoded by whoever asks for
+it first, so that the receiving thread stays free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import warnings
+from collections.abc import Callable, Generator
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+U = TypeVar("U")
+_UNDECODED: Any = object()
+
+
+class Future(Generic[T]):
+    """The answer to a call. Made by endpoints and meshes only; wait with `.get()` in scripts and cells, or `await` it."""
+
+    __slots__ = ("_callbacks", "_decode", "_done", "_error", "_guard", "_latch", "_value")
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        raise TypeError("a Future is made by calling an endpoint; it cannot be constructed")
+
+    @classmethod
+    def pending(cls) -> Future[T]:
+        """A future that some answer will resolve (for the runtime)."""
+        self = cls.__new__(cls)
+        self._latch = threading.Lock()
+        self._latch.acquire()
+        self._guard = threading.Lock()  # guards _decode and _callbacks: one thread decodes, none is forgotten
+        self._done = False
+        self._decode = None
+        self._value = _UNDECODED
+        self._error = None
+        self._callbacks = []
+        return self
+
+    @classmethod
+    def completed(cls, value: T) -> Future[T]:
+        self: Future[T] = cls.pending()
+        self.resolve(lambda: value)
+        return self
+
+    @classmethod
+    def failed(cls, error: BaseException) -> Future[T]:
+        self: Future[T] = cls.pending()
+        self.fail(error)
+        return self
+
+    # -- the runtime's side ------------------------------------------------
+
+    def resolve(self, decode: Callable[[], T]) -> None:
+        """The answer is here; `decode` makes the value when first asked, or raises. A second answer is ignored."""
+        self._settle(decode, None)
+
+    def fail(self, error: BaseException) -> None:
+        """No answer will come, for this reason."""
+        self._settle(None, error)
+
+    def _settle(self, decode: Callable[[], T] | None, error: BaseException | None) -> None:
+        with self._guard:
+            if self._done:
+                return
+            self._decode, self._error = decode, error
+            self._done = True
+            callbacks, self._callbacks = self._callbacks, []
+        self._latch.release()
+        for callback in callbacks:
+            callback()
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Call back once, from the thread that settles the future, or at once if it is settled."""
+        with self._guard:
+            if not self._done:
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def then(self, make: Callable[[T], U]) -> Future[U]:
+        """A future of what `make` makes of this one's value; its error is this one's."""
+        twin: Future[U] = Future.pending()
+        self.when_done(lambda: twin.resolve(lambda: make(self._result())))
+        return twin
+
+    # -- the user's side ---------------------------------------------------
+
+    def done(self) -> bool:
+        """Whether an answer, or the certainty that none will come, is here."""
+        return self._done
+
+    def get(self, timeout: float | None = None) -> T:
+        """Wait for the value (at most `timeout` seconds, else TimeoutError; the future stays usable) and return it.
+
+        Raises what the endpoint raised, as `ActorError`, or `SupervisionError` if no answer can come.
+        """
+        if not self._done:
+            _check_timeout(timeout)
+            _warn_inside_a_loop()
+            if not self._latch.acquire(timeout=-1 if timeout is None else timeout):
+                raise TimeoutError
+            self._latch.release()
+        return self._result()
+
+    def result(self, timeout: float | None = None) -> T:
+        """The same as `get`."""
+        return self.get(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait; return the exception, or None where there is a value."""
+        try:
+            self.get(timeout)
+        except BaseException as error:
+            # Not "done and failed" means that the wait itself was broken off: a timeout, Ctrl-C.
+            if self._done and error is self._error:
+                return error
+            raise
+        return None
+
+    def _result(self) -> T:
+        with self._guard:
+            if self._value is _UNDECODED and self._error is None:
+                assert self._decode is not None
+                try:
+                    self._value = self._decode()
+                except Exception as error:
+                    self._error = error
+                self._decode = None
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[no-any-return]
+
+    def as_asyncio(self) -> asyncio.Future[T]:
+        """The same answer as an `asyncio.Future` of the running loop (RuntimeError where none runs)."""
+        loop = asyncio.get_running_loop()
+        twin: asyncio.Future[T] = loop.create_future()
+
+        def copy() -> None:
+            if twin.done():  # a cancelled awaiter cancels nobody else
+                return
+            try:
+                twin.set_result(self._result())
+            except BaseException as error:
+                # asyncio cannot carry StopIteration, and would leave its awaiter hanging.
+                twin.set_exception(RuntimeError(repr(error)) if isinstance(error, StopIteration) else error)
+
+        def wake() -> None:
+            try:
+                loop.call_soon_threadsafe(copy)
+            except RuntimeError:
+                pass  # the loop was closed: nobody waits there any more
+
+        self.when_done(wake)
+        return twin
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if self._done:
+            return self._result()
+        return (yield from self.as_asyncio().__await__())
+
+    def __repr__(self) -> str:
+        state = "pending" if not self._done else "failed" if self._error is not None else "done"
+        return f"<Future {state}>"
+
+
+def _check_timeout(timeout: float | None) -> None:
+    if timeout is not None and not (math.isfinite(timeout) and timeout >= 0):
+        raise ValueError(f"a timeout is a finite number of seconds, zero or more, not {timeout!r}")
+
+
+def _warn_inside_a_loop() -> None:
+    """Warn where `get()` would block an event loop of the user's; in a notebook cell it is the normal thing to do."""
+    if asyncio._get_running_loop() is None or "ipykernel" in _main_thread_modules():
+        return
+    warnings.warn("Future.get() blocks the running event loop; await the future instead", UserWarning, stacklevel=3)
+
+
+def _main_thread_modules() -> Any:
+    import sys
+
+    return sys.modules if threading.current_thread() is threading.main_thread() else ()

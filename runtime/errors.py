@@ -1,0 +1,114 @@
+"""The error tree: what can go wrong, whose fault it is, and what to do.
+
+    MeshbookError
+    ├── ActorError            an endpoint raised: the caller's arguments or the endpoint's code; the actor lives on
+    ├── SupervisionError      the callee is gone or never came: dead process, stopped mesh, failed constructor
+    │   └── ProcessDied       a worker process ended; says signal or exit code and its last words
+    ├── WireError             a message did not travel
+    │   ├── PickleError       an argument or result cannot be pickled or unpickled; names it
+    │   ├── MessageTooLarge   over the limit of `Settings.max_message_bytes`
+    │   └── RefusedMessage    bytes that no peer of this run and version wrote; counted, never raised at a user
+    └── LaunchError           a host agent or a fork server did not start; carries its stderr
+
+Foreign errors become one of these at the seam where they enter, chained to what caused them.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+
+class MeshbookError(Exception):
+    """The root of every error that meshbook itself raises."""
+
+
+class ActorError(MeshbookError):
+    """An endpoint raised an exception. `exception` is the original where it could be pickled, else None."""
+
+    def __init__(self, message: str, exception: BaseException | None = None) -> None:
+        super().__init__(message)
+        self.exception = exception
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.args[0], self.exception)
+
+
+class SupervisionError(MeshbookError, RuntimeError):
+    """The callee cannot answer: its actor, process or mesh is dead, was stopped, or died during the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExitReport:
+    """How a worker process ended: `returncode` as `subprocess` gives it (negative: a signal), and its last stderr."""
+
+    node: str
+    pid: int
+    returncode: int | None
+    stderr: tuple[str, ...] = ()
+    hint: str = ""
+    stopped: str = ""  # why it was told to leave, where it was
+
+    @property
+    def cause(self) -> str:
+        """`Killed(sig=9)`, `Segmentation fault(sig=11)`, `exit code 3`."""
+        if self.returncode is None:
+            return "ended for an unknown reason"
+        if self.returncode >= 0:
+            return f"exit code {self.returncode}"
+        number = -self.returncode
+        return f"{signal.strsignal(number) or 'signal'}(sig={number})"
+
+    @property
+    def signal_name(self) -> str:
+        """`SIGKILL` and its like, or the empty string for a plain exit."""
+        if self.returncode is None or self.returncode >= 0:
+            return ""
+        try:
+            return signal.Signals(-self.returncode).name
+        except ValueError:
+            return f"signal {-self.returncode}"
+
+    def __str__(self) -> str:
+        if self.stopped:
+            return f"actor mesh is stopped due to proc mesh shutdown: {self.stopped}"
+        where = f"{self.node}, pid {self.pid}" if self.pid else f"{self.node}, never started"
+        lines = [f"the process this actor was running on failed: {self.cause} ({where})"]
+        if self.hint:
+            lines.append(self.hint)
+        if self.stderr:
+            lines.append("its last lines on stderr:")
+            lines += [f"    {line}" for line in self.stderr]
+        return "\n".join(lines)
+
+
+class ProcessDied(SupervisionError):
+    """A worker process ended while somebody still counted on it; `report` says how."""
+
+    def __init__(self, message: str, report: ExitReport) -> None:
+        super().__init__(message)
+        self.report = report
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.args[0], self.report)
+
+
+class WireError(MeshbookError):
+    """A message did not travel."""
+
+
+class PickleError(WireError):
+    """An argument or a result cannot be pickled or unpickled; the text names it."""
+
+
+class MessageTooLarge(WireError):
+    """A message is larger than `Settings.max_message_bytes`."""
+
+
+class RefusedMessage(WireError):
+    """Bytes that no peer of this run and version wrote; a node counts them and drops them."""
+
+
+class LaunchError(MeshbookError):
+    """A host agent or a fork server did not start; the text carries its stderr and what to try."""

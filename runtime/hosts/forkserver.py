@@ -1,0 +1,166 @@
+"""The fork server: a single-threaded process that imports what workers need, and forks one per request.
+
+Hard rule: it never computes. A matrix product, a CUDA call, a ZeroMQ context or a thread in here would leave locks and
+pools behind that hang every child at its first use of them.
+
+    requests   a line of JSON each: a `Birth`
+    answers    a line of JSON each: `Started`, later `Exited`
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import types
+from pathlib import Path
+
+import msgspec
+
+from meshbook.runtime.hosts import worker
+from meshbook.runtime.hosts.linux import die_with_parent
+from meshbook.runtime.mesh.birth import Birth
+
+
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """A worker was forked; `error` is set where it could not be."""
+
+    node: str
+    pid: int
+    error: str = ""
+
+
+class Exited(msgspec.Struct, frozen=True, tag=True):
+    """A worker ended: `returncode` as subprocess gives it (negative: killed by that signal)."""
+
+    pid: int
+    returncode: int
+
+
+Answer = Started | Exited
+_decode = msgspec.json.Decoder(Birth).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def main() -> None:
+    """Serve; in a child, become a worker. The child leaves `serve` by returning, so that its stack is clean."""
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    folder, names = Path(sys.argv[2]), sys.argv[3]
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    preload(names.split(","))
+    birth = ForkServer(channel).serve()
+    if birth is not None:
+        become(birth, folder)
+        worker.run(birth, folder)
+
+
+def preload(names: list[str]) -> None:
+    """Import the modules; one that is not installed is left out."""
+    for name in filter(None, names):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # the collector of a child would write to, and so copy, every page that holds an object
+
+
+class ForkServer:
+    """The loop: a request comes or a child ends."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._rest = b""
+        self._woken, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+
+    def serve(self) -> Birth | None:
+        """Return the birth in a new child, None in the fork server once its agent hangs up."""
+        while True:
+            ready, _, _ = select.select([self._channel, self._woken], [], [])
+            if self._woken in ready:
+                self._reap()
+            if self._channel in ready:
+                data = self._channel.recv(1 << 20)
+                if not data:
+                    return None
+                *lines, self._rest = (self._rest + data).split(b"\n")
+                for line in lines:
+                    if (birth := self._fork(_decode(line))) is not None:
+                        return birth
+
+    def _fork(self, birth: Birth) -> Birth | None:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._answer(Started(birth.address.node, 0, f"fork failed: {error.strerror} (limits: ulimit -u, memory)"))
+            return None
+        if pid == 0:
+            self._leave()
+            return birth
+        self._answer(Started(birth.address.node, pid))
+        return None
+
+    def _leave(self) -> None:
+        """In a child: give up everything of the fork server's."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._channel.close()
+        os.close(self._woken)
+        os.close(self._waker)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._woken, 4096)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._answer(Exited(pid, os.waitstatus_to_exitcode(status)))
+
+    def _answer(self, answer: Answer) -> None:
+        self._channel.sendall(_encode(answer) + b"\n")
+
+
+def become(birth: Birth, folder: Path) -> None:
+    """Turn a fresh child into a process of its own: session, signals, descriptors, environment, `__main__`."""
+    parent = os.getppid()
+    die_with_parent()
+    if os.getppid() != parent:
+        os._exit(1)  # the fork server ended in between, and the signal would never come
+    os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _redirect(folder, birth.address.node)
+    os.environ.clear()
+    os.environ.update(birth.environment())
+    with contextlib.suppress(OSError):
+        os.chdir(birth.world.directory)
+    sys.path[:] = birth.world.search_path
+    sys.argv = [""]
+    # What users define in cells lives in `__main__`; that must not be the module of the fork server.
+    sys.modules["__main__"] = types.ModuleType("__main__")
+
+
+def _redirect(folder: Path, node: str) -> None:
+    """Standard input from nowhere; output and errors into files, which never block and outlive a killed process."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    for descriptor, suffix in ((1, "out"), (2, "err")):
+        target = os.open(folder / f"{node}.{suffix}", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        os.dup2(target, descriptor)
+        os.close(target)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""What an agent is told when it starts, and the folder of a run: made, locked, swept."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from meshbook.runtime.config import Settings
+from meshbook.runtime.wire.messages import Address
+
+AGENT = "agent"
+
+
+class AgentBirth(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line on an agent's standard input; the end of that input tells it that its controller is gone."""
+
+    run: str
+    address: Address
+    controller: Address
+    folder: str
+    settings: Settings
+
+
+class RunFolder:
+    """The folder of one run. Every process that relies on it holds a shared lock, which ends with the process.
+
+    So a folder whose lock can be had alone is a leftover, whatever happened to its owners and their pids.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(mode=0o700, exist_ok=True)
+        self._lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
+
+    def close(self) -> None:
+        """Release the folder; whoever is last removes it."""
+        if self._lock < 0:
+            return
+        os.close(self._lock)
+        self._lock = -1
+        remove_if_unused(self.path)
+
+
+def remove_if_unused(folder: Path) -> bool:
+    """Remove a run's folder if no process holds it; whether it did."""
+    try:
+        lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+        return True
+    finally:
+        os.close(lock)
+
+
+def sweep(root: Path) -> int:
+    """Remove the folders that killed runs left behind; how many there were."""
+    return sum(remove_if_unused(folder) for folder in root.iterdir() if folder.is_dir())

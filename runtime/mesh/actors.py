@@ -1,0 +1,106 @@
+"""`ActorMesh`: the handle of an actor on every rank of a mesh. Picklable, sliceable; it holds addresses and no node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.actor.context import context
+from meshbook.runtime.actor.endpoint import Arguments, Endpoint, endpoints_of
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.actor.values import ValueMesh
+from meshbook.runtime.errors import ProcessDied, SupervisionError
+from meshbook.runtime.geometry import MeshTrait, Region
+from meshbook.runtime.node.calls import Each, Gather
+from meshbook.runtime.node.node import Node, Target
+
+
+def current_node() -> Node:
+    """The node of the actor or client that runs here."""
+    return context().actor_instance.node  # type: ignore[no-any-return]
+
+
+class ActorMesh(MeshTrait):
+    """Actors of one class, one per rank. Its endpoints are attributes: `mesh.step.call(x)`."""
+
+    def __init__(
+        self,
+        name: str,
+        cls: type[Actor],
+        targets: Sequence[Target],
+        region: Region,
+        initialized: Future[None] | None = None,
+    ) -> None:
+        self._name = name
+        self._cls = cls
+        self._targets = tuple(targets)  # by rank of the mesh as it was spawned; slices share it
+        self._region = region
+        self._initialized = initialized if initialized is not None else Future.completed(None)
+        self._methods = endpoints_of(cls)
+
+    @property
+    def mesh_name(self) -> str:
+        return self._name
+
+    @property
+    def region(self) -> Region:
+        return self._region
+
+    @property
+    def initialized(self) -> Future[None]:
+        """Resolves once every constructor has run; raises what went wrong in the first that did not."""
+        return self._initialized
+
+    def _with_region(self, region: Region) -> ActorMesh:
+        return ActorMesh(self._name, self._cls, self._targets, region, self._initialized)
+
+    def __getattr__(self, name: str) -> Endpoint[Any, Any]:
+        if not name.startswith("__") and (method := self.__dict__.get("_methods", {}).get(name)) is not None:
+            made: Endpoint[Any, Any] = Endpoint(self, method)
+            self.__dict__[name] = made  # the next look-up does not come here
+            return made
+        if not name.startswith("_") and callable(getattr(self.__dict__.get("_cls"), name, None)):
+            raise RuntimeError(
+                f"{self._cls.__qualname__}.{name} is a plain method: mark it with @endpoint to call it on a mesh"
+            )
+        known = ", ".join(sorted(self.__dict__.get("_methods", ()))) or "none"
+        raise AttributeError(f"actor mesh has no endpoint {name!r}; its endpoints: {known}")
+
+    def _picked(self) -> list[Target]:
+        return [self._targets[rank] for rank in self._region.ranks()]
+
+    def _call(self, endpoint: str, arguments: Arguments) -> Future[ValueMesh[Any]]:
+        asker = Gather(self._region, self._explainer(endpoint))
+        current_node().call(self._picked(), endpoint, arguments, self.extent, asker)
+        return asker.future
+
+    def _call_each(self, endpoint: str, arguments: Arguments) -> Sequence[Future[Any]]:
+        targets = self._picked()
+        asker = Each(len(targets), self._explainer(endpoint))
+        current_node().call(targets, endpoint, arguments, self.extent, asker)
+        return asker.futures
+
+    def _broadcast(self, endpoint: str, arguments: Arguments) -> None:
+        current_node().call(self._picked(), endpoint, arguments, self.extent, None)
+
+    def _explainer(self, endpoint: str) -> Callable[[BaseException], BaseException]:
+        def explain(error: BaseException) -> BaseException:
+            if not isinstance(error, SupervisionError):
+                return error
+            text = f"Endpoint call {self._name}.{endpoint}() failed, {error}"
+            return ProcessDied(text, error.report) if isinstance(error, ProcessDied) else SupervisionError(text)
+
+        return explain
+
+    def stop(self, reason: str = "stopped by client") -> Future[None]:
+        """End the actors of this mesh (a slice: of this slice) after the messages they have been sent so far."""
+        asker = Gather(self._region)
+        current_node().stop(self._picked(), reason, asker)
+        return asker.future.then(lambda _: None)
+
+    def __repr__(self) -> str:
+        return f"<ActorMesh {self._name} of {self._cls.__qualname__} {dict(self.extent)}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ActorMesh, (self._name, self._cls, self._targets, self._region)

@@ -1,0 +1,237 @@
+"""`ProcMesh`: the handle of worker processes; actors are spawned on it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from meshbook.runtime.actor.base import Actor, check_arguments, check_class
+from meshbook.runtime.actor.endpoint import endpoint
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.geometry import MeshTrait, Region
+from meshbook.runtime.mesh.actors import ActorMesh, current_node
+from meshbook.runtime.node.calls import Gather
+from meshbook.runtime.node.node import Target
+from meshbook.runtime.wire.messages import Address
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from meshbook.runtime.mesh.hosts import HostMesh
+
+A = TypeVar("A", bound=Actor)
+PROCESS = "process"  # the actor of the runtime that every worker hosts
+_serial = itertools.count()
+_TAKEN = frozenset(dir(ActorMesh))
+
+
+class ProcessActor(Actor):
+    """What every worker answers on its control thread, also while its main thread is busy."""
+
+    @endpoint
+    def ready(self) -> int:
+        """The process id, once the worker can take messages."""
+        raise NotImplementedError
+
+    @endpoint
+    def stop(self, reason: str) -> None:
+        """Stop the actors and leave the process."""
+        raise NotImplementedError
+
+
+class Ownership:
+    """What an owned mesh and its slices share: whether it has been stopped."""
+
+    stopped: Future[None] | None = None
+
+
+class ProcMesh(MeshTrait):
+    """Worker processes with a shape; the last dimension is usually `gpus`. Made by `HostMesh.spawn_procs`."""
+
+    def __init__(
+        self,
+        name: str,
+        nodes: Sequence[Address],
+        region: Region,
+        hosts: HostMesh,
+        *,
+        ownership: Ownership | None = None,
+        owned: bool = False,
+    ) -> None:
+        self._name = name
+        self._nodes = tuple(nodes)  # by rank of the mesh as it was spawned
+        self._region = region
+        self._hosts = hosts
+        self._ownership = ownership or Ownership()
+        self._owned = owned
+        self._initialized: Future[bool] | None = None
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def region(self) -> Region:
+        return self._region
+
+    @property
+    def host_mesh(self) -> HostMesh:
+        """The hosts that these processes run on."""
+        return self._hosts
+
+    @property
+    def nodes(self) -> tuple[Address, ...]:
+        """The addresses of the processes of this mesh or slice, in rank order."""
+        return tuple(self._nodes[rank] for rank in self._region.ranks())
+
+    @property
+    def initialized(self) -> Future[bool]:
+        """Resolves to True once every process takes messages; raises how the first of them failed."""
+        if self._initialized is None:
+            processes = self._processes()
+            self._initialized = processes.ready.call().then(lambda pids: True)
+        return self._initialized
+
+    def _processes(self) -> ActorMesh:
+        """The runtime's own actor on every process."""
+        return ActorMesh(self._name, ProcessActor, [Target(node, PROCESS) for node in self._nodes], self._region)
+
+    def _with_region(self, region: Region) -> ProcMesh:
+        return ProcMesh(self._name, self._nodes, region, self._hosts, ownership=self._ownership)
+
+    def spawn(self, name: str, cls: type[A], *args: Any, **kwargs: Any) -> A:
+        """Create an actor of `cls` on every process and return the actor mesh at once.
+
+        The constructor runs remotely, before the first message; if it raises, calls on the mesh fail, and
+        `mesh.initialized` tells why. The result is typed as `cls`: its endpoints are attributes.
+        Raises ValueError for a class that cannot be spawned, TypeError for arguments that do not fit it.
+        """
+        if self._ownership.stopped is not None:
+            raise RuntimeError("`ProcMesh` has already been stopped")
+        check_class(cls, _TAKEN)
+        check_arguments(cls, args, kwargs)
+        return cast("A", self._spawn(name, cls, args, kwargs, on_main=False))
+
+    def _spawn(
+        self, name: str, cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any], *, on_main: bool
+    ) -> ActorMesh:
+        node = current_node()
+        actor = f"{name}-{next(_serial)}@{node.address.node}"  # several nodes may spawn on one process
+        targets = [Target(address, actor) for address in self.nodes]
+        asker = Gather(self.extent.region)
+        node.spawn(targets, (cls, args, kwargs), self.extent, asker, on_main=on_main)
+        return ActorMesh(name, cls, targets, self.extent.region, asker.future.then(lambda _: None))
+
+    def spawn_on_main(self, name: str, cls: type[A], *args: Any, **kwargs: Any) -> A:
+        """Like `spawn`, for the one actor of each process that runs on its main thread (notebook cells do)."""
+        return cast("A", self._spawn(name, cls, args, kwargs, on_main=True))
+
+    def stop(self, reason: str) -> None:
+        """Stop the actors and leave the process."""
+        raise NotImplementedError
+
+
+class Ownership:
+    """What an owned mesh and its slices share: whether it has been stopped."""
+
+    stopped: Future[None] | None = None
+
+
+class ProcMesh(MeshTrait):
+    """Worker processes with a shape; the last dimension is usually `gpus`. Made by `HostMesh.spawn_procs`."""
+
+    def __init__(
+        self,
+        name: str,
+        nodes: Sequence[Address],
+        region: Region,
+        hosts: HostMesh,
+        *,
+        ownership: Ownership | None = None,
+        owned: bool = False,
+    ) -> None:
+        self._name = name
+        self._nodes = tuple(nodes)  # by rank of the mesh as it was spawned
+        self._region = region
+        self._hosts = hosts
+        self._ownership = ownership or Ownership()
+        self._owned = owned
+        self._initialized: Future[bool] | None = None
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def region(self) -> Region:
+        return self._region
+
+    @property
+    def host_mesh(self) -> HostMesh:
+        """The hosts that these processes run on."""
+        return self._hosts
+
+    @property
+    def nodes(self) -> tuple[Address, ...]:
+        """The addresses of the processes of this mesh or slice, in rank order."""
+        return tuple(self._nodes[rank] for rank in self._region.ranks())
+
+    @property
+    def initialized(self) -> Future[bool]:
+        """Resolves to True once every process takes messages; raises how the first of them failed."""
+        if self._initialized is None:
+            processes = self._processes()
+            self._initialized = processes.ready.call().then(lambda pids: True)
+        return self._initialized
+
+    def _processes(self) -> ActorMesh:
+        """The runtime's own actor on every process."""
+        return ActorMesh(self._name, ProcessActor, [Target(node, PROCESS) for node in self._nodes], self._region)
+
+    def _with_region(self, region: Region) -> ProcMesh:
+        return ProcMesh(self._name, self._nodes, region, self._hosts, ownership=self._ownership)
+
+    def spawn(self, name: str, cls: type[A], *args: Any, **kwargs: Any) -> A:
+        """Create an actor of `cls` on every process and return the actor mesh at once.
+
+        The constructor runs remotely, before the first message; if it raises, calls on the mesh fail, and
+        `mesh.initialized` tells why. The result is typed as `cls`: its endpoints are attributes.
+        Raises ValueError for a class that cannot be spawned, TypeError for arguments that do not fit it.
+        """
+        if self._ownership.stopped is not None:
+            raise RuntimeError("`ProcMesh` has already been stopped")
+        check_class(cls, _TAKEN)
+        check_arguments(cls, args, kwargs)
+        actor = f"{name}-{next(_serial)}"
+        targets = [Target(node, actor) for node in self.nodes]
+        asker = Gather(self._region)
+        node = current_node()
+        actor_id = f"{actor}@{node.address.node}"  # unique in the run: several nodes may spawn on one process
+        targets = [Target(target.address, actor_id) for target in targets]
+        node.spawn(targets, (cls, args, kwargs), self.extent, asker)
+        spawned = self.extent.region
+        return cast("A", ActorMesh(name, cls, targets, spawned, asker.future.then(lambda _: None)))
+
+    def stop(self, reason: str = "stopped by client") -> Future[None]:
+        """Stop the actors and the processes; ValueError on a slice or a received reference."""
+        if not self._owned:
+            raise ValueError("ProcMesh is not owned; must be stopped by an owner")
+        if self._ownership.stopped is None:
+            self._ownership.stopped = self._hosts._stop_procs(self._nodes, reason)
+        return self._ownership.stopped
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def __repr__(self) -> str:
+        return f"<ProcMesh {self._name} {dict(self.extent)}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ProcMesh, (self._name, self._nodes, self._region, self._hosts)

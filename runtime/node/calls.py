@@ -1,0 +1,112 @@
+"""Who still owes an answer: the table of a node's pending calls. Pure: no socket, no clock, no thread of its own.
+
+O(pending) when a node dies; deaths are rare, and a few hundred thousand entries scan in milliseconds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.actor.values import Once, ValueMesh
+from meshbook.runtime.errors import SupervisionError
+from meshbook.runtime.geometry import Region
+from meshbook.runtime.wire.frames import Body
+
+Decode = Callable[[], Any]
+Explain = Callable[[BaseException], BaseException]
+
+
+class Asker(Protocol):
+    """Who asked, and is told: with the index of the target among those it asked."""
+
+    def answer(self, index: int, decode: Decode) -> None:
+        """A value came; `decode` makes it."""
+
+    def refuse(self, index: int, error: BaseException) -> None:
+        """An error came, or no answer can come any more."""
+
+
+class CallTable:
+    """Pending calls by id. Each operation is a single dictionary step, so threads need no lock."""
+
+    def __init__(self) -> None:
+        self._ids = itertools.count(1)
+        self._pending: dict[int, tuple[Asker, int, str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def open(self, asker: Asker, nodes: Sequence[str]) -> list[int]:
+        """Note one question per node; their ids, in order."""
+        ids = []
+        for index, node in enumerate(nodes):
+            call = next(self._ids)
+            self._pending[call] = (asker, index, node)
+            ids.append(call)
+        return ids
+
+    def take(self, call: int) -> tuple[Asker, int] | None:
+        """Whoever waits for this call, once; None where nobody does (any more)."""
+        found = self._pending.pop(call, None)
+        return found and (found[0], found[1])
+
+    def take_all(self, node: str | None = None) -> list[tuple[Asker, int]]:
+        """Everyone who waits for a node, or for any node."""
+        ids = [call for call, (_, _, owed_by) in list(self._pending.items()) if node is None or owed_by == node]
+        return [found for call in ids if (found := self.take(call)) is not None]
+
+
+class Each:
+    """Asks some targets, into one future each. `explain` words an error for whoever asked."""
+
+    __slots__ = ("_explain", "futures")
+
+    def __init__(self, count: int, explain: Explain = lambda error: error) -> None:
+        self.futures: list[Future[Any]] = [Future.pending() for _ in range(count)]
+        self._explain = explain
+
+    def answer(self, index: int, decode: Decode) -> None:
+        self.futures[index].resolve(decode)
+
+    def refuse(self, index: int, error: BaseException) -> None:
+        self.futures[index].fail(self._explain(error))
+
+
+class Gather:
+    """Asks all ranks of a mesh, into one future of a value mesh.
+
+    Waits for all of them and then raises the error of the lowest failing rank; but a rank that is lost (a
+    SupervisionError) ends the wait at once.
+    """
+
+    def __init__(self, region: Region, explain: Explain = lambda error: error) -> None:
+        self.future: Future[ValueMesh[Any]] = Future.pending()
+        self._region = region
+        self._explain = explain
+        size = len(region.ranks())
+        self._values: list[Decode | None] = [None] * size
+        self._errors: dict[int, BaseException] = {}
+        self._missing = set(range(size))  # a set, so that an answer and a loss that race count once
+
+    def answer(self, index: int, decode: Decode) -> None:
+        self._values[index] = Once(decode)
+        self._settle(index)
+
+    def refuse(self, index: int, error: BaseException) -> None:
+        self._errors[index] = self._explain(error)
+        if isinstance(error, SupervisionError):
+            self.future.fail(self._errors[index])
+        self._settle(index)
+
+    def _settle(self, index: int) -> None:
+        self._missing.discard(index)
+        if self._missing:
+            return
+        if self._errors:
+            self.future.fail(self._errors[min(self._errors)])
+            return
+        mesh: ValueMesh[Any] = ValueMesh(self._region, [value for value in self._values if value is not None])
+        self.future.resolve(lambda: mesh)

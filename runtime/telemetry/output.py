@@ -1,0 +1,119 @@
+"""Output of ranks as events: the chunk that travels, and the store that hands it to whoever shows it.
+
+A chunk carries the execution that caused it (`origin`), so it is routed by that and never by the time it came.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+
+from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.actor.endpoint import endpoint
+
+TELEMETRY = "telemetry"  # the actor that a controller hosts for this
+StreamName = Literal["stdout", "stderr"]
+RING_CHARACTERS = 1 << 20
+
+
+class OutputChunk(msgspec.Struct, frozen=True, array_like=True):
+    """Text that a rank wrote, in order within its rank and stream."""
+
+    origin: str
+    mesh: str
+    rank: int
+    stream: StreamName
+    text: str
+
+
+class DisplayChunk(msgspec.Struct, frozen=True, array_like=True):
+    """A rich display of a rank: a figure, a table. The bundle is mime type -> data, as Jupyter has it."""
+
+    origin: str
+    mesh: str
+    rank: int
+    data: dict[str, Any]
+    metadata: dict[str, Any]
+
+
+Chunk = OutputChunk | DisplayChunk
+Sink = Callable[[Chunk], None]
+
+
+class OutputStore:
+    """Hands each chunk to the sink of its execution, and keeps the last text of every rank.
+
+    Sinks are called on the receiving thread: they may only note what came.
+    """
+
+    def __init__(self) -> None:
+        self._sinks: dict[str, Sink] = {}
+        self._default: Sink | None = None
+        self._rings: dict[tuple[str, int], Ring] = {}
+        self._lock = threading.Lock()  # guards _rings against a reader on another thread
+
+    def open(self, origin: str, sink: Sink) -> None:
+        """From now on the output of this execution goes to `sink`."""
+        self._sinks[origin] = sink
+
+    def close(self, origin: str) -> None:
+        """The execution is over; what comes late goes to the default sink."""
+        self._sinks.pop(origin, None)
+
+    def set_default(self, sink: Sink | None) -> None:
+        """Where output without an open execution goes."""
+        self._default = sink
+
+    def add(self, chunk: Chunk) -> None:
+        if isinstance(chunk, OutputChunk):
+            with self._lock:
+                self._rings.setdefault((chunk.mesh, chunk.rank), Ring()).add(chunk.text)
+        sink = self._sinks.get(chunk.origin) or self._default
+        if sink is not None:
+            sink(chunk)
+
+    def recent(self, mesh: str, rank: int) -> str:
+        """The last output of a rank, both streams, up to a mebi-character."""
+        with self._lock:
+            ring = self._rings.get((mesh, rank))
+            return ring.text() if ring else ""
+
+    def forget(self, mesh: str) -> None:
+        """Drop what was kept of a mesh."""
+        with self._lock:
+            for key in [key for key in self._rings if key[0] == mesh]:
+                del self._rings[key]
+
+
+class Ring:
+    """The last `limit` characters of a stream of text, dropped by whole chunks."""
+
+    def __init__(self, limit: int = RING_CHARACTERS) -> None:
+        self._limit = limit
+        self._size = 0
+        self._chunks: collections.deque[str] = collections.deque()
+
+    def add(self, text: str) -> None:
+        self._chunks.append(text)
+        self._size += len(text)
+        while self._size > self._limit and len(self._chunks) > 1:
+            self._size -= len(self._chunks.popleft())
+
+    def text(self) -> str:
+        return "".join(self._chunks)
+
+
+class TelemetryActor(Actor):
+    """Takes events in; hosted inline, so that output is in the store before the reply that follows it."""
+
+    def __init__(self, store: OutputStore) -> None:
+        self._store = store
+
+    @endpoint
+    def output(self, chunk: Chunk) -> None:
+        """Note what a rank printed or displayed."""
+        self._store.add(chunk)

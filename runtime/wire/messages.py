@@ -1,0 +1,83 @@
+"""Every message that nodes exchange: one small struct each. Bodies (pickles) travel beside them, see `frames`.
+
+A node learns where a peer lives from its `Hello`, which is the first message on every connection; all the others name
+their sender by its node id alone.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from meshbook.runtime.errors import ExitReport
+
+Place = tuple[int, tuple[str, ...], tuple[int, ...]]  # rank, dimension names, sizes: a point of the called mesh
+
+
+class Address(msgspec.Struct, frozen=True, array_like=True):
+    """Where a node is reached: its id, its socket's URL, and its public CURVE key (empty on one host)."""
+
+    node: str
+    url: str
+    key: bytes = b""
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag_field="k"):
+    """The base of all of them."""
+
+
+class Hello(Message, tag="h"):
+    """I am this node, of this run, and answers reach me there. Without it nothing else of a sender is accepted."""
+
+    sender: Address
+    run: str
+
+
+class Spawn(Message, tag="s"):
+    """Create an actor; body: (class, args, kwargs). Answered by a Reply once it is constructed."""
+
+    sender: str
+    call: int
+    actor: str
+    place: Place
+    origin: str
+    on_main: bool = False
+
+
+class Call(Message, tag="c"):
+    """Run an endpoint; body: (args, kwargs). `call` 0 wants no answer."""
+
+    sender: str
+    call: int
+    actor: str
+    endpoint: str
+    place: Place
+    origin: str
+
+
+class Reply(Message, tag="r"):
+    """The answer to a Spawn, a Call or a Stop; body: the value, or for "error" and "lost" an exception."""
+
+    sender: str
+    call: int
+    status: Literal["ok", "error", "lost"]
+
+
+class Stop(Message, tag="x"):
+    """End an actor after the messages before this one; answered by a Reply."""
+
+    sender: str
+    call: int
+    actor: str
+    reason: str
+
+
+class Down(Message, tag="d"):
+    """A node ended, by the word of the agent that watched it: nobody will answer from there any more."""
+
+    sender: str
+    report: ExitReport
+
+
+Any = Hello | Spawn | Call | Reply | Stop | Down

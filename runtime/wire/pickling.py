@@ -1,0 +1,109 @@
+"""Objects as bodies: pickle protocol 5 with out-of-band buffers, cloudpickle for what pickle cannot name.
+
+Serialization itself is the libraries'; here is only the choice between them, and torch tensors out of band.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from typing import Any
+
+import cloudpickle
+
+from meshbook.runtime.errors import PickleError
+from meshbook.runtime.wire.frames import Body, Buffer
+
+_PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
+
+
+def dumps(value: Any, what: str) -> list[Buffer]:
+    """The body of a message; `what` names the value in an error ("argument of trainers.step")."""
+    try:
+        if _is_plain(value):
+            return [pickle.dumps(value, 5)]
+        return _dumps_anything(value)
+    except RecursionError as error:
+        raise PickleError(f"{what} cannot be pickled: it is nested too deeply, or contains itself") from error
+    except Exception as error:
+        culprit = _culprit(value)
+        raise PickleError(f"{what} cannot be pickled: {culprit}{type(error).__name__}: {error}") from error
+
+
+def loads(body: Body, what: str) -> Any:
+    """The value of a body. Buffers are not copied: arrays and tensors live in the frame they came in."""
+    try:
+        return pickle.loads(body[0], buffers=body[1:])
+    except Exception as error:
+        raise PickleError(f"{what} cannot be unpickled: {type(error).__name__}: {error}") from error
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether C pickle alone is enough, cheaply decided: nested tuples, dicts and lists of builtin scalars, a few deep."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return True
+    if kind is tuple or kind is list:
+        return len(value) <= 8 and all(map(_is_plain, value))
+    if kind is dict:
+        return len(value) <= 8 and all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
+    return False
+
+
+def _dumps_anything(value: Any) -> list[Buffer]:
+    buffers: list[pickle.PickleBuffer] = []
+    stream = io.BytesIO()
+    _Pickler(stream, 5, buffer_callback=buffers.append).dump(value)
+    return [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle (functions and classes of `__main__` by value), with dense CPU tensors out of band."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        # torch is asked only where it is loaded: nothing that holds a tensor exists elsewhere.
+        if (torch := sys.modules.get("torch")) is not None and type(obj) is torch.Tensor and _is_dense(obj, torch):
+            return _reduce_tensor(obj, torch)
+        return super().reducer_override(obj)
+
+
+def _is_dense(tensor: Any, torch: Any) -> bool:
+    return (
+        tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and tensor.numel() > 0
+        and (tensor.is_leaf or not tensor.requires_grad)
+    )
+
+
+def _reduce_tensor(tensor: Any, torch: Any) -> tuple[Any, ...]:
+    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    name = str(tensor.dtype).removeprefix("torch.")
+    return _rebuild_tensor, (pickle.PickleBuffer(flat.numpy()), name, tuple(tensor.shape), tensor.requires_grad)
+
+
+def _rebuild_tensor(buffer: Buffer, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
+    import torch  # weight: only who receives a tensor pays for it
+
+    view = memoryview(buffer)
+    if view.readonly:
+        view = memoryview(bytearray(view))
+    tensor = torch.frombuffer(view, dtype=getattr(torch, dtype)).view(shape)
+    return tensor.requires_grad_(requires_grad) if requires_grad else tensor
+
+
+def _culprit(value: Any) -> str:
+    """Which part of a call's arguments is at fault, as `args[1] (a generator): `, or the empty string."""
+    if not (isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple) and isinstance(value[1], dict)):
+        return ""
+    parts = [*((f"argument {index}", part) for index, part in enumerate(value[0])), *value[1].items()]
+    for name, part in parts:
+        try:
+            _dumps_anything(part)
+        except Exception:
+            return f"{name} ({type(part).__name__}): "
+    return ""

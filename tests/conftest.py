@@ -1,0 +1,140 @@
+"""What every test stands on: a scratch home for the run, and the rule that nothing is left behind.
+
+A test that leaves a process behind fails, by name. So does a run that leaves a run directory behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+# Short, because the path of an ipc socket may have 107 bytes at most.
+SCRATCH = Path(tempfile.mkdtemp(prefix="mb-", dir="/tmp"))
+RUNTIME_DIR = SCRATCH / "run"
+TEST_ID = uuid.uuid4().hex
+
+# Set before any test module is imported: what starts from here inherits it. The id finds processes that left
+# the family (a session of their own, a dead parent); the rest keeps the user's settings and history out.
+os.environ["MESHBOOK_TEST_ID"] = TEST_ID
+os.environ["MESHBOOK_RUNTIME_DIR"] = str(RUNTIME_DIR)
+os.environ["IPYTHONDIR"] = str(SCRATCH / "ipython")
+os.environ["JUPYTER_RUNTIME_DIR"] = str(SCRATCH / "jupyter")
+os.environ["JUPYTER_CONFIG_DIR"] = str(SCRATCH / "config")
+
+PATIENCE_S = 3.0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _run_leaves_nothing_behind() -> Iterator[None]:
+    RUNTIME_DIR.mkdir(mode=0o700)
+    yield
+    try:
+        _end_and_complain(_family() | _marked_processes(), "the test run")
+        left = sorted(str(path.relative_to(RUNTIME_DIR)) for path in RUNTIME_DIR.iterdir())
+        assert not left, f"run directories left behind in MESHBOOK_RUNTIME_DIR: {left}"
+    finally:
+        shutil.rmtree(SCRATCH, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def _test_leaves_no_process_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compares before and after, so that a mesh or kernel that several tests share may live on."""
+    find = _all_processes if _starts_processes(request.node) else _family
+    before = find()
+    yield
+    # Fixtures of the test itself have been torn down by now: this one was set up first.
+    _end_and_complain(find() - before, request.node.nodeid)
+
+
+def _starts_processes(node: pytest.Item) -> bool:
+    marked = any(node.get_closest_marker(name) for name in ("process", "kernel", "gpu", "rdma"))
+    return marked or "end_to_end" in node.path.parts
+
+
+def _all_processes() -> set[psutil.Process]:
+    return _family() | _marked_processes()
+
+
+def _family() -> set[psutil.Process]:
+    """The live descendants of pytest, from the system's lists of children: cheap enough for every test."""
+    found: set[psutil.Process] = set()
+    waiting = [os.getpid()]
+    while waiting:
+        for child in _children(waiting.pop()):
+            waiting.append(child)
+            if (process := _process(child)) is not None:
+                found.add(process)
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    pids: list[int] = []
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            pids += map(int, (task / "children").read_text().split())
+    except OSError:  # the process or the thread has ended meanwhile
+        pass
+    return pids
+
+
+def _marked_processes() -> set[psutil.Process]:
+    """The processes that carry the id of this run, whoever their parent is."""
+    mark = f"MESHBOOK_TEST_ID={TEST_ID}".encode()
+    found: set[psutil.Process] = set()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if mark not in (entry / "environ").read_bytes().split(b"\0"):
+                continue
+        except OSError:  # ended meanwhile, or another user's
+            continue
+        if (process := _process(int(entry.name))) is not None:
+            found.add(process)
+    return found
+
+
+def _process(pid: int) -> psutil.Process | None:
+    """The process, unless it has ended or belongs to Python itself."""
+    try:
+        process = psutil.Process(pid)
+        # multiprocessing keeps one of these per interpreter, until that ends.
+        is_pythons_own = any("multiprocessing.resource_tracker" in word for word in process.cmdline())
+    except psutil.Error:
+        return None
+    return None if is_pythons_own else process
+
+
+def _end_and_complain(left: set[psutil.Process], who: str) -> None:
+    """Fails when processes outlive the patience; ends them, lest the next test be blamed."""
+    if not left:
+        return
+    words = {process.pid: _describe(process) for process in left}
+    _, alive = psutil.wait_procs(left, timeout=PATIENCE_S)
+    for process in alive:
+        _kill(process)
+    psutil.wait_procs(alive, timeout=PATIENCE_S)
+    if alive:
+        lines = "\n".join(f"  {words[process.pid]}" for process in alive)
+        pytest.fail(f"{who} left processes behind:\n{lines}", pytrace=False)
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        command = " ".join(process.cmdline())[:300]
+        return f"{process.pid} (parent {process.ppid()}, {process.status()}): {command}"
+    except psutil.Error as error:
+        return f"{process.pid}: {error}"
+
+
+def _kill(process: psutil.Process) -> None:
+    with contextlib.suppress(psutil.Error):  # it ended in between
+        process.kill()

@@ -1,0 +1,218 @@
+"""Option lines, as tables: what they ask for, and what is said of those that ask for what there is not."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshbook.magics.options import (
+    CellOptions,
+    Down,
+    HelpRequested,
+    Log,
+    Status,
+    Up,
+    UsageError,
+    Verb,
+    parse_cell_options,
+    parse_comment,
+    parse_verb,
+)
+from meshbook.runtime.geometry import Extent
+
+
+@pytest.mark.parametrize(
+    ("line", "options"),
+    [
+        ("", CellOptions()),
+        ("  ", CellOptions()),
+        ("0:4", CellOptions("0:4")),
+        ("!3", CellOptions("!3")),
+        ("NAME[gpus=0]", CellOptions("NAME[gpus=0]")),
+        ("NAME[0,3]", CellOptions("NAME[0,3]")),
+        ("'NAME[0, 3]'", CellOptions("NAME[0, 3]")),
+        ("gpus=0:4,hosts=1", CellOptions("gpus=0:4,hosts=1")),
+        ("-1", CellOptions("-1")),
+        ("-1,0", CellOptions("-1,0")),
+        ("-2:", CellOptions("-2:")),
+        ("-2: -q", CellOptions("-2:", quiet=True)),
+        ("-T -1 -q", CellOptions("-1", time=True, quiet=True)),
+        ("-o losses", CellOptions(out="losses")),
+        ("--out losses 0", CellOptions("0", out="losses")),
+        ("--out=losses", CellOptions(out="losses")),
+        ("--show -2: 0:3", CellOptions("0:3", show="-2:")),
+        ("--show=!0", CellOptions(show="!0")),
+        ("-Tq", CellOptions(time=True, quiet=True)),
+        ("--quiet --time", CellOptions(time=True, quiet=True)),
+        ("--on-error finish", CellOptions(on_error="finish")),
+        ("--on-error=stop all", CellOptions("all")),
+        ("-g rank", CellOptions(group="rank")),
+        ("-gnone", CellOptions(group="none")),
+        ("--group same failed", CellOptions("failed", group="same")),
+    ],
+)
+def test_cell_options(line: str, options: CellOptions) -> None:
+    assert parse_cell_options(line) == options
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("--quit", "no option '--quit'. Did you mean '--quiet'? The options are -h, --help, -o, --out,"),
+        ("--timeout 3", "no option '--timeout'"),
+        ("--timeout=3", "no option '--timeout'"),
+        ("-a", "no option '-a'. The options are"),
+        ("0 --tim", "no option '--tim'. Did you mean '--time'?"),
+        ("0 1 --local", "no option '--local'"),
+        ("gpus=0:2, hosts=1", "'hosts=1' is one word too many (names and selectors have no blanks in them)"),
+        ("0 -1", "'-1' is one word too many"),
+        ("-o 3x", "-o/--out: '3x' is not a name that a variable can have"),
+        ("-o class", "-o/--out: 'class' is not a name"),
+        ("-o -1", "-o/--out: '-1' is not a name"),
+        ("-o", "-o/--out: expected one argument"),
+        ("--show", "--show: expected one argument"),
+        ("-q --show 0", "not allowed with argument -q/--quiet"),
+        ("--on-error debug", "--on-error: invalid choice: 'debug'"),
+        ("-g sometimes", "-g/--group: invalid choice: 'sometimes'"),
+        ("-o 'losses", 'cannot read "-o \'losses": no closing quotation'),
+        ("-o %(prog)s", "'%(prog)s' is not a name"),
+        pytest.param("--" + "x" * 100_000, "no option '--xxx", id="endless option"),
+        pytest.param("-o " + "1" * 100_000, "…' is not a name", id="endless name"),
+    ],
+)
+def test_cell_options_that_do_not_exist(line: str, problem: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(problem)) as caught:
+        parse_cell_options(line)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("line", ["?", "-h", "--help", "0:4 --help", "-o x ?"])
+def test_help_is_a_value_and_stays_silent(line: str, capfd: pytest.CaptureFixture[str]) -> None:
+    asked = parse_cell_options(line)
+    assert isinstance(asked, HelpRequested)
+    assert asked.text.startswith("usage: %%mesh ")
+    for word in (
+        "SEL",
+        "--out",
+        "--show",
+        "--quiet",
+        "--time",
+        "--on-error",
+        "--group",
+        "gpus=0:4",
+        "failed",
+    ):
+        assert word in asked.text
+    assert capfd.readouterr() == ("", "")
+
+
+def test_help_does_not_depend_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = parse_cell_options("--help")
+    monkeypatch.setenv("COLUMNS", "30")
+    assert parse_cell_options("--help") == before
+
+
+@pytest.mark.parametrize(
+    ("line", "verb"),
+    [
+        ("", Status()),
+        ("status", Status()),
+        ("status trainers", Status("trainers")),
+        ("up", Up()),
+        ("up --gpus 4", Up(gpus=4)),
+        ("up --gpus=4 --name trainers", Up(gpus=4, name="trainers")),
+        ("up --shape hosts=2,gpus=4", Up(shape=Extent.of(hosts=2, gpus=4))),
+        ("up --shape gpus=4,hosts=2", Up(shape=Extent.of(gpus=4, hosts=2))),
+        ("down", Down()),
+        ("down --now", Down(now=True)),
+        ("down trainers --now", Down("trainers", now=True)),
+        ("log 3", Log(3)),
+        ("log 3 -n 20", Log(3, lines=20)),
+        ("log -n 20 0", Log(0, lines=20)),
+    ],
+)
+def test_verbs(line: str, verb: Verb) -> None:
+    assert parse_verb(line) == verb
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("dwon", "%mesh: no verb 'dwon'. Did you mean 'down'? The verbs are up, status, down, log."),
+        ("restart", "no verb 'restart'"),
+        ("--now", "no verb '--now'"),
+        ("up 4", "'4' is one word too many"),
+        ("up --gpu 4", "%mesh up: no option '--gpu'. Did you mean '--gpus'?"),
+        ("up --gpus 0", "--gpus: '0' is not a whole number of 1 or more"),
+        ("up --gpus -1", "--gpus: '-1' is not a whole number"),
+        ("up --gpus two", "--gpus: 'two' is not a whole number"),
+        ("up --gpus 4 --shape gpus=4", "not allowed with argument"),
+        ("up --shape gpus", "--shape: 'gpus' is not a shape such as hosts=2,gpus=4"),
+        ("up --shape gpus=", "'gpus=' is not a shape"),
+        ("up --shape =4", "'=4' is not a shape"),
+        ("up --shape gpus=4,", "'gpus=4,' is not a shape"),
+        ("up --shape gpus=2=2", "'2=2' is not a whole number of 1 or more"),
+        ("up --shape gpus=0", "'0' is not a whole number of 1 or more"),
+        ("up --shape gpus=2,gpus=2", "Duplicate dimension name 'gpus'"),
+        ("up --name 3", "--name: '3' is not a name"),
+        ("status a b", "%mesh status: 'b' is one word too many"),
+        ("log", "the following arguments are required: RANK"),
+        ("log x", "RANK: 'x' is not a whole number of 0 or more"),
+        ("log -1", "RANK: '-1' is not a whole number of 0 or more"),
+        ("log 0 -n 0", "-n: '0' is not a whole number of 1 or more"),
+        pytest.param("log " + "9" * 5000, "…' is not a whole number", id="endless rank"),
+    ],
+)
+def test_verbs_that_do_not_exist(line: str, problem: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(problem)):
+        parse_verb(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("?", "usage: %mesh up [-h] [--gpus N | --shape DIM=N,...] [--name NAME]"),
+        ("--help", "usage: %mesh log "),
+        ("help", "%mesh VERB --help says more"),
+        ("up --help", "how many workers"),
+        ("down ?", "usage: %mesh down "),
+        ("log -h", "usage: %mesh log "),
+    ],
+)
+def test_help_of_verbs(line: str, said: str) -> None:
+    asked = parse_verb(line)
+    assert isinstance(asked, HelpRequested)
+    assert said in asked.text
+
+
+@pytest.mark.parametrize(
+    ("first_line", "options"),
+    [
+        ("#mesh: 0:4 -o x", "0:4 -o x"),
+        ("# mesh: 0:4", "0:4"),
+        ("#mesh:failed\n", "failed"),
+        ("#mesh:", ""),
+        ("# mesh:   ", ""),
+        ("#mesh 0:4", None),
+        ("# the mesh: four ranks", None),
+        ("#  mesh: 0", None),
+        ("## mesh: 0", None),
+        (" #mesh: 0", None),
+        ("x = 1  # mesh: 0", None),
+        ("%%mesh 0", None),
+        ("", None),
+    ],
+)
+def test_comment(first_line: str, options: str | None) -> None:
+    assert parse_comment(first_line) == options
+
+
+@given(st.text(alphabet="-ogqTh0: ='\"\\!?sTtaup", max_size=24) | st.text())
+def test_whatever_is_typed_is_options_help_or_a_usage_error(line: str) -> None:
+    for parse in (parse_cell_options, parse_verb):
+        with contextlib.suppress(UsageError):
+            parse(line)

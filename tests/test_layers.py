@@ -1,0 +1,153 @@
+"""Holds the floors of the house: a room imports only from lower floors, always by its full name."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("kernel", "magics", "runtime", "widgets")
+
+# A room is a folder or a module; what lies in a folder belongs to its room.
+FLOORS: dict[str, int] = {
+    "meshbook.__main__": 9,  # starts things, and nothing imports it
+    "meshbook.kernel": 8,
+    "meshbook": 7,  # the facade
+    "meshbook.magics": 7,
+    "meshbook.monarch": 7,
+    "meshbook.runtime.tensor": 6,
+    "meshbook.runtime.spmd": 6,
+    "meshbook.runtime.cells": 6,
+    "meshbook.runtime.hosts": 6,
+    "meshbook.widgets": 6,
+    "meshbook.runtime.mesh": 5,
+    "meshbook.runtime.rdma": 5,
+    "meshbook.runtime.node": 4,
+    "meshbook.runtime.transport": 3,
+    "meshbook.runtime.wire": 2,
+    "meshbook.runtime.telemetry": 2,
+    "meshbook.runtime.geometry": 1,
+    "meshbook.runtime.errors": 1,
+    "meshbook.runtime.config": 1,
+    "meshbook.runtime.actor": 1,
+    "meshbook.runtime": 0,  # the package itself: a docstring
+}
+
+# (from, to): why this arrow may stay on its floor or go up. Each one is a debt or a decision; say which.
+EXCEPTIONS: dict[tuple[str, str], str] = {
+    ("meshbook.runtime.actor", "meshbook.runtime.geometry"): (
+        "an actor's author handles points and value meshes, which have a shape"
+    ),
+}
+
+
+def module_of(file: Path) -> str:
+    """The dotted name under which `file` is imported, wherever its folder lies."""
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    if parts[0] != "meshbook":
+        parts = ("meshbook", *parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room_of(name: str) -> str:
+    """The room of a module or of a name in one: `meshbook.runtime.wire.frames.Frame` is in wire."""
+    while name not in FLOORS:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def sources() -> list[Path]:
+    # meshbook/ itself holds links to the other folders, so only its own files are taken.
+    own = sorted((ROOT / "meshbook").glob("*.py"))
+    return own + [file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def imports_of(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of each import: at the top, in a function, under TYPE_CHECKING."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            prefix = "." * node.level + (node.module or "")
+            for alias in node.names:
+                yield node.lineno, f"{prefix}.{alias.name}"
+
+
+def is_allowed(source: str, target: str) -> bool:
+    return source == target or FLOORS[target] < FLOORS[source] or (source, target) in EXCEPTIONS
+
+
+def complaint(source: str, name: str) -> str | None:
+    """What is wrong with room `source` importing `name`, or None."""
+    top = name.partition(".")[0]
+    if name.startswith("."):
+        return "a relative import; write the full name from where the thing is defined"
+    if top in FOLDERS:
+        return f"import meshbook.{name}: a second copy of a class pickles under the wrong name"
+    if top != "meshbook":
+        return None
+    target = room_of(name)
+    if is_allowed(source, target):
+        return None
+    return (
+        f"{source} (floor {FLOORS[source]}) imports {target} (floor {FLOORS[target]}), which is not below it"
+    )
+
+
+def test_every_file_is_in_a_room() -> None:
+    homeless = [
+        module_of(file)
+        for file in sources()
+        if room_of(module_of(file)) in ("meshbook", "meshbook.runtime") and file.name != "__init__.py"
+    ]
+    assert not homeless, f"give these a floor in FLOORS: {homeless}"
+
+
+def test_imports_go_down() -> None:
+    wrong = [
+        f"{file.relative_to(ROOT)}:{line}: {why}"
+        for file in sources()
+        for line, name in imports_of(ast.parse(file.read_text(encoding="utf-8"), str(file)))
+        if (why := complaint(room_of(module_of(file)), name))
+    ]
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
+def test_every_exception_is_in_use() -> None:
+    arrows = {
+        (room_of(module_of(file)), room_of(name))
+        for file in sources()
+        for _, name in imports_of(ast.parse(file.read_text(encoding="utf-8"), str(file)))
+        if name.partition(".")[0] == "meshbook"
+    }
+    assert not set(EXCEPTIONS) - arrows
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "said"),
+    [
+        ("meshbook.runtime.node", "from meshbook.runtime.wire.frames import Frame", None),
+        ("meshbook.runtime.node", "import meshbook.runtime.node.inbox", None),
+        ("meshbook.runtime.node", "import numpy, os.path", None),
+        ("meshbook.runtime.node", "from meshbook.runtime.mesh import handles", "not below"),
+        ("meshbook.runtime.node", "from meshbook.runtime import mesh", "not below"),
+        ("meshbook.runtime.node", "from meshbook import Actor", "not below"),
+        ("meshbook.runtime.node", "def f():\n    import meshbook.magics", "not below"),
+        ("meshbook.runtime.node", "if TYPE_CHECKING:\n    from meshbook.magics import Result", "not below"),
+        ("meshbook.widgets", "import meshbook.runtime.cells.outcome", "not below"),
+        ("meshbook.magics", "from . import grouping", "relative"),
+        ("meshbook.magics", "from runtime.wire import frames", "second copy"),
+        ("meshbook.magics", "import kernel", "second copy"),
+    ],
+)
+def test_the_check_sees(source: str, code: str, said: str | None) -> None:
+    found = [complaint(source, name) for _, name in imports_of(ast.parse(code))]
+    if said is None:
+        assert found
+        assert not any(found)
+    else:
+        assert any(said in (why or "") for why in found)

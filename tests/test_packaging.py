@@ -1,0 +1,127 @@
+"""What `pip install` gives: a light import, a kernelspec that Jupyter finds, the install command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """The output of a command that has to succeed, away from the checkout and the user's Jupyter folders."""
+    # PYTHONPATH and JUPYTER_PATH would show it another meshbook than the one that was installed.
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("JUPYTER", "PYTHON", "VIRTUAL_ENV"))
+    }
+    environment["HOME"] = str(cwd)
+    finished = subprocess.run([*map(str, command)], cwd=cwd, env=environment, capture_output=True, text=True)
+    assert finished.returncode == 0, f"{command}\n{finished.stdout}\n{finished.stderr}"
+    return finished.stdout
+
+
+def new_environment(folder: Path) -> Path:
+    """The interpreter of a fresh environment that sees the packages of this one, so nothing is downloaded.
+
+    Plain path lines make packages importable but don't run the .pth files there: an editable meshbook of this
+    environment stays invisible to the new one.
+    """
+    run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
+    python = folder / "bin" / "python"
+    own = Path(
+        run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip()
+    )
+    paths = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    (own / "test_environment.pth").write_text("\n".join(sorted(paths)) + "\n")
+    return python
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("flags", [[], ["-e"]], ids=["wheel", "editable"])
+def test_pip_install_brings_package_and_kernelspec(tmp_path: Path, flags: list[str]) -> None:
+    environment = tmp_path / "environment"
+    python = new_environment(environment)
+    pip: list[str | Path] = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+    ]
+    # Away from its source, or the checkout's folder on sys.path would answer for the installed package.
+    run(*pip, "--ignore-installed", *flags, ROOT, cwd=tmp_path)
+
+    listed = json.loads(run(python, "-m", "jupyter_client.kernelspecapp", "list", "--json", cwd=tmp_path))
+    found = listed["kernelspecs"]["meshbook"]
+    assert Path(found["resource_dir"]).is_relative_to(environment)
+    assert found["spec"]["interrupt_mode"] == "message"
+    assert {path.name for path in Path(found["resource_dir"]).iterdir()} == {
+        "kernel.json",
+        "logo-32x32.png",
+        "logo-64x64.png",
+        "logo-svg.svg",
+    }
+
+    code = "import meshbook, meshbook.runtime, meshbook.kernel; print(meshbook.__file__)"
+    place = Path(run(python, "-c", code, cwd=tmp_path).strip())
+    assert place.is_relative_to(ROOT if flags else environment)
+    assert (place.parent / "py.typed").is_file()
+
+
+def test_import_is_light(tmp_path: Path) -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import meshbook; "
+        "print(*sorted({'torch', 'IPython', 'ipykernel', 'numpy', 'matplotlib'} & set(sys.modules)))"
+    )
+    assert run(sys.executable, "-c", code, cwd=tmp_path).split() == []
+
+
+@pytest.fixture
+def meshbook_command() -> list[str]:
+    code = (
+        f"import sys, runpy; sys.path.insert(0, {str(ROOT)!r}); "
+        "runpy.run_module('meshbook', run_name='__main__')"
+    )
+    return [sys.executable, "-c", code]
+
+
+def test_install_names_this_interpreter(tmp_path: Path, meshbook_command: list[str]) -> None:
+    prefix = tmp_path / "prefix"
+    folder = prefix / "share" / "jupyter" / "kernels" / "meshbook"
+
+    said = run(*meshbook_command, "install", "--prefix", prefix, cwd=tmp_path)
+    assert str(folder) in said
+    spec = json.loads((folder / "kernel.json").read_text())
+    assert spec["argv"] == [sys.executable, "-m", "meshbook.kernel", "-f", "{connection_file}"]
+    assert (folder / "logo-svg.svg").is_file()
+
+    run(*meshbook_command, "uninstall", "--prefix", prefix, cwd=tmp_path)
+    assert not folder.exists()
+
+
+def test_install_is_for_the_user_by_default(tmp_path: Path, meshbook_command: list[str]) -> None:
+    run(*meshbook_command, "install", cwd=tmp_path)
+    listed = json.loads(
+        run(sys.executable, "-m", "jupyter_client.kernelspecapp", "list", "--json", cwd=tmp_path)
+    )
+    assert Path(listed["kernelspecs"]["meshbook"]["resource_dir"]).is_relative_to(tmp_path)
+    run(*meshbook_command, "uninstall", "--user", cwd=tmp_path)
+    assert not [*tmp_path.rglob("kernel.json")]
+
+
+def test_uninstall_of_nothing_says_so(tmp_path: Path, meshbook_command: list[str]) -> None:
+    command = [*meshbook_command, "uninstall", "--prefix", str(tmp_path)]
+    finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert finished.returncode == 1
+    assert "no kernelspec in" in finished.stderr
