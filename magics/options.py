@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, TypeAlias
 
+from meshbook.magics.mistakes import Mistake
 from meshbook.runtime.geometry import Extent
 
 OnError: TypeAlias = Literal["stop", "finish"]
@@ -28,7 +29,7 @@ _COMMENT = re.compile(r"# ?mesh:(.*)")
 _LONGEST_QUOTE = 60
 
 
-class UsageError(ValueError):
+class UsageError(Mistake, ValueError):
     """A line that asks for something there is not; the text names it, and what there is."""
 
 

@@ -252,6 +252,11 @@ class CellOutput:
         self._forget_texts()
         return [*text, *self._pictures.take_all()]
 
+    @property
+    def has_late_text(self) -> bool:
+        """Whether text came after `close` that `due` has not given out yet."""
+        return self._is_closed and self._is_changed and not self._quiet
+
     def _is_shown(self, rank: int) -> bool:
         return self._shown is None or rank in self._shown
 

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn, TypeAlias
 
+from meshbook.magics.mistakes import Mistake
 from meshbook.runtime.geometry import Region
 
 _OUTCOMES = {
@@ -36,7 +37,7 @@ _QUOTED_LENGTH = 60
 _MOST_DIGITS = 15
 
 
-class SelectionError(ValueError):
+class SelectionError(Mistake, ValueError):
     """A selector that was not understood, or that fits no rank; names the part and its column, from 1."""
 
 

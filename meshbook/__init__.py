@@ -41,3 +41,10 @@ __all__ = [
 ]
 
 install_client()
+
+
+def load_ipython_extension(shell: object) -> None:
+    """`%load_ext meshbook`: the magics and displays, in any IPython kernel."""
+    from meshbook.magics.extension import load  # weight: IPython, which a script does without
+
+    load(shell)

@@ -21,7 +21,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     stop_timeout: float = 3.0  # a worker that has not left by then is killed
     stderr_lines: int = 20
     # What the fork server imports, so that workers have it at birth. Names, not imports: see design of the floors.
-    preload: str = "torch,torch.distributed,torch.nn,numpy,meshbook.runtime.cells.actor"
+    preload: str = "torch,torch.distributed,torch.nn,numpy,meshbook.runtime.cells.preload"
 
     @classmethod
     def from_environment(cls) -> Settings:

@@ -129,6 +129,10 @@ class HostMesh(MeshTrait):
         asked = self._hosts().stop_procs.call([node.node for node in nodes], reason)
         return asked.then(lambda _: None)
 
+    def _signal_procs(self, nodes: Sequence[Address], number: int) -> Future[None]:
+        asked = self._hosts().kill.call([node.node for node in nodes], number)
+        return asked.then(lambda _: None)
+
     def __repr__(self) -> str:
         return f"<HostMesh {dict(self.extent)}>"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -128,92 +129,6 @@ class ProcMesh(MeshTrait):
         """Like `spawn`, for the one actor of each process that runs on its main thread (notebook cells do)."""
         return cast("A", self._spawn(name, cls, args, kwargs, on_main=True))
 
-    def stop(self, reason: str) -> None:
-        """Stop the actors and leave the process."""
-        raise NotImplementedError
-
-
-class Ownership:
-    """What an owned mesh and its slices share: whether it has been stopped."""
-
-    stopped: Future[None] | None = None
-
-
-class ProcMesh(MeshTrait):
-    """Worker processes with a shape; the last dimension is usually `gpus`. Made by `HostMesh.spawn_procs`."""
-
-    def __init__(
-        self,
-        name: str,
-        nodes: Sequence[Address],
-        region: Region,
-        hosts: HostMesh,
-        *,
-        ownership: Ownership | None = None,
-        owned: bool = False,
-    ) -> None:
-        self._name = name
-        self._nodes = tuple(nodes)  # by rank of the mesh as it was spawned
-        self._region = region
-        self._hosts = hosts
-        self._ownership = ownership or Ownership()
-        self._owned = owned
-        self._initialized: Future[bool] | None = None
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def region(self) -> Region:
-        return self._region
-
-    @property
-    def host_mesh(self) -> HostMesh:
-        """The hosts that these processes run on."""
-        return self._hosts
-
-    @property
-    def nodes(self) -> tuple[Address, ...]:
-        """The addresses of the processes of this mesh or slice, in rank order."""
-        return tuple(self._nodes[rank] for rank in self._region.ranks())
-
-    @property
-    def initialized(self) -> Future[bool]:
-        """Resolves to True once every process takes messages; raises how the first of them failed."""
-        if self._initialized is None:
-            processes = self._processes()
-            self._initialized = processes.ready.call().then(lambda pids: True)
-        return self._initialized
-
-    def _processes(self) -> ActorMesh:
-        """The runtime's own actor on every process."""
-        return ActorMesh(self._name, ProcessActor, [Target(node, PROCESS) for node in self._nodes], self._region)
-
-    def _with_region(self, region: Region) -> ProcMesh:
-        return ProcMesh(self._name, self._nodes, region, self._hosts, ownership=self._ownership)
-
-    def spawn(self, name: str, cls: type[A], *args: Any, **kwargs: Any) -> A:
-        """Create an actor of `cls` on every process and return the actor mesh at once.
-
-        The constructor runs remotely, before the first message; if it raises, calls on the mesh fail, and
-        `mesh.initialized` tells why. The result is typed as `cls`: its endpoints are attributes.
-        Raises ValueError for a class that cannot be spawned, TypeError for arguments that do not fit it.
-        """
-        if self._ownership.stopped is not None:
-            raise RuntimeError("`ProcMesh` has already been stopped")
-        check_class(cls, _TAKEN)
-        check_arguments(cls, args, kwargs)
-        actor = f"{name}-{next(_serial)}"
-        targets = [Target(node, actor) for node in self.nodes]
-        asker = Gather(self._region)
-        node = current_node()
-        actor_id = f"{actor}@{node.address.node}"  # unique in the run: several nodes may spawn on one process
-        targets = [Target(target.address, actor_id) for target in targets]
-        node.spawn(targets, (cls, args, kwargs), self.extent, asker)
-        spawned = self.extent.region
-        return cast("A", ActorMesh(name, cls, targets, spawned, asker.future.then(lambda _: None)))
-
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """Stop the actors and the processes; ValueError on a slice or a received reference."""
         if not self._owned:
@@ -221,6 +136,10 @@ class ProcMesh(MeshTrait):
         if self._ownership.stopped is None:
             self._ownership.stopped = self._hosts._stop_procs(self._nodes, reason)
         return self._ownership.stopped
+
+    def kill(self, number: int = signal.SIGKILL) -> Future[None]:
+        """Send a signal to the processes of this mesh or slice, and to what they started."""
+        return self._hosts._signal_procs(self.nodes, number)
 
     async def __aenter__(self) -> Self:
         return self

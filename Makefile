@@ -1,0 +1,49 @@
+# Everything a developer runs. `make help` lists it.
+# A fresh clone needs only make and Python 3.11 or newer; `make demo` and `make test` set up .venv on their first run.
+
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.meshbook-ready
+
+# pip reads the first for what it installs and, from 25.3 on, the second for what builds it.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help setup demo lab test check bench clean
+.DEFAULT_GOAL := help
+
+help: ## show this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+setup: $(READY) ## make .venv with everything in it; costs nothing when it is up to date
+
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "meshbook needs Python 3.11 or newer; name one: make setup PYTHON=/path/to/python3" >&2; exit 1; }
+	@echo "Setting up $(VENV) (a few minutes the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet -e '.[dev]'
+	@touch $@
+
+demo: setup ## train on four worker processes: runs notebooks/quickstart.ipynb, writes demo-output/
+	@$(BIN)/python notebooks/run_demo.py
+
+lab: setup ## open the notebooks in JupyterLab
+	$(BIN)/jupyter lab --notebook-dir=notebooks
+
+test: setup ## run all tests
+	$(BIN)/python -m pytest
+
+check: setup ## lint, formatting, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup ## run the benchmarks
+	@for name in spawn calls cells; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+
+clean: ## remove what the targets above made, .venv too
+	rm -rf $(VENV) demo-output build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

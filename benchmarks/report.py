@@ -1,0 +1,77 @@
+"""What the benchmarks share: figures by name, their median and spread over the rounds, a table, a JSON file.
+
+Timings on a shared machine move, so a benchmark measures what it compares in turns, several rounds in one run, and
+states the ratio; compare figures of one run only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+
+class Report:
+    """Figures by name, one a round."""
+
+    def __init__(self) -> None:
+        self._rounds: dict[str, list[float]] = {}
+        self._units: dict[str, str] = {}
+        self._aims: dict[str, str] = {}
+
+    def put(self, name: str, value: float, unit: str, aim: str = "") -> None:
+        """Note one round's figure; `aim` is shown beside it, and never enforced."""
+        self._rounds.setdefault(name, []).append(value)
+        self._units[name] = unit
+        self._aims[name] = aim
+
+    def table(self) -> str:
+        """One line a figure: median, least and most of the rounds, and what we aim at."""
+        rows = [("", "median", "min .. max", "unit", "aim")]
+        for name, values in self._rounds.items():
+            spread = f"{_short(min(values))} .. {_short(max(values))}"
+            rows.append((name, _short(statistics.median(values)), spread, self._units[name], self._aims[name]))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join(_line(row, widths) for row in rows)
+
+    def write(self, file: Path) -> None:
+        """All rounds of all figures as JSON."""
+        figures = {
+            name: {"unit": self._units[name], "median": statistics.median(values), "rounds": values}
+            for name, values in self._rounds.items()
+        }
+        file.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    name, *figures = (cell.ljust(width) if index in (0, 3, 4) else cell.rjust(width)
+                      for index, (cell, width) in enumerate(zip(row, widths, strict=True)))
+    return "  ".join((name, *figures)).rstrip()
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """How long a call of `work` takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def percentiles(work: Callable[[], object], times: int) -> tuple[float, float]:
+    """The 50th and 99th percentile of the time of one call, in seconds."""
+    taken = sorted(seconds_of(work) for _ in range(times))
+    return taken[times // 2], taken[times * 99 // 100]
+
+
+def arguments(description: str, rounds: int) -> argparse.Namespace:
+    """`--rounds N` and `--json FILE`."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all rounds there")
+    return parser.parse_args()

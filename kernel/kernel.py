@@ -1,0 +1,69 @@
+"""`MeshKernel`: IPython's kernel as the controller of a mesh. Only what a kernel alone can do is here.
+
+The magics are those of `%load_ext meshbook`; this adds interrupts that arrive while a cell waits for its ranks, and
+an output channel that loses nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import zmq
+from ipykernel.ipkernel import IPythonKernel
+from ipykernel.kernelapp import IPKernelApp
+
+import meshbook
+from meshbook.magics.extension import load
+from meshbook.runtime.hosts.session import close_session
+
+
+class MeshKernel(IPythonKernel):  # type: ignore[misc]
+    """The kernel named `meshbook`."""
+
+    implementation = "meshbook"
+    implementation_version = meshbook.__version__
+
+    def start(self) -> None:
+        """Start serving, with the magics loaded and the workers' parent warming up."""
+        load(self.shell)
+        super().start()
+
+    async def interrupt_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        """Interrupt this process alone; runs on the control thread, also while the main thread is busy.
+
+        The inherited one signals the whole process group, the workers of other libraries included.
+        """
+        os.kill(os.getpid(), signal.SIGINT)
+        self.session.send(stream, "interrupt_reply", {"status": "ok"}, parent, ident=ident)
+
+    def do_shutdown(self, restart: bool) -> dict[str, Any]:
+        """End the run before the client's patience does: a front end kills a kernel after about 5 s."""
+        close_session()
+        reply: dict[str, Any] = super().do_shutdown(restart)
+        return reply
+
+
+class MeshKernelApp(IPKernelApp):  # type: ignore[misc]
+    """The application that runs it."""
+
+    name = "meshbook-kernel"
+    kernel_class = MeshKernel
+
+    def init_iopub(self, context: Any) -> None:
+        """Bind the output channel without a high-water mark: at the default of 1000 ZeroMQ drops messages, and with
+        them the `idle` that ends a cell."""
+        make = context.socket
+
+        def make_unbounded(kind: int, *arguments: Any, **keywords: Any) -> Any:
+            socket = make(kind, *arguments, **keywords)
+            if kind in (zmq.PUB, zmq.XPUB):
+                socket.sndhwm = 0
+            return socket
+
+        context.socket = make_unbounded
+        try:
+            super().init_iopub(context)
+        finally:
+            del context.socket

@@ -1,0 +1,197 @@
+"""`%load_ext meshbook`: what the notebook gets, in our kernel and in a stock one alike."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
+
+from meshbook.magics.forwarding import Forwarder
+from meshbook.magics.meshes import Meshes, NotebookMesh, describe_up
+from meshbook.magics.options import (
+    CellOptions,
+    Down,
+    HelpRequested,
+    Log,
+    Status,
+    Up,
+    parse_cell_options,
+    parse_verb,
+)
+from meshbook.magics.output import Display, LiveDisplay
+from meshbook.magics.publisher import publisher_for
+from meshbook.magics.results import MeshResult
+from meshbook.magics.run import CellRun, check_alive
+from meshbook.magics.transform import RUNNER, transform
+from meshbook.runtime.actor.context import CURRENT, Context
+from meshbook.runtime.geometry import Extent
+from meshbook.runtime.hosts.session import Session, current_session
+from meshbook.runtime.mesh.procs import ProcMesh
+
+
+@magics_class
+class MeshMagics(Magics):  # type: ignore[misc]
+    """`%%mesh` and `%mesh`."""
+
+    def __init__(self, shell: Any) -> None:
+        super().__init__(shell)
+        self.meshes = Meshes()
+        self._forwarder: Forwarder | None = None
+
+    def warm_up(self) -> None:
+        """Start the session in the background, so that the first `%%mesh` finds its workers' parent warm."""
+        threading.Thread(target=self._session, name="meshbook warm-up", daemon=True).start()
+
+    def _session(self) -> Session:
+        session = current_session()
+        if self._forwarder is None:
+            self._forwarder = Forwarder(session)
+        return session
+
+    # -- cells -------------------------------------------------------------------
+
+    async def run_cell(self, line: str, source: str) -> MeshResult | None:
+        """What a `%%mesh` cell becomes (see `transform`). Its value is the result, where the cell has one."""
+        options = parse_cell_options(line)
+        if isinstance(options, HelpRequested):
+            print(options.text)
+            return None
+        self._session()
+        if not len(self.meshes):
+            await self._bring_up_default()
+        mesh, selected = self.meshes.select(options.selection)
+        check_alive(mesh, selected.region)
+        publisher = publisher_for(self.shell)
+        run = CellRun(
+            *(self._session(), mesh, selected.region, options, self._shown(options), publisher),
+            number=self.shell.execution_count,
+        )
+        result = await run.run(source)
+        if options.out:
+            self.shell.user_ns[options.out] = result
+        if options.time:
+            publisher.publish(
+                [Display({"text/plain": repr(result.cost), "text/html": result.cost._repr_html_()}, {})]
+            )
+        return result if result.has_value else None
+
+    def _shown(self, options: CellOptions) -> frozenset[int] | None:
+        return None if options.show is None else frozenset(self.meshes.select(options.show)[1].region.ranks())
+
+    async def _bring_up_default(self) -> None:
+        started = time.monotonic()
+        mesh = await asyncio.to_thread(self.meshes.up)
+        self._bind(mesh)
+        print(f"no mesh was up, so one was started: {describe_up(mesh, started)}")
+
+    @no_var_expand  # type: ignore[untyped-decorator]
+    @cell_magic("mesh")  # type: ignore[untyped-decorator]
+    def refuse_nested(self, line: str, cell: str) -> None:
+        """Run the cell on ranks of the mesh: `%%mesh [SEL] [options]`; `%%mesh --help` tells more."""
+        raise RuntimeError(
+            "%%mesh works as the first line of a cell; inside code use %mesh, or the mesh's own methods"
+        )
+
+    # -- verbs -------------------------------------------------------------------
+
+    @no_var_expand  # type: ignore[untyped-decorator]
+    @line_magic("mesh")  # type: ignore[untyped-decorator]
+    def control(self, line: str) -> None:
+        """Control the meshes of this notebook: `%mesh up --gpus 4`, `status`, `down`, `log`; `%mesh --help` tells more."""
+        match parse_verb(line):
+            case HelpRequested(text):
+                print(text)
+            case Up() as up:
+                self._up(up)
+            case Status(name):
+                self._status(name)
+            case Down(name, now):
+                self._session()
+                print(f"{self.meshes.down(name, now=now).name} is down")
+            case Log() as log:
+                self._log(log)
+
+    def _up(self, up: Up) -> None:
+        started = time.monotonic()
+        self._session()
+        extent = up.shape if up.shape is not None else Extent.of(gpus=up.gpus) if up.gpus else None
+        bar = _Progress(self.shell)
+        mesh = self.meshes.up(extent, up.name, bar)
+        self._bind(mesh)
+        bar.done(describe_up(mesh, started))
+
+    def _bind(self, mesh: NotebookMesh) -> None:
+        """The process mesh under its name, for actors; a variable of the user's own is left alone."""
+        known = self.shell.user_ns.get(mesh.name)
+        if known is None or isinstance(known, ProcMesh):
+            self.shell.user_ns[mesh.name] = mesh.procs
+
+    def _status(self, name: str | None) -> None:
+        if not len(self.meshes):
+            print("no mesh is up: %mesh up --gpus 4 starts one, and so does the first %%mesh cell")
+            return
+        for mesh in [self.meshes.get(name)] if name else list(self.meshes):
+            print("\n".join([mesh.describe(), *mesh.detail()]))
+
+    def _log(self, log: Log) -> None:
+        mesh = self.meshes.get()
+        if not 0 <= log.rank < mesh.extent.nelements:
+            raise IndexError(f"{mesh.name} has no rank {log.rank}: it has 0 to {mesh.extent.nelements - 1}")
+        lines = self._session().output.recent(mesh.procs.name, log.rank).splitlines()
+        print("\n".join(lines[-log.lines :]))
+
+    # -- ordinary cells ------------------------------------------------------------
+
+    def before_cell(self, info: Any) -> None:
+        """An ordinary cell begins: what actors print on its behalf will be shown in it."""
+        session = self._running_session()
+        if session is None or self._forwarder is None:
+            return
+        origin = f"local {self.shell.execution_count}"
+        self._forwarder.begin(origin, self.shell)
+        CURRENT.set(Context(session.context.actor_instance, origin=origin))
+
+    def after_cell(self, result: Any) -> None:
+        """It ended: show what it caused before the next prompt."""
+        if self._forwarder is not None:
+            self._forwarder.flush()
+
+    def _running_session(self) -> Session | None:
+        return self._forwarder._session if self._forwarder is not None else None
+
+
+class _Progress:
+    """A line that says how many ranks are up, once it takes longer than a blink."""
+
+    def __init__(self, shell: Any) -> None:
+        self._publisher = publisher_for(shell)
+        self._is_open = False
+
+    def __call__(self, ready: int, total: int) -> None:
+        bar = "█" * (20 * ready // total)
+        self._show(f"starting ranks {bar:░<20} {ready}/{total}")
+
+    def done(self, text: str) -> None:
+        self._show(text) if self._is_open else print(text)
+
+    def _show(self, text: str) -> None:
+        self._publisher.publish([LiveDisplay({"text/plain": text}, update=self._is_open)])
+        self._is_open = True
+
+
+def load(shell: Any) -> MeshMagics:
+    """Install into an IPython shell; loading twice changes nothing."""
+    known = shell.user_ns_hidden.get(RUNNER)
+    if known is not None:
+        return known.__self__  # type: ignore[no-any-return]
+    magics = MeshMagics(shell)
+    shell.register_magics(magics)
+    shell.input_transformers_cleanup.append(transform)
+    shell.push({RUNNER: magics.run_cell}, interactive=False)
+    shell.events.register("pre_run_cell", magics.before_cell)
+    shell.events.register("post_run_cell", magics.after_cell)
+    magics.warm_up()
+    return magics

@@ -1,0 +1,179 @@
+"""The meshes of a notebook, by name: bring up, look at, take down. Each has what cells need on every rank."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from meshbook.magics.mistakes import Mistake
+from meshbook.magics.ranges import format_ranks, name_ranks
+from meshbook.magics.selection import LastCell, Selected, parse, resolve
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.cells.actor import CellActor, CellControl
+from meshbook.runtime.errors import ExitReport, MeshbookError
+from meshbook.runtime.geometry import Extent
+from meshbook.runtime.hosts.machine import count_cores, count_gpus
+from meshbook.runtime.hosts.session import Session, current_session
+from meshbook.runtime.mesh.procs import ProcMesh
+
+DEFAULT_NAME = "mesh"
+RESERVED = frozenset({"all", "ok", "failed", "changed"})  # words of the selector grammar
+MOST_DEFAULT_RANKS = 8  # of CPU ranks that start unasked; a machine with 128 cores wants to be asked
+
+Progress = Callable[[int, int], None]  # ranks that are ready, ranks in all
+
+
+class MeshError(Mistake, MeshbookError):
+    """A mesh that is not there, is there already, or cannot do what was asked."""
+
+
+@dataclass
+class NotebookMesh:
+    """A process mesh, with the actors that run cells on it."""
+
+    name: str
+    procs: ProcMesh
+    cells: CellActor
+    control: CellControl
+    has_gpus: bool
+    dead: dict[int, ExitReport] = field(default_factory=dict)
+    last: LastCell = LastCell()
+
+    @property
+    def extent(self) -> Extent:
+        return self.procs.extent
+
+    def describe(self) -> str:
+        """`mesh: 4 ranks (gpus=4) on CPU`"""
+        shape = ", ".join(f"{label}={size}" for label, size in self.extent.items())
+        kind = "one GPU each" if self.has_gpus else "on CPU (no GPU here)"
+        state = f"; {name_ranks(self.dead)} dead" if self.dead else ""
+        return f"{self.name}: {self.extent.nelements} ranks ({shape}), {kind}{state}"
+
+    def detail(self) -> Iterator[str]:
+        """A line for each rank that is not well."""
+        for rank, report in sorted(self.dead.items()):
+            yield f"  rank {rank} (pid {report.pid}) ended: {report.cause}"
+
+
+class Meshes:
+    """All meshes of this notebook; the last one brought up is the default."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, NotebookMesh] = {}
+        self._default = ""
+        self._lock = threading.Lock()  # guards both: a mesh may come up on another thread than cells run on
+
+    def __iter__(self) -> Iterator[NotebookMesh]:
+        return iter(list(self._by_name.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def get(self, name: str | None = None) -> NotebookMesh:
+        """The mesh of this name, or the default one. MeshError where there is none."""
+        if not self._by_name:
+            raise MeshError("no mesh is up: start one with %mesh up --gpus 4")
+        wanted = name if name is not None else self._default
+        if wanted not in self._by_name:
+            raise MeshError(f"no mesh is called {wanted!r}; there is {', '.join(self._by_name)}")
+        return self._by_name[wanted]
+
+    def select(self, text: str) -> tuple[NotebookMesh, Selected]:
+        """The ranks that a selector means. SelectionError where it means none, MeshError without a mesh."""
+        default = self.get()
+        regions = {mesh.name: mesh.procs.region for mesh in self}
+        parsed = parse(text)
+        of = self._by_name.get(parsed.mesh or "", default)
+        selected = resolve(parsed, regions, default.name, of.last)
+        return self.get(selected.mesh), selected
+
+    def up(
+        self, extent: Extent | None = None, name: str | None = None, progress: Progress | None = None
+    ) -> NotebookMesh:
+        """Start a mesh and wait until every rank is ready to run cells.
+
+        MeshError for a name that is taken; what a rank that did not come up left on stderr is in the error raised.
+        """
+        name = name or DEFAULT_NAME
+        self._check_name(name)
+        session = current_session()
+        gpus = count_gpus()
+        extent = extent or default_extent(gpus)
+        procs = session.host.spawn_procs(per_host=dict(extent), name=name)
+        cells = procs.spawn_on_main("cells", CellActor)
+        control = procs.spawn("cell control", CellControl)
+        mesh = NotebookMesh(name, procs, cells, control, gpus > 0)
+        self._watch(session, mesh)
+        try:
+            wait_ready(mesh, progress)
+        except BaseException:
+            # Also for Ctrl-C: half a mesh is of no use to anybody.
+            procs.stop("it did not come up")
+            raise
+        with self._lock:
+            self._by_name[name] = mesh
+            self._default = name
+        return mesh
+
+    def _check_name(self, name: str) -> None:
+        if not name.isidentifier() or name in RESERVED:
+            raise MeshError(
+                f"{name!r} cannot name a mesh: a name like a variable's, and none of {', '.join(sorted(RESERVED))}"
+            )
+        if name in self._by_name:
+            raise MeshError(
+                f"{self._by_name[name].describe()} is up already: %mesh down {name}, or another --name"
+            )
+
+    def _watch(self, session: Session, mesh: NotebookMesh) -> None:
+        ranks = {address.node: rank for rank, address in enumerate(mesh.procs.nodes)}
+
+        def look(report: ExitReport) -> None:
+            if (rank := ranks.get(report.node)) is not None and not report.stopped:
+                mesh.dead[rank] = report
+
+        session.node.when_down.append(look)
+
+    def down(self, name: str | None = None, *, now: bool = False) -> NotebookMesh:
+        """Stop a mesh; `now` kills it instead of letting its ranks finish what they run."""
+        mesh = self.get(name)
+        with self._lock:
+            del self._by_name[mesh.name]
+            if self._default == mesh.name:
+                self._default = next(reversed(self._by_name), "")
+        if now:
+            mesh.procs.kill()
+        mesh.procs.stop("%mesh down").get()
+        current_session().output.forget(mesh.procs.name)
+        return mesh
+
+
+def default_extent(gpus: int) -> Extent:
+    """As many ranks as there are GPUs, else cores; at least two, since one rank is no mesh."""
+    return Extent.of(gpus=gpus if gpus else min(max(2, count_cores()), MOST_DEFAULT_RANKS))
+
+
+def wait_ready(mesh: NotebookMesh, progress: Progress | None) -> None:
+    """Wait for every rank's cell actor; raise how the first of them failed."""
+    prepared: list[Future[bool]] = list(mesh.cells.prepare.call_each())
+    waiting = dict(enumerate(prepared))
+    while waiting:
+        rank, future = next(iter(waiting.items()))
+        try:
+            future.get(timeout=0.25)
+        except TimeoutError:
+            if progress is not None:
+                progress(sum(other.done() for other in prepared), len(prepared))
+            continue
+        except MeshbookError as error:
+            raise MeshError(f"rank {rank} of {mesh.name} did not come up: {error}") from error
+        del waiting[rank]
+
+
+def describe_up(mesh: NotebookMesh, started: float) -> str:
+    """The line that `%mesh up` prints."""
+    ranks = format_ranks(range(mesh.extent.nelements))
+    return f"{mesh.describe()}; ranks {ranks} up in {time.monotonic() - started:.2f} s"

@@ -1,0 +1,74 @@
+"""Where a cell's output is published: under that cell's own parent header, for ever, from any thread.
+
+Never by `print` or `display()`: they follow "the last parent set", which any widget message changes.
+"""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from meshbook.magics.output import Display, LiveDisplay, Publication, Stream
+
+
+class Publisher(Protocol):
+    """Publishes for one cell."""
+
+    def publish(self, publications: Sequence[Publication]) -> None: ...
+
+
+class KernelPublisher:
+    """Over IOPub, for the cell that runs when this is made."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        self._parent = kernel.get_parent("shell")
+        self._display_id = uuid.uuid4().hex
+
+    def publish(self, publications: Sequence[Publication]) -> None:
+        for publication in publications:
+            kind, content = self._message(publication)
+            self._kernel.session.send(
+                self._kernel.iopub_socket,
+                kind,
+                content,
+                parent=self._parent,
+                ident=self._kernel._topic(kind),
+            )
+
+    def _message(self, publication: Publication) -> tuple[str, dict[str, Any]]:
+        match publication:
+            case Stream(name, text):
+                return "stream", {"name": name, "text": text}
+            case Display(data, metadata):
+                return "display_data", _bundle(data, metadata)
+            case LiveDisplay(data, update):
+                kind = "update_display_data" if update else "display_data"
+                return kind, _bundle(data, {}) | {"transient": {"display_id": self._display_id}}
+
+
+def _bundle(data: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {"data": dict(data), "metadata": dict(metadata), "transient": {}}
+
+
+class TerminalPublisher:
+    """In plain IPython on a terminal: text, and of a live area only what is left at the end."""
+
+    def publish(self, publications: Sequence[Publication]) -> None:
+        for publication in publications:
+            match publication:
+                case Stream(name, text):
+                    (sys.stderr if name == "stderr" else sys.stdout).write(text)
+                case Display(data, _):
+                    print(data.get("text/plain", ""))
+                case LiveDisplay(data, update):
+                    if update:
+                        print(data.get("text/plain", ""))
+
+
+def publisher_for(shell: Any) -> Publisher:
+    """A publisher for the cell that runs now."""
+    kernel = getattr(shell, "kernel", None)
+    return TerminalPublisher() if kernel is None else KernelPublisher(kernel)

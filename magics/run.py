@@ -1,0 +1,283 @@
+"""One `%%mesh` cell from its source to its result: sent to the ranks, watched, interrupted, shown, raised.
+
+Events come on the receiving thread (a rank answered, a rank printed); the coroutine of the cell wakes for the last
+answer, for trouble, for Ctrl-C, and four times a second to show what there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import cloudpickle
+
+from meshbook.magics.meshes import MeshError, NotebookMesh
+from meshbook.magics.options import CellOptions
+from meshbook.magics.output import CellOutput
+from meshbook.magics.publisher import Publisher
+from meshbook.magics.ranges import name_ranks
+from meshbook.magics.results import MeshResult
+from meshbook.magics.selection import LastCell
+from meshbook.magics.tracebacks import make_cell_error
+from meshbook.runtime.actor.context import CURRENT, Context
+from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
+from meshbook.runtime.errors import MeshbookError, ProcessDied
+from meshbook.runtime.geometry import Region
+from meshbook.runtime.hosts.session import Session
+from meshbook.runtime.telemetry.output import Chunk, DisplayChunk, OutputChunk
+from meshbook.runtime.telemetry.spool import Spool
+
+TICK = 0.25  # seconds between looks at what there is to show
+GRACE = 0.5  # after a first error, for the others to come to theirs, before they are interrupted
+DEATH_WAIT = (
+    0.3  # after a rank died, for the others to answer an interrupt, before the cell ends without them
+)
+_serial = itertools.count(1)
+StreamName = Literal["stdout", "stderr"]
+
+
+class CellRun:
+    """A running cell. `origin` names the execution everywhere."""
+
+    def __init__(
+        self,
+        session: Session,
+        mesh: NotebookMesh,
+        region: Region,
+        options: CellOptions,
+        shown: frozenset[int] | None,
+        publisher: Publisher,
+        number: int,
+    ) -> None:
+        self.origin = f"{number}.{next(_serial)}"
+        self._session = session
+        self._mesh = mesh
+        self._region = region
+        self._ranks = region.ranks()
+        self._options = options
+        self._publisher = publisher
+        self._number = number
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        # Guards what the receiving thread and the loop both touch: the output model, the spools, the outcomes.
+        self._lock = threading.Lock()
+        self._output = CellOutput(
+            self._ranks, started=self._loop.time(), shown=shown, quiet=options.quiet, group=options.group
+        )
+        self._spools: dict[tuple[int, StreamName], Spool] = {}
+        self._outcomes: dict[int, CellOutcome] = {}
+        self._failed: list[int] = []  # in the order in which they failed
+        self._has_death = False
+        self._interrupts = 0
+        self._sent_interrupt = False
+        self._is_late = False  # the cell has ended; text may still come
+        self._late_planned = False
+
+    # -- the coroutine ---------------------------------------------------------
+
+    async def run(self, source: str) -> MeshResult:
+        """Run the source; returns the result, or raises a CellError."""
+        self._session.output.open(self.origin, self._take_chunk)
+        with self._interruptible():
+            self._send(source)
+            await self._wait()
+        self._end()
+        result = self._result()
+        self._mesh.last = self._history()
+        if self._failed:
+            errors = {
+                rank: outcome.error for rank, outcome in self._outcomes.items() if outcome.error is not None
+            }
+            raise make_cell_error(self._judged(errors), self._failed, result)
+        return result
+
+    def _send(self, source: str) -> None:
+        token = CURRENT.set(Context(self._session.context.actor_instance, origin=self.origin))
+        try:
+            futures = self._cells().run.call_each(source, self._number)
+        finally:
+            CURRENT.reset(token)
+        for rank, future in zip(self._ranks, futures, strict=True):
+            future.when_done(lambda rank=rank, future=future: self._answered(rank, future))  # type: ignore[misc]
+
+    async def _wait(self) -> None:
+        interrupt_at = end_at = float("inf")
+        while len(self._outcomes) < len(self._ranks):
+            await self._sleep()
+            now = self._loop.time()
+            self._publish_due(now)
+            if self._failed and self._options.on_error == "stop":
+                interrupt_at = min(interrupt_at, now + (0.0 if self._has_death else GRACE))
+            if self._has_death:
+                end_at = min(end_at, now + DEATH_WAIT)
+            if now >= interrupt_at and not self._sent_interrupt:
+                self._interrupt_ranks()
+            if now >= end_at or self._interrupts > 1:
+                return self._give_up()
+
+    async def _sleep(self) -> None:
+        try:
+            await asyncio.wait_for(self._wake.wait(), TICK)
+        except TimeoutError:
+            return
+        self._wake.clear()
+
+    def _end(self) -> None:
+        with self._lock:
+            publications = self._output.close(self._loop.time())
+            self._is_late = True
+        self._publisher.publish(publications)
+
+    # -- interrupts --------------------------------------------------------------
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Ctrl-C reaches the ranks, and wakes the loop: the kernel's own handler would be seconds late."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        previous = signal.signal(
+            signal.SIGINT, lambda number, frame: self._loop.call_soon_threadsafe(self.interrupt)
+        )
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, previous)
+
+    def interrupt(self) -> None:
+        """First: KeyboardInterrupt on every rank that still runs. Second: do not wait for them any more."""
+        self._interrupts += 1
+        self._interrupt_ranks()
+        self._wake.set()
+
+    def _interrupt_ranks(self) -> None:
+        self._sent_interrupt = True
+        running = [rank for rank in self._ranks if rank not in self._outcomes]
+        if running:
+            self._control(running).interrupt.broadcast(self.origin)
+
+    def _give_up(self) -> None:
+        """End the cell without the ranks that do not answer; they stay busy with it."""
+        with self._lock:
+            for rank in [rank for rank in self._ranks if rank not in self._outcomes]:
+                error = RankError(
+                    "interrupted", "KeyboardInterrupt", "no answer yet: the rank is still busy with this cell"
+                )
+                self._note(rank, CellOutcome(_NOTHING, error=error))
+
+    # -- from the receiving thread -------------------------------------------------
+
+    def _answered(self, rank: int, future: Any) -> None:
+        try:
+            outcome = future.get()
+        except MeshbookError as error:
+            outcome = CellOutcome(_NOTHING, error=_lost(rank, error))
+        with self._lock:
+            if self._is_late or rank in self._outcomes:
+                return
+            self._note(rank, outcome)
+            is_over = len(self._outcomes) == len(self._ranks)
+        if is_over or outcome.error is not None:
+            self._loop.call_soon_threadsafe(self._wake.set)
+
+    def _note(self, rank: int, outcome: CellOutcome) -> None:
+        self._outcomes[rank] = outcome
+        self._output.finish(rank, failed=outcome.error is not None)
+        if outcome.error is not None:
+            self._failed.append(rank)
+            self._has_death = self._has_death or outcome.error.kind == "died"
+
+    def _take_chunk(self, chunk: Chunk) -> None:
+        with self._lock:
+            if isinstance(chunk, OutputChunk):
+                self._spools.setdefault((chunk.rank, chunk.stream), Spool()).write(chunk.text)
+                self._output.add(chunk.rank, chunk.stream, chunk.text)
+            elif isinstance(chunk, DisplayChunk):
+                self._output.display(chunk.rank, chunk.data, chunk.metadata)
+            plan = self._is_late and not self._late_planned
+            self._late_planned = self._late_planned or plan
+        if plan:
+            self._loop.call_soon_threadsafe(self._loop.call_later, TICK, self._publish_late)
+
+    def _publish_late(self) -> None:
+        """What threads of the cell print after its end goes to it all the same."""
+        with self._lock:
+            self._late_planned = False
+            publications = self._output.due(self._loop.time())
+            if not publications and self._output.has_late_text:
+                self._late_planned = True
+                self._loop.call_later(TICK, self._publish_late)
+        self._publisher.publish(publications)
+
+    def _publish_due(self, now: float) -> None:
+        with self._lock:
+            publications = self._output.due(now)
+        self._publisher.publish(publications)
+
+    # -- what is left ----------------------------------------------------------------
+
+    def _cells(self) -> Any:
+        return self._mesh.cells._with_region(self._region)  # type: ignore[attr-defined]
+
+    def _control(self, ranks: list[int]) -> Any:
+        region = self._mesh.procs.region.pick(ranks)
+        return self._mesh.control._with_region(region)  # type: ignore[attr-defined]
+
+    def _judged(self, errors: dict[int, RankError]) -> dict[int, RankError]:
+        """Interrupts that we sent because another rank failed are consequences, and not what the user did."""
+        if self._interrupts:
+            return errors
+        return {
+            rank: dataclasses.replace(error, is_consequence=True) if error.kind == "interrupted" else error
+            for rank, error in errors.items()
+        }
+
+    def _history(self) -> LastCell:
+        failed = frozenset(self._failed)
+        return LastCell(failed=failed, ok=frozenset(self._ranks) - failed, mesh=self._mesh.name)
+
+    def _result(self) -> MeshResult:
+        def text(rank: int, stream: StreamName) -> str:
+            with self._lock:
+                spool = self._spools.get((rank, stream))
+                return spool.read() if spool is not None else ""
+
+        def fetch(rank: int) -> Any:
+            cells = self._mesh.cells._with_region(self._mesh.procs.region.pick([rank]))  # type: ignore[attr-defined]
+            return cloudpickle.loads(cells.fetch.call_one(self.origin).get())
+
+        return MeshResult(self._region, dict(self._outcomes), text, fetch)
+
+
+_NOTHING = CellCost(wall=0.0, cpu=0.0, peak_rss=0)
+
+
+def _lost(rank: int, error: MeshbookError) -> RankError:
+    """A rank that will not answer, as an error of the cell."""
+    if not isinstance(error, ProcessDied):
+        return RankError("died", type(error).__name__, str(error))
+    report = error.report
+    name = f"{report.signal_name}: " if report.signal_name else ""
+    message = f"rank {rank} (pid {report.pid}) died during the cell: {name}{report.cause}"
+    if report.hint:
+        message += f"\n{report.hint}"
+    lines = ("last lines of its stderr:", *(f"    {line}" for line in report.stderr)) if report.stderr else ()
+    return RankError("died", "ProcessDied", message, rendered=lines)
+
+
+def check_alive(mesh: NotebookMesh, region: Region) -> None:
+    """MeshError where a rank that a cell is meant for is dead already."""
+    dead = sorted(set(region.ranks()) & mesh.dead.keys())
+    if not dead:
+        return
+    report = mesh.dead[dead[0]]
+    raise MeshError(
+        f"{name_ranks(dead)} of {mesh.name} died ({report.cause}). Run on the others with %%mesh !{','.join(map(str, dead))}, "
+        f"or start afresh: %mesh down, then %mesh up"
+    )

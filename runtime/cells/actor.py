@@ -1,0 +1,194 @@
+"""The actors behind `%%mesh`: one runs cells on the worker's main thread, one answers beside it while a cell runs."""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import resource
+import sys
+import threading
+import time
+from collections import OrderedDict
+from typing import Any
+
+from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.actor.context import context, current_origin
+from meshbook.runtime.actor.endpoint import endpoint
+from meshbook.runtime.cells.failures import describe_error
+from meshbook.runtime.cells.interrupts import INTERRUPTS
+from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
+from meshbook.runtime.cells.shell import Ran, RankShell, make_shell
+from meshbook.runtime.cells.values import describe, pack
+from meshbook.runtime.geometry import Extent
+from meshbook.runtime.node.node import Target
+from meshbook.runtime.telemetry.output import TELEMETRY, DisplayChunk
+
+KEPT_VALUES = 16
+PULL_LIMIT = 4 << 30
+
+
+class CellActor(Actor):
+    """Runs cells in the worker's `__main__`, one at a time."""
+
+    def __init__(self) -> None:
+        instance = context().actor_instance
+        self._node = instance.node
+        self._birth = instance.proc
+        # matplotlib draws through IPython's display, as in any notebook; the user's own choice wins.
+        os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+        self._shell: RankShell = make_shell(self._publish)
+        self._shell.user_ns.update(_names_of(self._birth))
+        self._values: OrderedDict[str, Any] = OrderedDict()
+        INTERRUPTS.install()
+        carry_context_into_threads()
+        if self._node.capture is not None:
+            self._node.capture.main_origin = lambda: INTERRUPTS.origin
+
+    @endpoint
+    def prepare(self) -> bool:
+        """True once cells can run here."""
+        return True
+
+    @endpoint
+    def run(self, source: str, number: int) -> CellOutcome:
+        """Run a cell's source; its execution is the message's origin. Never raises what the cell raised."""
+        origin = current_origin()
+        meter = Meter()
+        try:
+            with INTERRUPTS.during(origin):
+                ran = self._shell.run_source(source, number)
+                cost = meter.read()
+                outcome = self._outcome(ran, cost, origin)
+                self._flush()
+        except KeyboardInterrupt as error:
+            # It came between two lines of ours, not of the cell's; the cell was interrupted all the same.
+            outcome = CellOutcome(meter.read(), error=describe_error(error, ()))
+        except SystemExit as error:
+            outcome = CellOutcome(meter.read(), error=_exit_error(error))
+        return outcome
+
+    @endpoint
+    def fetch(self, origin: str) -> bytes:
+        """The pickled value that a cell left here because it was large."""
+        if origin not in self._values:
+            raise KeyError(f"the value is gone: a rank keeps the last {KEPT_VALUES} that did not travel")
+        pickled, note = pack(self._values[origin], PULL_LIMIT)
+        if pickled is None:
+            raise ValueError(f"the value {note}")
+        return pickled
+
+    def _outcome(self, ran: Ran, cost: CellCost, origin: str) -> CellOutcome:
+        if ran.error is not None:
+            return CellOutcome(cost, error=describe_error(ran.error, ran.rendered))
+        if ran.value is None:
+            return CellOutcome(cost)
+        value = describe(ran.value, self._shell.display_formatter)
+        if value.pickled is None:
+            self._keep(origin, ran.value)
+        return CellOutcome(cost, value=value)
+
+    def _keep(self, origin: str, value: Any) -> None:
+        self._values[origin] = value
+        while len(self._values) > KEPT_VALUES:
+            self._values.popitem(last=False)
+
+    def _flush(self) -> None:
+        if self._node.capture is not None:
+            self._node.capture.flush()
+
+    def _publish(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
+        self._flush()  # what was printed before the figure is shown before it
+        chunk = DisplayChunk(current_origin(), self._birth.world.mesh, self._birth.rank, data, metadata)
+        target = Target(self._node.controller, TELEMETRY)
+        self._node.call([target], "output", ((chunk,), {}), Extent((), ()), None)
+
+
+class CellControl(Actor):
+    """Answers while the main thread is busy with a cell."""
+
+    @endpoint
+    def interrupt(self, origin: str) -> bool:
+        """Raise KeyboardInterrupt in the cell of this execution; False where it is not running here."""
+        return INTERRUPTS.request(origin)
+
+    @endpoint
+    def where(self) -> str:
+        """The innermost frame of user code that the main thread is in, as `cell 9:14 in step`; empty where idle."""
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        while frame is not None:
+            if frame.f_code.co_filename.startswith("<cell"):
+                name = "" if frame.f_code.co_name == "<module>" else f" in {frame.f_code.co_name}"
+                return f"{frame.f_code.co_filename.strip('<>')}:{frame.f_lineno}{name}"
+            frame = frame.f_back
+        return ""
+
+
+class Meter:
+    """What a cell costs, from here to `read`."""
+
+    def __init__(self) -> None:
+        self._wall = time.perf_counter()
+        self._cpu = time.process_time()
+        self._cuda = _cuda()
+        if self._cuda is not None:
+            self._cuda.reset_peak_memory_stats()
+
+    def read(self) -> CellCost:
+        cuda = _cuda()
+        return CellCost(
+            wall=time.perf_counter() - self._wall,
+            cpu=time.process_time() - self._cpu,
+            peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            * (1 if sys.platform == "darwin" else 1024),
+            peak_gpu_memory=None if cuda is None else cuda.max_memory_allocated(),
+        )
+
+
+def _cuda() -> Any:
+    """torch.cuda where this process already uses it: asking must not start it."""
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
+
+
+def _names_of(birth: Any) -> dict[str, Any]:
+    """What a cell finds in its namespace on this rank."""
+    extent = Extent(birth.world.labels, birth.world.sizes)
+    return {
+        "rank": birth.rank,
+        "world_size": extent.nelements,
+        "local_rank": birth.local_rank,
+        "point": extent.point(birth.rank),
+        "device": _device(birth.local_rank),
+    }
+
+
+def _device(local_rank: int) -> Any:
+    try:
+        import torch  # weight: the fork server has it already
+    except ImportError:
+        return "cpu"
+    count = torch.cuda.device_count()
+    if not count:
+        return torch.device("cpu")
+    device = torch.device("cuda", local_rank % count)
+    torch.cuda.set_device(device)  # so that a bare "cuda" means this rank's own GPU
+    return device
+
+
+def _exit_error(error: SystemExit) -> RankError:
+    return RankError("raised", "SystemExit", f"{error}; to end the ranks use %mesh down")
+
+
+def carry_context_into_threads() -> None:
+    """Threads print on behalf of the cell that started them. Python does this by itself only from 3.14 on."""
+    start = threading.Thread.start
+    if getattr(start, "carries_context", False) or getattr(sys.flags, "thread_inherit_context", False):
+        return
+
+    def start_with_context(self: threading.Thread) -> None:
+        here, run = contextvars.copy_context(), self.run
+        self.run = lambda: here.run(run)  # type: ignore[method-assign]
+        start(self)
+
+    start_with_context.carries_context = True  # type: ignore[attr-defined]
+    threading.Thread.start = start_with_context  # type: ignore[method-assign]

@@ -1,0 +1,85 @@
+"""An exception in a cell as data: its frames, its rendering, and whether another rank is to blame."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sysconfig
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import meshbook
+from meshbook.runtime.cells.outcome import Frame, RankError
+from meshbook.runtime.cells.values import pack
+
+PACKAGE = str(Path(meshbook.__file__).resolve().parent.parent / "meshbook")
+_LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+# What a rank sees when its partner in a collective is gone (gloo, NCCL, the store, plain sockets).
+_PEER_GONE = re.compile(
+    r"connection (was )?(closed|reset)( by peer)?|broken pipe|ncclRemoteError|NCCL communicator was aborted"
+    r"|remote process exited|socket Timeout|Connection refused",
+    re.IGNORECASE,
+)
+
+
+def describe_error(error: BaseException, rendered: Sequence[str]) -> RankError:
+    """`rendered` is the traceback as IPython prints it."""
+    kind = "interrupted" if isinstance(error, KeyboardInterrupt) else "raised"
+    return RankError(
+        kind=kind,  # type: ignore[arg-type]
+        type_name=type(error).__name__,
+        message=str(error),
+        frames=frames_of(error),
+        rendered=tuple(rendered),
+        is_consequence=_blames_a_peer(error),
+        pickled=pack(error)[0],
+    )
+
+
+def frames_of(error: BaseException) -> tuple[Frame, ...]:
+    """From the cell's first frame on: what is above it is the runtime's."""
+    if isinstance(error, SyntaxError) and error.filename is not None and error.__traceback__ is not None:
+        own = _after_the_runtime(error.__traceback__)
+        if not own or not own[-1].filename.startswith("<cell"):
+            text = (error.text or "").rstrip("\n")
+            return (*own, Frame(error.filename, error.lineno or 0, "<module>", text))
+        return tuple(own)
+    return tuple(_after_the_runtime(error.__traceback__))
+
+
+def _after_the_runtime(trace: TracebackType | None) -> list[Frame]:
+    frames = [
+        Frame(
+            filename=summary.filename,
+            line=summary.lineno or 0,
+            function=summary.name,
+            source=linecache.getline(summary.filename, summary.lineno or 0).rstrip("\n"),
+            is_user=is_user_code(summary.filename),
+        )
+        for summary in traceback.extract_tb(trace)
+    ]
+    while frames and frames[-1].function == "_on_signal" and _is_ours(frames[-1].filename):
+        frames.pop()  # our handler of SIGINT: the user's code was at the frame before
+    first = next(
+        (index for index, frame in enumerate(frames) if frame.filename.startswith("<cell")), len(frames)
+    )
+    return frames[first:]
+
+
+def is_user_code(filename: str) -> bool:
+    """A cell, or a file that is neither a library's nor ours."""
+    if filename.startswith("<"):
+        return filename.startswith("<cell")
+    return not filename.startswith(_LIBRARIES) and "site-packages" not in filename and not _is_ours(filename)
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith(PACKAGE) or str(Path(filename).resolve()).startswith(PACKAGE)
+
+
+def _blames_a_peer(error: BaseException) -> bool:
+    if type(error).__name__ in ("DistBackendError", "DistNetworkError"):
+        return True
+    return isinstance(error, ConnectionError | RuntimeError) and _PEER_GONE.search(str(error)) is not None

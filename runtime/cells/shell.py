@@ -1,0 +1,163 @@
+"""The IPython shell of a rank: runs a cell's source on the main thread and keeps what it leaves, instead of printing it."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from IPython.core.compilerop import CachingCompiler
+from IPython.core.displayhook import DisplayHook
+from IPython.core.displaypub import DisplayPublisher
+from IPython.core.error import StdinNotImplementedError
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+Publish = Callable[[dict[str, Any], dict[str, Any]], None]
+
+
+@dataclass
+class Ran:
+    """What running a source left: the value of its last expression, or the error and its rendering."""
+
+    value: Any = None
+    error: BaseException | None = None
+    rendered: list[str] = field(default_factory=list)
+
+
+class CellCompiler(CachingCompiler):
+    """Names a cell `<cell 9>` by its number in the notebook, so that tracebacks and places say that."""
+
+    number = 0
+
+    def get_code_name(self, raw_code: str, code: str, number: int) -> str:
+        return f"<cell {self.number}>"
+
+    def cache(self, transformed_code: str, number: int = 0, raw_code: str | None = None) -> str:
+        name: str = super().cache(transformed_code, self.number, raw_code)
+        return name
+
+
+class KeepValue(DisplayHook):
+    """Keeps the value of the last expression, unless a semicolon ends it."""
+
+    def __call__(self, result: Any = None) -> None:
+        self.check_for_underscore()
+        if result is not None:
+            self.update_user_ns(result)
+            self.fill_exec_result(result)
+
+    def update_user_ns(self, result: Any) -> None:
+        """`_` is the last value, as in any IPython; there is no `_9`, which would keep tensors alive."""
+        self.shell.user_ns["_"] = result
+
+
+class SendDisplay(DisplayPublisher):
+    """Hands rich displays on."""
+
+    send: Publish = staticmethod(lambda data, metadata: None)
+
+    def publish(self, data: Any, metadata: Any = None, **keywords: Any) -> None:
+        type(self).send(data, metadata or {})
+
+    def clear_output(self, wait: bool = False) -> None:
+        """Nothing: a rank does not clear what other ranks show."""
+
+
+class RankShell(InteractiveShell):
+    """One per worker; its namespace is the worker's `__main__`."""
+
+    def init_history(self) -> None:
+        self.config.HistoryManager.enabled = False
+        super().init_history()
+
+    def init_io(self) -> None:
+        """Nothing: the streams are the capture's."""
+
+    def init_sys_modules(self) -> None:
+        self._main_mod_cache: dict[str, Any] = {}
+        sys.modules["__main__"] = self.user_module
+
+    def showtraceback(self, *arguments: Any, **keywords: Any) -> None:
+        """Render the error for the notebook; but an interrupt is told in a line, and rendering takes its time."""
+        if not isinstance(sys.exc_info()[1], KeyboardInterrupt | asyncio.CancelledError):
+            super().showtraceback(*arguments, **keywords)
+
+    def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
+        # The last entry is the exception's own line, which the notebook says once for all ranks that share it.
+        lines = "\n".join(stb[:-1]) if len(stb) > 1 else "".join(stb).rstrip().rpartition("\n")[0]
+        self.kept.rendered = lines.split("\n")
+
+    def ask_exit(self) -> None:
+        raise SystemExit
+
+    kept: Ran = Ran()
+
+    def run_source(self, source: str, number: int) -> Ran:
+        """Run a cell and return what it left; only KeyboardInterrupt of the runtime itself gets out."""
+        self.kept = Ran()
+        self.execution_count = number
+        self.compile.number = number
+        result = self.run_cell(source, store_history=False)
+        self.kept.error = result.error_before_exec or result.error_in_exec
+        if not ends_in_semicolon(source):
+            self.kept.value = result.result
+        return self.kept
+
+
+def ends_in_semicolon(source: str) -> bool:
+    """Whether the cell's last expression is not to be shown."""
+    try:
+        return bool(DisplayHook.semicolon_at_end_of_expression(source))
+    except Exception:
+        return False  # not even tokens: a syntax error, which has no value
+
+
+def make_shell(publish: Publish) -> RankShell:
+    """The shell of this process; on the main thread."""
+    SendDisplay.send = staticmethod(publish)  # type: ignore[method-assign]
+    config = Config()
+    config.InteractiveShell.colors = "neutral"
+    config.InteractiveShell.displayhook_class = KeepValue
+    config.InteractiveShell.display_pub_class = SendDisplay
+    shell: RankShell = RankShell.instance(
+        config=config,
+        user_module=sys.modules["__main__"],
+        displayhook_class=KeepValue,
+        display_pub_class=SendDisplay,
+        compiler_class=CellCompiler,
+    )
+    shell.loop_runner = LoopRunner()
+    builtins.input = _no_input
+    return shell
+
+
+class LoopRunner:
+    """Runs the coroutine of a cell with top-level await on a loop that lasts as long as the worker."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self._loop)
+
+    def __call__(self, cell: Coroutine[Any, Any, Any]) -> Any:
+        task = self._loop.create_task(cell)
+        try:
+            return self._loop.run_until_complete(task)
+        except KeyboardInterrupt:
+            # The cell would otherwise go on when the next one awaits. Where it was, its own cancelling tells best.
+            task.cancel()
+            self._loop.run_until_complete(asyncio.wait([task]))
+            if task.cancelled() or not isinstance(task.result().error_in_exec, asyncio.CancelledError):
+                raise
+            result = task.result()
+            result.error_in_exec = KeyboardInterrupt().with_traceback(result.error_in_exec.__traceback__)
+            return result
+
+
+def _no_input(prompt: object = "") -> str:
+    raise StdinNotImplementedError(
+        f"input({prompt!r}): a rank has no keyboard; push the value from the notebook instead"
+    )

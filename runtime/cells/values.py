@@ -1,0 +1,100 @@
+"""The value of a cell's last expression as it travels: how it looks, a summary of tensors, and itself where it is small."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+
+import cloudpickle
+
+from meshbook.runtime.cells.outcome import CellValue, TensorSummary
+
+TRAVEL_BYTES = 1 << 20
+SHOWN_CHARACTERS = 20_000
+SHOWN_RICH_CHARACTERS = 1 << 20
+STATISTICS_ELEMENTS = 50_000_000
+
+
+def describe(value: Any, formatter: Any) -> CellValue:
+    """`formatter` is an IPython DisplayFormatter."""
+    tensor = summarize_tensor(value)
+    mime, _ = formatter.format(value)
+    mime = {kind: data for kind, data in mime.items() if kind == "text/plain" or _is_bounded(data)}
+    text = mime.get("text/plain") or repr(value)
+    if len(text) > SHOWN_CHARACTERS:
+        text = f"{text[:SHOWN_CHARACTERS]}… ({len(text):,} characters)"
+    mime["text/plain"] = text
+    pickled, note = pack(value)
+    return CellValue(mime=mime, type_name=type(value).__name__, tensor=tensor, pickled=pickled, note=note)
+
+
+def pack(value: Any, limit: int = TRAVEL_BYTES) -> tuple[bytes | None, str]:
+    """The pickled value; or None and why not."""
+    torch = sys.modules.get("torch")
+    if torch is not None and type(value) is torch.Tensor:
+        if value.numel() * value.element_size() > limit:
+            return None, f"a tensor of over {limit >> 20} MiB stays with its rank"
+        value = value.detach().cpu()  # the controller may have no such device
+    stream = _Bounded(limit)
+    try:
+        cloudpickle.Pickler(stream, 5).dump(value)
+    except _TooLarge:
+        return None, f"a value of over {limit >> 20} MiB stays with its rank"
+    except Exception as error:
+        return None, f"cannot be pickled ({type(error).__name__}: {error})"
+    return stream.getvalue(), ""
+
+
+class _TooLarge(Exception):
+    pass
+
+
+class _Bounded(io.BytesIO):
+    """Stops a pickle that grows beyond the limit, before it has cost the time and the memory."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self._limit = limit
+
+    def write(self, data: Any) -> int:
+        if self.tell() + memoryview(data).nbytes > self._limit:
+            raise _TooLarge
+        return super().write(data)
+
+
+def _is_bounded(data: Any) -> bool:
+    return not isinstance(data, str | bytes) or len(data) <= SHOWN_RICH_CHARACTERS
+
+
+def summarize_tensor(value: Any) -> TensorSummary | None:
+    """Of a torch tensor or a NumPy array; None for anything else."""
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _summary(value, str(value.dtype).removeprefix("torch."), str(value.device), _torch_statistics)
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        return _summary(value, str(value.dtype), "cpu", _numpy_statistics)
+    return None
+
+
+def _summary(value: Any, dtype: str, device: str, statistics: Any) -> TensorSummary:
+    try:
+        least, mean, most = statistics(value)
+    except Exception:
+        least = mean = most = (
+            None  # no order (complex, strings), or nothing in it: the shape still tells something
+        )
+    return TensorSummary(type(value).__name__, tuple(value.shape), dtype, device, least, mean, most)
+
+
+def _torch_statistics(tensor: Any) -> tuple[float | None, ...]:
+    if not 0 < tensor.numel() <= STATISTICS_ELEMENTS:
+        return None, None, None
+    plain = tensor.detach()
+    return float(plain.min()), float(plain.double().mean()), float(plain.max())
+
+
+def _numpy_statistics(array: Any) -> tuple[float | None, ...]:
+    if not 0 < array.size <= STATISTICS_ELEMENTS:
+        return None, None, None
+    return float(array.min()), float(array.mean(dtype="float64")), float(array.max())
