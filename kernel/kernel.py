@@ -19,7 +19,7 @@ from meshbook.magics.extension import load
 from meshbook.runtime.hosts.session import close_session
 
 
-class MeshKernel(IPythonKernel):  # type: ignore[misc]
+class MeshKernel(IPythonKernel):
     """The kernel named `meshbook`."""
 
     implementation = "meshbook"
@@ -45,7 +45,7 @@ class MeshKernel(IPythonKernel):  # type: ignore[misc]
         return reply
 
 
-class MeshKernelApp(IPKernelApp):  # type: ignore[misc]
+class MeshKernelApp(IPKernelApp):
     """The application that runs it."""
 
     name = "meshbook-kernel"

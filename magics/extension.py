@@ -24,7 +24,7 @@ from meshbook.magics.options import (
 from meshbook.magics.output import Display, LiveDisplay
 from meshbook.magics.publisher import publisher_for
 from meshbook.magics.results import MeshResult
-from meshbook.magics.run import CellRun, check_alive
+from meshbook.magics.run import CellRun, check_able
 from meshbook.magics.transform import RUNNER, transform
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.geometry import Extent
@@ -33,7 +33,7 @@ from meshbook.runtime.mesh.procs import ProcMesh
 
 
 @magics_class
-class MeshMagics(Magics):  # type: ignore[misc]
+class MeshMagics(Magics):
     """`%%mesh` and `%mesh`."""
 
     def __init__(self, shell: Any) -> None:
@@ -63,7 +63,7 @@ class MeshMagics(Magics):  # type: ignore[misc]
         if not len(self.meshes):
             await self._bring_up_default()
         mesh, selected = self.meshes.select(options.selection)
-        check_alive(mesh, selected.region)
+        check_able(mesh, selected.region)
         publisher = publisher_for(self.shell)
         run = CellRun(
             *(self._session(), mesh, selected.region, options, self._shown(options), publisher),
@@ -73,9 +73,7 @@ class MeshMagics(Magics):  # type: ignore[misc]
         if options.out:
             self.shell.user_ns[options.out] = result
         if options.time:
-            publisher.publish(
-                [Display({"text/plain": repr(result.cost), "text/html": result.cost._repr_html_()}, {})]
-            )
+            publisher.publish([Display({"text/plain": repr(result.cost), "text/html": result.cost._repr_html_()}, {})])
         return result if result.has_value else None
 
     def _shown(self, options: CellOptions) -> frozenset[int] | None:
@@ -91,16 +89,14 @@ class MeshMagics(Magics):  # type: ignore[misc]
     @cell_magic("mesh")  # type: ignore[untyped-decorator]
     def refuse_nested(self, line: str, cell: str) -> None:
         """Run the cell on ranks of the mesh: `%%mesh [SEL] [options]`; `%%mesh --help` tells more."""
-        raise RuntimeError(
-            "%%mesh works as the first line of a cell; inside code use %mesh, or the mesh's own methods"
-        )
+        raise RuntimeError("%%mesh works as the first line of a cell; inside code use %mesh, or the mesh's own methods")
 
     # -- verbs -------------------------------------------------------------------
 
     @no_var_expand  # type: ignore[untyped-decorator]
     @line_magic("mesh")  # type: ignore[untyped-decorator]
     def control(self, line: str) -> None:
-        """Control the meshes of this notebook: `%mesh up --gpus 4`, `status`, `down`, `log`; `%mesh --help` tells more."""
+        """Control the meshes of this notebook: `%mesh up --gpus 4`, `status`, `down`, `log`; see `%mesh --help`."""
         match parse_verb(line):
             case HelpRequested(text):
                 print(text)

@@ -94,8 +94,6 @@ def _labelled(mesh: str, stream: StreamName, by_rank: dict[int, list[str]]) -> S
     for rank, parts in sorted(by_rank.items()):
         ranks_of.setdefault("".join(parts), []).append(rank)
     lines = [
-        f"[{mesh} {format_ranks(ranks)}] {line}\n"
-        for text, ranks in ranks_of.items()
-        for line in text.splitlines()
+        f"[{mesh} {format_ranks(ranks)}] {line}\n" for text, ranks in ranks_of.items() for line in text.splitlines()
     ]
     return Stream(stream, "".join(lines))

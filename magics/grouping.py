@@ -193,12 +193,8 @@ def _merge_lines(lines: Sequence[str], owners: Sequence[tuple[int, ...]]) -> str
     plain = [strip_ansi(line) for line in lines]
     words = _NUMBER.split(plain[0])
     columns = list(zip(*(_NUMBER.findall(line) for line in plain), strict=True))
-    merged = words[0] + "".join(
-        _merge_numbers(column) + word for column, word in zip(columns, words[1:], strict=True)
-    )
-    markers = dict.fromkeys(
-        f"r{_find_largest(column, owners)}" for column in columns if _needs_marker(column, owners)
-    )
+    merged = words[0] + "".join(_merge_numbers(column) + word for column, word in zip(columns, words[1:], strict=True))
+    markers = dict.fromkeys(f"r{_find_largest(column, owners)}" for column in columns if _needs_marker(column, owners))
     return f"{merged} (max {', '.join(markers)})" if markers else merged
 
 
@@ -235,9 +231,7 @@ def _labelled_lines(group: Group, stream: StreamName) -> list[str]:
 def _announce_hidden(group: Group, stream: StreamName) -> str:
     noun = "line" if group.block.hidden == 1 else "lines"
     where = (
-        f"result[{group.ranks[0]}].{stream} has all; %mesh log {group.ranks[0]}"
-        if group.ranks
-        else "%mesh log RANK"
+        f"result[{group.ranks[0]}].{stream} has all; %mesh log {group.ranks[0]}" if group.ranks else "%mesh log RANK"
     )
     return f"… {group.block.hidden:,} {noun} not shown ({where})"
 

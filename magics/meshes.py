@@ -39,7 +39,8 @@ class NotebookMesh:
     control: CellControl
     has_gpus: bool
     dead: dict[int, ExitReport] = field(default_factory=dict)
-    last: LastCell = LastCell()
+    last: LastCell = field(default_factory=LastCell)
+    busy: dict[int, int] = field(default_factory=dict)  # rank -> the cell that ended without its answer
 
     @property
     def extent(self) -> Extent:
@@ -124,9 +125,7 @@ class Meshes:
                 f"{name!r} cannot name a mesh: a name like a variable's, and none of {', '.join(sorted(RESERVED))}"
             )
         if name in self._by_name:
-            raise MeshError(
-                f"{self._by_name[name].describe()} is up already: %mesh down {name}, or another --name"
-            )
+            raise MeshError(f"{self._by_name[name].describe()} is up already: %mesh down {name}, or another --name")
 
     def _watch(self, session: Session, mesh: NotebookMesh) -> None:
         ranks = {address.node: rank for rank, address in enumerate(mesh.procs.nodes)}

@@ -1,4 +1,4 @@
-"""`Mistake`: what the user wrote cannot be done as written. Shown as its message, without a traceback through our code."""
+"""`Mistake`: what the user wrote cannot be done as written. Shown as one line, with no traceback through our code."""
 
 from __future__ import annotations
 

@@ -133,9 +133,7 @@ def _cell_parser() -> _Parser:
         help="which ranks: all, 0, -1, 0,3, 0:4, ::2, !3, gpus=0:4, NAME, NAME[0,3], failed, ok, changed"
         " (default: all)",
     )
-    parser.add_argument(
-        "-o", "--out", metavar="NAME", type=_variable, help="keep the result object in this variable"
-    )
+    parser.add_argument("-o", "--out", metavar="NAME", type=_variable, help="keep the result object in this variable")
     printing = parser.add_mutually_exclusive_group()
     printing.add_argument(
         "--show", metavar="SEL", type=_selector, help="print only what these ranks write; nothing is lost"
@@ -164,9 +162,7 @@ def _up_parser() -> _Parser:
     parser = _Parser(prog="%mesh up", description="Start a mesh.")
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--gpus", metavar="N", type=_count, help="how many workers")
-    size.add_argument(
-        "--shape", metavar="DIM=N,...", type=_shape, help="dimensions and sizes, such as hosts=2,gpus=4"
-    )
+    size.add_argument("--shape", metavar="DIM=N,...", type=_shape, help="dimensions and sizes, such as hosts=2,gpus=4")
     parser.add_argument("--name", metavar="NAME", type=_variable, help="what selectors call it")
     return parser
 
@@ -207,9 +203,7 @@ _VERBS: dict[str, tuple[Callable[[], _Parser], Callable[..., Verb]]] = {
 
 
 def _overview() -> str:
-    return (
-        "".join(build().format_usage() for build, _ in _VERBS.values()) + "\n%mesh VERB --help says more.\n"
-    )
+    return "".join(build().format_usage() for build, _ in _VERBS.values()) + "\n%mesh VERB --help says more.\n"
 
 
 # --- the types of arguments ---
@@ -269,9 +263,7 @@ class _Parser(argparse.ArgumentParser):
     def __init__(self, prog: str, description: str) -> None:
         # A fixed width: the terminal in which the server happened to start says nothing about the notebook.
         formatter = functools.partial(argparse.HelpFormatter, width=100, max_help_position=28)
-        super().__init__(
-            prog, description=description, formatter_class=formatter, allow_abbrev=False, add_help=False
-        )
+        super().__init__(prog, description=description, formatter_class=formatter, allow_abbrev=False, add_help=False)
         self.add_argument("-h", "--help", action=_HelpAction, nargs=0, help="show this, and run nothing")
 
     def error(self, message: str) -> NoReturn:
@@ -302,9 +294,7 @@ def _read(parser: _Parser, words: Sequence[str]) -> argparse.Namespace:
 
 def _about_leftover(word: str, options: Sequence[str]) -> str:
     if not word.startswith("-"):
-        return (
-            f"{_quoted(_with_minus(word))} is one word too many (names and selectors have no blanks in them)"
-        )
+        return f"{_quoted(_with_minus(word))} is one word too many (names and selectors have no blanks in them)"
     name = word.partition("=")[0]
     return f"no option {_quoted(name)}{_suggestion(name, options)} The options are {', '.join(options)}."
 

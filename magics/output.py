@@ -35,9 +35,7 @@ STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")
 
 _LEAST_SHARE = 512  # of a publication, for one group: below that little of it could be read
 _LEAST_LINE = 80
-_LIVE_LINE = (
-    400  # characters of a line that the live area can show: aligning endless lines would take it seconds
-)
+_LIVE_LINE = 400  # characters of a line that the live area can show: aligning endless lines would take it seconds
 _ANNOUNCEMENT_SIZE = 120  # about what the line takes that tells of a cut
 _PIECE = 4096  # characters; smaller chunks are joined up to this size
 _STDERR_STYLE = "background:var(--jp-rendermime-error-background,rgba(255,0,0,.1))"
@@ -315,17 +313,13 @@ class CellOutput:
         if streams:
             self._late_room -= sum(len(stream.text) for stream in streams)
             if self._late_room <= 0:
-                streams.append(
-                    Stream("stdout", "… later output of this cell is not shown (%mesh log RANK)\n")
-                )
+                streams.append(Stream("stdout", "… later output of this cell is not shown (%mesh log RANK)\n"))
         return [*streams, *self._pictures.take_all()]
 
     def _forget_texts(self) -> None:
         make = _ArrivedText if self._mode in ("order", "none") else _RankedText
         limit = self._limits.capture_of(len(self._ranks))
-        self._texts: dict[StreamName, _ArrivedText | _RankedText] = {
-            name: make(limit, self._mode) for name in STREAMS
-        }
+        self._texts: dict[StreamName, _ArrivedText | _RankedText] = {name: make(limit, self._mode) for name in STREAMS}
         self._unseen: set[int] = set()
         self._is_changed = False
 
@@ -416,9 +410,7 @@ def group_pictures(pictures: Iterable[Picture]) -> list[Display]:
     return [display for _, same in ordered for display in _label_picture(same)]
 
 
-def format_header(
-    *, total: int, running: int, failed: int, elapsed: float, slowest: int | None = None
-) -> str:
+def format_header(*, total: int, running: int, failed: int, elapsed: float, slowest: int | None = None) -> str:
     """The line above a longer cell's output: `8 ranks · 6 running · 2 done · 00:12 · r3 slowest`."""
     done = total - running - failed
     counts = [(running, "running"), (done, "done"), (failed, "failed")]
@@ -503,9 +495,7 @@ def _shorten_line(line: str, length: int) -> str:
 
 def _announce_rest(groups: Sequence[Group]) -> Group:
     ranks = {rank for group in groups for rank in group.ranks}
-    return Group(
-        (), Block((f"… {len(groups):,} more groups not shown: {format_label(ranks)} (%mesh log RANK)",))
-    )
+    return Group((), Block((f"… {len(groups):,} more groups not shown: {format_label(ranks)} (%mesh log RANK)",)))
 
 
 def _size_of(lines: Iterable[str], prefix: str) -> int:

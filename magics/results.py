@@ -47,9 +47,7 @@ MOST_ELEMENTS = 8  # of a tensor that is shown itself; a larger one shows its st
 _IMAGES = ("image/svg+xml", "image/png", "image/jpeg", "image/gif")
 _COLUMNS = ("rank", "wall", "CPU", "peak RSS", "peak GPU")
 _PRE = '<pre style="margin:0;white-space:pre-wrap;font-family:var(--jp-code-font-family,monospace)">'
-_LABEL = (
-    '<div style="color:var(--jp-ui-font-color2,#808080);font-family:var(--jp-code-font-family,monospace)">'
-)
+_LABEL = '<div style="color:var(--jp-ui-font-color2,#808080);font-family:var(--jp-code-font-family,monospace)">'
 _CELL = '<td style="text-align:right;font-family:var(--jp-code-font-family,monospace)">'
 
 
@@ -81,9 +79,7 @@ class RankResult:
         if value.pickled is not None:
             return pickle.loads(value.pickled)
         if self._fetch is None:
-            raise LookupError(
-                f"the value of rank {self.rank} stayed there: {value.note or 'it did not travel'}"
-            )
+            raise LookupError(f"the value of rank {self.rank} stayed there: {value.note or 'it did not travel'}")
         return self._fetch(self.rank)
 
     @property
@@ -122,9 +118,7 @@ class MeshResult:
         self._fetch = fetch
         # A rank that died may have left no outcome; then it is not in the result.
         self._outcomes = {rank: outcomes[rank] for rank in sorted(region.ranks()) if rank in outcomes}
-        self._results = {
-            rank: RankResult(rank, outcome, texts, fetch) for rank, outcome in self._outcomes.items()
-        }
+        self._results = {rank: RankResult(rank, outcome, texts, fetch) for rank, outcome in self._outcomes.items()}
 
     @property
     def extent(self) -> Extent:
@@ -371,15 +365,11 @@ def _shared_mime(outcomes: Mapping[int, CellOutcome]) -> dict[str, Any]:
 
 def _parts_of(outcomes: Mapping[int, CellOutcome]) -> list[_Part]:
     """The values in order of their lowest rank, then the ranks without one, then the errors."""
-    values = {
-        rank: each.value for rank, each in outcomes.items() if each.value is not None and _has_value(each)
-    }
+    values = {rank: each.value for rank, each in outcomes.items() if each.value is not None and _has_value(each)}
     plain = {rank: each.mime for rank, each in values.items() if each.tensor is None}
     texts = {rank: str(mime.get("text/plain", "")) for rank, mime in plain.items() if not _markup_of(mime)}
     rich = {rank: mime for rank, mime in plain.items() if rank not in texts}
-    parts = sorted(
-        [*_tensor_parts(values), *_rich_parts(rich), *_text_parts(texts)], key=lambda each: each.ranks
-    )
+    parts = sorted([*_tensor_parts(values), *_rich_parts(rich), *_text_parts(texts)], key=lambda each: each.ranks)
     failed = {rank: _describe_error(each.error) for rank, each in outcomes.items() if each.error is not None}
     silent = [rank for rank in outcomes if rank not in values and rank not in failed]
     if silent:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import math
 import signal
 import threading
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ from meshbook.magics.results import MeshResult
 from meshbook.magics.selection import LastCell
 from meshbook.magics.tracebacks import make_cell_error
 from meshbook.runtime.actor.context import CURRENT, Context
-from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
+from meshbook.runtime.cells.outcome import CellCost, CellOutcome, Frame, RankError
 from meshbook.runtime.errors import MeshbookError, ProcessDied
 from meshbook.runtime.geometry import Region
 from meshbook.runtime.hosts.session import Session
@@ -35,9 +36,9 @@ from meshbook.runtime.telemetry.spool import Spool
 
 TICK = 0.25  # seconds between looks at what there is to show
 GRACE = 0.5  # after a first error, for the others to come to theirs, before they are interrupted
-DEATH_WAIT = (
-    0.3  # after a rank died, for the others to answer an interrupt, before the cell ends without them
-)
+DEATH_WAIT = 0.3  # after a rank died, for the others to answer an interrupt, before the cell ends without them
+STUCK_WAIT = 5.0  # the same after an error: a rank in a collective does not hear an interrupt
+WHERE_WAIT = 0.5  # for ranks to say where they are
 _serial = itertools.count(1)
 StreamName = Literal["stdout", "stderr"]
 
@@ -91,9 +92,7 @@ class CellRun:
         result = self._result()
         self._mesh.last = self._history()
         if self._failed:
-            errors = {
-                rank: outcome.error for rank, outcome in self._outcomes.items() if outcome.error is not None
-            }
+            errors = {rank: outcome.error for rank, outcome in self._outcomes.items() if outcome.error is not None}
             raise make_cell_error(self._judged(errors), self._failed, result)
         return result
 
@@ -104,26 +103,31 @@ class CellRun:
         finally:
             CURRENT.reset(token)
         for rank, future in zip(self._ranks, futures, strict=True):
-            future.when_done(lambda rank=rank, future=future: self._answered(rank, future))  # type: ignore[misc]
+            future.when_done(lambda rank=rank, future=future: self._answered(rank, future))
 
     async def _wait(self) -> None:
-        interrupt_at = end_at = float("inf")
+        """Until every rank has answered, or there is no use in waiting for those that have not."""
+        interrupt_at = end_at = math.inf
         while len(self._outcomes) < len(self._ranks):
-            await self._sleep()
             now = self._loop.time()
             self._publish_due(now)
             if self._failed and self._options.on_error == "stop":
                 interrupt_at = min(interrupt_at, now + (0.0 if self._has_death else GRACE))
-            if self._has_death:
-                end_at = min(end_at, now + DEATH_WAIT)
             if now >= interrupt_at and not self._sent_interrupt:
                 self._interrupt_ranks()
+            if self._has_death:
+                end_at = min(end_at, now + DEATH_WAIT)
+            elif self._sent_interrupt and not self._interrupts:  # because a rank failed; a person is more patient
+                end_at = min(end_at, now + STUCK_WAIT)
             if now >= end_at or self._interrupts > 1:
-                return self._give_up()
+                await self._give_up()
+                return
+            due = end_at if self._sent_interrupt else min(interrupt_at, end_at)
+            await self._sleep(min(TICK, due - now))
 
-    async def _sleep(self) -> None:
+    async def _sleep(self, seconds: float) -> None:
         try:
-            await asyncio.wait_for(self._wake.wait(), TICK)
+            await asyncio.wait_for(self._wake.wait(), seconds)
         except TimeoutError:
             return
         self._wake.clear()
@@ -142,9 +146,7 @@ class CellRun:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        previous = signal.signal(
-            signal.SIGINT, lambda number, frame: self._loop.call_soon_threadsafe(self.interrupt)
-        )
+        previous = signal.signal(signal.SIGINT, lambda number, frame: self._loop.call_soon_threadsafe(self.interrupt))
         try:
             yield
         finally:
@@ -162,13 +164,22 @@ class CellRun:
         if running:
             self._control(running).interrupt.broadcast(self.origin)
 
-    def _give_up(self) -> None:
+    async def _give_up(self) -> None:
         """End the cell without the ranks that do not answer; they stay busy with it."""
+        silent = [rank for rank in self._ranks if rank not in self._outcomes]
+        places = self._control(silent).where.call_each() if silent else []
+        for rank, place in zip(silent, places, strict=True):
+            try:
+                frame = await asyncio.wait_for(place.as_asyncio(), WHERE_WAIT)
+            except (TimeoutError, MeshbookError):
+                frame = None
+            self._note_silent(rank, (frame,) if frame else ())
+
+    def _note_silent(self, rank: int, frames: tuple[Frame, ...]) -> None:
+        error = RankError("interrupted", "no answer", "the rank does not hear interrupts and is still busy", frames)
         with self._lock:
-            for rank in [rank for rank in self._ranks if rank not in self._outcomes]:
-                error = RankError(
-                    "interrupted", "KeyboardInterrupt", "no answer yet: the rank is still busy with this cell"
-                )
+            if rank not in self._outcomes:
+                self._mesh.busy[rank] = self._number
                 self._note(rank, CellOutcome(_NOTHING, error=error))
 
     # -- from the receiving thread -------------------------------------------------
@@ -179,7 +190,8 @@ class CellRun:
         except MeshbookError as error:
             outcome = CellOutcome(_NOTHING, error=_lost(rank, error))
         with self._lock:
-            if self._is_late or rank in self._outcomes:
+            if rank in self._outcomes:
+                self._mesh.busy.pop(rank, None)
                 return
             self._note(rank, outcome)
             is_over = len(self._outcomes) == len(self._ranks)
@@ -271,13 +283,20 @@ def _lost(rank: int, error: MeshbookError) -> RankError:
     return RankError("died", "ProcessDied", message, rendered=lines)
 
 
-def check_alive(mesh: NotebookMesh, region: Region) -> None:
-    """MeshError where a rank that a cell is meant for is dead already."""
-    dead = sorted(set(region.ranks()) & mesh.dead.keys())
-    if not dead:
-        return
-    report = mesh.dead[dead[0]]
-    raise MeshError(
-        f"{name_ranks(dead)} of {mesh.name} died ({report.cause}). Run on the others with %%mesh !{','.join(map(str, dead))}, "
-        f"or start afresh: %mesh down, then %mesh up"
-    )
+def check_able(mesh: NotebookMesh, region: Region) -> None:
+    """MeshError where a rank that a cell is meant for is dead, or still busy with an earlier cell."""
+    ranks = set(region.ranks())
+    if dead := sorted(ranks & mesh.dead.keys()):
+        raise MeshError(
+            f"{name_ranks(dead)} of {mesh.name} died ({mesh.dead[dead[0]].cause}). {_others(dead)} "
+            f"or start afresh: %mesh down, then %mesh up"
+        )
+    if busy := sorted(ranks & mesh.busy.keys()):
+        raise MeshError(
+            f"{name_ranks(busy)} of {mesh.name} did not answer in cell {mesh.busy[busy[0]]} and still run it. Wait, or "
+            f"{_others(busy).lower()} or start afresh: %mesh down --now, then %mesh up"
+        )
+
+
+def _others(ranks: list[int]) -> str:
+    return f"Run on the others with %%mesh !{','.join(map(str, ranks))},"

@@ -219,9 +219,7 @@ class _Parser:
         token = self._take()
         if token.text not in _WORDS:
             hint = _suggestion(token.text, _WORDS)
-            self._complain(
-                token, f"{_quoted(token.text)} is no selector here; there are {', '.join(_WORDS)}{hint}"
-            )
+            self._complain(token, f"{_quoted(token.text)} is no selector here; there are {', '.join(_WORDS)}{hint}")
         return Everything() if token.text == "all" else Outcome(token.text, token.column)
 
     def _dimensions(self) -> Dimensions:
@@ -354,9 +352,7 @@ class _Resolver:
     def _ranks(self, ranks: Ranks) -> Region:
         base_ranks = self._region().ranks()
         places = range(len(base_ranks))
-        chosen = {
-            place for item in ranks.items for place in self._places(item, places, "rank", self._mesh_size())
-        }
+        chosen = {place for item in ranks.items for place in self._places(item, places, "rank", self._mesh_size())}
         return self._region().pick(base_ranks[place] for place in chosen)
 
     def _dimensions(self, dimensions: Dimensions) -> Region:
@@ -373,12 +369,8 @@ class _Resolver:
             problem = f"there is no dimension {_quoted(dimension.name)}; {self._mesh_size()}"
             self._complain(dimension.column, problem + _suggestion(dimension.name, sizes))
         size = sizes[dimension.name]
-        places = self._places(
-            dimension.item, range(size), dimension.name, f"the size of {dimension.name} is {size}"
-        )
-        return (
-            places[0] if isinstance(dimension.item, Index) else slice(places.start, places.stop, places.step)
-        )
+        places = self._places(dimension.item, range(size), dimension.name, f"the size of {dimension.name} is {size}")
+        return places[0] if isinstance(dimension.item, Index) else slice(places.start, places.stop, places.step)
 
     def _places(self, item: Item, places: range, meaning: str, size: str) -> range:
         """The places an item means among all of them, as a list would have it, but never none."""

@@ -153,9 +153,7 @@ def describe_interrupt(groups: Iterable[ErrorGroup]) -> str:
             others.append(group)
     by_rank = sorted(ranks_at.items(), key=lambda item: min(item[1]))
     verbs = ["was at" if len(by_rank[0][1]) == 1 else "were at", *["at"] * (len(by_rank) - 1)]
-    where = [
-        f"{name_ranks(ranks)} {verb} {place}" for (place, ranks), verb in zip(by_rank, verbs, strict=True)
-    ]
+    where = [f"{name_ranks(ranks)} {verb} {place}" for (place, ranks), verb in zip(by_rank, verbs, strict=True)]
     tail = [describe_consequences(others)] if others else []
     return "; ".join(["interrupted", ", ".join(where), *tail])
 

@@ -22,7 +22,7 @@ def transform(lines: list[str]) -> list[str]:
     if found is None:
         return lines
     # A comment stands for the magic's line, so that line numbers in tracebacks are those of the cell.
-    body = "".join(["#\n" * first, f"#mesh: {found}\n", *lines[first + 1 :]])
+    body = "".join(["#\n" * first, f"#mesh: {found}".rstrip() + "\n", *lines[first + 1 :]])
     return [f"await {RUNNER}({found!r}, {body!r})\n"]
 
 

@@ -16,7 +16,7 @@ from meshbook.runtime.actor.context import context, current_origin
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.cells.failures import describe_error
 from meshbook.runtime.cells.interrupts import INTERRUPTS
-from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
+from meshbook.runtime.cells.outcome import CellCost, CellOutcome, Frame, RankError
 from meshbook.runtime.cells.shell import Ran, RankShell, make_shell
 from meshbook.runtime.cells.values import describe, pack
 from meshbook.runtime.geometry import Extent
@@ -112,15 +112,14 @@ class CellControl(Actor):
         return INTERRUPTS.request(origin)
 
     @endpoint
-    def where(self) -> str:
-        """The innermost frame of user code that the main thread is in, as `cell 9:14 in step`; empty where idle."""
+    def where(self) -> Frame | None:
+        """The innermost frame of a cell's code that the main thread is in; None where it is idle."""
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         while frame is not None:
             if frame.f_code.co_filename.startswith("<cell"):
-                name = "" if frame.f_code.co_name == "<module>" else f" in {frame.f_code.co_name}"
-                return f"{frame.f_code.co_filename.strip('<>')}:{frame.f_lineno}{name}"
+                return Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
             frame = frame.f_back
-        return ""
+        return None
 
 
 class Meter:
@@ -138,8 +137,7 @@ class Meter:
         return CellCost(
             wall=time.perf_counter() - self._wall,
             cpu=time.process_time() - self._cpu,
-            peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            * (1 if sys.platform == "darwin" else 1024),
+            peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
             peak_gpu_memory=None if cuda is None else cuda.max_memory_allocated(),
         )
 

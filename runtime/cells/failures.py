@@ -62,9 +62,7 @@ def _after_the_runtime(trace: TracebackType | None) -> list[Frame]:
     ]
     while frames and frames[-1].function == "_on_signal" and _is_ours(frames[-1].filename):
         frames.pop()  # our handler of SIGINT: the user's code was at the frame before
-    first = next(
-        (index for index, frame in enumerate(frames) if frame.filename.startswith("<cell")), len(frames)
-    )
+    first = next((index for index, frame in enumerate(frames) if frame.filename.startswith("<cell")), len(frames))
     return frames[first:]
 
 

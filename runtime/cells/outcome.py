@@ -1,4 +1,4 @@
-"""What a cell left behind on one rank: its value, its error, its cost. Plain data, made in the worker and read by the notebook.
+"""What a cell left behind on one rank: its value, its error, its cost. Plain data, made in the worker.
 
 Not for running cells (`shell`) or for showing results (`meshbook.magics`).
 """

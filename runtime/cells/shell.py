@@ -1,4 +1,4 @@
-"""The IPython shell of a rank: runs a cell's source on the main thread and keeps what it leaves, instead of printing it."""
+"""The IPython shell of a rank: runs a cell on the main thread and keeps what it leaves, instead of printing it."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ class RankShell(InteractiveShell):
         sys.modules["__main__"] = self.user_module
 
     def showtraceback(self, *arguments: Any, **keywords: Any) -> None:
-        """Render the error for the notebook; but an interrupt is told in a line, and rendering takes its time."""
-        if not isinstance(sys.exc_info()[1], KeyboardInterrupt | asyncio.CancelledError):
+        """Render the error for the notebook; but an interrupt or an exit is told in a line."""
+        if not isinstance(sys.exc_info()[1], KeyboardInterrupt | asyncio.CancelledError | SystemExit):
             super().showtraceback(*arguments, **keywords)
 
     def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
@@ -92,7 +92,7 @@ class RankShell(InteractiveShell):
         self.kept.rendered = lines.split("\n")
 
     def ask_exit(self) -> None:
-        raise SystemExit
+        raise RuntimeError("exit() does not end a rank: %mesh down ends all of them")
 
     kept: Ran = Ran()
 
@@ -118,7 +118,7 @@ def ends_in_semicolon(source: str) -> bool:
 
 def make_shell(publish: Publish) -> RankShell:
     """The shell of this process; on the main thread."""
-    SendDisplay.send = staticmethod(publish)  # type: ignore[method-assign]
+    SendDisplay.send = staticmethod(publish)
     config = Config()
     config.InteractiveShell.colors = "neutral"
     config.InteractiveShell.displayhook_class = KeepValue

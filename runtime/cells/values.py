@@ -1,4 +1,4 @@
-"""The value of a cell's last expression as it travels: how it looks, a summary of tensors, and itself where it is small."""
+"""The value of a cell's last expression as it travels: its looks, a summary of tensors, itself where it is small."""
 
 from __future__ import annotations
 
@@ -81,9 +81,7 @@ def _summary(value: Any, dtype: str, device: str, statistics: Any) -> TensorSumm
     try:
         least, mean, most = statistics(value)
     except Exception:
-        least = mean = most = (
-            None  # no order (complex, strings), or nothing in it: the shape still tells something
-        )
+        least = mean = most = None  # no order (complex, strings), or nothing in it: the shape still tells something
     return TensorSummary(type(value).__name__, tuple(value.shape), dtype, device, least, mean, most)
 
 
