@@ -51,8 +51,10 @@ def _short(value: float) -> str:
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    name, *figures = (cell.ljust(width) if index in (0, 3, 4) else cell.rjust(width)
-                      for index, (cell, width) in enumerate(zip(row, widths, strict=True)))
+    name, *figures = (
+        cell.ljust(width) if index in (0, 3, 4) else cell.rjust(width)
+        for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+    )
     return "  ".join((name, *figures)).rstrip()
 
 

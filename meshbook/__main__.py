@@ -65,9 +65,7 @@ def install(prefix: str | None) -> int:
         source = Path(staging) / KERNEL_NAME
         shutil.copytree(KERNELSPEC, source)
         spec_file = source / "kernel.json"
-        spec_file.write_text(
-            json.dumps(bound_to_interpreter(json.loads(spec_file.read_text())), indent=2) + "\n"
-        )
+        spec_file.write_text(json.dumps(bound_to_interpreter(json.loads(spec_file.read_text())), indent=2) + "\n")
         written = KernelSpecManager().install_kernel_spec(
             str(source), kernel_name=KERNEL_NAME, user=prefix is None, prefix=prefix
         )

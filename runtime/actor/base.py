@@ -48,7 +48,9 @@ def check_class(cls: Any, taken: frozenset[str]) -> None:
             f"loop of the others: make all of them async, or all of them sync"
         )
     if hidden := sorted(taken & endpoints.keys()):
-        raise ValueError(f"{cls.__qualname__}: endpoint {hidden[0]!r} would hide what every actor mesh has by that name")
+        raise ValueError(
+            f"{cls.__qualname__}: endpoint {hidden[0]!r} would hide what every actor mesh has by that name"
+        )
 
 
 def check_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

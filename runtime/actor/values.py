@@ -120,5 +120,3 @@ class Once(Generic[T]):
         if self._error is not None:
             raise self._error
         return self._value
-
-

@@ -215,7 +215,9 @@ class Node:
 
     def reply(self, to: str, call: int, value: Any, what: str) -> None:
         try:
-            frame = pack(Reply(self.address.node, call, "ok"), pickling.dumps(value, what), self.settings.max_message_bytes)
+            frame = pack(
+                Reply(self.address.node, call, "ok"), pickling.dumps(value, what), self.settings.max_message_bytes
+            )
         except MeshbookError as error:
             return self.reply_error(to, call, str(error), error)
         return self._answer(to, frame)

@@ -43,7 +43,9 @@ def ipc_url(folder: Path, node: str) -> str:
     """Where the node of this name is reached on one host. ValueError where the path is too long for a socket."""
     path = str(folder / node)
     if len(path.encode()) > 107:
-        raise ValueError(f"{path} is over 107 bytes, the limit of a Unix socket: set MESHBOOK_RUNTIME_DIR to a shorter folder")
+        raise ValueError(
+            f"{path} is over 107 bytes, the limit of a Unix socket: set MESHBOOK_RUNTIME_DIR to a shorter folder"
+        )
     return f"ipc://{path}"
 
 

@@ -75,7 +75,9 @@ def unpack(frame: Buffer) -> tuple[messages.Any, list[Buffer]]:
     if magic != MAGIC:
         raise RefusedMessage(f"a frame that begins with {bytes(view[:4])!r} is no message of meshbook")
     if version != VERSION:
-        raise RefusedMessage(f"the sender speaks wire version {version}, this process {VERSION}: install the same meshbook")
+        raise RefusedMessage(
+            f"the sender speaks wire version {version}, this process {VERSION}: install the same meshbook"
+        )
     try:
         return _unpack_parts(view, header_length, stream_length, count)
     except (struct.error, msgspec.DecodeError, ValueError) as error:

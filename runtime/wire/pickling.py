@@ -98,7 +98,9 @@ def _rebuild_tensor(buffer: Buffer, dtype: str, shape: tuple[int, ...], requires
 
 def _culprit(value: Any) -> str:
     """Which part of a call's arguments is at fault, as `args[1] (a generator): `, or the empty string."""
-    if not (isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple) and isinstance(value[1], dict)):
+    if not (
+        isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple) and isinstance(value[1], dict)
+    ):
         return ""
     parts = [*((f"argument {index}", part) for index, part in enumerate(value[0])), *value[1].items()]
     for name, part in parts:
