@@ -21,7 +21,7 @@ from meshbook.magics.options import (
     parse_cell_options,
     parse_verb,
 )
-from meshbook.magics.output import Display, LiveDisplay
+from meshbook.magics.publications import Display, LiveDisplay
 from meshbook.magics.publisher import publisher_for
 from meshbook.magics.results import MeshResult
 from meshbook.magics.run import CellRun, check_able

@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from typing import Any, Literal
 
-from meshbook.magics.output import Display, Publication, Stream
+from meshbook.magics.publications import Display, Publication, Stream
 from meshbook.magics.publisher import Publisher, publisher_for
 from meshbook.magics.ranges import format_ranks
 from meshbook.runtime.hosts.session import Session

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from meshbook.magics.output import Display, LiveDisplay, Publication, Stream
+from meshbook.magics.publications import Display, LiveDisplay, Publication, Stream
 
 
 class Publisher(Protocol):

@@ -229,16 +229,6 @@ class CostTable:
         return [*rest, summarise_costs(self.by_rank)]
 
 
-def time_table(outcomes: Mapping[int, CellOutcome]) -> str:
-    """The table of `-T` as text: wall, CPU and memory by rank, and the skew."""
-    return repr(CostTable({rank: outcome.cost for rank, outcome in outcomes.items()}))
-
-
-def time_table_html(outcomes: Mapping[int, CellOutcome]) -> str:
-    """The table of `-T` as HTML."""
-    return CostTable({rank: outcome.cost for rank, outcome in outcomes.items()})._repr_html_()
-
-
 def summarise_costs(costs: Mapping[int, CellCost]) -> str:
     """The footer of a cell: `wall 3.21 s · slowest r5 +0.40 s · peak mem r2 31 GB`.
 

@@ -111,9 +111,7 @@ def test_modes(mode, texts, expected):
     assert shown(texts, mode) == expected
 
 
-words = st.sampled_from(
-    ["a", "1", "2.5", "-3", "0x1f", "\0", "\x1b[31m", "\x1b]", "é", "x", ".", "e5", " ", "\n"]
-)
+words = st.sampled_from(["a", "1", "2.5", "-3", "0x1f", "\0", "\x1b[31m", "\x1b]", "é", "x", ".", "e5", " ", "\n"])
 texts_of_ranks = st.dictionaries(st.integers(0, 9), st.lists(words, max_size=6).map("".join), max_size=10)
 
 

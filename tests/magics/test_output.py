@@ -6,18 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from meshbook.magics.fitting import fit
 from meshbook.magics.grouping import Block, Group, render_text
-from meshbook.magics.output import (
-    Capture,
-    CellOutput,
-    Display,
-    LiveDisplay,
-    OutputLimits,
-    Stream,
-    fit,
-    format_elapsed,
-    format_header,
-)
+from meshbook.magics.output import CellOutput, OutputLimits, format_elapsed, format_header
+from meshbook.magics.publications import Display, LiveDisplay, Stream
+from meshbook.magics.retention import Capture
 
 PNG = {"image/png": "iVBOR", "text/plain": "<Figure>"}
 
@@ -264,12 +257,8 @@ def test_different_figures_are_all_there_in_order_of_round_and_rank():
         output.display(rank, {"image/png": "second"}, {})
 
     pictures = output.close(101.0)
-    assert [picture.data["text/plain"] for picture in pictures[::2]] == [f"[{rank}]" for rank in range(6)] + [
-        "[0-5]"
-    ]
-    assert [picture.data["image/png"] for picture in pictures[1::2]] == [f"first {n}" for n in range(6)] + [
-        "second"
-    ]
+    assert [picture.data["text/plain"] for picture in pictures[::2]] == [f"[{rank}]" for rank in range(6)] + ["[0-5]"]
+    assert [picture.data["image/png"] for picture in pictures[1::2]] == [f"first {n}" for n in range(6)] + ["second"]
 
 
 def test_text_and_html_carry_their_label():
@@ -358,9 +347,7 @@ def test_floods_that_differ_in_the_middle_do_not_group():
 FLOODS = {
     "the same": lambda rank: "<&> the same line\n" * 3000,
     "different words": lambda rank: f"<&> {'xyz'[rank % 3] * (rank // 3 + 1)}\n" * 3000,
-    "different numbers": lambda rank: "".join(
-        f"<step {step}> loss {step / (rank + 1)}\n" for step in range(1500)
-    ),
+    "different numbers": lambda rank: "".join(f"<step {step}> loss {step / (rank + 1)}\n" for step in range(1500)),
     "one endless line": lambda rank: f"<{rank}é>" * 30_000,
     "short lines": lambda rank: f"{'ab'[rank % 2]}\n" * 50_000,
     "ragged": lambda rank: "\n".join("&" * (number % 300) for number in range(rank, rank + 400)) + "\n",
@@ -442,9 +429,7 @@ def test_small_groups_stay_whole_beside_large_ones():
 
 
 def test_what_was_cut_twice_has_one_gap():
-    group = Group(
-        (0,), Block(tuple(f"line {number}" for number in range(1000)), hidden=500, cut=20, identity=b"x")
-    )
+    group = Group((0,), Block(tuple(f"line {number}" for number in range(1000)), hidden=500, cut=20, identity=b"x"))
 
     (fitted,) = fit([group], 3000)
 

@@ -12,8 +12,6 @@ from meshbook.magics.results import (
     format_bytes,
     format_seconds,
     summarise_costs,
-    time_table,
-    time_table_html,
 )
 from meshbook.runtime.cells.outcome import (
     CellCost,
@@ -199,9 +197,7 @@ TEXTS = {
     "equal large tensors": ([tensor(LARGE)] * 4, "[0-3] Tensor (4, 4) float32 cpu  min 0  mean 7.5  max 15"),
     "large tensors on a GPU each": (
         [tensor(LARGE, "cuda:0"), tensor(LARGE, "cuda:1"), tensor(LARGE * 2, "cuda:2")],
-        "[0-2] Tensor (4, 4) float32 cuda:0 … cuda:2\n"
-        "  [0-1] min 0  mean 7.5  max 15\n"
-        "  [2] min 0  mean 15  max 30",
+        "[0-2] Tensor (4, 4) float32 cuda:0 … cuda:2\n  [0-1] min 0  mean 7.5  max 15\n  [2] min 0  mean 15  max 30",
     ),
     "tensors of two shapes": (
         [tensor(LARGE), tensor(LARGE[:3])],
@@ -251,9 +247,7 @@ def test_the_text_of_a_rich_value_is_there_for_places_without_html():
 
 
 def test_many_rich_values_are_behind_a_click():
-    html = result(*(value(rank, text__html=f"<i>{rank}</i>") for rank in range(10)))._repr_mimebundle_()[
-        "text/html"
-    ]
+    html = result(*(value(rank, text__html=f"<i>{rank}</i>") for rank in range(10)))._repr_mimebundle_()["text/html"]
 
     assert "<summary>show 6 more</summary>" in html
     assert html.index("<i>3</i>") < html.index("<details>") < html.index("<i>4</i>")
@@ -308,16 +302,14 @@ COSTS = {
 
 
 def test_the_table_of_costs():
-    outcomes = {rank: CellOutcome(cost) for rank, cost in COSTS.items()}
-
-    assert time_table(outcomes).splitlines() == [
+    assert repr(CostTable(COSTS)).splitlines() == [
         "       rank       wall        CPU   peak RSS   peak GPU",
         "          0     2.81 s      12 ms     1.2 GB          -",
         "          1     3.21 s     3.10 s     1.0 GB          -",
         "          2     2.81 s 2 min 05 s     1.0 MB      31 GB",
         "wall 3.21 s · slowest r1 +0.40 s · peak mem r2 31 GB",
     ]
-    assert time_table_html(outcomes).count("<tr>") == 4
+    assert CostTable(COSTS)._repr_html_().count("<tr>") == 4
 
 
 def test_the_cost_of_a_result_is_its_table():

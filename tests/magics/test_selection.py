@@ -149,16 +149,9 @@ def test_shape(text: str, sizes: dict[str, int]) -> None:
     assert select(text).region.sizes == sizes
 
 
-@given(
-    st.lists(
-        st.integers(-8, 7) | st.builds(slice, *[st.none() | st.integers(-9, 9)] * 2), min_size=1, max_size=4
-    )
-)
+@given(st.lists(st.integers(-8, 7) | st.builds(slice, *[st.none() | st.integers(-9, 9)] * 2), min_size=1, max_size=4))
 def test_plain_ranks_mean_what_they_mean_for_a_list(items: list[int | slice]) -> None:
-    words = [
-        str(item) if isinstance(item, int) else f"{item.start}:{item.stop}".replace("None", "")
-        for item in items
-    ]
+    words = [str(item) if isinstance(item, int) else f"{item.start}:{item.stop}".replace("None", "") for item in items]
     parts = [[list(range(8))[item]] if isinstance(item, int) else list(range(8))[item] for item in items]
     if all(parts):
         assert select(",".join(words)).region.ranks() == tuple(sorted(set().union(*parts)))

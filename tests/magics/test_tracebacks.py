@@ -124,9 +124,7 @@ def test_a_long_message_is_whole_below_its_title():
 
 
 def test_consequences_without_a_known_cause_are_shown_in_full():
-    assert text_of(group_errors({0: consequence()}, [0])).startswith(
-        "[rank 0] ConnectionError: reset by peer\n"
-    )
+    assert text_of(group_errors({0: consequence()}, [0])).startswith("[rank 0] ConnectionError: reset by peer\n")
 
 
 def test_hundreds_of_distinct_errors_stay_readable():

@@ -1,0 +1,36 @@
+"""What a cell publishes, before any front end is known: text, a display, the one live area."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from meshbook.magics.grouping import StreamName
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Plain text, as a `stream` message."""
+
+    name: StreamName
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Display:
+    """A rich output of its own, as a `display_data` message."""
+
+    data: Mapping[str, Any]
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveDisplay:
+    """The one live area of the cell: `display_data` with its display_id, or `update_display_data`."""
+
+    data: Mapping[str, Any]
+    update: bool
+
+
+Publication: TypeAlias = Stream | Display | LiveDisplay
