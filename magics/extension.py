@@ -164,18 +164,19 @@ class _Progress:
 
     def __init__(self, shell: Any) -> None:
         self._publisher = publisher_for(shell)
-        self._is_open = False
+        self._shown = ""
 
     def __call__(self, ready: int, total: int) -> None:
         bar = "█" * (20 * ready // total)
         self._show(f"starting ranks {bar:░<20} {ready}/{total}")
 
     def done(self, text: str) -> None:
-        self._show(text) if self._is_open else print(text)
+        self._show(text) if self._shown else print(text)
 
     def _show(self, text: str) -> None:
-        self._publisher.publish([LiveDisplay({"text/plain": text}, update=self._is_open)])
-        self._is_open = True
+        if text != self._shown:
+            self._publisher.publish([LiveDisplay({"text/plain": text}, update=bool(self._shown))])
+            self._shown = text
 
 
 def load(shell: Any) -> MeshMagics:

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 PREFIX = "MESHBOOK_"
+PACKAGE = Path(__file__).parent.parent  # the folder of the importable package, by whichever way it was found
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,14 +7,13 @@ import re
 import sysconfig
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 
-import meshbook
 from meshbook.runtime.cells.outcome import Frame, RankError
 from meshbook.runtime.cells.values import pack
+from meshbook.runtime.config import PACKAGE
 
-PACKAGE = str(Path(meshbook.__file__).resolve().parent.parent / "meshbook")
+_OURS = tuple({str(PACKAGE), *(str(folder.resolve()) for folder in PACKAGE.iterdir() if folder.is_symlink())})
 _LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 # What a rank sees when its partner in a collective is gone (gloo, NCCL, the store, plain sockets).
 _PEER_GONE = re.compile(
@@ -74,7 +73,7 @@ def is_user_code(filename: str) -> bool:
 
 
 def _is_ours(filename: str) -> bool:
-    return filename.startswith(PACKAGE) or str(Path(filename).resolve()).startswith(PACKAGE)
+    return filename.startswith(_OURS)
 
 
 def _blames_a_peer(error: BaseException) -> bool:

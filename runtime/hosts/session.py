@@ -12,13 +12,11 @@ import secrets
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import msgspec
 
-import meshbook
 from meshbook.runtime.actor.context import CURRENT, Context, Instance, provide_client
-from meshbook.runtime.config import Settings, runtime_root
+from meshbook.runtime.config import PACKAGE, Settings, runtime_root
 from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.launch import AGENT, AgentBirth, RunFolder, sweep
@@ -157,7 +155,7 @@ def install_client() -> None:
 
 def _environment() -> dict[str, str]:
     """Ours, with the folder that holds this very package on the import path, wherever it came from."""
-    package = str(Path(meshbook.__file__).parent.parent)
+    package = str(PACKAGE.parent)
     known = os.environ.get("PYTHONPATH", "")
     return os.environ | {"PYTHONPATH": package + (os.pathsep + known if known else "")}
 

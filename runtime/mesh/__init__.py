@@ -1,1 +1,1 @@
-""""""
+"""Handles of hosts, processes and actors with a shape; picklable, sliced like arrays."""

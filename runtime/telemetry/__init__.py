@@ -1,1 +1,1 @@
-""""""
+"""What ranks report unasked, as events: today their output."""

@@ -26,7 +26,10 @@ class Transport(Protocol):
         """Queue a frame; from any thread. Raises PeerGone after `forget`, or once this transport is closed."""
 
     def receive(self) -> Buffer | None:
-        """The next frame, waiting for it; None once closed. For one thread only."""
+        """The next frame, waiting for it; an empty one after `knock`, None once closed. For one thread at a time."""
+
+    def knock(self) -> None:
+        """Make `receive` return, from any thread and from a signal handler."""
 
     def forget(self, node: str) -> None:
         """Give a peer up: drop what is queued for it and wake who waits to send to it."""

@@ -1,1 +1,1 @@
-""""""
+"""Messages, their bytes, and the pickling of their bodies. Nothing here opens a socket."""
