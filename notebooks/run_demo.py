@@ -88,9 +88,7 @@ def text_of(output: Any) -> str:
 def write(notebook: nbformat.NotebookNode) -> None:
     OUTPUT.mkdir(exist_ok=True)
     nbformat.write(notebook, OUTPUT / NOTEBOOK.name)
-    page, _ = HTMLExporter().from_notebook_node(
-        notebook, resources={"metadata": {"name": "Meshbook quickstart"}}
-    )
+    page, _ = HTMLExporter().from_notebook_node(notebook, resources={"metadata": {"name": "Meshbook quickstart"}})
     (OUTPUT / f"{NOTEBOOK.stem}.html").write_text(page, encoding="utf-8")
 
 
