@@ -7,21 +7,40 @@ it first, so that the receiving thread stays free.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Generator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 T = TypeVar("T")
 U = TypeVar("U")
 _UNDECODED: Any = object()
 
 
-class Future(Generic[T]):
-    """The answer to a call. Made by endpoints and meshes only; wait with `.get()` in scripts and cells, or `await` it."""
+class Helper(Protocol):
+    """Where answers come in (`runtime.node.reception`): a thread that waits for one may as well receive it."""
 
-    __slots__ = ("_callbacks", "_decode", "_done", "_error", "_guard", "_latch", "_value")
+    def lead(self, ready: Callable[[], bool]) -> None: ...
+    def attend(self, ready: Callable[[], bool]) -> None: ...
+    def poke(self) -> None: ...
+
+
+class Future(Generic[T]):
+    """The answer to a call, made by endpoints and meshes: wait with `.get()` in scripts and cells, or `await` it."""
+
+    __slots__ = ("_callbacks", "_decode", "_done", "_error", "_guard", "_helper", "_latch", "_value")
+
+    _callbacks: tuple[Callable[[], None], ...]
+    _decode: Callable[[], T] | None
+    _done: bool
+    _error: BaseException | None
+    _guard: threading.Lock  # guards _decode, _value and _callbacks: one thread decodes, no callback is forgotten
+    _helper: Helper | None
+    _latch: threading.Lock  # held until the future is settled
+    _value: Any
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         raise TypeError("a Future is made by calling an endpoint; it cannot be constructed")
@@ -30,14 +49,15 @@ class Future(Generic[T]):
     def pending(cls) -> Future[T]:
         """A future that some answer will resolve (for the runtime)."""
         self = cls.__new__(cls)
+        self._helper = None
         self._latch = threading.Lock()
         self._latch.acquire()
-        self._guard = threading.Lock()  # guards _decode and _callbacks: one thread decodes, none is forgotten
+        self._guard = threading.Lock()
         self._done = False
         self._decode = None
         self._value = _UNDECODED
         self._error = None
-        self._callbacks = []
+        self._callbacks = ()
         return self
 
     @classmethod
@@ -54,6 +74,10 @@ class Future(Generic[T]):
 
     # -- the runtime's side ------------------------------------------------
 
+    def helped_by(self, helper: Helper) -> None:
+        """Say where the answer comes in."""
+        self._helper = helper
+
     def resolve(self, decode: Callable[[], T]) -> None:
         """The answer is here; `decode` makes the value when first asked, or raises. A second answer is ignored."""
         self._settle(decode, None)
@@ -68,23 +92,38 @@ class Future(Generic[T]):
                 return
             self._decode, self._error = decode, error
             self._done = True
-            callbacks, self._callbacks = self._callbacks, []
+            callbacks, self._callbacks = self._callbacks, ()
         self._latch.release()
+        if self._helper is not None:
+            self._helper.poke()
         for callback in callbacks:
             callback()
 
     def when_done(self, callback: Callable[[], None]) -> None:
         """Call back once, from the thread that settles the future, or at once if it is settled."""
+        if self._postpone(callback):
+            if self._helper is not None:
+                self._helper.attend(self.done)
+        else:
+            callback()
+
+    def _postpone(self, callback: Callable[[], None]) -> bool:
+        """Whether the answer is still to come, and the callback with it."""
         with self._guard:
             if not self._done:
-                self._callbacks.append(callback)
-                return
-        callback()
+                self._callbacks = (*self._callbacks, callback)
+            return not self._done
 
     def then(self, make: Callable[[T], U]) -> Future[U]:
         """A future of what `make` makes of this one's value; its error is this one's."""
         twin: Future[U] = Future.pending()
-        self.when_done(lambda: twin.resolve(lambda: make(self._result())))
+        twin._helper = self._helper
+
+        def settle() -> None:
+            twin.resolve(lambda: make(self._result()))
+
+        if not self._postpone(settle):
+            settle()
         return twin
 
     # -- the user's side ---------------------------------------------------
@@ -101,10 +140,18 @@ class Future(Generic[T]):
         if not self._done:
             _check_timeout(timeout)
             _warn_inside_a_loop()
-            if not self._latch.acquire(timeout=-1 if timeout is None else timeout):
-                raise TimeoutError
-            self._latch.release()
+            self._wait(timeout)
         return self._result()
+
+    def _wait(self, timeout: float | None) -> None:
+        if self._helper is not None:
+            if timeout is None:
+                self._helper.lead(self.done)
+            else:
+                self._helper.attend(self.done)
+        if not self._latch.acquire(timeout=-1 if timeout is None else timeout):
+            raise TimeoutError
+        self._latch.release()
 
     def result(self, timeout: float | None = None) -> T:
         """The same as `get`."""
@@ -149,10 +196,8 @@ class Future(Generic[T]):
                 twin.set_exception(RuntimeError(repr(error)) if isinstance(error, StopIteration) else error)
 
         def wake() -> None:
-            try:
+            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits there any more
                 loop.call_soon_threadsafe(copy)
-            except RuntimeError:
-                pass  # the loop was closed: nobody waits there any more
 
         self.when_done(wake)
         return twin
@@ -174,12 +219,13 @@ def _check_timeout(timeout: float | None) -> None:
 
 def _warn_inside_a_loop() -> None:
     """Warn where `get()` would block an event loop of the user's; in a notebook cell it is the normal thing to do."""
-    if asyncio._get_running_loop() is None or "ipykernel" in _main_thread_modules():
+    if asyncio._get_running_loop() is None or _is_in_a_cell():
         return
-    warnings.warn("Future.get() blocks the running event loop; await the future instead", UserWarning, stacklevel=3)
+    warnings.warn("Future.get() blocks the running event loop; await the future instead", UserWarning, stacklevel=4)
 
 
-def _main_thread_modules() -> Any:
-    import sys
-
-    return sys.modules if threading.current_thread() is threading.main_thread() else ()
+def _is_in_a_cell() -> bool:
+    """Whether this thread runs the cells of a kernel: there the running loop is the kernel's own."""
+    kernels = sys.modules.get("ipykernel.kernelapp")
+    on_main = threading.current_thread() is threading.main_thread()
+    return on_main and kernels is not None and kernels.IPKernelApp.initialized()

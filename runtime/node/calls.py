@@ -9,11 +9,10 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from meshbook.runtime.actor.future import Future
+from meshbook.runtime.actor.future import Future, Helper
 from meshbook.runtime.actor.values import Once, ValueMesh
 from meshbook.runtime.errors import SupervisionError
 from meshbook.runtime.geometry import Region
-from meshbook.runtime.wire.frames import Body
 
 Decode = Callable[[], Any]
 Explain = Callable[[BaseException], BaseException]
@@ -21,6 +20,9 @@ Explain = Callable[[BaseException], BaseException]
 
 class Asker(Protocol):
     """Who asked, and is told: with the index of the target among those it asked."""
+
+    def helped_by(self, helper: Helper) -> None:
+        """The questions go out now, and the answers come in there."""
 
     def answer(self, index: int, decode: Decode) -> None:
         """A value came; `decode` makes it."""
@@ -68,6 +70,10 @@ class Each:
         self.futures: list[Future[Any]] = [Future.pending() for _ in range(count)]
         self._explain = explain
 
+    def helped_by(self, helper: Helper) -> None:
+        for future in self.futures:
+            future.helped_by(helper)
+
     def answer(self, index: int, decode: Decode) -> None:
         self.futures[index].resolve(decode)
 
@@ -90,6 +96,9 @@ class Gather:
         self._values: list[Decode | None] = [None] * size
         self._errors: dict[int, BaseException] = {}
         self._missing = set(range(size))  # a set, so that an answer and a loss that race count once
+
+    def helped_by(self, helper: Helper) -> None:
+        self.future.helped_by(helper)
 
     def answer(self, index: int, decode: Decode) -> None:
         self._values[index] = Once(decode)

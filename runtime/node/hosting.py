@@ -9,6 +9,7 @@ gets an answer, and so does whoever asks afterwards.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import queue
 import threading
@@ -36,6 +37,8 @@ class Host(Protocol):
     def reply_error(self, to: str, call: int, text: str, error: BaseException) -> None: ...
     def reply_lost(self, to: str, call: int, error: SupervisionError) -> None: ...
     def actor_lost(self, name: str, error: SupervisionError) -> None: ...
+    def lead_idle(self, ready: Callable[[], bool]) -> None: ...
+    def poke(self) -> None: ...
 
 
 class HostedActor:
@@ -58,6 +61,7 @@ class HostedActor:
     def post(self, message: Call | Stop, body: Body) -> None:
         """Queue a message; never waits."""
         self._queue.put((message, body))
+        self._host.poke()
         if self._asleep and self._wake is not None:
             self._wake()
         if self._lost is not None:
@@ -95,9 +99,15 @@ class HostedActor:
         return True
 
     def _serve(self) -> None:
+        own_thread = self._thread is not None
         while self._lost is None:
+            if own_thread:  # the main thread, when lent to an actor, is interrupted by signals: it only takes
+                self._host.lead_idle(self._has_work)
             message, body = self._queue.get()
             self.handle(message, body)
+
+    def _has_work(self) -> bool:
+        return not self._queue.empty()
 
     def handle(self, message: Call | Stop, body: Body) -> None:
         """Run one message here and now."""
@@ -121,10 +131,8 @@ class HostedActor:
         arrived = asyncio.Event()
 
         def wake() -> None:
-            try:
+            with contextlib.suppress(RuntimeError):  # the loop has ended: the queue is being refused
                 loop.call_soon_threadsafe(arrived.set)
-            except RuntimeError:
-                pass  # the loop has ended: the queue is being refused
 
         self._wake = wake
         served = 0
@@ -204,6 +212,10 @@ class HostedActor:
             self._host.actor_lost(self.instance.name, lost)
         self._refuse_queued()
         return lost
+
+    def release(self) -> None:
+        """Let go of the actor, which has ended."""
+        self._actor, self._methods = None, {}
 
     def _refuse_queued(self) -> None:
         assert self._lost is not None

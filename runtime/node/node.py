@@ -2,15 +2,15 @@
 
     frame -> unpack -> handler by message type -> an actor's queue, or the future that waits
 
-One thread receives; sends go out from whoever sends. A node knows a sender by its Hello, and drops what comes from
-anybody else, counting it.
+Whoever waits receives (see `reception`); sends go out from whoever sends. A node knows a sender by its Hello, and
+drops what comes from anybody else, counting it.
 """
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import pickle
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,13 +30,16 @@ from meshbook.runtime.errors import (
 from meshbook.runtime.geometry import Extent, Point
 from meshbook.runtime.node.calls import Asker, CallTable
 from meshbook.runtime.node.hosting import HostedActor, InlineActor
+from meshbook.runtime.node.reception import Reception
 from meshbook.runtime.telemetry.capture import Capture
 from meshbook.runtime.transport import PeerGone, Transport
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body, Buffer, pack, unpack
-from meshbook.runtime.wire.messages import Address, Call, Down, Hello, Message, Place, Reply, Spawn, Stop
+from meshbook.runtime.wire.messages import Address, Call, Down, Hello, Place, Reply, Spawn, Stop
 
 logger = logging.getLogger(__name__)
+
+CROWD = 16  # open calls of a process from which on answers are taken in by the bunch
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,9 @@ class Target:
 
     address: Address
     actor: str
+
+
+Question = Spawn | Call | Stop
 
 
 class Node:
@@ -76,13 +82,12 @@ class Node:
             Reply: self._on_reply,
             Down: self._on_down,
         }
-        self._thread = threading.Thread(target=self._receive, name="meshbook receiver", daemon=True)
-        # A debugger that stops all threads must not make this process look dead.
-        self._thread.pydev_do_not_trace = True  # type: ignore[attr-defined]
+        self._reception = Reception(transport, self._accept, lambda: len(self._calls) > CROWD)
+        self.lead_idle, self.poke = self._reception.lead_idle, self._reception.poke
 
     def start(self) -> None:
         """Begin to receive."""
-        self._thread.start()
+        self._reception.start()
 
     def close(self) -> None:
         """Stop receiving; whoever still waits gets a SupervisionError."""
@@ -90,8 +95,7 @@ class Node:
             return
         self._closed = True
         self._transport.close()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._reception.join()
         self._fail_all(None, lambda: SupervisionError("this process's runtime was shut down while the call was open"))
 
     def trust(self, peer: Address) -> None:
@@ -108,13 +112,18 @@ class Node:
 
     def host_inline(self, name: str, actor: Actor) -> None:
         """Host an actor of the runtime whose endpoints run on the receiving thread and never wait."""
-        self._host(InlineActor, name, lambda: actor, None, type(actor).__qualname__).construct(lambda error: None)
+        hosted = self._host(InlineActor, name, lambda: actor, None, type(actor).__qualname__)
+        # In a context of its own: the caller is no part of that actor.
+        contextvars.copy_context().run(hosted.construct, lambda error: None)
 
-    def stop_hosted(self, reason: str, keep: str) -> None:
-        """Tell every actor here but one to end after its present message."""
-        for name, hosted in list(self._actors.items()):
-            if name != keep:
-                hosted.post(Stop(self.address.node, 0, name, reason), ())
+    def actors(self) -> list[str]:
+        """The names of the actors that were hosted here so far."""
+        return list(self._actors)
+
+    def release_actors(self) -> None:
+        """Let go of the actors' objects, once all have ended, so that their finalisers run."""
+        for hosted in self._actors.values():
+            hosted.release()
 
     def _host(
         self, kind: type[HostedActor], name: str, make: Callable[[], Actor], rank: Point | None, class_name: str
@@ -133,12 +142,13 @@ class Node:
         Raises PickleError and MessageTooLarge at once, before anything is sent.
         """
         body = pickling.dumps(arguments, f"an argument of {targets[0].actor}.{endpoint}" if targets else "arguments")
-        origin, labels, sizes = current_origin(), extent.labels, extent.sizes
-
-        def message(call: int, index: int) -> Message:
-            return Call(self.address.node, call, targets[index].actor, endpoint, (index, labels, sizes), origin)
-
-        self._ask(targets, message, body, asker)
+        node, origin, labels, sizes = self.address.node, current_origin(), extent.labels, extent.sizes
+        calls = self._open(targets, asker)
+        messages = [
+            Call(node, call, target.actor, endpoint, (rank, labels, sizes), origin)
+            for rank, (target, call) in enumerate(zip(targets, calls, strict=True))
+        ]
+        self._ask(targets, messages, body)
 
     def spawn(
         self,
@@ -154,38 +164,37 @@ class Node:
         The asker is answered once each is constructed.
         """
         body = pickling.dumps(construct, f"an argument of {construct[0].__qualname__}")
-        origin = current_origin()
-
-        def message(call: int, index: int) -> Message:
-            place = (index, extent.labels, extent.sizes)
-            return Spawn(self.address.node, call, targets[index].actor, place, origin, on_main)
-
-        self._ask(targets, message, body, asker)
+        node, origin, labels, sizes = self.address.node, current_origin(), extent.labels, extent.sizes
+        messages = [
+            Spawn(node, call, target.actor, (rank, labels, sizes), origin, on_main)
+            for rank, (target, call) in enumerate(zip(targets, self._open(targets, asker), strict=True))
+        ]
+        self._ask(targets, messages, body)
 
     def stop(self, targets: Sequence[Target], reason: str, asker: Asker) -> None:
         """End the actors after the messages they have been sent so far."""
-        self._ask(targets, lambda call, index: Stop(self.address.node, call, targets[index].actor, reason), (), asker)
+        calls = self._open(targets, asker)
+        messages = [
+            Stop(self.address.node, call, target.actor, reason) for target, call in zip(targets, calls, strict=True)
+        ]
+        self._ask(targets, messages, ())
 
-    def _ask(
-        self,
-        targets: Sequence[Target],
-        message: Callable[[int, int], Message],
-        body: Body,
-        asker: Asker | None,
-    ) -> None:
-        limit = self.settings.max_message_bytes
+    def _open(self, targets: Sequence[Target], asker: Asker | None) -> Sequence[int]:
         if asker is None:
-            ids = [0] * len(targets)
-        else:
-            ids = self._calls.open(asker, [target.address.node for target in targets])
-        for index, (target, call) in enumerate(zip(targets, ids, strict=True)):
+            return [0] * len(targets)
+        asker.helped_by(self._reception)
+        return self._calls.open(asker, [target.address.node for target in targets])
+
+    def _ask(self, targets: Sequence[Target], messages: Sequence[Question], body: Body) -> None:
+        limit = self.settings.max_message_bytes
+        for target, message in zip(targets, messages, strict=True):
             try:
-                frame = pack(message(call, index), body, limit)
+                frame = pack(message, body, limit)
             except MeshbookError:
-                for opened in ids:
-                    self._calls.take(opened)
+                for opened in messages:
+                    self._calls.take(opened.call)
                 raise
-            self._send_question(target.address, frame, call)
+            self._send_question(target.address, frame, message.call)
 
     def _send_question(self, to: Address, frame: Buffer, call: int) -> None:
         # The call is in the table already: a Down that comes from now on finds it there.
@@ -237,7 +246,7 @@ class Node:
         try:
             self._send(self._book[to], frame)
         except PeerGone:
-            pass  # who asked is gone, and with it the question
+            return  # who asked is gone, and with it the question
 
     # -- watching ----------------------------------------------------------------
 
@@ -256,14 +265,6 @@ class Node:
         return self._down.get(node)
 
     # -- receiving -----------------------------------------------------------------
-
-    def _receive(self) -> None:
-        while (frame := self._transport.receive()) is not None:
-            try:
-                self._accept(frame)
-            except Exception:
-                # A fault of ours in one message must not make the whole process deaf.
-                logger.exception("a message could not be handled")
 
     def _accept(self, frame: Buffer) -> None:
         try:

@@ -28,6 +28,9 @@ class Transport(Protocol):
     def receive(self) -> Buffer | None:
         """The next frame, waiting for it; an empty one after `knock`, None once closed. For one thread at a time."""
 
+    def receive_nowait(self) -> Buffer | None:
+        """The same without waiting; an empty frame where there is none."""
+
     def knock(self) -> None:
         """Make `receive` return, from any thread and from a signal handler."""
 

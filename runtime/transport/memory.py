@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from typing import Final
 
 from meshbook.runtime.transport import PeerGone
@@ -10,21 +11,21 @@ from meshbook.runtime.wire.frames import Buffer
 from meshbook.runtime.wire.messages import Address
 
 SCHEME: Final = "memory://"
+BLOCKED_POLL = 0.05  # seconds after which a blocked sender looks whether its peer has been given up
 
 
 class Switchboard:
     """The inboxes of one process, by node id."""
 
-    def __init__(self, high_water_mark: int = 10_000) -> None:
-        self._limit = high_water_mark
-        self._inboxes: dict[str, queue.Queue[Buffer | None]] = {}
+    def __init__(self) -> None:
+        self._inboxes: dict[str, Inbox] = {}
 
-    def transport(self, node: str) -> MemoryTransport:
+    def transport(self, node: str, high_water_mark: int = 10_000) -> MemoryTransport:
         """A transport for a new node of this name."""
-        inbox = self._inboxes[node] = queue.Queue(self._limit)
+        inbox = self._inboxes[node] = Inbox(high_water_mark)
         return MemoryTransport(node, self, inbox)
 
-    def find(self, node: str) -> queue.Queue[Buffer | None]:
+    def find(self, node: str) -> Inbox:
         try:
             return self._inboxes[node]
         except KeyError:
@@ -34,16 +35,50 @@ class Switchboard:
         self._inboxes.pop(node, None)
 
 
+class Inbox:
+    """A bounded queue. A SimpleQueue, whose `put` may interrupt a `get` of the same thread: `knock` needs that."""
+
+    def __init__(self, limit: int) -> None:
+        self._frames: queue.SimpleQueue[Buffer | None] = queue.SimpleQueue()
+        self._free = threading.Semaphore(limit)
+
+    def put(self, frame: Buffer, timeout: float) -> bool:
+        """Queue a frame; False where no place for it became free in time."""
+        if not self._free.acquire(timeout=timeout):
+            return False
+        self._frames.put(frame)
+        return True
+
+    def get(self, *, wait: bool) -> Buffer | None:
+        """The next frame; an empty one for a knock, and where there is none and `wait` is false."""
+        try:
+            frame = self._frames.get(wait)
+        except queue.Empty:
+            return b""
+        if frame:
+            self._free.release()
+        elif frame is None:
+            self._frames.put(None)  # the end stays the end
+        return frame
+
+    def knock(self) -> None:
+        self._frames.put(b"")
+
+    def end(self) -> None:
+        self._frames.put(None)
+
+
 class MemoryTransport:
     """The `Transport` over a switchboard."""
 
-    def __init__(self, node: str, board: Switchboard, inbox: queue.Queue[Buffer | None]) -> None:
+    def __init__(self, node: str, board: Switchboard, inbox: Inbox) -> None:
         self.address = Address(node, SCHEME + node)
         self.greeting: Buffer = b""
         self._board = board
         self._inbox = inbox
         self._greeted: set[str] = set()
         self._gone: set[str] = set()
+        self._closed = False
 
     def send(self, to: Address, frame: Buffer) -> None:
         inbox = self._board.find(to.node)
@@ -54,20 +89,26 @@ class MemoryTransport:
         # A frame is private to its message, so handing it over is as good as copying it.
         self._put(inbox, to.node, frame)
 
-    def _put(self, inbox: queue.Queue[Buffer | None], node: str, frame: Buffer) -> None:
-        while node not in self._gone:
-            try:
-                return inbox.put(frame, timeout=0.1)
-            except queue.Full:
-                self._board.find(node)  # raises once the slow receiver has gone
-        raise PeerGone(f"node {node} was given up")
+    def _put(self, inbox: Inbox, node: str, frame: Buffer) -> None:
+        while not (self._closed or node in self._gone):
+            if inbox.put(frame, BLOCKED_POLL):
+                return
+            self._board.find(node)  # raises once the slow receiver has gone
+        raise PeerGone(f"node {node} was given up, or this one is closed")
 
     def receive(self) -> Buffer | None:
-        return self._inbox.get()
+        return self._inbox.get(wait=True)
+
+    def receive_nowait(self) -> Buffer | None:
+        return self._inbox.get(wait=False)
+
+    def knock(self) -> None:
+        self._inbox.knock()
 
     def forget(self, node: str) -> None:
         self._gone.add(node)
 
     def close(self) -> None:
+        self._closed = True
         self._board.remove(self.address.node)
-        self._inbox.put(None)
+        self._inbox.end()

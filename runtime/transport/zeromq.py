@@ -7,6 +7,7 @@ hosts they are TCP with CURVE, and a peer whose public key the run does not know
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 from collections.abc import Collection
@@ -24,6 +25,7 @@ from meshbook.runtime.wire.messages import Address
 
 RECONNECT_MS = 5  # peers are often addressed before they have bound their inbox; the default of 100 would be felt
 LINGER_MS = 300  # what is queued at close gets this long to leave
+DOOR = "inproc://door"  # each node has a context of its own
 BLOCKED_POLL_MS = 50  # how often a sender at the high-water mark looks whether its peer has been given up
 
 
@@ -69,10 +71,13 @@ class ZmqTransport:
         bound = self._inbox.getsockopt_string(zmq.LAST_ENDPOINT)
         self.address = Address(node, bound, keys.public if keys else b"")
         self.greeting: Buffer = b""
-        self._farewell = secrets.token_bytes(16)  # what this node sends itself to end `receive`
+        self._token = secrets.token_bytes(16)  # what this node sends itself to make `receive` return
+        self._knocking = threading.RLock()  # guards _door; a signal handler may knock while its thread knocks
+        self._door = self._connect_door()
         self._peers: dict[str, _Peer] = {}
         self._peers_lock = threading.Lock()  # guards _peers and _closed: one socket per peer, none after close
         self._closed = False
+        self._ended = False  # of the receiving thread: the inbox has been read to its end
 
     def _authenticate(self, trusted: Collection[bytes]) -> ThreadAuthenticator:
         authenticator = ThreadAuthenticator(self._context)
@@ -112,14 +117,33 @@ class ZmqTransport:
             return peer
 
     def receive(self) -> Buffer | None:
+        return self._receive(0)
+
+    def receive_nowait(self) -> Buffer | None:
         try:
-            frame = self._inbox.recv(copy=False)
-        except zmq.ContextTerminated:
+            return self._receive(zmq.NOBLOCK)
+        except zmq.Again:
+            return b""
+
+    def _receive(self, flags: int) -> Buffer | None:
+        if self._ended:
             return None
-        if len(frame.buffer) == len(self._farewell) and frame.bytes == self._farewell:
-            self._inbox.close(0)
-            return None
+        frame = self._inbox.recv(flags, copy=False)
+        if len(frame) == len(self._token) and frame.bytes == self._token:
+            return self._knocked()
         return frame.buffer
+
+    def _knocked(self) -> Buffer | None:
+        if not self._closed:
+            return b""
+        self._ended = True
+        self._inbox.close(0)
+        return None
+
+    def knock(self) -> None:
+        # With the pipe full of knocks nobody needs another one, and after `close` nobody listens.
+        with self._knocking, contextlib.suppress(zmq.ZMQError):
+            self._door.send(self._token, zmq.NOBLOCK)
 
     def forget(self, node: str) -> None:
         with self._peers_lock:
@@ -135,16 +159,18 @@ class ZmqTransport:
             peers = list(self._peers.values())
         for peer in peers:
             peer.close()
-        with self._context.socket(zmq.PUSH) as knock:
-            knock.linger = LINGER_MS
-            knock.connect(self.address.url) if self._keys is None else self._connect_secure(knock)
-            knock.send(self._farewell)
+        self.knock()
+        with self._knocking:
+            self._door.close()
         if self._authenticator is not None:
             self._authenticator.stop()
 
-    def _connect_secure(self, socket: zmq.Socket[bytes]) -> None:
-        _set_keys(socket, self.address, self._keys)
-        socket.connect(self.address.url)
+    def _connect_door(self) -> zmq.Socket[bytes]:
+        door = self._context.socket(zmq.PUSH)
+        door.linger = LINGER_MS
+        self._inbox.bind(DOOR)
+        door.connect(DOOR)
+        return door
 
     def terminate(self) -> None:
         """Wait until queued frames left or lingered out; call after `receive` returned None."""
@@ -152,14 +178,14 @@ class ZmqTransport:
 
 
 class _Known:
-    """The public keys that may connect, in the form pyzmq's authenticator asks for."""
+    """The public keys that may connect, in the form pyzmq's authenticator asks for (keys are Z85 text)."""
 
     def __init__(self, trusted: frozenset[bytes]) -> None:
         self._trusted = trusted
 
     def callback(self, domain: str, key: bytes) -> bool:
         del domain
-        return zmq.auth.certs.z85.encode(key) in self._trusted if len(key) == 32 else key in self._trusted
+        return key in self._trusted
 
 
 class _Peer:
@@ -183,7 +209,8 @@ class _Peer:
             while not self._gone:
                 try:
                     # A large frame is handed over as it is: it was made for this message alone.
-                    return self._socket.send(frame, zmq.NOBLOCK, copy=len(frame) < 65536)  # type: ignore[no-any-return]
+                    self._socket.send(frame, zmq.NOBLOCK, copy=len(frame) < 65536)
+                    return
                 except zmq.Again:
                     self._socket.poll(BLOCKED_POLL_MS, zmq.POLLOUT)
         raise PeerGone(f"node {self._node} was given up")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Union
 
 import msgspec
 
@@ -26,7 +25,7 @@ _LENGTH = struct.Struct("<Q")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(messages.Any).decode
 
-Buffer = Union[bytes, bytearray, memoryview]
+Buffer = bytes | bytearray | memoryview
 Body = Sequence[Buffer]  # the pickle stream, then its out-of-band buffers; empty for a message without a body
 
 
@@ -51,17 +50,18 @@ def _pack_buffers(message: messages.Message, header: bytes, body: Body, limit: i
             stream,
         )
     )
-    total = len(head) + sum(length + ALIGNMENT for length in lengths)
-    _check_size(total, limit, message)
-    # The only copy on this side: what the caller changes after the call must not show.
-    frame = bytearray(total)
-    frame[: len(head)] = head
+    starts = []
     end = len(head)
+    for length in lengths:
+        starts.append(_aligned(end))
+        end = starts[-1] + length
+    _check_size(end, limit, message)
+    # The only copy on this side: what the caller changes after the call must not show.
+    frame = bytearray(end)
+    frame[: len(head)] = head
     view = memoryview(frame)
-    for buffer, length in zip(buffers, lengths, strict=True):
-        start = _aligned(end)
-        end = start + length
-        view[start:end] = memoryview(buffer).cast("B")
+    for buffer, start, length in zip(buffers, starts, lengths, strict=True):
+        view[start : start + length] = memoryview(buffer).cast("B")
     return frame
 
 
@@ -92,9 +92,7 @@ def _unpack_parts(
     if end > len(view):
         raise ValueError(f"{end} bytes announced, {len(view)} came")
     message = _decode(view[start : start + header_length])
-    if not stream_length:
-        return message, []
-    body: list[Buffer] = [view[start + header_length : end]]
+    body: list[Buffer] = [view[start + header_length : end]] if stream_length else []
     for index in range(count):
         (length,) = _LENGTH.unpack_from(view, _PREFIX.size + index * _LENGTH.size)
         begin = _aligned(end)
@@ -102,6 +100,8 @@ def _unpack_parts(
         if end > len(view):
             raise ValueError(f"{end} bytes announced, {len(view)} came")
         body.append(view[begin:end])
+    if end != len(view):
+        raise ValueError(f"{end} bytes announced, {len(view)} came")
     return message, body
 
 

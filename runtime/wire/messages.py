@@ -27,14 +27,14 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag_field="k"):
     """The base of all of them."""
 
 
-class Hello(Message, tag="h"):
+class Hello(Message, frozen=True, tag="h"):
     """I am this node, of this run, and answers reach me there. Without it nothing else of a sender is accepted."""
 
     sender: Address
     run: str
 
 
-class Spawn(Message, tag="s"):
+class Spawn(Message, frozen=True, tag="s"):
     """Create an actor; body: (class, args, kwargs). Answered by a Reply once it is constructed."""
 
     sender: str
@@ -45,7 +45,7 @@ class Spawn(Message, tag="s"):
     on_main: bool = False
 
 
-class Call(Message, tag="c"):
+class Call(Message, frozen=True, tag="c"):
     """Run an endpoint; body: (args, kwargs). `call` 0 wants no answer."""
 
     sender: str
@@ -56,7 +56,7 @@ class Call(Message, tag="c"):
     origin: str
 
 
-class Reply(Message, tag="r"):
+class Reply(Message, frozen=True, tag="r"):
     """The answer to a Spawn, a Call or a Stop; body: the value, or for "error" and "lost" an exception."""
 
     sender: str
@@ -64,7 +64,7 @@ class Reply(Message, tag="r"):
     status: Literal["ok", "error", "lost"]
 
 
-class Stop(Message, tag="x"):
+class Stop(Message, frozen=True, tag="x"):
     """End an actor after the messages before this one; answered by a Reply."""
 
     sender: str
@@ -73,7 +73,7 @@ class Stop(Message, tag="x"):
     reason: str
 
 
-class Down(Message, tag="d"):
+class Down(Message, frozen=True, tag="d"):
     """A node ended, by the word of the agent that watched it: nobody will answer from there any more."""
 
     sender: str

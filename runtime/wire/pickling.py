@@ -40,14 +40,14 @@ def loads(body: Body, what: str) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether C pickle alone is enough, cheaply decided: nested tuples, dicts and lists of builtin scalars, a few deep."""
+    """Whether C pickle alone is enough, cheaply decided: small tuples, lists and dicts of builtin scalars."""
     kind = type(value)
     if kind in _PLAIN:
         return True
     if kind is tuple or kind is list:
-        return len(value) <= 8 and all(map(_is_plain, value))
+        return len(value) <= 8 and (_PLAIN.issuperset(map(type, value)) or all(map(_is_plain, value)))
     if kind is dict:
-        return len(value) <= 8 and all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
+        return not value or (len(value) <= 8 and all(map(_is_plain, value)) and all(map(_is_plain, value.values())))
     return False
 
 

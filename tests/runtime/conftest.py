@@ -1,0 +1,110 @@
+"""A `session`: a controller and workers as nodes of this very process, over each transport in turn."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import pytest
+
+from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.actor.context import CURRENT, Context, Instance
+from meshbook.runtime.config import Settings
+from meshbook.runtime.errors import ExitReport
+from meshbook.runtime.geometry import Extent
+from meshbook.runtime.mesh.actors import ActorMesh
+from meshbook.runtime.node.calls import Gather
+from meshbook.runtime.node.node import Node, Target
+from meshbook.runtime.transport import Transport
+from meshbook.runtime.transport.memory import Switchboard
+from meshbook.runtime.transport.zeromq import ZmqTransport, ipc_url
+
+A = TypeVar("A", bound=Actor)
+Connect = Callable[[str, Settings], Transport]
+NOWHERE = Extent((), ())
+PATIENCE = 10.0  # seconds until a wait that should be short is a failure; nothing waits as long as that
+
+
+class Session:
+    """A controller, and workers on demand. The test itself is the client of the controller."""
+
+    def __init__(self, connect: Connect, **settings: Any) -> None:
+        self._connect = connect
+        self._settings = settings
+        self._serial = itertools.count()
+        self._nodes: list[Node] = []
+        self.controller = self.node("controller")
+
+    def node(self, name: str, **settings: Any) -> Node:
+        """A started node that knows nobody, and is closed with the session."""
+        chosen = Settings(**(self._settings | settings))
+        node = Node(self._connect(name, chosen), "run", chosen)
+        node.start()
+        self._nodes.append(node)
+        return node
+
+    def workers(self, count: int, **settings: Any) -> list[Node]:
+        return [self.node(f"worker-{next(self._serial)}", **settings) for _ in range(count)]
+
+    def spawn(self, cls: type[A], *args: Any, on: list[Node] | None = None) -> A:
+        """One actor on each of these nodes (on one new worker if none are given), in a dimension called `gpus`."""
+        nodes = on if on is not None else self.workers(1)
+        actor = f"{cls.__name__}-{next(self._serial)}"
+        targets = [Target(node.address, actor) for node in nodes]
+        extent = Extent.of(gpus=len(nodes))
+        asker = Gather(extent.region)
+        self.controller.spawn(targets, (cls, args, {}), extent, asker)
+        initialized = asker.future.then(lambda _: None)
+        return cast("A", ActorMesh(cls.__name__, cls, targets, extent.region, initialized))
+
+    def declare_down(self, node: Node) -> ExitReport:
+        """Tell the controller that this worker was killed, as its agent would."""
+        report = ExitReport(node.address.node, 4711, -9)
+        self.controller.announce_down(report, ())
+        return report
+
+    def close(self) -> None:
+        for node in self._nodes:
+            node.close()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder whose path is short enough for sockets."""
+    made = Path(tempfile.mkdtemp(prefix="mb", dir="/tmp"))
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
+@pytest.fixture(params=["memory", "zmq"])
+def connect(request: pytest.FixtureRequest, folder: Path) -> Connect:
+    """Makes a transport for a node of this name."""
+    if request.param == "memory":
+        board = Switchboard()
+        return lambda name, settings: board.transport(name, settings.high_water_mark)
+    return lambda name, settings: ZmqTransport(name, ipc_url(folder, name), settings)
+
+
+@pytest.fixture
+def make_session(connect: Connect) -> Iterator[Callable[..., Session]]:
+    """Makes the session of the test, with these settings; the test is its client."""
+    with contextlib.ExitStack() as stack:
+
+        def make(**settings: Any) -> Session:
+            made = Session(connect, **settings)
+            stack.callback(made.close)
+            token = CURRENT.set(Context(Instance("client", "client", NOWHERE.point(0), made.controller)))
+            stack.callback(CURRENT.reset, token)
+            return made
+
+        yield make
+
+
+@pytest.fixture
+def session(make_session: Callable[..., Session]) -> Session:
+    return make_session()

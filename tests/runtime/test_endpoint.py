@@ -1,0 +1,183 @@
+"""What is checked before any message is sent: classes, endpoints, and arguments at the caller's line."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from meshbook.runtime.actor.base import Actor, check_arguments, check_class, is_async
+from meshbook.runtime.actor.endpoint import Endpoint, EndpointMethod, endpoint, endpoints_of
+
+
+class Base(Actor):
+    def __init__(self, size: int = 1, *, name: str = "") -> None:
+        self.size = size
+
+    @endpoint
+    def step(self, x: int, y: int = 2) -> int:
+        """Do a step."""
+        return x + y
+
+    @endpoint
+    def any(self, *args: int, **kwargs: int) -> int:
+        return self.step(1, y=5)  # type: ignore[return-value]
+
+
+class Derived(Base):
+    @endpoint
+    def more(self, *, only: int) -> None: ...
+
+
+class Async(Actor):
+    @endpoint
+    async def step(self) -> None: ...
+
+
+class Mixed(Async):
+    @endpoint
+    def plain(self) -> None: ...
+
+
+class Callee:
+    """A mesh that notes what it was asked."""
+
+    mesh_name = "trainers"
+
+    def __init__(self, size: int = 1) -> None:
+        self._size = size
+        self.asked: list[Any] = []
+
+    def __len__(self) -> int:
+        return self._size
+
+    def _call(self, *what: Any) -> Any:
+        self.asked.append(("call", *what))
+
+    def _call_each(self, *what: Any) -> Any:
+        self.asked.append(("each", *what))
+        return ["future"] * self._size
+
+    def _broadcast(self, *what: Any) -> None:
+        self.asked.append(("broadcast", *what))
+
+
+def handle(name: str, callee: Callee | None = None, cls: type = Derived) -> Endpoint[..., Any]:
+    return Endpoint(Callee() if callee is None else callee, endpoints_of(cls)[name])
+
+
+def test_endpoints_are_found_with_inherited_ones() -> None:
+    assert set(endpoints_of(Derived)) == {"step", "any", "more"}
+    assert [is_async(cls) for cls in (Derived, Async)] == [False, True]
+
+
+def test_inside_the_actor_an_endpoint_is_a_method() -> None:
+    actor: Any = Derived()
+    assert (actor.step(1), actor.any()) == (3, 6)
+    assert isinstance(Derived.step, EndpointMethod)
+    assert Derived.step.__doc__ == "Do a step."
+
+
+@pytest.mark.parametrize("verb", ["call", "call_one", "call_each", "broadcast"])
+@pytest.mark.parametrize(
+    ("name", "args", "kwargs"),
+    [
+        ("step", (), {}),
+        ("step", (1, 2, 3), {}),
+        ("step", (1,), {"z": 1}),
+        ("step", (1,), {"x": 1}),
+        ("more", (1,), {}),
+        ("more", (), {}),
+    ],
+)
+def test_arguments_that_do_not_fit(verb: str, name: str, args: Any, kwargs: Any) -> None:
+    callee = Callee()
+    with pytest.raises(TypeError, match=rf"^{name}\("):
+        getattr(handle(name, callee), verb)(*args, **kwargs)
+    assert not callee.asked
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "kwargs"),
+    [
+        ("step", (1,), {}),
+        ("step", (1, 2), {}),
+        ("step", (), {"x": 1, "y": 2}),
+        ("step", (1,), {"y": 3}),
+        ("any", (), {}),
+        ("any", (1, 2, 3), {"a": 1}),
+        ("more", (), {"only": 1}),
+    ],
+)
+def test_arguments_that_fit(name: str, args: Any, kwargs: Any) -> None:
+    callee = Callee()
+    endpoint_handle = handle(name, callee)
+    endpoint_handle.call(*args, **kwargs)
+    endpoint_handle.call_one(*args, **kwargs)
+    endpoint_handle.broadcast(*args, **kwargs)
+    assert callee.asked == [(verb, name, (args, kwargs)) for verb in ("call", "each", "broadcast")]
+
+
+@pytest.mark.parametrize("size", [0, 2, 8])
+def test_call_one_wants_one(size: int) -> None:
+    with pytest.raises(ValueError, match=f"requires exactly 1 actor, but mesh trainers has {size}"):
+        handle("step", Callee(size)).call_one(1)
+
+
+def test_a_handle_is_not_called_like_a_function() -> None:
+    with pytest.raises(TypeError, match=r"say trainers\.step\.call"):
+        handle("step")(1)
+
+
+def test_repr() -> None:
+    assert repr(handle("step")).startswith("<Endpoint trainers.step(x: 'int', y: 'int' = 2)")
+
+
+@pytest.mark.parametrize("wrong", [5, int, classmethod(lambda cls: None)], ids=["value", "class", "classmethod"])
+def test_endpoint_goes_onto_methods(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="goes onto a method"):
+        endpoint(wrong)
+
+
+def test_an_endpoint_survives_pickling() -> None:
+    again = pickle.loads(pickle.dumps(Derived))
+    assert endpoints_of(again).keys() == endpoints_of(Derived).keys()
+
+
+@pytest.mark.parametrize(
+    ("cls", "taken", "said"),
+    [
+        (int, (), "not a subclass of Actor"),
+        (Base(), (), "not a subclass of Actor"),
+        (Mixed, (), r"mixes both async and sync endpoints \(async: step\)"),
+        (Derived, ("step",), "endpoint 'step' would hide"),
+    ],
+)
+def test_classes_that_cannot_be_spawned(cls: Any, taken: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        check_class(cls, frozenset(taken))
+
+
+@pytest.mark.parametrize("cls", [Base, Derived, Async, Actor])
+def test_classes_that_can(cls: type[Actor]) -> None:
+    check_class(cls, frozenset({"slice"}))
+
+
+@pytest.mark.parametrize(
+    ("check", "fits"),
+    [
+        (lambda: check_arguments(Base, (1,), {"name": "x"}), True),
+        (lambda: check_arguments(Base, (1, 2), {}), False),
+        (lambda: check_arguments(Base, (), {"nme": "x"}), False),
+        (lambda: check_arguments(Async, (), {}), True),
+        (lambda: check_arguments(Async, (1,), {}), False),
+    ],
+)
+def test_constructor_arguments(check: Callable[[], None], fits: bool) -> None:
+    if fits:
+        check()
+        return
+    with pytest.raises(TypeError, match=r"^(Base|Async)\("):
+        check()

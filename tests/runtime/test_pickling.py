@@ -1,0 +1,173 @@
+"""Bodies: what travels, how arrays and tensors do, and what an error says of what does not."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from meshbook.runtime.errors import PickleError
+from meshbook.runtime.wire import pickling
+from meshbook.runtime.wire.frames import pack, unpack
+from meshbook.runtime.wire.messages import Reply
+
+LARGE = 1 << 20
+
+
+def over_the_wire(value: Any) -> Any:
+    frame = pack(Reply("w.0", 1, "ok"), pickling.dumps(value, "a value"), 1 << 30)
+    return pickling.loads(unpack(frame)[1], "a value")
+
+
+class Point:
+    def __init__(self, x: int) -> None:
+        self.x = x
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Point) and other.x == self.x
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        1,
+        "text",
+        b"bytes",
+        (1, "a", None),
+        ((1, 2), {}),
+        ((), {"a": [1, (2.0, {"b": b"c"})]}),
+        list(range(100)),
+        {n: str(n) for n in range(100)},
+        {1, 2},
+        Point(3),
+        [Point(1), {"p": Point(2)}],
+        bytearray(b"abc"),
+    ],
+    ids=repr,
+)
+def test_values_survive(value: Any) -> None:
+    assert over_the_wire(value) == value
+
+
+def test_functions_and_classes_of_main_travel_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    main: dict[str, Any] = {"__name__": "__main__"}
+    exec("offset = 5\ndef shift(x): return x + offset\nclass Local:\n    y = 2", main)
+    monkeypatch.setattr(sys.modules["__main__"], "shift", main["shift"], raising=False)
+    monkeypatch.setattr(sys.modules["__main__"], "Local", main["Local"], raising=False)
+    shift, local, closure = over_the_wire((main["shift"], main["Local"], lambda: main["offset"]))
+    assert shift is not main["shift"]
+    assert (shift(1), local.y, closure()) == (6, 2, 5)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(10, dtype=np.float32),
+        np.arange(12).reshape(3, 4)[:, ::2],
+        np.asfortranarray(np.arange(12).reshape(3, 4)),
+        np.empty((0, 3)),
+        np.array(5.0),
+        np.array(["a", None], dtype=object),
+        np.zeros(LARGE // 8),
+    ],
+    ids=["plain", "strided", "fortran", "empty", "scalar", "objects", "large"],
+)
+def test_arrays_survive(array: np.ndarray[Any, Any]) -> None:
+    came = over_the_wire(array)
+    assert came.dtype == array.dtype
+    np.testing.assert_array_equal(came, array)
+
+
+TENSORS = {
+    "plain": torch.arange(6).view(2, 3),
+    "bfloat16": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+    "bool": torch.tensor([True, False]),
+    "complex": torch.tensor([1 + 2j]),
+    "empty": torch.empty(0, 3),
+    "scalar": torch.tensor(3.0),
+    "non-contiguous": torch.arange(12).view(3, 4).t(),
+    "expanded": torch.ones(1, 3).expand(4, 3),
+    "slice of a large one": torch.zeros(LARGE)[5:7],
+    "requires_grad": torch.ones(2, requires_grad=True),
+    "conjugate": torch.tensor([1 + 2j]).conj(),
+    "sparse": torch.eye(3).to_sparse(),
+    "large": torch.zeros(LARGE // 4),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors_survive(name: str) -> None:
+    tensor = TENSORS[name]
+    came = over_the_wire([tensor])[0]
+    assert came.dtype == tensor.dtype
+    assert came.requires_grad == tensor.requires_grad
+    assert came.layout == tensor.layout
+    assert torch.equal(came.to_dense().resolve_conj(), tensor.to_dense().resolve_conj())
+
+
+def test_a_parameter_stays_a_parameter() -> None:
+    came = over_the_wire(torch.nn.Parameter(torch.ones(2)))
+    assert isinstance(came, torch.nn.Parameter)
+
+
+def test_a_received_tensor_can_be_written_to() -> None:
+    came = over_the_wire(torch.zeros(3))
+    came += 1
+    assert came.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("value", [np.zeros(LARGE), torch.zeros(LARGE)], ids=["numpy", "torch"])
+def test_bulk_stays_out_of_the_pickle_stream(value: Any) -> None:
+    stream, buffer = pickling.dumps({"x": value}, "a value")
+    assert len(stream) < 1000
+    assert memoryview(buffer).nbytes == value.nbytes
+
+
+def test_a_slice_of_a_large_tensor_sends_only_itself() -> None:
+    _, buffer = pickling.dumps(torch.zeros(LARGE)[:2], "a value")
+    assert memoryview(buffer).nbytes == 8
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (threading.Lock(), "an argument of a.step cannot be pickled: TypeError"),
+        (((1, threading.Lock()), {}), r"argument 1 \(lock\): TypeError"),
+        (((), {"guard": threading.Lock()}), r"guard \(lock\): TypeError"),
+        ((n for n in ()), "cannot be pickled: TypeError.*generator"),
+        (nested(100_000), "nested too deeply"),
+    ],
+    ids=["lock", "positional", "keyword", "generator", "deep"],
+)
+def test_what_cannot_be_pickled_is_named(value: Any, said: str) -> None:
+    with pytest.raises(PickleError, match=said):
+        pickling.dumps(value, "an argument of a.step")
+
+
+class Refuses:
+    def __reduce__(self) -> Any:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    raise ValueError("not here")
+
+
+def test_what_cannot_be_unpickled_is_named() -> None:
+    body = pickling.dumps(Refuses(), "x")
+    with pytest.raises(PickleError, match=r"an argument of a\.step cannot be unpickled: ValueError: not here"):
+        pickling.loads(body, "an argument of a.step")
