@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -27,16 +29,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def from_environment(cls) -> Settings:
         """Read `MESHBOOK_*`; a value that does not fit its field is an error that names the variable."""
-        found = {}
-        for name, kind in cls.__annotations__.items():
-            text = os.environ.get(PREFIX + name.upper())
-            if text is None:
-                continue
-            try:
-                found[name] = {"str": str, "int": int, "float": float}[str(kind)](text)
-            except ValueError:
-                raise ValueError(f"{PREFIX}{name.upper()} is {text!r}, which is not a number ({kind})") from None
-        return cls(**found)  # type: ignore[arg-type]
+        found = {
+            name: _read(PREFIX + name.upper(), str(kind))
+            for name, kind in cls.__annotations__.items()
+            if PREFIX + name.upper() in os.environ
+        }
+        return cls(**found)
+
+
+def _read(variable: str, kind: str) -> Any:
+    text = os.environ[variable]
+    if kind == "str":
+        return text
+    try:
+        value = {"int": int, "float": float}[kind](text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        wanted = "a number" if kind == "float" else "a whole number"
+        raise ValueError(f"{variable} is {text!r}: it needs {wanted} that is not negative")
+    return value
 
 
 def runtime_root(settings: Settings) -> Path:

@@ -41,10 +41,13 @@ class SupervisionError(MeshbookError, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class ExitReport:
-    """How a worker process ended: `returncode` as `subprocess` gives it (negative: a signal), and its last stderr."""
+    """How a process ended: `returncode` as `subprocess` gives it (negative: a signal), and its last stderr.
+
+    Without a return code nobody saw it end, and the first line of `hint` says why it is not there.
+    """
 
     node: str
-    pid: int
+    pid: int  # 0: it never started, as far as is known
     returncode: int | None
     stderr: tuple[str, ...] = ()
     hint: str = ""
@@ -54,7 +57,7 @@ class ExitReport:
     def cause(self) -> str:
         """`Killed(sig=9)`, `Segmentation fault(sig=11)`, `exit code 3`."""
         if self.returncode is None:
-            return "ended for an unknown reason"
+            return self.hint.partition("\n")[0] or "ended for an unknown reason"
         if self.returncode >= 0:
             return f"exit code {self.returncode}"
         number = -self.returncode
@@ -70,13 +73,22 @@ class ExitReport:
         except ValueError:
             return f"signal {-self.returncode}"
 
+    @property
+    def who(self) -> str:
+        """`procs-04d1.3, pid 4711`."""
+        return f"{self.node}, pid {self.pid}" if self.pid else self.node
+
+    def of_guest(self, node: str) -> ExitReport:
+        """How a worker ended whose host agent ended like this: with it."""
+        hint = f"its host agent ended: {self.cause} ({self.who})"
+        return ExitReport(node, 0, None, self.stderr, hint, self.stopped)
+
     def __str__(self) -> str:
         if self.stopped:
             return f"actor mesh is stopped due to proc mesh shutdown: {self.stopped}"
-        where = f"{self.node}, pid {self.pid}" if self.pid else f"{self.node}, never started"
+        where = ", ".join(filter(None, (self.signal_name, self.who)))
         lines = [f"the process this actor was running on failed: {self.cause} ({where})"]
-        if self.hint:
-            lines.append(self.hint)
+        lines += self.hint.splitlines()[self.returncode is None :]
         if self.stderr:
             lines.append("its last lines on stderr:")
             lines += [f"    {line}" for line in self.stderr]

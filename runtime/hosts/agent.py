@@ -6,7 +6,6 @@ Its main thread watches two things: standard input, whose end means that the con
 from __future__ import annotations
 
 import os
-import selectors
 import signal
 import sys
 from pathlib import Path
@@ -18,7 +17,9 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.launch import AgentBirth, RunFolder
+from meshbook.runtime.hosts.linux import adopt_orphans
 from meshbook.runtime.hosts.machine import count_gpus, free_port
+from meshbook.runtime.hosts.roster import ROSTER
 from meshbook.runtime.hosts.workers import Workers
 from meshbook.runtime.mesh.birth import Birth
 from meshbook.runtime.mesh.hosts import HOST, HostActor
@@ -33,7 +34,7 @@ NOWHERE = Extent((), ())
 def main() -> None:
     """Serve until the controller is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's
-    os.umask(0o077)
+    adopt_orphans()  # what workers started and left behind comes here, and is ended with the run
     birth = msgspec.json.decode(sys.stdin.buffer.readline(), type=AgentBirth)
     folder = RunFolder(Path(birth.folder))
     node = Node(ZmqTransport(birth.address.node, birth.address.url, birth.settings), birth.run, birth.settings)
@@ -41,30 +42,18 @@ def main() -> None:
     node.trust(birth.controller)
     provide_client(lambda: Context(Instance("agent", "agent", NOWHERE.point(0), node)))
 
+    def ask_to_leave(worker: Address, reason: str) -> None:
+        node.call([Target(worker, PROCESS)], "stop", ((reason,), {}), NOWHERE, None)
+
     def on_exit(report: ExitReport, others: list[Address]) -> None:
         node.announce_down(report, [birth.controller, *others])
 
-    workers = Workers(folder.path, birth.settings, on_exit)
+    workers = Workers(folder.path, birth.settings, ask_to_leave, on_exit)
     node.host(HOST, lambda: Agent(node, workers), class_name="HostActor").start(lambda error: None)
     node.start()
-    watch(workers)
-    workers.kill_all()
+    workers.serve(sys.stdin.fileno())
     folder.close()
     os._exit(0)  # every worker is gone and nobody listens: there is nothing left to tidy, and nothing to wait for
-
-
-def watch(workers: Workers) -> None:
-    """Serve the fork server's word until standard input ends."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(sys.stdin.buffer, selectors.EVENT_READ)
-        selector.register(workers.channel, selectors.EVENT_READ)
-        while True:
-            for key, _ in selector.select():
-                if key.fileobj is sys.stdin.buffer:
-                    if not os.read(sys.stdin.fileno(), 4096):
-                        return
-                elif not workers.hear():
-                    selector.unregister(workers.channel)
 
 
 class Agent(HostActor):
@@ -76,22 +65,24 @@ class Agent(HostActor):
 
     @endpoint
     def spawn_procs(self, births: list[Birth]) -> None:
+        # Said before it is done: should this process be killed now, the controller still knows who is lost with it.
+        roster = Target(self._node.controller, ROSTER)
+        names = [birth.address.node for birth in births]
+        self._node.call([roster], "born", ((self._node.address.node, names), {}), NOWHERE, None)
         # Only here is it known which port is free on this machine. Not held until rank 0 binds it: a port taken in
-        # between fails loudly there, and MASTER_PORT given by the user wins.
+        # between fails loudly there.
         rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        self._workers.start([_with_environment(birth, rendezvous) for birth in births])
+        self._workers.start([_with_rendezvous(birth, rendezvous) for birth in births])
 
     @endpoint
     def stop_procs(self, nodes: list[str], reason: str) -> None:
-        def ask(address: Address) -> None:
-            self._node.call([Target(address, PROCESS)], "stop", ((reason,), {}), NOWHERE, None)
-
-        self._workers.stop(nodes, reason, ask)
+        self._workers.stop(nodes, reason)
 
     @endpoint
     def stop_all(self, reason: str) -> None:
-        """Stop every worker of this host."""
-        self.stop_procs(self._workers.names(), reason)
+        """Stop every worker of this host, and wait until the last has ended."""
+        for worker in self._workers.stop(self._workers.names(), reason):
+            worker.ended.wait()
 
     @endpoint
     def kill(self, nodes: list[str], signal: int) -> None:
@@ -102,10 +93,8 @@ class Agent(HostActor):
         return count_gpus()
 
 
-def _with_environment(birth: Birth, defaults: dict[str, str]) -> Birth:
-    world = birth.world
-    world = msgspec.structs.replace(world, environment=defaults | world.environment)
-    return msgspec.structs.replace(birth, world=world)
+def _with_rendezvous(birth: Birth, rendezvous: dict[str, str]) -> Birth:
+    return msgspec.structs.replace(birth, world=msgspec.structs.replace(birth.world, rendezvous=rendezvous))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Hard rule: it never computes. A matrix product, a CUDA call, a ZeroMQ context or
 pools behind that hang every child at its first use of them.
 
     requests   a line of JSON each: a `Birth`
-    answers    a line of JSON each: `Started`, later `Exited`
+    answers    a line of JSON each: `Started`, and later, always later, `Exited`
 """
 
 from __future__ import annotations
@@ -17,13 +17,23 @@ import select
 import signal
 import socket
 import sys
+import traceback
 import types
 from pathlib import Path
 
 import msgspec
 
 from meshbook.runtime.hosts import worker
-from meshbook.runtime.hosts.linux import die_with_parent
+from meshbook.runtime.hosts.ending import spare_finalizers
+from meshbook.runtime.hosts.linux import (
+    adopt_orphans,
+    buffer_c_output_by_line,
+    die_with_parent,
+    end_descendants,
+    flush_c_output,
+    outlive_parent,
+    skip_exit_handlers_so_far,
+)
 from meshbook.runtime.mesh.birth import Birth
 
 
@@ -50,23 +60,43 @@ _encode = msgspec.json.Encoder().encode
 def main() -> None:
     """Serve; in a child, become a worker. The child leaves `serve` by returning, so that its stack is clean."""
     channel = socket.socket(fileno=int(sys.argv[1]))
-    folder, names = Path(sys.argv[2]), sys.argv[3]
-    die_with_parent()
+    agent, folder, names = int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+    # While it imports, it cannot notice that its agent ends; afterwards it does, and then it has workers to end first.
+    die_with_parent(agent)
+    adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     preload(names.split(","))
+    outlive_parent()
+    server = os.getpid()
     birth = ForkServer(channel).serve()
-    if birth is not None:
-        become(birth, folder)
-        worker.run(birth, folder)
+    if birth is None:
+        end_descendants()
+        os._exit(0)
+    become(birth, folder, server)
+    worker.run(birth, folder)
 
 
 def preload(names: list[str]) -> None:
-    """Import the modules; one that is not installed is left out."""
+    """Import the modules; one that is not installed is left out. What they print goes to the fork server's log."""
     for name in filter(None, names):
-        with contextlib.suppress(ImportError):
+        try:
             importlib.import_module(name)
+        except ImportError:
+            traceback.print_exc()
+    spare_finalizers()
+    _end_library_threads()
+    sys.stdout.flush()  # or every child would print it again
+    flush_c_output()
     gc.collect()
     gc.freeze()  # the collector of a child would write to, and so copy, every page that holds an object
+
+
+def _end_library_threads() -> None:
+    """OpenBLAS makes its threads when numpy is imported, and ends them before a fork. So fork once for nothing."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
 
 
 class ForkServer:
@@ -75,6 +105,7 @@ class ForkServer:
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
         self._rest = b""
+        self._workers: set[int] = set()
         self._woken, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
@@ -82,28 +113,38 @@ class ForkServer:
     def serve(self) -> Birth | None:
         """Return the birth in a new child, None in the fork server once its agent hangs up."""
         while True:
-            ready, _, _ = select.select([self._channel, self._woken], [], [])
-            if self._woken in ready:
-                self._reap()
-            if self._channel in ready:
-                data = self._channel.recv(1 << 20)
-                if not data:
-                    return None
-                *lines, self._rest = (self._rest + data).split(b"\n")
-                for line in lines:
-                    if (birth := self._fork(_decode(line))) is not None:
-                        return birth
+            ready = select.select([self._channel.fileno(), self._woken], [], [])[0]
+            try:
+                if self._woken in ready:
+                    self._reap()
+                if self._channel.fileno() in ready and (birth := self._take_requests()) is not None:
+                    return birth
+            except ConnectionError:
+                return None
+
+    def _take_requests(self) -> Birth | None:
+        data = self._channel.recv(1 << 20)
+        if not data:
+            raise ConnectionResetError
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if (birth := self._fork(_decode(line))) is not None:
+                return birth
+        return None
 
     def _fork(self, birth: Birth) -> Birth | None:
+        node = birth.address.node
         try:
             pid = os.fork()
         except OSError as error:
-            self._answer(Started(birth.address.node, 0, f"fork failed: {error.strerror} (limits: ulimit -u, memory)"))
+            self._answer(Started(node, 0, f"fork failed: {error.strerror} (limits: ulimit -u, memory)"))
             return None
         if pid == 0:
             self._leave()
             return birth
-        self._answer(Started(birth.address.node, pid))
+        # One thread both forks and reaps: nobody hears of a worker's end before its start.
+        self._workers.add(pid)
+        self._answer(Started(node, pid))
         return None
 
     def _leave(self) -> None:
@@ -117,30 +158,29 @@ class ForkServer:
     def _reap(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._woken, 4096)
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                self._note_end(*ended)
+
+    def _note_end(self, pid: int, status: int) -> None:
+        if pid in self._workers:  # not so an orphan that we adopted
+            self._workers.discard(pid)
             self._answer(Exited(pid, os.waitstatus_to_exitcode(status)))
 
     def _answer(self, answer: Answer) -> None:
         self._channel.sendall(_encode(answer) + b"\n")
 
 
-def become(birth: Birth, folder: Path) -> None:
+def become(birth: Birth, folder: Path, server: int) -> None:
     """Turn a fresh child into a process of its own: session, signals, descriptors, environment, `__main__`."""
-    parent = os.getppid()
-    die_with_parent()
-    if os.getppid() != parent:
-        os._exit(1)  # the fork server ended in between, and the signal would never come
+    die_with_parent(server)
     os.setsid()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    skip_exit_handlers_so_far()
+    for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _redirect(folder, birth.address.node)
+    buffer_c_output_by_line()
     os.environ.clear()
     os.environ.update(birth.environment())
     with contextlib.suppress(OSError):
@@ -149,6 +189,9 @@ def become(birth: Birth, folder: Path) -> None:
     sys.argv = [""]
     # What users define in cells lives in `__main__`; that must not be the module of the fork server.
     sys.modules["__main__"] = types.ModuleType("__main__")
+    # Python reseeds its own generator after a fork; without this all ranks would draw the same numbers from numpy.
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed()
 
 
 def _redirect(folder: Path, node: str) -> None:

@@ -33,17 +33,34 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.mkdir(mode=0o700, exist_ok=True)
-        self._lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        fcntl.flock(self._lock, fcntl.LOCK_SH)
+        self._lock = -1
+        while self._lock < 0:
+            self._lock = _make_and_lock(path)
 
     def close(self) -> None:
         """Release the folder; whoever is last removes it."""
-        if self._lock < 0:
-            return
+        if self._lock >= 0:
+            self.disown()
+            remove_if_unused(self.path)
+
+    def disown(self) -> None:
+        """Release it and leave it to the others (in a forked child, to the parent)."""
         os.close(self._lock)
         self._lock = -1
-        remove_if_unused(self.path)
+
+
+def _make_and_lock(path: Path) -> int:
+    """The descriptor of the locked folder, or -1 where a sweep took the folder before it was locked."""
+    path.mkdir(mode=0o700, exist_ok=True)
+    lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    try:
+        if os.fstat(lock).st_ino == path.stat().st_ino:
+            return lock
+    except FileNotFoundError:
+        pass
+    os.close(lock)
+    return -1
 
 
 def remove_if_unused(folder: Path) -> bool:

@@ -12,17 +12,22 @@ import secrets
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import msgspec
 
-from meshbook.runtime.actor.context import CURRENT, Context, Instance, provide_client
+from meshbook.runtime.actor.context import Context, Instance, context, provide_client
+from meshbook.runtime.actor.future import Future
 from meshbook.runtime.config import PACKAGE, Settings, runtime_root
-from meshbook.runtime.errors import ExitReport
+from meshbook.runtime.errors import ExitReport, LaunchError, MeshbookError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.launch import AGENT, AgentBirth, RunFolder, sweep
+from meshbook.runtime.hosts.roster import ROSTER, Roster
 from meshbook.runtime.mesh.hosts import HOST, HostMesh
+from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.node.calls import Each
 from meshbook.runtime.node.node import Node, Target
+from meshbook.runtime.telemetry.last_words import last_lines
 from meshbook.runtime.telemetry.output import TELEMETRY, OutputStore, TelemetryActor
 from meshbook.runtime.transport.zeromq import ZmqTransport, ipc_url
 from meshbook.runtime.wire.messages import Address
@@ -32,22 +37,28 @@ STOP_SECONDS = 1.0  # what workers get to leave by themselves when the controlle
 
 
 class Session:
-    """A controller: its node, its run's folder, and the agent it started. `close()` ends everything of the run."""
+    """A controller: its node, its run's folder, and the agent it started. `close()` ends everything of the run.
+
+    Raises LaunchError where the folder or the agent cannot be made. An agent that starts and fails then is felt by the
+    first `spawn_procs`: `initialized` of its mesh raises LaunchError.
+    """
 
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or Settings.from_environment()
-        root = runtime_root(self.settings)
-        sweep(root)
         self.run = secrets.token_hex(4)
-        self.folder = RunFolder(root / self.run)
+        self.folder = _make_folder(self.settings, self.run)
         self.output = OutputStore()
-        self._agent_address = Address(AGENT, ipc_url(self.folder.path, AGENT))
-        self.node = self._start_node()
-        self._agent = self._start_agent()
-        inbox = f"ipc://{self.folder.path}/"
-        self.host = HostMesh([self._agent_address], NOWHERE.region, inbox, owned=True)
-        self.context = Context(Instance("client", "client", NOWHERE.point(0), self.node))
+        self._roster = Roster()
+        self._agent_address = Address(AGENT, f"ipc://{self.folder.path}/{AGENT}")
         self._closing = threading.Lock()  # taken once, by whoever closes first
+        try:
+            self.node = self._start_node()
+            self._agent = self._start_agent()
+        except (OSError, ValueError) as error:
+            self._give_up()
+            raise LaunchError(f"the host agent cannot be started: {error}") from error
+        self.host = HostMesh([self._agent_address], NOWHERE.region, f"ipc://{self.folder.path}/", owned=True)
+        self.context = Context(Instance("client", "client", NOWHERE.point(0), self.node))
         self._watcher = threading.Thread(target=self._watch_agent, name="meshbook agent watcher", daemon=True)
         self._watcher.start()
 
@@ -55,6 +66,8 @@ class Session:
         transport = ZmqTransport("controller", ipc_url(self.folder.path, "controller"), self.settings)
         node = Node(transport, self.run, self.settings)
         node.host_inline(TELEMETRY, TelemetryActor(self.output))
+        node.host_inline(ROSTER, self._roster)
+        node.when_down.append(self._roster.ended)
         node.start()
         return node
 
@@ -76,34 +89,75 @@ class Session:
             settings=self.settings,
         )
         assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(birth) + b"\n")
-        process.stdin.flush()
-        # A forked child of ours (multiprocessing) must not keep the agent alive when we are gone.
-        os.register_at_fork(after_in_child=lambda: _close(process.stdin))
+        with contextlib.suppress(BrokenPipeError):  # it has ended already: the watcher will tell
+            process.stdin.write(msgspec.json.encode(birth) + b"\n")
+            process.stdin.flush()
         return process
 
+    def _give_up(self) -> None:
+        if hasattr(self, "node"):
+            self.node.close()
+        self.folder.close()
+
+    # -- watching ----------------------------------------------------------------
+
     def _watch_agent(self) -> None:
-        code = self._agent.wait()
-        log = (self.folder.path / "agent.log").read_text(errors="replace") if self.folder.path.exists() else ""
-        tail = tuple(log.splitlines()[-self.settings.stderr_lines :])
-        report = ExitReport(AGENT, self._agent.pid, code, tail, hint="the host agent ended, and its workers with it")
+        trouble = self._wait_for_agent()
+        report = ExitReport(
+            node=AGENT,
+            pid=self._agent.pid,
+            returncode=self._agent.wait(),
+            stderr=tuple(last_lines(self.folder.path / "agent.log", self.settings.stderr_lines)),
+            hint=trouble,
+            stopped="the session ended" if self._closing.locked() else "",
+        )
+        guests = self._roster.guests_of(AGENT)
         self.node.announce_down(report, ())
+        for node in guests:
+            self.node.announce_down(report.of_guest(node), ())
+
+    def _wait_for_agent(self) -> str:
+        """Return why the agent ended, once it has; one that is not there in time is ended."""
+        seconds = self.settings.launch_timeout
+        answer = self._ask_agent("gpus")
+        try:
+            self._agent.wait(seconds)
+        except subprocess.TimeoutExpired:
+            if not answer.done():
+                self._agent.kill()
+                return f"it had not started after {seconds:g} s (MESHBOOK_LAUNCH_TIMEOUT)"
+            self._agent.wait()
+        return "the host agent ended, and its workers with it; close_session() makes room for a new one"
+
+    def _ask_agent(self, endpoint: str, *arguments: Any) -> Future[Any]:
+        asker = Each(1)
+        self.node.call([Target(self._agent_address, HOST)], endpoint, (arguments, {}), NOWHERE, asker)
+        return asker.futures[0]
+
+    # -- the end -----------------------------------------------------------------
 
     def close(self) -> None:
         """End the run: workers get a second to leave, then everything is killed. Idempotent."""
         if not self._closing.acquire(blocking=False):
             return
-        with contextlib.suppress(Exception):
-            asker = Each(1)
-            self.node.call([Target(self._agent_address, HOST)], "stop_all", (("the session ended",), {}), NOWHERE, asker)
-            asker.futures[0].get(timeout=STOP_SECONDS)
-        _close(self._agent.stdin)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._agent.wait(timeout=STOP_SECONDS)
+        with contextlib.suppress(TimeoutError, MeshbookError):
+            self._ask_agent("stop_all", "the session ended").get(timeout=STOP_SECONDS)
+        self._hang_up()
+        self._watcher.join(STOP_SECONDS)
         self._agent.kill()
         self._watcher.join()
         self.node.close()
         self.folder.close()
+
+    def _hang_up(self) -> None:
+        assert self._agent.stdin is not None
+        with contextlib.suppress(OSError):
+            self._agent.stdin.close()
+
+    def disown(self) -> None:
+        """In a forked child (multiprocessing): leave agent and folder to the parent, whose end they must notice."""
+        self._hang_up()
+        self.folder.disown()
 
 
 class _Current:
@@ -111,6 +165,16 @@ class _Current:
 
     session: Session | None = None
     lock = threading.Lock()  # guards the starting: two threads must not start two
+
+
+def _in_forked_child() -> None:
+    session, _Current.session = _Current.session, None
+    _Current.lock = threading.Lock()
+    if session is not None:
+        session.disown()
+
+
+os.register_at_fork(after_in_child=_in_forked_child)
 
 
 def current_session() -> Session:
@@ -140,12 +204,21 @@ def this_host() -> HostMesh:
     """The machine that the current actor or client runs on: a mesh without dimensions.
 
     `this_host().spawn_procs(per_host={"gpus": 4})` starts four processes on it.
+    Raises LaunchError where this process's session cannot be started.
     """
-    found = CURRENT.get()
-    if found is not None and (birth := found.actor_instance.proc) is not None:
-        inbox = birth.world.agent.url.removesuffix(AGENT)
-        return HostMesh([birth.world.agent], NOWHERE.region, inbox)
-    return current_session().host
+    birth = context().actor_instance.proc
+    if birth is None:
+        return current_session().host
+    inbox = birth.address.url.removesuffix(birth.address.node)
+    return HostMesh([birth.world.agent], NOWHERE.region, inbox)
+
+
+def this_proc() -> ProcMesh:
+    """The process that the current actor or client runs in: a mesh without dimensions.
+
+    An actor spawned on it lives in this very process, on a thread of its own.
+    """
+    return ProcMesh("this_proc", [context().actor_instance.node.address], NOWHERE.region, this_host())
 
 
 def install_client() -> None:
@@ -153,13 +226,18 @@ def install_client() -> None:
     provide_client(lambda: current_session().context)
 
 
+def _make_folder(settings: Settings, run: str) -> RunFolder:
+    try:
+        root = runtime_root(settings)
+        sweep(root)
+        return RunFolder(root / run)
+    except OSError as error:
+        remedy = "set MESHBOOK_RUNTIME_DIR to a folder of your own on a local disk"
+        raise LaunchError(f"no folder for the run's sockets: {error}; {remedy}") from error
+
+
 def _environment() -> dict[str, str]:
     """Ours, with the folder that holds this very package on the import path, wherever it came from."""
     package = str(PACKAGE.parent)
     known = os.environ.get("PYTHONPATH", "")
     return os.environ | {"PYTHONPATH": package + (os.pathsep + known if known else "")}
-
-
-def _close(pipe: object) -> None:
-    with contextlib.suppress(OSError):
-        pipe.close()  # type: ignore[attr-defined]

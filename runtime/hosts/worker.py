@@ -1,27 +1,33 @@
 """A worker: the life of one process of a mesh, from its birth to its exit.
 
 The main thread runs what asks for it (cells: signals, CUDA and matplotlib want the main thread); one thread receives,
-one answers for the process while the main thread is busy, one follows the output.
+one answers for the process while the main thread is busy, one sends the output.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import faulthandler
+import inspect
 import os
 import queue
-import signal
 import sys
-import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from meshbook.runtime.actor.context import Context, Instance, provide_client
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.geometry import Extent
+from meshbook.runtime.hosts.ending import leave, run_finalisers
+from meshbook.runtime.hosts.machine import count_cores
 from meshbook.runtime.mesh.birth import Birth
 from meshbook.runtime.mesh.procs import PROCESS, ProcessActor
+from meshbook.runtime.node.calls import Gather
 from meshbook.runtime.node.node import Node, Target
-from meshbook.runtime.telemetry.capture import Capture
+from meshbook.runtime.telemetry.capture import CHUNK_CHARACTERS, Capture
 from meshbook.runtime.telemetry.output import TELEMETRY, OutputChunk
 from meshbook.runtime.transport.zeromq import ZmqTransport
 from meshbook.runtime.wire import pickling
@@ -30,47 +36,101 @@ NOWHERE = Extent((), ())
 
 
 def run(birth: Birth, folder: Path) -> None:
-    """Be this worker until told to stop; returns, so that interpreter finalisers run."""
-    faulthandler.enable(file=2)  # a segmentation fault leaves Python's stack on stderr, where the agent reads it
+    """Be this worker until told to stop; then end the process."""
+    # A segmentation fault leaves Python's stack on stderr, where the agent reads it. Of the thread at fault alone: the
+    # others would push it out of the last lines.
+    faulthandler.enable(file=2, all_threads=False)
     limit_threads(birth)
+    transport = ZmqTransport(birth.address.node, birth.address.url, birth.world.settings)
+    node = make_node(transport, birth)
+    capture = make_capture(node, birth, folder)
+    ready = prepare(birth)
+    if ready:
+        serve(node, birth)
+    node.release_actors()
+    run_finalisers()  # they may still print, and call others
+    capture.close()
+    node.close()
+    if not ready:  # then nobody has received so far, and the inbox is closed by who does
+        drop_messages(transport)
+    transport.terminate()
+    leave(0 if ready else 1)
+
+
+def make_node(transport: ZmqTransport, birth: Birth) -> Node:
+    """The node of this process, which knows whom it belongs to."""
     world = birth.world
-    node = Node(ZmqTransport(birth.address.node, birth.address.url, world.settings), world.run, world.settings)
+    node = Node(transport, world.run, world.settings)
     node.controller, node.place = world.controller, birth
     node.trust(world.controller)
     node.trust(world.agent)
     provide_client(lambda: Context(Instance("worker", "worker", NOWHERE.point(0), node, birth)))
-    capture = Capture(_sender(node), world.mesh, birth.rank, folder, birth.address.node)
-    capture.install()
-    node.capture = capture
-    main = MainThread()
-    node.run_on_main = main.submit
-    if world.bootstrap:
-        pickling.loads([world.bootstrap], "bootstrap")()
-    place = Extent(world.labels, world.sizes).point(birth.rank)
-    node.host(PROCESS, lambda: Process(node, main), rank=place, class_name="ProcessActor").start(lambda error: None)
-    node.start()
-    main.run()
-    capture.close()
-    node.close()
+    return node
 
 
-def limit_threads(birth: Birth) -> None:
-    """Share the cores among the workers of this host; the variable is for the processes that a worker starts."""
-    threads = max(1, (os.cpu_count() or 1) // birth.local_size)
-    if "OMP_NUM_THREADS" in os.environ:
-        return
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(threads)
-
-
-def _sender(node: Node) -> Callable[[OutputChunk], None]:
+def make_capture(node: Node, birth: Birth, folder: Path) -> Capture:
+    """Take over the output of this process, and send it to the controller."""
     target = [Target(node.controller, TELEMETRY)]
 
     def send(chunk: OutputChunk) -> None:
         node.call(target, "output", ((chunk,), {}), NOWHERE, None)
 
-    return send
+    # A character has four bytes at most; the rest is for what else is in the message.
+    size = max(1, min(CHUNK_CHARACTERS, node.settings.max_message_bytes // 8))
+    capture = node.capture = Capture(send, birth.world.mesh, birth.rank, folder, birth.address.node, size)
+    capture.install()
+    return capture
+
+
+def prepare(birth: Birth) -> bool:
+    """Run what the user wants to have run before any actor; whether it went well."""
+    try:
+        if birth.world.bootstrap:
+            bootstrap(birth.world.bootstrap)
+    except BaseException:
+        traceback.print_exc()  # the agent finds it among the last words
+        return False
+    return True
+
+
+def serve(node: Node, birth: Birth) -> None:
+    """Serve actors until told to stop."""
+    main = MainThread()
+    node.run_on_main = main.submit
+    place = Extent(birth.world.labels, birth.world.sizes).point(birth.rank)
+    process = node.host(PROCESS, lambda: Process(node, main), rank=place, class_name="ProcessActor")
+    process.start(lambda error: None)
+    node.start()
+    main.run()
+
+
+def bootstrap(pickled: bytes) -> None:
+    made = pickling.loads([pickled], "bootstrap")()
+    if inspect.isawaitable(made):
+        asyncio.run(_wait_for(made))
+
+
+async def _wait_for(made: Any) -> None:
+    await made
+
+
+def limit_threads(birth: Birth) -> None:
+    """Share the cores among the workers of this mesh on this host; OMP_NUM_THREADS of the user's wins.
+
+    The variable is for processes that the worker starts. torch is here already, and has to be told. Known limit: so is
+    numpy's OpenBLAS, which has no such call and uses all cores.
+    """
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    threads = int(given) if given.isdecimal() and int(given) else max(1, count_cores() // birth.local_size)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(threads)
+
+
+def drop_messages(transport: ZmqTransport) -> None:
+    """Read a closed transport to its end."""
+    while transport.receive() is not None:
+        pass
 
 
 class MainThread:
@@ -83,8 +143,16 @@ class MainThread:
         self._work.put(work)
 
     def run(self) -> None:
-        while (work := self._work.get()) is not None:
+        running = True
+        while running:
+            with contextlib.suppress(KeyboardInterrupt):  # while idle, a SIGINT from outside is for nobody
+                running = self._run_one()
+
+    def _run_one(self) -> bool:
+        work = self._work.get()
+        if work is not None:
             work()
+        return work is not None
 
     def end(self) -> None:
         self._work.put(None)
@@ -103,6 +171,12 @@ class Process(ProcessActor):
 
     @endpoint
     def stop(self, reason: str) -> None:
-        # The main thread may be serving an actor: that one ends first, in its turn, and then the thread is free.
-        self._node.stop_hosted(reason, keep=PROCESS)
-        self._main.end()
+        # Every actor ends after the messages it has been sent; the last of them lets the main thread go. One that does
+        # not end in time is the agent's business.
+        targets = [Target(self._node.address, name) for name in self._node.actors() if name != PROCESS]
+        if not targets:
+            return self._main.end()
+        everyone = Gather(Extent(("actors",), (len(targets),)).region)
+        self._node.stop(targets, reason, everyone)
+        everyone.future.when_done(self._main.end)
+        return None

@@ -1,29 +1,34 @@
-"""The workers of one host: asked for, forked, watched, ended. Owned by the host agent; every change under one lock."""
+"""The workers of one host: asked for, forked, watched, ended. Owned by the host agent.
+
+    start -> request -> fork server -> Started ... Exited -> on_exit
+
+What concerns the fork server happens on the agent's main thread (`serve`); it dies with the thread that makes it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import queue
+import selectors
 import signal
-import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ExitReport
-from meshbook.runtime.hosts.forkserver import Answer, Exited, Started
+from meshbook.runtime.hosts.forkserver import Answer, Started
+from meshbook.runtime.hosts.linux import end_descendants
+from meshbook.runtime.hosts.server import Server
 from meshbook.runtime.mesh.birth import Birth
+from meshbook.runtime.telemetry.last_words import last_words
 from meshbook.runtime.wire.messages import Address
 
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Answer).decode
-TAIL_BYTES = 16 << 10
+OnExit = Callable[[ExitReport, list[Address]], None]
+Ask = Callable[[Address, str], None]
 
 
 @dataclass
@@ -31,6 +36,8 @@ class Worker:
     """One worker from the asking to the end."""
 
     address: Address
+    owner: str
+    requested: bool = False  # of the present fork server
     pid: int = 0
     stopping: str = ""
     killed: bool = False  # by us
@@ -38,139 +45,168 @@ class Worker:
 
 
 class Workers:
-    """All workers of this host. `on_exit` is told of each end, with the addresses of those that live on."""
+    """All workers of this host.
 
-    def __init__(self, folder: Path, settings: Settings, on_exit: Callable[[ExitReport, list[Address]], None]) -> None:
+    `ask_to_leave` sends a worker the message that ends it. `on_exit` is told of each end, with the addresses of those
+    that live on: O(workers) messages an end, fine for the hundreds that one host has.
+    """
+
+    def __init__(self, folder: Path, settings: Settings, ask_to_leave: Ask, on_exit: OnExit) -> None:
         self._folder = folder
         self._settings = settings
+        self._ask_to_leave = ask_to_leave
         self._on_exit = on_exit
-        self._lock = threading.Lock()  # guards _by_node and _by_pid
+        self._lock = threading.Lock()  # guards _by_node, _by_pid, and the life of each worker
         self._by_node: dict[str, Worker] = {}
         self._by_pid: dict[int, Worker] = {}
-        self._early: dict[int, int] = {}  # pids whose end was told before their start
-        self._rest = b""
-        self.channel, theirs = socket.socketpair()
-        self._server = self._start_server(theirs)
-
-    def _start_server(self, channel: socket.socket) -> subprocess.Popen[bytes]:
-        # Called on the agent's main thread: the fork server dies with the thread that made it.
-        with channel, open(self._folder / "forkserver.log", "wb") as log:
-            return subprocess.Popen(
-                [
-                    *(sys.executable, "-P", "-m", "meshbook.runtime.hosts.forkserver"),
-                    *(str(channel.fileno()), str(self._folder), self._settings.preload),
-                ],
-                pass_fds=[channel.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        self._requests: queue.SimpleQueue[Sequence[Birth]] = queue.SimpleQueue()
+        self._bell, self._ringer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._server: Server | None = None
+        self._selector = selectors.DefaultSelector()
 
     # -- from the host actor -------------------------------------------------
 
-    def start(self, births: list[Birth]) -> None:
+    def start(self, births: Sequence[Birth]) -> None:
         """Ask for these workers; the fork server starts them once it is warm."""
         with self._lock:
             for birth in births:
-                self._by_node[birth.address.node] = Worker(birth.address)
-        requests = b"".join(_encode(birth) + b"\n" for birth in births)
-        try:
-            self.channel.sendall(requests)
-        except OSError:
-            for birth in births:
-                self._end(self._by_node[birth.address.node], None, self._server_failure())
+                self._by_node[birth.address.node] = Worker(birth.address, birth.world.owner)
+        self._requests.put(births)
+        with contextlib.suppress(BlockingIOError):  # full of rings that the main thread has not heard yet
+            os.write(self._ringer, b"!")
 
-    def stop(self, nodes: list[str], reason: str, ask: Callable[[Address], None]) -> None:
-        """Ask these workers to leave, wait, and kill who has not left by the time limit."""
-        workers = self._find(nodes)
-        for worker in workers:
-            worker.stopping = reason
-            ask(worker.address)
-        deadline = _Deadline(self._settings.stop_timeout)
-        for worker in workers:
-            if not worker.ended.wait(deadline.left()):
-                self.signal([worker.address.node], signal.SIGKILL)
-        for worker in workers:
-            worker.ended.wait(self._settings.stop_timeout)
+    def stop(self, nodes: Iterable[str], reason: str) -> list[Worker]:
+        """Ask these workers, and those that they own, to leave; kill who has not left by the time limit.
 
-    def signal(self, nodes: list[str], number: int) -> None:
-        """Send a signal to the process groups of these workers, so that what they started gets it too."""
-        for worker in self._find(nodes):
-            worker.killed = worker.killed or number == signal.SIGKILL
-            if worker.pid:
-                _kill_group(worker.pid, number)
-
-    def kill_all(self) -> None:
-        """End everything at once: the controller is gone."""
-        with contextlib.suppress(OSError):
-            self.channel.close()
-        self._server.kill()  # first, so that nothing is forked behind our back
-        self._server.wait()
+        Returns all of them, also those that had been asked before.
+        """
         with self._lock:
-            pids = list(self._by_pid)
-        for pid in pids:
-            _kill_group(pid, signal.SIGKILL)
+            workers = self._with_owned(nodes)
+            asked = [worker for worker in workers if not worker.stopping]
+            for worker in asked:
+                worker.stopping = reason
+                worker.killed = worker.killed or not worker.pid  # at its birth: nothing of the user's runs in it
+        for worker in asked:
+            if worker.pid:
+                self._ask_to_leave(worker.address, reason)
+        if asked:
+            threading.Thread(target=self._kill_late, args=(asked,), name="meshbook stop", daemon=True).start()
+        return workers
+
+    def signal(self, nodes: Iterable[str], number: int) -> None:
+        """Send a signal to the process groups of these workers, so that what they started gets it too."""
+        with self._lock:
+            for worker in filter(None, map(self._by_node.get, nodes)):
+                worker.killed = worker.killed or number == signal.SIGKILL
+                if worker.pid:
+                    _signal_group(worker.pid, number)
 
     def names(self) -> list[str]:
         """The node ids of the workers that live, or are being born."""
         with self._lock:
             return list(self._by_node)
 
-    def _find(self, nodes: list[str]) -> list[Worker]:
-        with self._lock:
-            return [worker for node in nodes if (worker := self._by_node.get(node)) is not None]
+    def _with_owned(self, nodes: Iterable[str]) -> list[Worker]:
+        """These workers, whom they own, and so on."""
+        found: dict[str, Worker] = {}
+        names = set(nodes)
+        while names:
+            found |= {name: self._by_node[name] for name in names if name in self._by_node}
+            owned = {node for node, worker in self._by_node.items() if worker.owner in names}
+            names = owned - found.keys()
+        return list(found.values())
 
-    # -- from the agent's main thread ------------------------------------------
+    def _kill_late(self, workers: Sequence[Worker]) -> None:
+        end = time.monotonic() + self._settings.stop_timeout
+        late = [worker for worker in workers if not worker.ended.wait(max(0.0, end - time.monotonic()))]
+        self.signal([worker.address.node for worker in late], signal.SIGKILL)
 
-    def hear(self) -> bool:
-        """Take in what the fork server says; False once it has ended."""
-        try:
-            data = self.channel.recv(1 << 20)
-        except OSError:
-            data = b""
-        if not data:
-            self._server_ended()
-            return False
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            answer = _decode(line)
-            self._started(answer) if isinstance(answer, Started) else self._exited(answer)
-        return True
+    # -- on the agent's main thread --------------------------------------------
 
-    def _started(self, answer: Started) -> None:
-        with self._lock:
-            worker = self._by_node[answer.node]
-            worker.pid = answer.pid
-            if answer.pid:
-                self._by_pid[answer.pid] = worker
-            kill = worker.killed
-        if answer.error:
-            self._end(worker, None, answer.error)
-        elif kill:  # it was to be killed before it had a pid
-            _kill_group(answer.pid, signal.SIGKILL)
+    def serve(self, line: int) -> None:
+        """Run the fork server and hear it until the descriptor `line` ends; then end everything at once."""
+        self._selector.register(line, selectors.EVENT_READ)
+        self._selector.register(self._bell, selectors.EVENT_READ)
+        self._start_server()
+        while True:
+            ready = {key.fd for key, _ in self._selector.select()}
+            if line in ready and not os.read(line, 4096):
+                break
+            if self._server is not None:
+                self._attend(self._server)
+            if self._bell in ready:
+                os.read(self._bell, 4096)
+                self._pass_requests()
+        self._kill_all()
 
-    def _exited(self, answer: Exited) -> None:
-        with self._lock:
-            worker = self._by_pid.pop(answer.pid, None)
-        if worker is None:
+    def _start_server(self) -> Server:
+        server = self._server = Server(self._folder, self._settings)
+        self._selector.register(server.channel, server.events)
+        return server
+
+    def _attend(self, server: Server) -> None:
+        server.send()
+        answers = server.hear()
+        if answers is None:
+            self._server_ended(server)
             return
-        _kill_group(answer.pid, signal.SIGKILL)  # what it started, and left behind
-        self._end(worker, answer.returncode, "")
+        for answer in answers:
+            self._take(answer)
+        self._selector.modify(server.channel, server.events)
 
-    def _server_ended(self) -> None:
-        """Workers die with the fork server, so all of them have ended too."""
-        self._server.wait()
+    def _pass_requests(self) -> None:
+        while not self._requests.empty():
+            births = self._requests.get()
+            with self._lock:
+                workers = [self._by_node[birth.address.node] for birth in births]
+                for worker in workers:
+                    worker.requested = True
+            try:
+                # One that has ended is replaced only now: one that cannot even start would be started for ever.
+                server = self._server or self._start_server()
+            except OSError as error:
+                self._end_all(workers, f"the fork server did not start: {error}")
+                continue
+            server.ask(births)
+            self._selector.modify(server.channel, server.events)
+
+    def _take(self, answer: Answer) -> None:
+        if not isinstance(answer, Started):
+            self._exited(answer.pid, answer.returncode)
+        elif answer.error:
+            self._end(self._by_node[answer.node], None, answer.error)
+        else:
+            self._started(answer.node, answer.pid)
+
+    def _started(self, node: str, pid: int) -> None:
         with self._lock:
-            workers = list(self._by_node.values())
-            self._by_pid.clear()
-        for worker in workers:
-            self._end(worker, None, self._server_failure())
+            worker = self._by_node[node]
+            worker.pid = pid
+            self._by_pid[pid] = worker
+            if worker.killed:  # it was to end before it had begun
+                _signal_group(pid, signal.SIGKILL)
 
-    def _server_failure(self) -> str:
-        code = self._server.poll()
-        log = "\n".join(_tail(self._folder / "forkserver.log", self._settings.stderr_lines))
-        return f"the fork server ended ({'it still runs' if code is None else f'exit code {code}'})\n{log}"
+    def _exited(self, pid: int, returncode: int) -> None:
+        with self._lock:
+            worker = self._by_pid.pop(pid)
+            _signal_group(pid, signal.SIGKILL)  # what it started, and left behind
+        self._end(worker, returncode, "")
+
+    def _server_ended(self, server: Server) -> None:
+        """Its workers die with the fork server; what they had started comes to us."""
+        trouble = server.why_ended()
+        self._selector.unregister(server.channel)
+        self._server = None
+        server.end()
+        end_descendants()
+        with self._lock:
+            workers = [worker for worker in self._by_node.values() if worker.requested]
+            self._by_pid.clear()
+        self._end_all(workers, trouble)
+
+    def _end_all(self, workers: Iterable[Worker], trouble: str) -> None:
+        for worker in workers:
+            self._end(worker, None, trouble)
 
     def _end(self, worker: Worker, returncode: int | None, trouble: str) -> None:
         node = worker.address.node
@@ -178,37 +214,29 @@ class Workers:
             node=node,
             pid=worker.pid,
             returncode=returncode,
-            stderr=self._last_words(node),
+            stderr=last_words(self._folder, node, self._settings.stderr_lines),
             hint=trouble or _hint(returncode, worker.killed),
             stopped=worker.stopping,
         )
         with self._lock:
             self._by_node.pop(node, None)
-            others = [other.address for other in self._by_node.values()]
+            others = [other.address for other in self._by_node.values() if not other.stopping]
+            owned = [other.address.node for other in self._by_node.values() if other.owner == node]
         self._on_exit(report, others)
         worker.ended.set()
+        self.stop(owned, f"its owner has ended ({node})")
 
-    def _last_words(self, node: str) -> tuple[str, ...]:
-        """What it wrote to stderr last: through Python, then past it."""
-        lines = _tail(self._folder / f"{node}.last", self._settings.stderr_lines)
-        lines += _tail(self._folder / f"{node}.err", self._settings.stderr_lines)
-        return tuple(lines[-self._settings.stderr_lines :])
-
-
-class _Deadline:
-    """Seconds left of a time limit."""
-
-    def __init__(self, seconds: float) -> None:
-        import time
-
-        self._now = time.monotonic
-        self._end = self._now() + seconds
-
-    def left(self) -> float:
-        return max(0.0, self._end - self._now())
+    def _kill_all(self) -> None:
+        """The controller is gone: no time for goodbyes."""
+        if self._server is not None:
+            self._server.end()  # first, so that nothing is forked behind our back
+        with self._lock:
+            for pid in self._by_pid:
+                _signal_group(pid, signal.SIGKILL)
+        end_descendants()
 
 
-def _kill_group(pid: int, number: int) -> None:
+def _signal_group(pid: int, number: int) -> None:
     # Between fork and setsid a worker has no group of its own yet; then the process itself is meant.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
@@ -217,18 +245,7 @@ def _kill_group(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _tail(path: Path, lines: int) -> list[str]:
-    try:
-        with open(path, "rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - TAIL_BYTES))
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
-        return []
-    return text.splitlines()[-lines:]
-
-
 def _hint(returncode: int | None, killed: bool) -> str:
     if returncode == -signal.SIGKILL and not killed:
-        return "SIGKILL came from outside meshbook: often the kernel's out-of-memory killer (see dmesg), or a person"
+        return "it came from outside meshbook: often from the kernel, out of memory (see dmesg), or from a person"
     return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from meshbook.runtime.actor.endpoint import Arguments, Endpoint, endpoints_of
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.errors import ProcessDied, SupervisionError
-from meshbook.runtime.geometry import MeshTrait, Region
+from meshbook.runtime.geometry import Extent, MeshTrait, Region
 from meshbook.runtime.node.calls import Each, Gather
 from meshbook.runtime.node.node import Node, Target
 
@@ -67,22 +68,26 @@ class ActorMesh(MeshTrait):
         known = ", ".join(sorted(self.__dict__.get("_methods", ()))) or "none"
         raise AttributeError(f"actor mesh has no endpoint {name!r}; its endpoints: {known}")
 
-    def _picked(self) -> list[Target]:
-        return [self._targets[rank] for rank in self._region.ranks()]
+    @functools.cached_property
+    def _picked(self) -> tuple[Target, ...]:
+        return tuple(self._targets[rank] for rank in self._region.ranks())
+
+    @functools.cached_property
+    def _extent(self) -> Extent:
+        return self._region.extent
 
     def _call(self, endpoint: str, arguments: Arguments) -> Future[ValueMesh[Any]]:
         asker = Gather(self._region, self._explainer(endpoint))
-        current_node().call(self._picked(), endpoint, arguments, self.extent, asker)
+        current_node().call(self._picked, endpoint, arguments, self._extent, asker)
         return asker.future
 
     def _call_each(self, endpoint: str, arguments: Arguments) -> Sequence[Future[Any]]:
-        targets = self._picked()
-        asker = Each(len(targets), self._explainer(endpoint))
-        current_node().call(targets, endpoint, arguments, self.extent, asker)
+        asker = Each(len(self._picked), self._explainer(endpoint))
+        current_node().call(self._picked, endpoint, arguments, self._extent, asker)
         return asker.futures
 
     def _broadcast(self, endpoint: str, arguments: Arguments) -> None:
-        current_node().call(self._picked(), endpoint, arguments, self.extent, None)
+        current_node().call(self._picked, endpoint, arguments, self._extent, None)
 
     def _explainer(self, endpoint: str) -> Callable[[BaseException], BaseException]:
         def explain(error: BaseException) -> BaseException:
@@ -96,11 +101,14 @@ class ActorMesh(MeshTrait):
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """End the actors of this mesh (a slice: of this slice) after the messages they have been sent so far."""
         asker = Gather(self._region)
-        current_node().stop(self._picked(), reason, asker)
+        current_node().stop(self._picked, reason, asker)
         return asker.future.then(lambda _: None)
 
     def __repr__(self) -> str:
         return f"<ActorMesh {self._name} of {self._cls.__qualname__} {dict(self.extent)}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # Who receives the reference may call at once, and by a shorter way than the one that our spawn took.
+        if not self._initialized.done():
+            self._initialized.exception()
         return ActorMesh, (self._name, self._cls, self._targets, self._region)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 
@@ -12,8 +14,8 @@ from meshbook.runtime.config import Settings
 from meshbook.runtime.wire.messages import Address
 
 # What a notebook server or a terminal leaves in the environment, and a worker must not inherit.
-LEAKS = frozenset({"MPLBACKEND", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "NO_COLOR", "PAGER", "GIT_PAGER", "TERM"})
-LEAKS |= {"JPY_PARENT_PID", "JPY_SESSION_NAME", "COLUMNS", "LINES"}
+_TERMINAL = {"TERM", "COLUMNS", "LINES", "PAGER", "GIT_PAGER", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE"}
+LEAKS = frozenset(_TERMINAL | {"MPLBACKEND", "JPY_PARENT_PID", "JPY_SESSION_NAME"})
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,6 +23,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     mesh: str
+    owner: str  # the node that spawned the mesh; without it nobody needs these processes
     controller: Address
     agent: Address
     labels: tuple[str, ...]
@@ -30,6 +33,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     search_path: tuple[str, ...]
     settings: Settings
     bootstrap: bytes = b""  # a pickled callable that runs before any actor
+    rendezvous: dict[str, str] = {}  # MASTER_ADDR and MASTER_PORT, which the agent finds
 
 
 class Birth(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,24 +46,34 @@ class Birth(msgspec.Struct, frozen=True, kw_only=True):
     world: World
 
     def environment(self) -> dict[str, str]:
-        """The whole environment of the process, with the variables that torch.distributed reads."""
-        size = 1
-        for extent in self.world.sizes:
-            size *= extent
-        return self.world.environment | {
+        """The whole environment of the process. A rendezvous that the user names wins over ours."""
+        return self.world.rendezvous | self.world.environment | self.ranks()
+
+    def ranks(self) -> dict[str, str]:
+        """The variables from which torch.distributed learns who this process is."""
+        return {
             "RANK": str(self.rank),
             "LOCAL_RANK": str(self.local_rank),
-            "WORLD_SIZE": str(size),
+            "WORLD_SIZE": str(math.prod(self.world.sizes)),
             "LOCAL_WORLD_SIZE": str(self.local_size),
             "GROUP_RANK": str(self.rank // self.local_size),
         }
 
 
-def inherited_environment(overrides: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment as a worker should see it."""
-    return {name: value for name, value in os.environ.items() if name not in LEAKS} | dict(overrides or {})
+def inherited_environment(overrides: Mapping[str, str] | None = None, parent: Birth | None = None) -> dict[str, str]:
+    """This process's environment as a worker should see it; `parent` is the birth of a worker that spawns others.
+
+    What we told that one of its rank and its rendezvous is not for them.
+    """
+    ours = parent.ranks() | parent.world.rendezvous if parent is not None else {}
+    theirs = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in LEAKS and (name not in ours or ours[name] != value)
+    }
+    return theirs | dict(overrides or {})
 
 
 def inherited_path() -> tuple[str, ...]:
     """This process's import path, with the current folder spelled out."""
-    return tuple(os.path.abspath(entry) for entry in sys.path)
+    return tuple(str(Path(entry).absolute()) for entry in sys.path)

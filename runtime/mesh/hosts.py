@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.errors import ExitReport
+from meshbook.runtime.errors import ExitReport, ProcessDied
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
 from meshbook.runtime.mesh.actors import ActorMesh, current_node
 from meshbook.runtime.mesh.birth import Birth, World, inherited_environment, inherited_path
 from meshbook.runtime.mesh.procs import ProcMesh
-from meshbook.runtime.node.node import Target
+from meshbook.runtime.node.node import Node, Target
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.messages import Address
 
@@ -32,7 +34,7 @@ class HostActor(Actor):
 
     @endpoint
     def stop_procs(self, nodes: list[str], reason: str) -> None:
-        """Stop these workers, and kill those that do not leave in time."""
+        """Ask these workers to leave; those that do not in time are killed. Each end is announced."""
         raise NotImplementedError
 
     @endpoint
@@ -85,7 +87,7 @@ class HostMesh(MeshTrait):
         """
         dims = _check_dims(dict(per_host or {}), self.extent)
         extent = Extent((*self.extent.labels, *dims), (*self.extent.sizes, *dims.values()))
-        mesh = f"{name or 'procs'}-{secrets.token_hex(2)}"
+        mesh = f"{_as_file_name(name or 'procs')}-{secrets.token_hex(4)}"
         local = Extent(tuple(dims), tuple(dims.values())).nelements
         nodes: list[Address] = []
         for index, agent in enumerate(self._picked()):
@@ -108,12 +110,13 @@ class HostMesh(MeshTrait):
         return World(
             run=node.run,
             mesh=mesh,
+            owner=node.address.node,
             controller=node.controller,
             agent=agent,
             labels=extent.labels,
             sizes=extent.sizes,
-            environment=inherited_environment(env),
-            directory=os.getcwd(),
+            environment=inherited_environment(env, node.place),
+            directory=str(Path.cwd()),
             search_path=inherited_path(),
             settings=node.settings,
             bootstrap=b"" if bootstrap is None else bytes(pickling.dumps(bootstrap, "bootstrap")[0]),
@@ -125,9 +128,10 @@ class HostMesh(MeshTrait):
         return Birth(address=address, rank=rank, local_rank=local_rank, local_size=local_size, world=world)
 
     def _stop_procs(self, nodes: Sequence[Address], reason: str) -> Future[None]:
-        # Each agent ignores the names that are not its own.
-        asked = self._hosts().stop_procs.call([node.node for node in nodes], reason)
-        return asked.then(lambda _: None)
+        names = [node.node for node in nodes]
+        ended = when_ended(current_node(), names)
+        self._hosts().stop_procs.call(names, reason)  # each agent ignores the names that are not its own
+        return ended
 
     def _signal_procs(self, nodes: Sequence[Address], number: int) -> Future[None]:
         asked = self._hosts().kill.call([node.node for node in nodes], number)
@@ -140,6 +144,28 @@ class HostMesh(MeshTrait):
         return HostMesh, (self._agents, self._region, self._inbox)
 
 
+def when_ended(node: Node, names: Sequence[str]) -> Future[None]:
+    """Resolves once each of these nodes has been reported as ended."""
+    future: Future[None] = Future.pending()
+    missing = set(names)
+
+    def note(report: ExitReport) -> None:
+        missing.discard(report.node)
+        look()
+
+    def look() -> None:
+        if not missing and not future.done():
+            with contextlib.suppress(ValueError):  # two threads may come here
+                node.when_down.remove(note)
+            future.resolve(lambda: None)
+
+    # First listen, then ask: an end in between is heard of either way.
+    node.when_down.append(note)
+    missing -= {name for name in names if node.report_of(name) is not None}
+    look()
+    return future
+
+
 def _mark_unborn(asked: Future[None], births: Sequence[Birth]) -> None:
     """Where the agent could not even be asked, its workers will never be: say so to whoever calls them."""
     node = current_node()
@@ -147,9 +173,20 @@ def _mark_unborn(asked: Future[None], births: Sequence[Birth]) -> None:
     def look() -> None:
         if (error := asked.exception()) is not None:
             for birth in births:
-                node.announce_down(ExitReport(birth.address.node, 0, None, hint=str(error)), ())
+                node.announce_down(_report_unborn(error, birth.address.node), ())
 
     asked.when_done(look)
+
+
+def _report_unborn(error: BaseException, node: str) -> ExitReport:
+    if isinstance(error, ProcessDied):
+        return error.report.of_guest(node)
+    return ExitReport(node, 0, None, hint=f"its host agent could not start it: {error}")
+
+
+def _as_file_name(name: str) -> str:
+    """A mesh's name as it can stand in the path of a socket: short, and without slashes and spaces."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:24]
 
 
 def _check_dims(dims: dict[str, int], hosts: Extent) -> dict[str, int]:

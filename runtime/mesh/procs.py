@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from meshbook.runtime.actor.base import Actor, check_arguments, check_class
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.future import Future
+from meshbook.runtime.errors import LaunchError, ProcessDied
 from meshbook.runtime.geometry import MeshTrait, Region
 from meshbook.runtime.mesh.actors import ActorMesh, current_node
 from meshbook.runtime.node.calls import Gather
@@ -89,15 +90,16 @@ class ProcMesh(MeshTrait):
 
     @property
     def initialized(self) -> Future[bool]:
-        """Resolves to True once every process takes messages; raises how the first of them failed."""
-        if self._initialized is None:
-            processes = self._processes()
-            self._initialized = processes.ready.call().then(lambda pids: True)
-        return self._initialized
+        """Resolves to True once every process takes messages.
 
-    def _processes(self) -> ActorMesh:
-        """The runtime's own actor on every process."""
-        return ActorMesh(self._name, ProcessActor, [Target(node, PROCESS) for node in self._nodes], self._region)
+        Raises LaunchError where one could not be started, and else SupervisionError, with how it ended.
+        """
+        if self._initialized is None:
+            asker = Gather(self.extent.region, _explain_start)
+            targets = [Target(node, PROCESS) for node in self.nodes]
+            current_node().call(targets, "ready", ((), {}), self.extent, asker)
+            self._initialized = asker.future.then(lambda pids: True)
+        return self._initialized
 
     def _with_region(self, region: Region) -> ProcMesh:
         return ProcMesh(self._name, self._nodes, region, self._hosts, ownership=self._ownership)
@@ -109,8 +111,6 @@ class ProcMesh(MeshTrait):
         `mesh.initialized` tells why. The result is typed as `cls`: its endpoints are attributes.
         Raises ValueError for a class that cannot be spawned, TypeError for arguments that do not fit it.
         """
-        if self._ownership.stopped is not None:
-            raise RuntimeError("`ProcMesh` has already been stopped")
         check_class(cls, _TAKEN)
         check_arguments(cls, args, kwargs)
         return cast("A", self._spawn(name, cls, args, kwargs, on_main=False))
@@ -118,6 +118,8 @@ class ProcMesh(MeshTrait):
     def _spawn(
         self, name: str, cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any], *, on_main: bool
     ) -> ActorMesh:
+        if self._ownership.stopped is not None:
+            raise RuntimeError("`ProcMesh` has already been stopped")
         node = current_node()
         actor = f"{name}-{next(_serial)}@{node.address.node}"  # several nodes may spawn on one process
         targets = [Target(address, actor) for address in self.nodes]
@@ -130,7 +132,11 @@ class ProcMesh(MeshTrait):
         return cast("A", self._spawn(name, cls, args, kwargs, on_main=True))
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
-        """Stop the actors and the processes; ValueError on a slice or a received reference."""
+        """Stop the actors and the processes, and with them the meshes that they own.
+
+        Resolves once every process has ended; who does not leave within `Settings.stop_timeout` is killed. Stopping
+        again is no error. ValueError on a slice or a received reference.
+        """
         if not self._owned:
             raise ValueError("ProcMesh is not owned; must be stopped by an owner")
         if self._ownership.stopped is None:
@@ -154,3 +160,8 @@ class ProcMesh(MeshTrait):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ProcMesh, (self._name, self._nodes, self._region, self._hosts)
+
+
+def _explain_start(error: BaseException) -> BaseException:
+    never_started = isinstance(error, ProcessDied) and not error.report.pid
+    return LaunchError(str(error)) if never_started else error

@@ -1,192 +1,187 @@
 """A worker's output, all of it: Python's streams, and what C code and subprocesses write to descriptors 1 and 2.
 
-Python's streams know on whose behalf they are written to (the context). The descriptors are files; a thread follows
-them, and a cell that ends reads them to their end, so nothing of it can come after its reply.
+    print -> RankStream -> what waits here -> one thread -> the controller
+    C code, subprocesses -> descriptors 1 and 2 -> files -> Follower -> the same thread
+
+Python's streams know on whose behalf they are written to (the context). A cell that ends flushes on its own thread, so
+that nothing of it can come after its reply.
 """
 
 from __future__ import annotations
 
-import codecs
-import io
+import collections
+import contextlib
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-from meshbook.runtime.actor.context import current_origin
+from meshbook.runtime.telemetry.follower import Follower
+from meshbook.runtime.telemetry.last_words import LastWords
 from meshbook.runtime.telemetry.output import OutputChunk, StreamName
+from meshbook.runtime.telemetry.streams import RankStream
 
 FLUSH_SECONDS = 0.05
 FLUSH_CHARACTERS = 32 << 10
 FOLLOW_SECONDS = 0.2
-READ_BYTES = 1 << 20
-LAST_WORDS_BYTES = 64 << 10
+CHUNK_CHARACTERS = 1 << 20  # a chunk that has grown to this is sent, and the next one begun
+WAITING_CHARACTERS = 8 << 20  # with so much unsent, whoever writes has to wait
+WAIT_SECONDS = 1.0
 
 Send = Callable[[OutputChunk], None]
 
 
 class Capture:
-    """Owns the streams of this process: installs them, follows the descriptors' files, flushes."""
+    """Owns the streams of this process: installs them, follows the descriptors' files, sends what comes.
 
-    def __init__(self, send: Send, mesh: str, rank: int, folder: Path, node: str) -> None:
-        self._send = send
+    A writer appends and goes on, and this object's thread sends. It must be another one: a signal handler may print
+    while its own thread is in the middle of a send, and would wait for itself.
+    """
+
+    def __init__(
+        self, send: Send, mesh: str, rank: int, folder: Path, node: str, chunk_characters: int = CHUNK_CHARACTERS
+    ) -> None:
+        self._send_chunk = send
+        self._chunk_characters = chunk_characters
         self._mesh = mesh
         self._rank = rank
-        self.main_origin: Callable[[], str] = lambda: ""  # the cell that runs: the best guess for C code's output
-        last_words = os.open(folder / f"{node}.last", os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self.main_origin: Callable[[], str] = _no_origin  # the cell that runs: the best guess for C code's output
+        self._last_words = LastWords(folder, node)
         self.stdout = RankStream(self, "stdout", 1)
-        self.stderr = RankStream(self, "stderr", 2, last_words)
+        self.stderr = RankStream(self, "stderr", 2)
         self._files = [Follower(folder / f"{node}.out", "stdout"), Follower(folder / f"{node}.err", "stderr")]
-        self._lock = threading.Lock()  # guards _files: the thread and a cell's end both read them
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="meshbook output", daemon=True)
+        self._waiting: collections.deque[tuple[str, StreamName, str]] = collections.deque()
+        self._size = 0  # characters in _waiting, roughly: threads add to it without a lock
+        self._sent_at = 0.0
+        self._bell = threading.Lock()  # acquired: silent. A lock can be rung from a signal handler, an Event cannot
+        self._bell.acquire()
+        self._sending = threading.Lock()  # guards _files and the order in which chunks leave
+        self._ended = False
+        self._forked = False
+        self._thread = threading.Thread(target=self._run, name="meshbook output", daemon=True)
         self._thread.pydev_do_not_trace = True  # type: ignore[attr-defined]
 
     def install(self) -> None:
-        """Replace Python's streams and begin to follow."""
+        """Replace Python's streams and begin to send."""
         sys.stdout, sys.stderr = self.stdout, self.stderr
+        os.register_at_fork(after_in_child=self._become_child)
         self._thread.start()
 
     def close(self) -> None:
-        self._ended.set()
+        """Send the rest; what is written from now on stays here."""
+        self._ended = True
         if self._thread.is_alive():
+            self.ring()
             self._thread.join()
         self.flush()
 
     def flush(self) -> None:
         """Send everything that has been written so far, by Python or by anything else in this process."""
-        self.stdout.flush()
-        self.stderr.flush()
-        self.follow_now()
+        with self._sending:
+            self._send_waiting()
+            self._send_files()
 
-    def follow_now(self) -> None:
-        with self._lock:
-            for file in self._files:
-                while text := file.read():
-                    self.send(self.main_origin(), file.stream, text)
+    # -- from the streams ------------------------------------------------------
 
-    def send(self, origin: str, stream: StreamName, text: str) -> None:
-        self._send(OutputChunk(origin, self._mesh, self._rank, stream, text))
+    def write(self, origin: str, stream: StreamName, text: str) -> None:
+        """Take in what was written, on any thread and within any signal handler."""
+        if self._forked:
+            return _write_all(1 if stream == "stdout" else 2, text)
+        if stream == "stderr":
+            self._last_words.add(text)
+        self._size += len(text)
+        self._waiting.append((origin or self.main_origin(), stream, text))
+        if self._size >= FLUSH_CHARACTERS or (text.endswith("\n") and self._is_quiet()):
+            self.ring()
+        if self._size >= WAITING_CHARACTERS:
+            self._wait_for_room()
+        return None
 
-    def _follow(self) -> None:
-        rounds = 0
-        while not self._ended.wait(FLUSH_SECONDS):
-            self.stdout.flush()
-            self.stderr.flush()
-            rounds += 1
-            if rounds % int(FOLLOW_SECONDS / FLUSH_SECONDS) == 0:
-                self.follow_now()
+    def ring(self) -> None:
+        """Let the thread send now."""
+        if self._bell.locked():
+            with contextlib.suppress(RuntimeError):  # somebody else rang in between
+                self._bell.release()
 
+    def _is_quiet(self) -> bool:
+        return time.monotonic() - self._sent_at > FLUSH_SECONDS
 
-class RankStream(io.TextIOBase):
-    """`sys.stdout` or `sys.stderr` of a rank: sends chunks, each with the execution that wrote it.
+    def _wait_for_room(self) -> None:
+        # Not for ever: a handler that has interrupted a send on this very thread waits for what cannot happen.
+        end = time.monotonic() + WAIT_SECONDS
+        while self._size >= WAITING_CHARACTERS and self._thread.is_alive() and time.monotonic() < end:
+            time.sleep(0.001)
 
-    A line after a pause leaves at once; in a flood, chunks of `FLUSH_CHARACTERS` or of `FLUSH_SECONDS` do.
-    """
+    def _become_child(self) -> None:
+        """In a forked child (a DataLoader's worker) there is no such thread, and the socket is the parent's.
 
-    encoding = "utf-8"
-    errors = "surrogateescape"
-
-    def __init__(self, capture: Capture, stream: StreamName, descriptor: int, last_words: int = -1) -> None:
-        self._capture = capture
-        self._stream: StreamName = stream
-        self._descriptor = descriptor
-        self._last_words = last_words
-        self._lock = threading.RLock()  # guards the buffer; re-entrant, since a signal handler may print
-        self._parts: list[str] = []
+        Its output goes to the descriptors, where the parent follows it.
+        """
+        self._forked = True
+        self._waiting.clear()
         self._size = 0
-        self._origin = ""
-        self._sent_at = 0.0
 
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return f"<{self._stream}>"
+    # -- sending ---------------------------------------------------------------
 
-    def write(self, text: str) -> int:
-        if not isinstance(text, str):
-            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        origin = current_origin() or self._capture.main_origin()
-        if self._last_words >= 0:
-            self._keep_last_words(text)
-        with self._lock:
-            if origin != self._origin:
-                self._flush()
-                self._origin = origin
-            self._parts.append(text)
-            self._size += len(text)
-            if self._size >= FLUSH_CHARACTERS or (
-                text.endswith("\n") and time.monotonic() - self._sent_at > FLUSH_SECONDS
-            ):
-                self._flush()
-        return len(text)
+    def _run(self) -> None:
+        followed_at = 0.0
+        while not self._ended:
+            self._bell.acquire(timeout=FLUSH_SECONDS)
+            with self._sending:
+                self._send_waiting()
+                if time.monotonic() - followed_at > FOLLOW_SECONDS:
+                    self._send_files()
+                    self._last_words.trim()
+                    followed_at = time.monotonic()
 
-    def flush(self) -> None:
-        if self._parts:
-            with self._lock:
-                self._flush()
+    def _send_waiting(self) -> None:
+        for origin, stream, text in self._merged():
+            self._sent_at = time.monotonic()
+            self._send(origin, stream, whole(text))
 
-    def _flush(self) -> None:
-        if not self._parts:
-            return
-        text = "".join(self._parts)
-        self._parts, self._size = [], 0
-        self._sent_at = time.monotonic()
-        self._capture.send(self._origin, self._stream, text)
+    def _merged(self) -> Iterator[tuple[str, StreamName, str]]:
+        """What waits, with neighbours of one origin and stream in one piece."""
+        now: tuple[str, StreamName] = ("", "stdout")
+        parts: list[str] = []
+        size = 0
+        while self._waiting:
+            origin, stream, text = self._waiting.popleft()
+            self._size -= len(text)
+            if parts and ((origin, stream) != now or size >= self._chunk_characters):
+                yield *now, "".join(parts)
+                parts, size = [], 0
+            now = (origin, stream)
+            parts.append(text)
+            size += len(text)
+        self._size = 0
+        if parts:
+            yield *now, "".join(parts)
 
-    def _keep_last_words(self, text: str) -> None:
-        """Also into a file: what a process said just before SIGKILL would otherwise die in its buffers."""
-        try:
-            if os.fstat(self._last_words).st_size > LAST_WORDS_BYTES:
-                os.ftruncate(self._last_words, 0)
-            os.write(self._last_words, text.encode("utf-8", "surrogateescape"))
-        except OSError:
-            self._last_words = -1  # a full disk: the text still goes to the notebook
+    def _send_files(self) -> None:
+        for file in self._files:
+            for text in file.read():
+                self._send(self.main_origin(), file.stream, text)
 
-    def fileno(self) -> int:
-        return self._descriptor
-
-    def writable(self) -> bool:
-        return True
-
-    def isatty(self) -> bool:
-        return False
-
-    @property
-    def buffer(self) -> Any:
-        return _Bytes(self)
+    def _send(self, origin: str, stream: StreamName, text: str) -> None:
+        for start in range(0, len(text), self._chunk_characters):
+            piece = text[start : start + self._chunk_characters]
+            self._send_chunk(OutputChunk(origin, self._mesh, self._rank, stream, piece))
 
 
-class _Bytes(io.RawIOBase):
-    """`sys.stdout.buffer`: bytes, as text."""
-
-    def __init__(self, stream: RankStream) -> None:
-        self._text = stream
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self._text.write(bytes(data).decode("utf-8", "surrogateescape"))
-        return len(data)
-
-    def flush(self) -> None:
-        self._text.flush()
+def whole(text: str) -> str:
+    """Text that UTF-8 can carry: halves of characters become one where they meet, and U+FFFD where they do not."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-class Follower:
-    """Reads what is appended to a file, as text, however a character is split."""
+def _write_all(descriptor: int, text: str) -> None:
+    data = whole(text).encode()
+    while data:
+        data = data[os.write(descriptor, data) :]
 
-    def __init__(self, path: Path, stream: StreamName) -> None:
-        self.stream: StreamName = stream
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._position = 0
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def read(self) -> str:
-        """New text, or the empty string."""
-        data = os.pread(self._descriptor, READ_BYTES, self._position)
-        self._position += len(data)
-        return self._decoder.decode(data)
+def _no_origin() -> str:
+    return ""

@@ -6,6 +6,7 @@ A chunk carries the execution that caused it (`origin`), so it is routed by that
 from __future__ import annotations
 
 import collections
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any, Literal
@@ -14,6 +15,8 @@ import msgspec
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
+
+logger = logging.getLogger(__name__)
 
 TELEMETRY = "telemetry"  # the actor that a controller hosts for this
 StreamName = Literal["stdout", "stderr"]
@@ -73,8 +76,13 @@ class OutputStore:
             with self._lock:
                 self._rings.setdefault((chunk.mesh, chunk.rank), Ring()).add(chunk.text)
         sink = self._sinks.get(chunk.origin) or self._default
-        if sink is not None:
+        if sink is None:
+            return
+        try:
             sink(chunk)
+        except Exception:
+            # One display that fails must not cost the others their output.
+            logger.exception("output of rank %d of %s could not be shown", chunk.rank, chunk.mesh)
 
     def recent(self, mesh: str, rank: int) -> str:
         """The last output of a rank, both streams, up to a mebi-character."""
@@ -98,6 +106,7 @@ class Ring:
         self._chunks: collections.deque[str] = collections.deque()
 
     def add(self, text: str) -> None:
+        text = text[-self._limit :]
         self._chunks.append(text)
         self._size += len(text)
         while self._size > self._limit and len(self._chunks) > 1:

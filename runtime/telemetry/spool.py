@@ -1,8 +1,9 @@
-"""The whole text of one rank's stream: in memory while small, then in an unnamed file that goes with its owner."""
+"""The whole text of one rank's stream: first in memory, then in an unnamed file that goes with its owner."""
 
 from __future__ import annotations
 
 import tempfile
+from typing import IO
 
 MEMORY_BYTES = 256 << 10
 
@@ -10,21 +11,35 @@ MEMORY_BYTES = 256 << 10
 class Spool:
     """Append text, read all of it. When the disk is full the rest is lost, and `note` says so."""
 
-    def __init__(self) -> None:
-        self._file = tempfile.SpooledTemporaryFile(MEMORY_BYTES)  # noqa: SIM115  # closed with this object
+    def __init__(self, memory_bytes: int = MEMORY_BYTES) -> None:
+        self._memory_bytes = memory_bytes
+        self._beginning = bytearray()
+        self._rest: IO[bytes] | None = None
         self.note = ""
 
     def write(self, text: str) -> None:
         if self.note:
             return
         try:
-            self._file.write(text.encode("utf-8", "surrogateescape"))
+            self._keep(text.encode("utf-8", "replace"))
         except OSError as error:
-            self.note = f"\n[meshbook: the rest could not be kept in {tempfile.gettempdir()}: {error.strerror}]\n"
+            where = tempfile.gettempdir()
+            self.note = f"\n[meshbook: the rest could not be kept in {where}: {error.strerror}]\n"
+
+    def _keep(self, data: bytes) -> None:
+        if self._rest is None:
+            if len(self._beginning) + len(data) <= self._memory_bytes:
+                self._beginning += data
+                return
+            # Unbuffered, so that a full disk is felt here and not when the text is read.
+            self._rest = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # closed with this object
+        while data:
+            data = data[self._rest.write(data) :]
 
     def read(self) -> str:
         """All that was written."""
-        self._file.seek(0)
-        data = self._file.read()
-        self._file.seek(0, 2)
-        return data.decode("utf-8", "surrogateescape") + self.note
+        data = bytes(self._beginning)
+        if self._rest is not None:
+            self._rest.seek(0)
+            data += self._rest.read()
+        return data.decode("utf-8", "replace") + self.note

@@ -1,0 +1,29 @@
+"""Which workers live on which host agent, as the agents tell the controller: when an agent is lost, so are they."""
+
+from __future__ import annotations
+
+from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.actor.endpoint import endpoint
+from meshbook.runtime.errors import ExitReport
+
+ROSTER = "roster"  # the actor that a controller hosts for this
+
+
+class Roster(Actor):
+    """Hosted inline: a birth is noted before anything can be heard of the newborn."""
+
+    def __init__(self) -> None:
+        self._agents: dict[str, str] = {}  # by worker
+
+    @endpoint
+    def born(self, agent: str, nodes: list[str]) -> None:
+        """Note that this agent is about to start these workers."""
+        self._agents |= dict.fromkeys(nodes, agent)
+
+    def ended(self, report: ExitReport) -> None:
+        """Forget a worker."""
+        self._agents.pop(report.node, None)
+
+    def guests_of(self, agent: str) -> list[str]:
+        """The workers that live on this agent."""
+        return [node for node, host in list(self._agents.items()) if host == agent]

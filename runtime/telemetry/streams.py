@@ -1,0 +1,101 @@
+"""`sys.stdout` and `sys.stderr` of a rank: text files that hand each piece on with the execution that wrote it."""
+
+from __future__ import annotations
+
+import codecs
+import io
+from typing import Any, Protocol
+
+from meshbook.runtime.actor.context import current_origin
+from meshbook.runtime.telemetry.output import StreamName
+
+
+class Taker(Protocol):
+    """Where the text goes (`capture.Capture`)."""
+
+    def write(self, origin: str, stream: StreamName, text: str) -> None: ...
+    def ring(self) -> None: ...
+
+
+class RankStream(io.TextIOBase):
+    """Takes text on any thread and in any signal handler; it never waits for the network."""
+
+    encoding = "utf-8"
+    errors = "replace"
+    line_buffering = True
+    mode = "w"
+
+    def __init__(self, taker: Taker, stream: StreamName, descriptor: int) -> None:
+        self._taker = taker
+        self._stream: StreamName = stream
+        self._descriptor = descriptor
+        self._bytes = RankBytes(self)
+
+    @property
+    def name(self) -> str:
+        return f"<{self._stream}>"
+
+    @property
+    def buffer(self) -> RankBytes:
+        """For bytes; they go the way of the text."""
+        return self._bytes
+
+    def write(self, text: str) -> int:
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        if text:
+            self._taker.write(current_origin(), self._stream, text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Send soon; without waiting, since a signal handler may be who asks."""
+        self._taker.ring()
+
+    def close(self) -> None:
+        """Nothing but a flush: what a library closes, others still print to."""
+        self.flush()
+
+    def reconfigure(self, **settings: Any) -> None:
+        """Nothing: there is no encoding or buffering to choose. For scripts that ask for line buffering."""
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return False
+
+
+class RankBytes(io.RawIOBase):
+    """`sys.stdout.buffer`: UTF-8, whose characters may come in halves; other bytes become U+FFFD."""
+
+    def __init__(self, stream: RankStream) -> None:
+        self._text = stream
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    @property
+    def raw(self) -> RankBytes:
+        return self
+
+    @property
+    def name(self) -> str:
+        return self._text.name
+
+    def write(self, data: Any) -> int:
+        with memoryview(data) as view:
+            self._text.write(self._decoder.decode(view.tobytes()))
+            return view.nbytes
+
+    def flush(self) -> None:
+        self._text.flush()
+
+    def close(self) -> None:
+        self.flush()
+
+    def fileno(self) -> int:
+        return self._text.fileno()
+
+    def writable(self) -> bool:
+        return True

@@ -1,0 +1,476 @@
+"""Worker processes: what they find when they are born, and how they leave."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import psutil
+import pytest
+
+from meshbook import Actor, ActorError, HostMesh, SupervisionError, context, endpoint, this_host
+from meshbook.runtime.errors import LaunchError, ProcessDied
+from meshbook.runtime.hosts.session import Session, this_proc
+
+PATIENCE = 60.0
+pytestmark = pytest.mark.process
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Probe(Actor):
+    """Runs what it is sent."""
+
+    @endpoint
+    def run(self, function: Any, *arguments: Any) -> Any:
+        return function(*arguments)
+
+    @endpoint
+    def wait(self) -> None:
+        threading.Event().wait()
+
+
+def environment(*names: str) -> list[str | None]:
+    return [os.environ.get(name) for name in names]
+
+
+# -- birth -------------------------------------------------------------------------
+
+
+def test_a_mesh_has_a_process_per_rank(spawn_procs):
+    mesh = spawn_procs(4)
+    assert mesh.initialized.get(PATIENCE) is True
+    pids = list(mesh.spawn("probe", Probe).run.call(os.getpid).get(PATIENCE).values())
+    assert len({os.getpid(), *pids}) == 5
+
+
+def test_a_mesh_of_no_dimensions_is_one_process(host):
+    mesh = host.spawn_procs()
+    assert mesh.spawn("probe", Probe).run.call_one(os.getpid).get(PATIENCE) != os.getpid()
+    mesh.stop().get(PATIENCE)
+
+
+@pytest.mark.parametrize("name", ["trainers", "a name / with slashes", "long" * 50])
+def test_a_mesh_has_any_name(spawn_procs, name):
+    assert spawn_procs(name=name).initialized.get(PATIENCE)
+
+
+def test_ranks_know_their_place(spawn_procs):
+    probe = spawn_procs(2).spawn("probe", Probe)
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    assert list(probe.run.call(environment, *names).get(PATIENCE).values()) == [
+        ["0", "0", "2", "2"],
+        ["1", "1", "2", "2"],
+    ]
+
+
+def test_what_a_notebook_leaves_in_the_environment_is_not_inherited(spawn_procs, monkeypatch):
+    leaks = ("MPLBACKEND", "FORCE_COLOR", "CLICOLOR_FORCE", "JPY_PARENT_PID", "PAGER", "TERM")
+    for name in leaks:
+        monkeypatch.setenv(name, "leaked")
+    monkeypatch.setenv("OF_THE_USER", "kept")
+    probe = spawn_procs(env={"ADDED": "yes"}).spawn("probe", Probe)
+    found = probe.run.call_one(environment, *leaks, "OF_THE_USER", "ADDED").get(PATIENCE)
+    assert found == [None] * len(leaks) + ["kept", "yes"]
+
+
+def test_a_worker_is_like_a_process_that_the_user_started(spawn_procs, monkeypatch, tmp_path):
+    def look() -> Any:
+        old = os.umask(0)
+        os.umask(old)
+        return str(Path.cwd()), old, sys.argv, sys.stdin.read(), os.getsid(0) == os.getpid()
+
+    umask = os.umask(0o022)
+    os.umask(umask)
+    monkeypatch.chdir(tmp_path)
+    found = spawn_procs().spawn("probe", Probe).run.call_one(look).get(PATIENCE)
+    assert found == (str(tmp_path), umask, [""], "", True)
+
+
+@pytest.mark.parametrize(("given", "expected"), [({"OMP_NUM_THREADS": "3"}, 3), ({}, None)])
+def test_cores_are_shared_unless_the_user_says_how_many(spawn_procs, monkeypatch, given, expected):
+    def threads() -> tuple[int, str]:
+        import torch
+
+        return torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    expected = expected or max(1, len(os.sched_getaffinity(0)) // 2)
+    probe = spawn_procs(2, env=given).spawn("probe", Probe)
+    assert set(probe.run.call(threads).get(PATIENCE).values()) == {(expected, str(expected))}
+
+
+def test_ranks_draw_different_numbers(spawn_procs):
+    def draw() -> tuple[float, float]:
+        import random
+
+        import numpy
+
+        return random.random(), float(numpy.random.random())
+
+    drawn = list(spawn_procs(2).spawn("probe", Probe).run.call(draw).get(PATIENCE).values())
+    assert len({number for pair in drawn for number in pair}) == 4
+
+
+def test_torch_distributed_needs_no_arguments(spawn_procs):
+    def reduce(rank: int) -> float:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        tensor = torch.tensor(float(rank + 1))
+        dist.all_reduce(tensor)
+        dist.destroy_process_group()
+        return tensor.item()
+
+    class Trainer(Actor):
+        @endpoint
+        def step(self) -> float:
+            return reduce(int(os.environ["RANK"]))
+
+    assert list(spawn_procs(2).spawn("trainer", Trainer).step.call().get(PATIENCE).values()) == [3.0, 3.0]
+
+
+def test_a_rendezvous_of_the_users_wins(spawn_procs):
+    probe = spawn_procs(env={"MASTER_PORT": "4711"}).spawn("probe", Probe)
+    assert probe.run.call_one(environment, "MASTER_ADDR", "MASTER_PORT").get(PATIENCE) == ["127.0.0.1", "4711"]
+
+
+# -- bootstrap -----------------------------------------------------------------------
+
+
+def test_bootstrap_runs_before_any_actor(spawn_procs):
+    def prepare() -> None:
+        os.environ["PREPARED"] = "sync"
+
+    probe = spawn_procs(bootstrap=prepare).spawn("probe", Probe)
+    assert probe.run.call_one(environment, "PREPARED").get(PATIENCE) == ["sync"]
+
+
+def test_an_async_bootstrap_is_awaited(spawn_procs):
+    async def prepare() -> None:
+        import asyncio
+
+        await asyncio.sleep(0)
+        os.environ["PREPARED"] = "async"
+
+    probe = spawn_procs(bootstrap=prepare).spawn("probe", Probe)
+    assert probe.run.call_one(environment, "PREPARED").get(PATIENCE) == ["async"]
+
+
+def test_a_bootstrap_that_raises_fails_the_mesh_with_its_traceback(spawn_procs):
+    def prepare() -> None:
+        raise ValueError("no such device")
+
+    with pytest.raises(ProcessDied, match="exit code 1") as caught:
+        spawn_procs(bootstrap=prepare).initialized.get(PATIENCE)
+    assert "ValueError: no such device" in str(caught.value)
+    assert "in prepare" in str(caught.value)
+
+
+# -- slices, references --------------------------------------------------------------
+
+
+def test_actors_live_on_a_slice_of_the_processes(spawn_procs):
+    mesh = spawn_procs(4)
+    pids = list(mesh.spawn("probe", Probe).run.call(os.getpid).get(PATIENCE).values())
+    some = mesh.slice(gpus=slice(1, 3)).spawn("probe", Probe)
+    assert list(some.run.call(os.getpid).get(PATIENCE).values()) == pids[1:3]
+    assert some.slice(gpus=1).run.call_one(os.getpid).get(PATIENCE) == pids[2]
+
+
+def test_only_the_owner_of_a_mesh_stops_it(spawn_procs):
+    mesh = spawn_procs(2)
+    with pytest.raises(ValueError, match="ProcMesh is not owned; must be stopped by an owner"):
+        mesh.slice(gpus=0).stop()
+    with pytest.raises(ValueError, match="ProcMesh is not owned"):
+        cloudpickle.loads(cloudpickle.dumps(mesh)).stop()
+    assert mesh.initialized.get(PATIENCE)
+
+
+def test_references_travel_to_other_actors_which_call_in_order(spawn_procs):
+    class Log(Actor):
+        def __init__(self) -> None:
+            self.seen: list[tuple[int, int]] = []
+
+        @endpoint
+        def add(self, sender: int, number: int) -> None:
+            self.seen.append((sender, number))
+
+        @endpoint
+        def read(self) -> list[tuple[int, int]]:
+            return self.seen
+
+    class Sender(Actor):
+        @endpoint
+        def send(self, log: Any, sender: int) -> None:
+            for number in range(100):
+                log.add.broadcast(sender, number)
+            log.add.call(sender, 100).get(PATIENCE)
+
+    log = spawn_procs().spawn("log", Log)
+    senders = spawn_procs(2).spawn("sender", Sender)
+    sent = [senders.slice(gpus=rank).send.call_one(log, rank) for rank in range(2)]
+    for future in sent:
+        future.get(PATIENCE)
+    seen = log.read.call().get(PATIENCE).get(0)
+    for sender in range(2):
+        assert [number for who, number in seen if who == sender] == list(range(101))
+
+
+def test_a_script_is_a_client(session):
+    assert context().actor_instance.name == "client"
+
+
+def test_an_actor_on_this_process_lives_here(session):
+    probe = this_proc().spawn("probe", Probe)
+    assert probe.run.call_one(os.getpid).get(PATIENCE) == os.getpid()
+    probe.stop().get(PATIENCE)
+    with pytest.raises(ValueError, match="not owned"):
+        this_proc().stop()
+
+
+def test_this_proc_in_an_actor_is_the_actors_process(spawn_procs):
+    def inner() -> tuple[int, int]:
+        return os.getpid(), this_proc().spawn("inner", Probe).run.call_one(os.getpid).get(PATIENCE)
+
+    here, there = spawn_procs().spawn("probe", Probe).run.call_one(inner).get(PATIENCE)
+    assert here == there != os.getpid()
+
+
+# -- nesting -------------------------------------------------------------------------
+
+
+class Parent(Actor):
+    """Spawns a mesh of its own."""
+
+    @endpoint
+    def have_children(self, count: int) -> Any:
+        self.children = this_host().spawn_procs(per_host={"gpus": count})
+        return self.children.spawn("child", Probe)
+
+    @endpoint
+    def environment(self, *names: str) -> list[str | None]:
+        return environment(*names)
+
+    @endpoint
+    def stop_children(self) -> None:
+        self.children.stop().get(PATIENCE)
+
+
+def test_an_actor_spawns_processes_on_its_host(spawn_procs):
+    parent = spawn_procs().spawn("parent", Parent)
+    children = parent.have_children.call_one(2).get(PATIENCE)
+    pids = list(children.run.call(os.getpid).get(PATIENCE).values())
+    assert len({os.getpid(), *pids}) == 3
+    places = list(children.run.call(environment, "RANK", "WORLD_SIZE", "MASTER_PORT").get(PATIENCE).values())
+    assert [place[:2] for place in places] == [["0", "2"], ["1", "2"]]
+    # Their rendezvous is theirs: that of the parent's mesh would mix the two groups up.
+    assert parent.environment.call_one("MASTER_PORT").get(PATIENCE)[0] not in {place[2] for place in places}
+    parent.stop_children.call_one().get(PATIENCE)
+    _, alive = psutil.wait_procs(map(psutil.Process, filter(psutil.pid_exists, pids)), timeout=PATIENCE)
+    assert not alive
+    with pytest.raises(SupervisionError, match="stopped"):
+        children.run.call(os.getpid).get(PATIENCE)
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_nested_processes_end_with_their_owner(spawn_procs, how):
+    mesh = spawn_procs()
+    children = mesh.spawn("parent", Parent).have_children.call_one(2).get(PATIENCE)
+    processes = [psutil.Process(pid) for pid in children.run.call(os.getpid).get(PATIENCE).values()]
+    waiting = children.wait.call()
+    mesh.stop() if how == "stop" else mesh.kill()
+    with pytest.raises(SupervisionError, match="stopped"):
+        waiting.get(PATIENCE)
+    assert psutil.wait_procs(processes, timeout=PATIENCE)[1] == []
+
+
+# -- stopping ------------------------------------------------------------------------
+
+
+def test_eight_idle_workers_stop_at_once(spawn_procs):
+    mesh = spawn_procs(8)
+    mesh.initialized.get(PATIENCE)
+    begun = time.perf_counter()
+    mesh.stop().get(PATIENCE)
+    # 0.05 s on an idle machine of two cores; taking torch apart in each took 2 s.
+    assert time.perf_counter() - begun < 1.0
+
+
+def test_a_stopped_mesh_says_so(spawn_procs):
+    mesh = spawn_procs(2)
+    probe = mesh.spawn("probe", Probe)
+    waiting = probe.wait.call()
+    mesh.stop("enough").get(PATIENCE)
+    for future in (waiting, probe.run.call(os.getpid)):
+        with pytest.raises(SupervisionError, match=r"Endpoint call probe\.\w+\(\) failed.*stopped.*enough"):
+            future.get(PATIENCE)
+    with pytest.raises(RuntimeError, match="`ProcMesh` has already been stopped"):
+        mesh.spawn("probe", Probe)
+    with pytest.raises(RuntimeError, match="`ProcMesh` has already been stopped"):
+        mesh.slice(gpus=0).spawn("probe", Probe)
+    assert mesh.stop().get(PATIENCE) is None
+
+
+def test_a_mesh_is_stopped_while_it_starts(spawn_procs):
+    mesh = spawn_procs(4, bootstrap=threading.Event().wait and _wait_for_ever)
+    mesh.stop().get(PATIENCE)
+    with pytest.raises(SupervisionError, match="stopped"):
+        mesh.initialized.get(PATIENCE)
+
+
+def _wait_for_ever() -> None:
+    threading.Event().wait()
+
+
+def test_stopping_actors_first_and_processes_after(spawn_procs):
+    mesh = spawn_procs(2)
+    probe = mesh.spawn("probe", Probe)
+    probe.stop().get(PATIENCE)
+    with pytest.raises(SupervisionError, match="stopped"):
+        probe.run.call(os.getpid).get(PATIENCE)
+    mesh.stop().get(PATIENCE)
+
+
+def test_messages_sent_before_a_stop_are_handled(spawn_procs, tmp_path):
+    mesh = spawn_procs()
+    probe = mesh.spawn("probe", Probe)
+    probe.initialized.get(PATIENCE)
+    done = tmp_path / "done"
+
+    def work() -> None:
+        done.write_text("yes")
+
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    ours = os.open(gate, os.O_RDWR)  # does not wait for the other side, as opening it for writing would
+
+    def pass_gate() -> None:
+        os.read(os.open(gate, os.O_RDONLY), 1)
+
+    probe.run.broadcast(pass_gate)  # holds the actor until the stop is on its way
+    probe.run.broadcast(work)
+    stopped = mesh.stop()
+    os.write(ours, b"!")
+    stopped.get(PATIENCE)
+    os.close(ours)
+    assert done.read_text() == "yes"
+
+
+def test_finalisers_run_in_a_worker_that_is_stopped(spawn_procs, tmp_path):
+    class Traced:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __del__(self) -> None:
+            (tmp_path / self.name).write_text("del")
+
+    class Owner(Actor):
+        def __init__(self) -> None:
+            self.traced = Traced("actor")
+            sys.modules["__main__"].traced = Traced("main")  # type: ignore[attr-defined]
+            atexit.register((tmp_path / "atexit").write_text, "atexit")
+            threading.Thread(target=self.outlive).start()
+
+        def outlive(self) -> None:
+            threading.main_thread().join(0.1)
+            (tmp_path / "thread").write_text("thread")
+
+        @endpoint
+        def ready(self) -> None:
+            pass
+
+    mesh = spawn_procs()
+    mesh.spawn("owner", Owner).ready.call_one().get(PATIENCE)
+    mesh.stop().get(PATIENCE)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["actor", "atexit", "main", "thread"]
+
+
+def test_what_a_worker_left_behind_goes_with_it(spawn_procs):
+    def leave_one_behind() -> int:
+        import subprocess
+
+        return subprocess.Popen(["sleep", "1000"]).pid
+
+    mesh = spawn_procs()
+    process = psutil.Process(mesh.spawn("probe", Probe).run.call_one(leave_one_behind).get(PATIENCE))
+    mesh.stop().get(PATIENCE)
+    assert psutil.wait_procs([process], timeout=PATIENCE)[1] == []
+
+
+def test_a_worker_that_does_not_leave_is_killed(host, monkeypatch):
+    def ignore() -> None:
+        threading.Thread(target=threading.Event().wait).start()  # not a daemon: the interpreter waits for it
+
+    mesh = host.spawn_procs()
+    pid = mesh.spawn("probe", Probe).run.call_one(os.getpid).get(PATIENCE)
+    mesh.spawn("probe", Probe).run.call_one(ignore).get(PATIENCE)
+    mesh.stop().get(PATIENCE)
+    assert not psutil.pid_exists(pid)
+
+
+# -- the fork server -----------------------------------------------------------------
+
+
+def fork_server(session: Session) -> psutil.Process:
+    agent = psutil.Process(session._agent.pid)
+    (server,) = agent.children()
+    return server
+
+
+def test_the_fork_server_only_imports(session):
+    """A thread, a CUDA context or a ZeroMQ context in it would hang its children."""
+    server = fork_server(session)
+    proc = Path(f"/proc/{server.pid}")
+    assert len(list((proc / "task").iterdir())) == 1
+    open_files = [str(link.readlink()) for link in (proc / "fd").iterdir()]
+    assert not [name for name in open_files if re.search(r"nvidia|eventfd|eventpoll", name)], open_files
+    assert "libtorch" in (proc / "maps").read_text()
+
+
+def test_descriptors_of_the_fork_server_are_not_inherited(spawn_procs, session):
+    server = fork_server(session)
+    theirs = {str(link.readlink()) for link in Path(f"/proc/{server.pid}/fd").iterdir()}
+    pid = spawn_procs().spawn("probe", Probe).run.call_one(os.getpid).get(PATIENCE)
+    inherited = {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()} & theirs
+    assert inherited == {os.devnull}
+
+
+def test_a_new_fork_server_takes_over(own_session):
+    mesh = own_session.host.spawn_procs(per_host={"gpus": 2})
+    probe = mesh.spawn("probe", Probe)
+    pids = list(probe.run.call(os.getpid).get(PATIENCE).values())
+    waiting = probe.wait.call()
+    server = fork_server(own_session)
+    server.kill()
+    with pytest.raises(ProcessDied, match=r"the fork server ended \(signal 9\)"):
+        waiting.get(PATIENCE)
+    assert psutil.wait_procs([server, *map(psutil.Process, filter(psutil.pid_exists, pids))], timeout=2.0)[1] == []
+    mesh.stop().get(PATIENCE)
+    again = own_session.host.spawn_procs(per_host={"gpus": 2})
+    assert again.initialized.get(PATIENCE)
+    assert fork_server(own_session).pid != server.pid
+
+
+def test_errors_of_endpoints_are_not_deaths(spawn_procs):
+    def fail() -> None:
+        raise KeyError("missing")
+
+    probe = spawn_procs().spawn("probe", Probe)
+    with pytest.raises(ActorError, match="KeyError"):
+        probe.run.call_one(fail).get(PATIENCE)
+    assert probe.run.call_one(os.getpid).get(PATIENCE)
+
+
+def test_a_worker_that_cannot_be_started_is_a_launch_error(host: HostMesh, monkeypatch, session):
+    unreachable = HostMesh([session._agent_address], host.region, "ipc:///nowhere/")
+    mesh = unreachable.spawn_procs()
+    with pytest.raises((LaunchError, ProcessDied), match="cannot listen"):
+        mesh.initialized.get(PATIENCE)
