@@ -10,7 +10,7 @@ from typing import Any
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
 from meshbook.magics.forwarding import Forwarder
-from meshbook.magics.meshes import Meshes, NotebookMesh, describe_up
+from meshbook.magics.meshes import MeshError, Meshes, NotebookMesh, describe_up
 from meshbook.magics.options import (
     CellOptions,
     Down,
@@ -24,7 +24,7 @@ from meshbook.magics.options import (
 from meshbook.magics.publications import Display, LiveDisplay
 from meshbook.magics.publisher import publisher_for
 from meshbook.magics.results import MeshResult
-from meshbook.magics.run import CellRun, check_able
+from meshbook.magics.run import CellRun, check_able, interruptible
 from meshbook.magics.transform import RUNNER, transform
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.geometry import Extent
@@ -67,7 +67,7 @@ class MeshMagics(Magics):
         publisher = publisher_for(self.shell)
         run = CellRun(
             *(self._session(), mesh, selected.region, options, self._shown(options), publisher),
-            number=self.shell.execution_count,
+            number=self._number_of_cell(),
         )
         result = await run.run(source)
         if options.out:
@@ -79,9 +79,21 @@ class MeshMagics(Magics):
     def _shown(self, options: CellOptions) -> frozenset[int] | None:
         return None if options.show is None else frozenset(self.meshes.select(options.show)[1].region.ranks())
 
+    def _number_of_cell(self) -> int:
+        # The shell's own counter stands at the next cell already, or not yet: that differs between IPython's versions.
+        running = getattr(self.shell.displayhook, "exec_result", None)
+        return int(getattr(running, "execution_count", None) or self.shell.execution_count)
+
     async def _bring_up_default(self) -> None:
         started = time.monotonic()
-        mesh = await asyncio.to_thread(self.meshes.up)
+        interrupted = threading.Event()
+
+        def look(ready: int, total: int) -> None:
+            if interrupted.is_set():
+                raise MeshError(f"interrupted when {ready} of {total} ranks were up, and so no mesh is")
+
+        with interruptible(interrupted.set):
+            mesh = await asyncio.to_thread(self.meshes.up, progress=look)
         self._bind(mesh)
         print(f"no mesh was up, so one was started: {describe_up(mesh, started)}")
 
@@ -135,7 +147,7 @@ class MeshMagics(Magics):
     def _log(self, log: Log) -> None:
         mesh = self.meshes.get()
         if not 0 <= log.rank < mesh.extent.nelements:
-            raise IndexError(f"{mesh.name} has no rank {log.rank}: it has 0 to {mesh.extent.nelements - 1}")
+            raise MeshError(f"{mesh.name} has no rank {log.rank}: it has 0 to {mesh.extent.nelements - 1}")
         lines = self._session().output.recent(mesh.procs.name, log.rank).splitlines()
         print("\n".join(lines[-log.lines :]))
 

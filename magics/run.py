@@ -12,7 +12,7 @@ import itertools
 import math
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -85,7 +85,7 @@ class CellRun:
     async def run(self, source: str) -> MeshResult:
         """Run the source; returns the result, or raises a CellError."""
         self._session.output.open(self.origin, self._take_chunk)
-        with self._interruptible():
+        with interruptible(lambda: self._loop.call_soon_threadsafe(self.interrupt)):
             self._send(source)
             await self._wait()
         self._end()
@@ -139,18 +139,6 @@ class CellRun:
         self._publisher.publish(publications)
 
     # -- interrupts --------------------------------------------------------------
-
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """Ctrl-C reaches the ranks, and wakes the loop: the kernel's own handler would be seconds late."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        previous = signal.signal(signal.SIGINT, lambda number, frame: self._loop.call_soon_threadsafe(self.interrupt))
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, previous)
 
     def interrupt(self) -> None:
         """First: KeyboardInterrupt on every rank that still runs. Second: do not wait for them any more."""
@@ -281,6 +269,19 @@ def _lost(rank: int, error: MeshbookError) -> RankError:
         message += f"\n{report.hint}"
     lines = ("last lines of its stderr:", *(f"    {line}" for line in report.stderr)) if report.stderr else ()
     return RankError("died", "ProcessDied", message, rendered=lines)
+
+
+@contextmanager
+def interruptible(act: Callable[[], object]) -> Iterator[None]:
+    """Ctrl-C does this, and nothing else: the kernel's own handler does not wake the loop, and is seconds late."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, lambda number, frame: act())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def check_able(mesh: NotebookMesh, region: Region) -> None:

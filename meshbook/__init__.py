@@ -2,8 +2,8 @@
 
     kernel -> magics -> runtime.hosts, .cells, widgets -> runtime.mesh -> .node -> .transport -> .wire -> .geometry
 
-Imports go one way, left to right (tests/test_layers.py holds them to it). What is offered here is the whole public face;
-`import meshbook.runtime.geometry` is the full path of the rest.
+Imports go one way, left to right (tests/test_layers.py holds them to it). What is offered here is the whole public
+face; `import meshbook.runtime.geometry` is the full path of the rest.
 """
 
 from meshbook.runtime.actor.base import Actor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import dataclasses
 import os
 import resource
 import sys
@@ -78,11 +79,18 @@ class CellActor(Actor):
         return pickled
 
     def _outcome(self, ran: Ran, cost: CellCost, origin: str) -> CellOutcome:
+        if isinstance(ran.error, SystemExit):
+            return CellOutcome(cost, error=_exit_error(ran.error))
         if ran.error is not None:
             return CellOutcome(cost, error=describe_error(ran.error, ran.rendered))
         if ran.value is None:
             return CellOutcome(cost)
-        value = describe(ran.value, self._shell.display_formatter)
+        try:
+            value = describe(ran.value, self._shell.display_formatter)
+        except Exception as error:  # of the user's own `__repr__`, which IPython has shown to the shell
+            return CellOutcome(cost, error=describe_error(error, ran.rendered))
+        if ran.rendered:  # one of its other looks could not be made
+            print("\n".join(ran.rendered), file=sys.stderr)
         if value.pickled is None:
             self._keep(origin, ran.value)
         return CellOutcome(cost, value=value)
@@ -174,7 +182,10 @@ def _device(local_rank: int) -> Any:
 
 
 def _exit_error(error: SystemExit) -> RankError:
-    return RankError("raised", "SystemExit", f"{error}; to end the ranks use %mesh down")
+    told = describe_error(error, ())
+    return dataclasses.replace(
+        told, message=f"{told.message} (no rank ends by that: %mesh down ends all of them)".lstrip()
+    )
 
 
 def carry_context_into_threads() -> None:

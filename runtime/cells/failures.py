@@ -13,6 +13,7 @@ from meshbook.runtime.cells.outcome import Frame, RankError
 from meshbook.runtime.cells.values import pack
 from meshbook.runtime.config import PACKAGE
 
+MESSAGE_CHARACTERS = 20_000  # it is shown up to three times
 _OURS = tuple({str(PACKAGE), *(str(folder.resolve()) for folder in PACKAGE.iterdir() if folder.is_symlink())})
 _LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 # What a rank sees when its partner in a collective is gone (gloo, NCCL, the store, plain sockets).
@@ -29,12 +30,22 @@ def describe_error(error: BaseException, rendered: Sequence[str]) -> RankError:
     return RankError(
         kind=kind,  # type: ignore[arg-type]
         type_name=type(error).__name__,
-        message=str(error),
+        message=_message_of(error),
         frames=frames_of(error),
         rendered=tuple(rendered),
         is_consequence=_blames_a_peer(error),
         pickled=pack(error)[0],
     )
+
+
+def _message_of(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception as trouble:
+        return f"<its text could not be made: {type(trouble).__name__}>"
+    if len(text) <= MESSAGE_CHARACTERS:
+        return text
+    return f"{text[:MESSAGE_CHARACTERS]}… ({len(text):,} characters)"
 
 
 def frames_of(error: BaseException) -> tuple[Frame, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import builtins
 import sys
+import traceback
+import warnings
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +16,10 @@ from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import StdinNotImplementedError
 from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.path import compress_user
 from traitlets.config import Config
 
+OURS = compress_user(__file__)  # as IPython writes it in tracebacks
 Publish = Callable[[dict[str, Any], dict[str, Any]], None]
 
 
@@ -83,10 +87,19 @@ class RankShell(InteractiveShell):
 
     def showtraceback(self, *arguments: Any, **keywords: Any) -> None:
         """Render the error for the notebook; but an interrupt or an exit is told in a line."""
-        if not isinstance(sys.exc_info()[1], KeyboardInterrupt | asyncio.CancelledError | SystemExit):
-            super().showtraceback(*arguments, **keywords)
+        error = sys.exc_info()[1]
+        if error is None or isinstance(error, KeyboardInterrupt | asyncio.CancelledError | SystemExit):
+            return
+        if has_group(error):  # IPython would print it with Python's own means, past us
+            self._showtraceback(type(error), error, [render_group(error), ""])
+            return
+        super().showtraceback(*arguments, **keywords)
+
+    def show_usage_error(self, error: Any) -> None:
+        """Nothing: a magic that was misused is told in a line."""
 
     def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
+        stb = [part for part in stb if f"{OURS}:" not in part]  # the user's frame is the one before
         # The last entry is the exception's own line, which the notebook says once for all ranks that share it.
         lines = "\n".join(stb[:-1]) if len(stb) > 1 else "".join(stb).rstrip().rpartition("\n")[0]
         self.kept.rendered = lines.split("\n")
@@ -106,6 +119,23 @@ class RankShell(InteractiveShell):
         if not ends_in_semicolon(source):
             self.kept.value = result.result
         return self.kept
+
+
+def has_group(error: BaseException | None) -> bool:
+    """Whether the error, or what it was raised in, is an exception group."""
+    while error is not None:
+        if isinstance(error, BaseExceptionGroup):
+            return True
+        error = error.__context__
+    return False
+
+
+def render_group(error: BaseException) -> str:
+    """As Python prints it, from the cell's first frame on."""
+    trace = error.__traceback__
+    while trace is not None and not trace.tb_frame.f_code.co_filename.startswith("<cell"):
+        trace = trace.tb_next
+    return "".join(traceback.TracebackException(type(error), error, trace).format()).rstrip()
 
 
 def ends_in_semicolon(source: str) -> bool:
@@ -132,6 +162,8 @@ def make_shell(publish: Publish) -> RankShell:
     )
     shell.loop_runner = LoopRunner()
     builtins.input = _no_input
+    # IPython's advice on SystemExit is for a terminal; ours is in the error.
+    warnings.filterwarnings("ignore", message="To exit: use", category=UserWarning)
     return shell
 
 

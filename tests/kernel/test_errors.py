@@ -1,0 +1,221 @@
+"""A cell that fails on some ranks: its reply, its traceback, its error object; and values that do not travel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.kernel.conftest import Notebook, Signs
+
+pytestmark = pytest.mark.kernel
+
+
+def test_one_traceback_with_the_cells_own_lines(notebook: Notebook) -> None:
+    failed = notebook.run_failing("%%mesh\nx = 1\n\nif rank >= 2:\n    1 / 0")
+    number = failed.reply["execution_count"] if failed.reply else 0
+    assert failed.error["ename"] == "ZeroDivisionError"
+    assert failed.error["evalue"] == f"[ranks 2-3] ZeroDivisionError: division by zero (cell {number}:5)"
+    first, *_, last = failed.traceback.splitlines()
+    assert first == "[ranks 2-3] ZeroDivisionError: division by zero"
+    assert last == "ZeroDivisionError: division by zero"
+    assert f"In[{number}], line 5" in failed.traceback
+    assert "----> 5     1 / 0" in failed.traceback
+    assert failed.traceback.count("Traceback") == 1
+    assert "meshbook" not in failed.traceback, "the runtime's own frames are of no use to anybody here"
+
+
+def test_lines_count_as_in_any_cell(notebook: Notebook) -> None:
+    # IPython itself drops them, so that they count in no cell.
+    assert ":2)" in notebook.run_failing("\n\n%%mesh\n1 / 0").error["evalue"]
+    assert ":2)" in notebook.run_failing("#mesh: 0\n1 / 0").error["evalue"]
+
+
+def test_the_frames_of_a_function_of_an_earlier_cell_have_their_source(notebook: Notebook) -> None:
+    defined = notebook.run("%%mesh\ndef step(x):\n    return 1 / x")
+    number = defined.reply["execution_count"] if defined.reply else 0
+    failed = notebook.run_failing("%%mesh\nstep(0)")
+    assert f"(cell {number}:3 in step)" in failed.error["evalue"]
+    assert "return 1 / x" in failed.traceback
+    assert "step(0)" in failed.traceback
+
+
+def test_distinct_errors_are_shown_once_each(notebook: Notebook) -> None:
+    failed = notebook.run_failing(
+        "%%mesh --on-error finish\nif rank == 0: raise KeyError('zero')\nif rank in (1, 3): raise ValueError('odd')"
+    )
+    titles = [line for line in failed.traceback.splitlines() if line.startswith("[rank")]
+    assert sorted(titles) == ["[rank 0] KeyError: 'zero'", "[ranks 1,3] ValueError: odd"]
+    assert failed.error["ename"] in ("KeyError", "ValueError")
+
+
+def test_the_first_failure_comes_first(notebook: Notebook, signs: Signs) -> None:
+    notebook.run(f"%%mesh\n{signs.definition}\nimport threading, time")
+    failed = notebook.run_failing(
+        "%%mesh --on-error finish\nif rank == 2: raise KeyError('first')\n"
+        "time.sleep(0.3)\nif rank == 0: raise ValueError('then')"
+    )
+    titles = [line for line in failed.traceback.splitlines() if line.startswith("[rank")]
+    assert titles == ["[rank 2] KeyError: 'first'", "[rank 0] ValueError: then"]
+    assert failed.error["ename"] == "KeyError"
+
+
+def test_a_failure_stops_the_ranks_that_still_run(notebook: Notebook) -> None:
+    failed = notebook.run_failing(
+        "%%mesh\nimport time\nif rank == 1: raise ValueError('one')\ntime.sleep(60)", timeout=20
+    )
+    assert failed.error["ename"] == "ValueError"
+    assert "ranks 0,2-3 fell as a consequence (KeyboardInterrupt at cell" in failed.traceback
+    assert notebook.run("%%mesh failed\nrank;").outputs == []
+
+
+def test_on_error_finish_lets_the_others_finish(notebook: Notebook) -> None:
+    failed = notebook.run_failing(
+        "%%mesh --on-error finish\nimport time\nif rank == 1: raise ValueError('one')\n"
+        "time.sleep(0.8); finished = 'yes'"
+    )
+    assert "consequence" not in failed.traceback
+    assert notebook.run("%%mesh !1\nfinished").result == "[0,2-3] 'yes'"
+
+
+def test_what_was_printed_before_the_failure_is_shown(notebook: Notebook) -> None:
+    failed = notebook.run_failing("%%mesh\nprint('before')\nassert rank")
+    assert failed.stdout == "[0-3] before\n"
+    assert [output.output_type for output in failed.outputs] == ["stream", "error"]
+
+
+def test_a_syntax_error_is_shown_once_with_its_line(notebook: Notebook) -> None:
+    failed = notebook.run_failing("%%mesh\nx = 1\n1 +* 2")
+    assert failed.error["ename"] == "SyntaxError"
+    assert failed.traceback.startswith("[ranks 0-3] SyntaxError: invalid syntax")
+    assert "line 3" in failed.traceback
+    assert "    1 +* 2\n       ^" in failed.traceback
+
+
+@pytest.mark.parametrize("source", ["exit()", "quit()", "import sys; sys.exit(3)", "raise SystemExit"])
+def test_exit_in_a_cell_is_an_error_and_ends_no_rank(notebook: Notebook, source: str) -> None:
+    failed = notebook.run_failing(f"%%mesh\n{source}")
+    assert "%mesh down ends all of them" in failed.error["evalue"]
+    assert failed.stderr == ""
+    assert "shell.py" not in failed.traceback
+    assert notebook.run("%%mesh\n1").result == "[0-3] 1"
+
+
+def test_a_group_of_exceptions_is_shown_whole(notebook: Notebook) -> None:
+    failed = notebook.run_failing("%%mesh\nraise ExceptionGroup('many', [ValueError(1), KeyError(2)])")
+    assert "| ValueError: 1" in failed.traceback
+    assert "| KeyError: 2" in failed.traceback
+    assert failed.stderr == ""
+
+
+def test_a_misused_magic_is_told_once(notebook: Notebook) -> None:
+    failed = notebook.run_failing("%%mesh\n%bogus")
+    assert failed.error["ename"] == "UsageError"
+    assert failed.stderr == ""
+
+
+def test_an_exception_of_the_users_own_class(notebook: Notebook) -> None:
+    failed = notebook.run_failing("%%mesh\nclass Unhappy(Exception): pass\nraise Unhappy('so', rank // 4)")
+    assert failed.error["ename"] == "Unhappy"
+    assert "[ranks 0-3] Unhappy: ('so', 0)" in failed.traceback
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "class Odd(Exception):\n    def __str__(self): raise ValueError('no text')\nraise Odd",
+        "class Odd(Exception):\n    def __reduce__(self): raise ValueError('no pickle')\nraise Odd('fine')",
+        "raise ValueError('x' * 3_000_000)",
+        "raise BaseException('base')",
+        "raise GeneratorExit",
+        "raise KeyboardInterrupt",
+        "import asyncio; raise asyncio.CancelledError",
+        "raise StopIteration",
+        "import sys\nsys.setrecursionlimit(300)\ndef down(): down()\n"
+        "try:\n    down()\nfinally:\n    sys.setrecursionlimit(3000)",
+    ],
+)
+def test_an_odd_exception_fails_the_cell_and_breaks_nothing(notebook: Notebook, source: str) -> None:
+    failed = notebook.run_failing(f"%%mesh\n{source}", timeout=30)
+    assert len(failed.as_notebook()) < 2_000_000
+    assert notebook.run("%%mesh\n1").result == "[0-3] 1"
+
+
+def test_the_error_can_be_asked_by_rank(notebook: Notebook) -> None:
+    notebook.run_failing("%%mesh --on-error finish\nif rank in (1, 2): raise ValueError(f'mine: {rank}')\nrank * 2")
+    notebook.run("import sys; error = sys.last_value")
+    assert notebook.evaluate("sorted(error.by_rank), error.by_rank[2].message, len(error.groups)") == (
+        [1, 2],
+        "mine: 2",
+        2,
+    )
+    assert notebook.evaluate("error.results.values") == [0, None, None, 6]
+    assert notebook.evaluate("type(error).__name__") == "ValueError"
+    failed = notebook.run_failing("error.raise_from_rank(2)")
+    assert (failed.error["ename"], failed.error["evalue"]) == ("ValueError", "mine: 2")
+    assert "rank 0 did not fail" in notebook.run_failing("error.raise_from_rank(0)").error["evalue"]
+
+
+def test_input_in_a_cell_is_refused_at_once(notebook: Notebook) -> None:
+    failed = notebook.run_failing("%%mesh\ninput('name: ')")
+    assert failed.error["ename"] == "StdinNotImplementedError"
+    assert "a rank has no keyboard" in failed.traceback
+
+
+# --- values ---
+
+
+def test_a_value_that_cannot_be_pickled_is_shown(notebook: Notebook) -> None:
+    cell = notebook.run(
+        "%%mesh -o kept\nimport threading\nclass Lock:\n    def __init__(self): self.lock = threading.Lock()\n"
+        "    def __repr__(self): return 'a lock'\nLock()"
+    )
+    assert cell.result == "[0-3] a lock"
+    failed = notebook.run_failing("kept[0].value")
+    assert "cannot be pickled" in failed.error["evalue"]
+
+
+def test_a_value_of_a_class_of_a_cell_travels(notebook: Notebook) -> None:
+    notebook.run("%%mesh -o kept\nclass Thing:\n    def __init__(self, size): self.size = size\nThing(rank)")
+    assert notebook.evaluate("[thing.size for thing in kept.values]") == [0, 1, 2, 3]
+
+
+def test_a_large_value_stays_with_its_rank_until_it_is_wanted(notebook: Notebook) -> None:
+    cell = notebook.run("%%mesh -o kept\nimport torch\nfull = torch.full((1024, 1024), float(rank))\nfull")
+    assert cell.result is not None
+    assert cell.result.startswith("[0-3] Tensor (1024, 1024) float32 cpu\n")
+    assert "[2] min 2  mean 2  max 2" in cell.result
+    assert notebook.evaluate("kept[3].outcome.value.pickled is None, kept[3].value.sum().item()") == (True, 3 * 2.0**20)
+    assert notebook.evaluate("tuple(kept.stack().shape)") == (4, 1024, 1024)
+    cell = notebook.run("%%mesh 0 -o kept\n'x' * 5_000_000")
+    assert cell.result is not None
+    assert len(cell.result) < 100_000
+    assert notebook.evaluate("len(kept[0].value)") == 5_000_000
+
+
+def test_a_large_value_that_is_gone_says_so(notebook: Notebook) -> None:
+    notebook.run("%%mesh 0 -o kept\nb'x' * 2_000_000;")
+    notebook.run("%%mesh 0 -o kept\nb'x' * 2_000_000")
+    for _ in range(16):
+        notebook.run("%%mesh 0\nb'x' * 2_000_000")
+    assert "the value is gone" in notebook.run_failing("kept[0].value").error["evalue"]
+
+
+@pytest.mark.parametrize("body", ["raise ValueError('no text')", "return 7"])
+def test_a_value_whose_text_cannot_be_made_fails_the_cell(notebook: Notebook, body: str) -> None:
+    failed = notebook.run_failing(f"%%mesh\nclass Odd:\n    def __repr__(self): {body}\nOdd()")
+    assert failed.error["ename"] in ("ValueError", "TypeError")
+    assert "meshbook" not in failed.traceback
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "class Odd:\n    def __getattr__(self, name): raise RuntimeError(name)\nOdd()",
+        "class Odd:\n    def _repr_html_(self): raise ValueError('no html')\nOdd()",
+        "class Odd:\n    def __reduce__(self): raise ValueError('no pickle')\nOdd()",
+    ],
+)
+def test_an_odd_value_is_shown_all_the_same(notebook: Notebook, source: str) -> None:
+    assert "<__main__.Odd at " in (notebook.run(f"%%mesh\n{source}").result or "")

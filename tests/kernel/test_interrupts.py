@@ -1,0 +1,212 @@
+"""Interrupts of `%%mesh` cells, by message (our kernel) and by signal (a stock kernel with the extension loaded)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.kernel.conftest import Notebook, Signs
+
+pytestmark = pytest.mark.kernel
+
+ENDS_WITHIN = 10.0  # seconds; what to expect is some 50 ms, which benchmarks/cells.py measures
+
+
+@pytest.fixture(scope="module", params=["meshbook", "python3"])
+def notebook(request: pytest.FixtureRequest, make_notebook: Any) -> Iterator[Notebook]:
+    """Both front doors, with three ranks."""
+    with make_notebook(request.param) as notebook:
+        notebook.run("%mesh up --gpus 3")
+        yield notebook
+
+
+@pytest.fixture(autouse=True)
+def _ranks_can_tell(notebook: Notebook, signs: Signs) -> None:
+    notebook.run(f"%%mesh\n{signs.definition}\nimport asyncio, threading, time")
+
+
+WAITING = {
+    "sleeping": "tell('there')\ntime.sleep(600)",
+    "computing": "tell('there')\nwhile True: number += 1",
+    "awaiting": "tell('there')\nawait asyncio.sleep(600)",
+    "locked": "tell('there')\nthreading.Event().wait()",
+    "in a subprocess": (
+        "from subprocess import Popen\nchild = Popen(['sleep', '600'])\n"
+        "try: tell('there'); child.wait()\nfinally: child.kill(); child.wait()"
+    ),
+}
+
+
+@pytest.mark.parametrize("wait", WAITING.values(), ids=WAITING)
+def test_a_cell_is_interrupted_and_says_where_it_was(notebook: Notebook, signs: Signs, wait: str) -> None:
+    cell = notebook.start(f"%%mesh\nnumber = 0\n{wait}")
+    signs.wait_for("there", 3)
+    notebook.interrupt()
+    notebook.wait_failed(cell, ENDS_WITHIN)
+    assert cell.error["ename"] == "KeyboardInterrupt"
+    number = cell.reply["execution_count"] if cell.reply else 0
+    # A rank may still have been in `tell` when the interrupt came.
+    places = rf"(ranks? [-0-9,]+ (were |was )?at cell {number}:[345]( in \w+)?(, )?)+"
+    assert re.fullmatch(f"interrupted; {places}", cell.error["evalue"])
+    assert cell.traceback.splitlines() == ["KeyboardInterrupt", cell.error["evalue"]]
+    assert notebook.run("%%mesh\nrank").result == "[0] 0\n[1] 1\n[2] 2"
+
+
+def test_groups_of_ranks_are_told_apart(notebook: Notebook, signs: Signs) -> None:
+    cell = notebook.start(
+        "%%mesh\ndef wait():\n    tell('there')\n    while True: time.sleep(0.01)\nif rank == 1:\n    wait()\nwait()"
+    )
+    signs.wait_for("there", 3)
+    notebook.interrupt()
+    notebook.wait_failed(cell, ENDS_WITHIN)
+    # The innermost line is the same for all; what differs is in the frames of `by_rank`.
+    notebook.run("import sys; frames = {rank: error.frames for rank, error in sys.last_value.by_rank.items()}")
+    assert notebook.evaluate("[frames[rank][0].line for rank in range(3)]") == [7, 6, 7]
+
+
+def test_ranks_keep_their_state(notebook: Notebook, signs: Signs) -> None:
+    cell = notebook.start("%%mesh\nbefore = rank * 11\ntell('there')\ntime.sleep(600)\nafter = 1")
+    signs.wait_for("there", 3)
+    notebook.interrupt()
+    notebook.wait_failed(cell, ENDS_WITHIN)
+    assert notebook.run("%%mesh\nbefore, 'after' in globals()").result == (
+        "[0] (0, False)\n[1] (11, False)\n[2] (22, False)"
+    )
+
+
+def test_only_the_ranks_that_still_run_are_interrupted(notebook: Notebook, signs: Signs) -> None:
+    cell = notebook.start("%%mesh -o kept\nif rank != 1:\n    tell('there'); time.sleep(600)\n'done'")
+    signs.wait_for("there", 2)
+    notebook.interrupt()
+    notebook.wait_failed(cell, ENDS_WITHIN)
+    assert "ranks 0,2 were at cell" in cell.error["evalue"]
+    assert notebook.run("import sys; sys.last_value.results[1].value").result == "'done'"
+
+
+def test_user_code_sees_keyboard_interrupt_and_may_tidy_up(notebook: Notebook, signs: Signs) -> None:
+    cell = notebook.start("%%mesh\ntry:\n    tell('there'); time.sleep(600)\nfinally:\n    print('tidied')")
+    signs.wait_for("there", 3)
+    notebook.interrupt()
+    notebook.wait_failed(cell, ENDS_WITHIN)
+    assert cell.stdout == "[0-2] tidied\n"
+    assert cell.error["ename"] == "KeyboardInterrupt"
+
+
+def test_user_code_may_catch_it(notebook: Notebook, signs: Signs) -> None:
+    cell = notebook.start(
+        "%%mesh\ntry:\n    tell('there'); time.sleep(600)\nexcept KeyboardInterrupt:\n    print('caught')\nrank"
+    )
+    signs.wait_for("there", 3)
+    notebook.interrupt()
+    notebook.wait(cell, ENDS_WITHIN)
+    assert cell.stdout == "[0-2] caught\n"
+    assert cell.result == "[0] 0\n[1] 1\n[2] 2"
+
+
+def test_two_interrupts_in_a_row_do_not_break_the_kernel(notebook: Notebook, signs: Signs) -> None:
+    cell = notebook.start("%%mesh\nkept = rank\ntell('there')\ntime.sleep(600)")
+    signs.wait_for("there", 3)
+    notebook.interrupt()
+    notebook.interrupt()
+    notebook.wait_failed(cell, ENDS_WITHIN)
+    assert "interrupted" in cell.error["evalue"]
+    assert _run_when_free(notebook, "%%mesh\nkept").result == "[0] 0\n[1] 1\n[2] 2"
+    assert notebook.run("1 + 1").result == "2"
+
+
+def test_a_shell_command_is_interrupted_with_the_cell(notebook: Notebook, signs: Signs) -> None:
+    # From within, because IPython itself fails where an interrupt comes while it starts the command.
+    cell = notebook.start(f"%%mesh\n!printf 'there ' > {signs.path}; sleep 600")
+    signs.wait_for("there", 3)
+    notebook.interrupt()
+    notebook.wait(cell, ENDS_WITHIN)
+    assert notebook.run("%%mesh\nrank").result == "[0] 0\n[1] 1\n[2] 2"
+
+
+def test_a_second_interrupt_leaves_a_rank_that_does_not_listen(notebook: Notebook, signs: Signs) -> None:
+    notebook.run(
+        "from meshbook import Actor, endpoint\n"
+        "class Freer(Actor):\n"
+        "    @endpoint\n"
+        "    def free(self):\n"
+        "        import __main__\n        __main__.go_on.set()\n"
+        "freers = mesh.spawn('freers', Freer)"
+    )
+    notebook.run("%%mesh\ngo_on = threading.Event()")
+    cell = notebook.start(
+        "%%mesh\ntell('there')\nif rank == 0:\n    while not go_on.is_set():\n"
+        "        try: go_on.wait()\n        except KeyboardInterrupt: tell('deaf')\n"
+        "else: time.sleep(600)"
+    )
+    signs.wait_for("there", 3)
+    notebook.interrupt()
+    signs.wait_for("deaf")
+    notebook.interrupt()
+    notebook.wait_failed(cell, ENDS_WITHIN)
+    assert "rank 0" in cell.error["evalue"]
+    assert notebook.run("%%mesh !0\nrank").result == "[1] 1\n[2] 2", "the others are free"
+    busy = notebook.run_failing("%%mesh\nrank")
+    assert "rank 0 of mesh did not answer in cell" in busy.error["evalue"]
+    assert len(busy.traceback.splitlines()) == 1
+    notebook.run("freers.free.call().get();")
+    assert _run_when_free(notebook, "%%mesh\nrank").result == "[0] 0\n[1] 1\n[2] 2"
+
+
+def test_an_interrupt_after_the_end_is_dropped(notebook: Notebook, signs: Signs) -> None:
+    notebook.run("%%mesh\n1")
+    notebook.interrupt()
+    notebook.run("%%mesh\ntime.sleep(0.01)")
+    assert notebook.run("%%mesh\nrank").result == "[0] 0\n[1] 1\n[2] 2"
+
+
+def test_a_local_cell_is_interrupted_as_in_any_kernel(notebook: Notebook, signs: Signs) -> None:
+    source = f"{signs.definition}\nimport time\ntell('local')\ntime.sleep(600)"
+    cell = notebook.start(source)
+    signs.wait_for("local")
+    notebook.interrupt()
+    notebook.wait_failed(cell, ENDS_WITHIN)
+    assert cell.error["ename"] == "KeyboardInterrupt"
+    assert notebook.run("%%mesh\nrank").result == "[0] 0\n[1] 1\n[2] 2"
+
+
+def test_a_local_cell_that_waits_for_an_actor_is_interrupted(notebook: Notebook, signs: Signs) -> None:
+    notebook.run(
+        "from meshbook import Actor, endpoint\n"
+        "class Sleeper(Actor):\n"
+        "    @endpoint\n"
+        "    def sleep(self):\n"
+        "        import threading\n"
+        f"        open({str(signs.path)!r}, 'w').write('asleep '); threading.Event().wait(3)\n"
+        "sleepers = mesh.spawn('sleepers', Sleeper)"
+    )
+    cell = notebook.start("sleepers.sleep.call().get()")
+    signs.wait_for("asleep", 3)
+    notebook.interrupt()
+    notebook.wait_failed(cell, ENDS_WITHIN)
+    assert cell.error["ename"] == "KeyboardInterrupt"
+    assert notebook.run("%%mesh\nrank").result == "[0] 0\n[1] 1\n[2] 2"
+
+
+def test_cells_that_wait_in_the_queue_are_dropped_as_a_front_end_expects(notebook: Notebook, signs: Signs) -> None:
+    cell = notebook.start("%%mesh\ntell('there'); time.sleep(600)")
+    after = notebook.start("'never'")
+    signs.wait_for("there", 3)
+    notebook.interrupt()
+    notebook.wait_failed(cell, ENDS_WITHIN)
+    notebook.wait_until(lambda: after.reply is not None)
+    assert after.reply is not None
+    assert after.reply["status"] in ("aborted", "error")
+
+
+def _run_when_free(notebook: Notebook, code: str) -> Any:
+    """Ranks that were given up answer soon after; until then the mesh says that they are busy."""
+    while True:
+        cell = notebook.wait(notebook.start(code))
+        assert cell.reply is not None
+        if cell.reply["status"] == "ok":
+            return cell
+        assert "did not answer in cell" in cell.error["evalue"]

@@ -1,0 +1,215 @@
+"""The life of a mesh in a notebook: started unasked or by `%mesh up`, looked at, taken down; and starts that fail."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+if TYPE_CHECKING:
+    from tests.kernel.conftest import Notebook, Signs
+
+pytestmark = pytest.mark.kernel
+
+NO_MESH = "no mesh is up: start one with %mesh up --gpus 4"
+
+
+def test_the_first_mesh_cell_starts_a_mesh_and_says_so(bare_notebook: Notebook) -> None:
+    cell = bare_notebook.run("%%mesh\nworld_size")
+    said = cell.stdout.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith("no mesh was up, so one was started: mesh: ")
+    count = int(cell.result.split()[-1]) if cell.result else 0
+    assert f"mesh: {count} ranks (gpus={count})" in said[0]
+    assert count >= 2
+    assert bare_notebook.run("mesh.extent['gpus']").result == str(count)
+    assert bare_notebook.run("%mesh down").stdout == "mesh is down\n"
+
+
+def test_up_status_down(bare_notebook: Notebook) -> None:
+    up = bare_notebook.run("%mesh up --gpus 2")
+    shown = up.stdout or (up.updates or up.displays)[-1]["text/plain"]
+    assert shown.startswith("mesh: 2 ranks (gpus=2), ")
+    assert "ranks 0-1 up in " in shown
+    for line in ("%mesh status", "%mesh", "%mesh status mesh"):
+        assert bare_notebook.run(line).stdout.startswith("mesh: 2 ranks (gpus=2), ")
+    assert bare_notebook.run("%mesh down").stdout == "mesh is down\n"
+    assert bare_notebook.run("%mesh").stdout.startswith("no mesh is up: ")
+
+
+def test_a_mesh_has_a_shape(bare_notebook: Notebook) -> None:
+    bare_notebook.run("%mesh up --shape hosts=2,gpus=2")
+    try:
+        assert bare_notebook.run("%%mesh hosts=1\nrank, dict(point), local_rank").result == (
+            "[2] (2, {'hosts': 1, 'gpus': 0}, 2)\n[3] (3, {'hosts': 1, 'gpus': 1}, 3)"
+        )
+    finally:
+        bare_notebook.run("%mesh down")
+
+
+def test_meshes_have_names(bare_notebook: Notebook) -> None:
+    bare_notebook.run("%mesh up --gpus 2 --name trainers")
+    bare_notebook.run("%mesh up --gpus 1 --name judge")
+    assert bare_notebook.run("%%mesh trainers[1]\nrank, world_size").result == "[1] (1, 2)"
+    assert bare_notebook.run("%%mesh\nworld_size").result == "[0] 1", "the last one up is the default"
+    assert len(bare_notebook.run("%mesh").stdout.splitlines()) == 2
+    assert bare_notebook.run("judge.extent['gpus'], trainers.extent['gpus']").result == "(1, 2)"
+    bare_notebook.run("%mesh down")
+    assert bare_notebook.run("%%mesh\nworld_size").result == "[0-1] 2"
+    bare_notebook.run("%mesh down trainers")
+
+
+def test_a_name_of_the_users_is_left_alone(bare_notebook: Notebook) -> None:
+    bare_notebook.run("mine = 'precious'\n%mesh up --gpus 1 --name mine")
+    assert bare_notebook.evaluate("mine") == "precious"
+    bare_notebook.run("%mesh down mine\ndel mine")
+
+
+def test_log_shows_what_a_rank_wrote_last(bare_notebook: Notebook) -> None:
+    bare_notebook.run("%mesh up --gpus 2")
+    bare_notebook.run("%%mesh -q\nfor i in range(10): print('line', rank, i)")
+    assert bare_notebook.run("%mesh log 1 -n 2").stdout == "line 1 8\nline 1 9\n"
+    assert len(bare_notebook.run("%mesh log 0").stdout.splitlines()) == 10
+    failed = bare_notebook.run_failing("%mesh log 2")
+    assert "no rank 2" in failed.error["evalue"]
+    assert len(failed.traceback.splitlines()) == 1
+    bare_notebook.run("%mesh down")
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        ("%mesh down", NO_MESH),
+        ("%mesh log 0", NO_MESH),
+        ("%mesh up --name all", "'all' cannot name a mesh"),
+        ("%mesh up --name 'a b'", "'a b' is not a name that a variable can have"),
+        ("%mesh up --gpus 0", "'0' is not a whole number of 1 or more"),
+        ("%mesh up --gpus many", "'many' is not a whole number of 1 or more"),
+        ("%mesh up --shape gpus", "'gpus' is not a shape such as hosts=2,gpus=4"),
+        ("%mesh up --bogus 3", "no option '--bogus'"),
+        ("%mesh bogus", "no verb 'bogus'"),
+        ("%mesh dwon", "Did you mean 'down'?"),
+    ],
+)
+def test_without_a_mesh_a_mistake_is_one_clear_line(bare_notebook: Notebook, line: str, part: str) -> None:
+    _check_one_clear_line(bare_notebook, line, part)
+
+
+def test_with_a_mesh_a_mistake_is_one_clear_line(bare_notebook: Notebook) -> None:
+    bare_notebook.run("%mesh up --gpus 2")
+    for code, part in [
+        ("%mesh up", "mesh: 2 ranks (gpus=2)"),
+        ("%mesh status other", "no mesh is called 'other'; there is mesh"),
+        ("%mesh down other", "no mesh is called 'other'"),
+        ("%%mesh 9\nx", "rank 9 is out of range"),
+        ("%%mesh rows=0\nx", "'rows'"),
+        ("%%mesh gpus=2\nx", "gpus"),
+        ("%%mesh other[0]\nx", "'other'"),
+        ("%%mesh --show 9\nx", "rank 9 is out of range"),
+        ("%%mesh failed\nx", "no rank failed in the last cell"),
+        ("%%mesh --bogus\nx", "no option '--bogus'"),
+        ("%%mesh 0 1\nx", "one word too many"),
+        ("%%mesh --on-error\nx", "--on-error"),
+        ("%%mesh -o 1x\nx", "'1x' is not a name"),
+        ("%%mesh 'open\nx", "cannot read"),
+        ("#mesh: 9\nx", "rank 9 is out of range"),
+    ]:
+        _check_one_clear_line(bare_notebook, code, part)
+    bare_notebook.run("%mesh down")
+
+
+def _check_one_clear_line(notebook: Notebook, code: str, part: str) -> None:
+    failed = notebook.run_failing(code)
+    assert part in failed.error["evalue"]
+    (line,) = failed.traceback.splitlines()
+    assert line == f"{failed.error['ename']}: {failed.error['evalue']}"
+
+
+# --- starts that fail: rank 1 meets `breaking.py` on its way up ---
+
+BREAKING = """
+import os
+from IPython.core.interactiveshell import InteractiveShell
+init_profile_dir = InteractiveShell.init_profile_dir
+
+def break_rank_1(self, *arguments):
+    if os.environ.get("RANK") == "1":
+        {action}
+    return init_profile_dir(self, *arguments)
+
+InteractiveShell.init_profile_dir = break_rank_1
+"""
+
+
+@pytest.fixture
+def open_breaking(open_notebook: Callable[..., Notebook], tmp_path: Path) -> Callable[[str], Notebook]:
+    def open_one(action: str) -> Notebook:
+        (tmp_path / "breaking.py").write_text(BREAKING.format(action=action))
+        preload = "torch,meshbook.runtime.cells.preload,breaking"
+        path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+        return open_notebook(PYTHONPATH=path, MESHBOOK_PRELOAD=preload)
+
+    return open_one
+
+
+@pytest.mark.parametrize(
+    ("action", "parts"),
+    [
+        (
+            "os.write(2, b'no device /dev/quantum1\\n'); os._exit(3)",
+            ["rank 1 of mesh did not come up", "exit code 3", "no device /dev/quantum1"],
+        ),
+        (
+            "raise OSError('no device /dev/quantum1')",
+            ["rank 1 of mesh did not come up", "OSError", "no device /dev/quantum1"],
+        ),
+    ],
+)
+@pytest.mark.parametrize("start", ["%mesh up --gpus 2", "%%mesh\nx = 1"])
+def test_a_rank_that_does_not_come_up_says_why(
+    open_breaking: Callable[[str], Notebook], action: str, parts: list[str], start: str
+) -> None:
+    notebook = open_breaking(action)
+    failed = notebook.run_failing(start)
+    for part in parts:
+        assert part in failed.error["evalue"]
+    assert notebook.run("%mesh").stdout.startswith("no mesh is up")
+    # The other rank is not left over: what is left is the kernel, the agent and the fork server.
+    assert _wait_for_end_of(_workers(notebook))
+    notebook.run("%mesh up --gpus 1")
+
+
+@pytest.mark.parametrize("start", ["%mesh up --gpus 2", "%%mesh\nx = 1"])
+def test_an_interrupt_ends_a_start_that_hangs(
+    open_breaking: Callable[[str], Notebook], signs: Signs, start: str
+) -> None:
+    hang = f"open({str(signs.path)!r}, 'w').write('hanging '); import time; time.sleep(600)"
+    notebook = open_breaking(hang)
+    cell = notebook.start(start)
+    signs.wait_for("hanging")
+    notebook.interrupt()
+    notebook.wait_failed(cell, timeout=10)
+    assert "interrupt" in cell.traceback.lower()
+    assert notebook.run("%mesh").stdout.startswith("no mesh is up")
+    assert _wait_for_end_of(_workers(notebook))
+
+
+def _workers(notebook: Notebook) -> set[psutil.Process]:
+    """What the fork server has forked."""
+    found: set[psutil.Process] = set()
+    for process in notebook.processes():
+        with contextlib.suppress(psutil.Error):  # it ended meanwhile
+            parent = process.parent()
+            if parent is not None and "meshbook.runtime.hosts.forkserver" in parent.cmdline():
+                found.add(process)
+    return found
+
+
+def _wait_for_end_of(processes: set[psutil.Process]) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    return not alive

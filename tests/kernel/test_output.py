@@ -1,0 +1,229 @@
+"""What ranks print and display, through the real kernel: grouped, in its own cell, bounded, and nothing lost."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.kernel.conftest import Notebook, Signs
+
+pytestmark = pytest.mark.kernel
+
+
+# --- quick cells ---
+
+
+def test_a_quick_cell_prints_plain_grouped_streams(notebook: Notebook) -> None:
+    cell = notebook.run("%%mesh\nprint('same')\nif rank == 2: print('more')")
+    assert [output.output_type for output in cell.outputs] == ["stream"]
+    assert cell.stdout == "[0-1,3] same\n[2] same\n[2] more\n"
+
+
+def test_stderr_is_a_stream_of_its_own(notebook: Notebook) -> None:
+    cell = notebook.run("%%mesh\nimport sys\nprint('out')\nprint('err', file=sys.stderr)")
+    assert (cell.stdout, cell.stderr) == ("[0-3] out\n", "[0-3] err\n")
+
+
+def test_warnings_and_logging_reach_stderr(notebook: Notebook) -> None:
+    cell = notebook.run(
+        "%%mesh 0\nimport logging, warnings\nwarnings.warn('careful')\nlogging.getLogger('mine').warning('logged')"
+    )
+    assert "UserWarning: careful" in cell.stderr
+    assert "logged" in cell.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "stdout", "stderr"),
+    [
+        ("os.system('echo from a child; echo complaint >&2')", "[0-3] from a child\n", "[0-3] complaint\n"),
+        ("os.write(1, b'raw\\n'); os.write(2, b'raw too\\n')", "[0-3] raw\n", "[0-3] raw too\n"),
+        ("os.write(1, 'é'.encode()[:1]); os.write(1, 'é\\n'.encode()[1:])", "[0-3] é\n", ""),
+        ("import ctypes; libc = ctypes.CDLL(None); libc.puts(b'from C'); libc.fflush(None)", "[0-3] from C\n", ""),
+        ("sys.stdout.buffer.write('übung\\n'.encode())", "[0-3] übung\n", ""),
+        ("subprocess.run(['echo', 'inherited'])", "[0-3] inherited\n", ""),
+    ],
+)
+def test_what_goes_past_python_is_captured(notebook: Notebook, source: str, stdout: str, stderr: str) -> None:
+    cell = notebook.run(f"%%mesh\nimport os, subprocess, sys\n{source};")
+    assert (cell.stdout, cell.stderr) == (stdout, stderr)
+
+
+def test_order_is_kept_within_a_rank(notebook: Notebook) -> None:
+    cell = notebook.run("%%mesh 0\nfor i in range(500): print(i, end=' ' if i % 7 else '\\n')")
+    assert cell.stdout.replace("[0] ", "").split() == [str(i) for i in range(500)]
+
+
+def test_progress_by_carriage_returns_shows_the_last_state(notebook: Notebook) -> None:
+    cell = notebook.run("%%mesh 0\nfor i in range(101): print(f'\\r{i}%', end='')\nprint()")
+    assert cell.stdout == "[0] 100%\n"
+
+
+# --- longer cells ---
+
+
+def test_a_longer_cell_has_one_area_that_ends_static(notebook: Notebook, signs: Signs) -> None:
+    notebook.run(f"%%mesh\n{signs.definition}\nimport threading, time\ngo = threading.Event()")
+    cell = notebook.start(
+        "%%mesh\nend = time.monotonic() + 2.4\nprint('begin')\n"
+        "while time.monotonic() < end: print('tick', rank); go.wait(0.3)\nprint('end')\nrank"
+    )
+    notebook.wait(cell)
+    (live,) = cell.displays
+    assert live["text/plain"].startswith("4 ranks · 4 running · 00:02\n")
+    assert 1 <= len(cell.updates) <= 12, "at most four updates a second"
+    displays = [m["content"]["transient"] for m in cell.messages if m["msg_type"].endswith("display_data")]
+    assert len({each["display_id"] for each in displays}) == 1
+    area, value = cell.outputs
+    assert area.data["text/plain"].startswith("4 ranks · 4 done · 00:02\n")
+    first, *ticks, last = area.data["text/plain"].splitlines()[1:]
+    assert (first, last) == ("[0-3] begin", "[0-3] end")
+    assert set(ticks) == {f"[{rank}] tick {rank}" for rank in range(4)}
+    assert "4 ranks · 4 done · 00:02" in area.data["text/html"]
+    assert value.output_type == "execute_result"
+    assert cell.stdout == ""
+
+
+def test_a_cell_that_fails_late_keeps_its_area(notebook: Notebook) -> None:
+    cell = notebook.run_failing(
+        "%%mesh\nimport time\nprint('before')\nend = time.monotonic() + 2.3\n"
+        "while time.monotonic() < end: sum(range(10_000))\nassert rank != 1, 'one'"
+    )
+    area, error = cell.outputs
+    assert area.data["text/plain"] == "4 ranks · 3 done · 1 failed · 00:02\n[0-3] before\n"
+    assert error.ename == "AssertionError"
+
+
+# --- every chunk to the cell that caused it ---
+
+
+def test_a_thread_prints_into_the_cell_that_started_it(notebook: Notebook, signs: Signs) -> None:
+    notebook.run(f"%%mesh\nimport threading\n{signs.definition}\ngo, go_on = threading.Event(), threading.Event()")
+    first = notebook.run(
+        "%%mesh\ndef work():\n    go.wait(); print('during B'); tell('printed'); go_on.wait(); print('after B')\n"
+        "thread = threading.Thread(target=work); thread.start()\nprint('A')"
+    )
+    second = notebook.start("%%mesh\nprint('B begins'); go.set()\nbarrier = threading.Event(); barrier.wait(1)")
+    signs.wait_for("printed", 4)
+    notebook.wait(second)
+    third = notebook.run("%%mesh\ngo_on.set(); thread.join()\nprint('C')")
+    notebook.wait_until(lambda: "after B" in first.stdout)
+    assert first.stdout == "[0-3] A\n[0-3] during B\n[0-3] after B\n"
+    assert second.stdout == "[0-3] B begins\n"
+    assert third.stdout == "[0-3] C\n"
+
+
+def test_a_task_prints_into_the_cell_that_started_it(notebook: Notebook) -> None:
+    notebook.run("%%mesh\nimport asyncio\nready = asyncio.Event()")
+    first = notebook.run(
+        "%%mesh\nasync def work():\n    await ready.wait(); print('from A')\ntask = asyncio.ensure_future(work())"
+    )
+    second = notebook.run("%%mesh\nready.set(); await task; print('B')")
+    notebook.wait_until(lambda: bool(first.stdout))
+    assert (first.stdout, second.stdout) == ("[0-3] from A\n", "[0-3] B\n")
+
+
+def test_late_output_comes_also_when_the_kernel_runs_a_local_cell(notebook: Notebook, signs: Signs) -> None:
+    notebook.run(f"%%mesh\nimport threading\n{signs.definition}\ngo = threading.Event()")
+    first = notebook.run(
+        "%%mesh\nthreading.Thread(target=lambda: (go.wait(), print('late'), tell('printed'))).start()\nprint('A')"
+    )
+    notebook.run("%%mesh\ngo.set()")
+    signs.wait_for("printed", 4)
+    local = notebook.run("print('local')")
+    notebook.wait_until(lambda: "late" in first.stdout)
+    assert (first.stdout, local.stdout) == ("[0-3] A\n[0-3] late\n", "local\n")
+
+
+def test_actors_print_into_the_ordinary_cell_that_called_them(notebook: Notebook) -> None:
+    notebook.run(
+        "from meshbook import Actor, endpoint\n"
+        "class Talker(Actor):\n"
+        "    @endpoint\n"
+        "    def say(self, text):\n"
+        "        print(text)\n"
+        "        return text\n"
+        "talkers = mesh.spawn('talkers', Talker)"
+    )
+    first = notebook.run("talkers.say.call('first').get();")
+    second = notebook.run("talkers.slice(gpus=2).say.call_one('second').get();")
+    notebook.wait_until(lambda: _ranks_in(first.stdout) == {0, 1, 2, 3} and _ranks_in(second.stdout) == {2})
+    assert set(re.findall("[a-z]+$", first.stdout, re.MULTILINE)) == {"first"}
+    assert second.stdout == "[mesh 2] second\n"
+
+
+def _ranks_in(text: str) -> set[int]:
+    """The ranks in labels such as `[mesh 0-1,3]`. What ranks print alike may come in more than one line."""
+    runs = [run for label in re.findall(r"^\[mesh (.*?)\]", text, re.MULTILINE) for run in label.split(",")]
+    return {rank for run in runs for rank in range(int(run.split("-")[0]), int(run.split("-")[-1]) + 1)}
+
+
+# --- rich displays ---
+
+
+def test_a_display_that_all_ranks_share_appears_once(notebook: Notebook) -> None:
+    cell = notebook.run("%%mesh\nfrom IPython.display import HTML, display\ndisplay(HTML('<b>bold</b>'))")
+    (bundle,) = cell.displays
+    assert bundle["text/html"].endswith("<b>bold</b>")
+    assert "[0-3]" in bundle["text/html"]
+
+
+def test_displays_that_differ_appear_once_each(notebook: Notebook) -> None:
+    cell = notebook.run("%%mesh\nfrom IPython.display import HTML, display\ndisplay(HTML(f'<b>{rank // 2}</b>'))")
+    assert [re.sub("<div.*?</div>", "", bundle["text/html"]) for bundle in cell.displays] == ["<b>0</b>", "<b>1</b>"]
+    assert [bundle["text/plain"].split()[0] for bundle in cell.displays] == ["[0-1]", "[2-3]"]
+
+
+def test_a_figure_is_drawn_as_in_any_notebook(notebook: Notebook) -> None:
+    cell = notebook.run(
+        "%%mesh\nimport matplotlib.pyplot as plt\nfig, ax = plt.subplots(figsize=(1, 1))\n"
+        "ax.plot([0, rank == 3])\nprint('drawn')\nplt.show()"
+    )
+    images = [bundle for bundle in cell.displays if "image/png" in bundle]
+    assert len(images) == 2, "one for ranks 0 to 2, one for rank 3"
+    labels = [bundle["text/plain"] for bundle in cell.displays if "image/png" not in bundle]
+    assert labels == ["[0-2]", "[3]"]
+    assert cell.stdout == "[0-3] drawn\n"
+
+
+def test_a_figure_shows_at_the_end_of_its_cell_without_show(notebook: Notebook) -> None:
+    cell = notebook.run("%%mesh 0\nimport matplotlib.pyplot as plt\nplt.figure(figsize=(1, 1)); plt.plot([1, 2]);")
+    assert sum("image/png" in bundle for bundle in cell.displays) == 1
+
+
+def test_a_rich_value_is_shown_rich(notebook: Notebook) -> None:
+    cell = notebook.run("%%mesh\nfrom IPython.display import HTML\nHTML('<i>it</i>')")
+    (result,) = cell.contents("execute_result")
+    assert "<i>it</i>" in result["data"]["text/html"]
+    assert result["data"]["text/html"].count("<i>it</i>") == 1
+
+
+# --- floods ---
+
+
+def test_a_million_lines_of_each_rank_end_and_are_kept(notebook: Notebook) -> None:
+    cell = notebook.run(
+        "%%mesh 0:2 -o flood\nfor number in range(1_000_000): print('line', number, 'of rank', rank)", timeout=110
+    )
+    assert len(cell.as_notebook()) < 2_000_000
+    assert sum(len(str(message["content"])) for message in cell.messages) < 20_000_000, "on the wire, with updates"
+    checked = notebook.run(
+        "[flood[r].stdout == ''.join(f'line {i} of rank {r}\\n' for i in range(1_000_000)) for r in (0, 1)]"
+    )
+    assert checked.result == "[True, True]"
+    assert "line 999999 of rank 0" in "".join(map(str, cell.outputs))
+    notebook.run("del flood")
+
+
+def test_a_flood_in_a_quick_cell_is_bounded_too(notebook: Notebook) -> None:
+    cell = notebook.run("%%mesh 0 -o flood\nfor number in range(30_000): print('a line of some length', number)")
+    assert len(cell.as_notebook()) < 600_000
+    assert notebook.evaluate("flood[0].stdout.count('\\n')") == 30_000
+
+
+def test_a_line_without_end_is_bounded(notebook: Notebook) -> None:
+    cell = notebook.run("%%mesh 0 -o flood\nprint('x' * 3_000_000)")
+    assert len(cell.as_notebook()) < 600_000
+    assert notebook.evaluate("len(flood[0].stdout)") == 3_000_001
