@@ -24,9 +24,7 @@ class Point(Mapping[str, int]):
 
     def __post_init__(self) -> None:
         if natural(self.rank, "rank") >= self.extent.nelements:
-            raise ValueError(
-                f"rank {self.rank} is out of range: {self.extent!r} has {self.extent.nelements} ranks"
-            )
+            raise ValueError(f"rank {self.rank} is out of range: {self.extent!r} has {self.extent.nelements} ranks")
 
     def size(self, label: str) -> int:
         """How long the dimension `label` is; KeyError if there is none of that name."""

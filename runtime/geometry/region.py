@@ -90,9 +90,7 @@ class Extent(Mapping[str, int]):
     def _rank_at(self, coordinates: Mapping[str, int]) -> int:
         odd = sorted(set(coordinates).symmetric_difference(self.labels))
         if odd:
-            raise KeyError(
-                f"a point needs exactly the dimensions {_listed(self.labels)}; {_listed(odd)} does not fit"
-            )
+            raise KeyError(f"a point needs exactly the dimensions {_listed(self.labels)}; {_listed(odd)} does not fit")
         return self._layout.nditem([coordinates[label] for label in self.labels])
 
 
@@ -153,9 +151,7 @@ class Region:
 
     def ranks(self) -> tuple[int, ...]:
         """The base ranks, in row-major order of this region."""
-        return (
-            tuple(self.ndslice) if self.picked is None else tuple(map(self.picked.__getitem__, self.ndslice))
-        )
+        return tuple(self.ndslice) if self.picked is None else tuple(map(self.picked.__getitem__, self.ndslice))
 
     def contains(self, rank: int) -> bool:
         """Whether this base rank is in the region."""
@@ -196,11 +192,7 @@ class Region:
         axes: list[_Axis] = []
         for axis in self._axes():
             names = request.names.get(axis.label, (axis.label,))
-            sizes = (
-                request.sizes_in_place_of(axis.label, axis.size)
-                if axis.label in request.names
-                else (axis.size,)
-            )
+            sizes = request.sizes_in_place_of(axis.label, axis.size) if axis.label in request.names else (axis.size,)
             strides = [axis.stride * inner for inner in row_major_strides(sizes)]
             axes += map(_Axis, names, sizes, strides)
         return self._rearranged(self.ndslice.offset, axes)
@@ -208,9 +200,7 @@ class Region:
     def flatten(self, name: str) -> Region:
         """One dimension `name` in place of all; ValueError if the ranks have gaps."""
         if not self._is_dense():
-            raise ValueError(
-                f"cannot flatten sparse mesh: there are gaps between its ranks ({self.ndslice!r})"
-            )
+            raise ValueError(f"cannot flatten sparse mesh: there are gaps between its ranks ({self.ndslice!r})")
         return Region((name,), Slice(self.ndslice.offset, (len(self),), (1,)))
 
     def rename(self, /, **names: str) -> Region:
@@ -229,9 +219,7 @@ class Region:
         wanted = frozenset(ranks)
         chosen = [rank for rank in self.ranks() if rank in wanted]
         if len(chosen) < len(wanted):
-            raise ValueError(
-                f"not in this mesh: rank {', '.join(map(str, sorted(wanted.difference(chosen))))}"
-            )
+            raise ValueError(f"not in this mesh: rank {', '.join(map(str, sorted(wanted.difference(chosen))))}")
         if not chosen:
             raise IndexError("no rank was picked: a mesh has at least one")
         own_name = self.labels[0] if len(self.labels) == 1 else "ranks"
@@ -282,9 +270,7 @@ class Region:
     def _refuse_unknown(self, dims: Iterable[str]) -> None:
         unknown = [label for label in dims if label not in self.labels]
         if unknown:
-            raise TypeError(
-                f"unknown dimension {_listed(unknown)}; the dimensions are {_listed(self.labels)}"
-            )
+            raise TypeError(f"unknown dimension {_listed(unknown)}; the dimensions are {_listed(self.labels)}")
 
 
 Shape = Region
@@ -301,9 +287,7 @@ def _span(axis: _Axis, wanted: PythonSlice) -> range:
     if span.step < 0:
         raise IndexError(f"{axis.label}={_written(wanted)}: a mesh cannot be sliced with a negative step")
     if not span:
-        raise IndexError(
-            f"{axis.label}={_written(wanted)} selects nothing: the size of {axis.label!r} is {axis.size}"
-        )
+        raise IndexError(f"{axis.label}={_written(wanted)} selects nothing: the size of {axis.label!r} is {axis.size}")
     return span
 
 

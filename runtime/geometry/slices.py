@@ -27,9 +27,7 @@ class Slice:
 
     def __init__(self, offset: int, sizes: Sequence[int], strides: Sequence[int]) -> None:
         if len(sizes) != len(strides):
-            raise ValueError(
-                f"{len(sizes)} sizes but {len(strides)} strides: there must be one stride per size"
-            )
+            raise ValueError(f"{len(sizes)} sizes but {len(strides)} strides: there must be one stride per size")
         object.__setattr__(self, "offset", natural(offset, "offset"))
         object.__setattr__(self, "sizes", tuple(natural(size, "size") for size in sizes))
         object.__setattr__(self, "strides", tuple(natural(stride, "stride") for stride in strides))
@@ -56,9 +54,7 @@ class Slice:
     def through(sizes: Sequence[int], ranks: Sequence[int]) -> Slice | None:
         """The slice of these sizes with exactly these (rising) ranks, or None if no strides give them."""
         steps = row_major_strides(sizes)
-        strides = [
-            ranks[step] - ranks[0] if size > 1 else step for size, step in zip(sizes, steps, strict=True)
-        ]
+        strides = [ranks[step] - ranks[0] if size > 1 else step for size, step in zip(sizes, steps, strict=True)]
         if _expand(ranks[0], sizes, strides) != list(ranks):
             return None
         return Slice(ranks[0], sizes, strides)
@@ -132,9 +128,7 @@ class Slice:
 
     def _long_axes(self) -> list[int]:
         """The axes of size over 1, smallest stride first; the stride of the others is never taken."""
-        return sorted(
-            (axis for axis in range(self.ndim) if self.sizes[axis] > 1), key=self.strides.__getitem__
-        )
+        return sorted((axis for axis in range(self.ndim) if self.sizes[axis] > 1), key=self.strides.__getitem__)
 
     def _refuse_overlap(self) -> None:
         # A rank at two places has no coordinates. Strides beyond the reach of the smaller ones prevent it.

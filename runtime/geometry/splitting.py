@@ -24,9 +24,7 @@ class SplitRequest:
         names = self.names.get(label, ())
         open_names = [name for name in names if name not in self.sizes]
         if len(open_names) > 1:
-            raise ValueError(
-                f"Cannot infer size of {_listed(open_names)}: at most one of {_listed(names)} may be open"
-            )
+            raise ValueError(f"Cannot infer size of {_listed(open_names)}: at most one of {_listed(names)} may be open")
         known = math.prod(self.sizes[name] for name in names if name in self.sizes)
         if size % known or (not open_names and known != size):
             given = ", ".join(f"{name}={self.sizes[name]}" for name in names if name in self.sizes)
@@ -51,9 +49,7 @@ def read_split(arguments: Mapping[str, SplitArgument], labels: Sequence[str]) ->
 def _names(label: str, given: Sequence[str]) -> tuple[str, ...]:
     is_list = isinstance(given, Sequence) and not isinstance(given, str)
     if not is_list or not given or not all(isinstance(name, str) for name in given):
-        raise TypeError(
-            f"{label}={given!r}: expected the names of new dimensions, such as ('a', 'b'), or a size"
-        )
+        raise TypeError(f"{label}={given!r}: expected the names of new dimensions, such as ('a', 'b'), or a size")
     return tuple(given)
 
 
