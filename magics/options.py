@@ -88,6 +88,7 @@ class Log:
 Verb: TypeAlias = Up | Status | Down | Log
 
 
+@functools.lru_cache(maxsize=256)  # half a millisecond of argparse, in every cell otherwise
 def parse_cell_options(line: str) -> CellOptions | HelpRequested:
     """What follows `%%mesh` on its line."""
     try:

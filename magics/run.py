@@ -223,6 +223,8 @@ class CellRun:
     # -- what is left ----------------------------------------------------------------
 
     def _cells(self) -> Any:
+        if self._region == self._mesh.procs.region:
+            return self._mesh.cells
         return self._mesh.cells._with_region(self._region)  # type: ignore[attr-defined]
 
     def _control(self, ranks: list[int]) -> Any:

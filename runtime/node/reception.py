@@ -37,6 +37,7 @@ class Reception:
         self._leader = 0  # the thread that leads
         self._leads = 0  # how often somebody began to; so the attendant sees whether anything moves
         self._next: Ready | None = None  # what the last thread waits for that would have led, had the role been free
+        self._awaited: Ready | None = None  # the same of the last one who could not have led
         self._asleep = False
         self._alarm: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._closed = False
@@ -73,7 +74,8 @@ class Reception:
 
     def attend(self, ready: Ready) -> None:
         """Somebody waits for `ready` who cannot lead (on an event loop, or for a limited time): receive for him."""
-        if self._may_lead(ready):
+        self._awaited = ready
+        if not self._role.locked():
             self._alarm.put(NOW)
 
     def poke(self) -> None:
@@ -150,7 +152,9 @@ class Reception:
         return True
 
     def _pass_on(self) -> None:
-        if self._closed or (self._next is not None and not self._is_next_served()):
+        if self._awaited is not None and self._awaited():
+            self._awaited = None
+        if self._closed or self._awaited is not None or (self._next is not None and not self._is_next_served()):
             self._next = None
             self._alarm.put(NOW)
         elif self._asleep:
