@@ -24,6 +24,7 @@ from meshbook.runtime.telemetry.output import OutputChunk, StreamName
 from meshbook.runtime.telemetry.streams import RankStream
 
 FLUSH_SECONDS = 0.05
+IDLE_SECONDS = 1.0  # of silence, after which only the files are looked at, and that less often
 FLUSH_CHARACTERS = 32 << 10
 FOLLOW_SECONDS = 0.2
 CHUNK_CHARACTERS = 1 << 20  # a chunk that has grown to this is sent, and the next one begun
@@ -128,10 +129,11 @@ class Capture:
     def _run(self) -> None:
         followed_at = 0.0
         while not self._ended:
-            self._bell.acquire(timeout=FLUSH_SECONDS)
+            idle = time.monotonic() - self._sent_at > IDLE_SECONDS
+            self._bell.acquire(timeout=FOLLOW_SECONDS if idle else FLUSH_SECONDS)
             with self._sending:
                 self._send_waiting()
-                if time.monotonic() - followed_at > FOLLOW_SECONDS:
+                if time.monotonic() - followed_at >= FOLLOW_SECONDS:
                     self._send_files()
                     self._last_words.trim()
                     followed_at = time.monotonic()
