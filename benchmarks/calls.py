@@ -8,7 +8,6 @@ there and a pickled value back, with no futures, no routing, no supervision and 
 
 from __future__ import annotations
 
-import os
 import pickle
 import subprocess
 import sys
@@ -114,10 +113,7 @@ def main() -> None:
     options = arguments("Calls beside a bare ZeroMQ ping-pong.", rounds=7)
     report = Report()
     measure(report, options.rounds)
-    print(f"calls to one worker, {options.rounds} interleaved rounds, {os.cpu_count()} cores")
-    print(report.table())
-    if options.json:
-        report.write(options.json)
+    report.present("calls to one worker, interleaved", options)
 
 
 if __name__ == "__main__":

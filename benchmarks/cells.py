@@ -134,10 +134,7 @@ def main() -> None:
         stock.run("engines.cluster.stop_cluster_sync()")
         stock.close()
     notebook.close()
-    print(f"cells through a kernel, medians of {TIMES}, {options.rounds} rounds, {os.cpu_count()} cores")
-    print(report.table())
-    if options.json:
-        report.write(options.json)
+    report.present(f"cells through a kernel, medians of {TIMES}", options)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +28,12 @@ class Report:
         self._rounds.setdefault(name, []).append(value)
         self._units[name] = unit
         self._aims[name] = aim
+
+    def present(self, heading: str, options: argparse.Namespace) -> None:
+        """Print the table; write the file if one was asked for."""
+        print(f"{heading}, {options.rounds} rounds, {os.cpu_count()} cores\n{self.table()}")
+        if options.json:
+            self.write(options.json)
 
     def table(self) -> str:
         """One line a figure: median, least and most of the rounds, and what we aim at."""

@@ -9,7 +9,6 @@ does what a user without a fork server pays: as many fresh interpreters that imp
 
 from __future__ import annotations
 
-import os
 import statistics
 import subprocess
 import sys
@@ -136,10 +135,7 @@ def main() -> None:
         measure_warm(report, bare)
     close_session()
     bare.close()
-    print(f"{WORKERS} workers with torch, {options.rounds} rounds, {os.cpu_count()} cores")
-    print(report.table())
-    if options.json:
-        report.write(options.json)
+    report.present(f"{WORKERS} workers with torch", options)
 
 
 if __name__ == "__main__":
