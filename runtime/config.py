@@ -57,7 +57,7 @@ def runtime_root(settings: Settings) -> Path:
     Short on purpose: a Unix socket's path has at most 107 bytes.
     """
     if settings.runtime_dir:
-        root = Path(settings.runtime_dir)
+        root = Path(settings.runtime_dir).absolute()  # processes of the run may go to other folders
     elif "XDG_RUNTIME_DIR" in os.environ and os.access(os.environ["XDG_RUNTIME_DIR"], os.W_OK):
         root = Path(os.environ["XDG_RUNTIME_DIR"]) / "meshbook"
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -52,7 +53,10 @@ class RunFolder:
 def _make_and_lock(path: Path) -> int:
     """The descriptor of the locked folder, or -1 where a sweep took the folder before it was locked."""
     path.mkdir(mode=0o700, exist_ok=True)
-    lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return -1
     fcntl.flock(lock, fcntl.LOCK_SH)
     try:
         if os.fstat(lock).st_ino == path.stat().st_ino:
@@ -81,5 +85,12 @@ def remove_if_unused(folder: Path) -> bool:
 
 
 def sweep(root: Path) -> int:
-    """Remove the folders that killed runs left behind; how many there were."""
-    return sum(remove_if_unused(folder) for folder in root.iterdir() if folder.is_dir())
+    """Remove the folders that killed runs left behind; how many there were.
+
+    By their names: who chooses the root may keep other things there, which nobody locks.
+    """
+    return sum(remove_if_unused(folder) for folder in root.iterdir() if _is_of_a_run(folder))
+
+
+def _is_of_a_run(folder: Path) -> bool:
+    return re.fullmatch(r"[0-9a-f]{8}", folder.name) is not None and folder.is_dir() and not folder.is_symlink()

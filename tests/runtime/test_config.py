@@ -1,0 +1,112 @@
+"""Settings from the environment, and the folder that messages pass through."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshbook.runtime.config import Settings, check_private, runtime_root
+
+
+@pytest.fixture(autouse=True)
+def _only_what_the_test_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("MESHBOOK_")]:
+        monkeypatch.delenv(name)
+
+
+def test_without_variables_the_defaults_hold() -> None:
+    assert Settings.from_environment() == Settings()
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "value"),
+    [
+        ("RUNTIME_DIR", "/somewhere", "/somewhere"),
+        ("MAX_MESSAGE_BYTES", "1000", 1000),
+        ("HIGH_WATER_MARK", "5", 5),
+        ("LAUNCH_TIMEOUT", "2", 2.0),
+        ("STOP_TIMEOUT", "0.5", 0.5),
+        ("STOP_TIMEOUT", "0", 0.0),
+        ("STDERR_LINES", "0", 0),
+        ("PRELOAD", "", ""),
+    ],
+)
+def test_a_variable_sets_its_field(monkeypatch: pytest.MonkeyPatch, variable: str, text: str, value: Any) -> None:
+    monkeypatch.setenv(f"MESHBOOK_{variable}", text)
+    found = getattr(Settings.from_environment(), variable.lower())
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "wanted"),
+    [
+        ("MAX_MESSAGE_BYTES", "4 GiB", "a whole number"),
+        ("MAX_MESSAGE_BYTES", "1.5", "a whole number"),
+        ("HIGH_WATER_MARK", "-1", "a whole number"),
+        ("STDERR_LINES", "", "a whole number"),
+        ("STOP_TIMEOUT", "soon", "a number"),
+        ("STOP_TIMEOUT", "-0.1", "a number"),
+        ("LAUNCH_TIMEOUT", "nan", "a number"),
+        ("LAUNCH_TIMEOUT", "inf", "a number"),
+    ],
+)
+def test_a_value_that_does_not_fit_names_the_variable(
+    monkeypatch: pytest.MonkeyPatch, variable: str, text: str, wanted: str
+) -> None:
+    monkeypatch.setenv(f"MESHBOOK_{variable}", text)
+    said = f"MESHBOOK_{variable} is {text!r}: it needs {wanted} that is not negative"
+    with pytest.raises(ValueError, match=f"^{said}$"):
+        Settings.from_environment()
+
+
+def test_unknown_variables_are_others_business(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHBOOK_TEST_ID", "x")
+    assert Settings.from_environment() == Settings()
+
+
+# -- the folder ------------------------------------------------------------------------
+
+
+def test_the_folder_is_the_chosen_one_then_the_users_then_a_temporary_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    temporary = tmp_path / f"meshbook-{os.getuid()}"
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    assert runtime_root(Settings()) == temporary
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "is not there"))
+    assert runtime_root(Settings()) == temporary
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert runtime_root(Settings()) == tmp_path / "meshbook"
+    chosen = tmp_path / "deep" / "down"
+    assert runtime_root(Settings(runtime_dir=str(chosen))) == chosen
+    assert [path.stat().st_mode & 0o777 for path in (temporary, tmp_path / "meshbook", chosen)] == [0o700] * 3
+
+
+def test_a_relative_folder_stays_the_same_when_the_process_goes_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert runtime_root(Settings(runtime_dir="here")) == tmp_path / "here"
+
+
+@pytest.mark.parametrize("mode", [0o701, 0o710, 0o770, 0o755, 0o777], ids=oct)
+def test_a_folder_that_is_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(mode)
+    for look in (lambda: check_private(folder), lambda: runtime_root(Settings(runtime_dir=str(folder)))):
+        with pytest.raises(PermissionError, match=r"open must belong to you.*chmod 700.*MESHBOOK_RUNTIME_DIR"):
+            look()
+
+
+def test_a_folder_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    check_private(tmp_path)
+    somebody = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: somebody)
+    with pytest.raises(PermissionError, match="must belong to you"):
+        check_private(tmp_path)

@@ -1,0 +1,110 @@
+"""The folder of a run: who holds it, who removes it, and that a sweep takes leftovers alone."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from meshbook.runtime.hosts.launch import RunFolder, remove_if_unused, sweep
+
+RUN = "0123abcd"
+
+
+def leave_behind(path: Path) -> Path:
+    """A folder as a killed run leaves it."""
+    RunFolder(path).disown()
+    (path / "controller").touch()
+    (path / "deep").mkdir()
+    return path
+
+
+def test_a_folder_is_made_for_its_user_alone(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / RUN)
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    folder.close()
+    assert not folder.path.exists()
+    folder.close()
+
+
+def test_whoever_is_last_removes_the_folder(tmp_path: Path) -> None:
+    controller, agent = RunFolder(tmp_path / RUN), RunFolder(tmp_path / RUN)
+    controller.close()
+    assert agent.path.exists()
+    agent.close()
+    assert not agent.path.exists()
+
+
+def test_who_disowns_a_folder_leaves_it_to_the_others(tmp_path: Path) -> None:
+    parent, child = RunFolder(tmp_path / RUN), RunFolder(tmp_path / RUN)
+    child.disown()
+    assert parent.path.exists()
+    child.close()
+    assert parent.path.exists()
+    parent.close()
+    assert not parent.path.exists()
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_only_what_nobody_holds_is_removed(tmp_path: Path, held: bool) -> None:
+    left = leave_behind(tmp_path / RUN)
+    holder = RunFolder(left) if held else None
+    assert remove_if_unused(left) is not held
+    assert left.exists() is held
+    if holder is not None:
+        holder.close()
+    assert not remove_if_unused(left)
+
+
+def test_a_sweep_takes_leftovers_alone(tmp_path: Path) -> None:
+    left = [leave_behind(tmp_path / name) for name in (RUN, "ffffffff")]
+    running = RunFolder(tmp_path / "00000000")
+    assert sweep(tmp_path) == 2
+    assert not any(path.exists() for path in left)
+    assert running.path.exists()
+    running.close()
+    assert sweep(tmp_path) == 0
+
+
+@pytest.mark.parametrize("name", ["Documents", ".ssh", "0123abc", "0123abcde", "0123abcx"])
+def test_a_sweep_spares_what_is_no_run(tmp_path: Path, name: str) -> None:
+    """Somebody may choose a folder that holds other things: their home, for example."""
+    (tmp_path / name).mkdir(mode=0o700)
+    (tmp_path / name / "thesis.tex").write_text("all of it")
+    (tmp_path / "note").write_text("kept")
+    assert sweep(tmp_path) == 0
+    assert (tmp_path / name / "thesis.tex").read_text() == "all of it"
+    assert (tmp_path / "note").exists()
+
+
+def test_a_sweep_does_not_follow_links(tmp_path: Path) -> None:
+    precious, root = tmp_path / "precious", tmp_path / "root"
+    precious.mkdir()
+    (precious / "file").touch()
+    root.mkdir()
+    (root / RUN).symlink_to(precious)
+    sweep(root)
+    assert (precious / "file").exists()
+
+
+def test_runs_that_begin_while_others_sweep_keep_their_folders(tmp_path: Path) -> None:
+    """A sweep may take a folder between its making and its locking; then it is made again."""
+    ended = threading.Event()
+
+    def go_on_sweeping() -> None:
+        while not ended.is_set():
+            sweep(tmp_path)
+
+    sweeper = threading.Thread(target=go_on_sweeping, daemon=True)
+    sweeper.start()
+    try:
+        for number in range(200):
+            folder = RunFolder(tmp_path / f"{number:08x}")
+            (folder.path / "socket").touch()
+            assert [path.name for path in folder.path.iterdir()] == ["socket"]
+            folder.close()
+    finally:
+        ended.set()
+        sweeper.join(10.0)
+    assert sweep(tmp_path) == 0
