@@ -51,8 +51,6 @@ def run(birth: Birth, folder: Path) -> None:
     run_finalisers()  # they may still print, and call others
     capture.close()
     node.close()
-    if not ready:  # then nobody has received so far, and the inbox is closed by who does
-        drop_messages(transport)
     transport.terminate()
     leave(0 if ready else 1)
 
@@ -125,12 +123,6 @@ def limit_threads(birth: Birth) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(threads)
-
-
-def drop_messages(transport: ZmqTransport) -> None:
-    """Read a closed transport to its end."""
-    while transport.receive() is not None:
-        pass
 
 
 class MainThread:

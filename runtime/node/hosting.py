@@ -188,7 +188,7 @@ class HostedActor:
     def _raised(self, call: Call, error: Exception) -> None:
         where = f"{self.instance.name}.{call.endpoint}() on rank {self.instance.rank} ({self.instance.actor_id})"
         if call.call:
-            text = f"{where} raised {type(error).__name__}: {error}\n\n{_format(error)}"
+            text = f"{where} raised {type(error).__name__}: {_say(error)}\n\n{_format(error)}"
             self._host.reply_error(call.sender, call.call, text, error)
             return
         self._lose(f"{where} raised in a broadcast, where nobody takes the error\n{_format(error)}", error)
@@ -235,6 +235,13 @@ class InlineActor(HostedActor):
 
     def post(self, message: Call | Stop, body: Body) -> None:
         self.handle(message, body)
+
+
+def _say(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "<exception str() failed>"  # as a traceback has it
 
 
 def _format(error: BaseException) -> str:

@@ -22,6 +22,7 @@ from meshbook.runtime.errors import (
     ActorError,
     ExitReport,
     MeshbookError,
+    MessageTooLarge,
     PickleError,
     ProcessDied,
     RefusedMessage,
@@ -232,12 +233,19 @@ class Node:
         return self._answer(to, frame)
 
     def reply_error(self, to: str, call: int, text: str, error: BaseException) -> None:
-        body = pickling.dumps((text, _pickle_exception(error)), "an error")
-        self._answer(to, pack(Reply(self.address.node, call, "error"), body, self.settings.max_message_bytes))
+        self._answer(to, self._pack_error(Reply(self.address.node, call, "error"), text, _pickle_exception(error)))
 
     def reply_lost(self, to: str, call: int, error: SupervisionError) -> None:
-        body = pickling.dumps((str(error), None), "an error")
-        self._answer(to, pack(Reply(self.address.node, call, "lost"), body, self.settings.max_message_bytes))
+        self._answer(to, self._pack_error(Reply(self.address.node, call, "lost"), str(error), None))
+
+    def _pack_error(self, reply: Reply, text: str, exception: bytes | None) -> Buffer:
+        limit = self.settings.max_message_bytes
+        try:
+            return pack(reply, pickling.dumps((text, exception), "an error"), limit)
+        except MessageTooLarge:
+            # Who asked must hear that it failed, if not all of it. A character has four bytes at most.
+            beginning = f"{text[: limit // 8]}… [cut: the error is over MESHBOOK_MAX_MESSAGE_BYTES]"
+            return pack(reply, pickling.dumps((beginning, None), "an error"), limit)
 
     def actor_lost(self, name: str, error: SupervisionError) -> None:
         logger.error("%s", error)

@@ -55,7 +55,10 @@ class Reception:
 
     def join(self) -> None:
         """Wait until the closed transport has been read to its end; not for who is on the way to it himself."""
-        if self._attendant.is_alive() and threading.get_ident() not in (self._leader, self._attendant.ident):
+        if self._attendant.ident is None:  # never started: nobody else reads it
+            while self._transport.receive() is not None:
+                pass
+        elif self._attendant.is_alive() and threading.get_ident() not in (self._leader, self._attendant.ident):
             self._attendant.join()
 
     # -- for threads that wait ----------------------------------------------

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
+import queue
 import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import pytest
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import CURRENT, Context, Instance
+from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.geometry import Extent
@@ -28,6 +32,86 @@ A = TypeVar("A", bound=Actor)
 Connect = Callable[[str, Settings], Transport]
 NOWHERE = Extent((), ())
 PATIENCE = 10.0  # seconds until a wait that should be short is a failure; nothing waits as long as that
+
+
+class Gate:
+    """Holds whoever comes until the test opens it. Pickled it stays the same: all nodes live in this process."""
+
+    _known: ClassVar[weakref.WeakValueDictionary[int, Gate]] = weakref.WeakValueDictionary()
+
+    def __init__(self) -> None:
+        self.entered: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._leave: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._known[id(self)] = self
+
+    def tell(self, note: Any = None) -> None:
+        """Say that one has come."""
+        self.entered.put(note)
+
+    def pass_through(self, note: Any = None) -> Any:
+        """Say that one has come, and wait for `open`."""
+        self.tell(note)
+        self._leave.get(timeout=PATIENCE)
+        return note
+
+    def wait_entered(self) -> Any:
+        return self.entered.get(timeout=PATIENCE)
+
+    def open(self, times: int = 1) -> None:
+        """Let so many pass, now or when they come."""
+        for _ in range(times):
+            self._leave.put(None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Gate._find, (id(self),)
+
+    @classmethod
+    def _find(cls, known_as: int) -> Gate:
+        return cls._known[known_as]
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+class Probe(Actor):
+    """Runs what it is sent, on a thread of its own."""
+
+    def __init__(self) -> None:
+        self.notes: list[Any] = []
+
+    @endpoint
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(*arguments)
+
+    @endpoint
+    def note(self, what: Any) -> None:
+        self.notes.append(what)
+
+    @endpoint
+    def noted(self) -> list[Any]:
+        return self.notes
+
+
+class AsyncProbe(Actor):
+    """The same on a loop of its own."""
+
+    def __init__(self) -> None:
+        self.notes: list[Any] = []
+
+    @endpoint
+    async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        value = function(*arguments)
+        return await value if inspect.isawaitable(value) else value
+
+    @endpoint
+    async def note(self, what: Any) -> None:
+        self.notes.append(what)
+
+    @endpoint
+    async def noted(self) -> list[Any]:
+        return self.notes
 
 
 class Session:
@@ -61,6 +145,13 @@ class Session:
         self.controller.spawn(targets, (cls, args, {}), extent, asker)
         initialized = asker.future.then(lambda _: None)
         return cast("A", ActorMesh(cls.__name__, cls, targets, extent.region, initialized))
+
+    def spawn_probe(self, *on: Node) -> Probe:
+        return self.spawn(Probe, on=list(on) or None)
+
+    def refer(self, cls: type[A], actor: str, node: Node) -> A:
+        """The handle of an actor that need not exist."""
+        return cast("A", ActorMesh(cls.__name__, cls, [Target(node.address, actor)], NOWHERE.region))
 
     def declare_down(self, node: Node) -> ExitReport:
         """Tell the controller that this worker was killed, as its agent would."""
@@ -108,3 +199,9 @@ def make_session(connect: Connect) -> Iterator[Callable[..., Session]]:
 @pytest.fixture
 def session(make_session: Callable[..., Session]) -> Session:
     return make_session()
+
+
+@pytest.fixture(params=[Probe, AsyncProbe])
+def any_probe(request: pytest.FixtureRequest) -> type[Actor]:
+    """The class of a probe, of either kind."""
+    return cast("type[Actor]", request.param)

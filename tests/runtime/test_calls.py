@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import queue
 import threading
 from typing import Any
 
@@ -16,23 +15,6 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import ActorError, MessageTooLarge, PickleError
 
 PATIENCE = 10.0
-
-
-class Gate:
-    """Lets a test hold an endpoint and let it go; in one process both see the same."""
-
-    entered: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    leave: queue.SimpleQueue[None] = queue.SimpleQueue()
-
-    @classmethod
-    def pass_through(cls, note: Any = None) -> None:
-        cls.entered.put(note)
-        cls.leave.get(timeout=PATIENCE)
-
-
-@pytest.fixture(autouse=True)
-def fresh_gate() -> None:
-    Gate.entered, Gate.leave = queue.SimpleQueue(), queue.SimpleQueue()
 
 
 class Worker(Actor):
@@ -54,9 +36,8 @@ class Worker(Actor):
         return self.seen
 
     @endpoint
-    def hold(self, note: Any = None) -> Any:
-        Gate.pass_through(note)
-        return note
+    def hold(self, gate: Any, note: Any = None) -> Any:
+        return gate.pass_through(note)
 
     @endpoint
     def raises(self, error: BaseException) -> None:
@@ -67,10 +48,6 @@ class Worker(Actor):
         if current_rank().rank >= rank:
             raise ValueError(f"rank {current_rank().rank}")
         return 1
-
-    @endpoint
-    def gives(self, what: str) -> Any:
-        return {"lock": threading.Lock(), "large": b"x" * 5000, "broken": Broken()}[what]
 
     @endpoint
     def takes(self, value: Any) -> None: ...
@@ -127,33 +104,11 @@ class AsyncWorker(Actor):
         return answer
 
 
-class Broken:
-    def __reduce__(self) -> Any:
-        return _break, ()
-
-
-def _break() -> None:
-    raise RuntimeError("broken on arrival")
-
-
 class OwnError(Exception):
     """Cannot be rebuilt from its args, as many cannot."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(f"{code}: {text}")
-
-
-class Fatal(BaseException):
-    pass
-
-
-class Fails(Actor):
-    def __init__(self) -> None:
-        raise LookupError("no such model")
-
-    @endpoint
-    def add(self, x: int) -> int:
-        return x
 
 
 def sliced(mesh: Any, **cut: Any) -> Any:
@@ -231,15 +186,14 @@ def test_the_rank_is_that_in_the_called_mesh(session: Any) -> None:
     assert list(both.values()) == [("{'gpus': 0/2}", 1, {"gpus": 2}), ("{'gpus': 1/2}", 2, {"gpus": 2})]
 
 
-def test_arguments_are_taken_at_call_time(session: Any) -> None:
+def test_arguments_are_taken_at_call_time(session: Any, gate: Any) -> None:
     mesh = session.spawn(Worker)
-    held = mesh.hold.call_one()
-    Gate.entered.get(timeout=PATIENCE)
+    held = mesh.hold.call_one(gate)
+    gate.wait_entered()
     value = [1]
-    answer = mesh.hold.call_one(value)
+    answer = mesh.hold.call_one(gate, value)
     value.append(2)
-    Gate.leave.put(None)
-    Gate.leave.put(None)
+    gate.open(2)
     assert (held.get(PATIENCE), answer.get(PATIENCE)) == (None, [1])
 
 
@@ -257,13 +211,13 @@ def test_an_async_actor_takes_one_message_at_a_time(session: Any) -> None:
     assert {future.get(PATIENCE) for future in [mesh.overlap.call_one() for _ in range(50)]} == {1}
 
 
-def test_two_actors_of_a_process_run_at_the_same_time(session: Any) -> None:
+def test_two_actors_of_a_process_run_at_the_same_time(session: Any, gate: Any) -> None:
     [node] = session.workers(1)
     held, free = session.spawn(Worker, on=[node]), session.spawn(Worker, on=[node])
-    waiting = held.hold.call_one("held")
-    Gate.entered.get(timeout=PATIENCE)
+    waiting = held.hold.call_one(gate, "held")
+    gate.wait_entered()
     assert free.add.call_one(1).get() == 1
-    Gate.leave.put(None)
+    gate.open()
     assert waiting.get() == "held"
 
 

@@ -1,0 +1,412 @@
+"""A node: whom it listens to, how an actor's life ends, and that whoever waits gets an answer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.actor.endpoint import endpoint
+from meshbook.runtime.config import Settings
+from meshbook.runtime.errors import ActorError, ExitReport, ProcessDied, SupervisionError
+from meshbook.runtime.node.node import Node
+from meshbook.runtime.transport import Transport
+from meshbook.runtime.wire.frames import Buffer, pack, unpack
+from meshbook.runtime.wire.messages import Address, Call, Hello, Message, Reply, Spawn, Stop
+
+PATIENCE = 10.0
+
+
+def fails(future: Any, said: str, kind: type[BaseException] = SupervisionError) -> BaseException:
+    """The error of a call: of this very kind, and it says this."""
+    with pytest.raises(kind, match=f"(?s){said}") as caught:
+        future.get(PATIENCE)
+    assert type(caught.value) is kind
+    return caught.value
+
+
+def answers(mesh: Any) -> bool:
+    return bool(mesh.run.call_one(len, "abc").get(PATIENCE) == 3)
+
+
+def raises(error: BaseException) -> None:
+    raise error
+
+
+def ends_with(count: int) -> None:
+    raise SystemExit("x" * count)
+
+
+# -- whom it listens to ------------------------------------------------------------
+
+
+class Stranger:
+    """A peer that sends what the test wants, to the very inbox of a node."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def send(self, node: Node, *frames: Buffer) -> None:
+        self._transport.greeting, *rest = frames  # a true peer says Hello first
+        for each in rest:
+            self._transport.send(node.address, each)
+
+    def hello(self, run: str = "run") -> Buffer:
+        return frame_of(Hello(self._transport.address, run))
+
+    def wait_for_answer(self) -> Reply:
+        """The answer to a call: by then, what was sent before it has been received."""
+        while (received := self._transport.receive()) is not None:
+            message, _ = unpack(received)
+            if isinstance(message, Reply):
+                return message
+        raise AssertionError("closed")
+
+    def close(self) -> None:
+        self._transport.close()
+        while self._transport.receive() is not None:
+            pass
+
+
+@pytest.fixture
+def stranger(connect: Any) -> Iterator[Stranger]:
+    made = Stranger(connect("stranger", Settings()))
+    yield made
+    made.close()
+
+
+def frame_of(message: Message) -> Buffer:
+    return pack(message, (), 1000)
+
+
+CALL = frame_of(Call("stranger", 7, "nobody", "run", (0, (), ()), ""))
+NEWER = bytes(CALL[:2]) + b"\x63" + bytes(CALL[3:])
+
+
+@pytest.mark.parametrize(
+    ("refused", "said"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n", "no message of meshbook"),
+        (b"mb", "2 bytes is no message"),
+        (NEWER, "speaks wire version 99"),
+        (bytes(CALL[:-3]), "a damaged message"),
+        (CALL, "a Call from 'stranger', who has not said Hello"),
+        (frame_of(Reply("stranger", 1, "ok")), "a Reply from 'stranger', who has not said Hello"),
+        (frame_of(Stop("stranger", 1, "nobody", "")), "a Stop from 'stranger', who has not said Hello"),
+        (frame_of(Hello(Address("stranger", "memory://stranger"), "old")), "a Hello of another run from 'stranger'"),
+    ],
+    ids=["garbage", "short", "version", "damaged", "call", "reply", "stop", "run"],
+)
+def test_what_no_peer_of_this_run_wrote_is_refused(
+    session: Any, stranger: Stranger, any_probe: Any, caplog: Any, refused: Buffer, said: str
+) -> None:
+    [node] = session.workers(1)
+    mesh = session.spawn(any_probe, on=[node])
+    stranger.send(node, refused, refused, refused, stranger.hello(), CALL)
+    assert stranger.wait_for_answer() == Reply(node.address.node, 7, "lost")
+    assert node.refused == 3
+    [warning] = caplog.messages
+    assert said in warning
+    assert answers(mesh)
+
+
+def test_each_kind_of_refusal_is_logged_once(session: Any, stranger: Stranger, caplog: Any) -> None:
+    [node] = session.workers(1)
+    stranger.send(node, b"one", NEWER, b"one", NEWER, CALL, stranger.hello("old"), stranger.hello(), CALL)
+    stranger.wait_for_answer()
+    assert node.refused == 6
+    assert len(caplog.messages) == 4
+
+
+def test_a_message_that_cannot_be_handled_does_not_make_the_node_deaf(
+    session: Any, stranger: Stranger, caplog: Any
+) -> None:
+    [node] = session.workers(1)
+    mesh = session.spawn_probe(node)
+    nowhere = frame_of(Spawn("stranger", 1, "a", (5, ("gpus",), (2,)), ""))
+    stranger.send(node, stranger.hello(), nowhere, CALL)
+    stranger.wait_for_answer()
+    assert caplog.messages == ["a message could not be handled"]
+    assert answers(mesh)
+
+
+# -- the end of a node ---------------------------------------------------------------
+
+
+def test_a_down_fails_what_waits_and_what_comes(session: Any, gate: Any, any_probe: Any) -> None:
+    dead, other = session.workers(2)
+    mesh = session.spawn(any_probe, on=[dead, other])
+    held = mesh.run.call_each(gate.pass_through)
+    gathered = mesh.run.call(len, "abc")
+    gate.wait_entered()
+    gate.wait_entered()
+    report = ExitReport(dead.address.node, 4711, -9, ("last", "words"))
+    other.announce_down(report, [session.controller.address])
+    assert fails(held[0], "SIGKILL, worker-0, pid 4711.*    last\n    words", ProcessDied).report == report
+    fails(gathered, r"Endpoint call \w+\.run\(\) failed, the process .* Killed\(sig=9\)", ProcessDied)
+    assert not held[1].done()
+    late = mesh.run.call_each(len, "abc")
+    assert late[0].done()
+    fails(late[0], "SIGKILL", ProcessDied)
+    gate.open(2)
+    assert held[1].get(PATIENCE) is None
+    assert late[1].get(PATIENCE) == 3
+    assert session.controller.report_of(dead.address.node) == report
+
+
+@pytest.mark.parametrize("stopped", ["", "enough"])
+def test_a_node_that_was_stopped_is_no_fault(session: Any, stopped: str) -> None:
+    [node] = session.workers(1)
+    mesh = session.spawn_probe(node)
+    session.controller.announce_down(ExitReport(node.address.node, 1, 0, stopped=stopped), ())
+    if stopped:
+        fails(mesh.run.call_one(len, ""), "stopped due to proc mesh shutdown: enough")
+    else:
+        fails(mesh.run.call_one(len, ""), r"exit code 0", ProcessDied)
+
+
+def test_the_first_report_of_a_node_counts_and_is_told_once(session: Any) -> None:
+    [node] = session.workers(1)
+    told: list[ExitReport] = []
+    session.controller.when_down.append(told.append)
+    reports = [ExitReport(node.address.node, 1, code) for code in (-9, 0)]
+    for report in reports:
+        session.controller.announce_down(report, ())
+    assert told == reports[:1]
+
+
+def test_an_answer_after_a_down_is_dropped(session: Any, gate: Any, caplog: Any) -> None:
+    [node] = session.workers(1)
+    mesh = session.spawn_probe(node)
+    here = session.spawn_probe(session.controller)
+    held = mesh.run.call_one(gate.pass_through)
+    mesh.run.broadcast(lambda: here.run.broadcast(gate.tell, "after the answer"))
+    gate.wait_entered()
+    session.declare_down(node)
+    error = fails(held, "SIGKILL", ProcessDied)
+    gate.open()
+    assert gate.wait_entered() == "after the answer"
+    assert held.exception(PATIENCE) is error
+    assert session.controller.refused == 0
+    assert not caplog.messages
+
+
+def test_close_answers_whoever_waits(session: Any, gate: Any, any_probe: Any) -> None:
+    mesh = session.spawn(any_probe, on=session.workers(2))
+    each = mesh.run.call_each(gate.pass_through)
+    waiting = [*each, mesh.run.call(len, ""), mesh.stop()]
+    gate.wait_entered()
+    for _ in range(2):
+        session.controller.close()
+    for future in waiting:
+        fails(future, "shut down while the call was open")
+    for future in (mesh.run.call(len, ""), mesh.stop(), session.spawn(any_probe, on=session.workers(1)).initialized):
+        assert future.done()
+        fails(future, "was shut down; restart it")
+    gate.open(2)
+
+
+def test_a_node_that_never_started_is_closed(connect: Any) -> None:
+    transport = connect("idle", Settings())
+    node = Node(transport, "run", Settings())
+    node.close()
+    node.close()
+    assert transport.receive() is None  # who receives ends the inbox, and here nobody did
+
+
+# -- the end of an actor -------------------------------------------------------------
+
+
+def test_an_actor_that_was_never_spawned(session: Any, any_probe: Any) -> None:
+    [node] = session.workers(1)
+    mesh = session.refer(any_probe, "nobody", node)
+    fails(mesh.run.call_one(len, ""), "no actor 'nobody' on node worker-0: it was stopped, or never spawned")
+    fails(mesh.stop(), "no actor 'nobody'")
+    mesh.run.broadcast(len, "")
+    assert answers(session.spawn_probe(node))
+
+
+def test_a_stop_comes_after_what_was_sent_before(session: Any, gate: Any, any_probe: Any) -> None:
+    mesh = session.spawn(any_probe)
+    mesh.run.broadcast(gate.pass_through)
+    before = [mesh.note.call_one(1), mesh.note.call_one(2), mesh.noted.call_one()]
+    stops = [mesh.stop("enough"), mesh.stop("again")]
+    after = mesh.noted.call_one()
+    gate.open()
+    assert [future.get(PATIENCE) for future in before] == [None, None, [1, 2]]
+    assert [future.get(PATIENCE) for future in stops] == [None, None]
+    for late in (after, mesh.noted.call_one()):
+        fails(late, r"Endpoint call \w+\.noted\(\) failed, .*worker-0/.* is stopped: stopped: enough")
+    assert mesh.stop("once more").get(PATIENCE) is None
+
+
+class Fails(Actor):
+    """Its constructor does."""
+
+    def __init__(self, error: BaseException) -> None:
+        raise error
+
+    @endpoint
+    def run(self, function: Callable[..., Any], *arguments: Any) -> None: ...
+
+
+class FailsAsync(Actor):
+    def __init__(self, error: BaseException) -> None:
+        raise error
+
+    @endpoint
+    async def run(self, function: Callable[..., Any], *arguments: Any) -> None: ...
+
+
+@pytest.mark.parametrize("cls", [Fails, FailsAsync])
+@pytest.mark.parametrize("error", [LookupError("no such model"), SystemExit(3)], ids=repr)
+def test_a_constructor_that_raises(session: Any, cls: type[Actor], error: BaseException) -> None:
+    mesh = session.spawn(cls, error)
+    early = mesh.run.call_one(len, "")
+    fails(mesh.initialized, f"its constructor raised.*{type(error).__name__}: {error}")
+    fails(early, "its constructor raised")
+    fails(mesh.run.call_one(len, ""), "its constructor raised")
+    assert mesh.stop().get(PATIENCE) is None
+
+
+def test_a_class_that_does_not_arrive(session: Any) -> None:
+    mesh = session.spawn(Fails, DoesNotArrive())
+    fails(mesh.initialized, "argument of actor Fails-.* cannot be unpickled: RuntimeError: broken on arrival")
+    fails(mesh.run.call_one(len, ""), "broken on arrival")
+
+
+def test_an_exception_in_a_broadcast_loses_the_actor(session: Any, any_probe: Any, caplog: Any) -> None:
+    nodes = session.workers(1)
+    mesh, neighbour = session.spawn(any_probe, on=nodes), session.spawn(any_probe, on=nodes)
+    mesh.run.broadcast(raises, KeyError("k"))
+    for future in (mesh.run.call_one(len, ""), mesh.run.call_one(len, "")):
+        fails(future, "and all its descendants have failed.*raised in a broadcast.*KeyError: 'k'")
+    assert "raised in a broadcast" in caplog.text
+    assert answers(neighbour)
+
+
+class Fatal(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), Fatal("end")], ids=repr)
+@pytest.mark.parametrize("asked", [True, False], ids=["call", "broadcast"])
+def test_what_is_no_exception_ends_the_actor_and_answers(
+    session: Any, any_probe: Any, error: BaseException, asked: bool
+) -> None:
+    nodes = session.workers(1)
+    mesh, neighbour = session.spawn(any_probe, on=nodes), session.spawn(any_probe, on=nodes)
+    ended = rf"run\(\) ended the actor.*{type(error).__name__}"
+    if asked:
+        fails(mesh.run.call_one(raises, error), ended)
+    else:
+        mesh.run.broadcast(raises, error)
+    fails(mesh.run.call_one(len, ""), ended)
+    assert mesh.stop().get(PATIENCE) is None
+    assert answers(neighbour)
+
+
+# -- answers that do not travel ------------------------------------------------------
+
+
+class DoesNotArrive:
+    def __reduce__(self) -> Any:
+        return raises, (RuntimeError("broken on arrival"),)
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class Older(Actor):
+    @endpoint
+    def known(self) -> int:
+        return 1
+
+
+class Newer(Older):
+    @endpoint
+    def unknown(self) -> int:
+        return 2
+
+
+LIMIT = 20_000
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "said"),
+    [
+        (threading.Lock, ActorError, r"result of \w+-\d\.run cannot be pickled: TypeError.*lock"),
+        (lambda: b"x" * LIMIT, ActorError, f"is over the limit of {LIMIT:,}.*MESHBOOK_MAX_MESSAGE_BYTES"),
+        (DoesNotArrive, None, "result of an endpoint cannot be unpickled: RuntimeError: broken on arrival"),
+        (lambda: raises(ValueError("x" * LIMIT)), ActorError, "ValueError: xxx"),
+        (lambda: raises(Unspeakable()), ActorError, "Unspeakable"),
+        (lambda: raises(ValueError(threading.Lock())), ActorError, "ValueError: <unlocked"),
+    ],
+    ids=["unpicklable", "too large", "not unpicklable", "error too large", "error without words", "error with a lock"],
+)
+def test_an_answer_that_cannot_travel_is_an_error(
+    make_session: Any, any_probe: Any, function: Any, kind: Any, said: str
+) -> None:
+    mesh = make_session(max_message_bytes=LIMIT).spawn(any_probe)
+    with pytest.raises(kind or Exception, match=f"(?s){said}"):
+        mesh.run.call_one(function).get(PATIENCE)
+    assert answers(mesh)
+
+
+def test_an_error_too_large_of_an_actor_that_is_lost(make_session: Any, any_probe: Any) -> None:
+    mesh = make_session(max_message_bytes=LIMIT).spawn(any_probe)
+    for future in (mesh.run.call_one(ends_with, LIMIT), mesh.run.call_one(len, "")):
+        fails(future, "SystemExit: xxx.*cut: the error is over")
+
+
+def test_an_endpoint_that_the_actor_does_not_have(session: Any) -> None:
+    [node] = session.workers(1)
+    older = session.spawn(Older, on=[node])
+    newer = session.refer(Newer, older._targets[0].actor, node)
+    fails(newer.unknown.call_one(), "Older has no endpoint 'unknown'; it has: known", ActorError)
+    assert newer.known.call_one().get(PATIENCE) == 1
+
+
+# -- inline actors -------------------------------------------------------------------
+
+
+class Inline(Actor):
+    """An actor of the runtime."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    @endpoint
+    def note(self, what: Any) -> None:
+        self.seen.append(what)
+
+    @endpoint
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(*arguments)
+
+
+def test_an_inline_actor_takes_what_comes_before_the_answer_that_follows(session: Any) -> None:
+    inline = Inline()
+    session.controller.host_inline("inline", inline)
+    reference = session.refer(Inline, "inline", session.controller)
+    mesh = session.spawn_probe()
+
+    def note(number: int) -> None:
+        reference.note.broadcast(number)
+
+    for number in range(200):
+        mesh.run.call_one(note, number).get(None if number % 2 else PATIENCE)
+        assert inline.seen == list(range(number + 1))
+
+
+def test_an_inline_actor_survives_its_errors(session: Any) -> None:
+    session.controller.host_inline("inline", Inline())
+    reference = session.refer(Inline, "inline", session.controller)
+    fails(reference.run.call_one(raises, ValueError("no")), "ValueError: no", ActorError)
+    reference.run.broadcast(raises, ValueError("no"))
+    assert answers(reference)
