@@ -80,7 +80,7 @@ class ExitReport:
 
     def of_guest(self, node: str) -> ExitReport:
         """How a worker ended whose host agent ended like this: with it."""
-        hint = f"its host agent ended: {self.cause} ({self.who})"
+        hint = f"its host agent ended: {self.cause} ({self.who})\n{self.hint}".rstrip()
         return ExitReport(node, 0, None, self.stderr, hint, self.stopped)
 
     def __str__(self) -> str:

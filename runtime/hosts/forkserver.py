@@ -3,16 +3,18 @@
 Hard rule: it never computes. A matrix product, a CUDA call, a ZeroMQ context or a thread in here would leave locks and
 pools behind that hang every child at its first use of them.
 
-    requests   a line of JSON each: a `Birth`
+    requests   a line of base64 each: a pickled `Birth`
     answers    a line of JSON each: `Started`, and later, always later, `Exited`
 """
 
 from __future__ import annotations
 
+import binascii
 import contextlib
 import gc
 import importlib
 import os
+import pickle
 import select
 import signal
 import socket
@@ -53,7 +55,6 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
 
 
 Answer = Started | Exited
-_decode = msgspec.json.Decoder(Birth).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -128,7 +129,7 @@ class ForkServer:
             raise ConnectionResetError
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            if (birth := self._fork(_decode(line))) is not None:
+            if (birth := self._fork(pickle.loads(binascii.a2b_base64(line)))) is not None:
                 return birth
         return None
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import binascii
 import os
+import pickle
 import selectors
 import socket
 import subprocess
@@ -17,7 +19,6 @@ from meshbook.runtime.hosts.forkserver import Answer
 from meshbook.runtime.mesh.birth import Birth
 from meshbook.runtime.telemetry.last_words import last_lines
 
-_encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Answer).decode
 EXIT_SECONDS = 1.0  # what lies between its hanging up and its end
 
@@ -53,7 +54,8 @@ class Server:
     def ask(self, births: Iterable[Birth]) -> None:
         """Request these workers, as far as the channel takes it at once; `send` sends the rest."""
         for birth in births:
-            self._unsent += _encode(birth) + b"\n"
+            # Not JSON: an environment may hold what is no UTF-8.
+            self._unsent += binascii.b2a_base64(pickle.dumps(birth))
         self.send()
 
     def send(self) -> None:

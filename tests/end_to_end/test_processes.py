@@ -80,6 +80,12 @@ def test_what_a_notebook_leaves_in_the_environment_is_not_inherited(spawn_procs,
     assert found == [None] * len(leaks) + ["kept", "yes"]
 
 
+def test_an_environment_need_not_be_utf8(spawn_procs, monkeypatch):
+    odd = os.fsdecode(b"\xff\xfe")
+    monkeypatch.setenv("ODD", odd)
+    assert spawn_procs().spawn("probe", Probe).run.call_one(environment, "ODD").get(PATIENCE) == [odd]
+
+
 def test_a_worker_is_like_a_process_that_the_user_started(spawn_procs, monkeypatch, tmp_path):
     def look() -> Any:
         old = os.umask(0)

@@ -1,0 +1,87 @@
+"""The environment that a worker is born with: the user's, without what is only for the process that spawns it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshbook.runtime.config import Settings
+from meshbook.runtime.mesh.birth import LEAKS, Birth, World, inherited_environment, inherited_path
+from meshbook.runtime.wire.messages import Address
+
+
+def born(environment: dict[str, str] | None = None, **rendezvous: str) -> Birth:
+    """Rank 5 of 2 hosts of 4 GPUs."""
+    world = World(
+        run="run",
+        mesh="procs",
+        owner="controller",
+        controller=Address("controller", "memory://controller"),
+        agent=Address("agent", "memory://agent"),
+        labels=("hosts", "gpus"),
+        sizes=(2, 4),
+        environment=environment or {},
+        directory="/",
+        search_path=(),
+        settings=Settings(),
+        rendezvous=rendezvous,
+    )
+    return Birth(address=Address("procs.5", "memory://procs.5"), rank=5, local_rank=1, local_size=4, world=world)
+
+
+RANKS = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1"}
+RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "4711"}
+
+
+@pytest.mark.parametrize(
+    ("inherited", "expected"),
+    [
+        ({}, RANKS | RENDEZVOUS),
+        ({"PATH": "/bin"}, {"PATH": "/bin"} | RANKS | RENDEZVOUS),
+        # Where the user says where to meet, that is where; who a worker is, only we know.
+        ({"MASTER_PORT": "1"}, RANKS | RENDEZVOUS | {"MASTER_PORT": "1"}),
+        ({"RANK": "77", "WORLD_SIZE": "99"}, RANKS | RENDEZVOUS),
+    ],
+)
+def test_the_environment_of_a_worker(inherited: dict[str, str], expected: dict[str, str]) -> None:
+    assert born(inherited, **RENDEZVOUS).environment() == expected
+
+
+PARENT = born(**RENDEZVOUS)
+
+
+@pytest.mark.parametrize(
+    ("ours", "overrides", "parent", "expected"),
+    [
+        ({"A": "1"}, None, None, {"A": "1"}),
+        ({"A": "1"}, {"A": "2", "B": "3"}, None, {"A": "2", "B": "3"}),
+        ({"A": "1"} | dict.fromkeys(LEAKS, "leaked"), None, None, {"A": "1"}),
+        # What somebody asks for is not a leak.
+        ({"TERM": "xterm"}, {"TERM": "dumb"}, None, {"TERM": "dumb"}),
+        # A script under torchrun has a rank of its own, which its workers override.
+        (RANKS, None, None, RANKS),
+        # A worker that spawns others: not its rank, and not its rendezvous, which would mix two groups up ...
+        (RANKS | RENDEZVOUS | {"A": "1"}, None, PARENT, {"A": "1"}),
+        # ... unless its user has set another one since.
+        (RANKS | RENDEZVOUS | {"MASTER_PORT": "1"}, None, PARENT, {"MASTER_PORT": "1"}),
+        (RANKS | RENDEZVOUS, {"MASTER_PORT": "4711"}, PARENT, {"MASTER_PORT": "4711"}),
+    ],
+)
+def test_what_is_inherited(
+    monkeypatch: pytest.MonkeyPatch, ours: dict[str, str], overrides: Any, parent: Any, expected: dict[str, str]
+) -> None:
+    for name in list(os.environ):
+        monkeypatch.delenv(name)
+    for name, value in ours.items():
+        monkeypatch.setenv(name, value)
+    assert inherited_environment(overrides, parent) == expected
+
+
+def test_the_import_path_is_spelled_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", "sub", "/usr/lib"])
+    assert inherited_path() == (str(tmp_path), str(tmp_path / "sub"), "/usr/lib")
