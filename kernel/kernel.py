@@ -25,6 +25,11 @@ class MeshKernel(IPythonKernel):
     implementation = "meshbook"
     implementation_version = meshbook.__version__
 
+    @property
+    def banner(self) -> str:
+        """What a console shows at its start."""
+        return f"meshbook {meshbook.__version__}: %%mesh runs a cell on ranks; see %mesh --help\n{super().banner}"
+
     def start(self) -> None:
         """Start serving, with the magics loaded and the workers' parent warming up."""
         load(self.shell)

@@ -28,7 +28,7 @@ from meshbook.magics.run import CellRun, check_able, interruptible
 from meshbook.magics.transform import RUNNER, transform
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.hosts.session import Session, current_session
+from meshbook.runtime.hosts.session import Session, current_session, running_session
 from meshbook.runtime.mesh.procs import ProcMesh
 
 
@@ -40,6 +40,7 @@ class MeshMagics(Magics):
         super().__init__(shell)
         self.meshes = Meshes()
         self._forwarder: Forwarder | None = None
+        self._lock = threading.Lock()  # guards _forwarder: the warm-up asks for it on a thread of its own
 
     def warm_up(self) -> None:
         """Start the session in the background, so that the first `%%mesh` finds its workers' parent warm."""
@@ -47,9 +48,15 @@ class MeshMagics(Magics):
 
     def _session(self) -> Session:
         session = current_session()
-        if self._forwarder is None:
-            self._forwarder = Forwarder(session)
+        self._forwarder_of(session)
         return session
+
+    def _forwarder_of(self, session: Session) -> Forwarder:
+        with self._lock:
+            # Another session is the next after `close_session()`.
+            if self._forwarder is None or self._forwarder.session is not session:
+                self._forwarder = Forwarder(session)
+            return self._forwarder
 
     # -- cells -------------------------------------------------------------------
 
@@ -155,20 +162,18 @@ class MeshMagics(Magics):
 
     def before_cell(self, info: Any) -> None:
         """An ordinary cell begins: what actors print on its behalf will be shown in it."""
-        session = self._running_session()
-        if session is None or self._forwarder is None:
+        session = running_session()
+        if session is None:
+            CURRENT.set(None)  # what was there is of a session that has been closed
             return
         origin = f"local {self.shell.execution_count}"
-        self._forwarder.begin(origin, self.shell)
+        self._forwarder_of(session).begin(origin, self.shell)
         CURRENT.set(Context(session.context.actor_instance, origin=origin))
 
     def after_cell(self, result: Any) -> None:
         """It ended: show what it caused before the next prompt."""
         if self._forwarder is not None:
             self._forwarder.flush()
-
-    def _running_session(self) -> Session | None:
-        return self._forwarder._session if self._forwarder is not None else None
 
 
 class _Progress:
@@ -183,11 +188,11 @@ class _Progress:
         self._show(f"starting ranks {bar:░<20} {ready}/{total}")
 
     def done(self, text: str) -> None:
-        self._show(text) if self._shown else print(text)
+        self._show(text, is_final=True) if self._shown else print(text)
 
-    def _show(self, text: str) -> None:
+    def _show(self, text: str, *, is_final: bool = False) -> None:
         if text != self._shown:
-            self._publisher.publish([LiveDisplay({"text/plain": text}, update=bool(self._shown))])
+            self._publisher.publish([LiveDisplay({"text/plain": text}, bool(self._shown), is_final)])
             self._shown = text
 
 

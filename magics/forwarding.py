@@ -26,7 +26,7 @@ class Forwarder:
     """Takes what no `%%mesh` cell claims, and publishes it in the ordinary cell that caused it."""
 
     def __init__(self, session: Session) -> None:
-        self._session = session
+        self.session = session
         self._lock = threading.Lock()  # guards the cells and what waits
         self._cells: OrderedDict[str, _Cell] = OrderedDict()
         self._latest = ""

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from meshbook.magics.mistakes import Mistake
 from meshbook.magics.ranges import format_ranks, name_ranks
 from meshbook.magics.selection import LastCell, Selected, parse, resolve
+from meshbook.runtime.actor.context import CURRENT, Context, current_origin
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.actor import CellActor, CellControl
 from meshbook.runtime.errors import ExitReport, MeshbookError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.machine import count_cores, count_gpus
-from meshbook.runtime.hosts.session import Session, current_session
+from meshbook.runtime.hosts.session import Session, close_session, current_session, running_session
 from meshbook.runtime.mesh.procs import ProcMesh
 
 DEFAULT_NAME = "mesh"
@@ -37,6 +38,7 @@ class NotebookMesh:
     procs: ProcMesh
     cells: CellActor
     control: CellControl
+    session: Session
     has_gpus: bool
     dead: dict[int, ExitReport] = field(default_factory=dict)
     last: LastCell = field(default_factory=LastCell)
@@ -56,7 +58,8 @@ class NotebookMesh:
     def detail(self) -> Iterator[str]:
         """A line for each rank that is not well."""
         for rank, report in sorted(self.dead.items()):
-            yield f"  rank {rank} (pid {report.pid}) ended: {report.cause}"
+            pid = f" (pid {report.pid})" if report.pid else ""
+            yield f"  rank {rank}{pid} ended: {report.cause}"
 
 
 class Meshes:
@@ -68,26 +71,32 @@ class Meshes:
         self._lock = threading.Lock()  # guards both: a mesh may come up on another thread than cells run on
 
     def __iter__(self) -> Iterator[NotebookMesh]:
-        return iter(list(self._by_name.values()))
+        return iter(self._living().values())
 
     def __len__(self) -> int:
-        return len(self._by_name)
+        return len(self._living())
+
+    def _living(self) -> dict[str, NotebookMesh]:
+        """Those of the session that runs: `close_session()` ends all of its meshes."""
+        session = running_session()
+        return {name: mesh for name, mesh in self._by_name.items() if mesh.session is session}
 
     def get(self, name: str | None = None) -> NotebookMesh:
         """The mesh of this name, or the default one. MeshError where there is none."""
-        if not self._by_name:
+        living = self._living()
+        if not living:
             raise MeshError("no mesh is up: start one with %mesh up --gpus 4")
         wanted = name if name is not None else self._default
-        if wanted not in self._by_name:
-            raise MeshError(f"no mesh is called {wanted!r}; there is {', '.join(self._by_name)}")
-        return self._by_name[wanted]
+        if wanted not in living:
+            raise MeshError(f"no mesh is called {wanted!r}; there is {', '.join(living)}")
+        return living[wanted]
 
     def select(self, text: str) -> tuple[NotebookMesh, Selected]:
         """The ranks that a selector means. SelectionError where it means none, MeshError without a mesh."""
         default = self.get()
         regions = {mesh.name: mesh.procs.region for mesh in self}
         parsed = parse(text)
-        of = self._by_name.get(parsed.mesh or "", default)
+        of = self._living().get(parsed.mesh or "", default)
         selected = resolve(parsed, regions, default.name, of.last)
         return self.get(selected.mesh), selected
 
@@ -100,14 +109,14 @@ class Meshes:
         """
         name = name or DEFAULT_NAME
         self._check_name(name)
-        session = current_session()
+        session = _session_with_an_agent()
         gpus = count_gpus()
         extent = extent or default_extent(gpus)
         procs = session.host.spawn_procs(per_host=dict(extent), name=name)
         cells = procs.spawn_on_main("cells", CellActor)
         control = procs.spawn("cell control", CellControl)
-        mesh = NotebookMesh(name, procs, cells, control, gpus > 0)
-        self._watch(session, mesh)
+        mesh = NotebookMesh(name, procs, cells, control, session, gpus > 0)
+        self._watch(mesh)
         try:
             wait_ready(mesh, progress)
         except BaseException:
@@ -115,7 +124,7 @@ class Meshes:
             procs.stop("it did not come up")
             raise
         with self._lock:
-            self._by_name[name] = mesh
+            self._by_name = self._living() | {name: mesh}
             self._default = name
         return mesh
 
@@ -124,17 +133,21 @@ class Meshes:
             raise MeshError(
                 f"{name!r} cannot name a mesh: a name like a variable's, and none of {', '.join(sorted(RESERVED))}"
             )
-        if name in self._by_name:
-            raise MeshError(f"{self._by_name[name].describe()} is up already: %mesh down {name}, or another --name")
+        if (known := self._living().get(name)) is not None:
+            raise MeshError(f"{known.describe()} is up already: %mesh down {name}, or another --name")
 
-    def _watch(self, session: Session, mesh: NotebookMesh) -> None:
+    def _watch(self, mesh: NotebookMesh) -> None:
         ranks = {address.node: rank for rank, address in enumerate(mesh.procs.nodes)}
+        listeners = mesh.session.node.when_down
 
         def look(report: ExitReport) -> None:
-            if (rank := ranks.get(report.node)) is not None and not report.stopped:
+            rank = ranks.pop(report.node, None)
+            if rank is not None and not report.stopped:
                 mesh.dead[rank] = report
+            if not ranks:
+                listeners.remove(look)
 
-        session.node.when_down.append(look)
+        listeners.append(look)
 
     def down(self, name: str | None = None, *, now: bool = False) -> NotebookMesh:
         """Stop a mesh; `now` kills it instead of letting its ranks finish what they run."""
@@ -148,6 +161,15 @@ class Meshes:
         mesh.procs.stop("%mesh down").get()
         current_session().output.forget(mesh.procs.name)
         return mesh
+
+
+def _session_with_an_agent() -> Session:
+    """The session; a new one where the host agent of the present one has ended, and all of its workers with it."""
+    if current_session().has_lost_agent:
+        close_session()
+        # The cell that runs goes on as a client of the new one.
+        CURRENT.set(Context(current_session().context.actor_instance, origin=current_origin()))
+    return current_session()
 
 
 def default_extent(gpus: int) -> Extent:

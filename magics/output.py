@@ -162,7 +162,7 @@ class CellOutput:
     def _static_area(self, now: float) -> LiveDisplay:
         groups = fit_streams(self._groups(), self._limits.publication)
         groups = fit_details(groups, self._limits.details)
-        return LiveDisplay(_render_area(self._header(now), groups), update=True)
+        return LiveDisplay(_render_area(self._header(now), groups), update=True, is_final=True)
 
     def _streams(self, budget: int) -> list[Stream]:
         fitted = fit_streams(self._groups(), budget)

@@ -31,6 +31,7 @@ class LiveDisplay:
 
     data: Mapping[str, Any]
     update: bool
+    is_final: bool = False  # as it stays: a terminal, which cannot take a line back, prints only this
 
 
 Publication: TypeAlias = Stream | Display | LiveDisplay

@@ -44,7 +44,7 @@ class KernelPublisher:
                 return "stream", {"name": name, "text": text}
             case Display(data, metadata):
                 return "display_data", _bundle(data, metadata)
-            case LiveDisplay(data, update):
+            case LiveDisplay(data, update, _):
                 kind = "update_display_data" if update else "display_data"
                 return kind, _bundle(data, {}) | {"transient": {"display_id": self._display_id}}
 
@@ -63,8 +63,8 @@ class TerminalPublisher:
                     (sys.stderr if name == "stderr" else sys.stdout).write(text)
                 case Display(data, _):
                     print(data.get("text/plain", ""))
-                case LiveDisplay(data, update):
-                    if update:
+                case LiveDisplay(data, _, is_final):
+                    if is_final:
                         print(data.get("text/plain", ""))
 
 

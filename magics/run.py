@@ -266,9 +266,10 @@ def _lost(rank: int, error: MeshbookError) -> RankError:
         return RankError("died", type(error).__name__, str(error))
     report = error.report
     name = f"{report.signal_name}: " if report.signal_name else ""
-    message = f"rank {rank} (pid {report.pid}) died during the cell: {name}{report.cause}"
-    if report.hint:
-        message += f"\n{report.hint}"
+    who = f"rank {rank} (pid {report.pid})" if report.pid else f"rank {rank}"
+    # Where nobody saw it end, the hint's first line is the cause.
+    hint = report.hint.splitlines()[report.returncode is None :]
+    message = "\n".join([f"{who} died during the cell: {name}{report.cause}", *hint])
     lines = ("last lines of its stderr:", *(f"    {line}" for line in report.stderr)) if report.stderr else ()
     return RankError("died", "ProcessDied", message, rendered=lines)
 
@@ -290,9 +291,10 @@ def check_able(mesh: NotebookMesh, region: Region) -> None:
     """MeshError where a rank that a cell is meant for is dead, or still busy with an earlier cell."""
     ranks = set(region.ranks())
     if dead := sorted(ranks & mesh.dead.keys()):
+        has_others = len(mesh.dead) < mesh.extent.nelements
         raise MeshError(
-            f"{name_ranks(dead)} of {mesh.name} died ({mesh.dead[dead[0]].cause}). {_others(dead)} "
-            f"or start afresh: %mesh down, then %mesh up"
+            f"{name_ranks(dead)} of {mesh.name} died ({mesh.dead[dead[0]].cause}). "
+            f"{f'{_others(dead)} or start' if has_others else 'Start'} afresh: %mesh down, then %mesh up"
         )
     if busy := sorted(ranks & mesh.busy.keys()):
         raise MeshError(

@@ -129,6 +129,11 @@ class Session:
             self._agent.wait()
         return "the host agent ended, and its workers with it; close_session() makes room for a new one"
 
+    @property
+    def has_lost_agent(self) -> bool:
+        """Whether the host agent has ended, so that nothing can be started any more."""
+        return self.node.report_of(AGENT) is not None
+
     def _ask_agent(self, endpoint: str, *arguments: Any) -> Future[Any]:
         asker = Each(1)
         self.node.call([Target(self._agent_address, HOST)], endpoint, (arguments, {}), NOWHERE, asker)

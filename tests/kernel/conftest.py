@@ -187,6 +187,12 @@ class Notebook:
     def interrupt(self) -> None:
         self.manager.interrupt_kernel()
 
+    def restart(self) -> None:
+        """As a front end does it: the same client goes on with a new process."""
+        self._cells.clear()
+        self.manager.restart_kernel()
+        self.client.wait_for_ready(timeout=PATIENCE)
+
     def processes(self) -> set[psutil.Process]:
         """The kernel and all that came of it, whoever is their parent now."""
         return processes_with(f"MESHBOOK_NOTEBOOK={self.mark}")

@@ -1,0 +1,156 @@
+"""What of a rank's shell needs no shell; the shell itself is tested through the kernel, in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from meshbook.runtime.cells.shell import CellCompiler, LoopRunner, ends_in_semicolon, has_group, render_group
+
+
+@pytest.mark.parametrize(
+    ("source", "ends"),
+    [
+        ("1", False),
+        ("1;", True),
+        ("1;  # a comment", True),
+        ("1;\n\n", True),
+        ("x = ';'", False),
+        ("1  # ;", False),
+        ("", False),
+        ("f(';", False),
+    ],
+)
+def test_a_semicolon_at_the_end_hides_the_value(source: str, ends: bool) -> None:
+    assert ends_in_semicolon(source) is ends
+
+
+def test_a_cell_is_named_by_its_number() -> None:
+    compiler = CellCompiler()
+    compiler.number = 9
+    assert compiler.get_code_name("x", "x", 1) == "<cell 9>"
+    assert compiler.cache("x = 1\n", 1) == "<cell 9>"
+
+
+def raise_from(error: BaseException, source: str, filename: str = "<cell 9>") -> BaseException:
+    try:
+        exec(compile(source, filename, "exec"), {"error": error})
+    except BaseException as raised:
+        return raised
+    raise AssertionError("it did not raise")
+
+
+GROUP = ExceptionGroup("many", [ValueError("one"), KeyError("two")])
+
+
+@pytest.mark.parametrize(
+    ("error", "source", "expected"),
+    [
+        (ValueError(), "raise error", False),
+        (GROUP, "raise error", True),
+        (GROUP, "try:\n    raise error\nexcept ExceptionGroup:\n    raise ValueError", True),
+        (ValueError(), "try:\n    raise error\nexcept ValueError:\n    raise KeyError", False),
+    ],
+)
+def test_a_group_is_found(error: BaseException, source: str, expected: bool) -> None:
+    assert has_group(raise_from(error, source)) is expected
+    assert not has_group(None)
+
+
+def test_a_group_is_rendered_from_the_cell_on() -> None:
+    text = render_group(raise_from(ExceptionGroup("many", [ValueError("one"), KeyError("two")]), "\nraise error"))
+    assert '  |   File "<cell 9>", line 2, in <module>\n' in text
+    assert "test_shell.py" not in text
+    assert "| ValueError: one" in text
+    assert "| KeyError: 'two'" in text
+
+
+# --- top-level await ---
+
+
+@pytest.fixture
+def run() -> Iterator[LoopRunner]:
+    runner = LoopRunner()
+    loop = asyncio.get_event_loop()
+    yield runner
+    loop.close()
+    asyncio.set_event_loop(None)
+
+
+async def as_ipython_runs(cell: Any) -> Any:
+    """IPython keeps what a cell raised in its result; but not a KeyboardInterrupt, which ends the loop."""
+    try:
+        await cell
+    except asyncio.CancelledError as error:
+        return SimpleNamespace(error_in_exec=error)
+    return SimpleNamespace(error_in_exec=None)
+
+
+def interrupt_soon() -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    asyncio.get_running_loop().call_soon(interrupt)
+
+
+def test_tasks_of_a_cell_live_on_to_the_next(run: LoopRunner) -> None:
+    done: list[str] = []
+
+    async def later() -> None:
+        await asyncio.sleep(0)
+        done.append("later")
+
+    async def begin() -> asyncio.Task[None]:
+        return asyncio.create_task(later())
+
+    async def wait(task: asyncio.Task[None]) -> None:
+        await task
+
+    task = run(begin())
+    assert done == []
+    run(wait(task))
+    assert done == ["later"]
+
+
+def test_an_interrupt_is_raised_where_the_cell_awaited(run: LoopRunner) -> None:
+    async def cell() -> None:
+        interrupt_soon()
+        await asyncio.Event().wait()
+
+    error = run(as_ipython_runs(cell())).error_in_exec
+    assert type(error) is KeyboardInterrupt
+    names = []
+    trace = error.__traceback__
+    while trace is not None:
+        names.append(trace.tb_frame.f_code.co_name)
+        trace = trace.tb_next
+    assert names[:2] == ["as_ipython_runs", "cell"]
+
+
+def test_a_cell_that_catches_its_cancelling_is_interrupted_all_the_same(run: LoopRunner) -> None:
+    async def cell() -> None:
+        interrupt_soon()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return
+
+    with pytest.raises(KeyboardInterrupt):
+        run(as_ipython_runs(cell()))
+
+
+def test_after_an_interrupt_the_next_cell_runs(run: LoopRunner) -> None:
+    async def cell() -> str:
+        await asyncio.sleep(0)
+        return "ran"
+
+    async def interrupted() -> None:
+        interrupt_soon()
+        await asyncio.Event().wait()
+
+    run(as_ipython_runs(interrupted()))
+    assert run(cell()) == "ran"

@@ -1,0 +1,130 @@
+"""The other ways in: a stock kernel with the extension, a notebook run by nbclient, IPython on a terminal.
+
+Interrupts through a stock kernel are in `test_interrupts`, whose tests run over both kernels.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+pytestmark = pytest.mark.kernel
+
+
+# --- %load_ext meshbook in a stock kernel ---
+
+
+@pytest.fixture(scope="module")
+def stock_notebook(make_notebook: Any) -> Iterator[Any]:
+    with make_notebook("python3") as notebook:
+        notebook.run("%mesh up --gpus 2")
+        yield notebook
+
+
+def test_a_stock_kernel_runs_cells_on_ranks(stock_notebook: Any) -> None:
+    cell = stock_notebook.run("%%mesh\nprint('out')\nrank * 10")
+    assert (cell.stdout, cell.result) == ("[0-1] out\n", "[0] 0\n[1] 10")
+    assert stock_notebook.run("#mesh: gpus=1\nrank").result == "[1] 1"
+
+
+def test_a_stock_kernel_shows_the_ranks_traceback(stock_notebook: Any) -> None:
+    failed = stock_notebook.run_failing("%%mesh\nx = 1\nif rank: 1 / 0")
+    assert failed.traceback.startswith("[rank 1] ZeroDivisionError: division by zero\n")
+    assert "----> 3 if rank: 1 / 0" in failed.traceback
+    assert stock_notebook.run("%%mesh failed\nrank").result == "[1] 1"
+
+
+def test_a_stock_kernel_shows_what_actors_print(stock_notebook: Any) -> None:
+    cell = stock_notebook.run(
+        "from meshbook import Actor, endpoint\n"
+        "class Talker(Actor):\n    @endpoint\n    def say(self): print('said')\n"
+        "mesh.slice(gpus=1).spawn('talkers', Talker).say.call().get();"
+    )
+    stock_notebook.wait_until(lambda: bool(cell.stdout))
+    assert cell.stdout == "[mesh 1] said\n"
+
+
+@pytest.mark.parametrize(
+    ("again", "said"),
+    [
+        ("%load_ext meshbook", "already loaded"),
+        ("%reload_ext meshbook", ""),
+        ("%unload_ext meshbook", "doesn't define how to unload it"),
+        ("import meshbook; meshbook.load_ipython_extension(get_ipython())", ""),
+    ],
+)
+def test_loading_again_changes_nothing(stock_notebook: Any, again: str, said: str) -> None:
+    stock_notebook.run("%%mesh\nkept = 'still here'")
+    count = "len(get_ipython().input_transformers_cleanup), len(get_ipython().events.callbacks['pre_run_cell'])"
+    before = stock_notebook.evaluate(count)
+    assert said in stock_notebook.run(again).stdout
+    assert stock_notebook.evaluate(count) == before
+    assert stock_notebook.run("%%mesh\nkept").result == "[0-1] 'still here'"
+
+
+# --- nbclient ---
+
+
+def make_notebook_file(*sources: str) -> nbformat.NotebookNode:
+    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+
+
+def execute(notebook: nbformat.NotebookNode, folder: Path, **options: Any) -> None:
+    resources = {"metadata": {"path": str(folder)}}
+    NotebookClient(notebook, kernel_name="meshbook", timeout=60, resources=resources, **options).execute()
+
+
+def test_nbclient_stops_at_a_mesh_cell_that_fails(tmp_path: Path) -> None:
+    notebook = make_notebook_file("%mesh up --gpus 2", "%%mesh\nif rank: 1 / 0", "'never'")
+    with pytest.raises(CellExecutionError) as caught:
+        execute(notebook, tmp_path)
+    assert caught.value.ename == "ZeroDivisionError"
+    assert caught.value.evalue == "[rank 1] ZeroDivisionError: division by zero (cell 2:2)"
+    told = re.sub(r"\x1b\[[0-9;]*m", "", str(caught.value))
+    assert "%%mesh\nif rank: 1 / 0" in told
+    assert "[rank 1] ZeroDivisionError: division by zero\n" in told
+    assert "----> 2 if rank: 1 / 0" in told
+    assert [output.output_type for output in notebook.cells[1].outputs] == ["error"]
+    assert notebook.cells[2].execution_count is None
+
+
+def test_nbclient_goes_on_where_errors_are_allowed(tmp_path: Path) -> None:
+    notebook = make_notebook_file("%mesh up --gpus 2", "%%mesh\nif rank: 1 / 0", "%%mesh\nrank", "%%mesh\ninput('?')")
+    execute(notebook, tmp_path, allow_errors=True)
+    assert notebook.cells[2].outputs[0].data["text/plain"] == "[0] 0\n[1] 1"
+    assert notebook.cells[3].outputs[0].ename == "StdinNotImplementedError"
+
+
+# --- IPython on a terminal ---
+
+SCRIPT = """
+%load_ext meshbook
+%mesh up --gpus 2
+run = get_ipython().run_cell
+run("%%mesh\\nprint('out')\\nrank * 10")
+run("%%mesh\\nif rank: 1 / 0")
+run("%%mesh 9\\n1")
+"""
+
+
+def test_the_magics_work_on_a_terminal(tmp_path: Path) -> None:
+    script = tmp_path / "script.ipy"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", str(script)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    said = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "ranks 0-1 up in" in said
+    assert "[0-1] out\n" in said
+    assert "[0] 0\n[1] 10\n" in said
+    assert "[rank 1] ZeroDivisionError: division by zero\n" in said
+    assert "rank 9 is out of range" in said

@@ -1,0 +1,120 @@
+"""Mistakes in a cell or its options: told in a clear line, before anything runs; and the next cell works.
+
+Mistakes in the verbs of `%mesh`, and the selectors and options that `test_meshes` has, are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.kernel.conftest import Notebook
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture(scope="module")
+def notebook(make_notebook: Any) -> Iterator[Notebook]:
+    """A mesh with two dimensions, and actors on it."""
+    with make_notebook() as notebook:
+        notebook.run("%mesh up --shape hosts=2,gpus=2")
+        notebook.run(
+            "import threading\nfrom meshbook import Actor, endpoint\n"
+            "class Counter(Actor):\n"
+            "    def __init__(self, start=0): self.count = start\n"
+            "    @endpoint\n"
+            "    def add(self, step): self.count += step; return self.count\n"
+            "    @endpoint\n"
+            "    def lock(self): import threading; return threading.Lock()\n"
+            "    def plain(self): pass\n"
+            "counters = mesh.spawn('counters', Counter)"
+        )
+        yield notebook
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        # an empty selection
+        ("5:9", "rank 5:9 selects nothing; the mesh 'mesh' has 4 ranks (hosts=2, gpus=2)"),
+        ("gpus=2:", "column 6: gpus 2: selects nothing; the size of gpus is 2"),
+        ("!0:4", "it leaves no rank"),
+        ("!all", "it leaves no rank"),
+        ("changed", "no rank changed in the last cell"),
+        # something that is not there
+        ("-5", "rank -5 is out of range"),
+        ("0,4", "rank 4 is out of range"),
+        ("gpu=0", "there is no dimension 'gpu'; the mesh 'mesh' has 4 ranks (hosts=2, gpus=2). Did you mean 'gpus'?"),
+        ("hosts=0,gpus=7", "column 14: gpus 7 is out of range"),
+        ("trainers", "there is no mesh 'trainers'; the meshes are 'mesh'"),
+        ("mesh[gpus=0", "but it ends"),
+        ("1.5", "I do not understand '.'"),
+        # options
+        ("--group bogus", "invalid choice: 'bogus'"),
+        ("--shw 0", "Did you mean '--show'?"),
+        ("0 --show !all", "it leaves no rank"),
+        ("-o", "-o"),
+    ],
+)
+def test_a_mistake_in_the_first_line_runs_nothing(notebook: Notebook, line: str, part: str) -> None:
+    failed = notebook.run_failing(f"%%mesh {line}\nprint('ran'); ran = True")
+    assert part in failed.error["evalue"]
+    assert failed.traceback == f"{failed.error['ename']}: {failed.error['evalue']}"
+    assert failed.stdout == ""
+    assert notebook.run("%%mesh\n'ran' in globals()").result == "[0-3] False"
+
+
+@pytest.mark.parametrize(
+    ("body", "name", "part"),
+    [
+        ("ran = True\n1 +* 2", "SyntaxError", "invalid syntax"),
+        ("ran = (True,", "SyntaxError", "cell "),
+        ("ran = True\n  x = 1", "IndentationError", "unexpected indent"),
+        ("def f(:\n  pass", "SyntaxError", "invalid syntax"),
+        ("ran = 'open", "SyntaxError", "unterminated string literal"),
+        ("ran = True\nawait = 3", "SyntaxError", "invalid syntax"),
+    ],
+)
+def test_a_syntax_error_runs_nothing(notebook: Notebook, body: str, name: str, part: str) -> None:
+    failed = notebook.run_failing(f"%%mesh\n{body}")
+    assert failed.error["ename"] == name
+    title, *rest = failed.traceback.splitlines()
+    assert title.startswith(f"[ranks 0-3] {name}: ")
+    assert part in title
+    assert len(rest) < 6, "no frames of IPython or meshbook"
+    assert notebook.run("%%mesh\n'ran' in globals()").result == "[0-3] False"
+
+
+@pytest.mark.parametrize("cell", ["%%mesh", "%%mesh\n", "%%mesh -T\n\n", "#mesh:", "%%mesh\n# a comment"])
+def test_a_cell_without_code_is_no_mistake(notebook: Notebook, cell: str) -> None:
+    assert notebook.run(cell).result is None
+    assert notebook.run("%%mesh\nrank").result == "[0] 0\n[1] 1\n[2] 2\n[3] 3"
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "part"),
+    [
+        ("counters.add.call(threading.Lock())", "PickleError", "argument 0 (lock): TypeError: cannot pickle"),
+        ("counters.add.call(step=threading.Lock())", "PickleError", "cannot be pickled"),
+        ("counters.add.call(1, 2)", "TypeError", "add(step): too many positional arguments"),
+        ("counters.add.call()", "TypeError", "add(step): missing a required argument: 'step'"),
+        ("counters.add.call_one(1)", "ValueError", "call_one requires exactly 1 actor, but mesh counters has 4"),
+        ("counters.add(1)", "TypeError", "say counters.add.call(...)"),
+        ("counters.nope.call()", "AttributeError", "no endpoint 'nope'; its endpoints: add, lock"),
+        ("counters.plain.call()", "RuntimeError", "mark it with @endpoint"),
+        ("counters.lock.call().get()", "ActorError", "cannot be pickled: TypeError"),
+        ("counters.slice(gpus=9)", "IndexError", "gpus=9 is out of range"),
+        ("mesh.spawn('wrong', dict)", "ValueError", "is not a subclass of Actor"),
+        ("mesh.spawn('wrong', Counter, threading.Lock())", "PickleError", "an argument of Counter cannot be pickled"),
+        ("mesh.spawn('wrong', Counter, 1, 2)", "TypeError", "Counter(start=0): too many positional arguments"),
+    ],
+)
+def test_a_mistake_with_an_actor_is_told_at_the_cells_line(notebook: Notebook, code: str, name: str, part: str) -> None:
+    failed = notebook.run_failing(f"x = 1\n{code}")
+    assert failed.error["ename"] == name
+    assert part in failed.error["evalue"]
+    assert f"----> 2 {code}" in failed.traceback
+    assert notebook.evaluate("[count for _, count in counters.add.call(0).get().items()]") == [0, 0, 0, 0]

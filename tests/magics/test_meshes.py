@@ -1,0 +1,271 @@
+"""The meshes of a notebook over a session without processes: names, the default, what is told of starts and deaths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from meshbook.magics import meshes as module
+from meshbook.magics.meshes import MeshError, Meshes, NotebookMesh, default_extent, wait_ready
+from meshbook.runtime.actor.context import CURRENT
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.errors import ExitReport, MeshbookError
+from meshbook.runtime.geometry import Extent
+from meshbook.runtime.wire.messages import Address
+
+
+class FakeSession:
+    """Starts meshes whose ranks answer as `answers` say; notes how each mesh ended."""
+
+    def __init__(self) -> None:
+        self.answers: list[Future[bool]] | None = None
+        self.ended: list[str] = []
+        self.forgotten: list[str] = []
+        self.node = SimpleNamespace(when_down=[])
+        self.output = SimpleNamespace(forget=self.forgotten.append)
+        self.host = self
+        self.has_lost_agent = False
+        self.context = SimpleNamespace(actor_instance=None)
+
+    def spawn_procs(self, per_host: dict[str, int], name: str) -> FakeProcs:
+        return FakeProcs(self, Extent.of(**per_host), name)
+
+    def report(self, report: ExitReport) -> None:
+        for callback in list(self.node.when_down):
+            callback(report)
+
+
+class FakeProcs:
+    def __init__(self, session: FakeSession, extent: Extent, name: str) -> None:
+        self._session = session
+        self.extent = extent
+        self.region = extent.region
+        self.name = f"{name}-0a1b"
+        self.nodes = [Address(f"{name}.{rank}", "ipc://nowhere") for rank in range(extent.nelements)]
+
+    def spawn(self, name: str, cls: type) -> Any:
+        answers = self._session.answers or [Future.completed(True)] * self.extent.nelements
+        return SimpleNamespace(prepare=SimpleNamespace(call_each=lambda: answers))
+
+    spawn_on_main = spawn
+
+    def kill(self) -> None:
+        self._session.ended.append(f"{self.name} killed")
+
+    def stop(self, reason: str) -> Future[None]:
+        self._session.ended.append(f"{self.name} stopped: {reason}")
+        return Future.completed(None)
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> FakeSession:
+    session = FakeSession()
+    monkeypatch.setattr(module, "current_session", lambda: session)
+    monkeypatch.setattr(module, "running_session", lambda: session)
+    monkeypatch.setattr(module, "count_gpus", lambda: 0)
+    return session
+
+
+@pytest.fixture
+def meshes(session: FakeSession) -> Meshes:
+    return Meshes()
+
+
+def up(meshes: Meshes, name: str | None = None, gpus: int = 2) -> NotebookMesh:
+    return meshes.up(Extent.of(gpus=gpus), name)
+
+
+# --- names and the default ---
+
+
+def test_the_last_one_up_is_the_default(meshes: Meshes) -> None:
+    assert [up(meshes, name).name for name in (None, "trainers", "judge")] == ["mesh", "trainers", "judge"]
+    assert meshes.get().name == "judge"
+    assert meshes.get("trainers").name == "trainers"
+    assert [mesh.name for mesh in meshes] == ["mesh", "trainers", "judge"]
+
+
+@pytest.mark.parametrize(
+    ("down", "default"),
+    [([None], "trainers"), (["mesh"], "judge"), (["judge"], "trainers"), (["judge", "trainers"], "mesh")],
+)
+def test_the_default_after_a_mesh_is_down(meshes: Meshes, down: list[str | None], default: str) -> None:
+    for name in ("mesh", "trainers", "judge"):
+        up(meshes, name)
+    for each in down:
+        meshes.down(each)
+    assert meshes.get().name == default
+
+
+@pytest.mark.parametrize("name", ["all", "ok", "failed", "changed", "two words", "1st", "a-b", "a.b"])
+def test_a_name_that_a_mesh_cannot_have(meshes: Meshes, session: FakeSession, name: str) -> None:
+    with pytest.raises(MeshError, match=r"cannot name a mesh: .* none of all, changed, failed, ok"):
+        up(meshes, name)
+    assert len(meshes) == 0
+
+
+def test_a_name_is_taken_until_its_mesh_is_down(meshes: Meshes) -> None:
+    up(meshes, "trainers")
+    with pytest.raises(MeshError, match=r"trainers: 2 ranks .* is up already: %mesh down trainers, or another --name"):
+        up(meshes, "trainers")
+    meshes.down("trainers")
+    assert up(meshes, "trainers").name == "trainers"
+
+
+def test_a_mesh_that_is_not_there(meshes: Meshes) -> None:
+    for ask in (meshes.get, meshes.down, lambda: meshes.get("trainers"), lambda: meshes.select("all")):
+        with pytest.raises(MeshError, match=r"^no mesh is up: start one with %mesh up --gpus 4$"):
+            ask()
+    up(meshes)
+    up(meshes, "judge")
+    for ask in (lambda: meshes.get("trainers"), lambda: meshes.down("trainers")):
+        with pytest.raises(MeshError, match=r"^no mesh is called 'trainers'; there is mesh, judge$"):
+            ask()
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "ranks"),
+    [("all", "judge", [0, 1, 2]), ("!0", "judge", [1, 2]), ("mesh[1]", "mesh", [1]), ("mesh", "mesh", [0, 1])],
+)
+def test_a_selector_means_the_default_mesh_or_names_one(meshes: Meshes, text: str, name: str, ranks: list[int]) -> None:
+    up(meshes)
+    up(meshes, "judge", 3)
+    mesh, selected = meshes.select(text)
+    assert (mesh.name, list(selected.region.ranks())) == (name, ranks)
+
+
+@pytest.mark.parametrize(("now", "ends"), [(False, []), (True, ["mesh-0a1b killed"])])
+def test_down_ends_the_processes_and_forgets_their_output(
+    meshes: Meshes, session: FakeSession, now: bool, ends: list[str]
+) -> None:
+    up(meshes)
+    assert meshes.down(now=now).name == "mesh"
+    assert session.ended == [*ends, "mesh-0a1b stopped: %mesh down"]
+    assert session.forgotten == ["mesh-0a1b"]
+    assert len(meshes) == 0
+
+
+def test_meshes_end_with_their_session(meshes: Meshes, monkeypatch: pytest.MonkeyPatch) -> None:
+    up(meshes)
+    monkeypatch.setattr(module, "running_session", lambda: None)
+    assert (len(meshes), list(meshes)) == (0, [])
+    with pytest.raises(MeshError, match="no mesh is up"):
+        meshes.get("mesh")
+    next_session = FakeSession()
+    for name in ("current_session", "running_session"):
+        monkeypatch.setattr(module, name, lambda: next_session)
+    mesh = up(meshes)
+    assert list(meshes) == [mesh]
+
+
+# --- how many ---
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cores", "count"),
+    [(0, 1, 2), (0, 2, 2), (0, 6, 6), (0, 8, 8), (0, 128, 8), (1, 16, 1), (4, 2, 4), (16, 4, 16)],
+)
+def test_as_many_ranks_as_gpus_or_else_as_cores_within_bounds(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, cores: int, count: int
+) -> None:
+    monkeypatch.setattr(module, "count_cores", lambda: cores)
+    assert default_extent(gpus) == Extent.of(gpus=count)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "extent", "said"),
+    [
+        (0, Extent.of(gpus=4), "mesh: 4 ranks (gpus=4), on CPU (no GPU here)"),
+        (8, Extent.of(hosts=2, gpus=4), "mesh: 8 ranks (hosts=2, gpus=4), one GPU each"),
+    ],
+)
+def test_a_mesh_describes_itself(
+    meshes: Meshes, monkeypatch: pytest.MonkeyPatch, gpus: int, extent: Extent, said: str
+) -> None:
+    monkeypatch.setattr(module, "count_gpus", lambda: gpus)
+    assert meshes.up(extent).describe() == said
+
+
+# --- starts that fail, ranks that die ---
+
+
+def test_a_rank_that_does_not_come_up_ends_the_start(meshes: Meshes, session: FakeSession) -> None:
+    session.answers = [Future.completed(True), Future.failed(MeshbookError("no device"))]
+    with pytest.raises(MeshError, match=r"^rank 1 of mesh did not come up: no device$"):
+        up(meshes)
+    assert session.ended == ["mesh-0a1b stopped: it did not come up"]
+    assert len(meshes) == 0
+
+
+def test_an_interrupt_ends_the_start(meshes: Meshes, session: FakeSession) -> None:
+    def interrupt(ready: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    session.answers = [Future.completed(True), Future.pending()]
+    with pytest.raises(KeyboardInterrupt):
+        meshes.up(Extent.of(gpus=2), progress=interrupt)
+    assert session.ended == ["mesh-0a1b stopped: it did not come up"]
+    session.answers = None
+    up(meshes)
+
+
+def test_progress_counts_the_ranks_that_are_ready(meshes: Meshes, session: FakeSession) -> None:
+    mesh = up(meshes, gpus=3)
+    first: Future[bool] = Future.pending()
+    seen = []
+
+    def look(ready: int, total: int) -> None:
+        seen.append((ready, total))
+        first.resolve(lambda: True)
+
+    answers = [first, Future.completed(True), Future.completed(True)]
+    mesh.cells.prepare.call_each = lambda: answers  # type: ignore[method-assign]
+    wait_ready(mesh, look)
+    assert seen == [(2, 3)]
+
+
+@pytest.fixture
+def client() -> Iterator[None]:
+    """The test's own context comes back at its end."""
+    token = CURRENT.set(None)
+    yield
+    CURRENT.reset(token)
+
+
+@pytest.mark.usefixtures("client")
+def test_a_session_whose_agent_is_lost_makes_room(
+    meshes: Meshes, session: FakeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = [session]
+    monkeypatch.setattr(module, "current_session", lambda: sessions[-1])
+    monkeypatch.setattr(module, "running_session", lambda: sessions[-1])
+    monkeypatch.setattr(module, "close_session", lambda: sessions.append(FakeSession()))
+    up(meshes)
+    session.has_lost_agent = True
+    assert up(meshes, "again").session is sessions[1]
+    assert [mesh.name for mesh in meshes] == ["again"]
+
+
+def test_nobody_listens_for_a_mesh_that_has_ended(meshes: Meshes, session: FakeSession) -> None:
+    up(meshes)
+    for rank in range(2):
+        session.report(ExitReport(f"mesh.{rank}", 4711, 0, stopped="%mesh down"))
+    assert session.node.when_down == []
+
+
+def test_the_dead_are_known(meshes: Meshes, session: FakeSession) -> None:
+    mesh, other = up(meshes, gpus=3), up(meshes, "other")
+    session.report(ExitReport("mesh.2", 4711, -9))
+    session.report(ExitReport("mesh.0", 4712, 3))
+    session.report(ExitReport("mesh.1", 4713, 0, stopped="%mesh down"))
+    session.report(ExitReport("elsewhere.1", 4714, 1))
+    session.report(ExitReport("other.0", 0, None, hint="its host agent ended"))
+    assert mesh.describe().endswith("on CPU (no GPU here); ranks 0,2 dead")
+    assert list(mesh.detail()) == [
+        "  rank 0 (pid 4712) ended: exit code 3",
+        "  rank 2 (pid 4711) ended: Killed(sig=9)",
+    ]
+    assert list(other.detail()) == ["  rank 0 ended: its host agent ended"]

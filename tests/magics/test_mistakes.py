@@ -1,0 +1,25 @@
+"""What a user wrote wrong is told in one line."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from meshbook.magics.meshes import MeshError
+from meshbook.magics.mistakes import Mistake
+from meshbook.magics.options import UsageError
+from meshbook.magics.selection import SelectionError
+
+
+@pytest.mark.parametrize("kind", [MeshError, SelectionError, UsageError])
+def test_ipython_prints_one_line(kind: type[Exception], capsys: pytest.CaptureFixture[str]) -> None:
+    assert issubclass(kind, Mistake)
+    shell = InteractiveShell(config=Config({"HistoryManager": {"enabled": False}}))
+    shell.user_ns["mistake"] = kind("no rank 9")
+    result = shell.run_cell("raise mistake")
+    assert type(result.error_in_exec) is kind
+    said = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert said == f"{kind.__name__}: no rank 9\n"

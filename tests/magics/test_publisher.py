@@ -1,0 +1,67 @@
+"""Publishing for one cell: the messages, whose they are, and what a terminal shows."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from meshbook.magics.output import CellOutput
+from meshbook.magics.publications import Display, LiveDisplay, Stream
+from meshbook.magics.publisher import TerminalPublisher, publisher_for
+
+if TYPE_CHECKING:
+    from tests.magics.conftest import FakeKernel
+
+TEXT = {"text/plain": "figure"}
+
+
+@pytest.mark.parametrize(
+    ("publication", "kind", "content"),
+    [
+        (Stream("stderr", "careful\n"), "stream", {"name": "stderr", "text": "careful\n"}),
+        (
+            Display(TEXT, {"width": 3}),
+            "display_data",
+            {"data": TEXT, "metadata": {"width": 3}, "transient": {}},
+        ),
+    ],
+)
+def test_a_publication_becomes_a_message(
+    kernel: FakeKernel, shell: Any, publication: Any, kind: str, content: dict[str, Any]
+) -> None:
+    publisher_for(shell).publish([publication])
+    assert kernel.sent == [(kind, content, "cell 1")]
+
+
+def test_the_live_area_is_one_display(kernel: FakeKernel, shell: Any) -> None:
+    publisher_for(shell).publish([LiveDisplay(TEXT, update=False), LiveDisplay(TEXT, update=True)])
+    assert [kind for kind, _, _ in kernel.sent] == ["display_data", "update_display_data"]
+    first, second = (content["transient"]["display_id"] for _, content, _ in kernel.sent)
+    publisher_for(shell).publish([LiveDisplay(TEXT, update=False)])
+    assert first == second != kernel.sent[-1][1]["transient"]["display_id"]
+
+
+def test_what_comes_late_goes_to_the_cell_it_is_of(kernel: FakeKernel, shell: Any) -> None:
+    publisher = publisher_for(shell)
+    kernel.parent = "cell 2"
+    publisher.publish([Stream("stdout", "late\n")])
+    assert kernel.texts == [("cell 1", "late\n")]
+
+
+def test_a_terminal_gets_text(capsys: pytest.CaptureFixture[str]) -> None:
+    publisher = publisher_for(SimpleNamespace())
+    publisher.publish([Stream("stdout", "out\n"), Stream("stderr", "err\n"), Display(TEXT, {}), Display({}, {})])
+    assert capsys.readouterr() == ("out\nfigure\n\n", "err\n")
+
+
+def test_a_terminal_gets_the_live_area_once_as_it_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    output, publisher = CellOutput([0], started=0.0), TerminalPublisher()
+    for second in range(2, 5):
+        output.add(0, "stdout", f"line {second}\n")
+        publisher.publish(output.due(float(second)))
+    assert capsys.readouterr().out == ""
+    output.finish(0, failed=False)
+    publisher.publish(output.close(5.0))
+    assert capsys.readouterr().out == "1 rank · 1 done · 00:05\n[0] line 2\n[0] line 3\n[0] line 4\n\n"

@@ -1,0 +1,74 @@
+"""The input transform: which cells are mesh cells, and what becomes of them."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshbook.magics.transform import RUNNER, read_first_line, transform
+
+
+def run_transform(source: str) -> str:
+    return "".join(transform(source.splitlines(keepends=True)))
+
+
+def read_call(source: str) -> tuple[str, str]:
+    """The option line and the body that the transformed cell hands on."""
+    (statement,) = ast.parse(run_transform(source), mode="exec").body
+    assert isinstance(statement, ast.Expr)
+    assert isinstance(statement.value, ast.Await)
+    call = statement.value.value
+    assert isinstance(call, ast.Call)
+    assert ast.unparse(call.func) == RUNNER
+    line, body = map(ast.literal_eval, call.args)
+    return line, body
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "body"),
+    [
+        ("%%mesh\nx = 1\n", "", "#mesh:\nx = 1\n"),
+        ("%%mesh", "", "#mesh:\n"),
+        ("%%mesh 0:4 -o y\nx", "0:4 -o y", "#mesh: 0:4 -o y\nx"),
+        ("%%mesh\t 0 \nx", "0", "#mesh: 0\nx"),
+        ("%%mesh 0\r\nx\r\n", "0", "#mesh: 0\nx\r\n"),
+        ("#mesh: 0\nx", "0", "#mesh: 0\nx"),
+        ("# mesh:\nx", "", "#mesh:\nx"),
+        ("\n  \n%%mesh\nx", "", "#\n#\n#mesh:\nx"),
+        ("%%mesh --out {name} $x\nx", "--out {name} $x", "#mesh: --out {name} $x\nx"),
+        ("%%mesh\n%%time\nx", "", "#mesh:\n%%time\nx"),
+    ],
+)
+def test_a_mesh_cell_becomes_a_call(source: str, line: str, body: str) -> None:
+    assert read_call(source) == (line, body)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["", "\n\n", "x = 1\n", "x\n%%mesh\n", " %%mesh\nx", "%%meshes\nx", "%%mesh-x\ny", "%mesh up", "# a\n#mesh: 0\nx"],
+)
+def test_any_other_cell_is_left_alone(source: str) -> None:
+    assert run_transform(source) == source
+    assert transform(lines := source.splitlines(keepends=True)) is lines
+
+
+@given(st.text())
+def test_the_body_keeps_its_lines(body: str) -> None:
+    lines = [line + "\n" for line in body.split("\n")]
+    (call,) = transform(["%%mesh 0\n", *lines])
+    assert call.count("\n") == 1
+    assert ast.literal_eval(call.removeprefix(f"await {RUNNER}('0', ").removesuffix(")\n")) == "".join(
+        ["#mesh: 0\n", *lines]
+    )
+
+
+@pytest.mark.parametrize(("line", "options"), [("%%mesh", ""), ("%%mesh  0 ", "0"), ("#mesh: 0", "0"), ("x", None)])
+def test_the_first_line_alone(line: str, options: str | None) -> None:
+    assert read_first_line(line) == options
+
+
+def test_completeness_checks_leave_it_out() -> None:
+    assert transform.has_side_effects  # type: ignore[attr-defined]
