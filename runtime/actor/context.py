@@ -20,7 +20,7 @@ class Instance:
     __slots__ = ("actor_id", "class_name", "name", "node", "proc", "rank")
 
     def __init__(self, name: str, class_name: str, rank: Point, node: Any, proc: Any = None) -> None:
-        self.name = name
+        self.name = name_of(name)
         self.class_name = class_name
         self.rank = rank
         self.node = node
@@ -29,6 +29,12 @@ class Instance:
 
     def __str__(self) -> str:
         return f"<{self.actor_id}.<{self.class_name} {self.rank}>>"
+
+
+def name_of(actor: str) -> str:
+    """The name that the user gave an actor: `trainer` of `trainer-3@controller`, which is unique in its process."""
+    unique, mark, _ = actor.rpartition("@")
+    return unique.rpartition("-")[0] if mark else actor
 
 
 class Context:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshbook.runtime.actor.base import Actor
-from meshbook.runtime.actor.context import Instance, current_origin
+from meshbook.runtime.actor.context import Instance, current_origin, name_of
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import (
     ActorError,
@@ -142,7 +142,9 @@ class Node:
 
         Raises PickleError and MessageTooLarge at once, before anything is sent.
         """
-        body = pickling.dumps(arguments, f"an argument of {targets[0].actor}.{endpoint}" if targets else "arguments")
+        body = pickling.dumps(
+            arguments, f"an argument of {name_of(targets[0].actor)}.{endpoint}" if targets else "arguments"
+        )
         node, origin, labels, sizes = self.address.node, current_origin(), extent.labels, extent.sizes
         calls = self._open(targets, asker)
         messages = [
@@ -203,9 +205,9 @@ class Node:
             if to.node in self._down:
                 raise PeerGone
             self._send(to, frame)
-        except PeerGone:
+        except PeerGone as gone:
             if (found := self._calls.take(call)) is not None:
-                found[0].refuse(found[1], self._why_gone(to.node))
+                found[0].refuse(found[1], self._why_gone(to.node, str(gone)))
 
     def _send(self, to: Address, frame: Buffer) -> None:
         if to.node == self.address.node:
@@ -213,13 +215,13 @@ class Node:
         else:
             self._transport.send(to, frame)
 
-    def _why_gone(self, node: str) -> SupervisionError:
+    def _why_gone(self, node: str, text: str) -> SupervisionError:
         report = self._down.get(node)
         if report is not None:
             return _loss(report)
         if self._closed:
             return SupervisionError("this process's runtime was shut down; restart it to call actors again")
-        return SupervisionError(f"node {node} is gone")
+        return SupervisionError(f"node {node} is gone: {text}")
 
     # -- answering (Host) ------------------------------------------------------
 

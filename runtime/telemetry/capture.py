@@ -29,6 +29,7 @@ FLUSH_CHARACTERS = 32 << 10
 FOLLOW_SECONDS = 0.2
 CHUNK_CHARACTERS = 1 << 20  # a chunk that has grown to this is sent, and the next one begun
 WAITING_CHARACTERS = 8 << 20  # with so much unsent, whoever writes has to wait
+PIECE_CHARACTERS = 100  # what a piece takes in memory besides its text: `print(i)` writes "\n" as a piece of its own
 WAIT_SECONDS = 1.0
 
 Send = Callable[[OutputChunk], None]
@@ -54,7 +55,7 @@ class Capture:
         self.stderr = RankStream(self, "stderr", 2)
         self._files = [Follower(folder / f"{node}.out", "stdout"), Follower(folder / f"{node}.err", "stderr")]
         self._waiting: collections.deque[tuple[str, StreamName, str]] = collections.deque()
-        self._size = 0  # characters in _waiting, roughly: threads add to it without a lock
+        self._size = 0  # characters that _waiting takes, roughly: threads add to it without a lock
         self._sent_at = 0.0
         self._bell = threading.Lock()  # acquired: silent. A lock can be rung from a signal handler, an Event cannot
         self._bell.acquire()
@@ -92,7 +93,7 @@ class Capture:
             return _write_all(1 if stream == "stdout" else 2, text)
         if stream == "stderr":
             self._last_words.add(text)
-        self._size += len(text)
+        self._size += len(text) + PIECE_CHARACTERS
         self._waiting.append((origin or self.main_origin(), stream, text))
         if self._size >= FLUSH_CHARACTERS or (text.endswith("\n") and self._is_quiet()):
             self.ring()
@@ -150,7 +151,7 @@ class Capture:
         size = 0
         while self._waiting:
             origin, stream, text = self._waiting.popleft()
-            self._size -= len(text)
+            self._size -= len(text) + PIECE_CHARACTERS
             if parts and ((origin, stream) != now or size >= self._chunk_characters):
                 yield *now, "".join(parts)
                 parts, size = [], 0

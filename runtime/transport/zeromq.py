@@ -25,6 +25,7 @@ from meshbook.runtime.wire.messages import Address
 
 RECONNECT_MS = 5  # peers are often addressed before they have bound their inbox; the default of 100 would be felt
 LINGER_MS = 300  # what is queued at close gets this long to leave
+IPC = "ipc://"
 DOOR = "inproc://door"  # each node has a context of its own
 BLOCKED_POLL_MS = 50  # how often a sender at the high-water mark looks whether its peer has been given up
 
@@ -48,7 +49,7 @@ def ipc_url(folder: Path, node: str) -> str:
         raise ValueError(
             f"{path} is over 107 bytes, the limit of a Unix socket: set MESHBOOK_RUNTIME_DIR to a shorter folder"
         )
-    return f"ipc://{path}"
+    return IPC + path
 
 
 class ZmqTransport:
@@ -111,6 +112,7 @@ class ZmqTransport:
             if self._closed:
                 raise PeerGone("this node is closed")
             if (peer := self._peers.get(to.node)) is None:
+                _check_run(to)
                 peer = _Peer(self._context, to, self._settings, self._keys)
                 peer.send(self.greeting)  # before any other thread can see the socket
                 self._peers[to.node] = peer
@@ -175,6 +177,12 @@ class ZmqTransport:
     def terminate(self) -> None:
         """Wait until queued frames left or lingered out; call after `receive` returned None."""
         self._context.term()
+
+
+def _check_run(to: Address) -> None:
+    """PeerGone for a handle of a run that has ended: ZeroMQ would wait for its socket for ever."""
+    if to.url.startswith(IPC) and not Path(to.url.removeprefix(IPC)).parent.is_dir():
+        raise PeerGone("its run has ended: its controller did, or called close_session()")
 
 
 class _Known:
