@@ -476,7 +476,9 @@ def test_errors_of_endpoints_are_not_deaths(spawn_procs):
 
 
 def test_a_worker_that_cannot_be_started_is_a_launch_error(host: HostMesh, monkeypatch, session):
-    unreachable = HostMesh([session._agent_address], host.region, "ipc:///nowhere/")
+    unreachable = HostMesh(
+        [session._agent_address], host.region, "ipc:///proc/"
+    )  # a folder where nobody can make a socket
     mesh = unreachable.spawn_procs()
     with pytest.raises((LaunchError, ProcessDied), match="cannot listen"):
         mesh.initialized.get(PATIENCE)
