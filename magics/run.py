@@ -126,10 +126,11 @@ class CellRun:
             await self._sleep(min(TICK, due - now))
 
     async def _sleep(self, seconds: float) -> None:
+        alarm = self._loop.call_later(seconds, self._wake.set)
         try:
-            await asyncio.wait_for(self._wake.wait(), seconds)
-        except TimeoutError:
-            return
+            await self._wake.wait()
+        finally:
+            alarm.cancel()
         self._wake.clear()
 
     def _end(self) -> None:

@@ -8,8 +8,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from IPython.core.inputtransformer2 import TransformerManager
 
-from meshbook.runtime.cells.shell import CellCompiler, LoopRunner, ends_in_semicolon, has_group, render_group
+from meshbook.runtime.cells.shell import MARKS, CellCompiler, LoopRunner, ends_in_semicolon, has_group, render_group
+
+SCRAPS = [
+    *"x 1 f(a) 'text' ''' \" ( ) [ \\ # : = , ; / @ é % %ls ! !! ? ?? ... In[2]".split(),
+    *("await f()", ">>> ", "... ", "In [1]: ", "%%time\n", "\n", "\nif x:\n    y\n"),
+]
 
 
 @pytest.mark.parametrize(
@@ -27,6 +35,13 @@ from meshbook.runtime.cells.shell import CellCompiler, LoopRunner, ends_in_semic
 )
 def test_a_semicolon_at_the_end_hides_the_value(source: str, ends: bool) -> None:
     assert ends_in_semicolon(source) is ends
+
+
+@given(st.lists(st.sampled_from(SCRAPS), max_size=12).map("".join))
+def test_a_source_without_marks_is_python_already(source: str) -> None:
+    if MARKS.search(source) is None:
+        transformed = TransformerManager().transform_cell(source)
+        assert transformed.rstrip() == source.rstrip()
 
 
 def test_a_cell_is_named_by_its_number() -> None:
