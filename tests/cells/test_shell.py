@@ -14,10 +14,8 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 from meshbook.runtime.cells.shell import MARKS, CellCompiler, LoopRunner, ends_in_semicolon, has_group, render_group
 
-SCRAPS = [
-    *"x 1 f(a) 'text' ''' \" ( ) [ \\ # : = , ; / @ é % %ls ! !! ? ?? ... In[2]".split(),
-    *("await f()", ">>> ", "... ", "In [1]: ", "%%time\n", "\n", "\nif x:\n    y\n"),
-]
+WORDS = """x 1 f(a) 'text' ''' " ( ) [ \\ # : = , ; / @ é % %ls ! !! ? ?? ... In[2]"""
+SCRAPS = [*WORDS.split(), "await f()", ">>> ", "... ", "In [1]: ", "%%time\n", "\n", "\nif x:\n    y\n"]
 
 
 @pytest.mark.parametrize(
