@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import codeop
 import re
 import sys
 import traceback
@@ -42,6 +43,11 @@ class CellCompiler(CachingCompiler):
     """Names a cell `<cell 9>` by its number in the notebook, so that tracebacks and places say that."""
 
     number = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        # A prompt waits for the rest of such an input; here it would only hide what is wrong ("'(' was never closed").
+        self.flags &= ~codeop.PyCF_ALLOW_INCOMPLETE_INPUT  # type: ignore[attr-defined]
 
     def get_code_name(self, raw_code: str, code: str, number: int) -> str:
         return f"<cell {self.number}>"

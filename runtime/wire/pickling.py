@@ -55,7 +55,7 @@ def _dumps_anything(value: Any) -> list[Buffer]:
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     _Pickler(stream, 5, buffer_callback=buffers.append).dump(value)
-    return [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
+    return [stream.getvalue(), *(buffer.raw() for buffer in buffers)]
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]

@@ -71,7 +71,7 @@ def test_a_mistake_in_the_first_line_runs_nothing(notebook: Notebook, line: str,
     ("body", "name", "part"),
     [
         ("ran = True\n1 +* 2", "SyntaxError", "invalid syntax"),
-        ("ran = (True,", "SyntaxError", "cell "),
+        ("ran = (True,", "SyntaxError", "'(' was never closed"),
         ("ran = True\n  x = 1", "IndentationError", "unexpected indent"),
         ("def f(:\n  pass", "SyntaxError", "invalid syntax"),
         ("ran = 'open", "SyntaxError", "unterminated string literal"),

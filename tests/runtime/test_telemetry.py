@@ -508,7 +508,7 @@ def test_threads_do_not_mix_their_lines_and_lose_none(captured: Captured) -> Non
 
 # In a process of its own: an installed capture takes the streams over, and a fork concerns all threads.
 INSTALLED = """
-import os, sys, threading
+import os, sys, threading, warnings
 from pathlib import Path
 from meshbook.runtime.telemetry.capture import Capture
 from meshbook.runtime.telemetry.output import OutputChunk
@@ -573,6 +573,7 @@ result.write(str(sum(len(chunk.text) for chunk in chunks)))
 def test_a_forked_child_writes_to_its_descriptors(tmp_path: Path) -> None:
     """A DataLoader's worker: no thread sends there, and what waits is the parent's to send, once."""
     source = """
+warnings.simplefilter("ignore")  # of a fork with threads, which Python 3.12 has begun to tell
 sys.stdout.write("parent's")
 pid = os.fork()
 if pid == 0:
