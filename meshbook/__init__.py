@@ -8,18 +8,19 @@ face; `import meshbook.runtime.geometry` is the full path of the rest.
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import context, current_rank, current_size
-from meshbook.runtime.actor.endpoint import Endpoint, endpoint
+from meshbook.runtime.actor.endpoint import Accumulator, Endpoint, endpoint
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.errors import ActorError, MeshbookError, SupervisionError
 from meshbook.runtime.geometry import Extent, Point
-from meshbook.runtime.hosts.session import close_session, install_client, this_host
+from meshbook.runtime.hosts.session import close_session, install_client, this_host, this_proc
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.hosts import HostMesh
 from meshbook.runtime.mesh.procs import ProcMesh
 
 __version__ = "0.1.0"
 __all__ = [
+    "Accumulator",
     "Actor",
     "ActorError",
     "ActorMesh",
@@ -38,6 +39,7 @@ __all__ = [
     "current_size",
     "endpoint",
     "this_host",
+    "this_proc",
 ]
 
 install_client()

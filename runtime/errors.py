@@ -1,9 +1,10 @@
 """The error tree: what can go wrong, whose fault it is, and what to do.
 
     MeshbookError
-    ├── ActorError            an endpoint raised: the caller's arguments or the endpoint's code; the actor lives on
-    ├── SupervisionError      the callee is gone or never came: dead process, stopped mesh, failed constructor
-    │   └── ProcessDied       a worker process ended; says signal or exit code and its last words
+    ├── CallError             a call of endpoints failed; carries what the other ranks answered
+    │   ├── ActorError        an endpoint raised: the caller's arguments or the endpoint's code; the actor lives on
+    │   └── SupervisionError  the callee is gone or never came: dead process, stopped mesh, failed constructor
+    │       └── ProcessDied   a worker process ended; says signal or exit code and its last words
     ├── WireError             a message did not travel
     │   ├── PickleError       an argument or result cannot be pickled or unpickled; names it
     │   ├── MessageTooLarge   over the limit of `Settings.max_message_bytes`
@@ -16,7 +17,9 @@ Foreign errors become one of these at the seam where they enter, chained to what
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 
@@ -24,7 +27,18 @@ class MeshbookError(Exception):
     """The root of every error that meshbook itself raises."""
 
 
-class ActorError(MeshbookError):
+class CallError(MeshbookError):
+    """A call failed. Where it was a `call` of a mesh, this is the error of one rank, and the rest is here.
+
+    `results` is a ValueMesh of the ranks that had answered, None if none had; `failures` the errors by rank of the
+    called mesh, this one included. Neither travels with a pickled error.
+    """
+
+    results: Any = None
+    failures: Mapping[int, BaseException] = MappingProxyType({})
+
+
+class ActorError(CallError):
     """An endpoint raised an exception. `exception` is the original where it could be pickled, else None."""
 
     def __init__(self, message: str, exception: BaseException | None = None) -> None:
@@ -35,7 +49,7 @@ class ActorError(MeshbookError):
         return type(self), (self.args[0], self.exception)
 
 
-class SupervisionError(MeshbookError, RuntimeError):
+class SupervisionError(CallError, RuntimeError):
     """The callee cannot answer: its actor, process or mesh is dead, was stopped, or died during the call."""
 
 

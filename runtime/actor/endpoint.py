@@ -6,8 +6,9 @@ the mesh (`Callee`).
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 from meshbook.runtime.actor.future import Future
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+A = TypeVar("A")
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -29,6 +31,11 @@ class Callee(Protocol):
     def __len__(self) -> int: ...
     def _call(self, endpoint: str, arguments: Arguments) -> Future[ValueMesh[Any]]: ...
     def _call_each(self, endpoint: str, arguments: Arguments) -> Sequence[Future[Any]]: ...
+    def _choose(self, endpoint: str, arguments: Arguments) -> Future[Any]: ...
+    def _stream(self, endpoint: str, arguments: Arguments) -> Sequence[Future[Any]]: ...
+    def _fold(
+        self, endpoint: str, arguments: Arguments, combine: Callable[[list[Callable[[], Any]]], Any]
+    ) -> Future[Any]: ...
     def _broadcast(self, endpoint: str, arguments: Arguments) -> None: ...
 
 
@@ -62,6 +69,16 @@ class Endpoint(Generic[P, R]):
         self._method.check(args, kwargs)
         return self._mesh._call_each(self._method.name, (args, kwargs))
 
+    def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Send to one rank, drawn at random: all are equally likely."""
+        self._method.check(args, kwargs)
+        return self._mesh._choose(self._method.name, (args, kwargs))
+
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Future[R]]:
+        """Send to all ranks, now; as many futures, of which the first is of the rank that answers first, and so on."""
+        self._method.check(args, kwargs)
+        return iter(self._mesh._stream(self._method.name, (args, kwargs)))
+
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Send to all ranks and expect no answer; an exception in the endpoint then ends the actor."""
         self._method.check(args, kwargs)
@@ -73,6 +90,27 @@ class Endpoint(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<Endpoint {self._mesh.mesh_name}.{self._method.name}{self._method.signature}>"
+
+
+class Accumulator(Generic[P, R, A]):
+    """The answers of all ranks as one value: `Accumulator(mesh.loss, 0.0, operator.add).accumulate(batch)`."""
+
+    def __init__(self, endpoint: Endpoint[P, R], identity: A, combine: Callable[[A, R], A]) -> None:
+        self._endpoint = endpoint
+        self._identity = identity
+        self._combine = combine
+
+    def accumulate(self, *args: P.args, **kwargs: P.kwargs) -> Future[A]:
+        """Send to all ranks, now; the future is `combine` over the answers, from `identity` on, in order of arrival.
+
+        It is folded when first observed, and what `combine` raises is raised there. It fails with the first error.
+        """
+        mesh, method = self._endpoint._mesh, self._endpoint._method
+        method.check(args, kwargs)
+        return mesh._fold(method.name, (args, kwargs), self._fold)
+
+    def _fold(self, answers: list[Callable[[], R]]) -> A:
+        return functools.reduce(self._combine, (answer() for answer in answers), self._identity)
 
 
 class EndpointMethod(Generic[P, R]):

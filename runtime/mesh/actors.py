@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,8 +14,10 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.errors import ProcessDied, SupervisionError
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
-from meshbook.runtime.node.calls import Each, Gather
+from meshbook.runtime.node.calls import Arrivals, Each, Fold, Gather
 from meshbook.runtime.node.node import Node, Target
+
+_dice = random.SystemRandom()  # the user's seed is the user's, and forks would all draw the same
 
 
 def current_node() -> Node:
@@ -85,6 +88,24 @@ class ActorMesh(MeshTrait):
         asker = Each(len(self._picked), self._explainer(endpoint))
         current_node().call(self._picked, endpoint, arguments, self._extent, asker)
         return asker.futures
+
+    def _choose(self, endpoint: str, arguments: Arguments) -> Future[Any]:
+        rank = _dice.randrange(len(self._picked))
+        asker = Each(1, self._explainer(endpoint))
+        current_node().call(self._picked[rank : rank + 1], endpoint, arguments, self._extent, asker, first=rank)
+        return asker.futures[0]
+
+    def _stream(self, endpoint: str, arguments: Arguments) -> Sequence[Future[Any]]:
+        asker = Arrivals(len(self._picked), self._explainer(endpoint))
+        current_node().call(self._picked, endpoint, arguments, self._extent, asker)
+        return asker.futures
+
+    def _fold(
+        self, endpoint: str, arguments: Arguments, combine: Callable[[list[Callable[[], Any]]], Any]
+    ) -> Future[Any]:
+        asker = Fold(len(self._picked), combine, self._explainer(endpoint))
+        current_node().call(self._picked, endpoint, arguments, self._extent, asker)
+        return asker.future
 
     def _broadcast(self, endpoint: str, arguments: Arguments) -> None:
         current_node().call(self._picked, endpoint, arguments, self._extent, None)

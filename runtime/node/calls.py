@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from meshbook.runtime.actor.future import Future, Helper
 from meshbook.runtime.actor.values import Once, ValueMesh
-from meshbook.runtime.errors import SupervisionError
+from meshbook.runtime.errors import CallError, SupervisionError
 from meshbook.runtime.geometry import Region
 
 Decode = Callable[[], Any]
@@ -81,11 +81,56 @@ class Each:
         self.futures[index].fail(self._explain(error))
 
 
+class Arrivals:
+    """Asks some targets; the n-th future is of whoever answers n-th."""
+
+    __slots__ = ("_arrived", "_each")
+
+    def __init__(self, count: int, explain: Explain = lambda error: error) -> None:
+        self._each = Each(count, explain)
+        self._arrived = itertools.count()  # `next` is one step: two threads may come with answers
+
+    @property
+    def futures(self) -> list[Future[Any]]:
+        return self._each.futures
+
+    def helped_by(self, helper: Helper) -> None:
+        self._each.helped_by(helper)
+
+    def answer(self, index: int, decode: Decode) -> None:
+        self._each.answer(next(self._arrived), decode)
+
+    def refuse(self, index: int, error: BaseException) -> None:
+        self._each.refuse(next(self._arrived), error)
+
+
+class Fold:
+    """Asks some targets, into one future of all values, combined in order of arrival; the first error fails it."""
+
+    def __init__(self, count: int, combine: Callable[[list[Decode]], Any], explain: Explain) -> None:
+        self.future: Future[Any] = Future.pending()
+        self._count = count
+        self._combine = combine
+        self._explain = explain
+        self._values: list[Decode] = []
+
+    def helped_by(self, helper: Helper) -> None:
+        self.future.helped_by(helper)
+
+    def answer(self, index: int, decode: Decode) -> None:
+        self._values.append(decode)
+        if len(self._values) == self._count:
+            self.future.resolve(lambda: self._combine(self._values))
+
+    def refuse(self, index: int, error: BaseException) -> None:
+        self.future.fail(self._explain(error))
+
+
 class Gather:
     """Asks all ranks of a mesh, into one future of a value mesh.
 
     Waits for all of them and then raises the error of the lowest failing rank; but a rank that is lost (a
-    SupervisionError) ends the wait at once.
+    SupervisionError) ends the wait at once. The error carries what is known by then of the other ranks.
     """
 
     def __init__(self, region: Region, explain: Explain = lambda error: error) -> None:
@@ -107,7 +152,7 @@ class Gather:
     def refuse(self, index: int, error: BaseException) -> None:
         self._errors[index] = self._explain(error)
         if isinstance(error, SupervisionError):
-            self.future.fail(self._errors[index])
+            self._fail(index)
         self._settle(index)
 
     def _settle(self, index: int) -> None:
@@ -115,7 +160,22 @@ class Gather:
         if self._missing:
             return
         if self._errors:
-            self.future.fail(self._errors[min(self._errors)])
+            self._fail(min(self._errors))
             return
         mesh: ValueMesh[Any] = ValueMesh(self._region, [value for value in self._values if value is not None])
         self.future.resolve(lambda: mesh)
+
+    def _fail(self, index: int) -> None:
+        error = self._errors[index]
+        if isinstance(error, CallError) and not self.future.done():
+            error.failures = dict(sorted(self._errors.items()))
+            error.results = self._partial()
+        self.future.fail(error)
+
+    def _partial(self) -> ValueMesh[Any] | None:
+        """The values of the ranks that have answered, None without any."""
+        ranks = self._region.ranks()
+        there = {rank: value for rank, value in zip(ranks, self._values, strict=True) if value is not None}
+        if not there:
+            return None
+        return ValueMesh(self._region.pick(there), list(there.values()), base=tuple(there))

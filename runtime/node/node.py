@@ -136,9 +136,16 @@ class Node:
     # -- asking --------------------------------------------------------------
 
     def call(
-        self, targets: Sequence[Target], endpoint: str, arguments: Any, extent: Extent, asker: Asker | None
+        self,
+        targets: Sequence[Target],
+        endpoint: str,
+        arguments: Any,
+        extent: Extent,
+        asker: Asker | None,
+        *,
+        first: int = 0,
     ) -> None:
-        """Send one call to each target; the n-th target is rank n of `extent`. Without an asker no answer comes.
+        """Send one call to each target: the ranks of `extent` from `first` on. Without an asker no answer comes.
 
         Raises PickleError and MessageTooLarge at once, before anything is sent.
         """
@@ -149,7 +156,7 @@ class Node:
         calls = self._open(targets, asker)
         messages = [
             Call(node, call, target.actor, endpoint, (rank, labels, sizes), origin)
-            for rank, (target, call) in enumerate(zip(targets, calls, strict=True))
+            for rank, (target, call) in enumerate(zip(targets, calls, strict=True), first)
         ]
         self._ask(targets, messages, body)
 

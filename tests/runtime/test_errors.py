@@ -13,6 +13,7 @@ import pytest
 
 from meshbook.runtime.errors import (
     ActorError,
+    CallError,
     ExitReport,
     LaunchError,
     MeshbookError,
@@ -113,8 +114,9 @@ def test_errors_travel_whole(error: Any, travel: Callable[[Any], Any], dumps: An
 @pytest.mark.parametrize(
     ("kind", "parents"),
     [
-        (ActorError, {MeshbookError}),
-        (SupervisionError, {MeshbookError, RuntimeError}),
+        (CallError, {MeshbookError}),
+        (ActorError, {CallError}),
+        (SupervisionError, {CallError, RuntimeError}),
         (ProcessDied, {SupervisionError}),
         (PickleError, {WireError}),
         (MessageTooLarge, {WireError}),
