@@ -8,7 +8,7 @@ face; `import meshbook.runtime.geometry` is the full path of the rest.
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import context, current_rank, current_size
-from meshbook.runtime.actor.endpoint import Accumulator, Endpoint, endpoint
+from meshbook.runtime.actor.endpoint import Accumulator, Endpoint, concurrent_endpoint, endpoint
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.errors import ActorError, MeshbookError, SupervisionError
@@ -34,6 +34,7 @@ __all__ = [
     "SupervisionError",
     "ValueMesh",
     "close_session",
+    "concurrent_endpoint",
     "context",
     "current_rank",
     "current_size",

@@ -16,7 +16,7 @@ class Actor:
 
     Mark methods with `@endpoint`; spawn it with `procs.spawn(name, Class, *args)`. The constructor runs in the worker,
     before the first message. A class whose endpoints are `async def` runs on an event loop of its own, else on a
-    thread of its own.
+    thread of its own. Endpoints that are marked with `@concurrent_endpoint` overlap.
     """
 
     @property

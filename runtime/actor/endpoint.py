@@ -116,12 +116,17 @@ class Accumulator(Generic[P, R, A]):
 class EndpointMethod(Generic[P, R]):
     """What `@endpoint` leaves in the class: the function, and what is known of it before any actor exists."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], *, is_concurrent: bool = False) -> None:
+        if isinstance(function, EndpointMethod):
+            raise TypeError(f"{function.name}: one decorator a method; this one does not wrap @endpoint")
         if not inspect.isfunction(function):
             raise TypeError(f"@endpoint goes onto a method, not onto {function!r}")
         self.function = function
         self.name = function.__name__
         self.is_async = inspect.iscoroutinefunction(function)
+        self.is_concurrent = is_concurrent
+        if is_concurrent and not self.is_async:
+            raise ValueError(f"{self.name}: @concurrent_endpoint can only wrap async endpoints; make it `async def`")
         self.__doc__ = function.__doc__
         self._measure()
 
@@ -155,11 +160,11 @@ class EndpointMethod(Generic[P, R]):
         return self if instance is None else self.function.__get__(instance, owner)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.function, self.name)
+        return _rebuild, (self.function, self.name, self.is_concurrent)
 
 
-def _rebuild(function: Callable[..., Any], name: str) -> EndpointMethod[..., Any]:
-    method: EndpointMethod[..., Any] = EndpointMethod(function)
+def _rebuild(function: Callable[..., Any], name: str, is_concurrent: bool) -> EndpointMethod[..., Any]:
+    method: EndpointMethod[..., Any] = EndpointMethod(function, is_concurrent=is_concurrent)
     method.name = name
     return method
 
@@ -171,6 +176,14 @@ def endpoint(method: Callable[Concatenate[Any, P], R]) -> EndpointMethod[P, R]: 
 def endpoint(method: Callable[..., Any]) -> Any:
     """Make a method of an `Actor` callable by messages: `mesh.method.call(...)` and the other verbs of `Endpoint`."""
     return EndpointMethod(method)
+
+
+def concurrent_endpoint(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> EndpointMethod[P, R]:
+    """An endpoint whose calls overlap: each message starts a task of the actor's loop at once, in the order of arrival.
+
+    The tasks are cancelled, and awaited, when the actor ends. ValueError on a method that is not `async def`.
+    """
+    return EndpointMethod(method, is_concurrent=True)
 
 
 def endpoints_of(cls: type) -> dict[str, EndpointMethod[..., Any]]:

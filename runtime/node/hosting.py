@@ -50,6 +50,8 @@ class HostedActor:
         self._make = make
         self._actor: Any = None
         self._methods: dict[str, Callable[..., Any]] = {}
+        self._concurrent: frozenset[str] = frozenset()  # the endpoints whose calls overlap
+        self._tasks: set[asyncio.Task[None]] = set()
         self._queue: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._lost: SupervisionError | None = None
         self._wake: Callable[[], None] | None = None
@@ -94,7 +96,9 @@ class HostedActor:
         except BaseException as error:
             constructed(self._lose(f"its constructor raised\n{_format(error)}", error))
             return False
-        self._methods = {name: getattr(self._actor, name) for name in endpoints_of(type(self._actor))}
+        endpoints = endpoints_of(type(self._actor))
+        self._methods = {name: getattr(self._actor, name) for name in endpoints}
+        self._concurrent = frozenset(name for name, method in endpoints.items() if method.is_concurrent)
         constructed(None)
         return True
 
@@ -137,14 +141,16 @@ class HostedActor:
         self._wake = wake
         served = 0
         while self._lost is None:
-            message, body = await self._next(arrived)
-            await self._handle_async(message, body)
+            if (item := await self._next(arrived)) is not None:
+                await self._handle_async(*item)
             served += 1
             if served % YIELD_EVERY == 0:
                 await asyncio.sleep(0)
+        await self._end_tasks()
 
-    async def _next(self, arrived: asyncio.Event) -> Item:
-        while True:
+    async def _next(self, arrived: asyncio.Event) -> Item | None:
+        """The next message; None where a task has ended the actor."""
+        while self._lost is None:
             try:
                 return self._queue.get_nowait()
             except queue.Empty:
@@ -154,10 +160,28 @@ class HostedActor:
                 if self._queue.empty():
                     await arrived.wait()
                 self._asleep = False
+        return None
 
     async def _handle_async(self, message: Call | Stop, body: Body) -> None:
         if isinstance(message, Stop):
-            return self._stop(message)
+            self._lose(f"stopped: {message.reason}", None)
+            await self._end_tasks()
+            return self._confirm(message)
+        if message.endpoint in self._concurrent:
+            return self._begin_task(message, body)
+        return await self._run_async(message, body)
+
+    def _begin_task(self, call: Call, body: Body) -> None:
+        def end(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if task.cancelled():  # before its first step, so that nothing of `_run_async` has run
+                self._cancelled(call, asyncio.CancelledError())
+
+        task = asyncio.create_task(self._run_async(call, body))
+        self._tasks.add(task)
+        task.add_done_callback(end)
+
+    async def _run_async(self, message: Call, body: Body) -> None:
         CURRENT.set(Context(self.instance, message.place, message.origin))
         try:
             value = self._begin(message, body)
@@ -165,11 +189,25 @@ class HostedActor:
                 value = await value
         except Exception as error:
             self._raised(message, error)
+        except asyncio.CancelledError as error:
+            self._cancelled(message, error)
         except BaseException as error:
             self._died(message, error)
         else:
             self._returned(message, value)
-        return None
+
+    def _cancelled(self, call: Call, error: BaseException) -> None:
+        if self._lost is None:
+            self._died(call, error)
+        elif call.call:
+            self._host.reply_lost(call.sender, call.call, self._lost)
+
+    async def _end_tasks(self) -> None:
+        """Cancel what overlapping endpoints still do, and wait for it."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _begin(self, call: Call, body: Body) -> Any:
         method = self._methods.get(call.endpoint)
@@ -200,14 +238,21 @@ class HostedActor:
 
     def _stop(self, stop: Stop) -> None:
         self._lose(f"stopped: {stop.reason}", None)
+        self._confirm(stop)
+
+    def _confirm(self, stop: Stop) -> None:
         if stop.call:
             self._host.reply(stop.sender, stop.call, None, "a stop")
 
     def _lose(self, reason: str, cause: BaseException | None) -> SupervisionError:
+        if self._lost is not None:  # by another task of it
+            return self._lost
         what = "is stopped" if cause is None else "and all its descendants have failed"
         lost = SupervisionError(f"The actor {self.instance} {what}: {reason}")
         lost.__cause__ = cause
         self._lost = lost
+        if self._wake is not None:  # one of several tasks may have ended it
+            self._wake()
         if cause is not None:
             self._host.actor_lost(self.instance.name, lost)
         self._refuse_queued()
