@@ -10,6 +10,7 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import context, current_rank, current_size
 from meshbook.runtime.actor.endpoint import Accumulator, Endpoint, concurrent_endpoint, endpoint
 from meshbook.runtime.actor.future import Future
+from meshbook.runtime.actor.ports import Channel, Port, PortReceiver
 from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.errors import ActorError, MeshbookError, SupervisionError
 from meshbook.runtime.geometry import Extent, Point
@@ -24,12 +25,15 @@ __all__ = [
     "Actor",
     "ActorError",
     "ActorMesh",
+    "Channel",
     "Endpoint",
     "Extent",
     "Future",
     "HostMesh",
     "MeshbookError",
     "Point",
+    "Port",
+    "PortReceiver",
     "ProcMesh",
     "SupervisionError",
     "ValueMesh",

@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 from meshbook.runtime.actor.future import Future
+from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.actor.values import ValueMesh
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class Accumulator(Generic[P, R, A]):
 class EndpointMethod(Generic[P, R]):
     """What `@endpoint` leaves in the class: the function, and what is known of it before any actor exists."""
 
-    def __init__(self, function: Callable[..., Any], *, is_concurrent: bool = False) -> None:
+    def __init__(self, function: Callable[..., Any], *, is_concurrent: bool = False, has_port: bool = False) -> None:
         if isinstance(function, EndpointMethod):
             raise TypeError(f"{function.name}: one decorator a method; this one does not wrap @endpoint")
         if not inspect.isfunction(function):
@@ -125,13 +126,14 @@ class EndpointMethod(Generic[P, R]):
         self.name = function.__name__
         self.is_async = inspect.iscoroutinefunction(function)
         self.is_concurrent = is_concurrent
+        self.has_port = has_port
         if is_concurrent and not self.is_async:
             raise ValueError(f"{self.name}: @concurrent_endpoint can only wrap async endpoints; make it `async def`")
         self.__doc__ = function.__doc__
         self._measure()
 
     def _measure(self) -> None:
-        parameters = list(inspect.signature(self.function).parameters.values())[1:]
+        parameters = list(inspect.signature(self.function).parameters.values())[1 + self.has_port :]
         self.signature = inspect.Signature(parameters)
         positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         plain = len(positional) == len(parameters)
@@ -160,30 +162,71 @@ class EndpointMethod(Generic[P, R]):
         return self if instance is None else self.function.__get__(instance, owner)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.function, self.name, self.is_concurrent)
+        return _rebuild, (self.function, self.name, self.is_concurrent, self.has_port)
 
 
-def _rebuild(function: Callable[..., Any], name: str, is_concurrent: bool) -> EndpointMethod[..., Any]:
-    method: EndpointMethod[..., Any] = EndpointMethod(function, is_concurrent=is_concurrent)
+def _rebuild(function: Callable[..., Any], name: str, is_concurrent: bool, has_port: bool) -> EndpointMethod[..., Any]:
+    method: EndpointMethod[..., Any] = EndpointMethod(function, is_concurrent=is_concurrent, has_port=has_port)
     method.name = name
     return method
 
 
-@overload
-def endpoint(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> EndpointMethod[P, R]: ...
-@overload
-def endpoint(method: Callable[Concatenate[Any, P], R]) -> EndpointMethod[P, R]: ...
-def endpoint(method: Callable[..., Any]) -> Any:
-    """Make a method of an `Actor` callable by messages: `mesh.method.call(...)` and the other verbs of `Endpoint`."""
-    return EndpointMethod(method)
+class _Plain(Protocol):
+    """`@endpoint()`, typed as `@endpoint`."""
+
+    @overload
+    def __call__(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> EndpointMethod[P, R]: ...
+    @overload
+    def __call__(self, method: Callable[Concatenate[Any, P], R], /) -> EndpointMethod[P, R]: ...
 
 
-def concurrent_endpoint(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> EndpointMethod[P, R]:
+class _Ported(Protocol):
+    """`@endpoint(explicit_response_port=True)`: the caller's view has no port, and gets what is sent to it."""
+
+    def __call__(self, method: Callable[Concatenate[Any, Port[R], P], Any], /) -> EndpointMethod[P, R]: ...
+
+
+class _Async(Protocol):
+    """`@concurrent_endpoint()`."""
+
+    def __call__(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> EndpointMethod[P, R]: ...
+
+
+@overload
+def endpoint(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> EndpointMethod[P, R]: ...
+@overload
+def endpoint(method: Callable[Concatenate[Any, P], R], /) -> EndpointMethod[P, R]: ...
+@overload
+def endpoint(*, explicit_response_port: Literal[True]) -> _Ported: ...
+@overload
+def endpoint(*, explicit_response_port: Literal[False] = False) -> _Plain: ...
+def endpoint(method: Callable[..., Any] | None = None, /, *, explicit_response_port: bool = False) -> Any:
+    """Make a method of an `Actor` callable by messages: `mesh.method.call(...)` and the other verbs of `Endpoint`.
+
+    With `explicit_response_port` its first argument is a `Port` to the caller, and it answers by `port.send(value)` or
+    `port.exception(error)`: now, later, or from another actor that it gives the port to. If it raises, the actor ends.
+    """
+    return _decorate(method, has_port=explicit_response_port)
+
+
+@overload
+def concurrent_endpoint(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> EndpointMethod[P, R]: ...
+@overload
+def concurrent_endpoint(*, explicit_response_port: Literal[True]) -> _Ported: ...
+@overload
+def concurrent_endpoint(*, explicit_response_port: Literal[False] = False) -> _Async: ...
+def concurrent_endpoint(method: Callable[..., Any] | None = None, /, *, explicit_response_port: bool = False) -> Any:
     """An endpoint whose calls overlap: each message starts a task of the actor's loop at once, in the order of arrival.
 
     The tasks are cancelled, and awaited, when the actor ends. ValueError on a method that is not `async def`.
     """
-    return EndpointMethod(method, is_concurrent=True)
+    return _decorate(method, is_concurrent=True, has_port=explicit_response_port)
+
+
+def _decorate(method: Callable[..., Any] | None, **options: bool) -> Any:
+    if method is None:
+        return lambda method: EndpointMethod(method, **options)
+    return EndpointMethod(method, **options)
 
 
 def endpoints_of(cls: type) -> dict[str, EndpointMethod[..., Any]]:

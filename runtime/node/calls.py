@@ -37,6 +37,7 @@ class CallTable:
     def __init__(self) -> None:
         self._ids = itertools.count(1)
         self._pending: dict[int, tuple[Asker, int, str]] = {}
+        self._standing: dict[int, Asker] = {}  # ports: they take any number of answers
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -50,15 +51,30 @@ class CallTable:
             ids.append(call)
         return ids
 
+    def open_port(self, asker: Asker, *, once: bool) -> int:
+        """Note somebody who takes whatever is sent to the id that is returned, from any node; `once` only the first."""
+        if once:
+            return self.open(asker, [""])[0]
+        number = next(self._ids)
+        self._standing[number] = asker
+        return number
+
+    def close_port(self, number: int) -> None:
+        self._standing.pop(number, None)
+        self._pending.pop(number, None)
+
     def take(self, call: int) -> tuple[Asker, int] | None:
-        """Whoever waits for this call, once; None where nobody does (any more)."""
-        found = self._pending.pop(call, None)
-        return found and (found[0], found[1])
+        """Whoever waits for this call, once, or has this port; None where nobody does (any more)."""
+        if (found := self._pending.pop(call, None)) is not None:
+            return found[0], found[1]
+        asker = self._standing.get(call)
+        return (asker, 0) if asker is not None else None
 
     def take_all(self, node: str | None = None) -> list[tuple[Asker, int]]:
-        """Everyone who waits for a node, or for any node."""
+        """Everyone who waits for a node; without one everyone, those with a port included."""
+        ports = [] if node is not None else [self._standing.pop(number) for number in list(self._standing)]
         ids = [call for call, (_, _, owed_by) in list(self._pending.items()) if node is None or owed_by == node]
-        return [found for call in ids if (found := self.take(call)) is not None]
+        return [*(found for call in ids if (found := self.take(call)) is not None), *((port, 0) for port in ports)]
 
 
 class Each:

@@ -36,6 +36,7 @@ class Host(Protocol):
     def reply(self, to: str, call: int, value: Any, what: str) -> None: ...
     def reply_error(self, to: str, call: int, text: str, error: BaseException) -> None: ...
     def reply_lost(self, to: str, call: int, error: SupervisionError) -> None: ...
+    def port_to(self, node: str, call: int, settled: Callable[[], object]) -> Any: ...
     def actor_lost(self, name: str, error: SupervisionError) -> None: ...
     def lead_idle(self, ready: Callable[[], bool]) -> None: ...
     def poke(self) -> None: ...
@@ -52,6 +53,8 @@ class HostedActor:
         self._methods: dict[str, Callable[..., Any]] = {}
         self._concurrent: frozenset[str] = frozenset()  # the endpoints whose calls overlap
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ported: frozenset[str] = frozenset()  # the endpoints that answer by a port
+        self._owed: dict[tuple[str, int], bool] = {}  # by caller and call: those that this actor has to answer yet
         self._queue: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._lost: SupervisionError | None = None
         self._wake: Callable[[], None] | None = None
@@ -99,6 +102,7 @@ class HostedActor:
         endpoints = endpoints_of(type(self._actor))
         self._methods = {name: getattr(self._actor, name) for name in endpoints}
         self._concurrent = frozenset(name for name, method in endpoints.items() if method.is_concurrent)
+        self._ported = frozenset(name for name, method in endpoints.items() if method.has_port)
         constructed(None)
         return True
 
@@ -215,16 +219,27 @@ class HostedActor:
             known = ", ".join(sorted(self._methods)) or "none"
             raise AttributeError(f"{self.instance.class_name} has no endpoint {call.endpoint!r}; it has: {known}")
         args, kwargs = pickling.loads(body, f"an argument of {self.instance.name}.{call.endpoint}")
+        if call.endpoint in self._ported:
+            args = (self._port_of(call), *args)
         return method(*args, **kwargs)
+
+    def _port_of(self, call: Call) -> Any:
+        key = call.sender, call.call
+        if call.call:
+            self._owed[key] = True
+        return self._host.port_to(*key, lambda: self._owed.pop(key, None))
 
     # -- how a message ends --------------------------------------------------
 
     def _returned(self, call: Call, value: Any) -> None:
-        if call.call:
+        if call.call and call.endpoint not in self._ported:
             self._host.reply(call.sender, call.call, value, f"the result of {self.instance.name}.{call.endpoint}")
 
     def _raised(self, call: Call, error: Exception) -> None:
         where = f"{self.instance.name}.{call.endpoint}() on rank {self.instance.rank} ({self.instance.actor_id})"
+        if call.endpoint in self._ported:
+            self._lose(f"{where} raised, and answers by a port\n{_format(error)}", error)
+            return
         if call.call:
             text = f"{where} raised {type(error).__name__}: {_say(error)}\n\n{_format(error)}"
             self._host.reply_error(call.sender, call.call, text, error)
@@ -256,6 +271,9 @@ class HostedActor:
         if cause is not None:
             self._host.actor_lost(self.instance.name, lost)
         self._refuse_queued()
+        for key in list(self._owed):
+            if self._owed.pop(key, None) is not None:  # a thread of the actor's may just have answered
+                self._host.reply_lost(*key, lost)
         return lost
 
     def release(self) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import Instance, current_origin, name_of
+from meshbook.runtime.actor.ports import ResponsePort
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import (
     ActorError,
@@ -31,6 +32,7 @@ from meshbook.runtime.errors import (
 from meshbook.runtime.geometry import Extent, Point
 from meshbook.runtime.node.calls import Asker, CallTable
 from meshbook.runtime.node.hosting import HostedActor, InlineActor
+from meshbook.runtime.node.mailbox import Mailbox
 from meshbook.runtime.node.reception import Reception
 from meshbook.runtime.telemetry.capture import Capture
 from meshbook.runtime.transport import PeerGone, Transport
@@ -240,6 +242,38 @@ class Node:
         except MeshbookError as error:
             return self.reply_error(to, call, str(error), error)
         return self._answer(to, frame)
+
+    def port_to(self, node: str, call: int, settled: Callable[[], object]) -> ResponsePort[Any]:
+        return ResponsePort(self._book[node], call, settled)
+
+    # -- ports -----------------------------------------------------------------
+
+    def open_port(self, *, once: bool) -> tuple[int, Mailbox]:
+        """A number that values can be sent to, and where they come in."""
+        mailbox = Mailbox(once)
+        mailbox.helped_by(self._reception)
+        return self._calls.open_port(mailbox, once=once), mailbox
+
+    def close_port(self, number: int) -> None:
+        """From now on what is sent there is dropped."""
+        self._calls.close_port(number)
+
+    def send_to_port(self, to: Address, number: int, value: Any) -> None:
+        """Send a value to a port of any node; number 0 is nobody's. Raises PickleError and MessageTooLarge."""
+        if number:
+            body = pickling.dumps(value, "a value sent to a port")
+            self._send_to(to, pack(Reply(self.address.node, number, "ok"), body, self.settings.max_message_bytes))
+
+    def fail_port(self, to: Address, number: int, error: BaseException) -> None:
+        """Let whoever receives there raise an ActorError."""
+        if number:
+            text = f"{type(error).__name__}: {error}"
+            reply = Reply(self.address.node, number, "error")
+            self._send_to(to, self._pack_error(reply, text, _pickle_exception(error)))
+
+    def _send_to(self, to: Address, frame: Buffer) -> None:
+        self._book.setdefault(to.node, to)  # a port may come from a node that this one has never heard of
+        self._answer(to.node, frame)
 
     def reply_error(self, to: str, call: int, text: str, error: BaseException) -> None:
         self._answer(to, self._pack_error(Reply(self.address.node, call, "error"), text, _pickle_exception(error)))

@@ -1,0 +1,124 @@
+"""Ports: where actors send values that no single call waits for, and the receiver that takes them in order.
+
+`Channel.open()` makes a pair. An endpoint marked `explicit_response_port=True` gets a port to its caller instead.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any, Generic, Protocol, TypeVar
+
+from meshbook.runtime.actor.context import context
+from meshbook.runtime.actor.future import Future
+
+T = TypeVar("T")
+
+
+class Port(Generic[T]):
+    """Takes values for whoever holds its receiver. It can be sent to actors, and each sends under its own name."""
+
+    __slots__ = ("_address", "_number")
+
+    def __init__(self, address: Any, number: int) -> None:
+        self._address = address  # of the node that receives
+        self._number = number
+
+    def send(self, value: T) -> None:
+        """Send a value; PickleError and MessageTooLarge are raised here. Nobody hears whether it was received."""
+        here = context()
+        here.actor_instance.node.send_to_port(self._address, self._number, (here.message_rank.rank, value))
+
+    def exception(self, error: BaseException) -> None:
+        """Let a `recv` raise this, as an ActorError."""
+        context().actor_instance.node.fail_port(self._address, self._number, error)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Port, (self._address, self._number)
+
+    def __repr__(self) -> str:
+        return f"<Port {self._number} of {self._address.node}>"
+
+
+class ResponsePort(Port[T]):
+    """The port of one call: its first value, or exception, is the answer; what comes after that is dropped.
+
+    `settled` is called when this process need not care any more: it has answered, or somebody else will.
+    """
+
+    __slots__ = ("_settled",)
+
+    def __init__(self, address: Any, number: int, settled: Callable[[], object] = lambda: None) -> None:
+        super().__init__(address, number)
+        self._settled = settled
+
+    def send(self, value: T) -> None:
+        context().actor_instance.node.send_to_port(self._address, self._number, value)
+        self._settled()
+
+    def exception(self, error: BaseException) -> None:
+        super().exception(error)
+        self._settled()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._settled()
+        return ResponsePort, (self._address, self._number)
+
+
+class PortReceiver(Generic[T]):
+    """Takes what was sent to a port, in the order of arrival. Without it the port takes nothing more."""
+
+    def __init__(self, mailbox: Mailbox, drop: Callable[[], object], take: Callable[[Any], T]) -> None:
+        self._mailbox = mailbox
+        self._take = take
+        weakref.finalize(self, drop)
+
+    def recv(self) -> Future[T]:
+        """The next value; a second one of a port for one message is a RuntimeError."""
+        return self._mailbox.take(self).then(self._take)
+
+    def ranked(self) -> PortReceiver[tuple[int, T]]:
+        """The same values as (rank, value), with the rank of the sender in the mesh that was called."""
+        pairs: PortReceiver[tuple[int, T]] = PortReceiver(self._mailbox, lambda: self, _whole)
+        return pairs
+
+
+class Channel(Generic[T]):
+    """Makes ports: `port, receiver = Channel[int].open()`."""
+
+    @staticmethod
+    def open(once: bool = False) -> tuple[Port[T], PortReceiver[T]]:
+        """A port of this process, and what receives there; with `once` it is for a single message."""
+        return _open(once, itemgetter(1))
+
+    @staticmethod
+    def open_ranked(once: bool = False) -> tuple[Port[T], PortReceiver[tuple[int, T]]]:
+        """The same, with a receiver of (rank, value)."""
+        return _open(once, _whole)
+
+
+def _open(once: bool, take: Callable[[Any], Any]) -> tuple[Port[Any], PortReceiver[Any]]:
+    node: Node = context().actor_instance.node
+    number, mailbox = node.open_port(once=once)
+    return Port(node.address, number), PortReceiver(mailbox, lambda: node.close_port(number), take)
+
+
+def _whole(pair: Any) -> Any:
+    return pair
+
+
+class Mailbox(Protocol):
+    """What a receiver needs of where its values come in."""
+
+    def take(self, receiver: PortReceiver[Any]) -> Future[Any]:
+        """The next value, as (rank, value). The receiver is kept as long as somebody waits."""
+
+
+class Node(Protocol):
+    """What ports need of the node that they are on."""
+
+    @property
+    def address(self) -> Any: ...
+    def open_port(self, *, once: bool) -> tuple[int, Mailbox]: ...
+    def close_port(self, number: int) -> None: ...
