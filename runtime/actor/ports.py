@@ -75,7 +75,11 @@ class PortReceiver(Generic[T]):
         weakref.finalize(self, drop)
 
     def recv(self) -> Future[T]:
-        """The next value; a second one of a port for one message is a RuntimeError."""
+        """The next value; RuntimeError for a second one of a port for one message.
+
+        Values go to the futures in the order in which those were asked for, also to one that nobody waits for any
+        more: after a TimeoutError wait for the same future again.
+        """
         return self._mailbox.take(self).then(self._take)
 
     def ranked(self) -> PortReceiver[tuple[int, T]]:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from meshbook.runtime.actor.base import Actor, is_async
 from meshbook.runtime.actor.context import CURRENT, Context, Instance
 from meshbook.runtime.actor.endpoint import endpoints_of
-from meshbook.runtime.errors import SupervisionError
+from meshbook.runtime.errors import PickleError, SupervisionError
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body
 from meshbook.runtime.wire.messages import Call, Stop
@@ -218,10 +218,15 @@ class HostedActor:
         if method is None:
             known = ", ".join(sorted(self._methods)) or "none"
             raise AttributeError(f"{self.instance.class_name} has no endpoint {call.endpoint!r}; it has: {known}")
-        args, kwargs = pickling.loads(body, f"an argument of {self.instance.name}.{call.endpoint}")
-        if call.endpoint in self._ported:
-            args = (self._port_of(call), *args)
-        return method(*args, **kwargs)
+        ported = call.endpoint in self._ported
+        try:
+            args, kwargs = pickling.loads(body, f"an argument of {self.instance.name}.{call.endpoint}")
+        except PickleError as error:
+            if not (ported and call.call):
+                raise
+            # The endpoint has not begun and cannot answer; this is the caller's mistake, not the end of the actor.
+            return self._port_of(call).exception(error)
+        return method(self._port_of(call), *args, **kwargs) if ported else method(*args, **kwargs)
 
     def _port_of(self, call: Call) -> Any:
         key = call.sender, call.call

@@ -57,7 +57,7 @@ class Mailbox:
             future.helped_by(self._helper)
         with self._lock:
             if not self._left:
-                raise RuntimeError("this port was opened for one message, and that was received")
+                raise RuntimeError("this port was opened for one message: recv() is called once, and its future kept")
             self._left -= 1
             if self._arrived:
                 future.resolve(self._arrived.popleft())

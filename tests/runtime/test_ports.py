@@ -241,6 +241,21 @@ def test_an_exception_may_be_the_answer(answering: Any) -> None:
     assert answering.now.call_one(1).get(PATIENCE) == 2
 
 
+def refuse_to_exist() -> None:
+    raise LookupError("no such thing here")
+
+
+class Unreadable:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return refuse_to_exist, ()
+
+
+def test_an_argument_that_cannot_be_read_is_the_callers_error(answering: Any) -> None:
+    with pytest.raises(ActorError, match="cannot be unpickled: LookupError"):
+        answering.now.call_one(Unreadable()).get(PATIENCE)
+    assert answering.now.call_one(1).get(PATIENCE) == 2
+
+
 def test_one_that_raises_ends_its_actor(answering: Any) -> None:
     with pytest.raises(SupervisionError, match="ValueError: unanswered"):
         answering.fails.call_one().get(PATIENCE)
