@@ -47,7 +47,7 @@ class CellCompiler(CachingCompiler):
     def __init__(self) -> None:
         super().__init__()
         # A prompt waits for the rest of such an input; here it would only hide what is wrong ("'(' was never closed").
-        self.flags &= ~codeop.PyCF_ALLOW_INCOMPLETE_INPUT  # type: ignore[attr-defined]
+        self.flags &= ~codeop.PyCF_ALLOW_INCOMPLETE_INPUT  # type: ignore[attr-defined]  # not in typeshed
 
     def get_code_name(self, raw_code: str, code: str, number: int) -> str:
         return f"<cell {self.number}>"

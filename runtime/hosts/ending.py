@@ -20,13 +20,13 @@ from meshbook.runtime.hosts.linux import exit_through_c, flush_c_output
 
 def spare_finalizers() -> None:
     """In the fork server: what exists now is not finalised in its children (torch undoes 134 operator libraries)."""
-    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # there is no public list
         finalizer.atexit = False
 
 
 def run_finalisers() -> None:
     """On the main thread: join threads, run the atexit hooks, then let go of the user's objects."""
-    threading._shutdown()  # type: ignore[attr-defined]
+    threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing does
     atexit._run_exitfuncs()
     # Daemon threads run on while the names they use disappear; nobody wants to read of that.
     threading.excepthook = _say_nothing

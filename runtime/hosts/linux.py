@@ -47,7 +47,7 @@ def end_descendants(seconds: float = 1.0) -> None:
         for pid in children:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(_POLL_SECONDS)
+        time.sleep(_POLL_SECONDS)  # grandchildren come one generation later, and nothing tells when
         _reap()
 
 

@@ -114,7 +114,7 @@ class Capture:
         # Not for ever: a handler that has interrupted a send on this very thread waits for what cannot happen.
         end = time.monotonic() + WAIT_SECONDS
         while self._size >= WAITING_CHARACTERS and self._thread.is_alive() and time.monotonic() < end:
-            time.sleep(0.001)
+            time.sleep(0.001)  # and not by a lock: whoever would release it may be the one that was interrupted
 
     def _become_child(self) -> None:
         """In a forked child (a DataLoader's worker) there is no such thread, and the socket is the parent's.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from tests.kernel.conftest import Notebook, Signs
+    from tests.kernel.conftest import Notebook
 
 pytestmark = pytest.mark.kernel
 
@@ -50,12 +52,16 @@ def test_distinct_errors_are_shown_once_each(notebook: Notebook) -> None:
     assert failed.error["ename"] in ("KeyError", "ValueError")
 
 
-def test_the_first_failure_comes_first(notebook: Notebook, signs: Signs) -> None:
-    notebook.run(f"%%mesh\n{signs.definition}\nimport threading, time")
-    failed = notebook.run_failing(
+def test_the_first_failure_comes_first(notebook: Notebook, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    failed = notebook.start(
         "%%mesh --on-error finish\nif rank == 2: raise KeyError('first')\n"
-        "time.sleep(0.3)\nif rank == 0: raise ValueError('then')"
+        f"if rank == 0: open({str(gate)!r}).read(); raise ValueError('then')"
     )
+    notebook.wait_until(lambda: "1 failed" in str([*failed.displays, *failed.updates]))
+    gate.write_text("go")
+    notebook.wait_failed(failed)
     titles = [line for line in failed.traceback.splitlines() if line.startswith("[rank")]
     assert titles == ["[rank 2] KeyError: 'first'", "[rank 0] ValueError: then"]
     assert failed.error["ename"] == "KeyError"
@@ -73,7 +79,7 @@ def test_a_failure_stops_the_ranks_that_still_run(notebook: Notebook) -> None:
 def test_on_error_finish_lets_the_others_finish(notebook: Notebook) -> None:
     failed = notebook.run_failing(
         "%%mesh --on-error finish\nimport time\nif rank == 1: raise ValueError('one')\n"
-        "time.sleep(0.8); finished = 'yes'"
+        "time.sleep(0.8); finished = 'yes'"  # longer than the half second after which `stop` interrupts
     )
     assert "consequence" not in failed.traceback
     assert notebook.run("%%mesh !1\nfinished").result == "[0,2-3] 'yes'"

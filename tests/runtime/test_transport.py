@@ -22,21 +22,27 @@ Open = Callable[[str], Transport]
 
 
 @pytest.fixture
-def opened(connect: Any) -> Iterator[Open]:
-    """Opens a transport by name, with a low high-water mark; closed at the end of the test."""
+def transports() -> Iterator[list[Transport]]:
+    """Those of the test, which are closed at its end and read to theirs."""
     made: list[Transport] = []
-
-    def make(name: str) -> Transport:
-        transport: Transport = connect(name, Settings(high_water_mark=MARK))
-        transport.greeting = b"hello from " + name.encode()
-        made.append(transport)
-        return transport
-
-    yield make
+    yield made
     for transport in made:
         transport.close()
         while transport.receive() is not None:
             pass
+
+
+@pytest.fixture
+def opened(connect: Any, transports: list[Transport]) -> Open:
+    """Opens a transport by name, with a low high-water mark."""
+
+    def make(name: str) -> Transport:
+        transport: Transport = connect(name, Settings(high_water_mark=MARK))
+        transport.greeting = b"hello from " + name.encode()
+        transports.append(transport)
+        return transport
+
+    return make
 
 
 def in_thread(work: Callable[[], Any]) -> threading.Thread:
@@ -154,22 +160,17 @@ def test_forgetting_a_peer_wakes_a_blocked_sender(opened: Open) -> None:
 
 
 @pytest.fixture
-def secure(folder: Path) -> Iterator[Callable[..., ZmqTransport]]:
+def secure(transports: list[Transport]) -> Callable[..., ZmqTransport]:
     """TCP transports with CURVE keys: `secure(name, keys, trusted)`."""
-    made: list[ZmqTransport] = []
 
     def make(name: str, keys: KeyPair, trusted: list[KeyPair]) -> ZmqTransport:
         known = [pair.public for pair in trusted]
         transport = ZmqTransport(name, "tcp://127.0.0.1:*", Settings(), keys=keys, trusted=known)
         transport.greeting = b"hello from " + name.encode()
-        made.append(transport)
+        transports.append(transport)
         return transport
 
-    yield make
-    for transport in made:
-        transport.close()
-        while transport.receive() is not None:
-            pass
+    return make
 
 
 def test_tcp_with_a_trusted_key(secure: Callable[..., ZmqTransport]) -> None:

@@ -1,0 +1,353 @@
+"""A rank's output as it is captured: its streams, whole and in order, and what goes past them."""
+
+from __future__ import annotations
+
+import array
+import io
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshbook.runtime.actor.context import CURRENT, Context, Instance
+from meshbook.runtime.config import PACKAGE
+from meshbook.runtime.geometry import Extent
+from meshbook.runtime.telemetry.capture import Capture, whole
+from meshbook.runtime.telemetry.last_words import last_words
+from meshbook.runtime.telemetry.output import OutputChunk
+from meshbook.runtime.telemetry.streams import RankStream
+
+PATIENCE = 10.0
+HALF_A_CHARACTER = "\ud83d"  # of an emoji, as a UTF-16 world splits it
+
+
+def output(text: str, origin: str = "", rank: int = 0, mesh: str = "mesh") -> OutputChunk:
+    return OutputChunk(origin, mesh, rank, "stdout", text)
+
+
+# -- the streams of a rank ---------------------------------------------------------------
+
+
+class Taken:
+    """Takes what is written, and notes with it who wrote it."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[str, str, str]] = []
+        self.rung = 0
+
+    def write(self, origin: str, stream: str, text: str) -> None:
+        self.written.append((origin, stream, text))
+
+    def ring(self) -> None:
+        self.rung += 1
+
+
+@pytest.fixture
+def taken() -> Taken:
+    return Taken()
+
+
+@pytest.fixture
+def stream(taken: Taken) -> RankStream:
+    return RankStream(taken, "stdout", 1)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def as_cell() -> Iterator[Callable[[str], None]]:
+    """Go on as the execution of this origin."""
+    before = CURRENT.get()
+    nowhere: Any = type("Node", (), {"address": type("Address", (), {"node": "node"})})
+
+    def become(origin: str) -> None:
+        CURRENT.set(Context(Instance("a", "a", Extent((), ()).point(0), nowhere), origin=origin))
+
+    yield become
+    CURRENT.set(before)
+
+
+def test_what_is_written_carries_who_wrote_it(taken: Taken, stream: RankStream, as_cell: Any) -> None:
+    print("before", file=stream)
+    as_cell("cell 1")
+    stream.writelines(["a", "", "b"])
+    assert taken.written == [
+        ("", "stdout", "before"),
+        ("", "stdout", "\n"),
+        ("cell 1", "stdout", "a"),
+        ("cell 1", "stdout", "b"),
+    ]
+
+
+def test_a_stream_is_a_text_file(taken: Taken, stream: RankStream) -> None:
+    assert stream.write("four") == 4
+    assert [stream.writable(), stream.readable(), stream.seekable(), stream.isatty()] == [True, False, False, False]
+    assert (stream.encoding, stream.errors, stream.name, stream.fileno()) == ("utf-8", "replace", "<stdout>", 1)
+    stream.reconfigure(line_buffering=True, encoding="latin-1")
+    stream.flush()
+    assert taken.rung == 1
+    with pytest.raises(TypeError, match="write\\(\\) argument must be str, not bytes"):
+        stream.write(b"bytes")  # type: ignore[arg-type]
+
+
+def test_a_stream_that_was_closed_still_takes_text(taken: Taken, stream: RankStream) -> None:
+    with stream:
+        pass
+    stream.close()
+    stream.buffer.close()
+    stream.write("text")
+    stream.buffer.write(b"bytes")
+    assert [text for _, _, text in taken.written] == ["text", "bytes"]
+    assert not stream.closed
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        ([b"abc", bytearray(b"d"), memoryview(b"ef")], ["abc", "d", "ef"]),
+        (["😀".encode()[:2], "😀".encode()[2:]], ["😀"]),
+        ([b"a\xffb"], ["a\ufffdb"]),
+        ([b""], []),
+    ],
+)
+def test_bytes_go_the_way_of_the_text(taken: Taken, stream: RankStream, pieces: Any, expected: list[str]) -> None:
+    assert [stream.buffer.write(piece) for piece in pieces] == [len(piece) for piece in pieces]
+    assert [text for _, _, text in taken.written] == expected
+
+
+def test_bytes_of_wider_items_are_counted_as_bytes(taken: Taken, stream: RankStream) -> None:
+    assert stream.buffer.write(array.array("I", [0x41414141, 0x42424242])) == 8
+    assert taken.written == [("", "stdout", "AAAABBBB")]
+
+
+def test_bytes_can_be_wrapped_again(taken: Taken, stream: RankStream) -> None:
+    """What scripts do that want another encoding: their wrapper closes the buffer when it goes."""
+    wrapper = io.TextIOWrapper(stream.buffer, encoding="utf-8", write_through=True)  # type: ignore[arg-type]
+    wrapper.write("wrapped é")
+    del wrapper
+    assert "".join(text for _, _, text in taken.written) == "wrapped é"
+    stream.write("still")
+    assert taken.written[-1][2] == "still"
+
+
+# -- capture -----------------------------------------------------------------------------
+
+
+class Captured:
+    """A capture that is not installed: the test writes to its streams and flushes."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.chunks: list[OutputChunk] = []
+        self.capture = Capture(self.chunks.append, "mesh", 3, folder, "node", **settings)
+
+    def flushed(self) -> list[tuple[str, str, str]]:
+        """What has come since the last time: origin, stream, text."""
+        self.capture.flush()
+        found = [(chunk.origin, chunk.stream, chunk.text) for chunk in self.chunks]
+        self.chunks.clear()
+        return found
+
+
+@pytest.fixture
+def captured(tmp_path: Path) -> Captured:
+    return Captured(tmp_path)
+
+
+def test_neighbours_of_one_origin_and_stream_travel_together(captured: Captured, as_cell: Any) -> None:
+    out, err = captured.capture.stdout, captured.capture.stderr
+    print("a", 1, file=out)
+    out.write("b")
+    err.write("e")
+    out.write("c")
+    as_cell("cell")
+    out.write("d")
+    captured.capture.flush()
+    assert [(chunk.mesh, chunk.rank) for chunk in captured.chunks] == [("mesh", 3)] * 4
+    assert captured.flushed() == [
+        ("", "stdout", "a 1\nb"),
+        ("", "stderr", "e"),
+        ("", "stdout", "c"),
+        ("cell", "stdout", "d"),
+    ]
+    assert captured.flushed() == []
+
+
+@pytest.mark.parametrize(
+    ("pieces", "sizes"),
+    [
+        (["x" * 25], [10, 10, 5]),
+        (["x" * 10], [10]),
+        (["x" * 6] * 4, [10, 2, 10, 2]),
+        (["x"] * 25, [10, 10, 5]),
+    ],
+)
+def test_no_chunk_is_over_the_limit(tmp_path: Path, pieces: list[str], sizes: list[int]) -> None:
+    captured = Captured(tmp_path, chunk_characters=10)
+    for piece in pieces:
+        captured.capture.stdout.write(piece)
+    assert [len(text) for _, _, text in captured.flushed()] == sizes
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        (["plain"], "plain"),
+        (["é😀"], "é😀"),
+        ([f"a{HALF_A_CHARACTER}b"], "a\ufffdb"),
+        (["\ud83d", "\ude00"], "😀"),  # the halves meet again
+        (["\udcff"], "\ufffd"),  # how Python reads a byte of a file's name
+    ],
+)
+def test_halves_of_characters_travel(captured: Captured, pieces: list[str], expected: str) -> None:
+    for piece in pieces:
+        captured.capture.stdout.write(piece)
+    [(_, _, text)] = captured.flushed()
+    assert text == expected
+    assert whole("".join(pieces)) == expected
+
+
+def test_what_goes_past_python_comes_with_the_cell_that_runs(tmp_path: Path, captured: Captured) -> None:
+    captured.capture.main_origin = lambda: "cell"
+    (tmp_path / "node.out").write_bytes(b"from C\n")
+    (tmp_path / "node.err").write_bytes(b"from C too\n")
+    captured.capture.stdout.write("from Python\n")
+    assert captured.flushed() == [
+        ("cell", "stdout", "from Python\n"),
+        ("cell", "stdout", "from C\n"),
+        ("cell", "stderr", "from C too\n"),
+    ]
+
+
+def test_stderr_is_kept_for_the_day_the_process_dies(tmp_path: Path, captured: Captured) -> None:
+    captured.capture.stdout.write("not this\n")
+    captured.capture.stderr.write("but this\n")
+    assert last_words(tmp_path, "node", 5) == ("but this",)  # at once: there may be no flush
+
+
+def test_threads_do_not_mix_their_lines_and_lose_none(captured: Captured) -> None:
+    def write(who: str) -> None:
+        for number in range(500):
+            captured.capture.stdout.write(f"{who}{number}\n")
+
+    threads = [threading.Thread(target=write, args=(who,)) for who in "abcd"]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        captured.capture.flush()
+    for thread in threads:
+        thread.join()
+    captured.capture.flush()
+    lines = "".join(chunk.text for chunk in captured.chunks).splitlines()
+    for who in "abcd":
+        assert [line for line in lines if line[0] == who] == [f"{who}{number}" for number in range(500)]
+
+
+# In a process of its own: an installed capture takes the streams over, and a fork concerns all threads.
+INSTALLED = """
+import os, sys, threading, warnings
+from pathlib import Path
+from meshbook.runtime.telemetry.capture import Capture
+from meshbook.runtime.telemetry.output import OutputChunk
+
+result = open(sys.argv[2], "w")
+came = threading.Condition()
+chunks = []
+
+def send(chunk):
+    with came:
+        chunks.append(chunk)
+        came.notify_all()
+
+def wait_for(text):
+    with came:
+        assert came.wait_for(lambda: text in "".join(chunk.text for chunk in chunks), 10), chunks
+
+folder = Path(sys.argv[1])
+capture = Capture(send, "mesh", 0, folder, "node")
+capture.install()
+"""
+
+
+def run_installed(tmp_path: Path, source: str) -> tuple[str, str]:
+    """What the source writes to `result`; and the output that went past the capture, as descriptors 1 and 2 got it."""
+    result = tmp_path / "result"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", INSTALLED + source, str(tmp_path), str(result)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": str(PACKAGE.parent)},
+    )
+    assert done.returncode == 0, done.stderr
+    return result.read_text(), done.stdout + done.stderr
+
+
+def test_an_installed_capture_sends_by_itself_and_the_rest_at_its_end(tmp_path: Path) -> None:
+    source = """
+print("line")
+wait_for("line")
+sys.stderr.write("error")
+wait_for("error")
+fd = os.open(folder / "node.out", os.O_WRONLY | os.O_APPEND)
+os.write(fd, b"from C")
+wait_for("from C")
+print("x" * 9_000_000, end="")  # over what may wait
+sys.stdout.write("rest")
+capture.close()
+capture.close()
+result.write(repr([(chunk.stream, len(chunk.text), chunk.text[-4:]) for chunk in chunks[-1:]]))
+result.write(str(sum(len(chunk.text) for chunk in chunks)))
+"""
+    said, past = run_installed(tmp_path, source)
+    assert past == ""
+    total = len("line\nerrorfrom Crest") + 9_000_000
+    assert said.startswith("[('stdout',")
+    assert "'rest')]" in said
+    assert said.endswith(str(total))
+
+
+def test_a_forked_child_writes_to_its_descriptors(tmp_path: Path) -> None:
+    """A DataLoader's worker: no thread sends there, and what waits is the parent's to send, once."""
+    source = """
+warnings.simplefilter("ignore")  # of a fork with threads, which Python 3.12 has begun to tell
+sys.stdout.write("parent's")
+pid = os.fork()
+if pid == 0:
+    print("child's é", end=" ")
+    print("child's error", file=sys.stderr)
+    sys.stdout.flush()
+    os._exit(0)
+os.waitpid(pid, 0)
+capture.close()
+result.write("".join(chunk.text for chunk in chunks))
+"""
+    said, past = run_installed(tmp_path, source)
+    assert said == "parent's"
+    assert sorted(past.split()) == ["child's", "child's", "error", "é"]
+
+
+def test_a_thread_may_outlive_the_flush_of_its_cell(tmp_path: Path) -> None:
+    source = """
+go, done = threading.Event(), threading.Event()
+
+def work():
+    go.wait()
+    print("late", end="")
+    done.set()
+
+thread = threading.Thread(target=work)
+thread.start()
+print("early", end="")
+capture.flush()
+result.write(repr([chunk.text for chunk in chunks]))
+go.set()
+done.wait()
+capture.close()
+thread.join()
+result.write(chunks[-1].text)
+"""
+    said, _ = run_installed(tmp_path, source)
+    assert said == "['early']late"
