@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -20,7 +21,7 @@ from meshbook.runtime.hosts.launch import AgentBirth, RunFolder
 from meshbook.runtime.hosts.linux import adopt_orphans
 from meshbook.runtime.hosts.machine import count_gpus, free_port
 from meshbook.runtime.hosts.roster import ROSTER
-from meshbook.runtime.hosts.workers import Workers
+from meshbook.runtime.hosts.workers import Ask, OnExit, Workers
 from meshbook.runtime.mesh.birth import Birth
 from meshbook.runtime.mesh.hosts import HOST, HostActor
 from meshbook.runtime.mesh.procs import PROCESS
@@ -39,9 +40,17 @@ def main() -> None:
     birth = msgspec.json.decode(sys.stdin.buffer.readline(), type=AgentBirth)
     folder = RunFolder(Path(birth.folder))
     node = Node(ZmqTransport(birth.address.node, birth.address.url, birth.settings), birth.run, birth.settings)
+    provide_client(lambda: Context(Instance("agent", "agent", NOWHERE.point(0), node)))
+    workers = attend(node, birth, lambda ask, on_exit: Workers(folder.path, birth.settings, ask, on_exit))
+    workers.serve(sys.stdin.fileno())
+    folder.close()
+    os._exit(0)  # every worker is gone and nobody listens: there is nothing left to tidy, and nothing to wait for
+
+
+def attend(node: Node, birth: AgentBirth, make_workers: Callable[[Ask, OnExit], Workers]) -> Workers:
+    """Make this node that of an agent, which takes messages from now on; the caller serves the workers."""
     node.controller = birth.controller
     node.trust(birth.controller)
-    provide_client(lambda: Context(Instance("agent", "agent", NOWHERE.point(0), node)))
 
     def ask_to_leave(worker: Address, reason: str) -> None:
         node.call([Target(worker, PROCESS)], "stop", ((reason,), {}), NOWHERE, None)
@@ -49,12 +58,10 @@ def main() -> None:
     def on_exit(report: ExitReport, others: list[Address]) -> None:
         node.announce_down(report, [birth.controller, *others])
 
-    workers = Workers(folder.path, birth.settings, ask_to_leave, on_exit)
+    workers = make_workers(ask_to_leave, on_exit)
     node.host(HOST, lambda: Agent(node, workers), class_name="HostActor").start(lambda error: None)
     node.start()
-    workers.serve(sys.stdin.fileno())
-    folder.close()
-    os._exit(0)  # every worker is gone and nobody listens: there is nothing left to tidy, and nothing to wait for
+    return workers
 
 
 class Agent(HostActor):

@@ -12,7 +12,7 @@ import secrets
 import subprocess
 import sys
 import threading
-from typing import Any
+from typing import IO, Any, Protocol
 
 import msgspec
 
@@ -31,11 +31,22 @@ from meshbook.runtime.node.calls import Each, Gather, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.telemetry.last_words import last_lines
 from meshbook.runtime.telemetry.output import TELEMETRY, OutputStore, TelemetryActor
+from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.zeromq import ZmqTransport, ipc_url
 from meshbook.runtime.wire.messages import Address
 
 NOWHERE = Extent((), ())
 STOP_SECONDS = 1.0  # what workers get to leave by themselves when the controller exits
+
+
+class AgentProcess(Protocol):
+    """An agent as its session sees it: a `Popen`, or what stands for one."""
+
+    pid: int
+    stdin: IO[bytes] | None
+
+    def wait(self, timeout: float | None = None) -> int: ...
+    def kill(self) -> None: ...
 
 
 class Session:
@@ -52,7 +63,8 @@ class Session:
         self.output = OutputStore()
         self._roster = Roster()
         self._faults = Faults()
-        self._agent_address = Address(AGENT, f"ipc://{self.folder.path}/{AGENT}")
+        self._inbox = self._inbox_prefix()
+        self._agent_address = Address(AGENT, f"{self._inbox}{AGENT}")
         self._closing = threading.Lock()  # taken once, by whoever closes first
         try:
             self.node = self._start_node()
@@ -60,15 +72,14 @@ class Session:
         except (OSError, ValueError) as error:
             self._give_up()
             raise LaunchError(f"the host agent cannot be started: {error}") from error
-        self.host = HostMesh([self._agent_address], NOWHERE.region, f"ipc://{self.folder.path}/", owned=True)
+        self.host = HostMesh([self._agent_address], NOWHERE.region, self._inbox, owned=True)
         self.node.places = Places(self.host, self.node.address)
         self.context = Context(Instance("client", "client", NOWHERE.point(0), self.node))
         self._watcher = threading.Thread(target=self._watch_agent, name="meshbook agent watcher", daemon=True)
         self._watcher.start()
 
     def _start_node(self) -> Node:
-        transport = ZmqTransport("controller", ipc_url(self.folder.path, "controller"), self.settings)
-        node = Node(transport, self.run, self.settings)
+        node = Node(self._connect("controller"), self.run, self.settings)
         node.host_inline(TELEMETRY, TelemetryActor(self.output))
         node.host_inline(ROSTER, self._roster)
         node.when_down.append(self._roster.ended)
@@ -76,16 +87,7 @@ class Session:
         node.start()
         return node
 
-    def _start_agent(self) -> subprocess.Popen[bytes]:
-        with open(self.folder.path / "agent.log", "wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "meshbook.runtime.hosts.agent"],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=_environment(),
-                start_new_session=True,  # Ctrl-C on a terminal is for the controller alone
-            )
+    def _start_agent(self) -> AgentProcess:
         birth = AgentBirth(
             run=self.run,
             address=self._agent_address,
@@ -93,11 +95,31 @@ class Session:
             folder=str(self.folder.path),
             settings=self.settings,
         )
+        process = self._launch()
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended already: the watcher will tell
             process.stdin.write(msgspec.json.encode(birth) + b"\n")
             process.stdin.flush()
         return process
+
+    # -- how nodes reach each other, and what an agent is; `in_process` has its own ------
+
+    def _inbox_prefix(self) -> str:
+        return f"ipc://{self.folder.path}/"
+
+    def _connect(self, node: str) -> Transport:
+        return ZmqTransport(node, ipc_url(self.folder.path, node), self.settings)
+
+    def _launch(self) -> AgentProcess:
+        with open(self.folder.path / "agent.log", "wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-P", "-m", "meshbook.runtime.hosts.agent"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=_environment(),
+                start_new_session=True,  # Ctrl-C on a terminal is for the controller alone
+            )
 
     def _give_up(self) -> None:
         if hasattr(self, "node"):

@@ -30,6 +30,7 @@ from meshbook.runtime.node.calls import Gather, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.telemetry.capture import CHUNK_CHARACTERS, Capture
 from meshbook.runtime.telemetry.output import TELEMETRY, OutputChunk
+from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.zeromq import ZmqTransport
 from meshbook.runtime.wire import pickling
 
@@ -44,6 +45,7 @@ def run(birth: Birth, folder: Path) -> None:
     limit_threads(birth)
     transport = ZmqTransport(birth.address.node, birth.address.url, birth.world.settings)
     node = make_node(transport, birth)
+    provide_client(lambda: client_of(node, birth))
     capture = make_capture(node, birth, folder)
     ready = prepare(birth)
     if ready:
@@ -56,15 +58,19 @@ def run(birth: Birth, folder: Path) -> None:
     leave(0 if ready else 1)
 
 
-def make_node(transport: ZmqTransport, birth: Birth) -> Node:
-    """The node of this process, which knows whom it belongs to."""
+def make_node(transport: Transport, birth: Birth) -> Node:
+    """The node of a worker, which knows whom it belongs to."""
     world = birth.world
     node = Node(transport, world.run, world.settings)
     node.controller, node.place, node.places = world.controller, birth, places_of(birth)
     node.trust(world.controller)
     node.trust(world.agent)
-    provide_client(lambda: Context(Instance("worker", "worker", NOWHERE.point(0), node, birth)))
     return node
+
+
+def client_of(node: Node, birth: Birth) -> Context:
+    """Who runs in a worker outside of its actors: a bootstrap, a thread of the user's."""
+    return Context(Instance("worker", "worker", NOWHERE.point(0), node, birth))
 
 
 def make_capture(node: Node, birth: Birth, folder: Path) -> Capture:

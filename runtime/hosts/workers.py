@@ -12,11 +12,13 @@ import os
 import queue
 import selectors
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ExitReport
@@ -29,6 +31,20 @@ from meshbook.runtime.wire.messages import Address
 
 OnExit = Callable[[ExitReport, list[Address]], None]
 Ask = Callable[[Address, str], None]
+
+
+class Starter(Protocol):
+    """What starts workers and tells how they end: a fork server. `channel` can be read when it has something to say."""
+
+    channel: socket.socket
+
+    @property
+    def events(self) -> int: ...
+    def ask(self, births: Iterable[Birth]) -> None: ...
+    def send(self) -> None: ...
+    def hear(self) -> list[Answer] | None: ...
+    def end(self) -> None: ...
+    def why_ended(self) -> str: ...
 
 
 @dataclass
@@ -61,7 +77,7 @@ class Workers:
         self._by_pid: dict[int, Worker] = {}
         self._requests: queue.SimpleQueue[Sequence[Birth]] = queue.SimpleQueue()
         self._bell, self._ringer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._server: Server | None = None
+        self._server: Starter | None = None
         self._selector = selectors.DefaultSelector()
 
     # -- from the host actor -------------------------------------------------
@@ -99,7 +115,7 @@ class Workers:
             for worker in filter(None, map(self._by_node.get, nodes)):
                 worker.killed = worker.killed or number == signal.SIGKILL
                 if worker.pid:
-                    _signal_group(worker.pid, number)
+                    self._send_signal(worker.pid, number)
 
     def names(self) -> list[str]:
         """The node ids of the workers that live, or are being born."""
@@ -139,12 +155,12 @@ class Workers:
                 self._pass_requests()
         self._kill_all()
 
-    def _start_server(self) -> Server:
-        server = self._server = Server(self._folder, self._settings)
+    def _start_server(self) -> Starter:
+        server = self._server = self._make_server()
         self._selector.register(server.channel, server.events)
         return server
 
-    def _attend(self, server: Server) -> None:
+    def _attend(self, server: Starter) -> None:
         server.send()
         answers = server.hear()
         if answers is None:
@@ -184,21 +200,21 @@ class Workers:
             worker.pid = pid
             self._by_pid[pid] = worker
             if worker.killed:  # it was to end before it had begun
-                _signal_group(pid, signal.SIGKILL)
+                self._send_signal(pid, signal.SIGKILL)
 
     def _exited(self, pid: int, returncode: int) -> None:
         with self._lock:
             worker = self._by_pid.pop(pid)
-            _signal_group(pid, signal.SIGKILL)  # what it started, and left behind
+            self._send_signal(pid, signal.SIGKILL)  # what it started, and left behind
         self._end(worker, returncode, "")
 
-    def _server_ended(self, server: Server) -> None:
+    def _server_ended(self, server: Starter) -> None:
         """Its workers die with the fork server; what they had started comes to us."""
         trouble = server.why_ended()
         self._selector.unregister(server.channel)
         self._server = None
         server.end()
-        end_descendants()
+        self._end_orphans()
         with self._lock:
             workers = [worker for worker in self._by_node.values() if worker.requested]
             self._by_pid.clear()
@@ -237,7 +253,18 @@ class Workers:
             self._server.end()  # first, so that nothing is forked behind our back
         with self._lock:
             for pid in self._by_pid:
-                _signal_group(pid, signal.SIGKILL)
+                self._send_signal(pid, signal.SIGKILL)
+        self._end_orphans()
+
+    # -- the operating system; `in_process` has none ------------------------------
+
+    def _make_server(self) -> Starter:
+        return Server(self._folder, self._settings)
+
+    def _send_signal(self, pid: int, number: int) -> None:
+        _signal_group(pid, number)
+
+    def _end_orphans(self) -> None:
         end_descendants()
 
 

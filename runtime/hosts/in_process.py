@@ -1,0 +1,279 @@
+"""A whole run in one process: an agent and workers that are threads, over the memory transport. For tests.
+
+Session, agent, stopping, ownership and reports are those of real runs; what differs is the launch. What threads cannot
+have of processes: an environment, finalisers and a standard output of their own, `os._exit`, and an end at any moment.
+A worker that is killed here neither receives nor sends any more, and its actors are let go when the session closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import queue
+import selectors
+import socket
+import subprocess
+import threading
+import traceback
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from meshbook.runtime.actor.context import CURRENT
+from meshbook.runtime.config import Settings
+from meshbook.runtime.hosts.agent import attend
+from meshbook.runtime.hosts.forkserver import Answer, Exited, Started
+from meshbook.runtime.hosts.launch import AgentBirth
+from meshbook.runtime.hosts.session import Session
+from meshbook.runtime.hosts.worker import NOWHERE, bootstrap, client_of, make_node, serve
+from meshbook.runtime.hosts.workers import Starter, Workers
+from meshbook.runtime.mesh.birth import Birth
+from meshbook.runtime.mesh.procs import PROCESS
+from meshbook.runtime.node.calls import Each, Target
+from meshbook.runtime.node.node import Node
+from meshbook.runtime.transport import Transport
+from meshbook.runtime.transport.memory import SCHEME, Inbox, MemoryTransport, Switchboard
+
+FIRST_PID = 1 << 24  # over the largest that Linux gives: these are of no process
+SHUT_DOWN = "this process's runtime was shut down"
+SECONDS = 1.0  # what threads get to end by themselves
+
+
+class InProcessSession(Session):
+    """A controller whose agent and workers are threads of this process."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        chosen = settings or Settings.from_environment()
+        self._board = PatientSwitchboard(chosen.high_water_mark)
+        super().__init__(chosen)
+
+    def _inbox_prefix(self) -> str:
+        return SCHEME
+
+    def _connect(self, node: str) -> Transport:
+        return self._board.transport(node)
+
+    def _launch(self) -> ThreadAgent:
+        self.agent = ThreadAgent(self._board)
+        return self.agent
+
+    def kill_late(self, seconds: float) -> None:
+        """From now on a worker that does not leave within so many seconds is killed."""
+        self.agent.started.wait(self.settings.launch_timeout)
+        assert self.agent.workers is not None
+        self.agent.workers.limit(seconds)
+
+    def close(self) -> None:
+        """End the run, and let its threads go; one that is held by the user's code stays behind."""
+        super().close()
+        self.agent.release()
+
+
+class PatientSwitchboard(Switchboard):
+    """Keeps what is sent to a node that is not there yet, or no longer, as sockets do: its death is told by others."""
+
+    def __init__(self, high_water_mark: int) -> None:
+        super().__init__()
+        self._limit = high_water_mark
+
+    def find(self, node: str) -> Inbox:
+        return self._inboxes.setdefault(node, Inbox(self._limit))
+
+    def transport(self, node: str, high_water_mark: int = 0) -> MemoryTransport:
+        return MemoryTransport(node, self, self.find(node))
+
+
+class ThreadAgent:
+    """A host agent; its session sees a process."""
+
+    def __init__(self, board: PatientSwitchboard) -> None:
+        self.pid = os.getpid()
+        line, theirs = os.pipe()
+        self.stdin = os.fdopen(theirs, "wb")
+        self._board = board
+        self._node: Node | None = None
+        self.workers: ThreadWorkers | None = None
+        self.started = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(line,), name="meshbook agent", daemon=True)
+        self._thread.start()
+
+    def _run(self, descriptor: int) -> None:
+        with open(descriptor, "rb", buffering=0) as line:
+            birth = msgspec.json.decode(line.readline(), type=AgentBirth)
+            node = self._node = Node(self._board.transport(birth.address.node), birth.run, birth.settings)
+
+            def make_workers(*ways: Callable[..., None]) -> ThreadWorkers:
+                self.workers = ThreadWorkers(Path(birth.folder), birth.settings, *ways)
+                self.workers.board = self._board
+                return self.workers
+
+            workers = attend(node, birth, make_workers)
+            self.started.set()
+            workers.serve(line.fileno())
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise subprocess.TimeoutExpired("agent", timeout or 0.0)
+        return 0
+
+    def kill(self) -> None:
+        if not self.stdin.closed:
+            self.stdin.close()
+
+    def release(self) -> None:
+        """Once it has ended: let its threads go."""
+        if self._node is not None and self.workers is not None:
+            self.workers.release()
+            let_go(self._node)
+            self.workers.close()
+
+
+class ThreadWorkers(Workers):
+    """Workers that are threads."""
+
+    board: PatientSwitchboard
+
+    def _make_server(self) -> Starter:
+        self._starter = ThreadStarter(self.board, self._folder)
+        return self._starter
+
+    def _send_signal(self, pid: int, number: int) -> None:
+        self._starter.signal(pid, number)
+
+    def _end_orphans(self) -> None:
+        """There are none."""
+
+    def limit(self, seconds: float) -> None:
+        self._settings = msgspec.structs.replace(self._settings, stop_timeout=seconds)
+
+    def release(self) -> None:
+        """After the end of `serve`: let go of whoever waits for a worker's end, and of their threads."""
+        with self._lock:
+            for worker in self._by_node.values():
+                worker.ended.set()
+        self._starter.release()
+
+    def close(self) -> None:
+        """Once nobody asks for workers any more: give the descriptors back."""
+        self._selector.close()
+        os.close(self._bell)
+        os.close(self._ringer)
+
+
+class ThreadStarter:
+    """Starts threads for workers and tells how they end, as a fork server does it with processes."""
+
+    events = selectors.EVENT_READ
+
+    def __init__(self, board: PatientSwitchboard, folder: Path) -> None:
+        self._board = board
+        self._folder = folder
+        self._pids = itertools.count(FIRST_PID)
+        self._workers: dict[int, ThreadWorker] = {}
+        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self.channel, self._bell = socket.socketpair()
+        self.channel.setblocking(False)
+
+    def ask(self, births: Iterable[Birth]) -> None:
+        for birth in births:
+            pid = next(self._pids)
+            worker = self._workers[pid] = ThreadWorker(self._board.transport(birth.address.node), birth, self._folder)
+            self._answer(Started(birth.address.node, pid))
+            worker.start(partial(self._exited, pid))
+
+    def _exited(self, pid: int, code: int) -> None:
+        self._answer(Exited(pid, code))
+
+    def send(self) -> None:
+        """Nothing is left over from `ask`."""
+
+    def hear(self) -> list[Answer] | None:
+        with contextlib.suppress(BlockingIOError):
+            self.channel.recv(4096)
+        answers = []
+        while not self._answers.empty():
+            answers.append(self._answers.get())
+        return answers
+
+    def _answer(self, answer: Answer) -> None:
+        self._answers.put(answer)
+        self._bell.send(b"!")
+
+    def signal(self, pid: int, number: int) -> None:
+        """End a worker: any signal does."""
+        self._workers[pid].end(-number)
+
+    def end(self) -> None:
+        for worker in self._workers.values():
+            worker.end(-9)
+
+    def why_ended(self) -> str:
+        return "the threads were let go"
+
+    def release(self) -> None:
+        for worker in self._workers.values():
+            worker.release()
+        self.channel.close()
+        self._bell.close()
+
+
+class ThreadWorker:
+    """One worker; its thread is what a main thread is in a process."""
+
+    def __init__(self, transport: MemoryTransport, birth: Birth, folder: Path) -> None:
+        self._transport = transport
+        self._birth = birth
+        self._errors = folder / f"{birth.address.node}.err"
+        self._node = make_node(transport, birth)
+        self._has_left = False
+        self._ending = threading.Lock()  # taken once, by whoever ends it
+        self._thread = threading.Thread(target=self._live, name=f"meshbook worker {birth.address.node}", daemon=True)
+
+    def start(self, exited: Callable[[int], None]) -> None:
+        """Begin; `exited` is told the exit code, once."""
+        self._exited = exited
+        self._thread.start()
+
+    def _live(self) -> None:
+        CURRENT.set(client_of(self._node, self._birth))
+        ready = self._prepare()
+        if ready and not self._ending.locked():
+            serve(self._node, self._birth)
+        self._has_left = True
+        self._node.release_actors()
+        self.end(0 if ready else 1)
+
+    def _prepare(self) -> bool:
+        try:
+            if self._birth.world.bootstrap:
+                bootstrap(self._birth.world.bootstrap)
+        except BaseException:
+            self._errors.write_text(traceback.format_exc())  # a process has a stderr for that
+            return False
+        return True
+
+    def end(self, code: int) -> None:
+        """Be dead from now on: nothing comes in, nothing goes out. What runs runs on, and is not heard of."""
+        if self._ending.acquire(blocking=False):
+            self._transport.close()
+            self._exited(code)
+
+    def release(self) -> None:
+        """Once dead: let its threads go."""
+        self._node.close()
+        if PROCESS in self._node.actors() and not self._has_left:
+            process = [Target(self._node.address, PROCESS)]
+            self._node.call(process, "stop", ((SHUT_DOWN,), {}), NOWHERE, None)
+        let_go(self._node)
+        self._thread.join(SECONDS)
+
+
+def let_go(node: Node) -> None:
+    """Close a node and end its actors, each once it is through with what it does."""
+    node.close()
+    targets = [Target(node.address, name) for name in node.actors()]
+    node.stop(targets, SHUT_DOWN, Each(len(targets)))
