@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import shutil
 import tempfile
 import uuid
@@ -51,11 +52,11 @@ def _run_leaves_nothing_behind() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def faults() -> Iterator[list[MeshFailure]]:
+def faults() -> Iterator[queue.SimpleQueue[MeshFailure]]:
     """What nobody handled in this test."""
-    found: list[MeshFailure] = []
+    found: queue.SimpleQueue[MeshFailure] = queue.SimpleQueue()
     before = unhandled_fault_hook()
-    set_unhandled_fault_hook(found.append)
+    set_unhandled_fault_hook(found.put)
     yield found
     set_unhandled_fault_hook(before)
 

@@ -18,7 +18,7 @@ from meshbook.runtime.node.running import Running
 
 # (node, actor, the endpoint that waits, the number of the wait, the endpoint that is waited for)
 Step: TypeAlias = tuple[str, str, str, int, str]
-Send: TypeAlias = Callable[[Target, list[Step], str], None]  # to whoever keeps the target
+Send: TypeAlias = Callable[[Target, list[Step]], None]  # to whoever keeps the target
 PERIOD = 0.25  # seconds between two looks at who waits; a deadlock is reported after two or three
 
 
@@ -56,10 +56,8 @@ class Watch:
         if waits:
             self.wake()
 
-    def follow(self, path: list[Step], key: str, running: Running, endpoint: str, *, is_concurrent: bool) -> None:
-        """A probe has come for `endpoint` of this actor: is it kept from it, and by what?"""
-        if running.waiting() is None or (is_concurrent and not running.keeps_loop):
-            return
+    def follow(self, path: list[Step], key: str, running: Running) -> None:
+        """A probe has come for this actor: is it kept from its messages, and by what?"""
         if any((node, actor) == (self._node, key) for node, actor, *_ in path):
             self._close(path, key, running)
         else:
@@ -71,7 +69,7 @@ class Watch:
         serial, future = wait
         for target, endpoint in future.owing():
             step = self._node, key, running.endpoint, serial, endpoint
-            self._send(target, [*path, step], endpoint)
+            self._send(target, [*path, step])
 
     def _close(self, ring: list[Step], key: str, running: Running) -> None:
         """The probe is back where it has been. One member of a ring raises, always the same: that frees the others."""

@@ -23,7 +23,7 @@ class Kept(Protocol):
     def owned_actor_over(self, key: str, rank: int) -> None: ...
     def break_off(self, key: str, sender: str, call: int) -> None: ...
     def where_is(self, key: str, sender: str, call: int) -> str: ...
-    def follow(self, path: list[Step], key: str, endpoint: str) -> None: ...
+    def follow(self, path: list[Step], key: str) -> None: ...
 
 
 class Keeper(Actor):
@@ -53,6 +53,6 @@ class Keeper(Actor):
         return self._node.where_is(key, sender, call)
 
     @endpoint
-    def probe(self, path: list[Step], key: str, endpoint: str) -> None:
-        """The last actor of the path waits for this endpoint of an actor here."""
-        self._node.follow(path, key, endpoint)
+    def probe(self, path: list[Step], key: str) -> None:
+        """The last actor of the path waits for this one, which is here."""
+        self._node.follow(path, key)

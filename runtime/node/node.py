@@ -391,12 +391,12 @@ class Node:
 
     # -- calls under way (Kept) ----------------------------------------------------
 
-    def make_running(self, instance: Instance, is_concurrent: Callable[[str], bool]) -> Running:
-        def is_own(target: Target, endpoint: str, keeps_loop: bool) -> bool:
-            is_here = target.actor == instance.key and target.address.node == self.address.node
-            return is_here and (keeps_loop or not is_concurrent(endpoint))
+    def make_running(self, instance: Instance, *, is_alone: bool) -> Running:
+        def is_own(target: Target) -> bool:
+            return is_alone and target.actor == instance.key and target.address.node == self.address.node
 
-        return Running(is_own, describe=lambda: str(instance), later=self.later, watch=self._watch.wake)
+        watch = self._watch.wake if is_alone else _not_at_all
+        return Running(is_own, describe=lambda: str(instance), later=self.later, watch=watch)
 
     def break_off(self, key: str, sender: str, call: int) -> None:
         if (hosted := self._actors.get(key)) is not None:
@@ -406,13 +406,13 @@ class Node:
         hosted = self._actors.get(key)
         return hosted.where(sender, call) if hosted is not None else "gone"
 
-    def follow(self, path: list[Step], key: str, endpoint: str) -> None:
+    def follow(self, path: list[Step], key: str) -> None:
         hosted = self._actors.get(key)
         if hosted is not None and (running := hosted.running) is not None:
-            self._watch.follow(path, key, running, endpoint, is_concurrent=hosted.is_concurrent(endpoint))
+            self._watch.follow(path, key, running)
 
-    def _send_probe(self, target: Target, path: list[Step], endpoint: str) -> None:
-        self._tell(target.address, "probe", path, target.actor, endpoint)
+    def _send_probe(self, target: Target, path: list[Step]) -> None:
+        self._tell(target.address, "probe", path, target.actor)
 
     def _who_runs(self) -> Iterator[tuple[str, Running]]:
         for key, hosted in list(self._actors.items()):
@@ -528,6 +528,10 @@ class Node:
 def _loss(report: ExitReport) -> SupervisionError:
     """What an ended node means to who asked it: a fault, or that it had been stopped on purpose."""
     return SupervisionError(str(report)) if report.stopped else ProcessDied(str(report), report)
+
+
+def _not_at_all() -> None:
+    """Nobody looks after this."""
 
 
 def _log_fault(charge: Charge, failure: MeshFailure) -> None:

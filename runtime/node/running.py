@@ -33,13 +33,13 @@ class Running:
 
     def __init__(
         self,
-        is_own: Callable[[Any, str, bool], bool],
+        is_own: Callable[[Any], bool],
         *,
         describe: Callable[[], str],
         later: Callable[[float, Callable[[], object]], None],
         watch: Callable[[], None],
     ) -> None:
-        self._is_own = is_own  # whether (target, endpoint, keeps_loop) would have to wait for this very message
+        self._is_own = is_own  # whether a target would have to wait for this very message
         self._describe = describe
         self._later = later
         self._watch = watch
@@ -51,7 +51,6 @@ class Running:
         self._waiting: Future[Any] | None = None
         self.endpoint = ""
         self.serial = 0  # of the present wait
-        self.keeps_loop = False  # the present wait blocks the actor's event loop, and so its overlapping endpoints
         self.suspicion: object = None  # for who watches: the cycle that this wait seemed to be part of
 
     # -- from the actor's own thread or task ------------------------------------
@@ -85,8 +84,7 @@ class Running:
     def begin_wait(self, future: Future[Any], *, blocking: bool, bounded: bool) -> bool:
         if not self._is_here(blocking):
             return False
-        keeps_loop = blocking and self._task is not None
-        if not bounded and any(self._is_own(target, name, keeps_loop) for target, name in future.owing()):
+        if not bounded and any(self._is_own(target) for target, _ in future.owing()):
             raise DeadlockError(
                 f"{self._describe()} waits for its own answer: an actor handles one message at a time, so the call "
                 f"that it waits for is never begun. Call the method itself, or do not wait inside the endpoint."
@@ -96,7 +94,6 @@ class Running:
                 raise asyncio.CancelledError
             self.serial = 0 if bounded else next(_serial)
             self._waiting = future
-            self.keeps_loop = keeps_loop
         if not bounded:  # such a wait ends by itself
             self._watch()
         return True
@@ -134,10 +131,10 @@ class Running:
             waiting = self._waiting
             if self._task is not None:
                 if is_first:
-                    self._task.cancel()
+                    self._task.cancel()  # before what it waits for is: it shall feel this, and not the other
             elif waiting is None and not self._inject():
                 self._later(MOMENT, lambda: self.break_off(key))
-        if waiting is not None and self._task is None:
+        if waiting is not None:
             waiting.cancel()  # what this one waits for is not wanted either
         return True
 

@@ -53,7 +53,7 @@ class Served(Protocol):
     def hook(self, notice: Notice) -> Any: ...
     def is_unwanted(self, call: Call) -> bool: ...
     def context_of(self, call: Call, running: Running | None) -> Context: ...
-    def make_running(self) -> Running: ...
+    def make_running(self, *, is_alone: bool) -> Running: ...
     def begin(self, call: Call, body: Body) -> Any: ...
     def returned(self, call: Call, value: Any) -> None: ...
     def raised(self, call: Call, error: Exception) -> None: ...
@@ -70,7 +70,7 @@ class ThreadServing:
 
     def __init__(self, actor: Served) -> None:
         self._actor = actor
-        self.running = actor.make_running()
+        self.running = actor.make_running(is_alone=True)
 
     def run(self) -> None:
         """Serve until the actor is lost, and let it part."""
@@ -160,12 +160,12 @@ class LoopServing:
 
     def __init__(self, actor: Served) -> None:
         self._actor = actor
-        self.running = actor.make_running()
+        self.running = actor.make_running(is_alone=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._arrived: asyncio.Event | None = None
         self._asleep = False
-        self._tasks: dict[asyncio.Task[None], Key | None] = {}  # of overlapping endpoints, and of notices
+        self._tasks: dict[asyncio.Task[None], Running | None] = {}  # of overlapping endpoints, and of notices
         self._is_handling = False
         # For the sync endpoints of a class that mixes both kinds: one thread, always the same.
         self._aside: concurrent.futures.ThreadPoolExecutor | None = None
@@ -227,37 +227,33 @@ class LoopServing:
         assert self._task is not None
         running, is_sync = self.running, self._actor.is_sync(call.endpoint)
         CURRENT.set(self._actor.context_of(call, running))
-        if not is_sync:
-            running.enter_task((call.sender, call.call), call.endpoint)
         await self._run_call(call, body, running, aside=is_sync)
         if running.is_broken and not self._actor.is_lost:
             self._task.uncancel()  # that was for the message; the actor goes on
 
-    async def _run_call(self, call: Call, body: Body, running: Running | None, *, aside: bool) -> None:
+    async def _run_call(self, call: Call, body: Body, running: Running, *, aside: bool = False) -> None:
         actor = self._actor
         try:
-            try:
-                value = await self._run_aside(call, body) if aside else actor.begin(call, body)
-                if inspect.isawaitable(value):
-                    value = await value
-            finally:
-                if running is not None and not aside:
-                    running.leave()
+            if aside:
+                value = await self._run_aside(call, body)
+            else:
+                value = await self._run_here(call, body, running)
         except Exception as error:
             actor.raised(call, error)
         except asyncio.CancelledError as error:
-            actor.cancelled(call, error, wanted=self._is_wanted(running))
+            actor.cancelled(call, error, wanted=running.is_broken)
         except BaseException as error:
             actor.died(call, error)
         else:
             actor.returned(call, value)
 
-    def _is_wanted(self, running: Running | None) -> bool:
-        """Whether somebody asked for the cancellation that the present message or task has felt."""
-        if running is not None:
-            return running.is_broken
-        task = asyncio.current_task()
-        return task is not None and task.cancelling() > 0
+    async def _run_here(self, call: Call, body: Body, running: Running) -> Any:
+        running.enter_task((call.sender, call.call), call.endpoint)
+        try:
+            value = self._actor.begin(call, body)
+            return await value if inspect.isawaitable(value) else value
+        finally:
+            running.leave()
 
     async def _run_aside(self, call: Call, body: Body) -> Any:
         """A sync endpoint beside the loop, on a thread that is always the same."""
@@ -276,17 +272,19 @@ class LoopServing:
         return await self._loop.run_in_executor(self._aside, here.run, run)
 
     def _begin_task(self, call: Call, body: Body) -> None:
+        running = self._actor.make_running(is_alone=False)
+
         def end(task: asyncio.Task[None]) -> None:
             self._tasks.pop(task, None)
             if task.cancelled():  # before its first step, so that nothing of `_run_call` has run
                 self._actor.cancelled(call, asyncio.CancelledError(), wanted=True)
 
         async def run() -> None:
-            CURRENT.set(self._actor.context_of(call, None))
-            await self._run_call(call, body, None, aside=False)
+            CURRENT.set(self._actor.context_of(call, running))
+            await self._run_call(call, body, running)
 
         task = asyncio.create_task(run())
-        self._tasks[task] = (call.sender, call.call)
+        self._tasks[task] = running
         task.add_done_callback(end)
 
     # -- notices and the end ---------------------------------------------------------
@@ -348,23 +346,22 @@ class LoopServing:
 
     def break_off(self, key: Key) -> bool:
         """Break off this message if it is being handled; whether it may be."""
-        if self.running.is_at(key) or key in self._tasks.values():
-            self._call_soon(lambda: self._break_off(key))
-            return True
-        return False
-
-    def _break_off(self, key: Key) -> None:
-        if not self.running.break_off(key):
-            for task in [task for task, theirs in self._tasks.items() if theirs == key]:
-                task.cancel()
+        running = self._at(key)
+        if running is not None:
+            self._call_soon(lambda: running.break_off(key))
+        return running is not None
 
     def where(self, key: Key) -> str:
         """Where this message is, or the empty string where it is not being handled."""
-        if self.running.is_at(key):
-            return self.running.where()
-        return "one of several calls that overlap" if key in list(self._tasks.values()) else ""
+        running = self._at(key)
+        return running.where() if running is not None else ""
 
-    def _call_soon(self, callback: Callable[[], None]) -> None:
+    def _at(self, key: Key) -> Running | None:
+        """What handles this message now."""
+        everything = [self.running, *(running for running in list(self._tasks.values()) if running is not None)]
+        return next((running for running in everything if running.is_at(key)), None)
+
+    def _call_soon(self, callback: Callable[[], object]) -> None:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended: the queue is being refused
                 self._loop.call_soon_threadsafe(callback)

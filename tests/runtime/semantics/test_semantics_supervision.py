@@ -1,0 +1,440 @@
+"""Semantics: errors that nobody takes, who is told of a failure, and how far it goes up."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from meshbook import (
+    Actor,
+    Channel,
+    MeshFailure,
+    Port,
+    SupervisionError,
+    concurrent_endpoint,
+    context,
+    endpoint,
+    this_host,
+    this_proc,
+)
+
+PATIENCE = 60.0
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Own(BaseException):
+    """Of nobody's, so nobody catches it."""
+
+
+def raise_(error: BaseException) -> Any:
+    raise error
+
+
+class Probe(Actor):
+    """Runs what it is sent."""
+
+    @endpoint
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(*arguments)
+
+    @endpoint(explicit_response_port=True)
+    def answer(self, port: Port[Any], function: Callable[[Any], Any]) -> None:
+        function(port)
+
+
+class AsyncProbe(Actor):
+    """The same on a loop."""
+
+    @endpoint
+    async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(*arguments)
+
+    @endpoint(explicit_response_port=True)
+    async def answer(self, port: Port[Any], function: Callable[[Any], Any]) -> None:
+        function(port)
+
+
+@pytest.fixture(params=[Probe, AsyncProbe])
+def probe(request: pytest.FixtureRequest) -> type[Actor]:
+    return request.param  # type: ignore[no-any-return]
+
+
+def lost(future: Any, said: str = "") -> SupervisionError:
+    with pytest.raises(SupervisionError, match=f"(?s){said}") as caught:
+        future.get(PATIENCE)
+    return caught.value
+
+
+def next_of(faults: Any) -> MeshFailure:
+    return faults.get(timeout=PATIENCE)  # type: ignore[no-any-return]
+
+
+def test_09_an_error_in_a_broadcast_ends_the_actor_and_its_owner_is_told(world: Any, faults: Any, probe: Any) -> None:
+    """Where nobody takes an answer nobody takes an error: the actor ends, and whoever spawned it hears of that."""
+    mesh = world.spawn(probe, name="worker")
+    mesh.slice(gpus=1).run.broadcast(raise_, ValueError("for nobody"))
+    failure = next_of(faults)
+    assert (failure.mesh_name, failure.crashed_ranks) == ("worker", [1])
+    for text in (failure.report(), str(failure)):
+        assert "ValueError: for nobody" in text
+        assert "and all its descendants have failed" in text
+    assert "MeshFailure" in str(failure)
+    assert "crashed_ranks=[1]" in str(failure)
+    lost(mesh.slice(gpus=1).run.call_one(abs, 1), "ValueError: for nobody")
+    assert failure.mesh.slice(gpus=0).run.call_one(abs, -1).get(PATIENCE) == 1
+
+
+def test_10_an_endpoint_that_answers_by_a_port_and_raises_ends_the_actor(world: Any, faults: Any, probe: Any) -> None:
+    """It has no other way to say so; whoever waits for its answer is told."""
+    mesh = world.spawn(probe, gpus=1)
+    lost(mesh.answer.call_one(lambda port: raise_(ValueError("instead of an answer"))), "instead of an answer")
+    assert "instead of an answer" in next_of(faults).report()
+    lost(mesh.run.call_one(abs, 1))
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), KeyboardInterrupt("now"), Own("of ours")], ids=lambda e: type(e).__name__
+)
+def test_11_what_is_no_exception_always_ends_the_actor(world: Any, faults: Any, probe: Any, error: Any) -> None:
+    """SystemExit, KeyboardInterrupt and their like: who waits is told, and so is whoever calls later."""
+    mesh = world.spawn(probe, gpus=1)
+    lost(mesh.run.call_one(raise_, error), type(error).__name__)
+    assert type(error).__name__ in next_of(faults).report()
+    lost(mesh.run.call_one(abs, 1), type(error).__name__)
+
+
+class Broken(Actor):
+    """Its constructor raises."""
+
+    def __init__(self, error: BaseException) -> None:
+        raise error
+
+    @endpoint
+    def run(self) -> None: ...
+
+
+def test_13_a_constructor_that_fails_is_one_event_for_each_rank(world: Any, faults: Any) -> None:
+    """`spawn` does not raise it; each rank's owner is told, and calls fail."""
+    mesh = world.spawn(Broken, ValueError("at birth"), name="broken")
+    failures = [next_of(faults), next_of(faults)]
+    assert sorted(failures[-1].crashed_ranks) == [0, 1]
+    assert all("ValueError: at birth" in failure.report() for failure in failures)
+    lost(mesh.run.call(), "at birth")
+    lost(mesh.initialized, "at birth")
+
+
+class Parent(Actor):
+    """Owns a mesh of probes in its own process, and does with their failures what it is told to."""
+
+    def __init__(self, verdict: Any, note: Port[Any], child: type[Actor] = Probe) -> None:
+        self.verdict = verdict
+        self.note = note
+        self.child = this_proc().spawn("child", child)
+
+    def __supervise__(self, failure: MeshFailure) -> Any:
+        self.note.send((failure.mesh_name, failure.crashed_ranks, failure.report()))
+        return raise_(self.verdict) if isinstance(self.verdict, Exception) else self.verdict
+
+    @endpoint
+    def give_child(self) -> Any:
+        return self.child
+
+    @endpoint
+    def ask_child(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return self.child.run.call_one(function, *arguments).get()
+
+    @endpoint
+    def renew_child(self) -> None:
+        self.child = this_proc().spawn("second", Probe)
+
+    @endpoint
+    def tell_child(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.child.run.broadcast(function, *arguments)
+
+
+class AsyncParent(Actor):
+    """The same on a loop."""
+
+    def __init__(self, verdict: Any, note: Port[Any], child: type[Actor] = Probe) -> None:
+        self.verdict = verdict
+        self.note = note
+        self.child = this_proc().spawn("child", child)
+
+    async def __supervise__(self, failure: MeshFailure) -> Any:
+        self.note.send((failure.mesh_name, failure.crashed_ranks, failure.report()))
+        return raise_(self.verdict) if isinstance(self.verdict, Exception) else self.verdict
+
+    @endpoint
+    async def give_child(self) -> Any:
+        return self.child
+
+    @endpoint
+    async def ask_child(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await self.child.run.call_one(function, *arguments)
+
+    @endpoint
+    async def renew_child(self) -> None:
+        self.child = this_proc().spawn("second", Probe)
+
+    @endpoint
+    async def tell_child(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.child.run.broadcast(function, *arguments)
+
+
+@pytest.fixture(params=[Parent, AsyncParent])
+def parent(request: pytest.FixtureRequest) -> type[Actor]:
+    return request.param  # type: ignore[no-any-return]
+
+
+def test_20_the_owner_is_told_and_not_who_holds_a_reference(world: Any, faults: Any, parent: Any) -> None:
+    """The client has a reference to the child; the parent has spawned it."""
+    port, notes = Channel[Any].open()
+    mesh = world.spawn(parent, True, port, gpus=1)
+    child = mesh.give_child.call_one().get(PATIENCE)
+    child.run.broadcast(raise_, ValueError("of the child"))
+    name, ranks, report = notes.recv().get(PATIENCE)
+    assert (name, ranks) == ("child", [0])
+    assert "of the child" in report
+    assert mesh.give_child.call_one().get(PATIENCE) is not None
+    assert faults.empty()
+
+
+def test_21_a_true_answer_means_handled_and_the_owner_goes_on(world: Any, faults: Any, parent: Any) -> None:
+    """It is asked once for each failed rank, and may spawn another child."""
+    port, notes = Channel[Any].open()
+    mesh = world.spawn(parent, "yes", port, gpus=1)
+    mesh.tell_child.call_one(raise_, ValueError("once")).get(PATIENCE)
+    notes.recv().get(PATIENCE)
+    with pytest.raises(Exception, match="once"):
+        mesh.ask_child.call_one(abs, -1).get(PATIENCE)
+    mesh.renew_child.call_one().get(PATIENCE)
+    assert mesh.ask_child.call_one(abs, -2).get(PATIENCE) == 2
+    assert not notes.recv().done()
+    assert faults.empty()
+
+
+@pytest.mark.parametrize("verdict", [False, None, 0])
+def test_21_anything_else_lets_the_owner_fail_too(world: Any, faults: Any, parent: Any, verdict: Any) -> None:
+    """And its own owner, the client, is told of both."""
+    port, notes = Channel[Any].open()
+    mesh = world.spawn(parent, verdict, port, gpus=1, name="outer")
+    mesh.tell_child.broadcast(raise_, ValueError("far below"))
+    notes.recv().get(PATIENCE)
+    failure = next_of(faults)
+    assert failure.mesh_name == "outer"
+    assert "its mesh child has failed" in failure.report()
+    assert "far below" in failure.report()
+    lost(mesh.give_child.call_one(), "far below")
+
+
+def test_21_an_owner_that_raises_fails_with_both_reasons(world: Any, faults: Any, parent: Any) -> None:
+    """What `__supervise__` raised, and what it was told."""
+    port, _ = Channel[Any].open()
+    mesh = world.spawn(parent, KeyError("in the hook"), port, gpus=1)
+    mesh.tell_child.broadcast(raise_, ValueError("in the child"))
+    report = next_of(faults).report()
+    assert "in the hook" in report
+    assert "in the child" in report
+    lost(mesh.give_child.call_one(), "in the hook")
+
+
+class Listener(Actor):
+    """Is in an endpoint when its child fails."""
+
+    def __init__(self, note: Port[str]) -> None:
+        self.note = note
+        self.child = this_proc().spawn("child", Probe)
+
+    async def __supervise__(self, failure: MeshFailure) -> bool:
+        self.note.send("supervised")
+        return True
+
+    @endpoint
+    async def wait(self, gate: Any) -> None:
+        self.child.run.broadcast(raise_, ValueError("meanwhile"))
+        await gate.pass_through_async()
+        self.note.send("waited")
+
+
+class SyncListener(Actor):
+    """The same on a thread."""
+
+    def __init__(self, note: Port[str]) -> None:
+        self.note = note
+        self.child = this_proc().spawn("child", Probe)
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        self.note.send("supervised")
+        return True
+
+    @endpoint
+    def wait(self, gate: Any) -> None:
+        self.child.run.broadcast(raise_, ValueError("meanwhile"))
+        with pytest.raises(SupervisionError):
+            self.child.run.call_one(abs, 1).get(PATIENCE)
+        gate.pass_through()
+        self.note.send("waited")
+
+
+def test_22_an_async_owner_is_told_between_awaits(world: Any) -> None:
+    """Its endpoint waits, and its loop turns."""
+    port, notes = Channel[str].open()
+    gate = world.gate()
+    waiting = world.spawn(Listener, port, gpus=1).wait.call_one(gate)
+    gate.wait_told()
+    assert notes.recv().get(PATIENCE) == "supervised"
+    gate.open()
+    assert notes.recv().get(PATIENCE) == "waited"
+    waiting.get(PATIENCE)
+
+
+def test_22_a_sync_owner_is_told_between_messages(world: Any) -> None:
+    """Its endpoint is never interrupted by that."""
+    port, notes = Channel[str].open()
+    gate = world.gate()
+    world.spawn(SyncListener, port, gpus=1).wait.broadcast(gate)
+    gate.wait_told()
+    gate.open()
+    assert [notes.recv().get(PATIENCE) for _ in range(2)] == ["waited", "supervised"]
+
+
+def test_24_an_actor_can_abort_itself(world: Any, faults: Any, probe: Any) -> None:
+    """It fails for the reason that it gives, or for none."""
+    for reason, said in [("enough", "enough"), (None, "no reason provided")]:
+        mesh = world.spawn(probe, gpus=1)
+        lost(mesh.run.call_one(lambda reason: context().actor_instance.abort(reason), reason), said)
+        assert said in next_of(faults).report()
+        lost(mesh.run.call_one(abs, 1), said)
+
+
+def test_24_an_actor_can_stop_itself_and_that_is_no_failure(world: Any, faults: Any, probe: Any) -> None:
+    """What it was sent before is handled, and whoever calls later is told."""
+    mesh = world.spawn(probe, gpus=1)
+    assert mesh.run.call_one(lambda: context().actor_instance.stop("done here")).get(PATIENCE) is None
+    lost(mesh.run.call_one(abs, 1), "stopped: done here")
+    assert faults.empty()
+
+
+class Nest(Actor):
+    """Spawns another of its kind below itself, as deep as it is told, on processes of their own."""
+
+    def __init__(self, depth: int) -> None:
+        self.inner: Any = None
+        if depth:
+            self.inner = this_host().spawn_procs({"inner": 1}).spawn("nest", Nest, depth - 1)
+
+    @endpoint
+    def innermost(self) -> Any:
+        return self.inner.innermost.call_one().get() if self.inner is not None else None
+
+    @endpoint
+    def fail_inside(self) -> None:
+        if self.inner is None:
+            raise ValueError("at the bottom")
+        self.inner.fail_inside.broadcast()
+
+
+def test_25_a_failure_deep_inside_reaches_the_client_by_name(world: Any, faults: Any) -> None:
+    """Each owner on the way fails with its child; the report names the one that began, by its whole name."""
+    mesh = world.spawn(Nest, 2, gpus=1, name="outer")
+    mesh.innermost.call_one().get(PATIENCE)
+    mesh.fail_inside.broadcast()
+    failure = next_of(faults)
+    assert failure.mesh_name == "outer"
+    assert "ValueError: at the bottom" in failure.report()
+    inner = "Nest nest{'inner': 0/1}>"
+    assert f"<root>.<{Nest.__module__}.Nest outer{{'gpus': 0/1}}>.<{Nest.__module__}.{inner}.<" in failure.report()
+    assert failure.report().count("and all its descendants have failed") == 3
+
+
+class Mourner(Actor):
+    """Tells when it cleans up."""
+
+    def __init__(self, note: Port[Any], name: str, depth: int = 0) -> None:
+        self.note = note
+        self.name = name
+        self.inner = this_proc().spawn("inner", Mourner, note, f"{name}.inner", depth - 1) if depth else None
+
+    @endpoint
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(*arguments)
+
+    def __cleanup__(self, error: BaseException | None) -> None:
+        self.note.send((self.name, repr(error)))
+
+
+@pytest.mark.parametrize("ends", ["actors", "processes"])
+def test_26_what_an_actor_owns_is_cleaned_up_before_it(world: Any, faults: Any, ends: str) -> None:
+    """Stopping goes down to the leaves first, whether the actors are stopped or their processes."""
+    port, notes = Channel[Any].open()
+    procs = world.procs(1)
+    mesh = procs.spawn("outer", Mourner, port, "outer", 2)
+    mesh.initialized.get(PATIENCE)
+    (mesh if ends == "actors" else procs).stop().get(PATIENCE)
+    told = [notes.recv().get(PATIENCE) for _ in range(3)]
+    assert told == [(name, "None") for name in ("outer.inner.inner", "outer.inner", "outer")]
+    assert faults.empty()
+
+
+def test_26_a_failure_ends_what_the_actor_owns(world: Any, faults: Any) -> None:
+    """And `__cleanup__` is told the error."""
+    port, notes = Channel[Any].open()
+    mesh = world.spawn(Mourner, port, "outer", 1, gpus=1)
+    mesh.run.broadcast(raise_, ValueError("why"))
+    assert notes.recv().get(PATIENCE) == ("outer.inner", "None")
+    assert notes.recv().get(PATIENCE) == ("outer", "ValueError('why')")
+    next_of(faults)
+
+
+def test_26_a_killed_actor_does_not_clean_up(world: Any, faults: Any) -> None:
+    """What it owns does."""
+    port, notes = Channel[Any].open()
+    mesh = world.spawn(Mourner, port, "outer", 1, gpus=1)
+    lost(mesh.run.call_one(lambda: context().actor_instance.kill("for good")), "for good")
+    assert notes.recv().get(PATIENCE)[0] == "outer.inner"
+    assert "for good" in next_of(faults).report()
+    mesh.stop().get(PATIENCE)
+    assert not notes.recv().done()
+
+
+class Overlapping(Actor):
+    """Has several calls at once."""
+
+    def __init__(self, note: Port[str]) -> None:
+        self.note = note
+
+    @concurrent_endpoint
+    async def wait(self, gate: Any) -> None:
+        try:
+            await gate.pass_through_async()
+        finally:
+            self.note.send("ended")
+
+    async def __cleanup__(self, error: BaseException | None) -> None:
+        self.note.send("cleaned up")
+
+
+def test_27_overlapping_calls_are_over_before_the_cleanup(world: Any) -> None:
+    """They are cancelled, and awaited."""
+    port, notes = Channel[str].open()
+    gate = world.gate()
+    mesh = world.spawn(Overlapping, port, gpus=1)
+    calls = [mesh.wait.call_one(gate) for _ in range(3)]
+    for _ in calls:
+        gate.wait_told()
+    mesh.stop("enough").get(PATIENCE)
+    assert [notes.recv().get(PATIENCE) for _ in range(4)] == ["ended", "ended", "ended", "cleaned up"]
+    for call in calls:
+        lost(call, "stopped: enough")
+
+
+def test_a_failure_is_of_its_process(world: Any, faults: Any) -> None:
+    """It holds handles and contexts; its report travels."""
+    world.spawn(Probe, gpus=1).run.broadcast(raise_, ValueError("x"))
+    with pytest.raises(TypeError, match=r"report\(\)"):
+        pickle.dumps(next_of(faults))
