@@ -1,23 +1,42 @@
-"""`ValueMesh`: one value per rank of a called mesh, with the mesh's shape. Values are decoded on first access."""
+"""`ValueMesh`: one value per rank of a called mesh, with the mesh's shape. Values are decoded on first access.
+
+Equal neighbours are pickled once, and held once where they were not decoded lazily: 10,000 times None is a few bytes.
+"""
 
 from __future__ import annotations
 
+import functools
+import itertools
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+from meshbook.runtime.actor.runs import runs_of
 from meshbook.runtime.geometry import Extent, MeshTrait, Point, Region
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Cells(Protocol[T_co]):
+    """Values by index, each behind a call that makes it."""
+
+    def __getitem__(self, index: int, /) -> Callable[[], T_co]: ...
 
 
 class ValueMesh(MeshTrait, Generic[T]):
     """Immutable values with a shape; points count from zero within the mesh that was called."""
 
-    def __init__(self, region: Region, cells: Sequence[Callable[[], T]], base: Sequence[int] | None = None) -> None:
-        # `cells` are indexed by the ranks of the region as it was called; slices share them.
+    def __init__(self, region: Region, cells: Cells[T], base: Sequence[int] | None = None) -> None:
+        # `cells` are indexed by the ranks of the region as it was called, `base`; slices share them.
         self._region = region
         self._cells = cells
-        self._places = {rank: index for index, rank in enumerate(base if base is not None else region.ranks())}
+        self._base = base
+
+    @functools.cached_property
+    def _places(self) -> dict[int, int]:
+        base = self._base if self._base is not None else self._region.ranks()
+        return {rank: index for index, rank in enumerate(base)}
 
     @classmethod
     def of(cls, extent: Extent, values: Iterable[T]) -> ValueMesh[T]:
@@ -25,16 +44,28 @@ class ValueMesh(MeshTrait, Generic[T]):
         held = list(values)
         if len(held) != extent.nelements:
             raise ValueError(f"expected {extent.nelements} values for {dict(extent)}, got {len(held)}")
-        return cls(extent.region, [_Held(value) for value in held])
+        return cls._of_runs(extent, *runs_of(held))
 
     @classmethod
-    def from_indexed(cls, shape: Extent, pairs: Iterable[tuple[int, T]]) -> ValueMesh[T]:
-        """From (rank, value) pairs in any order: the last one of a rank wins; ValueError where one is missing."""
+    def _of_runs(cls, extent: Extent, values: Sequence[T], counts: Sequence[int]) -> ValueMesh[T]:
+        # Where there are as many values as ranks, the counts do not matter, and are not sent.
+        cells = [_Held(value) for value in values]
+        return cls(extent.region, cells if len(cells) == extent.nelements else _Runs(cells, counts))
+
+    @classmethod
+    def from_indexed(cls, shape: Extent | Region, pairs: Iterable[tuple[int, T]]) -> ValueMesh[T]:
+        """From (rank, value) pairs in any order: the last one of a rank wins.
+
+        ValueError where a rank is missing, or out of range.
+        """
         found = dict(pairs)
-        present = [found[rank] for rank in range(shape.nelements) if rank in found]
-        if len(present) != shape.nelements:
-            raise ValueError(f"expected {shape.nelements} ranks, the pairs contain {len(present)}")
-        return cls.of(shape, present)
+        extent = shape.region.extent
+        size = extent.nelements
+        if odd := [rank for rank in found if not 0 <= rank < size]:
+            raise ValueError(f"rank {odd[0]} is out of range: the shape has {size} ranks")
+        if len(found) != size:
+            raise ValueError(f"expected {size} ranks, but the input contains {len(found)}")
+        return cls.of(extent, (found[rank] for rank in range(size)))
 
     @property
     def region(self) -> Region:
@@ -85,7 +116,8 @@ class ValueMesh(MeshTrait, Generic[T]):
     __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ValueMesh.of, (self.extent, list(self.values()))
+        values, counts = runs_of(self.values())
+        return ValueMesh._of_runs, (self.extent, values, counts if len(values) < len(self) else ())
 
 
 class _Held(Generic[T]):
@@ -98,6 +130,19 @@ class _Held(Generic[T]):
 
     def __call__(self) -> T:
         return self.value
+
+
+class _Runs(Generic[T]):
+    """Cells of which each stands for so many neighbours."""
+
+    __slots__ = ("_cells", "_ends")
+
+    def __init__(self, cells: Sequence[_Held[T]], counts: Iterable[int]) -> None:
+        self._cells = cells
+        self._ends = list(itertools.accumulate(counts))
+
+    def __getitem__(self, index: int) -> _Held[T]:
+        return self._cells[bisect_right(self._ends, index)]
 
 
 class Once(Generic[T]):

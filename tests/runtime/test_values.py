@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from meshbook.runtime.actor.values import Once, ValueMesh
@@ -59,7 +61,9 @@ def test_other_shapes_of_the_same_values() -> None:
         (lambda: mesh().item(hosts=1, gpus=1, x=0), KeyError, "x"),
         (lambda: mesh().item(hosts=2, gpus=0), IndexError, "2"),
         (lambda: ValueMesh.of(SHAPE, "abc"), ValueError, "expected 6 values.*got 3"),
-        (lambda: ValueMesh.from_indexed(SHAPE, [(0, "a")]), ValueError, "expected 6.*contain 1"),
+        (lambda: ValueMesh.from_indexed(SHAPE, [(0, "a")]), ValueError, "expected 6.*contains 1"),
+        (lambda: ValueMesh.from_indexed(SHAPE, [(6, "a")]), ValueError, "rank 6 is out of range.*6 ranks"),
+        (lambda: ValueMesh.from_indexed(SHAPE, [(-1, "a")]), ValueError, "rank -1 is out of range"),
     ],
 )
 def test_errors(ask: Callable[[], Any], error: type[Exception], said: str) -> None:
@@ -69,7 +73,15 @@ def test_errors(ask: Callable[[], Any], error: type[Exception], said: str) -> No
 
 def test_from_indexed_takes_any_order_and_the_last_of_a_rank() -> None:
     pairs = [(1, "x"), (0, "a"), (1, "b")]
-    assert list(ValueMesh.from_indexed(Extent.of(gpus=2), pairs).values()) == ["a", "b"]
+    shape = Extent.of(gpus=2)
+    for each in (shape, shape.region):
+        assert list(ValueMesh.from_indexed(each, pairs).values()) == ["a", "b"]
+
+
+def test_it_may_be_subscripted() -> None:
+    assert list(ValueMesh[str].of(Extent.of(gpus=2), "ab").values()) == ["a", "b"]
+    assert list(ValueMesh[int].from_indexed(Extent.of(gpus=1), [(0, 1)]).values()) == [1]
+    assert isinstance(mesh(), ValueMesh)
 
 
 def test_it_travels_and_compares() -> None:
@@ -77,6 +89,59 @@ def test_it_travels_and_compares() -> None:
     assert pickle.loads(pickle.dumps(mesh().slice(gpus=1))) == mesh().slice(gpus=1)
     assert mesh() != ValueMesh.of(SHAPE, "abcdex")
     assert ValueMesh.of(Extent.of(gpus=6), "abcdef") != mesh()
+
+
+MANY = Extent.of(hosts=100, gpus=100)
+FIRST = ["a", *[None] * 9_998, 2.5]
+
+
+@pytest.mark.parametrize(
+    "value", [None, True, 7, -0.0, "a text", b"bytes", (1, ("a", None)), Extent.of(gpus=2), math.nan], ids=repr
+)
+def test_equal_neighbours_travel_once(value: Any) -> None:
+    many = ValueMesh.of(MANY, [value] * MANY.nelements)
+    lazy = ValueMesh(MANY.region, [Once(lambda: value) for _ in range(MANY.nelements)])
+    for each in (many, lazy):
+        data = pickle.dumps(each)
+        assert len(data) < 400
+        again = list(pickle.loads(data).values())
+        assert len(again) == MANY.nelements
+        assert all(repr(found) == repr(value) for found in again)
+
+
+def test_runs_keep_their_places() -> None:
+    again = pickle.loads(pickle.dumps(ValueMesh.of(MANY, FIRST)))
+    assert list(again.values()) == FIRST
+    assert [again.get(rank) for rank in (0, 1, 9_998, 9_999)] == ["a", None, None, 2.5]
+    assert again.item(hosts=99, gpus=99) == 2.5
+    assert list(again.slice(hosts=99).values()) == [*[None] * 99, 2.5]
+    assert list(again.slice(hosts=slice(0, 100, 99), gpus=slice(0, 100, 99)).values()) == ["a", None, None, 2.5]
+    cut = pickle.dumps(again.slice(hosts=50))
+    assert len(cut) < 400
+    assert list(pickle.loads(cut).values()) == [None] * 100
+
+
+def test_different_values_cost_no_more_than_a_list() -> None:
+    values = [f"value {rank}" for rank in range(MANY.nelements)]
+    data = pickle.dumps(ValueMesh.of(MANY, values))
+    assert len(data) < len(pickle.dumps(values)) + 400
+    assert list(pickle.loads(data).values()) == values
+
+
+def test_what_looks_equal_stays_itself() -> None:
+    values = [1, True, 1.0, 0.0, -0.0, math.nan, -math.nan, (1,), (True,), (1.0,), [1], [1], "1", b"1"]
+    again = list(pickle.loads(pickle.dumps(ValueMesh.of(Extent.of(gpus=len(values)), values))).values())
+    assert [repr(value) for value in again] == [repr(value) for value in values]
+    assert [type(value) for value in again] == [type(value) for value in values]
+    assert math.copysign(1, again[6]) == -1
+    again[10].append(2)
+    assert again[11] == [1]
+
+
+def test_arrays_travel_as_they_are() -> None:
+    values = [np.zeros(2), np.zeros(2), np.ones(2)]  # comparing them gives no truth value
+    again = list(pickle.loads(pickle.dumps(ValueMesh.of(Extent.of(gpus=3), values))).values())
+    assert [value.tolist() for value in again] == [[0, 0], [0, 0], [1, 1]]
 
 
 def test_repr_shows_the_first_few() -> None:
