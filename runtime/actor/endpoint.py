@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 from meshbook.runtime.actor.future import Future
@@ -22,6 +23,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 A = TypeVar("A")
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+# How the tensor engine learns the shapes of an endpoint's result: by a function of the shapes that go in, or by a run
+# of the endpoint itself. Monarch knows the other two as well, and refuses them for endpoints.
+Propagate = Callable[..., Any] | Literal["inspect", "cached", "mocked"]
 
 
 class Callee(Protocol):
@@ -85,6 +89,15 @@ class Endpoint(Generic[P, R]):
         self._method.check(args, kwargs)
         self._mesh._broadcast(self._method.name, (args, kwargs))
 
+    def rref(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call through the tensor engine, for distributed tensors. RuntimeError where no mesh is active for it."""
+        self._method.check(args, kwargs)
+        name = self._mesh.mesh_name
+        raise RuntimeError(
+            f"{name}.{self._method.name}.rref() goes through the tensor engine, and no mesh is active: activate the "
+            f"process mesh that {name!r} was spawned on (`with procs.activate(): ...`), or call by the other verbs"
+        )
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         name = f"{self._mesh.mesh_name}.{self._method.name}"
         raise TypeError(f"{name} runs on the ranks of a mesh: say {name}.call(...), .call_one(...) or .broadcast(...)")
@@ -114,10 +127,29 @@ class Accumulator(Generic[P, R, A]):
         return functools.reduce(self._combine, (answer() for answer in answers), self._identity)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What a decorator says of its method beyond that it is an endpoint."""
+
+    is_concurrent: bool = False
+    has_port: bool = False
+    propagate: Propagate | None = None
+    instrument: bool = True  # whether its runs are spans
+
+    def __post_init__(self) -> None:
+        if self.propagate is None or callable(self.propagate) or self.propagate == "inspect":
+            return
+        if self.propagate in ("cached", "mocked"):
+            raise NotImplementedError(
+                f"propagate={self.propagate!r}: an endpoint has a function of shapes, or 'inspect'"
+            )
+        raise ValueError(f"propagate is a function of shapes, or 'inspect', not {self.propagate!r}")
+
+
 class EndpointMethod(Generic[P, R]):
     """What `@endpoint` leaves in the class: the function, and what is known of it before any actor exists."""
 
-    def __init__(self, function: Callable[..., Any], *, is_concurrent: bool = False, has_port: bool = False) -> None:
+    def __init__(self, function: Callable[..., Any], options: Options) -> None:
         if isinstance(function, EndpointMethod):
             raise TypeError(f"{function.name}: one decorator a method; this one does not wrap @endpoint")
         if not inspect.isfunction(function):
@@ -125,9 +157,10 @@ class EndpointMethod(Generic[P, R]):
         self.function = function
         self.name = function.__name__
         self.is_async = inspect.iscoroutinefunction(function)
-        self.is_concurrent = is_concurrent
-        self.has_port = has_port
-        if is_concurrent and not self.is_async:
+        self.options = options
+        self.is_concurrent = options.is_concurrent
+        self.has_port = options.has_port
+        if self.is_concurrent and not self.is_async:
             raise ValueError(f"{self.name}: @concurrent_endpoint can only wrap async endpoints; make it `async def`")
         self.__doc__ = function.__doc__
         self._measure()
@@ -162,11 +195,11 @@ class EndpointMethod(Generic[P, R]):
         return self if instance is None else self.function.__get__(instance, owner)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.function, self.name, self.is_concurrent, self.has_port)
+        return _rebuild, (self.function, self.name, self.options)
 
 
-def _rebuild(function: Callable[..., Any], name: str, is_concurrent: bool, has_port: bool) -> EndpointMethod[..., Any]:
-    method: EndpointMethod[..., Any] = EndpointMethod(function, is_concurrent=is_concurrent, has_port=has_port)
+def _rebuild(function: Callable[..., Any], name: str, options: Options) -> EndpointMethod[..., Any]:
+    method: EndpointMethod[..., Any] = EndpointMethod(function, options)
     method.name = name
     return method
 
@@ -197,36 +230,63 @@ def endpoint(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -
 @overload
 def endpoint(method: Callable[Concatenate[Any, P], R], /) -> EndpointMethod[P, R]: ...
 @overload
-def endpoint(*, explicit_response_port: Literal[True]) -> _Ported: ...
+def endpoint(
+    *, propagate: Propagate | None = None, explicit_response_port: Literal[True], instrument: bool = True
+) -> _Ported: ...
 @overload
-def endpoint(*, explicit_response_port: Literal[False] = False) -> _Plain: ...
-def endpoint(method: Callable[..., Any] | None = None, /, *, explicit_response_port: bool = False) -> Any:
+def endpoint(
+    *, propagate: Propagate | None = None, explicit_response_port: Literal[False] = False, instrument: bool = True
+) -> _Plain: ...
+def endpoint(
+    method: Callable[..., Any] | None = None,
+    /,
+    *,
+    propagate: Propagate | None = None,
+    explicit_response_port: bool = False,
+    instrument: bool = True,
+) -> Any:
     """Make a method of an `Actor` callable by messages: `mesh.method.call(...)` and the other verbs of `Endpoint`.
 
     With `explicit_response_port` its first argument is a `Port` to the caller, and it answers by `port.send(value)` or
     `port.exception(error)`: now, later, or from another actor that it gives the port to. If it raises, the actor ends.
+    `propagate` is for the tensor engine (`rref`): a function from the shapes of the arguments to those of the result,
+    or "inspect". `instrument=False` keeps its runs out of traces.
     """
-    return _decorate(method, has_port=explicit_response_port)
+    options = Options(propagate=propagate, has_port=explicit_response_port, instrument=instrument)
+    return _decorate(method, options)
 
 
 @overload
 def concurrent_endpoint(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> EndpointMethod[P, R]: ...
 @overload
-def concurrent_endpoint(*, explicit_response_port: Literal[True]) -> _Ported: ...
+def concurrent_endpoint(
+    *, propagate: Propagate | None = None, explicit_response_port: Literal[True], instrument: bool = True
+) -> _Ported: ...
 @overload
-def concurrent_endpoint(*, explicit_response_port: Literal[False] = False) -> _Async: ...
-def concurrent_endpoint(method: Callable[..., Any] | None = None, /, *, explicit_response_port: bool = False) -> Any:
+def concurrent_endpoint(
+    *, propagate: Propagate | None = None, explicit_response_port: Literal[False] = False, instrument: bool = True
+) -> _Async: ...
+def concurrent_endpoint(
+    method: Callable[..., Any] | None = None,
+    /,
+    *,
+    propagate: Propagate | None = None,
+    explicit_response_port: bool = False,
+    instrument: bool = True,
+) -> Any:
     """An endpoint whose calls overlap: each message starts a task of the actor's loop at once, in the order of arrival.
 
     The tasks are cancelled, and awaited, when the actor ends. ValueError on a method that is not `async def`.
+    The options are those of `endpoint`.
     """
-    return _decorate(method, is_concurrent=True, has_port=explicit_response_port)
+    options = Options(is_concurrent=True, propagate=propagate, has_port=explicit_response_port, instrument=instrument)
+    return _decorate(method, options)
 
 
-def _decorate(method: Callable[..., Any] | None, **options: bool) -> Any:
+def _decorate(method: Callable[..., Any] | None, options: Options) -> Any:
     if method is None:
-        return lambda method: EndpointMethod(method, **options)
-    return EndpointMethod(method, **options)
+        return lambda method: EndpointMethod(method, options)
+    return EndpointMethod(method, options)
 
 
 def endpoints_of(cls: type) -> dict[str, EndpointMethod[..., Any]]:

@@ -6,10 +6,11 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import cloudpickle
 import pytest
 
 from meshbook.runtime.actor.base import Actor, check_arguments, check_class, is_async
-from meshbook.runtime.actor.endpoint import Endpoint, EndpointMethod, endpoint, endpoints_of
+from meshbook.runtime.actor.endpoint import Endpoint, EndpointMethod, concurrent_endpoint, endpoint, endpoints_of
 
 
 class Base(Actor):
@@ -39,6 +40,18 @@ class Async(Actor):
 class Mixed(Async):
     @endpoint
     def plain(self) -> None: ...
+
+
+def double(shape: Any) -> Any:
+    return shape * 2
+
+
+class Optioned(Actor):
+    @endpoint(propagate=double, instrument=False)
+    def step(self) -> None: ...
+
+    @endpoint(propagate="inspect", explicit_response_port=True)
+    def answer(self, port: Any) -> None: ...
 
 
 class Callee:
@@ -80,7 +93,7 @@ def test_inside_the_actor_an_endpoint_is_a_method() -> None:
     assert Derived.step.__doc__ == "Do a step."
 
 
-@pytest.mark.parametrize("verb", ["call", "call_one", "call_each", "broadcast"])
+@pytest.mark.parametrize("verb", ["call", "call_one", "call_each", "choose", "stream", "broadcast", "rref"])
 @pytest.mark.parametrize(
     ("name", "args", "kwargs"),
     [
@@ -126,6 +139,13 @@ def test_call_one_wants_one(size: int) -> None:
         handle("step", Callee(size)).call_one(1)
 
 
+def test_the_tensor_engine_wants_an_active_mesh() -> None:
+    callee = Callee()
+    with pytest.raises(RuntimeError, match=r"trainers\.step\.rref\(\).*no mesh is active.*'trainers' was spawned on"):
+        handle("step", callee).rref(1)
+    assert not callee.asked
+
+
 def test_a_handle_is_not_called_like_a_function() -> None:
     with pytest.raises(TypeError, match=r"say trainers\.step\.call"):
         handle("step")(1)
@@ -144,6 +164,25 @@ def test_endpoint_goes_onto_methods(wrong: Any) -> None:
 def test_an_endpoint_survives_pickling() -> None:
     again = pickle.loads(pickle.dumps(Derived))
     assert endpoints_of(again).keys() == endpoints_of(Derived).keys()
+
+
+@pytest.mark.parametrize("name", ["step", "answer"])
+def test_options_are_kept_and_travel(name: str) -> None:
+    method = endpoints_of(Optioned)[name]
+    kept = {"step": (double, False, False), "answer": ("inspect", True, True)}[name]
+    for each in (method, pickle.loads(cloudpickle.dumps(method))):
+        assert (each.options.propagate, each.options.has_port, each.options.instrument) == kept
+        assert each.name == name
+
+
+@pytest.mark.parametrize("decorator", [endpoint, concurrent_endpoint])
+@pytest.mark.parametrize(
+    ("propagate", "error"),
+    [("cached", NotImplementedError), ("mocked", NotImplementedError), ("other", ValueError), (3, ValueError)],
+)
+def test_how_shapes_may_not_propagate(decorator: Any, propagate: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=f"propagate.*{propagate}"):
+        decorator(propagate=propagate)
 
 
 @pytest.mark.parametrize(
