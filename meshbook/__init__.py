@@ -14,6 +14,7 @@ from meshbook.runtime.actor.endpoint import Accumulator, Endpoint, concurrent_en
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.ports import Channel, Port, PortReceiver
+from meshbook.runtime.actor.sending import send
 from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.errors import ActorError, DeadlockError, MeshbookError, SupervisionError
 from meshbook.runtime.geometry import Extent, Point
@@ -49,6 +50,7 @@ __all__ = [
     "current_rank",
     "current_size",
     "endpoint",
+    "send",
     "this_host",
     "this_proc",
 ]

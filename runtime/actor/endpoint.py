@@ -42,6 +42,9 @@ class Callee(Protocol):
         self, endpoint: str, arguments: Arguments, combine: Callable[[list[Callable[[], Any]]], Any]
     ) -> Future[Any]: ...
     def _broadcast(self, endpoint: str, arguments: Arguments) -> None: ...
+    def _send(
+        self, endpoint: str, arguments: Arguments, *, chosen: bool, port: tuple[Any, int], has_port: bool
+    ) -> None: ...
 
 
 class Endpoint(Generic[P, R]):

@@ -28,11 +28,14 @@ class Port(Generic[T]):
     def send(self, value: T) -> None:
         """Send a value; PickleError and MessageTooLarge are raised here. Nobody hears whether it was received."""
         here = context()
-        here.actor_instance.node.send_to_port(self._address, self._number, (here.message_rank.rank, value))
+        here.actor_instance.node.send_to_port(self._address, self._number, here.message_rank.rank, value)
 
     def exception(self, error: BaseException) -> None:
         """Let a `recv` raise this, as an ActorError."""
         context().actor_instance.node.fail_port(self._address, self._number, error)
+
+    def _hand_over(self) -> None:
+        """From now on somebody else sends here, instead of this process."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Port, (self._address, self._number)
@@ -44,26 +47,31 @@ class Port(Generic[T]):
 class ResponsePort(Port[T]):
     """The port of one call: its first value, or exception, is the answer; what comes after that is dropped.
 
-    `settled` is called when this process need not care any more: it has answered, or somebody else will.
+    A caller that named a port of its own (`send`) takes all of them, as sent by the rank that was called. `settled`
+    is called when this process need not care any more: it has answered, or somebody else will.
     """
 
-    __slots__ = ("_settled",)
+    __slots__ = ("_rank", "_settled")
 
-    def __init__(self, address: Any, number: int, settled: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, address: Any, number: int, rank: int, settled: Callable[[], object] = lambda: None) -> None:
         super().__init__(address, number)
+        self._rank = rank
         self._settled = settled
 
     def send(self, value: T) -> None:
-        context().actor_instance.node.send_to_port(self._address, self._number, value)
+        context().actor_instance.node.send_to_port(self._address, self._number, self._rank, value)
         self._settled()
 
     def exception(self, error: BaseException) -> None:
         super().exception(error)
         self._settled()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def _hand_over(self) -> None:
         self._settled()
-        return ResponsePort, (self._address, self._number)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._hand_over()
+        return ResponsePort, (self._address, self._number, self._rank)
 
 
 class PortReceiver(Generic[T]):

@@ -110,6 +110,19 @@ class ActorMesh(MeshTrait):
     def _broadcast(self, endpoint: str, arguments: Arguments) -> None:
         current_node().call(self._picked, endpoint, arguments, self._extent, None)
 
+    def _send(
+        self, endpoint: str, arguments: Arguments, *, chosen: bool, port: tuple[Any, int], has_port: bool
+    ) -> None:
+        first = _dice.randrange(len(self._picked)) if chosen else 0
+        node, targets = current_node(), self._picked[first : first + 1] if chosen else self._picked
+        if not port[1]:
+            node.call(targets, endpoint, arguments, self._extent, None, first=first)
+        elif has_port:  # it may answer several times
+            node.call(targets, endpoint, arguments, self._extent, None, first=first, port=port)
+        else:
+            explain = self._explainer(endpoint)
+            node.call_for_port(targets, endpoint, arguments, self._extent, port, first=first, explain=explain)
+
     def _explainer(self, endpoint: str) -> Callable[[BaseException], BaseException]:
         def explain(error: BaseException) -> BaseException:
             if not isinstance(error, SupervisionError):

@@ -18,6 +18,7 @@ from meshbook.runtime.wire.messages import Address
 
 Decode = Callable[[], Any]
 Explain = Callable[[BaseException], BaseException]
+NO_RANK = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,10 @@ class Target:
 
 
 class Taker(Protocol):
-    """Who takes answers, and is told the index of the target among those that were asked."""
+    """Who takes answers, and is told the index of the target among those that were asked.
+
+    A port is told the rank of who sends; with NO_RANK it is told that nothing will come any more.
+    """
 
     def answer(self, index: int, decode: Decode) -> None:
         """A value came; `decode` makes it."""
@@ -67,10 +71,11 @@ class CallTable:
 
     def open_port(self, asker: Taker, *, once: bool) -> int:
         """Note somebody who takes whatever is sent to the id that is returned, from any node; `once` only the first."""
-        if once:
-            return self.open(asker, [""])[0]
         number = next(self._ids)
-        self._standing[number] = asker
+        if once:
+            self._pending[number] = (asker, NO_RANK, "")
+        else:
+            self._standing[number] = asker
         return number
 
     def is_open(self, call: int) -> bool:
@@ -81,18 +86,22 @@ class CallTable:
         self._standing.pop(number, None)
         self._pending.pop(number, None)
 
-    def take(self, call: int) -> tuple[Taker, int] | None:
-        """Whoever waits for this call, once, or has this port; None where nobody does (any more)."""
+    def take(self, call: int, rank: int = NO_RANK) -> tuple[Taker, int] | None:
+        """Whoever waits for this call, once, or has this port; None where nobody does (any more).
+
+        With the index to tell it: of the target for a call, for a port `rank`.
+        """
         if (found := self._pending.pop(call, None)) is not None:
-            return found[0], found[1]
+            return found[0], rank if found[1] == NO_RANK else found[1]
         asker = self._standing.get(call)
-        return (asker, 0) if asker is not None else None
+        return (asker, rank) if asker is not None else None
 
     def take_all(self, node: str | None = None) -> list[tuple[Taker, int]]:
         """Everyone who waits for a node; without one everyone, those with a port included."""
         ports = [] if node is not None else [self._standing.pop(number) for number in list(self._standing)]
         ids = [call for call, (_, _, owed_by) in list(self._pending.items()) if node is None or owed_by == node]
-        return [*(found for call in ids if (found := self.take(call)) is not None), *((port, 0) for port in ports)]
+        found = [self.take(call) for call in ids]
+        return [*(each for each in found if each is not None), *((port, NO_RANK) for port in ports)]
 
 
 class Inquiry:
@@ -182,6 +191,29 @@ class Arrivals:
 
     def refuse(self, index: int, error: BaseException) -> None:
         self._each.refuse(next(self._arrived), error)
+
+
+class Relay:
+    """Asks some targets for a port of this node: their answers and errors go to it, as if sent from those ranks."""
+
+    __slots__ = ("_explain", "_first", "_number", "_table")
+
+    def __init__(self, table: CallTable, number: int, first: int, explain: Explain) -> None:
+        self._table = table
+        self._number = number
+        self._first = first  # the rank of the first target
+        self._explain = explain
+
+    def asked(self, inquiry: Inquiry) -> None:
+        pass  # nobody waits here, but at the port
+
+    def answer(self, index: int, decode: Decode) -> None:
+        if (found := self._table.take(self._number, self._first + index)) is not None:
+            found[0].answer(found[1], decode)
+
+    def refuse(self, index: int, error: BaseException) -> None:
+        if (found := self._table.take(self._number, self._first + index)) is not None:
+            found[0].refuse(found[1], self._explain(error))
 
 
 class Fold:

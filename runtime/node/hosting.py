@@ -37,10 +37,10 @@ Make = Callable[[], Actor]
 class Host(Protocol):
     """What a hosted actor needs of its node."""
 
-    def reply(self, to: str, call: int, value: Any, what: str) -> None: ...
+    def reply(self, to: str, call: int, value: Any, what: str, rank: int = 0) -> None: ...
     def reply_error(self, to: str, call: int, text: str, error: BaseException) -> None: ...
     def reply_lost(self, to: str, call: int, error: SupervisionError) -> None: ...
-    def port_to(self, node: str, call: int, settled: Callable[[], object]) -> Any: ...
+    def port_to(self, node: str, call: int, rank: int, settled: Callable[[], object]) -> Any: ...
     def actor_failed(self, instance: Instance, error: SupervisionError) -> None: ...
     def actor_over(self, instance: Instance, error: SupervisionError) -> None: ...
     def charges_of(self, key: str) -> list[Charge]: ...
@@ -70,7 +70,7 @@ class HostedActor:
         self._concurrent: frozenset[str] = frozenset()  # the endpoints whose calls overlap
         self._sync: frozenset[str] = frozenset()  # those that block, where the actor is served on a loop
         self._ported: frozenset[str] = frozenset()  # the endpoints that answer by a port
-        self._owed: dict[tuple[str, int], bool] = {}  # by caller and call: those that this actor has to answer yet
+        self._owed: dict[int, Call] = {}  # by identity, since one port may be named twice: what it has yet to answer
         self._unwanted: set[tuple[str, int]] = set()  # calls that were taken back while they were in the queue
         self._notices: collections.deque[Notice] = collections.deque()
         self._stops: collections.deque[Stop] = collections.deque()  # to be confirmed when all is over
@@ -251,10 +251,9 @@ class HostedActor:
         return method(*args, **kwargs)
 
     def _port_of(self, call: Call) -> Any:
-        key = call.sender, call.call
         if call.call:
-            self._owed[key] = True
-        return self._host.port_to(*key, lambda: self._owed.pop(key, None))
+            self._owed[id(call)] = call
+        return self._host.port_to(call.sender, call.call, call.place[0], lambda: self._owed.pop(id(call), None))
 
     # -- how a message ends --------------------------------------------------
 
@@ -264,7 +263,8 @@ class HostedActor:
         if self._lost is not None and self._cause is not None:  # it aborted, and went on
             self._host.reply_lost(call.sender, call.call, self._lost)
         else:
-            self._host.reply(call.sender, call.call, value, f"the result of {self.instance.name}.{call.endpoint}")
+            what = f"the result of {self.instance.name}.{call.endpoint}"
+            self._host.reply(call.sender, call.call, value, what, call.place[0])
 
     def raised(self, call: Call, error: Exception) -> None:
         where = f"{self.instance.name}.{call.endpoint}() on rank {self.instance.rank} ({self.instance.actor_id})"
@@ -292,7 +292,7 @@ class HostedActor:
         elif not wanted:
             self.died(call, error)
         else:
-            self._owed.pop((call.sender, call.call), None)
+            self._owed.pop(id(call), None)
 
     # -- the end -----------------------------------------------------------------
 
@@ -326,8 +326,8 @@ class HostedActor:
         if self._serving is not None:
             self._serving.wake()
         for key in list(self._owed):
-            if self._owed.pop(key, None) is not None:  # a thread of the actor's may just have answered
-                self._host.reply_lost(*key, lost)
+            if (call := self._owed.pop(key, None)) is not None:  # a thread of the actor's may just have answered
+                self._host.reply_lost(call.sender, call.call, lost)
         return lost
 
     def partings(self) -> Iterator[Step]:

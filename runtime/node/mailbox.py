@@ -8,8 +8,7 @@ from typing import Any
 
 from meshbook.runtime.actor.future import Future, Helper
 from meshbook.runtime.actor.ports import PortReceiver
-from meshbook.runtime.errors import SupervisionError
-from meshbook.runtime.node.calls import Decode
+from meshbook.runtime.node.calls import NO_RANK, Decode
 
 
 class Mailbox:
@@ -22,12 +21,24 @@ class Mailbox:
         self._waiting: collections.deque[tuple[Future[Any], PortReceiver[Any]]] = collections.deque()
         self._left = 1.0 if once else float("inf")  # messages that may be taken yet
         self._helper: Helper | None = None
-        self._lost: SupervisionError | None = None  # why nothing can come any more
+        self._lost: BaseException | None = None  # why nothing can come any more
 
     def helped_by(self, helper: Helper) -> None:
         self._helper = helper
 
     def answer(self, index: int, decode: Decode) -> None:
+        self._put(lambda: (index, decode()))
+
+    def refuse(self, index: int, error: BaseException) -> None:
+        if index == NO_RANK:
+            return self._end(error)
+
+        def fail() -> Any:
+            raise error
+
+        return self._put(fail)
+
+    def _put(self, decode: Decode) -> None:
         with self._lock:
             if not self._waiting:
                 self._arrived.append(decode)
@@ -35,16 +46,7 @@ class Mailbox:
             future, _ = self._waiting.popleft()
         future.resolve(decode)
 
-    def refuse(self, index: int, error: BaseException) -> None:
-        if isinstance(error, SupervisionError):
-            return self._end(error)
-
-        def fail() -> Any:
-            raise error
-
-        return self.answer(index, fail)
-
-    def _end(self, error: SupervisionError) -> None:
+    def _end(self, error: BaseException) -> None:
         with self._lock:
             self._lost = error
             waiting, self._waiting = self._waiting, collections.deque()

@@ -15,6 +15,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import Instance, context, current_origin, name_of, spawner_of
 from meshbook.runtime.actor.failure import MeshFailure
@@ -31,7 +33,7 @@ from meshbook.runtime.errors import (
     SupervisionError,
 )
 from meshbook.runtime.geometry import Extent, Point
-from meshbook.runtime.node.calls import Asker, CallTable, Inquiry, Target
+from meshbook.runtime.node.calls import Asker, CallTable, Explain, Inquiry, Relay, Taker, Target
 from meshbook.runtime.node.clock import Clock
 from meshbook.runtime.node.deadlock import Step, Watch
 from meshbook.runtime.node.early import EarlyMessages
@@ -175,21 +177,45 @@ class Node:
         asker: Asker | None,
         *,
         first: int = 0,
+        port: tuple[Address, int] | None = None,
     ) -> None:
-        """Send one call to each target: the ranks of `extent` from `first` on. Without an asker no answer comes.
+        """Send one call to each target: the ranks of `extent` from `first` on. Without an asker no answer comes here.
 
+        With a port each target answers there by itself, and nobody tells the port of a process that dies meanwhile.
         Raises PickleError and MessageTooLarge at once, before anything is sent.
         """
         body = pickling.dumps(
             arguments, f"an argument of {name_of(targets[0].actor)}.{endpoint}" if targets else "arguments"
         )
         node, origin, labels, sizes = self.address.node, current_origin(), extent.labels, extent.sizes
-        calls = self._open(targets, asker, endpoint)
+        reply_to, number = port if port is not None else (None, 0)
+        calls = self._open(targets, asker, endpoint) if asker is not None else [number] * len(targets)
         messages = [
-            Call(node, call, target.actor, endpoint, (rank, labels, sizes), origin)
+            Call(node, call, target.actor, endpoint, (rank, labels, sizes), origin, reply_to=reply_to)
             for rank, (target, call) in enumerate(zip(targets, calls, strict=True), first)
         ]
         self._ask(targets, messages, body)
+
+    def call_for_port(
+        self,
+        targets: Sequence[Target],
+        endpoint: str,
+        arguments: Any,
+        extent: Extent,
+        port: tuple[Address, int],
+        *,
+        first: int = 0,
+        explain: Explain,
+    ) -> None:
+        """Call each target once, like `call`; the answers go to a port of any node.
+
+        A port of this node is told of every target that cannot answer, too.
+        """
+        if port[0].node == self.address.node:
+            relay = Relay(self._calls, port[1], first, explain)
+            self.call(targets, endpoint, arguments, extent, relay, first=first)
+        else:
+            self.call(targets, endpoint, arguments, extent, None, first=first, port=port)
 
     def spawn(
         self,
@@ -222,9 +248,7 @@ class Node:
         ]
         self._ask(targets, messages, ())
 
-    def _open(self, targets: Sequence[Target], asker: Asker | None, endpoint: str) -> Sequence[int]:
-        if asker is None:
-            return [0] * len(targets)
+    def _open(self, targets: Sequence[Target], asker: Asker, endpoint: str) -> Sequence[int]:
         calls = self._calls.open(asker, [target.address.node for target in targets])
         asker.asked(Inquiry(self._calls, targets, calls, endpoint, helper=self._reception, tell=self._tell_cancelled))
         return calls
@@ -243,19 +267,28 @@ class Node:
                 frame = pack(message, body, limit)
             except MeshbookError:
                 for opened in messages:
-                    self._calls.take(opened.call)
+                    self._take_back(opened)
                 raise
-            self._send_question(target.address, frame, message.call)
+            self._send_question(target.address, frame, message)
 
-    def _send_question(self, to: Address, frame: Buffer, call: int) -> None:
+    def _send_question(self, to: Address, frame: Buffer, question: Question) -> None:
         # The call is in the table already: a Down that comes from now on finds it there.
         try:
             if to.node in self._down:
                 raise PeerGone
             self._send(to, frame)
         except PeerGone as gone:
-            if (found := self._calls.take(call)) is not None:
-                found[0].refuse(found[1], self._why_gone(to.node, str(gone)))
+            error = self._why_gone(to.node, str(gone))
+            if (found := self._take_back(question)) is not None:
+                found[0].refuse(found[1], error)
+            elif isinstance(question, Call) and question.reply_to is not None:
+                self._book.setdefault(question.reply_to.node, question.reply_to)
+                self.reply_lost(question.reply_to.node, question.call, error)
+
+    def _take_back(self, question: Question) -> tuple[Taker, int] | None:
+        """Whoever waits here for this question. One for a port bears the port's number, maybe of another node."""
+        is_for_port = isinstance(question, Call) and question.reply_to is not None
+        return None if is_for_port else self._calls.take(question.call)
 
     def _send(self, to: Address, frame: Buffer) -> None:
         if to.node == self.address.node:
@@ -273,17 +306,16 @@ class Node:
 
     # -- answering (Host) ------------------------------------------------------
 
-    def reply(self, to: str, call: int, value: Any, what: str) -> None:
+    def reply(self, to: str, call: int, value: Any, what: str, rank: int = 0) -> None:
         try:
-            frame = pack(
-                Reply(self.address.node, call, "ok"), pickling.dumps(value, what), self.settings.max_message_bytes
-            )
+            reply = Reply(self.address.node, call, "ok", rank)
+            frame = pack(reply, pickling.dumps(value, what), self.settings.max_message_bytes)
         except MeshbookError as error:
             return self.reply_error(to, call, str(error), error)
         return self._answer(to, frame)
 
-    def port_to(self, node: str, call: int, settled: Callable[[], object]) -> ResponsePort[Any]:
-        return ResponsePort(self._book[node], call, settled)
+    def port_to(self, node: str, call: int, rank: int, settled: Callable[[], object]) -> ResponsePort[Any]:
+        return ResponsePort(self._book[node], call, rank, settled)
 
     # -- ports -----------------------------------------------------------------
 
@@ -297,11 +329,12 @@ class Node:
         """From now on what is sent there is dropped."""
         self._calls.close_port(number)
 
-    def send_to_port(self, to: Address, number: int, value: Any) -> None:
-        """Send a value to a port of any node; number 0 is nobody's. Raises PickleError and MessageTooLarge."""
+    def send_to_port(self, to: Address, number: int, rank: int, value: Any) -> None:
+        """Send a value to a port of any node, as this rank; number 0 is nobody's. PickleError, MessageTooLarge."""
         if number:
+            reply = Reply(self.address.node, number, "ok", rank)
             body = pickling.dumps(value, "a value sent to a port")
-            self._send_to(to, pack(Reply(self.address.node, number, "ok"), body, self.settings.max_message_bytes))
+            self._send_to(to, pack(reply, body, self.settings.max_message_bytes))
 
     def fail_port(self, to: Address, number: int, error: BaseException) -> None:
         """Let whoever receives there raise an ActorError."""
@@ -480,6 +513,10 @@ class Node:
             hosted.start(constructed)
 
     def _on_message(self, message: Call | Stop, body: Body) -> None:
+        if isinstance(message, Call) and (port := message.reply_to) is not None:
+            # From here on it is a question of the port's node, which this one may never have heard of.
+            self._book.setdefault(port.node, port)
+            message = msgspec.structs.replace(message, sender=port.node, reply_to=None)
         key = message.actor
         if (hosted := self._actors.get(key)) is not None:
             hosted.post(message, body)
@@ -498,7 +535,7 @@ class Node:
             self.reply_lost(message.sender, message.call, SupervisionError(why))
 
     def _on_reply(self, reply: Reply, body: Body) -> None:
-        found = self._calls.take(reply.call)
+        found = self._calls.take(reply.call, reply.rank)
         if found is None:
             return  # answered before: the node was declared down, and this reply had still been under way
         asker, index = found

@@ -56,7 +56,10 @@ class Spawn(Message, frozen=True, tag="s"):
 
 
 class Call(Message, frozen=True, tag="c"):
-    """Run an endpoint; body: (args, kwargs). `call` 0 wants no answer."""
+    """Run an endpoint; body: (args, kwargs). `call` 0 wants no answer.
+
+    With `reply_to` the answer goes to the port `call` of that node, instead of to the sender.
+    """
 
     sender: str
     call: int
@@ -64,14 +67,19 @@ class Call(Message, frozen=True, tag="c"):
     endpoint: str
     place: Place
     origin: str
+    reply_to: Address | None = None
 
 
 class Reply(Message, frozen=True, tag="r"):
-    """The answer to a Spawn, a Call or a Stop; body: the value, or for "error" and "lost" an exception."""
+    """The answer to a Spawn, a Call or a Stop; body: the value, or for "error" and "lost" an exception.
+
+    What is sent to a port is one as well; `rank` is then that of who sends it, in the mesh that was called.
+    """
 
     sender: str
     call: int
     status: Literal["ok", "error", "lost"]
+    rank: int = 0
 
 
 class Stop(Message, frozen=True, tag="x"):
