@@ -15,6 +15,7 @@ from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.ports import Channel, Port, PortReceiver
 from meshbook.runtime.actor.sending import send
+from meshbook.runtime.actor.undecorated import as_endpoint
 from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.errors import ActorError, DeadlockError, MeshbookError, SupervisionError
 from meshbook.runtime.geometry import Extent, Point
@@ -44,6 +45,7 @@ __all__ = [
     "ProcMesh",
     "SupervisionError",
     "ValueMesh",
+    "as_endpoint",
     "close_session",
     "concurrent_endpoint",
     "context",

@@ -45,6 +45,7 @@ class Callee(Protocol):
     def _send(
         self, endpoint: str, arguments: Arguments, *, chosen: bool, port: tuple[Any, int], has_port: bool
     ) -> None: ...
+    def _undecorated(self, has_port: bool) -> Callee: ...
 
 
 class Endpoint(Generic[P, R]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import random
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import context
 from meshbook.runtime.actor.endpoint import Arguments, Endpoint, endpoints_of
 from meshbook.runtime.actor.future import Future
+from meshbook.runtime.actor.undecorated import PlainMethod
 from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.errors import ProcessDied, SupervisionError
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
@@ -59,15 +61,13 @@ class ActorMesh(MeshTrait):
     def _with_region(self, region: Region) -> ActorMesh:
         return ActorMesh(self._name, self._cls, self._targets, region, self._initialized)
 
-    def __getattr__(self, name: str) -> Endpoint[Any, Any]:
+    def __getattr__(self, name: str) -> Endpoint[Any, Any] | PlainMethod:
         if not name.startswith("__") and (method := self.__dict__.get("_methods", {}).get(name)) is not None:
             made: Endpoint[Any, Any] = Endpoint(self, method)
             self.__dict__[name] = made  # the next look-up does not come here
             return made
         if not name.startswith("_") and callable(getattr(self.__dict__.get("_cls"), name, None)):
-            raise RuntimeError(
-                f"{self._cls.__qualname__}.{name} is a plain method: mark it with @endpoint to call it on a mesh"
-            )
+            return PlainMethod(self, self._cls, name)
         known = ", ".join(sorted(self.__dict__.get("_methods", ()))) or "none"
         raise AttributeError(f"actor mesh has no endpoint {name!r}; its endpoints: {known}")
 
@@ -122,6 +122,11 @@ class ActorMesh(MeshTrait):
         else:
             explain = self._explainer(endpoint)
             node.call_for_port(targets, endpoint, arguments, self._extent, port, first=first, explain=explain)
+
+    def _undecorated(self, has_port: bool) -> ActorMesh:
+        """This mesh as the one whose plain methods are called."""
+        targets = [dataclasses.replace(target, manner="port" if has_port else "method") for target in self._targets]
+        return ActorMesh(self._name, self._cls, targets, self._region, self._initialized)
 
     def _explainer(self, endpoint: str) -> Callable[[BaseException], BaseException]:
         def explain(error: BaseException) -> BaseException:

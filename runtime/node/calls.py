@@ -14,7 +14,7 @@ from meshbook.runtime.actor.future import Future, Helper
 from meshbook.runtime.actor.values import Once, ValueMesh
 from meshbook.runtime.errors import CallCancelled, CallError, SupervisionError
 from meshbook.runtime.geometry import Region
-from meshbook.runtime.wire.messages import Address
+from meshbook.runtime.wire.messages import Address, Manner
 
 Decode = Callable[[], Any]
 Explain = Callable[[BaseException], BaseException]
@@ -23,10 +23,11 @@ NO_RANK = -1
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An actor on a node: where a call goes."""
+    """An actor on a node: where a call goes. `manner` says what a call asks for there by name."""
 
     address: Address
     actor: str
+    manner: Manner = ""
 
 
 class Taker(Protocol):

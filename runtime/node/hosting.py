@@ -15,13 +15,14 @@ import queue
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from meshbook.runtime.actor.base import Actor, is_async
 from meshbook.runtime.actor.context import CURRENT, Context, Instance
 from meshbook.runtime.actor.endpoint import endpoints_of
 from meshbook.runtime.actor.failure import MeshFailure
-from meshbook.runtime.errors import PickleError, SupervisionError
+from meshbook.runtime.actor.undecorated import find_undecorated
+from meshbook.runtime.errors import SupervisionError
 from meshbook.runtime.node.ledger import Charge
 from meshbook.runtime.node.running import Running
 from meshbook.runtime.node.serving import Item, LoopServing, Notice, Step, ThreadServing
@@ -232,19 +233,27 @@ class HostedActor:
 
     def begin(self, call: Call, body: Body) -> Any:
         """Run the endpoint; of an async one, what is to be awaited."""
-        ported = call.endpoint in self._ported
-        method = self._methods.get(call.endpoint)
-        if method is None:
-            known = ", ".join(sorted(self._methods)) or "none"
-            raise AttributeError(f"{self.instance.class_name} has no endpoint {call.endpoint!r}; it has: {known}")
+        ported = self._is_ported(call)
         try:
+            method = self._find(call)
             args, kwargs = pickling.loads(body, f"an argument of {self.instance.name}.{call.endpoint}")
-        except PickleError as error:
+        except Exception as error:
             if not (ported and call.call):
                 raise
             # The endpoint has not begun and cannot answer; this is the caller's mistake, not the end of the actor.
             return self._port_of(call).exception(error)
         return self._begin(method, (self._port_of(call), *args) if ported else args, kwargs)
+
+    def _find(self, call: Call) -> Callable[..., Any]:
+        if call.manner:
+            return cast("Callable[..., Any]", find_undecorated(type(self._actor), call.endpoint).__get__(self._actor))
+        if (method := self._methods.get(call.endpoint)) is not None:
+            return method
+        known = ", ".join(sorted(self._methods)) or "none"
+        raise AttributeError(f"{self.instance.class_name} has no endpoint {call.endpoint!r}; it has: {known}")
+
+    def _is_ported(self, call: Call) -> bool:
+        return call.manner == "port" if call.manner else call.endpoint in self._ported
 
     def _begin(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # A function of its own: by its name `running` knows where our code ends and the user's begins.
@@ -258,7 +267,7 @@ class HostedActor:
     # -- how a message ends --------------------------------------------------
 
     def returned(self, call: Call, value: Any) -> None:
-        if not call.call or call.endpoint in self._ported:
+        if not call.call or self._is_ported(call):
             return
         if self._lost is not None and self._cause is not None:  # it aborted, and went on
             self._host.reply_lost(call.sender, call.call, self._lost)
@@ -271,7 +280,7 @@ class HostedActor:
         if self._lost is not None:
             if call.call:
                 self._host.reply_lost(call.sender, call.call, self._lost)
-        elif call.endpoint in self._ported:
+        elif self._is_ported(call):
             self._lose(f"{where} raised, and answers by a port\n{_format(error)}", error)
         elif call.call:
             text = f"{where} raised {type(error).__name__}: {_say(error)}\n\n{_format(error)}"

@@ -191,7 +191,7 @@ class Node:
         reply_to, number = port if port is not None else (None, 0)
         calls = self._open(targets, asker, endpoint) if asker is not None else [number] * len(targets)
         messages = [
-            Call(node, call, target.actor, endpoint, (rank, labels, sizes), origin, reply_to=reply_to)
+            Call(node, call, target.actor, endpoint, (rank, labels, sizes), origin, target.manner, reply_to)
             for rank, (target, call) in enumerate(zip(targets, calls, strict=True), first)
         ]
         self._ask(targets, messages, body)

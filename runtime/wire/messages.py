@@ -55,6 +55,9 @@ class Spawn(Message, frozen=True, tag="s"):
     on_main: bool = False
 
 
+Manner = Literal["", "method", "port"]  # an endpoint; or a method that is none, and returns or answers by a port
+
+
 class Call(Message, frozen=True, tag="c"):
     """Run an endpoint; body: (args, kwargs). `call` 0 wants no answer.
 
@@ -67,6 +70,7 @@ class Call(Message, frozen=True, tag="c"):
     endpoint: str
     place: Place
     origin: str
+    manner: Manner = ""
     reply_to: Address | None = None
 
 

@@ -1,0 +1,110 @@
+"""`as_endpoint`: methods of a spawned actor that are no endpoints, called as if they were.
+
+Only who asks for it reaches such a method: a call of `as_endpoint` says so in its message, and an actor looks up what
+other calls name among its endpoints alone. Methods that begin with an underscore are never called from outside.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, TypeVar, overload
+
+from meshbook.runtime.actor.base import is_async
+from meshbook.runtime.actor.endpoint import Callee, Endpoint, EndpointMethod, Options, Propagate
+from meshbook.runtime.actor.ports import Port
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class PlainMethod:
+    """`mesh.method` of a method that is no endpoint: who uses it gets a RuntimeError, only `as_endpoint` takes it."""
+
+    __slots__ = ("_cls", "_mesh", "_name")
+
+    def __init__(self, mesh: Callee, cls: type, name: str) -> None:
+        self._mesh = mesh
+        self._cls = cls
+        self._name = name
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):  # what pickle and displays look for
+            raise AttributeError(name)
+        self._refuse()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise RuntimeError(
+            f"{self._cls.__qualname__}.{self._name} is a plain method: mark it with @endpoint to call it on a mesh, or "
+            f"say as_endpoint({self._mesh.mesh_name}.{self._name}).call(...)"
+        )
+
+    def __repr__(self) -> str:
+        return f"<PlainMethod {self._mesh.mesh_name}.{self._name}>"
+
+    def _as_endpoint(self, options: Options) -> Endpoint[..., Any]:
+        method: EndpointMethod[..., Any] = EndpointMethod(find_undecorated(self._cls, self._name), options)
+        method.name = self._name
+        return Endpoint(self._mesh._undecorated(options.has_port), method)
+
+
+@overload
+def as_endpoint(
+    method: Callable[P, Coroutine[Any, Any, R]],
+    /,
+    *,
+    propagate: Propagate | None = None,
+    explicit_response_port: Literal[False] = False,
+) -> Endpoint[P, R]: ...
+@overload
+def as_endpoint(
+    method: Callable[P, R],
+    /,
+    *,
+    propagate: Propagate | None = None,
+    explicit_response_port: Literal[False] = False,
+) -> Endpoint[P, R]: ...
+@overload
+def as_endpoint(
+    method: Callable[Concatenate[Port[R], P], Any],
+    /,
+    *,
+    propagate: Propagate | None = None,
+    explicit_response_port: Literal[True],
+) -> Endpoint[P, R]: ...
+def as_endpoint(
+    method: Callable[..., Any],
+    /,
+    *,
+    propagate: Propagate | None = None,
+    explicit_response_port: bool = False,
+) -> Endpoint[..., Any]:
+    """An undecorated method of a spawned actor as an endpoint: `as_endpoint(mesh.method).call(...)`.
+
+    The options are those of `endpoint`. ValueError for anything but such a method, for one that begins with an
+    underscore, and for an `async def` of an actor with a thread, or the reverse.
+    """
+    if isinstance(method, PlainMethod):
+        return method._as_endpoint(Options(propagate=propagate, has_port=explicit_response_port))
+    hint = ", which is an endpoint already" if isinstance(method, Endpoint) else ""
+    raise ValueError(f"as_endpoint: expected an method of a spawned actor, not {method!r}{hint}")
+
+
+def find_undecorated(cls: type, name: str) -> Callable[..., Any]:
+    """The function of a method that `as_endpoint` may call; ValueError where there is none, or it may not."""
+    full_name = f"{cls.__qualname__}.{name}"
+    if name.startswith("_"):
+        raise ValueError(f"{full_name} begins with an underscore: it is not called from outside")
+    found = inspect.getattr_static(cls, name, None)
+    if not inspect.isfunction(found):
+        raise ValueError(f"as_endpoint: {full_name} is no plain method, but {found!r}")
+    if inspect.iscoroutinefunction(found) != is_async(cls):
+        kind, life = ("async", "a thread") if inspect.iscoroutinefunction(found) else ("not async", "an event loop")
+        raise ValueError(
+            f"as_endpoint: {full_name} is {kind}, but by its endpoints the actor runs on {life}: "
+            f"make them all async, or none"
+        )
+    return found
