@@ -10,6 +10,7 @@ import sys
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import context, current_rank, current_size
+from meshbook.runtime.actor.deferred import returns_future
 from meshbook.runtime.actor.endpoint import Accumulator, Endpoint, concurrent_endpoint, endpoint
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.actor.future import Future
@@ -52,6 +53,7 @@ __all__ = [
     "current_rank",
     "current_size",
     "endpoint",
+    "returns_future",
     "send",
     "this_host",
     "this_proc",

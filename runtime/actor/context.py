@@ -132,6 +132,10 @@ class Context:
         self._place = place
         self._point: Point | None = None
 
+    def waited_by(self, waiter: Waiter) -> Context:
+        """The same, with somebody else who is told of the waits."""
+        return Context(self.actor_instance, self._place, self.origin, waiter)
+
     @property
     def message_rank(self) -> Point:
         if self._point is None:  # made on demand: most endpoints never ask
