@@ -9,7 +9,7 @@ face; `import meshbook.runtime.geometry` is the full path of the rest.
 import sys
 
 from meshbook.runtime.actor.base import Actor
-from meshbook.runtime.actor.context import context, current_rank, current_size
+from meshbook.runtime.actor.context import context, current_actor_name, current_rank, current_size
 from meshbook.runtime.actor.deferred import returns_future
 from meshbook.runtime.actor.endpoint import Accumulator, Endpoint, concurrent_endpoint, endpoint
 from meshbook.runtime.actor.failure import MeshFailure
@@ -50,6 +50,7 @@ __all__ = [
     "close_session",
     "concurrent_endpoint",
     "context",
+    "current_actor_name",
     "current_rank",
     "current_size",
     "endpoint",

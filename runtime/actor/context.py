@@ -167,6 +167,11 @@ def current_size() -> dict[str, int]:
     return dict(current_rank().extent)
 
 
+def current_actor_name() -> str:
+    """Who runs here, in full: the actors above it, its class, name and rank, as in the messages of its `logger`."""
+    return str(context().actor_instance)
+
+
 def current_origin() -> str:
     """The execution on whose behalf this code runs, or the empty string."""
     found = CURRENT.get()

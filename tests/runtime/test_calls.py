@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from meshbook.runtime.actor.base import Actor
-from meshbook.runtime.actor.context import CURRENT, context, current_rank, current_size
+from meshbook.runtime.actor.context import CURRENT, context, current_actor_name, current_rank, current_size
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import ActorError, MessageTooLarge, PickleError
@@ -56,6 +56,10 @@ class Worker(Actor):
     def where(self) -> tuple[str, int, dict[str, int]]:
         here = context()
         return str(here.message_rank), here.actor_instance.rank.rank, current_size()
+
+    @endpoint
+    def actor_name(self) -> tuple[str, str]:
+        return current_actor_name(), str(context().actor_instance)
 
     @endpoint
     def has_loop(self) -> bool:
@@ -184,6 +188,14 @@ def test_the_rank_is_that_in_the_called_mesh(session: Any) -> None:
     assert sliced(mesh, gpus=2).where.call_one().get(PATIENCE) == ("{}", 2, {})
     both = sliced(mesh, gpus=slice(1, 3)).where.call().get(PATIENCE)
     assert list(both.values()) == [("{'gpus': 0/2}", 1, {"gpus": 2}), ("{'gpus': 1/2}", 2, {"gpus": 2})]
+
+
+def test_who_runs_is_told_in_full(session: Any) -> None:
+    mesh = session.spawn(Worker, on=session.workers(2))
+    names = [name for name, instance in mesh.actor_name.call().get(PATIENCE).values() if name == instance]
+    assert len(set(names)) == 2
+    assert all("Worker" in name and f"{{'gpus': {rank}/2}}" in name for rank, name in enumerate(names))
+    assert current_actor_name() == str(context().actor_instance)
 
 
 def test_arguments_are_taken_at_call_time(session: Any, gate: Any) -> None:
