@@ -226,11 +226,11 @@ class CellRun:
     def _cells(self) -> Any:
         if self._region == self._mesh.procs.region:
             return self._mesh.cells
-        return self._mesh.cells._with_region(self._region)  # type: ignore[attr-defined]
+        return self._mesh.cells._with_region(self._region)
 
     def _control(self, ranks: list[int]) -> Any:
         region = self._mesh.procs.region.pick(ranks)
-        return self._mesh.control._with_region(region)  # type: ignore[attr-defined]
+        return self._mesh.control._with_region(region)
 
     def _judged(self, errors: dict[int, RankError]) -> dict[int, RankError]:
         """Interrupts that we sent because another rank failed are consequences, and not what the user did."""
@@ -252,7 +252,7 @@ class CellRun:
                 return spool.read() if spool is not None else ""
 
         def fetch(rank: int) -> Any:
-            cells = self._mesh.cells._with_region(self._mesh.procs.region.pick([rank]))  # type: ignore[attr-defined]
+            cells = self._mesh.cells._with_region(self._mesh.procs.region.pick([rank]))
             return cloudpickle.loads(cells.fetch.call_one(self.origin).get())
 
         return MeshResult(self._region, dict(self._outcomes), text, fetch)

@@ -5,13 +5,19 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshbook.runtime.actor.context import context
 from meshbook.runtime.actor.endpoint import endpoints_of
 
+if TYPE_CHECKING:
+    # `spawn` gives a mesh that is typed as the actor's class, so type checkers look there for what a mesh offers.
+    from meshbook.runtime.actor.handle import Handle
+else:
+    Handle = object
 
-class Actor:
+
+class Actor(Handle):
     """An object that lives in one process of a mesh and is reached by messages, one at a time.
 
     Mark methods with `@endpoint`; spawn it with `procs.spawn(name, Class, *args)`. The constructor runs in the worker,

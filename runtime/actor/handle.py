@@ -1,0 +1,23 @@
+"""What an actor mesh offers beside the endpoints of its class, for type checkers: at run time it is an `ActorMesh`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from meshbook.runtime.actor.future import Future
+    from meshbook.runtime.geometry import MeshTrait, Region
+
+    class Handle(MeshTrait):
+        """The mesh's own methods, as an actor class seems to have them."""
+
+        @property
+        def mesh_name(self) -> str: ...
+        @property
+        def region(self) -> Region: ...
+        def _with_region(self, region: Region) -> Self: ...
+        @property
+        def initialized(self) -> Future[None]: ...
+        def stop(self, reason: str = "stopped by client") -> Future[None]: ...
