@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Self
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import context
@@ -57,6 +57,11 @@ class ActorMesh(MeshTrait):
     def initialized(self) -> Future[None]:
         """Resolves once every constructor has run; raises what went wrong in the first that did not."""
         return self._initialized
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        """This mesh, once it is initialized; raises what `initialized` raises."""
+        yield from self._initialized.__await__()
+        return self
 
     def _with_region(self, region: Region) -> ActorMesh:
         return ActorMesh(self._name, self._cls, self._targets, region, self._initialized)

@@ -6,7 +6,7 @@ import contextvars
 import functools
 import itertools
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from meshbook.runtime.actor.base import Actor, check_arguments, check_class
@@ -130,11 +130,21 @@ class ProcMesh(MeshTrait):
         Raises LaunchError where one could not be started, and else SupervisionError, with how it ended.
         """
         if self._initialized is None:
-            asker = Gather(self.extent.region, _explain_start)
-            targets = [Target(node, PROCESS) for node in self.nodes]
-            current_node().call(targets, "ready", ((), {}), self.extent, asker)
-            self._initialized = asker.future.then(lambda pids: True)
+            self._initialized = self._ask_whether_ready()
         return self._initialized
+
+    def _ask_whether_ready(self) -> Future[bool]:
+        node = current_node()
+        if set(self.nodes) == {node.address}:
+            return Future.completed(True)  # a client hosts no actor that could say so
+        asker = Gather(self.extent.region, _explain_start)
+        node.call([Target(each, PROCESS) for each in self.nodes], "ready", ((), {}), self.extent, asker)
+        return asker.future.then(lambda pids: True)
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        """This mesh, once it is initialized; raises what `initialized` raises."""
+        yield from self.initialized.__await__()
+        return self
 
     def _with_region(self, region: Region) -> ProcMesh:
         return ProcMesh(self._name, self._nodes, region, self._hosts, ownership=self._ownership)

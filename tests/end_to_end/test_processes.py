@@ -242,8 +242,13 @@ def test_an_actor_on_this_process_lives_here(session):
         this_proc().stop()
 
 
+def test_this_proc_is_up(session):
+    assert this_proc().initialized.get(PATIENCE) is True
+
+
 def test_this_proc_in_an_actor_is_the_actors_process(spawn_procs):
     def inner() -> tuple[int, int]:
+        assert this_proc().initialized.get(PATIENCE)
         return os.getpid(), this_proc().spawn("inner", Probe).run.call_one(os.getpid).get(PATIENCE)
 
     here, there = spawn_procs().spawn("probe", Probe).run.call_one(inner).get(PATIENCE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -270,6 +271,17 @@ def test_a_constructor_that_raises(session: Any, cls: type[Actor], error: BaseEx
     fails(early, "its constructor raised")
     fails(mesh.run.call_one(len, ""), "its constructor raised")
     assert mesh.stop().get(PATIENCE) is None
+
+
+def test_an_actor_mesh_that_is_awaited_is_itself_once_it_is_there(session: Any, any_probe: type[Actor]) -> None:
+    async def wait(mesh: Any) -> Any:
+        return await mesh
+
+    mesh = session.spawn(any_probe)
+    assert asyncio.run(wait(mesh)) is mesh
+    assert asyncio.run(wait(mesh)) is mesh
+    with pytest.raises(SupervisionError, match="its constructor raised"):
+        asyncio.run(wait(session.spawn(Fails, LookupError("no such model"))))
 
 
 def test_a_class_that_does_not_arrive(session: Any) -> None:
