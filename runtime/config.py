@@ -1,10 +1,16 @@
-"""Settings of one run, read once from the environment where the run begins and handed down to every process of it."""
+"""Settings of one run, read once from the environment where the run begins and handed down to every process of it.
+
+`OVERRIDES` changes them from within a program, for what it starts from then on.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import tempfile
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +31,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     stderr_lines: int = 20
     # What the fork server imports, so that workers have it at birth. Names, not imports: see design of the floors.
     preload: str = "torch,torch.distributed,torch.nn,numpy,meshbook.runtime.cells.preload"
+    # Handed down and used by nobody here: what the rooms above want every process to know. Set by no variable.
+    extra: dict[str, str | int | float | bool | None] = {}
 
     @classmethod
     def from_environment(cls) -> Settings:
@@ -32,9 +40,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         found = {
             name: _read(PREFIX + name.upper(), str(kind))
             for name, kind in cls.__annotations__.items()
-            if PREFIX + name.upper() in os.environ
+            if str(kind) in _KINDS and PREFIX + name.upper() in os.environ
         }
         return cls(**found)
+
+
+# What all processes of a run have to agree on, and its fork server has used already: settled when the run begins.
+RUN_WIDE = frozenset({"runtime_dir", "max_message_bytes", "high_water_mark", "launch_timeout", "preload"})
+_KINDS = {"str": str, "int": int, "float": float}
 
 
 def _read(variable: str, kind: str) -> Any:
@@ -42,13 +55,86 @@ def _read(variable: str, kind: str) -> Any:
     if kind == "str":
         return text
     try:
-        value = {"int": int, "float": float}[kind](text)
+        value = _KINDS[kind](text)
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value >= 0):
         wanted = "a number" if kind == "float" else "a whole number"
         raise ValueError(f"{variable} is {text!r}: it needs {wanted} that is not negative")
     return value
+
+
+class Overrides:
+    """What a program changes in the settings of all that it starts from now on. What runs keeps what it began with.
+
+    Process-wide, as the environment is: the threads of a program and the cells of a notebook share no context variable.
+    A change names fields of Settings; `extra` is merged, not replaced. Blocks (`during`) win over what lasts (`set`),
+    later ones over earlier ones, and each block takes away its own change alone, in whatever order they end.
+    """
+
+    def __init__(self) -> None:
+        self._lasting: dict[str, Any] = {}
+        self._blocks: tuple[dict[str, Any], ...] = ()
+        self._lock = threading.Lock()  # guards the writing of both
+
+    def set(self, changes: Mapping[str, Any]) -> None:
+        """Change these fields for as long as the process lives."""
+        with self._lock:
+            extra = self._lasting.get("extra", {}) | changes.get("extra", {})
+            self._lasting = self._lasting | dict(changes) | {"extra": extra}
+
+    @contextlib.contextmanager
+    def during(self, changes: Mapping[str, Any]) -> Iterator[None]:
+        """Change these fields while the block runs."""
+        own = dict(changes)
+        with self._lock:
+            self._blocks = (*self._blocks, own)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._blocks = tuple(other for other in self._blocks if other is not own)
+
+    def clear(self) -> None:
+        """Forget every change."""
+        with self._lock:
+            self._lasting, self._blocks = {}, ()
+
+    def over(self, settings: Settings) -> Settings:
+        """These settings as a run that begins now gets them."""
+        for changes in (self._lasting, *self._blocks):
+            extra = settings.extra | changes.get("extra", {})
+            settings = msgspec.structs.replace(settings, **{**changes, "extra": extra})
+        return settings
+
+    def over_mesh(self, settings: Settings) -> Settings:
+        """The settings of a run as a mesh that is spawned now gets them."""
+        kept = {name: getattr(settings, name) for name in RUN_WIDE}
+        return msgspec.structs.replace(self.over(settings), **kept)
+
+
+OVERRIDES = Overrides()
+
+
+class _Beginning:
+    """The one door to what this process was handed down."""
+
+    settings: Settings | None = None
+
+
+def begin_with(settings: Settings) -> None:
+    """Say what this process was born with (called by workers)."""
+    _Beginning.settings = settings
+
+
+def inherited_settings() -> Settings | None:
+    """What this process was born with; None where it is no worker."""
+    return _Beginning.settings
+
+
+def settings_in_force() -> Settings:
+    """The settings of what this process starts from now on."""
+    return OVERRIDES.over(_Beginning.settings or Settings.from_environment())
 
 
 def runtime_root(settings: Settings) -> Path:

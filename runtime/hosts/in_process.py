@@ -29,7 +29,7 @@ from meshbook.runtime.hosts.forkserver import Answer, Exited, Started
 from meshbook.runtime.hosts.launch import AgentBirth
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.hosts.worker import NOWHERE, bootstrap, client_of, make_node, serve
-from meshbook.runtime.hosts.workers import Starter, Workers
+from meshbook.runtime.hosts.workers import Starter, Worker, Workers
 from meshbook.runtime.mesh.birth import Birth
 from meshbook.runtime.mesh.procs import PROCESS
 from meshbook.runtime.node.calls import Each, Target
@@ -136,6 +136,7 @@ class ThreadWorkers(Workers):
     """Workers that are threads."""
 
     board: PatientSwitchboard
+    _limit: float | None = None
 
     def _make_server(self) -> Starter:
         self._starter = ThreadStarter(self.board, self._folder)
@@ -148,7 +149,10 @@ class ThreadWorkers(Workers):
         """There are none."""
 
     def limit(self, seconds: float) -> None:
-        self._settings = msgspec.structs.replace(self._settings, stop_timeout=seconds)
+        self._limit = seconds
+
+    def _seconds_of(self, worker: Worker) -> float:
+        return super()._seconds_of(worker) if self._limit is None else self._limit
 
     def release(self) -> None:
         """After the end of `serve`: let go of whoever waits for a worker's end, and of their threads."""

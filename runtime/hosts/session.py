@@ -18,7 +18,7 @@ import msgspec
 
 from meshbook.runtime.actor.context import Context, Instance, context, provide_client
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.config import PACKAGE, Settings, runtime_root
+from meshbook.runtime.config import PACKAGE, Settings, runtime_root, settings_in_force
 from meshbook.runtime.errors import ExitReport, LaunchError, MeshbookError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.faults import Faults
@@ -57,7 +57,7 @@ class Session:
     """
 
     def __init__(self, settings: Settings | None = None) -> None:
-        self.settings = settings or Settings.from_environment()
+        self.settings = settings or settings_in_force()
         self.run = secrets.token_hex(4)
         self.folder = _make_folder(self.settings, self.run)
         self.output = OutputStore()

@@ -20,6 +20,7 @@ from typing import Any
 
 from meshbook.runtime.actor.context import Context, Instance, provide_client
 from meshbook.runtime.actor.endpoint import endpoint
+from meshbook.runtime.config import begin_with
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.ending import leave, run_finalisers
 from meshbook.runtime.hosts.machine import count_cores
@@ -42,6 +43,7 @@ def run(birth: Birth, folder: Path) -> None:
     # A segmentation fault leaves Python's stack on stderr, where the agent reads it. Of the thread at fault alone: the
     # others would push it out of the last lines.
     faulthandler.enable(file=2, all_threads=False)
+    begin_with(birth.world.settings)
     limit_threads(birth)
     transport = ZmqTransport(birth.address.node, birth.address.url, birth.world.settings)
     node = make_node(transport, birth)

@@ -53,6 +53,7 @@ class Worker:
 
     address: Address
     owner: str
+    settings: Settings  # of its mesh
     requested: bool = False  # of the present fork server
     pid: int = 0
     stopping: str = ""
@@ -86,7 +87,8 @@ class Workers:
         """Ask for these workers; the fork server starts them once it is warm."""
         with self._lock:
             for birth in births:
-                self._by_node[birth.address.node] = Worker(birth.address, birth.world.owner)
+                world = birth.world
+                self._by_node[birth.address.node] = Worker(birth.address, world.owner, world.settings)
         self._requests.put(births)
         with contextlib.suppress(BlockingIOError):  # full of rings that the main thread has not heard yet
             os.write(self._ringer, b"!")
@@ -133,9 +135,15 @@ class Workers:
         return list(found.values())
 
     def _kill_late(self, workers: Sequence[Worker]) -> None:
-        end = time.monotonic() + self._settings.stop_timeout
-        late = [worker for worker in workers if not worker.ended.wait(max(0.0, end - time.monotonic()))]
-        self.signal([worker.address.node for worker in late], signal.SIGKILL)
+        begun = time.monotonic()
+        for worker in sorted(workers, key=self._seconds_of):
+            left = begun + self._seconds_of(worker) - time.monotonic()
+            if not worker.ended.wait(max(0.0, left)):
+                self.signal([worker.address.node], signal.SIGKILL)
+
+    def _seconds_of(self, worker: Worker) -> float:
+        """How long it may take to leave."""
+        return worker.settings.stop_timeout
 
     # -- on the agent's main thread --------------------------------------------
 
@@ -230,7 +238,7 @@ class Workers:
             node=node,
             pid=worker.pid,
             returncode=returncode,
-            stderr=last_words(self._folder, node, self._settings.stderr_lines),
+            stderr=last_words(self._folder, node, worker.settings.stderr_lines),
             hint=trouble or _hint(returncode, worker.killed),
             stopped=worker.stopping,
         )

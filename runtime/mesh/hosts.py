@@ -13,6 +13,7 @@ from typing import Any
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.future import Future
+from meshbook.runtime.config import OVERRIDES
 from meshbook.runtime.errors import ExitReport, ProcessDied
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
 from meshbook.runtime.mesh.actors import ActorMesh, current_node
@@ -123,7 +124,7 @@ class HostMesh(MeshTrait):
             environment=inherited_environment(env, node.place),
             directory=str(Path.cwd()),
             search_path=inherited_path(),
-            settings=node.settings,
+            settings=OVERRIDES.over_mesh(node.settings),
             bootstrap=b"" if bootstrap is None else bytes(pickling.dumps(bootstrap, "bootstrap")[0]),
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from meshbook.runtime.config import Settings, check_private, runtime_root
+from meshbook.runtime.config import RUN_WIDE, Overrides, Settings, check_private, runtime_root
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +65,51 @@ def test_a_value_that_does_not_fit_names_the_variable(
 def test_unknown_variables_are_others_business(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESHBOOK_TEST_ID", "x")
     assert Settings.from_environment() == Settings()
+
+
+# -- changes from within a program ----------------------------------------------------------
+
+
+@pytest.fixture
+def overrides() -> Overrides:
+    return Overrides()
+
+
+def test_without_changes_settings_stay_the_same(overrides: Overrides) -> None:
+    assert overrides.over(Settings(stop_timeout=9.0)) == Settings(stop_timeout=9.0)
+
+
+def test_a_lasting_change_holds_and_the_last_one_wins(overrides: Overrides) -> None:
+    overrides.set({"stop_timeout": 1.0, "stderr_lines": 5})
+    overrides.set({"stop_timeout": 2.0})
+    assert overrides.over(Settings()) == Settings(stop_timeout=2.0, stderr_lines=5)
+    overrides.clear()
+    assert overrides.over(Settings()) == Settings()
+
+
+def test_a_block_takes_away_its_own_change_alone(overrides: Overrides) -> None:
+    first, second = overrides.during({"stop_timeout": 1.0}), overrides.during({"stop_timeout": 1.0, "stderr_lines": 5})
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert overrides.over(Settings()) == Settings(stop_timeout=1.0, stderr_lines=5)
+    second.__exit__(None, None, None)
+    assert overrides.over(Settings()) == Settings()
+
+
+def test_what_is_handed_down_is_merged(overrides: Overrides) -> None:
+    overrides.set({"extra": {"a": 1}})
+    overrides.set({"extra": {"b": 1}})
+    with overrides.during({"extra": {"b": 2}}):
+        assert overrides.over(Settings(extra={"c": 0})).extra == {"a": 1, "b": 2, "c": 0}
+    assert overrides.over(Settings()).extra == {"a": 1, "b": 1}
+
+
+def test_a_mesh_keeps_what_the_run_has_agreed_upon(overrides: Overrides) -> None:
+    assert set(Settings.__struct_fields__) >= RUN_WIDE
+    changes = {"runtime_dir": "/other", "max_message_bytes": 1, "high_water_mark": 1, "launch_timeout": 1.0}
+    overrides.set(changes | {"preload": "os", "stop_timeout": 1.0})
+    assert overrides.over_mesh(Settings()) == Settings(stop_timeout=1.0)
 
 
 # -- the folder ------------------------------------------------------------------------
