@@ -62,7 +62,7 @@ def room_of(name: str) -> str:
 
 def sources() -> list[Path]:
     # meshbook/ itself holds links to the other folders, so only its own files are taken.
-    own = sorted((ROOT / "meshbook").glob("*.py"))
+    own = sorted([*(ROOT / "meshbook").glob("*.py"), *(ROOT / "meshbook" / "monarch").rglob("*.py")])
     return own + [file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py"))]
 
 

@@ -1,0 +1,75 @@
+"""`monarch.config`: Monarch's keys over meshbook's settings.
+
+A key that means something here changes `Settings` of what is started from then on; all that were set are handed down in
+`Settings.extra`, so that a worker sees what was in force when it was spawned. What runs already keeps what it has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from meshbook.monarch.keys import KEYS, Value, find_key
+from meshbook.runtime.config import OVERRIDES, RUN_WIDE, inherited_settings, settings_in_force
+from meshbook.runtime.hosts.session import running_session
+
+
+def configure(**values: Any) -> None:
+    """Set these keys for the processes that are started from now on; either all are set or none.
+
+    Raises ValueError for a key that Monarch does not have, TypeError for a value that does not fit its key.
+    """
+    changes = _changes(_checked(values))
+    _warn_if_late(values, stacklevel=3)
+    OVERRIDES.set(changes)
+
+
+@contextlib.contextmanager
+def configured(**values: Any) -> Iterator[dict[str, Any]]:
+    """Set these keys while the block runs, or the function that is decorated; gives what `get_global_config` gives.
+
+    Meshes that are spawned in the block keep what it set. It wins over `configure`. Raises what `configure` raises.
+    """
+    changes = _changes(_checked(values))
+    _warn_if_late(values, stacklevel=4)  # between this generator and the block lies contextlib
+    with OVERRIDES.during(changes):
+        yield get_global_config()
+
+
+def get_global_config() -> dict[str, Any]:
+    """Every key and its value for what is started from now on; in a worker, what was handed down to it."""
+    settings = settings_in_force()
+    return {name: key.value_in(settings) for name, key in KEYS.items()}
+
+
+def get_runtime_config() -> dict[str, Any]:
+    """The keys that the program has set, and their values."""
+    return {name: KEYS[name].shown(value) for name, value in settings_in_force().extra.items() if name in KEYS}
+
+
+def clear_runtime_config() -> None:
+    """Forget what this process has set, also in blocks that still run."""
+    OVERRIDES.clear()
+
+
+def _checked(values: Mapping[str, Any]) -> dict[str, Value]:
+    return {name: find_key(name).checked(value) for name, value in values.items()}
+
+
+def _changes(values: Mapping[str, Value]) -> dict[str, Any]:
+    changes: dict[str, Any] = {"extra": dict(values)}
+    for name, value in values.items():
+        changes |= KEYS[name].changes(value)
+    return changes
+
+
+def _warn_if_late(names: Iterable[str], stacklevel: int) -> None:
+    late = [name for name in names if KEYS[name].field in RUN_WIDE]
+    if late and (running_session() is not None or inherited_settings() is not None):
+        warnings.warn(
+            f"{', '.join(late)}: settled when a run begins, and this one has begun. It holds from the next one on; "
+            f"meshbook.close_session() ends this one",
+            stacklevel=stacklevel,
+        )
