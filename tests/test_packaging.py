@@ -74,6 +74,20 @@ def test_pip_install_brings_package_and_kernelspec(tmp_path: Path, flags: list[s
     assert place.is_relative_to(ROOT if flags else environment)
     assert (place.parent / "py.typed").is_file()
 
+    code = (
+        "import meshbook.monarch as m; m.install(); import monarch.actor, monarch.config; print(monarch.actor.__file__)"
+    )
+    alias = Path(run(python, "-c", code, cwd=tmp_path).strip())
+    assert alias.is_relative_to(place.parent / "monarch")
+
+
+def test_the_package_monarch_finds_the_rest_by_itself(tmp_path: Path) -> None:
+    # As in what a worker of a checkout starts: PYTHONPATH leads to the one package, and to nothing else of ours.
+    python = new_environment(tmp_path / "environment")
+    folder = ROOT / "meshbook" / "monarch" / "alias"
+    code = f"import sys; sys.path.insert(0, {str(folder)!r}); import monarch.actor, meshbook; print(meshbook.__file__)"
+    assert Path(run(python, "-c", code, cwd=tmp_path).strip()) == ROOT / "meshbook" / "__init__.py"
+
 
 def test_import_is_light(tmp_path: Path) -> None:
     code = (

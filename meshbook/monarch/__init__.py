@@ -1,1 +1,14 @@
-"""Programs written for PyTorch Monarch, on meshbook. Here so far: the configuration that they know."""
+"""Programs written for PyTorch Monarch, with their own `import monarch` lines, on meshbook.
+
+path           where the package `monarch` lies that answers for Monarch's, and how processes come to find it
+__main__       `python -m meshbook.monarch script.py`
+alias/         that package: the names of each of Monarch's modules, taken from where meshbook defines them
+modules        what its modules say of names that are not here
+configuration  `monarch.config` over meshbook's settings; `keys`, `durations`, `parametrizing` belong to it
+older          what Monarch itself no longer offers, and old programs still use
+rdma           what is true of RDMA today
+"""
+
+from meshbook.monarch.path import install
+
+__all__ = ["install"]

@@ -1,0 +1,78 @@
+"""`python -m meshbook.monarch script.py`: runs a program of Monarch's on meshbook, its `import monarch` unchanged.
+
+The interpreter is started anew on the script, with the flags that it was started with, so that the script is `__main__`
+as ever: what it defines travels to workers by value.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from meshbook.monarch.path import python_path
+
+USAGE = """\
+usage: python [flags] -m meshbook.monarch script.py [arguments]
+       python [flags] -m meshbook.monarch -m module [arguments]
+
+Run a program written for PyTorch Monarch on meshbook: its `import monarch` gives meshbook, in the program, in its
+workers, and in what these start with PYTHONPATH as they find it. The flags are those of Python, and hold for the
+program too. In a notebook: import meshbook.monarch; meshbook.monarch.install()"""
+MODULE = "meshbook.monarch"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Become the program. Returns, with an exit status, only where there is none to become."""
+    if arguments[:1] in (["-h"], ["--help"]):
+        print(USAGE)
+        return 0
+    complaint = find_mistake(arguments)
+    if not complaint:
+        become(arguments)
+    print(f"python -m {MODULE}: {complaint}", file=sys.stderr)
+    return 2
+
+
+def become(arguments: Sequence[str]) -> NoReturn:
+    """Put a new interpreter in this process's place, with our package on its path."""
+    flags = interpreter_flags(sys.orig_argv[1:], len(arguments))
+    environment = os.environ | {"PYTHONPATH": python_path(os.environ.get("PYTHONPATH", ""))}
+    os.execve(sys.executable, [sys.executable, *flags, *arguments], environment)
+
+
+def find_mistake(arguments: Sequence[str]) -> str:
+    """What keeps these arguments from being run, or the empty string."""
+    first = next(iter(arguments), "")
+    if not first or (first == "-m" and len(arguments) == 1):
+        return f"name a script or a module\n{USAGE}"
+    if first.startswith("-") and first != "-m":
+        return f"{first} is no option; Python's own flags stand before -m {MODULE}\n{USAGE}"
+    if first != "-m" and not Path(first).exists():
+        return f"there is no script {first!r} in {Path.cwd()}"
+    if sys.flags.ignore_environment:
+        return "with -E or -I Python ignores PYTHONPATH, and the program would not find `monarch`"
+    folder = Path.cwd() if first == "-m" else Path(first).resolve().parent
+    if not sys.flags.safe_path and _has_monarch(folder):
+        return f"the program would import the `monarch` in {folder}, which comes before ours: move it, or run python -P"
+    return ""
+
+
+def _has_monarch(folder: Path) -> bool:
+    return (folder / "monarch.py").is_file() or (folder / "monarch" / "__init__.py").is_file()
+
+
+def interpreter_flags(original: Sequence[str], count: int) -> list[str]:
+    """Python's flags out of a command line `FLAGS -m meshbook.monarch ARGUMENTS`, of which `count` are arguments."""
+    flags = list(original[: len(original) - count])
+    # All of these are the same to Python: -m NAME, -mNAME, -um NAME, -umNAME.
+    last = flags.pop()
+    joined = last if last != MODULE else flags.pop() + last
+    kept = joined.removesuffix("m" + MODULE)
+    return flags if kept == "-" else [*flags, kept]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

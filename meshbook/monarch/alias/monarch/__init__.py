@@ -1,0 +1,23 @@
+"""meshbook under the name of PyTorch Monarch: put on the import path by meshbook.monarch, with no code of Monarch's."""
+
+# ruff: noqa: E402, RUF100
+import importlib.util
+import sys
+from pathlib import Path
+
+if importlib.util.find_spec("meshbook") is None:
+    # What a worker of a checkout starts finds this package by PYTHONPATH, and has no other way to the rest.
+    sys.path.append(str(Path(__file__).absolute().parents[4]))
+
+from meshbook.monarch.configuration import clear_runtime_config as clear_runtime_config
+from meshbook.monarch.configuration import configure as configure
+from meshbook.monarch.configuration import configured as configured
+from meshbook.monarch.configuration import get_global_config as get_global_config
+from meshbook.monarch.configuration import get_runtime_config as get_runtime_config
+from meshbook.monarch.modules import AliasModule
+from meshbook.runtime.geometry import Extent as Extent
+from meshbook.runtime.geometry import NDSlice as NDSlice
+from meshbook.runtime.geometry import Shape as Shape
+
+AliasModule.adopt(__name__)
+del AliasModule, Path, importlib, sys

@@ -1,0 +1,36 @@
+"""`monarch.actor`: a line for each name, from where meshbook defines it."""
+
+from meshbook.monarch.keys import ChannelTransport as ChannelTransport
+from meshbook.monarch.modules import ActorModule
+from meshbook.monarch.older import local_proc_mesh as local_proc_mesh
+from meshbook.monarch.older import proc_mesh as proc_mesh
+from meshbook.runtime.actor.base import Actor as Actor
+from meshbook.runtime.actor.context import Context as Context
+from meshbook.runtime.actor.context import context as context
+from meshbook.runtime.actor.context import current_rank as current_rank
+from meshbook.runtime.actor.context import current_size as current_size
+from meshbook.runtime.actor.endpoint import Accumulator as Accumulator
+from meshbook.runtime.actor.endpoint import Endpoint as Endpoint
+from meshbook.runtime.actor.endpoint import concurrent_endpoint as concurrent_endpoint
+from meshbook.runtime.actor.endpoint import endpoint as endpoint
+from meshbook.runtime.actor.failure import MeshFailure as MeshFailure
+from meshbook.runtime.actor.future import Future as Future
+from meshbook.runtime.actor.ports import Channel as Channel
+from meshbook.runtime.actor.ports import Port as Port
+from meshbook.runtime.actor.ports import PortReceiver as PortReceiver
+from meshbook.runtime.actor.values import ValueMesh as ValueMesh
+from meshbook.runtime.errors import ActorError as ActorError
+from meshbook.runtime.errors import DeadlockError as DeadlockError
+from meshbook.runtime.errors import SupervisionError as SupervisionError
+from meshbook.runtime.geometry import Extent as Extent
+from meshbook.runtime.geometry import Point as Point
+from meshbook.runtime.hosts.faults import Hook
+from meshbook.runtime.hosts.session import this_host as this_host
+from meshbook.runtime.hosts.session import this_proc as this_proc
+from meshbook.runtime.mesh.hosts import HostMesh as HostMesh
+from meshbook.runtime.mesh.procs import ProcMesh as ProcMesh
+
+unhandled_fault_hook: Hook  # a property of the module's class
+
+ActorModule.adopt(__name__)
+del ActorModule, Hook

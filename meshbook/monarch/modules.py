@@ -1,0 +1,60 @@
+"""The modules of our package `monarch`: plain ones, but they say it where a name of Monarch's is not here yet.
+
+Two ways lead to a name, and Python asks differently on each. An attribute (`monarch.rdma.RDMABuffer`) is asked of the
+module's class. `from monarch.rdma import RDMABuffer` drops the text of an AttributeError, and looks for a submodule
+of that name, if the module is a package; so all of ours are, and `Absent` answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from types import ModuleType
+from typing import Any, NoReturn
+
+from meshbook.runtime.hosts.faults import HookedModule
+
+ROOT = "monarch"
+_ABSENT = "is not part of this version of meshbook"
+
+
+class AliasModule(ModuleType):
+    """A module of our package `monarch`."""
+
+    @classmethod
+    def adopt(cls, name: str) -> None:
+        """Make the module of this name one of these; its last line says so."""
+        sys.modules[name].__class__ = cls
+        if not any(isinstance(finder, Absent) for finder in sys.meta_path):
+            sys.meta_path.append(Absent())  # last: what is there has been found by then
+
+    def __getattr__(self, name: str) -> Any:
+        full = f"{self.__name__}.{name}"
+        if not name.startswith("_"):
+            with contextlib.suppress(ModuleNotFoundError):
+                return importlib.import_module(full)  # `import monarch` alone, then `monarch.actor`
+        raise AttributeError(f"{full} {_ABSENT}", name=name, obj=self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By name. cloudpickle does that for plain modules only, and would send all that is in this one.
+        return importlib.import_module, (self.__name__,)
+
+
+class ActorModule(AliasModule, HookedModule):
+    """`monarch.actor`, where assigning to `unhandled_fault_hook` takes effect."""
+
+
+class Absent(MetaPathFinder):
+    """Finds nothing, and says so for modules and names of `monarch`."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        if name.startswith(ROOT + "."):
+            _refuse(name)
+
+
+def _refuse(name: str) -> NoReturn:
+    # Without `name=`: for a module that is named there, `from ... import` would put Python's bare text in its place.
+    raise ModuleNotFoundError(f"{name} {_ABSENT}")

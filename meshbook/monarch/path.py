@@ -1,0 +1,35 @@
+"""Where our package `monarch` lies, and how this process and those that it starts come to find it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+FOLDER = str(Path(__file__).absolute().parent / "alias")
+
+
+def install() -> None:
+    """Let `import monarch` give meshbook: in this process, in workers spawned from now on, and in what these start.
+
+    Workers inherit the import path, and other processes PYTHONPATH. A mesh that is up already does not have it: stop it
+    and spawn it again. Calling this twice is no error.
+    Raises RuntimeError where another package `monarch` has been imported.
+    """
+    imported = sys.modules.get("monarch")
+    if imported is not None and not _is_ours(imported):
+        raise RuntimeError(
+            f"another package monarch has been imported, from {getattr(imported, '__file__', None)}: restart Python, "
+            f"and call meshbook.monarch.install() before the first `import monarch`"
+        )
+    sys.path[:] = [FOLDER, *(entry for entry in sys.path if entry != FOLDER)]
+    os.environ["PYTHONPATH"] = python_path(os.environ.get("PYTHONPATH", ""))
+
+
+def _is_ours(module: object) -> bool:
+    return str(getattr(module, "__file__", "")).startswith(FOLDER + os.sep)
+
+
+def python_path(known: str) -> str:
+    """The value of PYTHONPATH with our folder at its front, once."""
+    return os.pathsep.join([FOLDER, *(entry for entry in known.split(os.pathsep) if entry and entry != FOLDER)])

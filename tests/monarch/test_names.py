@@ -1,0 +1,103 @@
+"""The modules of `monarch`: which names they have, and what they say of those that they have not."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+from typing import Any
+
+import cloudpickle
+import pytest
+
+import meshbook
+from meshbook.monarch import rdma
+from meshbook.runtime import geometry
+from meshbook.runtime.hosts import faults
+
+MODULES = ["monarch", "monarch.actor", "monarch.actor.concurrent", "monarch.config", "monarch.rdma"]
+OURS_ALONE = {"ActorMesh", "MeshbookError", "close_session"}
+
+
+def load(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def test_actor_has_the_names_of_the_facade(alias):
+    actor = load("monarch.actor")
+    for name in set(meshbook.__all__) - OURS_ALONE:
+        assert getattr(actor, name) is getattr(meshbook, name), name
+
+
+def test_each_module_has_its_names(alias):
+    assert load("monarch").Shape is geometry.Shape
+    assert load("monarch").configure is load("monarch.config").configure
+    assert load("monarch.actor.concurrent").concurrent_endpoint is meshbook.concurrent_endpoint
+    assert load("monarch.rdma").get_rdma_backend is rdma.get_rdma_backend
+    assert load("monarch.actor").ChannelTransport is load("monarch.config").ChannelTransport
+
+
+def test_what_is_said_of_rdma_is_true(alias):
+    asked = load("monarch.rdma")
+    assert (asked.get_rdma_backend(), asked.is_rdma_available(), asked.is_ibverbs_available()) == ("none", False, False)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_nothing_of_ours_lies_about(alias, module):
+    public = {name: value for name, value in vars(load(module)).items() if not name.startswith("_")}
+    assert not {"sys", "Path", "AliasModule", "ActorModule", "TYPE_CHECKING"} & public.keys()
+
+
+def test_a_module_is_an_attribute_of_the_one_above(alias):
+    assert load("monarch").actor.Actor is meshbook.Actor
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        # What no version is meant to have.
+        ("from monarch.rdma import RDMAManager", ImportError),
+        ("from monarch.actor import sim_proc_mesh", ImportError),
+        ("from monarch import mast_reserve", ImportError),
+        ("from monarch.simulator import Simulator", ModuleNotFoundError),
+        ("import monarch.notebook", ModuleNotFoundError),
+        ("import monarch.rdma; monarch.rdma.RDMAManager", AttributeError),
+        ("import monarch; monarch.simulator", AttributeError),
+    ],
+)
+def test_what_is_not_here_is_said_to_be_so(alias, code, error):
+    with pytest.raises(error, match=r"monarch\.[\w.]+ is not part of this version of meshbook"):
+        exec(code, {})
+
+
+def test_a_program_can_ask_whether_a_name_is_here(alias):
+    actor = load("monarch.actor")
+    assert hasattr(actor, "Actor")
+    assert not hasattr(actor, "sim_proc_mesh")
+    assert getattr(actor, "sim_proc_mesh", None) is None
+
+
+def test_names_of_others_are_not_our_business(alias):
+    with pytest.raises(ModuleNotFoundError, match="No module named 'monarchy'"):
+        load("monarchy")
+
+
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("dumps", [pickle.dumps, cloudpickle.dumps])
+def test_a_module_travels_by_its_name(alias, module, dumps):
+    data = dumps(load(module))
+    assert len(data) < 200
+    assert pickle.loads(data) is load(module)
+
+
+# -- the hook -------------------------------------------------------------------------
+
+
+def test_assigning_the_hook_puts_it_in_force(alias):
+    actor = load("monarch.actor")
+    heard: list[Any] = []
+    assert actor.unhandled_fault_hook is faults.unhandled_fault_hook()
+    actor.unhandled_fault_hook = heard.append
+    faults.unhandled_fault_hook()("a failure")
+    exec("from monarch.actor import unhandled_fault_hook; unhandled_fault_hook('another')", {})
+    meshbook.unhandled_fault_hook("a third")
+    assert heard == ["a failure", "another", "a third"]
