@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import pickle
+from unittest import mock
+
+import cloudpickle
 
 import meshbook
+from meshbook.runtime.hosts import faults
 
 MOST_NAMES = 40
 NOT_FOR_USERS = {"install_client", "load_ipython_extension"}  # the latter is IPython's hook
@@ -15,6 +20,22 @@ def test_what_is_offered_is_what_is_there() -> None:
     assert there - NOT_FOR_USERS == set(meshbook.__all__)
     assert sorted(meshbook.__all__) == meshbook.__all__
     assert len(meshbook.__all__) <= MOST_NAMES
+
+
+def test_it_travels_by_its_name() -> None:
+    # As a global of what a notebook defines: `import meshbook`, and later `meshbook.context()`.
+    data = cloudpickle.dumps(meshbook)
+    assert len(data) < 200
+    assert pickle.loads(data) is meshbook
+
+
+def test_the_hook_can_be_patched() -> None:
+    before = faults.unhandled_fault_hook()
+    with mock.patch.object(meshbook, "unhandled_fault_hook") as hook:
+        faults.unhandled_fault_hook()("a failure")  # type: ignore[arg-type]
+    hook.assert_called_once_with("a failure")
+    assert faults.unhandled_fault_hook() is faults.default_hook
+    faults.set_unhandled_fault_hook(before)
 
 
 def test_each_name_says_what_it_is() -> None:

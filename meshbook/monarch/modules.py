@@ -39,7 +39,7 @@ class AliasModule(ModuleType):
         raise AttributeError(f"{full} {_ABSENT}", name=name, obj=self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By name. cloudpickle does that for plain modules only, and would send all that is in this one.
+        # By name. cloudpickle does that for plain modules only.
         return importlib.import_module, (self.__name__,)
 
 

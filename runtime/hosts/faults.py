@@ -6,6 +6,7 @@ The default prints the failure and ends a script with exit status 1. In a notebo
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import queue
 import sys
@@ -13,7 +14,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from types import ModuleType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.node.ledger import Charge
@@ -57,6 +58,14 @@ class HookedModule(ModuleType):
     @unhandled_fault_hook.setter
     def unhandled_fault_hook(self, hook: Hook) -> None:
         set_unhandled_fault_hook(hook)
+
+    @unhandled_fault_hook.deleter
+    def unhandled_fault_hook(self) -> None:
+        set_unhandled_fault_hook(default_hook)  # unittest.mock ends a patch by deleting
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By name. cloudpickle does that for plain modules only, and what a notebook defines refers to this one.
+        return importlib.import_module, (self.__name__,)
 
 
 class Faults:
