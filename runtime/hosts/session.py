@@ -18,10 +18,10 @@ import msgspec
 
 from meshbook.runtime.actor.context import Context, Instance, context, provide_client
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.config import PACKAGE, Settings, runtime_root
+from meshbook.runtime.config import PACKAGE, Settings
 from meshbook.runtime.errors import ExitReport, LaunchError, MeshbookError
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.hosts.launch import AGENT, AgentBirth, RunFolder, sweep
+from meshbook.runtime.hosts.launch import AGENT, AgentBirth, make_folder
 from meshbook.runtime.hosts.roster import ROSTER, Roster
 from meshbook.runtime.mesh.hosts import HOST, HostMesh
 from meshbook.runtime.mesh.procs import ProcMesh
@@ -46,7 +46,7 @@ class Session:
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or Settings.from_environment()
         self.run = secrets.token_hex(4)
-        self.folder = _make_folder(self.settings, self.run)
+        self.folder = make_folder(self.settings, self.run)
         self.output = OutputStore()
         self._roster = Roster()
         self._agent_address = Address(AGENT, f"ipc://{self.folder.path}/{AGENT}")
@@ -229,16 +229,6 @@ def this_proc() -> ProcMesh:
 def install_client() -> None:
     """Let `context()` start a session on first use; called by `import meshbook`."""
     provide_client(lambda: current_session().context)
-
-
-def _make_folder(settings: Settings, run: str) -> RunFolder:
-    try:
-        root = runtime_root(settings)
-        sweep(root)
-        return RunFolder(root / run)
-    except OSError as error:
-        remedy = "set MESHBOOK_RUNTIME_DIR to a folder of your own on a local disk"
-        raise LaunchError(f"no folder for the run's sockets: {error}; {remedy}") from error
 
 
 def _environment() -> dict[str, str]:

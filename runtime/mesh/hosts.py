@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -12,12 +11,12 @@ from typing import Any
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.errors import ExitReport, ProcessDied
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
 from meshbook.runtime.mesh.actors import ActorMesh, current_node
 from meshbook.runtime.mesh.birth import Birth, World, inherited_environment, inherited_path
+from meshbook.runtime.mesh.ends import mark_unborn, when_ended
 from meshbook.runtime.mesh.procs import ProcMesh
-from meshbook.runtime.node.node import Node, Target
+from meshbook.runtime.node.node import Target
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.messages import Address
 
@@ -95,7 +94,7 @@ class HostMesh(MeshTrait):
             births = [self._birth(world, index * local + place, place, local) for place in range(local)]
             nodes += [birth.address for birth in births]
             host = ActorMesh("hosts", HostActor, [Target(agent, HOST)], Extent((), ()).region)
-            _mark_unborn(host.spawn_procs.call_one(births), births)
+            mark_unborn(host.spawn_procs.call_one(births), births)
         return ProcMesh(mesh, nodes, extent.region, self, owned=True)
 
     def _world(
@@ -142,46 +141,6 @@ class HostMesh(MeshTrait):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return HostMesh, (self._agents, self._region, self._inbox)
-
-
-def when_ended(node: Node, names: Sequence[str]) -> Future[None]:
-    """Resolves once each of these nodes has been reported as ended."""
-    future: Future[None] = Future.pending()
-    missing = set(names)
-
-    def note(report: ExitReport) -> None:
-        missing.discard(report.node)
-        look()
-
-    def look() -> None:
-        if not missing and not future.done():
-            with contextlib.suppress(ValueError):  # two threads may come here
-                node.when_down.remove(note)
-            future.resolve(lambda: None)
-
-    # First listen, then ask: an end in between is heard of either way.
-    node.when_down.append(note)
-    missing -= {name for name in names if node.report_of(name) is not None}
-    look()
-    return future
-
-
-def _mark_unborn(asked: Future[None], births: Sequence[Birth]) -> None:
-    """Where the agent could not even be asked, its workers will never be: say so to whoever calls them."""
-    node = current_node()
-
-    def look() -> None:
-        if (error := asked.exception()) is not None:
-            for birth in births:
-                node.announce_down(_report_unborn(error, birth.address.node), ())
-
-    asked.when_done(look)
-
-
-def _report_unborn(error: BaseException, node: str) -> ExitReport:
-    if isinstance(error, ProcessDied):
-        return error.report.of_guest(node)
-    return ExitReport(node, 0, None, hint=f"its host agent could not start it: {error}")
 
 
 def _as_file_name(name: str) -> str:
