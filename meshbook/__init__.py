@@ -16,6 +16,7 @@ from meshbook.runtime.errors import ActorError, MeshbookError, SupervisionError
 from meshbook.runtime.geometry import Extent, Point
 from meshbook.runtime.hosts.session import close_session, install_client, this_host, this_proc
 from meshbook.runtime.mesh.actors import ActorMesh
+from meshbook.runtime.mesh.commands import BootstrapCommand, default_bootstrap_cmd
 from meshbook.runtime.mesh.hosts import HostMesh
 from meshbook.runtime.mesh.procs import ProcMesh
 
@@ -25,6 +26,7 @@ __all__ = [
     "Actor",
     "ActorError",
     "ActorMesh",
+    "BootstrapCommand",
     "Channel",
     "Endpoint",
     "Extent",
@@ -42,6 +44,7 @@ __all__ = [
     "context",
     "current_rank",
     "current_size",
+    "default_bootstrap_cmd",
     "endpoint",
     "this_host",
     "this_proc",

@@ -215,7 +215,7 @@ def this_host() -> HostMesh:
     if birth is None:
         return current_session().host
     inbox = birth.address.url.removesuffix(birth.address.node)
-    return HostMesh([birth.world.agent], NOWHERE.region, inbox)
+    return HostMesh([birth.world.agent], NOWHERE.region, inbox, python=birth.world.python)
 
 
 def this_proc() -> ProcMesh:

@@ -11,6 +11,7 @@ import contextlib
 import os
 import queue
 import selectors
+import shlex
 import signal
 import threading
 import time
@@ -21,6 +22,7 @@ from pathlib import Path
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.hosts.forkserver import Answer, Started
+from meshbook.runtime.hosts.handover import command_line, drop_birth, is_left
 from meshbook.runtime.hosts.linux import end_descendants
 from meshbook.runtime.hosts.server import Server
 from meshbook.runtime.mesh.birth import Birth
@@ -37,10 +39,12 @@ class Worker:
 
     address: Address
     owner: str
+    command: str = ""  # that starts it; empty: it is forked
     requested: bool = False  # of the present fork server
     pid: int = 0
     stopping: str = ""
     killed: bool = False  # by us
+    trouble: str = ""  # why it was
     ended: threading.Event = field(default_factory=threading.Event)
 
 
@@ -68,12 +72,14 @@ class Workers:
 
     def start(self, births: Sequence[Birth]) -> None:
         """Ask for these workers; the fork server starts them once it is warm."""
+        workers = [
+            Worker(birth.address, birth.world.owner, shlex.join(command_line(birth)[1]) if birth.start.command else "")
+            for birth in births
+        ]
         with self._lock:
-            for birth in births:
-                self._by_node[birth.address.node] = Worker(birth.address, birth.world.owner)
+            self._by_node |= {worker.address.node: worker for worker in workers}
         self._requests.put(births)
-        with contextlib.suppress(BlockingIOError):  # full of rings that the main thread has not heard yet
-            os.write(self._ringer, b"!")
+        self._ring()
 
     def stop(self, nodes: Iterable[str], reason: str) -> list[Worker]:
         """Ask these workers, and those that they own, to leave; kill who has not left by the time limit.
@@ -90,7 +96,7 @@ class Workers:
             if worker.pid:
                 self._ask_to_leave(worker.address, reason)
         if asked:
-            threading.Thread(target=self._kill_late, args=(asked,), name="meshbook stop", daemon=True).start()
+            self._watch(self._kill_late, asked)
         return workers
 
     def signal(self, nodes: Iterable[str], number: int) -> None:
@@ -116,10 +122,24 @@ class Workers:
             names = owned - found.keys()
         return list(found.values())
 
+    def _ring(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # full of rings that the main thread has not heard yet
+            os.write(self._ringer, b"!")
+
+    def _watch(self, watch: Callable[..., None], *arguments: object) -> None:
+        threading.Thread(target=watch, args=arguments, name="meshbook late workers", daemon=True).start()
+
     def _kill_late(self, workers: Sequence[Worker]) -> None:
         end = time.monotonic() + self._settings.stop_timeout
         late = [worker for worker in workers if not worker.ended.wait(max(0.0, end - time.monotonic()))]
         self.signal([worker.address.node for worker in late], signal.SIGKILL)
+
+    def _kill_mute(self, worker: Worker) -> None:
+        """A command may run on without ever becoming the worker that somebody waits for."""
+        node, seconds = worker.address.node, self._settings.launch_timeout
+        if not worker.ended.wait(seconds) and is_left(self._folder, node):
+            worker.trouble = f"it was not a worker after {seconds:g} s (MESHBOOK_LAUNCH_TIMEOUT): {worker.command}"
+            self.signal([node], signal.SIGKILL)
 
     # -- on the agent's main thread --------------------------------------------
 
@@ -185,12 +205,20 @@ class Workers:
             self._by_pid[pid] = worker
             if worker.killed:  # it was to end before it had begun
                 _signal_group(pid, signal.SIGKILL)
+        if worker.command:
+            self._watch(self._kill_mute, worker)
 
     def _exited(self, pid: int, returncode: int) -> None:
         with self._lock:
             worker = self._by_pid.pop(pid)
             _signal_group(pid, signal.SIGKILL)  # what it started, and left behind
-        self._end(worker, returncode, "")
+        self._end(worker, returncode, self._why_unborn(worker))
+
+    def _why_unborn(self, worker: Worker) -> str:
+        """Nothing for one that became a worker before it ended."""
+        if worker.trouble or not is_left(self._folder, worker.address.node):
+            return worker.trouble
+        return f"it ended before it was a worker; its command: {worker.command}"
 
     def _server_ended(self, server: Server) -> None:
         """Its workers die with the fork server; what they had started comes to us."""
@@ -218,6 +246,7 @@ class Workers:
             hint=trouble or _hint(returncode, worker.killed),
             stopped=worker.stopping,
         )
+        drop_birth(self._folder, node)
         with self._lock:
             self._by_node.pop(node, None)
             others = [other.address for other in self._by_node.values() if not other.stopping]

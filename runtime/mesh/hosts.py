@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import re
 import secrets
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,9 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
 from meshbook.runtime.mesh.actors import ActorMesh, current_node
-from meshbook.runtime.mesh.birth import Birth, World, inherited_environment, inherited_path
+from meshbook.runtime.mesh.binding import Given
+from meshbook.runtime.mesh.birth import Birth, World, inherited_environment, inherited_path, installed_path
+from meshbook.runtime.mesh.commands import Commands, Start, plan_starts
 from meshbook.runtime.mesh.ends import mark_unborn, when_ended
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.node.node import Target
@@ -50,18 +55,50 @@ class HostActor(Actor):
 class HostMesh(MeshTrait):
     """Machines with a shape; `this_host()` is the one without dimensions."""
 
-    def __init__(self, agents: Sequence[Address], region: Region, inbox: str, *, owned: bool = False) -> None:
+    def __init__(
+        self,
+        agents: Sequence[Address],
+        region: Region,
+        inbox: str,
+        *,
+        owned: bool = False,
+        python: str = "",
+    ) -> None:
         self._agents = tuple(agents)
         self._region = region
         self._inbox = inbox  # the URL prefix of the inboxes of workers on these hosts
         self._owned = owned
+        self._python = python  # the interpreter of processes; empty: ours, forked
 
     @property
     def region(self) -> Region:
         return self._region
 
+    def with_python_executable(self, path: str | os.PathLike[str]) -> HostMesh:
+        """The same hosts, whose processes are run by this interpreter; and so is what is spawned within those.
+
+        A path, which is not resolved (a virtual environment is a link), or a name that is looked up on PATH. It must be
+        of our Python's version and have what meshbook needs installed, which is told only when it starts. It keeps its
+        own packages; meshbook itself and the user's folders are those of this process.
+        """
+        python = os.fspath(path)
+        if not python:
+            raise ValueError("with_python_executable: the path of an interpreter is wanted, not an empty one")
+        return self._twin(
+            self._region, owned=self._owned, python=str(Path(python).absolute()) if os.sep in python else python
+        )
+
     def _with_region(self, region: Region) -> HostMesh:
-        return HostMesh(self._agents, region, self._inbox)
+        return self._twin(region, owned=False, python=self._python)
+
+    def _twin(self, region: Region, *, owned: bool, python: str) -> HostMesh:
+        return HostMesh(
+            self._agents,
+            region,
+            self._inbox,
+            owned=owned,
+            python=python,
+        )
 
     def _picked(self) -> list[Address]:
         return [self._agents[rank] for rank in self._region.ranks()]
@@ -74,6 +111,8 @@ class HostMesh(MeshTrait):
         per_host: Mapping[str, int] | None = None,
         bootstrap: Callable[[], Any] | None = None,
         name: str | None = None,
+        proc_bind: Sequence[Given] | None = None,
+        bootstrap_command: Commands | None = None,
         *,
         env: Mapping[str, str] | None = None,
     ) -> ProcMesh:
@@ -81,17 +120,24 @@ class HostMesh(MeshTrait):
 
         Its dimensions are those of the hosts, then those of `per_host` (name -> size, for example `{"gpus": 4}`), in
         row-major order. `bootstrap` runs in each process before any actor; `env` is added to its environment.
+        `proc_bind` has a dict for each process of a host: `{"cpus": "0-3"}` is its affinity, `cpunodebind`, `membind`,
+        `physcpubind`, `interleave` and `preferred` are numactl's. `bootstrap_command` starts the processes by a
+        command instead of a fork: a BootstrapCommand, or a function that makes one for each point of the mesh.
         `mesh.initialized` resolves when all are up, or raises why one is not.
-        Raises ValueError for a dimension that the hosts have already, or that has no size.
+        Raises ValueError for a dimension that the hosts have already, or that has no size, and for a `proc_bind` that
+        does not fit.
         """
         dims = _check_dims(dict(per_host or {}), self.extent)
         extent = Extent((*self.extent.labels, *dims), (*self.extent.sizes, *dims.values()))
         mesh = f"{_as_file_name(name or 'procs')}-{secrets.token_hex(4)}"
         local = Extent(tuple(dims), tuple(dims.values())).nelements
+        starts = plan_starts(
+            extent, local, proc_bind=proc_bind, commands=bootstrap_command, python=self._python, env=env
+        )
         nodes: list[Address] = []
         for index, agent in enumerate(self._picked()):
             world = self._world(mesh, extent, agent, bootstrap, env)
-            births = [self._birth(world, index * local + place, place, local) for place in range(local)]
+            births = [self._birth(world, index * local + place, place, local, starts) for place in range(local)]
             nodes += [birth.address for birth in births]
             host = ActorMesh("hosts", HostActor, [Target(agent, HOST)], Extent((), ()).region)
             mark_unborn(host.spawn_procs.call_one(births), births)
@@ -106,6 +152,7 @@ class HostMesh(MeshTrait):
         env: Mapping[str, str] | None,
     ) -> World:
         node = current_node()
+        search_path = inherited_path()
         return World(
             run=node.run,
             mesh=mesh,
@@ -116,15 +163,24 @@ class HostMesh(MeshTrait):
             sizes=extent.sizes,
             environment=inherited_environment(env, node.place),
             directory=str(Path.cwd()),
-            search_path=inherited_path(),
+            search_path=search_path,
+            prefix=sys.prefix,
+            installed=installed_path(search_path),
             settings=node.settings,
             bootstrap=b"" if bootstrap is None else bytes(pickling.dumps(bootstrap, "bootstrap")[0]),
+            python=self._python,
         )
 
-    def _birth(self, world: World, rank: int, local_rank: int, local_size: int) -> Birth:
+    def _birth(self, world: World, rank: int, local_rank: int, local_size: int, starts: Sequence[Start]) -> Birth:
         name = f"{world.mesh}.{rank}"
-        address = Address(name, f"{self._inbox}{name}")
-        return Birth(address=address, rank=rank, local_rank=local_rank, local_size=local_size, world=world)
+        return Birth(
+            address=Address(name, f"{self._inbox}{name}"),
+            rank=rank,
+            local_rank=local_rank,
+            local_size=local_size,
+            world=world,
+            start=starts[rank],
+        )
 
     def _stop_procs(self, nodes: Sequence[Address], reason: str) -> Future[None]:
         names = [node.node for node in nodes]
@@ -140,7 +196,8 @@ class HostMesh(MeshTrait):
         return f"<HostMesh {dict(self.extent)}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return HostMesh, (self._agents, self._region, self._inbox)
+        made = functools.partial(HostMesh, python=self._python)
+        return made, (self._agents, self._region, self._inbox)
 
 
 def _as_file_name(name: str) -> str:

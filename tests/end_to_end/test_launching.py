@@ -1,0 +1,337 @@
+"""How worker processes are launched, by which command and where they may run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import sysconfig
+import venv
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import psutil
+import pytest
+
+from meshbook import (
+    Actor,
+    BootstrapCommand,
+    Point,
+    default_bootstrap_cmd,
+    endpoint,
+    this_host,
+)
+from meshbook.runtime.actor.context import CURRENT
+from meshbook.runtime.config import Settings
+from meshbook.runtime.errors import ProcessDied
+from meshbook.runtime.hosts.session import Session
+
+PATIENCE = 60.0
+AT_ONCE = 2.0  # the promise to users: nothing is left two seconds after an end
+QUICK = {"MESHBOOK_PRELOAD": "", "MESHBOOK_STOP_TIMEOUT": "0.5"}  # for scripts
+CPUS = sorted(os.sched_getaffinity(0))
+pytestmark = pytest.mark.process
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Probe(Actor):
+    """Runs what it is sent."""
+
+    @endpoint
+    def run(self, function: Any, *arguments: Any) -> Any:
+        return function(*arguments)
+
+
+def affinity() -> list[int]:
+    return sorted(os.sched_getaffinity(0))
+
+
+def environment(*names: str) -> list[str | None]:
+    return [os.environ.get(name) for name in names]
+
+
+@pytest.fixture
+def start_session(runtime_dir) -> Iterator[Callable[..., Session]]:
+    """Starts a session that the test may end; calls go out from it. What workers import at birth does not matter."""
+    with contextlib.ExitStack() as stack:
+
+        def start(**settings: Any) -> Session:
+            session = Session(Settings(runtime_dir=str(runtime_dir), preload="", **settings))
+            stack.callback(session.close)
+            stack.callback(CURRENT.reset, CURRENT.set(session.context))
+            return session
+
+        yield start
+
+
+def ask(mesh: Any, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """What each rank answers."""
+    return list(mesh.spawn("probe", Probe).run.call(function, *arguments).get(PATIENCE).values())
+
+
+def died(mesh: Any) -> str:
+    """Why a mesh did not come up."""
+    with pytest.raises(ProcessDied) as caught:
+        mesh.initialized.get(PATIENCE)
+    return str(caught.value)
+
+
+def script(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return psutil.wait_procs(processes, timeout=AT_ONCE)[1]
+
+
+CLIENT = """
+import threading, time
+from meshbook import Actor, endpoint, this_host
+
+class Worker(Actor):
+    @endpoint
+    def work(self) -> None:
+        pass
+
+    @endpoint
+    def wait(self) -> None:
+        threading.Event().wait()
+
+workers = this_host().spawn_procs(per_host={"gpus": 2}).spawn("worker", Worker)
+workers.work.call().get(60)
+waiting = workers.wait.call()
+print("ready", flush=True)
+input()
+"""
+
+
+# -- where they run ------------------------------------------------------------------
+
+
+def test_each_process_is_bound_to_its_cpus(spawn_procs):
+    mesh = spawn_procs(2, proc_bind=[{"cpus": str(CPUS[0])}, {"physcpubind": str(CPUS[-1])}])
+    assert ask(mesh, affinity) == [[CPUS[0]], [CPUS[-1]]]
+
+
+def test_the_cpus_of_a_process_are_not_shared_with_the_others(spawn_procs):
+    def threads() -> int:
+        import torch
+
+        return torch.get_num_threads()
+
+    everything = {"cpus": ",".join(map(str, CPUS))}
+    assert ask(spawn_procs(2, proc_bind=[everything] * 2), threads) == [len(CPUS)] * 2
+
+
+def test_cpus_that_are_not_there(spawn_procs):
+    text = died(spawn_procs(proc_bind=[{"cpus": "60000"}]))
+    assert "proc_bind: no such CPUs: 60000 (Invalid argument); this host has" in text
+
+
+def test_a_binding_for_each_process_is_asked_for_at_the_call(host):
+    with pytest.raises(ValueError, match="proc_bind has 1 entries, but there are 4 processes per host"):
+        host.spawn_procs(per_host={"rows": 2, "gpus": 2}, proc_bind=[{"cpus": "0"}])
+
+
+def test_numactl_stands_in_front(spawn_procs, tmp_path):
+    """One of ours: whether the machine has it, and memory nodes, is not the question."""
+    script(tmp_path / "numactl", f'echo "$1 $2 $3" > {tmp_path}/options; shift 3; exec "$@"')
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    mesh = spawn_procs(env={"PATH": path}, proc_bind=[{"cpunodebind": "0", "membind": "0"}])
+    assert ask(mesh, environment, "RANK", "PATH") == [["0", path]]
+    assert (tmp_path / "options").read_text() == "--cpunodebind=0 --membind=0 --\n"
+
+
+def test_a_missing_numactl_is_named(spawn_procs, tmp_path):
+    text = died(spawn_procs(env={"PATH": str(tmp_path)}, proc_bind=[{"membind": "0"}]))
+    assert "exit code 127" in text
+    assert "cannot start 'numactl': it is not installed on this host, and proc_bind needs it" in text
+
+
+# -- by which command ----------------------------------------------------------------
+
+
+def test_a_process_that_a_command_starts_is_like_a_fork(spawn_procs, monkeypatch, tmp_path):
+    def look() -> Any:
+        ignored = [number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN]
+        place = str(Path.cwd()), sys.stdin.read(), os.getsid(0) == os.getpid(), ignored
+        interpreter = sys.argv, sys.path, sorted(vars(sys.modules["__main__"]))
+        return *place, *interpreter, environment("RANK", "WORLD_SIZE", "ADDED", "MESHBOOK_BIRTH")
+
+    monkeypatch.chdir(tmp_path)
+    forked, executed = (
+        ask(spawn_procs(2, env={"ADDED": "yes"}, **how), look)
+        for how in ({}, {"bootstrap_command": default_bootstrap_cmd()})
+    )
+    assert executed == forked
+    assert executed[1][-1] == ["1", "2", "yes", None]
+
+
+def test_a_command_is_executed_and_nothing_is_left_of_it(spawn_procs, session, tmp_path):
+    mesh = spawn_procs(bootstrap_command=default_bootstrap_cmd())
+    [pid] = ask(mesh, os.getpid)
+    [[executable, *arguments]] = ask(mesh, lambda: sys.orig_argv)
+    assert [executable, *arguments] == [sys.executable, *default_bootstrap_cmd().args]
+    [server] = psutil.Process(session._agent.pid).children()
+    assert psutil.Process(pid).ppid() == server.pid
+    theirs, its = ({str(link.readlink()) for link in Path(f"/proc/{who}/fd").iterdir()} for who in (server.pid, pid))
+    assert its & theirs == {os.devnull}
+    assert list(session.folder.path.glob("*.birth")) == []
+
+
+def test_a_command_for_each_rank(spawn_procs):
+    def make(point: Point) -> BootstrapCommand:
+        return default_bootstrap_cmd().with_env({"DEVICE": f"gpu {point['gpus']}", "PYTHONHASHSEED": "7"})
+
+    def look() -> tuple[list[str | None], int]:
+        return environment("DEVICE"), hash("the seed counts from the start of a process")
+
+    (first, seeded), (second, also_seeded) = ask(spawn_procs(2, bootstrap_command=make), look)
+    assert (first, second) == (["gpu 0"], ["gpu 1"])
+    assert seeded == also_seeded
+
+
+def test_a_command_that_inherits_nothing(spawn_procs, monkeypatch):
+    monkeypatch.setenv("OF_THE_USER", "kept out")
+    command = default_bootstrap_cmd()
+    bare = BootstrapCommand(command.program, command.arg0, command.args, {"NAMED": "yes"}, inherit_env=False)
+    mesh = spawn_procs(env={"ADDED": "yes"}, bootstrap_command=bare)
+    assert ask(mesh, environment, "OF_THE_USER", "PATH", "NAMED", "ADDED", "RANK") == [
+        [None, None, "yes", "yes", "0"],
+    ]
+
+
+def test_a_program_in_front(spawn_procs):
+    command = default_bootstrap_cmd()
+    shell = BootstrapCommand("sh", None, ["-c", 'WRAPPED=$1 "$0" "$2"; exit $?', command.program, "yes", *command.args])
+    mesh = spawn_procs(bootstrap_command=shell)
+    assert ask(mesh, environment, "WRAPPED") == [["yes"]]
+
+
+def test_a_bootstrap_runs_before_any_actor_there_too(spawn_procs):
+    def prepare() -> None:
+        os.environ["PREPARED"] = "yes"
+
+    mesh = spawn_procs(bootstrap=prepare, bootstrap_command=default_bootstrap_cmd())
+    assert ask(mesh, environment, "PREPARED") == [["yes"]]
+
+
+def test_a_program_in_front_ends_with_its_worker_and_all_it_started(spawn_procs):
+    command = default_bootstrap_cmd()
+    shell = BootstrapCommand("sh", None, ["-c", 'sleep 1000 & "$0" "$1"; exit $?', command.program, *command.args])
+    mesh = spawn_procs(bootstrap_command=shell)
+    [pid] = ask(mesh, os.getpid)
+    family = [psutil.Process(pid), *psutil.Process(pid).parent().children()]
+    mesh.kill().get(PATIENCE)
+    assert "Killed(sig=9)" in died(mesh)
+    assert alive(family) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (BootstrapCommand("/no/such/program"), ["exit code 127", "'/no/such/program': No such file or directory"]),
+        (BootstrapCommand("no-such-program"), ["cannot start 'no-such-program': No such file or directory"]),
+        (BootstrapCommand("/"), ["cannot start '/': Permission denied"]),
+        (BootstrapCommand("true"), ["exit code 0", "it ended before it was a worker; its command: true"]),
+        (
+            BootstrapCommand("sh", args=["-c", "echo 'no such device' >&2; exit 3"]),
+            ["exit code 3", "its command: sh -c 'echo", "no such device"],
+        ),
+        (BootstrapCommand(sys.executable, args=["-c", "1/0"]), ["exit code 1", "ZeroDivisionError"]),
+    ],
+)
+def test_a_command_that_becomes_no_worker(spawn_procs, session, command: BootstrapCommand, said: list[str]):
+    text = died(spawn_procs(bootstrap_command=command))
+    assert [each for each in said if each not in text] == [], text
+    assert list(session.folder.path.glob("*.birth")) == []
+
+
+def test_a_command_that_waits_instead_is_killed(start_session):
+    host = start_session(launch_timeout=4.0).host
+    text = died(host.spawn_procs(bootstrap_command=BootstrapCommand("sleep", args=["1000"])))
+    assert "it was not a worker after 4 s (MESHBOOK_LAUNCH_TIMEOUT): sleep 1000" in text
+
+
+@pytest.mark.parametrize("victim", ["the controller", "the agent", "the fork server"])
+def test_executed_workers_do_not_outlive_those_who_started_them(run_script, victim):
+    source = CLIENT.replace('{"gpus": 2}', '{"gpus": 2}, bootstrap_command=COMMAND')
+    command = 'BootstrapCommand("sh", args=["-c", "sleep 1000 & $0 $1; exit", cmd.program, *cmd.args])'
+    client = run_script(
+        "from meshbook import BootstrapCommand, default_bootstrap_cmd\n"
+        f"cmd = default_bootstrap_cmd()\nCOMMAND = {command}\n{source}",
+        **QUICK,
+    )
+    assert client.read_line() == "ready"
+    controller = psutil.Process(client.process.pid)
+    [agent] = controller.children()
+    [server] = agent.children()
+    workers = server.children(recursive=True)
+    assert len(workers) == 6
+    {"the controller": controller, "the agent": agent, "the fork server": server}[victim].kill()
+    assert alive(workers) == []
+
+
+# -- by which interpreter ------------------------------------------------------------
+
+
+def make_interpreter(folder: Path, *, with_packages: bool) -> str:
+    """A virtual environment around this Python; ours are its packages besides one of its own."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    packages = folder / "lib" / version / "site-packages"
+    (packages / "only_there.py").write_text("here = True\n")
+    if with_packages:
+        (packages / "ours.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    return str(folder / "bin" / "python")
+
+
+def interpreter() -> tuple[str, bool]:
+    """What runs here, and whether its own packages are found."""
+    import importlib.util
+
+    return sys.executable, importlib.util.find_spec("only_there") is not None
+
+
+def test_another_interpreter(host, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path / "code")
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "of_the_user.py").write_text("def speak(): return 'found'\n")
+    python = make_interpreter(tmp_path / "env", with_packages=True)
+
+    def speak() -> str:
+        import of_the_user
+
+        return of_the_user.speak()
+
+    def nested() -> Any:
+        children = this_host().spawn_procs(per_host={"gpus": 1})
+        return ask(children, interpreter)
+
+    # It finds meshbook, though its packages hold none.
+    mesh = host.with_python_executable(python).spawn_procs(per_host={"gpus": 2}, env={"PYTHONPATH": ""})
+    assert ask(mesh, interpreter) == [(python, True)] * 2
+    assert ask(mesh, speak) == ["found"] * 2
+    assert ask(mesh.slice(gpus=0), nested) == [[(python, True)]]
+    mesh.stop().get(PATIENCE)
+    # The handle that it was made from knows nothing of it.
+    mesh = host.spawn_procs()
+    assert ask(mesh, interpreter) == [(sys.executable, False)]
+    mesh.stop().get(PATIENCE)
+
+
+def test_an_interpreter_without_packages(host, tmp_path):
+    python = make_interpreter(tmp_path / "env", with_packages=False)
+    text = died(host.with_python_executable(python).spawn_procs())
+    assert f"{python} has not what meshbook needs: No module named" in text
+
+
+def test_an_interpreter_that_is_not_there(host):
+    assert "cannot start '/no/such/python': No such file" in died(
+        host.with_python_executable("/no/such/python").spawn_procs()
+    )
