@@ -57,7 +57,13 @@ class Session:
         except (OSError, ValueError) as error:
             self._give_up()
             raise LaunchError(f"the host agent cannot be started: {error}") from error
-        self.host = HostMesh([self._agent_address], NOWHERE.region, f"ipc://{self.folder.path}/", owned=True)
+        self.host = HostMesh(
+            [self._agent_address],
+            NOWHERE.region,
+            f"ipc://{self.folder.path}/",
+            owned=True,
+            is_fake_in_process=True,
+        )
         self.context = Context(Instance("client", "client", NOWHERE.point(0), self.node))
         self._watcher = threading.Thread(target=self._watch_agent, name="meshbook agent watcher", daemon=True)
         self._watcher.start()
@@ -109,12 +115,17 @@ class Session:
             returncode=self._agent.wait(),
             stderr=tuple(last_lines(self.folder.path / "agent.log", self.settings.stderr_lines)),
             hint=trouble,
-            stopped="the session ended" if self._closing.locked() else "",
+            stopped=self._why_stopped(),
         )
-        guests = self._roster.guests_of(AGENT)
-        self.node.announce_down(report, ())
-        for node in guests:
+        # The guests first: who waits for the end of the host waits for theirs, too.
+        for node in self._roster.guests_of(AGENT):
             self.node.announce_down(report.of_guest(node), ())
+        self.node.announce_down(report, ())
+
+    def _why_stopped(self) -> str:
+        if self._closing.locked():
+            return "the session ended"
+        return "its host was shut down" if self.host.is_shut_down else ""
 
     def _wait_for_agent(self) -> str:
         """Return why the agent ended, once it has; one that is not there in time is ended."""
@@ -145,6 +156,7 @@ class Session:
         """End the run: workers get a second to leave, then everything is killed. Idempotent."""
         if not self._closing.acquire(blocking=False):
             return
+        self.host.note_end()
         with contextlib.suppress(TimeoutError, MeshbookError):
             self._ask_agent("stop_all", "the session ended").get(timeout=STOP_SECONDS)
         self._hang_up()
@@ -215,7 +227,8 @@ def this_host() -> HostMesh:
     if birth is None:
         return current_session().host
     inbox = birth.address.url.removesuffix(birth.address.node)
-    return HostMesh([birth.world.agent], NOWHERE.region, inbox, python=birth.world.python)
+    world = birth.world
+    return HostMesh([world.agent], NOWHERE.region, inbox, python=world.python, is_fake_in_process=world.is_fake_host)
 
 
 def this_proc() -> ProcMesh:

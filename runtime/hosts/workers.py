@@ -67,6 +67,7 @@ class Workers:
         self._bell, self._ringer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._server: Server | None = None
         self._selector = selectors.DefaultSelector()
+        self._finished = False
 
     # -- from the host actor -------------------------------------------------
 
@@ -98,6 +99,11 @@ class Workers:
         if asked:
             self._watch(self._kill_late, asked)
         return workers
+
+    def finish(self) -> None:
+        """Let `serve` return."""
+        self._finished = True
+        self._ring()
 
     def signal(self, nodes: Iterable[str], number: int) -> None:
         """Send a signal to the process groups of these workers, so that what they started gets it too."""
@@ -148,7 +154,7 @@ class Workers:
         self._selector.register(line, selectors.EVENT_READ)
         self._selector.register(self._bell, selectors.EVENT_READ)
         self._start_server()
-        while True:
+        while not self._finished:
             ready = {key.fd for key, _ in self._selector.select()}
             if line in ready and not os.read(line, 4096):
                 break

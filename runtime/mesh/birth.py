@@ -40,6 +40,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     bootstrap: bytes = b""  # a pickled callable that runs before any actor
     rendezvous: dict[str, str] = {}  # MASTER_ADDR and MASTER_PORT, which the agent finds
     python: str = ""  # the interpreter that was chosen for this host, also for what these processes spawn
+    is_fake_host: bool = False  # see `HostMesh.is_fake_in_process`
 
 
 class Birth(msgspec.Struct, frozen=True, kw_only=True):

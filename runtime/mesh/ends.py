@@ -9,7 +9,25 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import ExitReport, ProcessDied
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.birth import Birth
+from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.node.node import Node
+
+
+class HostOwnership:
+    """What the handles of the same hosts share in a process: what they spawned, and whether the hosts are gone."""
+
+    def __init__(self) -> None:
+        self.shutdown: Future[None] | None = None
+        self.meshes: dict[str, ProcMesh] = {}  # that live
+
+    def add(self, mesh: ProcMesh) -> None:
+        """Know a mesh until its processes have ended."""
+
+        def forget() -> None:
+            del self.meshes[mesh.name]
+
+        self.meshes[mesh.name] = mesh
+        when_ended(current_node(), [address.node for address in mesh.nodes]).when_done(forget)
 
 
 def when_ended(node: Node, names: Sequence[str]) -> Future[None]:

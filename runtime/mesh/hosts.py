@@ -9,7 +9,7 @@ import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
@@ -19,11 +19,15 @@ from meshbook.runtime.mesh.actors import ActorMesh, current_node
 from meshbook.runtime.mesh.binding import Given
 from meshbook.runtime.mesh.birth import Birth, World, inherited_environment, inherited_path, installed_path
 from meshbook.runtime.mesh.commands import Commands, Start, plan_starts
-from meshbook.runtime.mesh.ends import mark_unborn, when_ended
+from meshbook.runtime.mesh.ends import HostOwnership, mark_unborn, when_ended
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.node.node import Target
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.messages import Address
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
 
 HOST = "host"  # the actor that every host agent hosts
 
@@ -51,6 +55,11 @@ class HostActor(Actor):
         """How many GPUs the machine has."""
         raise NotImplementedError
 
+    @endpoint
+    def shutdown(self, reason: str) -> None:
+        """Stop every worker, and end the agent once the last has ended."""
+        raise NotImplementedError
+
 
 class HostMesh(MeshTrait):
     """Machines with a shape; `this_host()` is the one without dimensions."""
@@ -63,16 +72,35 @@ class HostMesh(MeshTrait):
         *,
         owned: bool = False,
         python: str = "",
+        is_fake_in_process: bool = False,
+        ownership: HostOwnership | None = None,
     ) -> None:
         self._agents = tuple(agents)
         self._region = region
         self._inbox = inbox  # the URL prefix of the inboxes of workers on these hosts
         self._owned = owned
         self._python = python  # the interpreter of processes; empty: ours, forked
+        self._is_fake = is_fake_in_process
+        self._ownership = ownership or HostOwnership()
 
     @property
     def region(self) -> Region:
         return self._region
+
+    @property
+    def initialized(self) -> Future[bool]:
+        """Resolves to True once every host takes requests. Raises SupervisionError where one is gone, with how."""
+        return self._hosts().gpus.call().then(lambda gpus: True)
+
+    @property
+    def is_fake_in_process(self) -> bool:
+        """Whether this is the client's own machine, which it started itself. The processes on it are real ones."""
+        return self._is_fake
+
+    @property
+    def is_shut_down(self) -> bool:
+        """Whether `shutdown` was called, or the session has ended."""
+        return self._ownership.shutdown is not None
 
     def with_python_executable(self, path: str | os.PathLike[str]) -> HostMesh:
         """The same hosts, whose processes are run by this interpreter; and so is what is spawned within those.
@@ -98,6 +126,8 @@ class HostMesh(MeshTrait):
             self._inbox,
             owned=owned,
             python=python,
+            is_fake_in_process=self._is_fake,
+            ownership=self._ownership,
         )
 
     def _picked(self) -> list[Address]:
@@ -125,8 +155,10 @@ class HostMesh(MeshTrait):
         command instead of a fork: a BootstrapCommand, or a function that makes one for each point of the mesh.
         `mesh.initialized` resolves when all are up, or raises why one is not.
         Raises ValueError for a dimension that the hosts have already, or that has no size, and for a `proc_bind` that
-        does not fit.
+        does not fit; RuntimeError once the hosts have been shut down.
         """
+        if self.is_shut_down:
+            raise RuntimeError("HostMesh has already been shut down")
         dims = _check_dims(dict(per_host or {}), self.extent)
         extent = Extent((*self.extent.labels, *dims), (*self.extent.sizes, *dims.values()))
         mesh = f"{_as_file_name(name or 'procs')}-{secrets.token_hex(4)}"
@@ -141,7 +173,9 @@ class HostMesh(MeshTrait):
             nodes += [birth.address for birth in births]
             host = ActorMesh("hosts", HostActor, [Target(agent, HOST)], Extent((), ()).region)
             mark_unborn(host.spawn_procs.call_one(births), births)
-        return ProcMesh(mesh, nodes, extent.region, self, owned=True)
+        procs = ProcMesh(mesh, nodes, extent.region, self, owned=True)
+        self._ownership.add(procs)
+        return procs
 
     def _world(
         self,
@@ -169,6 +203,7 @@ class HostMesh(MeshTrait):
             settings=node.settings,
             bootstrap=b"" if bootstrap is None else bytes(pickling.dumps(bootstrap, "bootstrap")[0]),
             python=self._python,
+            is_fake_host=self._is_fake,
         )
 
     def _birth(self, world: World, rank: int, local_rank: int, local_size: int, starts: Sequence[Start]) -> Birth:
@@ -181,6 +216,52 @@ class HostMesh(MeshTrait):
             world=world,
             start=starts[rank],
         )
+
+    # -- the end -----------------------------------------------------------------
+
+    def shutdown(self) -> Future[None]:
+        """End the hosts: all processes on them, whoever spawned them, then the agents.
+
+        Resolves once everything has ended; what does not leave within `Settings.stop_timeout` is killed. Afterwards
+        `spawn_procs` raises RuntimeError. Again is no error. RuntimeError on a slice or a received reference.
+        """
+        self._check_owned()
+        if self._ownership.shutdown is None:
+            self._ownership.shutdown = when_ended(current_node(), [agent.node for agent in self._agents])
+            self._hosts().shutdown.broadcast("its host was shut down")
+        return self._ownership.shutdown
+
+    def stop(self) -> Future[None]:
+        """Detach from the hosts: stop the processes that this handle, its slices and its twins spawned here.
+
+        The agents stay, and so does what others spawned. Resolves once those processes have ended. RuntimeError on a
+        slice or a received reference.
+        """
+        self._check_owned()
+        meshes = list(self._ownership.meshes.values())
+        for mesh in meshes:
+            mesh.stop("its host mesh was stopped")
+        return when_ended(current_node(), [address.node for mesh in meshes for address in mesh.nodes])
+
+    def note_end(self) -> None:
+        """The session has ended, and the hosts with it: from now on nothing can be spawned here."""
+        if self._ownership.shutdown is None:
+            self._ownership.shutdown = Future.completed(None)
+
+    def _check_owned(self) -> None:
+        if not self._owned:
+            raise RuntimeError("cannot shut down `HostMesh` that is a reference instead of owned")
+
+    async def __aenter__(self) -> Self:
+        self._check_owned()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.shutdown()
+
+    # -- for the meshes on them ----------------------------------------------------
 
     def _stop_procs(self, nodes: Sequence[Address], reason: str) -> Future[None]:
         names = [node.node for node in nodes]
@@ -196,7 +277,7 @@ class HostMesh(MeshTrait):
         return f"<HostMesh {dict(self.extent)}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        made = functools.partial(HostMesh, python=self._python)
+        made = functools.partial(HostMesh, python=self._python, is_fake_in_process=self._is_fake)
         return made, (self._agents, self._region, self._inbox)
 
 

@@ -1,12 +1,15 @@
-"""How worker processes are launched, by which command and where they may run."""
+"""How worker processes are launched, by which command and where they may run; and how hosts are ended."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import pickle
 import signal
 import sys
 import sysconfig
+import threading
 import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +23,7 @@ from meshbook import (
     Actor,
     BootstrapCommand,
     Point,
+    SupervisionError,
     default_bootstrap_cmd,
     endpoint,
     this_host,
@@ -45,6 +49,10 @@ class Probe(Actor):
         return function(*arguments)
 
 
+def wait_for_ever() -> None:
+    threading.Event().wait()
+
+
 def affinity() -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
@@ -65,6 +73,11 @@ def start_session(runtime_dir) -> Iterator[Callable[..., Session]]:
             return session
 
         yield start
+
+
+@pytest.fixture
+def own_session(start_session) -> Session:
+    return start_session(stop_timeout=1.0)
 
 
 def ask(mesh: Any, function: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -335,3 +348,95 @@ def test_an_interpreter_that_is_not_there(host):
     assert "cannot start '/no/such/python': No such file" in died(
         host.with_python_executable("/no/such/python").spawn_procs()
     )
+
+
+# -- ends of hosts -------------------------------------------------------------------
+
+
+def everything_of(session: Session) -> list[psutil.Process]:
+    agent = psutil.Process(session._agent.pid)
+    return [agent, *agent.children(recursive=True)]
+
+
+def test_a_host_is_shut_down(own_session):
+    host = own_session.host
+    assert host.initialized.get(PATIENCE) is True
+    mesh = host.spawn_procs(per_host={"gpus": 2})
+    probe = mesh.spawn("probe", Probe)
+    probe.run.call(os.getpid).get(PATIENCE)
+    waiting = probe.run.call(wait_for_ever)
+    part, processes = host.rename(), everything_of(own_session)
+    ended = host.shutdown()
+    for handle in (host, part, host.with_python_executable("python")):
+        with pytest.raises(RuntimeError, match="HostMesh has already been shut down"):
+            handle.spawn_procs()
+    assert ended.get(PATIENCE) is None
+    assert alive(processes) == []
+    for future in (waiting, probe.run.call(os.getpid), host.initialized):
+        with pytest.raises(SupervisionError, match="stopped due to proc mesh shutdown: its host was shut down"):
+            future.get(PATIENCE)
+    assert host.shutdown().get(PATIENCE) is None
+    assert mesh.stop().get(PATIENCE) is None
+
+
+@pytest.mark.parametrize("spawned", [0, 2])
+def test_a_host_is_shut_down_before_it_is_used(own_session, spawned):
+    mesh = own_session.host.spawn_procs(per_host={"gpus": spawned}) if spawned else None
+    assert own_session.host.shutdown().get(PATIENCE) is None
+    assert own_session.has_lost_agent
+    if mesh is not None:
+        with pytest.raises(SupervisionError, match="stopped"):
+            mesh.initialized.get(PATIENCE)
+
+
+def test_a_host_is_shut_down_by_its_context(own_session):
+    async def use() -> list[int]:
+        async with own_session.host as host, host.spawn_procs(per_host={"gpus": 2}) as mesh:
+            pids = await mesh.spawn("probe", Probe).run.call(os.getpid)
+            return list(pids.values())
+
+    pids = asyncio.run(use())
+    assert own_session.has_lost_agent
+    assert not any(map(psutil.pid_exists, pids))
+
+
+def test_detaching_leaves_the_host_and_what_others_spawned(own_session):
+    host = own_session.host
+    others = pickle.loads(pickle.dumps(host)).spawn_procs()
+    meshes = [host.spawn_procs(), host.rename().spawn_procs()]
+    host.spawn_procs().stop()  # ends by itself: nobody need wait for it
+    pids = [pid for mesh in meshes for pid in ask(mesh, os.getpid)]
+    assert host.stop().get(PATIENCE) is None
+    assert not any(map(psutil.pid_exists, pids))
+    with pytest.raises(RuntimeError, match="`ProcMesh` has already been stopped"):
+        meshes[0].spawn("probe", Probe)
+    assert ask(others, os.getpid)
+    assert ask(host.spawn_procs(), os.getpid)
+    assert host.stop().get(PATIENCE) is None
+    assert host.stop().get(PATIENCE) is None
+    assert ask(others, os.getpid)
+
+
+def test_meshes_that_ended_are_forgotten_though_nobody_kept_them(own_session):
+    host = own_session.host
+    pids = ask(host.spawn_procs(per_host={"gpus": 2}), os.getpid)
+    assert len(host._ownership.meshes) == 1
+    assert all(map(psutil.pid_exists, pids))
+    host.stop().get(PATIENCE)
+    assert host._ownership.meshes == {}
+
+
+def test_the_clients_host_is_no_cluster(spawn_procs, host):
+    assert host.is_fake_in_process
+    assert ask(spawn_procs(), lambda: this_host().is_fake_in_process) == [True]
+
+
+def test_actors_do_not_end_the_host_they_run_on(spawn_procs):
+    def end() -> str:
+        try:
+            this_host().shutdown()
+        except RuntimeError as error:
+            return str(error)
+        return "ended"
+
+    assert ask(spawn_procs(), end) == ["cannot shut down `HostMesh` that is a reference instead of owned"]

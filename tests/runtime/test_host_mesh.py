@@ -1,4 +1,4 @@
-"""The handle of hosts, as far as it needs none: which interpreter it chooses."""
+"""The handle of hosts, as far as it needs none: who owns them, and which interpreter it chooses."""
 
 from __future__ import annotations
 
@@ -21,6 +21,39 @@ def hosts(**keywords: Any) -> HostMesh:
 
 def python_of(mesh: HostMesh) -> str:
     return mesh._world("procs", mesh.extent, AGENTS[0], None, None).python
+
+
+REFERENCES = {
+    "a slice": lambda mesh: mesh.slice(hosts=0),
+    "a slice of everything": lambda mesh: mesh.slice(hosts=slice(None)),
+    "renamed": lambda mesh: mesh.rename(hosts="machines"),
+    "unpickled": lambda mesh: pickle.loads(pickle.dumps(mesh)),
+    "a slice of another interpreter": lambda mesh: mesh.with_python_executable("python").slice(hosts=1),
+}
+
+
+@pytest.mark.parametrize("end", [HostMesh.shutdown, HostMesh.stop, lambda mesh: mesh.__aenter__().send(None)])
+@pytest.mark.parametrize("refer", REFERENCES)
+def test_only_the_owner_ends_hosts(refer: str, end: Any) -> None:
+    reference = REFERENCES[refer](hosts(owned=True))
+    with pytest.raises(RuntimeError, match="cannot shut down `HostMesh` that is a reference instead of owned"):
+        end(reference)
+
+
+@pytest.mark.parametrize("refer", REFERENCES)
+def test_references_know_where_hosts_come_from(refer: str) -> None:
+    assert REFERENCES[refer](hosts(owned=True, is_fake_in_process=True)).is_fake_in_process
+    assert not REFERENCES[refer](hosts()).is_fake_in_process
+
+
+def test_nothing_is_spawned_on_hosts_that_are_gone() -> None:
+    mesh = hosts(owned=True)
+    part, twin = mesh.slice(hosts=0), mesh.with_python_executable("python")
+    mesh.note_end()
+    for each in (mesh, part, twin):
+        with pytest.raises(RuntimeError, match="HostMesh has already been shut down"):
+            each.spawn_procs()
+    assert mesh.shutdown().get(0) is None
 
 
 @pytest.mark.parametrize(
