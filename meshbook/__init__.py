@@ -14,7 +14,7 @@ from meshbook.runtime.actor.ports import Channel, Port, PortReceiver
 from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.errors import ActorError, MeshbookError, SupervisionError
 from meshbook.runtime.geometry import Extent, Point
-from meshbook.runtime.hosts.session import close_session, install_client, this_host, this_proc
+from meshbook.runtime.hosts.session import close_session, install_client, shutdown_context, this_host, this_proc
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.commands import BootstrapCommand, default_bootstrap_cmd
 from meshbook.runtime.mesh.hosts import HostMesh
@@ -46,6 +46,7 @@ __all__ = [
     "current_size",
     "default_bootstrap_cmd",
     "endpoint",
+    "shutdown_context",
     "this_host",
     "this_proc",
 ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import os
 import secrets
 import subprocess
@@ -152,13 +153,13 @@ class Session:
 
     # -- the end -----------------------------------------------------------------
 
-    def close(self) -> None:
-        """End the run: workers get a second to leave, then everything is killed. Idempotent."""
+    def close(self, seconds: float = STOP_SECONDS) -> None:
+        """End the run: workers get so many seconds to leave, then everything is killed. Idempotent."""
         if not self._closing.acquire(blocking=False):
             return
         self.host.note_end()
         with contextlib.suppress(TimeoutError, MeshbookError):
-            self._ask_agent("stop_all", "the session ended").get(timeout=STOP_SECONDS)
+            self._ask_agent("stop_all", "the session ended").get(timeout=seconds)
         self._hang_up()
         self._watcher.join(STOP_SECONDS)
         self._agent.kill()
@@ -181,11 +182,13 @@ class _Current:
     """The one door to this process's session."""
 
     session: Session | None = None
+    shutdown: Future[None] | None = None  # once this process is to be a client no more
     lock = threading.Lock()  # guards the starting: two threads must not start two
 
 
 def _in_forked_child() -> None:
     session, _Current.session = _Current.session, None
+    _Current.shutdown = None
     _Current.lock = threading.Lock()
     if session is not None:
         session.disown()
@@ -195,8 +198,13 @@ os.register_at_fork(after_in_child=_in_forked_child)
 
 
 def current_session() -> Session:
-    """The session of this process, started on first use."""
+    """The session of this process, started on first use. RuntimeError after `shutdown_context()`."""
     with _Current.lock:
+        if _Current.shutdown is not None:
+            raise RuntimeError(
+                "shutdown_context() has ended meshbook in this process, where it cannot be started again: "
+                "start a new process, or call close_session() instead where another session is to follow"
+            )
         if _Current.session is None:
             _Current.session = Session()
             atexit.register(close_session)
@@ -215,6 +223,45 @@ def close_session() -> None:
     if session is not None:
         atexit.unregister(close_session)
         session.close()
+
+
+def shutdown_context(host_timeout: float | None = None) -> Future[None]:
+    """End this process's client for good: its processes, its host, its runtime. Resolves once all have ended.
+
+    Workers that have not left after `Settings.stop_timeout`, or after `host_timeout` seconds where that is less, are
+    killed. Afterwards whatever needs a client raises RuntimeError; `close_session()` leaves room for another one.
+    Without a client, as in a worker, there is nothing to do. Again is no error. ValueError for a timeout that is
+    negative or not finite.
+    """
+    if host_timeout is not None and not (math.isfinite(host_timeout) and host_timeout >= 0):
+        raise ValueError(f"host_timeout is a finite number of seconds, zero or more, not {host_timeout!r}")
+    with _Current.lock:
+        session, _Current.session = _Current.session, None
+        if session is not None:
+            _Current.shutdown = _close_in_background(session, host_timeout)
+        return _Current.shutdown or Future.completed(None)
+
+
+def _close_in_background(session: Session, seconds: float | None) -> Future[None]:
+    if seconds is None:
+        seconds = session.settings.stop_timeout + STOP_SECONDS  # by then the agent has killed who was late
+    closed: Future[None] = Future.pending()
+
+    def close() -> None:
+        try:
+            session.close(seconds)
+        except BaseException as error:
+            closed.fail(error)
+        else:
+            closed.resolve(lambda: None)
+
+    atexit.unregister(close_session)
+    if threading.main_thread().is_alive():
+        # No daemon: a script that does not wait for the future ends only after it.
+        threading.Thread(target=close, name="meshbook shutdown").start()
+    else:  # in an atexit hook, where threads are joined no more
+        close()
+    return closed
 
 
 def this_host() -> HostMesh:

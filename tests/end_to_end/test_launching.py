@@ -26,6 +26,7 @@ from meshbook import (
     SupervisionError,
     default_bootstrap_cmd,
     endpoint,
+    shutdown_context,
     this_host,
 )
 from meshbook.runtime.actor.context import CURRENT
@@ -104,7 +105,7 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 CLIENT = """
 import threading, time
-from meshbook import Actor, endpoint, this_host
+from meshbook import Actor, close_session, context, endpoint, shutdown_context, this_host, this_proc
 
 class Worker(Actor):
     @endpoint
@@ -116,6 +117,7 @@ class Worker(Actor):
         threading.Event().wait()
 
 workers = this_host().spawn_procs(per_host={"gpus": 2}).spawn("worker", Worker)
+here = this_proc().spawn("here", Worker)
 workers.work.call().get(60)
 waiting = workers.wait.call()
 print("ready", flush=True)
@@ -440,3 +442,54 @@ def test_actors_do_not_end_the_host_they_run_on(spawn_procs):
         return "ended"
 
     assert ask(spawn_procs(), end) == ["cannot shut down `HostMesh` that is a reference instead of owned"]
+
+
+def test_a_worker_has_no_client_to_shut_down(spawn_procs):
+    mesh = spawn_procs()
+    assert ask(mesh, lambda: shutdown_context().get(0)) == [None]
+    assert ask(mesh, environment, "RANK") == [["0"]]
+
+
+# -- the end of a client ---------------------------------------------------------------
+
+ENDED = """
+print(shutdown_context(0.5).get(60), flush=True)
+input()
+print(shutdown_context().get(0), flush=True)
+close_session()
+print(type(waiting.exception(60)).__name__)
+for use in (this_host, this_proc, context, workers.work.call):
+    try:
+        use()
+    except RuntimeError as error:
+        print(error, flush=True)
+"""
+
+
+def test_a_client_is_shut_down_for_good(run_script, runtime_dir):
+    client = run_script(CLIENT + ENDED, **QUICK)
+    assert client.read_line() == "ready"
+    family = client.family()
+    assert len(family) == 4
+    client.go_on()
+    assert client.read_line() == "None"
+    assert alive(family) == []
+    assert client.family() == []
+    assert list(runtime_dir.iterdir()) == []
+    client.go_on()
+    assert client.read_line() == "None"
+    assert client.read_line() in ("SupervisionError", "ProcessDied")
+    for _ in range(4):
+        assert client.read_line().startswith("shutdown_context() has ended meshbook in this process")
+    assert client.process.wait(PATIENCE) == 0
+
+
+@pytest.mark.parametrize("end", ["shutdown_context()", "import atexit; atexit.register(shutdown_context)"])
+def test_a_script_need_not_wait_for_the_end_of_its_client(run_script, runtime_dir, end):
+    client = run_script(f"{CLIENT}\n{end}\n", **QUICK)
+    assert client.read_line() == "ready"
+    family = client.family()
+    client.go_on()
+    assert client.process.wait(PATIENCE) == 0
+    assert alive(family) == []
+    assert list(runtime_dir.iterdir()) == []

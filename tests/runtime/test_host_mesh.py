@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from meshbook.runtime.geometry import Extent
+from meshbook.runtime.hosts.session import running_session, shutdown_context
 from meshbook.runtime.mesh.hosts import HostMesh
 from meshbook.runtime.wire.messages import Address
 
@@ -80,3 +81,14 @@ def test_an_interpreter_is_for_the_new_handle_alone(session: Any, given: Any, ex
 def test_an_interpreter_has_a_name() -> None:
     with pytest.raises(ValueError, match="with_python_executable"):
         hosts().with_python_executable("")
+
+
+@pytest.mark.parametrize("timeout", [-1, float("inf"), float("nan")])
+def test_a_timeout_that_is_none(timeout: float) -> None:
+    with pytest.raises(ValueError, match="host_timeout is a finite number"):
+        shutdown_context(timeout)
+
+
+def test_without_a_client_there_is_nothing_to_shut_down() -> None:
+    assert running_session() is None
+    assert shutdown_context().get(0) is None
