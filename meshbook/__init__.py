@@ -21,8 +21,9 @@ from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.errors import ActorError, DeadlockError, MeshbookError, SupervisionError
 from meshbook.runtime.geometry import Extent, Point
 from meshbook.runtime.hosts import faults as _faults
-from meshbook.runtime.hosts.session import close_session, install_client, this_host, this_proc
+from meshbook.runtime.hosts.session import close_session, install_client, shutdown_context, this_host, this_proc
 from meshbook.runtime.mesh.actors import ActorMesh
+from meshbook.runtime.mesh.commands import BootstrapCommand, default_bootstrap_cmd
 from meshbook.runtime.mesh.hosts import HostMesh
 from meshbook.runtime.mesh.procs import ProcMesh
 
@@ -32,6 +33,7 @@ __all__ = [
     "Actor",
     "ActorError",
     "ActorMesh",
+    "BootstrapCommand",
     "Channel",
     "DeadlockError",
     "Endpoint",
@@ -53,9 +55,11 @@ __all__ = [
     "current_actor_name",
     "current_rank",
     "current_size",
+    "default_bootstrap_cmd",
     "endpoint",
     "returns_future",
     "send",
+    "shutdown_context",
     "this_host",
     "this_proc",
 ]

@@ -93,6 +93,11 @@ class Agent(HostActor):
             worker.ended.wait()
 
     @endpoint
+    def shutdown(self, reason: str) -> None:
+        self.stop_all(reason)
+        self._workers.finish()
+
+    @endpoint
     def kill(self, nodes: list[str], signal: int) -> None:
         self._workers.signal(nodes, signal)
 

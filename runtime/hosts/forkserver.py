@@ -20,16 +20,15 @@ import signal
 import socket
 import sys
 import traceback
-import types
 from pathlib import Path
 
 import msgspec
 
 from meshbook.runtime.hosts import worker
 from meshbook.runtime.hosts.ending import spare_finalizers
+from meshbook.runtime.hosts.handover import bind, execute
 from meshbook.runtime.hosts.linux import (
     adopt_orphans,
-    buffer_c_output_by_line,
     die_with_parent,
     end_descendants,
     flush_c_output,
@@ -73,7 +72,10 @@ def main() -> None:
     if birth is None:
         end_descendants()
         os._exit(0)
-    become(birth, folder, server)
+    begin(birth, folder, server)
+    if birth.start.command is not None:
+        execute(birth, folder)
+    become(birth)
     worker.run(birth, folder)
 
 
@@ -172,24 +174,25 @@ class ForkServer:
         self._channel.sendall(_encode(answer) + b"\n")
 
 
-def become(birth: Birth, folder: Path, server: int) -> None:
-    """Turn a fresh child into a process of its own: session, signals, descriptors, environment, `__main__`."""
+def begin(birth: Birth, folder: Path, server: int) -> None:
+    """Turn a fresh child into a process of its own: session, signals, descriptors, place."""
     die_with_parent(server)
     os.setsid()
-    skip_exit_handlers_so_far()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _redirect(folder, birth.address.node)
-    buffer_c_output_by_line()
-    os.environ.clear()
-    os.environ.update(birth.environment())
     with contextlib.suppress(OSError):
         os.chdir(birth.world.directory)
-    sys.path[:] = birth.world.search_path
-    sys.argv = [""]
-    # What users define in cells lives in `__main__`; that must not be the module of the fork server.
-    sys.modules["__main__"] = types.ModuleType("__main__")
+    bind(birth.start.binding.cpus)
+
+
+def become(birth: Birth) -> None:
+    """Turn the child into the worker, in place: as it would be if it had been started, and not forked."""
+    skip_exit_handlers_so_far()
+    os.environ.clear()
+    os.environ.update(birth.environment())
+    worker.settle(birth)
     # Python reseeds its own generator after a fork; without this all ranks would draw the same numbers from numpy.
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
         numpy_random.seed()

@@ -27,7 +27,7 @@ from meshbook.runtime.config import Settings
 from meshbook.runtime.hosts.agent import attend
 from meshbook.runtime.hosts.forkserver import Answer, Exited, Started
 from meshbook.runtime.hosts.launch import AgentBirth
-from meshbook.runtime.hosts.session import Session
+from meshbook.runtime.hosts.session import STOP_SECONDS, Session
 from meshbook.runtime.hosts.worker import NOWHERE, bootstrap, client_of, make_node, serve
 from meshbook.runtime.hosts.workers import Starter, Worker, Workers
 from meshbook.runtime.mesh.birth import Birth
@@ -66,9 +66,9 @@ class InProcessSession(Session):
         assert self.agent.workers is not None
         self.agent.workers.limit(seconds)
 
-    def close(self) -> None:
+    def close(self, seconds: float = STOP_SECONDS) -> None:
         """End the run, and let its threads go; one that is held by the user's code stays behind."""
-        super().close()
+        super().close(seconds)
         self.agent.release()
 
 

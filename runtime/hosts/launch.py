@@ -10,7 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from meshbook.runtime.config import Settings
+from meshbook.runtime.config import Settings, runtime_root
+from meshbook.runtime.errors import LaunchError
 from meshbook.runtime.wire.messages import Address
 
 AGENT = "agent"
@@ -48,6 +49,17 @@ class RunFolder:
         """Release it and leave it to the others (in a forked child, to the parent)."""
         os.close(self._lock)
         self._lock = -1
+
+
+def make_folder(settings: Settings, run: str) -> RunFolder:
+    """The folder of a new run, after those of dead ones have been removed. LaunchError where there can be none."""
+    try:
+        root = runtime_root(settings)
+        sweep(root)
+        return RunFolder(root / run)
+    except OSError as error:
+        remedy = "set MESHBOOK_RUNTIME_DIR to a folder of your own on a local disk"
+        raise LaunchError(f"no folder for the run's sockets: {error}; {remedy}") from error
 
 
 def _make_and_lock(path: Path) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import os
 import secrets
 import subprocess
@@ -18,11 +19,11 @@ import msgspec
 
 from meshbook.runtime.actor.context import Context, Instance, context, provide_client
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.config import PACKAGE, Settings, runtime_root, settings_in_force
+from meshbook.runtime.config import PACKAGE, Settings, settings_in_force
 from meshbook.runtime.errors import ExitReport, LaunchError, MeshbookError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.faults import Faults
-from meshbook.runtime.hosts.launch import AGENT, AgentBirth, RunFolder, sweep
+from meshbook.runtime.hosts.launch import AGENT, AgentBirth, make_folder
 from meshbook.runtime.hosts.roster import ROSTER, Roster
 from meshbook.runtime.mesh.hosts import HOST, HostMesh
 from meshbook.runtime.mesh.places import Places
@@ -59,7 +60,7 @@ class Session:
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or settings_in_force()
         self.run = secrets.token_hex(4)
-        self.folder = _make_folder(self.settings, self.run)
+        self.folder = make_folder(self.settings, self.run)
         self.output = OutputStore()
         self._roster = Roster()
         self._faults = Faults()
@@ -72,7 +73,7 @@ class Session:
         except (OSError, ValueError) as error:
             self._give_up()
             raise LaunchError(f"the host agent cannot be started: {error}") from error
-        self.host = HostMesh([self._agent_address], NOWHERE.region, self._inbox, owned=True)
+        self.host = HostMesh([self._agent_address], NOWHERE.region, self._inbox, owned=True, is_fake_in_process=True)
         self.node.places = Places(self.host, self.node.address)
         self.context = Context(Instance("client", "client", NOWHERE.point(0), self.node))
         self._watcher = threading.Thread(target=self._watch_agent, name="meshbook agent watcher", daemon=True)
@@ -136,12 +137,17 @@ class Session:
             returncode=self._agent.wait(),
             stderr=tuple(last_lines(self.folder.path / "agent.log", self.settings.stderr_lines)),
             hint=trouble,
-            stopped="the session ended" if self._closing.locked() else "",
+            stopped=self._why_stopped(),
         )
-        guests = self._roster.guests_of(AGENT)
-        self.node.announce_down(report, ())
-        for node in guests:
+        # The guests first: who waits for the end of the host waits for theirs, too.
+        for node in self._roster.guests_of(AGENT):
             self.node.announce_down(report.of_guest(node), ())
+        self.node.announce_down(report, ())
+
+    def _why_stopped(self) -> str:
+        if self._closing.locked():
+            return "the session ended"
+        return "its host was shut down" if self.host.is_shut_down else ""
 
     def _wait_for_agent(self) -> str:
         """Return why the agent ended, once it has; one that is not there in time is ended."""
@@ -168,14 +174,15 @@ class Session:
 
     # -- the end -----------------------------------------------------------------
 
-    def close(self) -> None:
-        """End the run: workers get a second to leave, then everything is killed. Idempotent."""
+    def close(self, seconds: float = STOP_SECONDS) -> None:
+        """End the run: workers get so many seconds to leave, then everything is killed. Idempotent."""
         if not self._closing.acquire(blocking=False):
             return
         self._faults.close()  # from now on an end is no fault
         self._stop_actors()
+        self.host.note_end()
         with contextlib.suppress(TimeoutError, MeshbookError):
-            self._ask_agent("stop_all", "the session ended").get(timeout=STOP_SECONDS)
+            self._ask_agent("stop_all", "the session ended").get(timeout=seconds)
         self._hang_up()
         self._watcher.join(STOP_SECONDS)
         self._agent.kill()
@@ -207,11 +214,13 @@ class _Current:
     """The one door to this process's session."""
 
     session: Session | None = None
+    shutdown: Future[None] | None = None  # once this process is to be a client no more
     lock = threading.Lock()  # guards the starting: two threads must not start two
 
 
 def _in_forked_child() -> None:
     session, _Current.session = _Current.session, None
+    _Current.shutdown = None
     _Current.lock = threading.Lock()
     if session is not None:
         session.disown()
@@ -221,8 +230,13 @@ os.register_at_fork(after_in_child=_in_forked_child)
 
 
 def current_session() -> Session:
-    """The session of this process, started on first use."""
+    """The session of this process, started on first use. RuntimeError after `shutdown_context()`."""
     with _Current.lock:
+        if _Current.shutdown is not None:
+            raise RuntimeError(
+                "shutdown_context() has ended meshbook in this process, where it cannot be started again: "
+                "start a new process, or call close_session() instead where another session is to follow"
+            )
         if _Current.session is None:
             _Current.session = Session()
             atexit.register(close_session)
@@ -241,6 +255,45 @@ def close_session() -> None:
     if session is not None:
         atexit.unregister(close_session)
         session.close()
+
+
+def shutdown_context(host_timeout: float | None = None) -> Future[None]:
+    """End this process's client for good: its processes, its host, its runtime. Resolves once all have ended.
+
+    Workers that have not left after `Settings.stop_timeout`, or after `host_timeout` seconds where that is less, are
+    killed. Afterwards whatever needs a client raises RuntimeError; `close_session()` leaves room for another one.
+    Without a client, as in a worker, there is nothing to do. Again is no error. ValueError for a timeout that is
+    negative or not finite.
+    """
+    if host_timeout is not None and not (math.isfinite(host_timeout) and host_timeout >= 0):
+        raise ValueError(f"host_timeout is a finite number of seconds, zero or more, not {host_timeout!r}")
+    with _Current.lock:
+        session, _Current.session = _Current.session, None
+        if session is not None:
+            _Current.shutdown = _close_in_background(session, host_timeout)
+        return _Current.shutdown or Future.completed(None)
+
+
+def _close_in_background(session: Session, seconds: float | None) -> Future[None]:
+    if seconds is None:
+        seconds = session.settings.stop_timeout + STOP_SECONDS  # by then the agent has killed who was late
+    closed: Future[None] = Future.pending()
+
+    def close() -> None:
+        try:
+            session.close(seconds)
+        except BaseException as error:
+            closed.fail(error)
+        else:
+            closed.resolve(lambda: None)
+
+    atexit.unregister(close_session)
+    if threading.main_thread().is_alive():
+        # No daemon: a script that does not wait for the future ends only after it.
+        threading.Thread(target=close, name="meshbook shutdown").start()
+    else:  # in an atexit hook, where threads are joined no more
+        close()
+    return closed
 
 
 def this_host() -> HostMesh:
@@ -263,16 +316,6 @@ def this_proc() -> ProcMesh:
 def install_client() -> None:
     """Let `context()` start a session on first use; called by `import meshbook`."""
     provide_client(lambda: current_session().context)
-
-
-def _make_folder(settings: Settings, run: str) -> RunFolder:
-    try:
-        root = runtime_root(settings)
-        sweep(root)
-        return RunFolder(root / run)
-    except OSError as error:
-        remedy = "set MESHBOOK_RUNTIME_DIR to a folder of your own on a local disk"
-        raise LaunchError(f"no folder for the run's sockets: {error}; {remedy}") from error
 
 
 def _environment() -> dict[str, str]:

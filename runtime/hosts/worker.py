@@ -14,6 +14,7 @@ import os
 import queue
 import sys
 import traceback
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.config import begin_with
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.ending import leave, run_finalisers
+from meshbook.runtime.hosts.linux import buffer_c_output_by_line
 from meshbook.runtime.hosts.machine import count_cores
 from meshbook.runtime.mesh.birth import Birth
 from meshbook.runtime.mesh.places import places_of
@@ -36,6 +38,15 @@ from meshbook.runtime.transport.zeromq import ZmqTransport
 from meshbook.runtime.wire import pickling
 
 NOWHERE = Extent((), ())
+
+
+def settle(birth: Birth) -> None:
+    """Make this interpreter the user's: their import path, no arguments, and a `__main__` that is none of ours."""
+    buffer_c_output_by_line()
+    sys.path[:] = birth.search_path()
+    sys.argv = [""]
+    # What users define in cells lives in `__main__`; that must not be the module of the fork server.
+    sys.modules["__main__"] = types.ModuleType("__main__")
 
 
 def run(birth: Birth, folder: Path) -> None:
@@ -128,7 +139,8 @@ def limit_threads(birth: Birth) -> None:
     numpy's OpenBLAS, which has no such call and uses all cores.
     """
     given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    threads = int(given) if given.isdecimal() and int(given) else max(1, count_cores() // birth.local_size)
+    sharers = 1 if birth.start.binding.has_own_cores else birth.local_size
+    threads = int(given) if given.isdecimal() and int(given) else max(1, count_cores() // sharers)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(threads)

@@ -11,6 +11,7 @@ import contextlib
 import os
 import queue
 import selectors
+import shlex
 import signal
 import socket
 import threading
@@ -23,6 +24,7 @@ from typing import Protocol
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.hosts.forkserver import Answer, Started
+from meshbook.runtime.hosts.handover import command_line, drop_birth, is_left
 from meshbook.runtime.hosts.linux import end_descendants
 from meshbook.runtime.hosts.server import Server
 from meshbook.runtime.mesh.birth import Birth
@@ -54,10 +56,12 @@ class Worker:
     address: Address
     owner: str
     settings: Settings  # of its mesh
+    command: str = ""  # that starts it; empty: it is forked
     requested: bool = False  # of the present fork server
     pid: int = 0
     stopping: str = ""
     killed: bool = False  # by us
+    trouble: str = ""  # why it was
     ended: threading.Event = field(default_factory=threading.Event)
 
 
@@ -80,18 +84,17 @@ class Workers:
         self._bell, self._ringer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._server: Starter | None = None
         self._selector = selectors.DefaultSelector()
+        self._finished = False
 
     # -- from the host actor -------------------------------------------------
 
     def start(self, births: Sequence[Birth]) -> None:
         """Ask for these workers; the fork server starts them once it is warm."""
+        workers = [_worker_of(birth) for birth in births]
         with self._lock:
-            for birth in births:
-                world = birth.world
-                self._by_node[birth.address.node] = Worker(birth.address, world.owner, world.settings)
+            self._by_node |= {worker.address.node: worker for worker in workers}
         self._requests.put(births)
-        with contextlib.suppress(BlockingIOError):  # full of rings that the main thread has not heard yet
-            os.write(self._ringer, b"!")
+        self._ring()
 
     def stop(self, nodes: Iterable[str], reason: str) -> list[Worker]:
         """Ask these workers, and those that they own, to leave; kill who has not left by the time limit.
@@ -108,8 +111,13 @@ class Workers:
             if worker.pid:
                 self._ask_to_leave(worker.address, reason)
         if asked:
-            threading.Thread(target=self._kill_late, args=(asked,), name="meshbook stop", daemon=True).start()
+            self._watch(self._kill_late, asked)
         return workers
+
+    def finish(self) -> None:
+        """Let `serve` return."""
+        self._finished = True
+        self._ring()
 
     def signal(self, nodes: Iterable[str], number: int) -> None:
         """Send a signal to the process groups of these workers, so that what they started gets it too."""
@@ -134,6 +142,13 @@ class Workers:
             names = owned - found.keys()
         return list(found.values())
 
+    def _ring(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # full of rings that the main thread has not heard yet
+            os.write(self._ringer, b"!")
+
+    def _watch(self, watch: Callable[..., None], *arguments: object) -> None:
+        threading.Thread(target=watch, args=arguments, name="meshbook late workers", daemon=True).start()
+
     def _kill_late(self, workers: Sequence[Worker]) -> None:
         begun = time.monotonic()
         for worker in sorted(workers, key=self._seconds_of):
@@ -145,6 +160,13 @@ class Workers:
         """How long it may take to leave."""
         return worker.settings.stop_timeout
 
+    def _kill_mute(self, worker: Worker) -> None:
+        """A command may run on without ever becoming the worker that somebody waits for."""
+        node, seconds = worker.address.node, self._settings.launch_timeout
+        if not worker.ended.wait(seconds) and is_left(self._folder, node):
+            worker.trouble = f"it was not a worker after {seconds:g} s (MESHBOOK_LAUNCH_TIMEOUT): {worker.command}"
+            self.signal([node], signal.SIGKILL)
+
     # -- on the agent's main thread --------------------------------------------
 
     def serve(self, line: int) -> None:
@@ -152,7 +174,7 @@ class Workers:
         self._selector.register(line, selectors.EVENT_READ)
         self._selector.register(self._bell, selectors.EVENT_READ)
         self._start_server()
-        while True:
+        while not self._finished:
             ready = {key.fd for key, _ in self._selector.select()}
             if line in ready and not os.read(line, 4096):
                 break
@@ -209,12 +231,20 @@ class Workers:
             self._by_pid[pid] = worker
             if worker.killed:  # it was to end before it had begun
                 self._send_signal(pid, signal.SIGKILL)
+        if worker.command:
+            self._watch(self._kill_mute, worker)
 
     def _exited(self, pid: int, returncode: int) -> None:
         with self._lock:
             worker = self._by_pid.pop(pid)
             self._send_signal(pid, signal.SIGKILL)  # what it started, and left behind
-        self._end(worker, returncode, "")
+        self._end(worker, returncode, self._why_unborn(worker))
+
+    def _why_unborn(self, worker: Worker) -> str:
+        """Nothing for one that became a worker before it ended."""
+        if worker.trouble or not is_left(self._folder, worker.address.node):
+            return worker.trouble
+        return f"it ended before it was a worker; its command: {worker.command}"
 
     def _server_ended(self, server: Starter) -> None:
         """Its workers die with the fork server; what they had started comes to us."""
@@ -242,6 +272,7 @@ class Workers:
             hint=trouble or _hint(returncode, worker.killed),
             stopped=worker.stopping,
         )
+        drop_birth(self._folder, node)
         with self._lock:
             self._by_node.pop(node, None)
             # One that is told to stop waits for what it owns.
@@ -274,6 +305,11 @@ class Workers:
 
     def _end_orphans(self) -> None:
         end_descendants()
+
+
+def _worker_of(birth: Birth) -> Worker:
+    command = shlex.join(command_line(birth)[1]) if birth.start.command else ""
+    return Worker(birth.address, birth.world.owner, birth.world.settings, command)
 
 
 def _signal_group(pid: int, number: int) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import os
+import site
 import sys
-from collections.abc import Mapping
+import sysconfig
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from meshbook.runtime.config import Settings
+from meshbook.runtime.mesh.commands import Start
 from meshbook.runtime.wire.messages import Address
 
 # What a notebook server or a terminal leaves in the environment, and a worker must not inherit.
@@ -31,9 +34,13 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, str]
     directory: str
     search_path: tuple[str, ...]
+    prefix: str = ""  # of the interpreter that this search path belongs to
+    installed: tuple[str, ...] = ()  # the part of the search path that is that interpreter's own
     settings: Settings
     bootstrap: bytes = b""  # a pickled callable that runs before any actor
     rendezvous: dict[str, str] = {}  # MASTER_ADDR and MASTER_PORT, which the agent finds
+    python: str = ""  # the interpreter that was chosen for this host, also for what these processes spawn
+    is_fake_host: bool = False  # see `HostMesh.is_fake_in_process`
 
 
 class Birth(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,10 +51,21 @@ class Birth(msgspec.Struct, frozen=True, kw_only=True):
     local_rank: int
     local_size: int
     world: World
+    start: Start = Start()
 
     def environment(self) -> dict[str, str]:
         """The whole environment of the process. A rendezvous that the user names wins over ours."""
-        return self.world.rendezvous | self.world.environment | self.ranks()
+        command = self.start.command
+        inherited = self.world.environment if command is None or command.inherit_env else {}
+        named = {} if command is None else command.env
+        return self.world.rendezvous | inherited | named | self.ranks()
+
+    def search_path(self) -> list[str]:
+        """The import path of the process that asks. Another interpreter than the parent's keeps its own packages."""
+        if sys.prefix == self.world.prefix:
+            return list(self.world.search_path)
+        known = {*sys.path, *self.world.installed}
+        return [*sys.path, *(entry for entry in self.world.search_path if entry not in known)]
 
     def ranks(self) -> dict[str, str]:
         """The variables from which torch.distributed learns who this process is."""
@@ -77,3 +95,12 @@ def inherited_environment(overrides: Mapping[str, str] | None = None, parent: Bi
 def inherited_path() -> tuple[str, ...]:
     """This process's import path, with the current folder spelled out."""
     return tuple(str(Path(entry).absolute()) for entry in sys.path)
+
+
+def installed_path(search_path: Iterable[str]) -> tuple[str, ...]:
+    """The entries that belong to this interpreter, and mean nothing to another one: library and installed packages."""
+    named = sysconfig.get_paths()
+    own = [named[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    own += [*site.getsitepackages(), site.getusersitepackages()]
+    archive = str(Path(named["stdlib"]).parent / f"python{sys.version_info[0]}{sys.version_info[1]}.zip")
+    return tuple(entry for entry in search_path if entry == archive or any(map(Path(entry).is_relative_to, own)))

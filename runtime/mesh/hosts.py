@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import os
 import re
 import secrets
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.config import OVERRIDES
-from meshbook.runtime.errors import ExitReport, ProcessDied
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
 from meshbook.runtime.mesh.actors import ActorMesh, current_node
-from meshbook.runtime.mesh.birth import Birth, World, inherited_environment, inherited_path
+from meshbook.runtime.mesh.binding import Given
+from meshbook.runtime.mesh.birth import Birth, World, inherited_environment, inherited_path, installed_path
+from meshbook.runtime.mesh.commands import Commands, Start, plan_starts
+from meshbook.runtime.mesh.ends import HostOwnership, mark_unborn, when_ended
 from meshbook.runtime.mesh.procs import ProcMesh, own
 from meshbook.runtime.node.calls import Target
-from meshbook.runtime.node.node import Node
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.messages import Address
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
 
 HOST = "host"  # the actor that every host agent hosts
 
@@ -50,22 +56,80 @@ class HostActor(Actor):
         """How many GPUs the machine has."""
         raise NotImplementedError
 
+    @endpoint
+    def shutdown(self, reason: str) -> None:
+        """Stop every worker, and end the agent once the last has ended."""
+        raise NotImplementedError
+
 
 class HostMesh(MeshTrait):
     """Machines with a shape; `this_host()` is the one without dimensions."""
 
-    def __init__(self, agents: Sequence[Address], region: Region, inbox: str, *, owned: bool = False) -> None:
+    def __init__(
+        self,
+        agents: Sequence[Address],
+        region: Region,
+        inbox: str,
+        *,
+        owned: bool = False,
+        python: str = "",
+        is_fake_in_process: bool = False,
+        ownership: HostOwnership | None = None,
+    ) -> None:
         self._agents = tuple(agents)
         self._region = region
         self._inbox = inbox  # the URL prefix of the inboxes of workers on these hosts
         self._owned = owned
+        self._python = python  # the interpreter of processes; empty: ours, forked
+        self._is_fake = is_fake_in_process
+        self._ownership = ownership or HostOwnership()
 
     @property
     def region(self) -> Region:
         return self._region
 
+    @property
+    def initialized(self) -> Future[bool]:
+        """Resolves to True once every host takes requests. Raises SupervisionError where one is gone, with how."""
+        return self._hosts().gpus.call().then(lambda gpus: True)
+
+    @property
+    def is_fake_in_process(self) -> bool:
+        """Whether this is the client's own machine, which it started itself. The processes on it are real ones."""
+        return self._is_fake
+
+    @property
+    def is_shut_down(self) -> bool:
+        """Whether `shutdown` was called, or the session has ended."""
+        return self._ownership.shutdown is not None
+
+    def with_python_executable(self, path: str | os.PathLike[str]) -> HostMesh:
+        """The same hosts, whose processes are run by this interpreter; and so is what is spawned within those.
+
+        A path, which is not resolved (a virtual environment is a link), or a name that is looked up on PATH. It must be
+        of our Python's version and have what meshbook needs installed, which is told only when it starts. It keeps its
+        own packages; meshbook itself and the user's folders are those of this process.
+        """
+        python = os.fspath(path)
+        if not python:
+            raise ValueError("with_python_executable: the path of an interpreter is wanted, not an empty one")
+        return self._twin(
+            self._region, owned=self._owned, python=str(Path(python).absolute()) if os.sep in python else python
+        )
+
     def _with_region(self, region: Region) -> HostMesh:
-        return HostMesh(self._agents, region, self._inbox)
+        return self._twin(region, owned=False, python=self._python)
+
+    def _twin(self, region: Region, *, owned: bool, python: str) -> HostMesh:
+        return HostMesh(
+            self._agents,
+            region,
+            self._inbox,
+            owned=owned,
+            python=python,
+            is_fake_in_process=self._is_fake,
+            ownership=self._ownership,
+        )
 
     def _picked(self) -> list[Address]:
         return [self._agents[rank] for rank in self._region.ranks()]
@@ -78,6 +142,8 @@ class HostMesh(MeshTrait):
         per_host: Mapping[str, int] | None = None,
         bootstrap: Callable[[], Any] | None = None,
         name: str | None = None,
+        proc_bind: Sequence[Given] | None = None,
+        bootstrap_command: Commands | None = None,
         *,
         env: Mapping[str, str] | None = None,
     ) -> ProcMesh:
@@ -85,24 +151,35 @@ class HostMesh(MeshTrait):
 
         Its dimensions are those of the hosts, then those of `per_host` (name -> size, for example `{"gpus": 4}`), in
         row-major order. `bootstrap` runs in each process before any actor; `env` is added to its environment.
+        `proc_bind` has a dict for each process of a host: `{"cpus": "0-3"}` is its affinity, `cpunodebind`, `membind`,
+        `physcpubind`, `interleave` and `preferred` are numactl's. `bootstrap_command` starts the processes by a
+        command instead of a fork: a BootstrapCommand, or a function that makes one for each point of the mesh.
         `mesh.initialized` resolves when all are up, or raises why one is not.
-        Raises ValueError for a dimension that the hosts have already, or that has no size.
+        Raises ValueError for a dimension that the hosts have already, or that has no size, and for a `proc_bind` that
+        does not fit; RuntimeError once the hosts have been shut down.
         """
+        if self.is_shut_down:
+            raise RuntimeError("HostMesh has already been shut down")
         dims = _check_dims(dict(per_host or {}), self.extent)
         extent = Extent((*self.extent.labels, *dims), (*self.extent.sizes, *dims.values()))
         mesh = f"{_as_file_name(name or 'procs')}-{secrets.token_hex(4)}"
         local = Extent(tuple(dims), tuple(dims.values())).nelements
+        starts = plan_starts(
+            extent, local, proc_bind=proc_bind, commands=bootstrap_command, python=self._python, env=env
+        )
         nodes: list[Address] = []
         for index, agent in enumerate(self._picked()):
             world = self._world(mesh, extent, agent, bootstrap, env)
-            births = [self._birth(world, index * local + place, place, local) for place in range(local)]
+            births = [self._birth(world, index * local + place, place, local, starts) for place in range(local)]
             nodes += [birth.address for birth in births]
             host = ActorMesh("hosts", HostActor, [Target(agent, HOST)], Extent((), ()).region)
-            _mark_unborn(host.spawn_procs.call_one(births), births)
-        procs = functools.partial(ProcMesh, mesh, nodes, extent.region, self, owned=True)
+            mark_unborn(host.spawn_procs.call_one(births), births)
+        make = functools.partial(ProcMesh, mesh, nodes, extent.region, self, owned=True)
         ranks = {node.node: rank for rank, node in enumerate(nodes)}
-        own(mesh, name or "procs", ranks, procs, are_processes=True)
-        return procs()
+        own(mesh, name or "procs", ranks, make, are_processes=True)
+        procs = make()
+        self._ownership.add(procs)
+        return procs
 
     def _world(
         self,
@@ -113,6 +190,7 @@ class HostMesh(MeshTrait):
         env: Mapping[str, str] | None,
     ) -> World:
         node = current_node()
+        search_path = inherited_path()
         return World(
             run=node.run,
             mesh=mesh,
@@ -123,15 +201,71 @@ class HostMesh(MeshTrait):
             sizes=extent.sizes,
             environment=inherited_environment(env, node.place),
             directory=str(Path.cwd()),
-            search_path=inherited_path(),
+            search_path=search_path,
+            prefix=sys.prefix,
+            installed=installed_path(search_path),
             settings=OVERRIDES.over_mesh(node.settings),
             bootstrap=b"" if bootstrap is None else bytes(pickling.dumps(bootstrap, "bootstrap")[0]),
+            python=self._python,
+            is_fake_host=self._is_fake,
         )
 
-    def _birth(self, world: World, rank: int, local_rank: int, local_size: int) -> Birth:
+    def _birth(self, world: World, rank: int, local_rank: int, local_size: int, starts: Sequence[Start]) -> Birth:
         name = f"{world.mesh}.{rank}"
-        address = Address(name, f"{self._inbox}{name}")
-        return Birth(address=address, rank=rank, local_rank=local_rank, local_size=local_size, world=world)
+        return Birth(
+            address=Address(name, f"{self._inbox}{name}"),
+            rank=rank,
+            local_rank=local_rank,
+            local_size=local_size,
+            world=world,
+            start=starts[rank],
+        )
+
+    # -- the end -----------------------------------------------------------------
+
+    def shutdown(self) -> Future[None]:
+        """End the hosts: all processes on them, whoever spawned them, then the agents.
+
+        Resolves once everything has ended; what does not leave within `Settings.stop_timeout` is killed. Afterwards
+        `spawn_procs` raises RuntimeError. Again is no error. RuntimeError on a slice or a received reference.
+        """
+        self._check_owned()
+        if self._ownership.shutdown is None:
+            self._ownership.shutdown = when_ended(current_node(), [agent.node for agent in self._agents])
+            self._hosts().shutdown.broadcast("its host was shut down")
+        return self._ownership.shutdown
+
+    def stop(self) -> Future[None]:
+        """Detach from the hosts: stop the processes that this handle, its slices and its twins spawned here.
+
+        The agents stay, and so does what others spawned. Resolves once those processes have ended. RuntimeError on a
+        slice or a received reference.
+        """
+        self._check_owned()
+        meshes = list(self._ownership.meshes.values())
+        for mesh in meshes:
+            mesh.stop("its host mesh was stopped")
+        return when_ended(current_node(), [address.node for mesh in meshes for address in mesh.nodes])
+
+    def note_end(self) -> None:
+        """The session has ended, and the hosts with it: from now on nothing can be spawned here."""
+        if self._ownership.shutdown is None:
+            self._ownership.shutdown = Future.completed(None)
+
+    def _check_owned(self) -> None:
+        if not self._owned:
+            raise RuntimeError("cannot shut down `HostMesh` that is a reference instead of owned")
+
+    async def __aenter__(self) -> Self:
+        self._check_owned()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.shutdown()
+
+    # -- for the meshes on them ----------------------------------------------------
 
     def _stop_procs(self, nodes: Sequence[Address], reason: str) -> Future[None]:
         names = [node.node for node in nodes]
@@ -147,47 +281,8 @@ class HostMesh(MeshTrait):
         return f"<HostMesh {dict(self.extent)}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return HostMesh, (self._agents, self._region, self._inbox)
-
-
-def when_ended(node: Node, names: Sequence[str]) -> Future[None]:
-    """Resolves once each of these nodes has been reported as ended."""
-    future: Future[None] = Future.pending()
-    missing = set(names)
-
-    def note(report: ExitReport) -> None:
-        missing.discard(report.node)
-        look()
-
-    def look() -> None:
-        if not missing and not future.done():
-            with contextlib.suppress(ValueError):  # two threads may come here
-                node.when_down.remove(note)
-            future.resolve(lambda: None)
-
-    # First listen, then ask: an end in between is heard of either way.
-    node.when_down.append(note)
-    missing -= {name for name in names if node.report_of(name) is not None}
-    look()
-    return future
-
-
-def _mark_unborn(asked: Future[None], births: Sequence[Birth]) -> None:
-    """Where the agent could not even be asked, its workers will never be: say so to whoever calls them."""
-    node = current_node()
-
-    def look() -> None:
-        if (error := asked.exception()) is not None:
-            for birth in births:
-                node.announce_down(_report_unborn(error, birth.address.node), ())
-
-    asked.when_done(look)
-
-
-def _report_unborn(error: BaseException, node: str) -> ExitReport:
-    if isinstance(error, ProcessDied):
-        return error.report.of_guest(node)
-    return ExitReport(node, 0, None, hint=f"its host agent could not start it: {error}")
+        made = functools.partial(HostMesh, python=self._python, is_fake_in_process=self._is_fake)
+        return made, (self._agents, self._region, self._inbox)
 
 
 def _as_file_name(name: str) -> str:

@@ -41,5 +41,10 @@ def inbox_of(birth: Birth) -> str:
 
 def places_of(birth: Birth) -> Places:
     """Where a worker is."""
-    host = HostMesh([birth.world.agent], NOWHERE.region, inbox_of(birth))
+    world = birth.world
+    host = HostMesh(
+        *([world.agent], NOWHERE.region, inbox_of(birth)),
+        python=world.python,
+        is_fake_in_process=world.is_fake_host,
+    )
     return Places(host, birth.address, birth)

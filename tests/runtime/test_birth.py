@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from meshbook.runtime.config import Settings
-from meshbook.runtime.mesh.birth import LEAKS, Birth, World, inherited_environment, inherited_path
+from meshbook.runtime.mesh.birth import LEAKS, Birth, World, inherited_environment, inherited_path, installed_path
 from meshbook.runtime.wire.messages import Address
 
 
@@ -85,3 +87,23 @@ def test_the_import_path_is_spelled_out(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", "sub", "/usr/lib"])
     assert inherited_path() == (str(tmp_path), str(tmp_path / "sub"), "/usr/lib")
+
+
+def test_what_belongs_to_the_interpreter_is_told_from_what_is_the_users(tmp_path: Path) -> None:
+    packages, library = sysconfig.get_path("purelib"), sysconfig.get_path("stdlib")
+    path = (str(tmp_path), library, f"{library}/lib-dynload", packages, f"{packages}/egg")
+    assert installed_path(path) == path[1:]
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["the same interpreter", "another one"])
+def test_the_import_path_of_a_worker(monkeypatch: pytest.MonkeyPatch, same: bool) -> None:
+    """Another interpreter keeps its own packages and gets the user's folders besides."""
+    world = msgspec.structs.replace(
+        born().world,
+        prefix=sys.prefix if same else "/elsewhere",
+        search_path=("/user", "/elsewhere/lib", "/shared"),
+        installed=("/elsewhere/lib",),
+    )
+    monkeypatch.setattr(sys, "path", ["/here/lib", "/shared"])
+    expected = ["/user", "/elsewhere/lib", "/shared"] if same else ["/here/lib", "/shared", "/user"]
+    assert msgspec.structs.replace(born(), world=world).search_path() == expected

@@ -1,0 +1,77 @@
+"""Where the processes of a mesh may run and keep their memory: `proc_bind` of `HostMesh.spawn_procs`, read and checked.
+
+[{"cpus": "0-3"}, {"cpus": "4-7"}]                          the scheduler's affinity, set by the worker itself
+[{"cpunodebind": "0", "membind": "0"}, ...]                 numactl, in front of the worker's command
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+Given = Mapping[str, str | int]
+
+_OF_CORES = ("cpunodebind", "physcpubind", "cpus")
+_OF_NODES = ("cpunodebind", "membind", "interleave", "preferred")
+KEYS = ("cpus", "physcpubind", "cpunodebind", "membind", "interleave", "preferred")
+_LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*", re.ASCII)
+HIGHEST_CPU = 1 << 16  # no machine has as many; a typing error would make a list of a billion numbers
+
+
+class Binding(msgspec.Struct, frozen=True):
+    """Where one process runs. All fields empty: wherever the system likes."""
+
+    cpus: tuple[int, ...] = ()  # its affinity
+    numactl: tuple[str, ...] = ()  # options, where it takes more than an affinity
+    has_own_cores: bool = False  # so they are not to be shared with the other workers of the host
+
+
+def read_bindings(given: Sequence[Given] | None, count: int) -> list[Binding]:
+    """One binding for each of `count` local processes.
+
+    Raises ValueError where there are more or fewer, and for a key or a value that means nothing.
+    """
+    if given is None:
+        return [Binding()] * count
+    if len(given) != count:
+        raise ValueError(f"proc_bind has {len(given)} entries, but there are {count} processes per host: one for each")
+    return [_read(entry, f"proc_bind[{place}]") for place, entry in enumerate(given)]
+
+
+def _read(entry: Given, what: str) -> Binding:
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"{what} is {entry!r}: a dict is wanted, as {{'cpus': '0-3'}}")
+    if unknown := [key for key in entry if key not in KEYS]:
+        raise ValueError(f"{what} has the unknown key {unknown[0]!r}; there are {', '.join(KEYS)}")
+    if "cpus" in entry and "physcpubind" in entry:
+        raise ValueError(f"{what} has both 'cpus' and 'physcpubind', which say the same: name one of them")
+    texts = {key: _check_list(value, key, what) for key, value in entry.items()}
+    has_own_cores = any(key in texts for key in _OF_CORES)
+    if texts and texts.keys() <= {"cpus", "physcpubind"}:
+        [cpus] = texts.values()
+        return Binding(cpus=_numbers(cpus, what), has_own_cores=has_own_cores)
+    names = {"cpus": "physcpubind"}
+    return Binding(
+        numactl=tuple(f"--{names.get(key, key)}={text}" for key, text in texts.items()), has_own_cores=has_own_cores
+    )
+
+
+def _check_list(value: object, key: str, what: str) -> str:
+    text = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
+    if not (_LIST.fullmatch(text) or (text == "all" and key in _OF_NODES)):
+        raise ValueError(f"{what}[{key!r}] is {value!r}: numbers are wanted, as 2, '0-3' or '0,2,4-7'")
+    return text
+
+
+def _numbers(text: str, what: str) -> tuple[int, ...]:
+    """`0,2-4` as 0, 2, 3, 4."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        low, high = int(first), int(last or first)
+        if not low <= high < HIGHEST_CPU:
+            raise ValueError(f"{what}: {part!r} is no range of CPUs")
+        found.update(range(low, high + 1))
+    return tuple(sorted(found))

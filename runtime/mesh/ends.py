@@ -1,0 +1,70 @@
+"""Ends of processes, as the handles of their hosts see them: waiting for them, and what has never begun."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.errors import ExitReport, ProcessDied
+from meshbook.runtime.mesh.actors import current_node
+from meshbook.runtime.mesh.birth import Birth
+from meshbook.runtime.mesh.procs import ProcMesh
+from meshbook.runtime.node.node import Node
+
+
+class HostOwnership:
+    """What the handles of the same hosts share in a process: what they spawned, and whether the hosts are gone."""
+
+    def __init__(self) -> None:
+        self.shutdown: Future[None] | None = None
+        self.meshes: dict[str, ProcMesh] = {}  # that live
+
+    def add(self, mesh: ProcMesh) -> None:
+        """Know a mesh until its processes have ended."""
+
+        def forget() -> None:
+            del self.meshes[mesh.name]
+
+        self.meshes[mesh.name] = mesh
+        when_ended(current_node(), [address.node for address in mesh.nodes]).when_done(forget)
+
+
+def when_ended(node: Node, names: Sequence[str]) -> Future[None]:
+    """Resolves once each of these nodes has been reported as ended."""
+    future: Future[None] = Future.pending()
+    missing = set(names)
+
+    def note(report: ExitReport) -> None:
+        missing.discard(report.node)
+        look()
+
+    def look() -> None:
+        if not missing and not future.done():
+            with contextlib.suppress(ValueError):  # two threads may come here
+                node.when_down.remove(note)
+            future.resolve(lambda: None)
+
+    # First listen, then ask: an end in between is heard of either way.
+    node.when_down.append(note)
+    missing -= {name for name in names if node.report_of(name) is not None}
+    look()
+    return future
+
+
+def mark_unborn(asked: Future[None], births: Sequence[Birth]) -> None:
+    """Where the agent could not even be asked, its workers will never be: say so to whoever calls them."""
+    node = current_node()
+
+    def look() -> None:
+        if (error := asked.exception()) is not None:
+            for birth in births:
+                node.announce_down(_report_unborn(error, birth.address.node), ())
+
+    asked.when_done(look)
+
+
+def _report_unborn(error: BaseException, node: str) -> ExitReport:
+    if isinstance(error, ProcessDied):
+        return error.report.of_guest(node)
+    return ExitReport(node, 0, None, hint=f"its host agent could not start it: {error}")
