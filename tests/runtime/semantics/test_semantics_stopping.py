@@ -1,0 +1,137 @@
+"""Semantics: stopping, in every order, and what calls say afterwards."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from meshbook import Actor, SupervisionError, endpoint
+
+PATIENCE = 60.0
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Member(Actor):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    @endpoint
+    def note(self, what: str) -> list[str]:
+        self.notes.append(what)
+        return self.notes
+
+    @endpoint
+    def hold(self, gate: Any) -> None:
+        gate.pass_through()
+
+    @endpoint
+    def tell(self, gate: Any, what: str) -> None:
+        gate.tell(what)
+
+
+class AsyncMember(Actor):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    @endpoint
+    async def note(self, what: str) -> list[str]:
+        self.notes.append(what)
+        return self.notes
+
+    @endpoint
+    async def hold(self, gate: Any) -> None:
+        await gate.pass_through_async()
+
+    @endpoint
+    async def tell(self, gate: Any, what: str) -> None:
+        gate.tell(what)
+
+
+either = pytest.mark.parametrize("kind", [Member, AsyncMember])
+
+
+def stopped(future: Any, reason: str) -> None:
+    with pytest.raises(SupervisionError, match=rf"(?s)Endpoint call member\.\w+\(\) failed,.*stopped.*{reason}"):
+        future.get(PATIENCE)
+
+
+# -- 14 --------------------------------------------------------------------------------
+
+
+@either
+def test_14_calls_after_the_stop_of_an_actor_mesh_say_so(world: Any, kind: type[Actor]) -> None:
+    """With the reason, for every verb; nothing hangs."""
+    members: Any = world.spawn(kind, name="member")
+    members.stop("enough for today").get(PATIENCE)
+    stopped(members.note.call("late"), "enough for today")
+    stopped(members.slice(gpus=1).note.call_one("late"), "enough for today")
+    stopped(members.note.choose("late"), "enough for today")
+    for future in members.note.stream("late"):
+        stopped(future, "enough for today")
+    members.note.broadcast("late")
+
+
+@either
+def test_14_calls_after_the_stop_of_the_processes_say_so(world: Any, kind: type[Actor]) -> None:
+    """The same where the processes ended with the actors; nothing can be spawned there any more."""
+    procs = world.procs(2)
+    members: Any = procs.spawn("member", kind)
+    procs.stop("enough for today").get(PATIENCE)
+    stopped(members.note.call("late"), "enough for today")
+    members.note.broadcast("late")
+    with pytest.raises(RuntimeError, match="`ProcMesh` has already been stopped"):
+        procs.spawn("more", kind)
+
+
+@either
+def test_14_what_was_sent_before_a_stop_is_handled_before_it(world: Any, kind: type[Actor]) -> None:
+    """A stop waits its turn, for actors and for processes."""
+    procs, gate, done = world.procs(1), world.gate(), world.gate()
+    first: Any = procs.spawn("member", kind)
+    second: Any = procs.spawn("member", kind)
+    for member in (first, second):
+        member.hold.broadcast(gate)  # holds it until the stop is on its way
+        gate.wait_told()
+        member.tell.broadcast(done, "told")
+    ending = first.stop(), procs.stop()
+    gate.open(2)
+    for future in ending:
+        future.get(PATIENCE)
+    assert done.told() == ["told", "told"]
+
+
+def test_14_only_the_stopped_mesh_is_stopped(world: Any) -> None:
+    """Another actor mesh on the same processes goes on, and stopping a slice leaves the rest."""
+    procs = world.procs(3)
+    members, others = procs.spawn("member", Member), procs.spawn("other", Member)
+    members.slice(gpus=1).stop("no more").get(PATIENCE)
+    stopped(members.note.call("late"), "no more")
+    assert members.slice(gpus=2).note.call_one("one").get(PATIENCE)
+    assert list(others.note.call("one").get(PATIENCE).values()) == [["one"]] * 3
+
+
+# -- 31 --------------------------------------------------------------------------------
+
+
+@either
+def test_31_actors_first_and_processes_after(world: Any, kind: type[Actor]) -> None:
+    """Stopping an actor mesh and then its processes works, and so does stopping either again."""
+    procs = world.procs(2)
+    members: Any = procs.spawn("member", kind)
+    for _ in range(2):
+        assert members.stop().get(PATIENCE) is None
+    for _ in range(2):
+        assert procs.stop().get(PATIENCE) is None
+    stopped(members.note.call("late"), "stopped by client")
+
+
+def test_31_without_waiting_in_between(world: Any) -> None:
+    """Neither stop loses the other's confirmation."""
+    procs = world.procs(2)
+    members = procs.spawn("member", Member)
+    members.initialized.get(PATIENCE)
+    ending = members.stop(), procs.stop()
+    assert [future.get(PATIENCE) for future in ending] == [None, None]
