@@ -17,7 +17,7 @@ from meshbook.runtime.errors import ExitReport, MeshbookError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.machine import count_cores, count_gpus
 from meshbook.runtime.hosts.session import Session, close_session, current_session, running_session
-from meshbook.runtime.mesh.procs import ProcMesh
+from meshbook.runtime.mesh.procs import ProcMesh, heed_failures
 
 DEFAULT_NAME = "mesh"
 RESERVED = frozenset({"all", "ok", "failed", "changed"})  # words of the selector grammar
@@ -115,6 +115,8 @@ class Meshes:
         procs = session.host.spawn_procs(per_host=dict(extent), name=name)
         cells = procs.spawn_on_main("cells", CellActor)
         control = procs.spawn("cell control", CellControl)
+        for part in (procs, cells, control):
+            heed_failures(part, lambda failure: True)  # the cells say it, those that run and the next ones
         mesh = NotebookMesh(name, procs, cells, control, session, gpus > 0)
         self._watch(mesh)
         try:

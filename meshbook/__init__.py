@@ -6,14 +6,18 @@ Imports go one way, left to right (tests/test_layers.py holds them to it). What 
 face; `import meshbook.runtime.geometry` is the full path of the rest.
 """
 
+import sys
+
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import context, current_rank, current_size
 from meshbook.runtime.actor.endpoint import Accumulator, Endpoint, concurrent_endpoint, endpoint
+from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.ports import Channel, Port, PortReceiver
 from meshbook.runtime.actor.values import ValueMesh
-from meshbook.runtime.errors import ActorError, MeshbookError, SupervisionError
+from meshbook.runtime.errors import ActorError, DeadlockError, MeshbookError, SupervisionError
 from meshbook.runtime.geometry import Extent, Point
+from meshbook.runtime.hosts import faults as _faults
 from meshbook.runtime.hosts.session import close_session, install_client, this_host, this_proc
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.hosts import HostMesh
@@ -26,10 +30,12 @@ __all__ = [
     "ActorError",
     "ActorMesh",
     "Channel",
+    "DeadlockError",
     "Endpoint",
     "Extent",
     "Future",
     "HostMesh",
+    "MeshFailure",
     "MeshbookError",
     "Point",
     "Port",
@@ -48,6 +54,7 @@ __all__ = [
 ]
 
 install_client()
+sys.modules[__name__].__class__ = _faults.HookedModule  # `meshbook.unhandled_fault_hook = f` replaces the hook
 
 
 def load_ipython_extension(shell: object) -> None:

@@ -3,6 +3,9 @@
     MeshbookError
     ├── CallError             a call of endpoints failed; carries what the other ranks answered
     │   ├── ActorError        an endpoint raised: the caller's arguments or the endpoint's code; the actor lives on
+    │   ├── DeadlockError     actors that wait for each other; draws who waits for whom
+    │   ├── CallTimeout       `call(..., timeout=)` was not answered in time; says where each silent rank is
+    │   ├── CallCancelled     somebody cancelled the future
     │   └── SupervisionError  the callee is gone or never came: dead process, stopped mesh, failed constructor
     │       └── ProcessDied   a worker process ended; says signal or exit code and its last words
     ├── WireError             a message did not travel
@@ -16,6 +19,7 @@ Foreign errors become one of these at the seam where they enter, chained to what
 
 from __future__ import annotations
 
+import concurrent.futures
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,6 +51,18 @@ class ActorError(CallError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.args[0], self.exception)
+
+
+class DeadlockError(CallError):
+    """The answer can never come: who should give it waits, perhaps by way of others, for who waits for it."""
+
+
+class CallTimeout(CallError, TimeoutError):
+    """The time limit of a call has passed; the text says where each rank is that has not answered."""
+
+
+class CallCancelled(CallError, concurrent.futures.CancelledError):
+    """The future was cancelled, and with it what the endpoint was doing for it."""
 
 
 class SupervisionError(CallError, RuntimeError):

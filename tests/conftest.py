@@ -16,6 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from meshbook.runtime.actor.failure import MeshFailure
+from meshbook.runtime.hosts.faults import set_unhandled_fault_hook, unhandled_fault_hook
+
 # Short, because the path of an ipc socket may have 107 bytes at most.
 SCRATCH = Path(tempfile.mkdtemp(prefix="mb-", dir="/tmp"))
 RUNTIME_DIR = SCRATCH / "run"
@@ -31,6 +34,9 @@ os.environ["JUPYTER_CONFIG_DIR"] = str(SCRATCH / "config")
 
 PATIENCE_S = 3.0
 
+# A test run is no script that ends at the first fault; one may also come when the test that caused it has ended.
+set_unhandled_fault_hook(lambda failure: None)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _run_leaves_nothing_behind() -> Iterator[None]:
@@ -42,6 +48,16 @@ def _run_leaves_nothing_behind() -> Iterator[None]:
         assert not left, f"run directories left behind in MESHBOOK_RUNTIME_DIR: {left}"
     finally:
         shutil.rmtree(SCRATCH, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def faults() -> Iterator[list[MeshFailure]]:
+    """What nobody handled in this test."""
+    found: list[MeshFailure] = []
+    before = unhandled_fault_hook()
+    set_unhandled_fault_hook(found.append)
+    yield found
+    set_unhandled_fault_hook(before)
 
 
 @pytest.fixture(autouse=True)

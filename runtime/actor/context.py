@@ -7,49 +7,128 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from meshbook.runtime.geometry import Extent, Point
 
+if TYPE_CHECKING:
+    from meshbook.runtime.actor.future import Future
+
 EMPTY = Extent((), ())
+
+
+class Control(Protocol):
+    """What an instance asks of whatever hosts it."""
+
+    def stop_itself(self, reason: str) -> None: ...
+    def abort_itself(self, reason: str) -> None: ...
+    def kill_itself(self, reason: str) -> None: ...
+
+
+class Waiter(Protocol):
+    """An actor that handles one message, and no other while that one waits for an answer."""
+
+    def begin_wait(self, future: Future[Any], *, blocking: bool, bounded: bool) -> bool:
+        """Whether it is the message itself that waits, and not a thread or task that it started.
+
+        DeadlockError where the answer can never come. `blocking`: its event loop, too; `bounded`: with a time limit.
+        """
+
+    def end_wait(self) -> None:
+        """After a `begin_wait` that was true; asyncio.CancelledError where the message was cancelled meanwhile."""
 
 
 class Instance:
     """An actor as it sees itself: its name, its rank in the mesh it was spawned on, and the node that hosts it."""
 
-    __slots__ = ("actor_id", "class_name", "name", "node", "proc", "rank")
+    __slots__ = ("birth", "class_name", "control", "creator", "key", "name", "node", "rank")
 
-    def __init__(self, name: str, class_name: str, rank: Point, node: Any, proc: Any = None) -> None:
-        self.name = name_of(name)
+    def __init__(
+        self,
+        key: str,
+        class_name: str,
+        rank: Point,
+        node: Any,
+        birth: Any = None,
+        creator: Instance | None = None,
+    ) -> None:
+        self.key = key  # unique in its process
+        self.name = name_of(key)
         self.class_name = class_name
         self.rank = rank
-        self.node = node
-        self.proc = proc  # the place of this process: its mesh, rank and host (runtime.mesh.Place), None for a client
-        self.actor_id = f"{node.address.node}/{name}"
+        self.node = node  # None for the creator of an actor, where that lives in another process
+        self.birth = birth  # the place of this process: its mesh, rank and host (runtime.mesh.Birth), None for a client
+        self.creator = creator  # the actor that spawned this one, None for what the client spawned
+        self.control: Control | None = None
+
+    @property
+    def actor_id(self) -> str:
+        """Unique in the run: the node, and the actor's name in it."""
+        return f"{self.proc_id}/{self.key}"
+
+    @property
+    def proc_id(self) -> str:
+        """The name of the process that it lives in."""
+        return self.node.address.node if self.node is not None else ""
+
+    @property
+    def proc(self) -> Any:
+        """The process that it lives in, as a ProcMesh without dimensions."""
+        return self.node.places.proc()
+
+    @property
+    def proc_mesh(self) -> Any:
+        """The processes among which its own is one: a ProcMesh; in a client that of its own process alone."""
+        return self.node.places.proc_mesh()
+
+    def stop(self, reason: str = "stopped by itself") -> None:
+        """End this actor after the messages that it has been sent so far."""
+        self._controlled().stop_itself(reason)
+
+    def abort(self, reason: str | None = None) -> None:
+        """Let this actor fail: what it is doing ends without an answer, and its owner is told the reason."""
+        self._controlled().abort_itself(reason or "no reason provided")
+
+    def kill(self, reason: str | None = None) -> None:
+        """The same without `__cleanup__`."""
+        self._controlled().kill_itself(reason or "no reason provided")
+
+    def _controlled(self) -> Control:
+        if self.control is None:
+            raise RuntimeError(f"{self} is no actor of this process: only an actor ends itself")
+        return self.control
 
     def __str__(self) -> str:
-        return f"<{self.actor_id}.<{self.class_name} {self.rank}>>"
+        above = "<root>" if self.creator is None else str(self.creator)
+        return above if self.class_name == "client" else f"{above}.<{self.class_name} {self.name}{self.rank}>"
 
 
-def name_of(actor: str) -> str:
+def name_of(key: str) -> str:
     """The name that the user gave an actor: `trainer` of `trainer-3@controller`, which is unique in its process."""
-    unique, mark, _ = actor.rpartition("@")
-    return unique.rpartition("-")[0] if mark else actor
+    unique, mark, _ = key.rpartition("@")
+    return unique.rpartition("-")[0] if mark else key
+
+
+def spawner_of(key: str) -> str:
+    """The node that spawned an actor: `controller` of `trainer-3@controller`; empty for an actor of the runtime."""
+    return key.rpartition("@")[2] if "@" in key else ""
 
 
 class Context:
     """The context of one message. `message_rank` is the point in the mesh *that was called*, which may be a slice."""
 
-    __slots__ = ("_place", "_point", "actor_instance", "origin")
+    __slots__ = ("_place", "_point", "actor_instance", "origin", "waiter")
 
     def __init__(
         self,
         instance: Instance,
         place: tuple[int, tuple[str, ...], tuple[int, ...]] = (0, (), ()),
         origin: str = "",
+        waiter: Waiter | None = None,
     ) -> None:
         self.actor_instance = instance
         self.origin = origin  # the execution (a notebook cell) on whose behalf this runs: output is routed by it
+        self.waiter = waiter  # who is kept from other messages while this one waits
         self._place = place
         self._point: Point | None = None
 

@@ -15,6 +15,8 @@ import warnings
 from collections.abc import Callable, Generator
 from typing import Any, Generic, Protocol, TypeVar
 
+from meshbook.runtime.actor.context import CURRENT, Waiter
+
 T = TypeVar("T")
 U = TypeVar("U")
 _UNDECODED: Any = object()
@@ -28,10 +30,20 @@ class Helper(Protocol):
     def poke(self) -> None: ...
 
 
+class Inquiry(Protocol):
+    """The question that a future is the answer of (`runtime.node.calls`); `index` counts the targets it was put to."""
+
+    def cancel(self, index: int | None) -> bool: ...
+    def owing(self, index: int | None) -> list[Any]: ...
+
+
 class Future(Generic[T]):
     """The answer to a call, made by endpoints and meshes: wait with `.get()` in scripts and cells, or `await` it."""
 
-    __slots__ = ("_callbacks", "_decode", "_done", "_error", "_guard", "_helper", "_latch", "_value")
+    __slots__ = (
+        *("_callbacks", "_decode", "_done", "_error", "_guard", "_helper", "_index", "_inquiry", "_latch", "_value"),
+        "__weakref__",
+    )
 
     _callbacks: tuple[Callable[[], None], ...]
     _decode: Callable[[], T] | None
@@ -39,6 +51,8 @@ class Future(Generic[T]):
     _error: BaseException | None
     _guard: threading.Lock  # guards _decode, _value and _callbacks: one thread decodes, no callback is forgotten
     _helper: Helper | None
+    _inquiry: Inquiry | None
+    _index: int | None  # of the target that answers; None where several do
     _latch: threading.Lock  # held until the future is settled
     _value: Any
 
@@ -50,6 +64,8 @@ class Future(Generic[T]):
         """A future that some answer will resolve (for the runtime)."""
         self = cls.__new__(cls)
         self._helper = None
+        self._inquiry = None
+        self._index = None
         self._latch = threading.Lock()
         self._latch.acquire()
         self._guard = threading.Lock()
@@ -77,6 +93,14 @@ class Future(Generic[T]):
     def helped_by(self, helper: Helper) -> None:
         """Say where the answer comes in."""
         self._helper = helper
+
+    def asked(self, inquiry: Inquiry, index: int | None) -> None:
+        """Say which question this is the answer of."""
+        self._inquiry, self._index = inquiry, index
+
+    def owing(self) -> list[Any]:
+        """Who has not answered yet, as `(target, endpoint)`."""
+        return [] if self._inquiry is None else self._inquiry.owing(self._index)
 
     def resolve(self, decode: Callable[[], T]) -> None:
         """The answer is here; `decode` makes the value when first asked, or raises. A second answer is ignored."""
@@ -117,7 +141,7 @@ class Future(Generic[T]):
     def then(self, make: Callable[[T], U]) -> Future[U]:
         """A future of what `make` makes of this one's value; its error is this one's."""
         twin: Future[U] = Future.pending()
-        twin._helper = self._helper
+        twin._helper, twin._inquiry, twin._index = self._helper, self._inquiry, self._index
 
         def settle() -> None:
             twin.resolve(lambda: make(self._result()))
@@ -143,7 +167,25 @@ class Future(Generic[T]):
             self._wait(timeout)
         return self._result()
 
+    def cancel(self) -> bool:
+        """Give up the answer: the future raises CallCancelled, and the endpoint that it waits for is interrupted.
+
+        An endpoint that has not begun never does; one that runs gets an `asyncio.CancelledError`, a sync one as soon as
+        it is back from what it calls in C. False where the answer is here already, or nothing was asked.
+        """
+        return not self._done and self._inquiry is not None and self._inquiry.cancel(self._index)
+
     def _wait(self, timeout: float | None) -> None:
+        here = CURRENT.get()
+        waiter = here.waiter if here is not None else None
+        if waiter is None or not waiter.begin_wait(self, blocking=True, bounded=timeout is not None):
+            return self._await_latch(timeout)
+        try:
+            return self._await_latch(timeout)
+        finally:
+            waiter.end_wait()
+
+    def _await_latch(self, timeout: float | None) -> None:
         if self._helper is not None:
             if timeout is None:
                 self._helper.lead(self.done)
@@ -205,7 +247,14 @@ class Future(Generic[T]):
     def __await__(self) -> Generator[Any, None, T]:
         if self._done:
             return self._result()
-        return (yield from self.as_asyncio().__await__())
+        here = CURRENT.get()
+        waiter: Waiter | None = here.waiter if here is not None else None
+        if waiter is None or not waiter.begin_wait(self, blocking=False, bounded=False):
+            return (yield from self.as_asyncio().__await__())
+        try:
+            return (yield from self.as_asyncio().__await__())
+        finally:
+            waiter.end_wait()
 
     def __repr__(self) -> str:
         state = "pending" if not self._done else "failed" if self._error is not None else "done"

@@ -15,13 +15,14 @@ from typing import Any
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import context, current_origin
 from meshbook.runtime.actor.endpoint import endpoint
+from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.cells.failures import describe_error
 from meshbook.runtime.cells.interrupts import INTERRUPTS
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, Frame, RankError
 from meshbook.runtime.cells.shell import Ran, RankShell, make_shell
 from meshbook.runtime.cells.values import describe, pack
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.node.node import Target
+from meshbook.runtime.node.calls import Target
 from meshbook.runtime.telemetry.output import TELEMETRY, DisplayChunk
 
 KEPT_VALUES = 16
@@ -34,7 +35,7 @@ class CellActor(Actor):
     def __init__(self) -> None:
         instance = context().actor_instance
         self._node = instance.node
-        self._birth = instance.proc
+        self._birth = instance.birth
         # matplotlib draws through IPython's display, as in any notebook; the user's own choice wins.
         os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
         self._shell: RankShell = make_shell(self._publish)
@@ -44,6 +45,11 @@ class CellActor(Actor):
         carry_context_into_threads()
         if self._node.capture is not None:
             self._node.capture.main_origin = lambda: INTERRUPTS.origin
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        """A mesh that a cell has spawned here failed: that is shown, and costs the rank nothing."""
+        print(failure, file=sys.stderr, flush=True)
+        return True
 
     @endpoint
     def prepare(self) -> bool:

@@ -25,7 +25,8 @@ from meshbook.runtime.hosts.workers import Ask, OnExit, Workers
 from meshbook.runtime.mesh.birth import Birth
 from meshbook.runtime.mesh.hosts import HOST, HostActor
 from meshbook.runtime.mesh.procs import PROCESS
-from meshbook.runtime.node.node import Node, Target
+from meshbook.runtime.node.calls import Target
+from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport.zeromq import ZmqTransport
 from meshbook.runtime.wire.messages import Address
 

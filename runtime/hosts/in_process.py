@@ -32,8 +32,8 @@ from meshbook.runtime.hosts.worker import NOWHERE, bootstrap, client_of, make_no
 from meshbook.runtime.hosts.workers import Starter, Workers
 from meshbook.runtime.mesh.birth import Birth
 from meshbook.runtime.mesh.procs import PROCESS
-from meshbook.runtime.node.calls import Each
-from meshbook.runtime.node.node import Node, Target
+from meshbook.runtime.node.calls import Each, Target
+from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.memory import SCHEME, Inbox, MemoryTransport, Switchboard
 

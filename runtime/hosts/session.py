@@ -21,12 +21,14 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.config import PACKAGE, Settings, runtime_root
 from meshbook.runtime.errors import ExitReport, LaunchError, MeshbookError
 from meshbook.runtime.geometry import Extent
+from meshbook.runtime.hosts.faults import Faults
 from meshbook.runtime.hosts.launch import AGENT, AgentBirth, RunFolder, sweep
 from meshbook.runtime.hosts.roster import ROSTER, Roster
 from meshbook.runtime.mesh.hosts import HOST, HostMesh
+from meshbook.runtime.mesh.places import Places
 from meshbook.runtime.mesh.procs import ProcMesh
-from meshbook.runtime.node.calls import Each
-from meshbook.runtime.node.node import Node, Target
+from meshbook.runtime.node.calls import Each, Gather, Target
+from meshbook.runtime.node.node import Node
 from meshbook.runtime.telemetry.last_words import last_lines
 from meshbook.runtime.telemetry.output import TELEMETRY, OutputStore, TelemetryActor
 from meshbook.runtime.transport import Transport
@@ -60,6 +62,7 @@ class Session:
         self.folder = _make_folder(self.settings, self.run)
         self.output = OutputStore()
         self._roster = Roster()
+        self._faults = Faults()
         self._inbox = self._inbox_prefix()
         self._agent_address = Address(AGENT, f"{self._inbox}{AGENT}")
         self._closing = threading.Lock()  # taken once, by whoever closes first
@@ -70,6 +73,7 @@ class Session:
             self._give_up()
             raise LaunchError(f"the host agent cannot be started: {error}") from error
         self.host = HostMesh([self._agent_address], NOWHERE.region, self._inbox, owned=True)
+        self.node.places = Places(self.host, self.node.address)
         self.context = Context(Instance("client", "client", NOWHERE.point(0), self.node))
         self._watcher = threading.Thread(target=self._watch_agent, name="meshbook agent watcher", daemon=True)
         self._watcher.start()
@@ -79,6 +83,7 @@ class Session:
         node.host_inline(TELEMETRY, TelemetryActor(self.output))
         node.host_inline(ROSTER, self._roster)
         node.when_down.append(self._roster.ended)
+        node.on_fault = self._faults.report
         node.start()
         return node
 
@@ -167,6 +172,8 @@ class Session:
         """End the run: workers get a second to leave, then everything is killed. Idempotent."""
         if not self._closing.acquire(blocking=False):
             return
+        self._faults.close()  # from now on an end is no fault
+        self._stop_actors()
         with contextlib.suppress(TimeoutError, MeshbookError):
             self._ask_agent("stop_all", "the session ended").get(timeout=STOP_SECONDS)
         self._hang_up()
@@ -175,6 +182,15 @@ class Session:
         self._watcher.join()
         self.node.close()
         self.folder.close()
+
+    def _stop_actors(self) -> None:
+        """End the actors of this very process, so that they can clean up."""
+        targets = [Target(self.node.address, key) for key in self.node.actors()]
+        if targets:
+            everyone = Gather(Extent(("actors",), (len(targets),)).region)
+            self.node.stop(targets, "the session ended", everyone)
+            with contextlib.suppress(TimeoutError, MeshbookError):
+                everyone.future.get(timeout=STOP_SECONDS)
 
     def _hang_up(self) -> None:
         assert self._agent.stdin is not None
@@ -233,11 +249,7 @@ def this_host() -> HostMesh:
     `this_host().spawn_procs(per_host={"gpus": 4})` starts four processes on it.
     Raises LaunchError where this process's session cannot be started.
     """
-    birth = context().actor_instance.proc
-    if birth is None:
-        return current_session().host
-    inbox = birth.address.url.removesuffix(birth.address.node)
-    return HostMesh([birth.world.agent], NOWHERE.region, inbox)
+    return context().actor_instance.node.places.host  # type: ignore[no-any-return]
 
 
 def this_proc() -> ProcMesh:
@@ -245,7 +257,7 @@ def this_proc() -> ProcMesh:
 
     An actor spawned on it lives in this very process, on a thread of its own.
     """
-    return ProcMesh("this_proc", [context().actor_instance.node.address], NOWHERE.region, this_host())
+    return context().actor_instance.node.places.proc()  # type: ignore[no-any-return]
 
 
 def install_client() -> None:

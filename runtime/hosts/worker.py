@@ -24,9 +24,10 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.ending import leave, run_finalisers
 from meshbook.runtime.hosts.machine import count_cores
 from meshbook.runtime.mesh.birth import Birth
+from meshbook.runtime.mesh.places import places_of
 from meshbook.runtime.mesh.procs import PROCESS, ProcessActor
-from meshbook.runtime.node.calls import Gather
-from meshbook.runtime.node.node import Node, Target
+from meshbook.runtime.node.calls import Gather, Target
+from meshbook.runtime.node.node import Node
 from meshbook.runtime.telemetry.capture import CHUNK_CHARACTERS, Capture
 from meshbook.runtime.telemetry.output import TELEMETRY, OutputChunk
 from meshbook.runtime.transport import Transport
@@ -61,7 +62,7 @@ def make_node(transport: Transport, birth: Birth) -> Node:
     """The node of a worker, which knows whom it belongs to."""
     world = birth.world
     node = Node(transport, world.run, world.settings)
-    node.controller, node.place = world.controller, birth
+    node.controller, node.place, node.places = world.controller, birth, places_of(birth)
     node.trust(world.controller)
     node.trust(world.agent)
     return node
@@ -169,6 +170,7 @@ class Process(ProcessActor):
 
     @endpoint
     def stop(self, reason: str) -> None:
+        self._node.is_leaving = True
         # Every actor ends after the messages it has been sent; the last of them lets the main thread go. One that does
         # not end in time is the agent's business.
         targets = [Target(self._node.address, name) for name in self._node.actors() if name != PROCESS]

@@ -236,7 +236,12 @@ class Workers:
         )
         with self._lock:
             self._by_node.pop(node, None)
-            others = [other.address for other in self._by_node.values() if not other.stopping]
+            # One that is told to stop waits for what it owns.
+            others = [
+                other.address
+                for other in self._by_node.values()
+                if not other.stopping or other.address.node == worker.owner
+            ]
             owned = [other.address.node for other in self._by_node.values() if other.owner == node]
         self._on_exit(report, others)
         worker.ended.set()

@@ -14,8 +14,8 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.errors import ProcessDied, SupervisionError
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
-from meshbook.runtime.node.calls import Arrivals, Each, Fold, Gather
-from meshbook.runtime.node.node import Node, Target
+from meshbook.runtime.node.calls import Arrivals, Each, Fold, Gather, Target
+from meshbook.runtime.node.node import Node
 
 _dice = random.SystemRandom()  # the user's seed is the user's, and forks would all draw the same
 
@@ -122,14 +122,21 @@ class ActorMesh(MeshTrait):
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """End the actors of this mesh (a slice: of this slice) after the messages they have been sent so far."""
         asker = Gather(self._region)
-        current_node().stop(self._picked, reason, asker)
+        node = current_node()
+        for key in {target.actor for target in self._picked}:
+            node.ledger.end(key, self._region.ranks())
+        node.stop(self._picked, reason, asker)
         return asker.future.then(lambda _: None)
 
     def __repr__(self) -> str:
         return f"<ActorMesh {self._name} of {self._cls.__qualname__} {dict(self.extent)}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Who receives the reference may call at once, and by a shorter way than the one that our spawn took.
+        # Wherever the pickle goes, the actors will be there.
         if not self._initialized.done():
             self._initialized.exception()
+        return self._reduce_for_wire()
+
+    def _reduce_for_wire(self) -> tuple[Any, ...]:
+        """As part of a message: pending or not. A node keeps what comes for an actor before the actor does."""
         return ActorMesh, (self._name, self._cls, self._targets, self._region)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +17,9 @@ from meshbook.runtime.errors import ExitReport, ProcessDied
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
 from meshbook.runtime.mesh.actors import ActorMesh, current_node
 from meshbook.runtime.mesh.birth import Birth, World, inherited_environment, inherited_path
-from meshbook.runtime.mesh.procs import ProcMesh
-from meshbook.runtime.node.node import Node, Target
+from meshbook.runtime.mesh.procs import ProcMesh, own
+from meshbook.runtime.node.calls import Target
+from meshbook.runtime.node.node import Node
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.messages import Address
 
@@ -96,7 +98,10 @@ class HostMesh(MeshTrait):
             nodes += [birth.address for birth in births]
             host = ActorMesh("hosts", HostActor, [Target(agent, HOST)], Extent((), ()).region)
             _mark_unborn(host.spawn_procs.call_one(births), births)
-        return ProcMesh(mesh, nodes, extent.region, self, owned=True)
+        procs = functools.partial(ProcMesh, mesh, nodes, extent.region, self, owned=True)
+        ranks = {node.node: rank for rank, node in enumerate(nodes)}
+        own(mesh, name or "procs", ranks, procs, are_processes=True)
+        return procs()
 
     def _world(
         self,

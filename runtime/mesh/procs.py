@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextvars
+import functools
 import itertools
 import signal
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from meshbook.runtime.actor.base import Actor, check_arguments, check_class
+from meshbook.runtime.actor.context import context
 from meshbook.runtime.actor.endpoint import endpoint
+from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import LaunchError, ProcessDied
 from meshbook.runtime.geometry import MeshTrait, Region
 from meshbook.runtime.mesh.actors import ActorMesh, current_node
-from meshbook.runtime.node.calls import Gather
-from meshbook.runtime.node.node import Target
+from meshbook.runtime.node.calls import Gather, Target
+from meshbook.runtime.node.ledger import Charge
 from meshbook.runtime.wire.messages import Address
 
 if TYPE_CHECKING:
@@ -47,6 +51,37 @@ class Ownership:
     """What an owned mesh and its slices share: whether it has been stopped."""
 
     stopped: Future[None] | None = None
+
+
+class Stoppable(Protocol):
+    """A mesh that somebody owns."""
+
+    def stop(self, reason: str = ...) -> Future[None]: ...
+
+
+def own(
+    key: str, name: str, ranks: dict[str, int], handle: Callable[[], Stoppable], *, are_processes: bool = False
+) -> None:
+    """Note that whoever runs here answers for a mesh; `ranks` by node, `handle` makes a handle of it."""
+    instance = context().actor_instance
+    owner = instance.key if instance.control is not None else ""
+
+    def stop(reason: str) -> Future[None]:
+        return handle().stop(reason)
+
+    charge = Charge(key, name, owner, ranks, stop, handle, contextvars.copy_context(), are_processes=are_processes)
+    instance.node.ledger.add(charge)
+
+
+def heed_failures(mesh: Any, handle: Callable[[MeshFailure], object]) -> None:
+    """Let `handle` hear first of what fails in a mesh that was spawned here; a true answer means that it is handled.
+
+    It must not wait.
+    """
+    keys = [mesh._name] if isinstance(mesh, ProcMesh) else {target.actor for target in mesh._targets}
+    for key in keys:
+        if (charge := current_node().ledger.get(key)) is not None:
+            charge.on_failure = handle
 
 
 class ProcMesh(MeshTrait):
@@ -124,8 +159,15 @@ class ProcMesh(MeshTrait):
         actor = f"{name}-{next(_serial)}@{node.address.node}"  # several nodes may spawn on one process
         targets = [Target(address, actor) for address in self.nodes]
         asker = Gather(self.extent.region)
-        node.spawn(targets, (cls, args, kwargs), self.extent, asker, on_main=on_main)
-        return ActorMesh(name, cls, targets, self.extent.region, asker.future.then(lambda _: None))
+        mesh = ActorMesh(name, cls, targets, self.extent.region, asker.future.then(lambda _: None))
+        ranks = {address.node: rank for rank, address in enumerate(self.nodes)}
+        own(actor, name, ranks, functools.partial(ActorMesh, name, cls, targets, self.extent.region))
+        try:
+            node.spawn(targets, (cls, args, kwargs), self.extent, asker, on_main=on_main)
+        except BaseException:
+            node.ledger.end(actor, ranks.values())
+            raise
+        return mesh
 
     def spawn_on_main(self, name: str, cls: type[A], *args: Any, **kwargs: Any) -> A:
         """Like `spawn`, for the one actor of each process that runs on its main thread (notebook cells do)."""
@@ -140,6 +182,7 @@ class ProcMesh(MeshTrait):
         if not self._owned:
             raise ValueError("ProcMesh is not owned; must be stopped by an owner")
         if self._ownership.stopped is None:
+            current_node().ledger.end(self._name, range(len(self._nodes)))
             self._ownership.stopped = self._hosts._stop_procs(self._nodes, reason)
         return self._ownership.stopped
 

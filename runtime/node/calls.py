@@ -7,22 +7,29 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from meshbook.runtime.actor.future import Future, Helper
 from meshbook.runtime.actor.values import Once, ValueMesh
-from meshbook.runtime.errors import CallError, SupervisionError
+from meshbook.runtime.errors import CallCancelled, CallError, SupervisionError
 from meshbook.runtime.geometry import Region
+from meshbook.runtime.wire.messages import Address
 
 Decode = Callable[[], Any]
 Explain = Callable[[BaseException], BaseException]
 
 
-class Asker(Protocol):
-    """Who asked, and is told: with the index of the target among those it asked."""
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An actor on a node: where a call goes."""
 
-    def helped_by(self, helper: Helper) -> None:
-        """The questions go out now, and the answers come in there."""
+    address: Address
+    actor: str
+
+
+class Taker(Protocol):
+    """Who takes answers, and is told the index of the target among those that were asked."""
 
     def answer(self, index: int, decode: Decode) -> None:
         """A value came; `decode` makes it."""
@@ -31,18 +38,25 @@ class Asker(Protocol):
         """An error came, or no answer can come any more."""
 
 
+class Asker(Taker, Protocol):
+    """Who asks some targets."""
+
+    def asked(self, inquiry: Inquiry) -> None:
+        """The questions go out now, and the answers come in at `inquiry.helper`."""
+
+
 class CallTable:
     """Pending calls by id. Each operation is a single dictionary step, so threads need no lock."""
 
     def __init__(self) -> None:
         self._ids = itertools.count(1)
-        self._pending: dict[int, tuple[Asker, int, str]] = {}
-        self._standing: dict[int, Asker] = {}  # ports: they take any number of answers
+        self._pending: dict[int, tuple[Taker, int, str]] = {}
+        self._standing: dict[int, Taker] = {}  # ports: they take any number of answers
 
     def __len__(self) -> int:
         return len(self._pending)
 
-    def open(self, asker: Asker, nodes: Sequence[str]) -> list[int]:
+    def open(self, asker: Taker, nodes: Sequence[str]) -> list[int]:
         """Note one question per node; their ids, in order."""
         ids = []
         for index, node in enumerate(nodes):
@@ -51,7 +65,7 @@ class CallTable:
             ids.append(call)
         return ids
 
-    def open_port(self, asker: Asker, *, once: bool) -> int:
+    def open_port(self, asker: Taker, *, once: bool) -> int:
         """Note somebody who takes whatever is sent to the id that is returned, from any node; `once` only the first."""
         if once:
             return self.open(asker, [""])[0]
@@ -59,22 +73,68 @@ class CallTable:
         self._standing[number] = asker
         return number
 
+    def is_open(self, call: int) -> bool:
+        """Whether somebody waits for this call."""
+        return call in self._pending
+
     def close_port(self, number: int) -> None:
         self._standing.pop(number, None)
         self._pending.pop(number, None)
 
-    def take(self, call: int) -> tuple[Asker, int] | None:
+    def take(self, call: int) -> tuple[Taker, int] | None:
         """Whoever waits for this call, once, or has this port; None where nobody does (any more)."""
         if (found := self._pending.pop(call, None)) is not None:
             return found[0], found[1]
         asker = self._standing.get(call)
         return (asker, 0) if asker is not None else None
 
-    def take_all(self, node: str | None = None) -> list[tuple[Asker, int]]:
+    def take_all(self, node: str | None = None) -> list[tuple[Taker, int]]:
         """Everyone who waits for a node; without one everyone, those with a port included."""
         ports = [] if node is not None else [self._standing.pop(number) for number in list(self._standing)]
         ids = [call for call, (_, _, owed_by) in list(self._pending.items()) if node is None or owed_by == node]
         return [*(found for call in ids if (found := self.take(call)) is not None), *((port, 0) for port in ports)]
+
+
+class Inquiry:
+    """One question, put to some targets under these numbers. `tell` tells a target that its answer is not wanted."""
+
+    __slots__ = ("_calls", "_endpoint", "_table", "_targets", "_tell", "helper")
+
+    def __init__(
+        self,
+        table: CallTable,
+        targets: Sequence[Target],
+        calls: Sequence[int],
+        endpoint: str,
+        *,
+        helper: Helper,
+        tell: Callable[[Target, int], None],
+    ) -> None:
+        self.helper = helper
+        self._table = table
+        self._targets = targets
+        self._calls = calls
+        self._endpoint = endpoint
+        self._tell = tell
+
+    def owing(self, index: int | None) -> list[tuple[Target, str]]:
+        """Who of all targets, or of that one, has not answered, and the endpoint."""
+        return [(target, self._endpoint) for target, _ in self._open(index)]
+
+    def cancel(self, index: int | None) -> bool:
+        """Take the question back; whether there was still somebody to answer it."""
+        taken = False
+        for target, call in self._open(index):
+            if (found := self._table.take(call)) is not None:
+                taken = True
+                found[0].refuse(found[1], CallCancelled(f"the call of {self._endpoint}() was cancelled"))
+                self._tell(target, call)
+        return taken
+
+    def _open(self, index: int | None) -> list[tuple[Target, int]]:
+        pairs = list(zip(self._targets, self._calls, strict=True))
+        chosen = pairs if index is None else pairs[index : index + 1]
+        return [(target, call) for target, call in chosen if self._table.is_open(call)]
 
 
 class Each:
@@ -86,9 +146,10 @@ class Each:
         self.futures: list[Future[Any]] = [Future.pending() for _ in range(count)]
         self._explain = explain
 
-    def helped_by(self, helper: Helper) -> None:
-        for future in self.futures:
-            future.helped_by(helper)
+    def asked(self, inquiry: Inquiry) -> None:
+        for index, future in enumerate(self.futures):
+            future.helped_by(inquiry.helper)
+            future.asked(inquiry, index)
 
     def answer(self, index: int, decode: Decode) -> None:
         self.futures[index].resolve(decode)
@@ -110,8 +171,11 @@ class Arrivals:
     def futures(self) -> list[Future[Any]]:
         return self._each.futures
 
-    def helped_by(self, helper: Helper) -> None:
-        self._each.helped_by(helper)
+    def asked(self, inquiry: Inquiry) -> None:
+        for future in self.futures:
+            future.helped_by(inquiry.helper)
+            # Who will answer n-th is not known: to cancel one is to cancel all that are still to come.
+            future.asked(inquiry, None)
 
     def answer(self, index: int, decode: Decode) -> None:
         self._each.answer(next(self._arrived), decode)
@@ -130,8 +194,9 @@ class Fold:
         self._explain = explain
         self._values: list[Decode] = []
 
-    def helped_by(self, helper: Helper) -> None:
-        self.future.helped_by(helper)
+    def asked(self, inquiry: Inquiry) -> None:
+        self.future.helped_by(inquiry.helper)
+        self.future.asked(inquiry, None)
 
     def answer(self, index: int, decode: Decode) -> None:
         self._values.append(decode)
@@ -146,7 +211,7 @@ class Gather:
     """Asks all ranks of a mesh, into one future of a value mesh.
 
     Waits for all of them and then raises the error of the lowest failing rank; but a rank that is lost (a
-    SupervisionError) ends the wait at once. The error carries what is known by then of the other ranks.
+    SupervisionError) or cancelled ends the wait at once. The error carries what is known by then of the other ranks.
     """
 
     def __init__(self, region: Region, explain: Explain = lambda error: error) -> None:
@@ -158,8 +223,9 @@ class Gather:
         self._errors: dict[int, BaseException] = {}
         self._missing = set(range(size))  # a set, so that an answer and a loss that race count once
 
-    def helped_by(self, helper: Helper) -> None:
-        self.future.helped_by(helper)
+    def asked(self, inquiry: Inquiry) -> None:
+        self.future.helped_by(inquiry.helper)
+        self.future.asked(inquiry, None)
 
     def answer(self, index: int, decode: Decode) -> None:
         self._values[index] = Once(decode)
@@ -167,7 +233,7 @@ class Gather:
 
     def refuse(self, index: int, error: BaseException) -> None:
         self._errors[index] = self._explain(error)
-        if isinstance(error, SupervisionError):
+        if isinstance(error, SupervisionError | CallCancelled):
             self._fail(index)
         self._settle(index)
 

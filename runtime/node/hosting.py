@@ -1,33 +1,37 @@
-"""One hosted actor: its queue, its thread or loop, and what happens to a message in it.
+"""One hosted actor: its queue, its life, and what becomes of a message in it. How it is served is in `serving`.
 
-    post -> queue -> construct once -> (message -> endpoint -> reply) -> stop
+    post -> queue -> construct once -> (message -> endpoint -> reply) -> lost -> partings -> over
 
-An actor's life is a line: starting, then serving, then lost (failed or stopped). Whoever still waits when it is lost
-gets an answer, and so does whoever asks afterwards.
+An actor's life is a line: starting, then serving, then lost (failed or stopped), then over. Whoever still waits when it
+is lost gets an answer, and so does whoever asks afterwards. A stop is confirmed when it is over: what it owns has ended
+by then, and `__cleanup__` has run.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import inspect
+import collections
+import logging
 import queue
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from meshbook.runtime.actor.base import Actor, is_async
 from meshbook.runtime.actor.context import CURRENT, Context, Instance
 from meshbook.runtime.actor.endpoint import endpoints_of
+from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.errors import PickleError, SupervisionError
+from meshbook.runtime.node.ledger import Charge
+from meshbook.runtime.node.running import Running
+from meshbook.runtime.node.serving import Item, LoopServing, Notice, Step, ThreadServing
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body
 from meshbook.runtime.wire.messages import Call, Stop
 
+logger = logging.getLogger(__name__)
+
 Make = Callable[[], Actor]
-Item = tuple[Call | Stop, Body]
-YIELD_EVERY = 16  # messages an async actor may handle in a row before its other tasks get a turn
 
 
 class Host(Protocol):
@@ -37,9 +41,19 @@ class Host(Protocol):
     def reply_error(self, to: str, call: int, text: str, error: BaseException) -> None: ...
     def reply_lost(self, to: str, call: int, error: SupervisionError) -> None: ...
     def port_to(self, node: str, call: int, settled: Callable[[], object]) -> Any: ...
-    def actor_lost(self, name: str, error: SupervisionError) -> None: ...
+    def actor_failed(self, instance: Instance, error: SupervisionError) -> None: ...
+    def actor_over(self, instance: Instance, error: SupervisionError) -> None: ...
+    def charges_of(self, key: str) -> list[Charge]: ...
+    def make_running(self, instance: Instance, is_concurrent: Callable[[str], bool]) -> Running: ...
+    def later(self, seconds: float, callback: Callable[[], object]) -> None: ...
     def lead_idle(self, ready: Callable[[], bool]) -> None: ...
     def poke(self) -> None: ...
+    @property
+    def patience(self) -> float: ...
+
+
+class Aborted(Exception):
+    """The actor asked for its own end as a failure."""
 
 
 class HostedActor:
@@ -47,31 +61,81 @@ class HostedActor:
 
     def __init__(self, host: Host, instance: Instance, make: Make) -> None:
         self.instance = instance
+        instance.control = self
+        self.queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._host = host
         self._make = make
         self._actor: Any = None
         self._methods: dict[str, Callable[..., Any]] = {}
         self._concurrent: frozenset[str] = frozenset()  # the endpoints whose calls overlap
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._sync: frozenset[str] = frozenset()  # those that block, where the actor is served on a loop
         self._ported: frozenset[str] = frozenset()  # the endpoints that answer by a port
         self._owed: dict[tuple[str, int], bool] = {}  # by caller and call: those that this actor has to answer yet
-        self._queue: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        self._unwanted: set[tuple[str, int]] = set()  # calls that were taken back while they were in the queue
+        self._notices: collections.deque[Notice] = collections.deque()
+        self._stops: collections.deque[Stop] = collections.deque()  # to be confirmed when all is over
+        self._losing = threading.Lock()  # guards _lost and _cause: the first reason is the reason
         self._lost: SupervisionError | None = None
-        self._wake: Callable[[], None] | None = None
-        self._asleep = False
+        self._cause: BaseException | None = None
+        self._cleans_up = True
+        self._is_over = False
+        self._serving: ThreadServing | LoopServing | None = None
         self._thread: threading.Thread | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        return self._lost is not None
 
     # -- from the receiving thread -----------------------------------------
 
     def post(self, message: Call | Stop, body: Body) -> None:
         """Queue a message; never waits."""
-        self._queue.put((message, body))
+        self.queue.put((message, body))
         self._host.poke()
-        if self._asleep and self._wake is not None:
-            self._wake()
+        if self._serving is not None:
+            self._serving.posted()
+        elif isinstance(message, Stop):
+            self._host.later(self._host.patience, lambda: self._abandon(message))
         if self._lost is not None:
             # The actor's thread may have drained its queue just before: whoever puts last drains again.
             self._refuse_queued()
+
+    def notify(self, notice: Notice) -> None:
+        """Let the actor see to something that is no message."""
+        self._notices.append(notice)
+        if self._serving is not None:
+            self._serving.wake()
+            self._host.poke()
+
+    def supervise(self, charge: Charge, failure: MeshFailure) -> None:
+        """A mesh that this actor owns has failed: it handles that, or fails as well."""
+
+        def conclude(verdict: Any, error: BaseException | None) -> None:
+            if error is not None:
+                reason = f"its __supervise__ raised\n{_format(error)}\nwhen it was told that\n{failure.report()}"
+                self._lose(reason, error)
+            elif not verdict:
+                reason = f"its mesh {failure.mesh_name} has failed, and it has not handled that\n{failure.report()}"
+                self._lose(reason, SupervisionError(failure.report()))
+
+        self.notify(Notice("__supervise__", failure, self._own_context(charge.context.get(CURRENT)), conclude))
+
+    def break_off(self, sender: str, call: int) -> None:
+        """Whoever made this call does not want its answer any more."""
+        key = sender, call
+        if (self._serving is None or not self._serving.break_off(key)) and not self.queue.empty():
+            self._unwanted.add(key)
+
+    def where(self, sender: str, call: int) -> str:
+        """What this call waits for, or where it is."""
+        if self._serving is None:
+            return "its constructor has not returned"
+        if here := self._serving.where((sender, call)):
+            return f"in {here}"
+        present = self._serving.running.where()
+        return f"in its queue; the actor is in {present}" if present else "in its queue"
+
+    # -- on the actor's own thread -----------------------------------------
 
     def start(self, constructed: Callable[[SupervisionError | None], None]) -> None:
         """Construct and serve on a thread of its own; `constructed` is told how the constructor went."""
@@ -80,145 +144,99 @@ class HostedActor:
         self._thread.pydev_do_not_trace = False  # type: ignore[attr-defined]  # user code: breakpoints belong here
         self._thread.start()
 
-    # -- on the actor's own thread -----------------------------------------
-
     def run(self, constructed: Callable[[SupervisionError | None], None] = lambda error: None) -> None:
         """Construct the actor and serve it on the calling thread until it is stopped."""
-        if not self.construct(constructed):
-            return
-        if is_async(type(self._actor)):
-            asyncio.run(self._serve_async())
+        if self.construct(constructed):
+            self._serving = LoopServing(self) if is_async(type(self._actor)) else ThreadServing(self)
+            self._serving.run()
         else:
-            self._serve()
+            ThreadServing(self).part()
+        self._end()
 
     def construct(self, constructed: Callable[[SupervisionError | None], None]) -> bool:
-        place = (self.instance.rank.rank, self.instance.rank.extent.labels, self.instance.rank.extent.sizes)
-        CURRENT.set(Context(self.instance, place))
+        """Whether it could be made."""
+        CURRENT.set(self._own_context(None))
         try:
-            self._actor = self._make()
+            actor = self._make()
         except BaseException as error:
-            constructed(self._lose(f"its constructor raised\n{_format(error)}", error))
+            lost = self._lose(f"its constructor raised\n{_format(error)}", error)
+            constructed(lost)
             return False
-        endpoints = endpoints_of(type(self._actor))
-        self._methods = {name: getattr(self._actor, name) for name in endpoints}
+        endpoints = endpoints_of(type(actor))
+        self._methods = {name: getattr(actor, name) for name in endpoints}
         self._concurrent = frozenset(name for name, method in endpoints.items() if method.is_concurrent)
+        self._sync = frozenset(name for name, method in endpoints.items() if not method.is_async)
         self._ported = frozenset(name for name, method in endpoints.items() if method.has_port)
-        constructed(None)
+        self._actor = actor
+        constructed(self._lost)  # that may have been while it was constructed
         return True
 
-    def _serve(self) -> None:
-        own_thread = self._thread is not None
-        while self._lost is None:
-            if own_thread:  # the main thread, when lent to an actor, is interrupted by signals: it only takes
-                self._host.lead_idle(self._has_work)
-            message, body = self._queue.get()
-            self.handle(message, body)
+    def _own_context(self, before: Context | None) -> Context:
+        """Of what is no message: the actor in the mesh that it was spawned in."""
+        rank = self.instance.rank
+        place = rank.rank, rank.extent.labels, rank.extent.sizes
+        return Context(self.instance, place, before.origin if before is not None else "")
+
+    def _abandon(self, stop: Stop) -> None:
+        """The constructor does not return, and the actor is to be stopped: it is, as far as anybody can tell."""
+        if self._serving is None and self._lost is None:
+            self._lose(f"stopped: {stop.reason}; its constructor had not returned", None)
+            self._end()
+
+    # -- for who serves it ---------------------------------------------------
+
+    def wait_for_work(self) -> None:
+        if self._thread is not None:  # the main thread, when lent to an actor, is interrupted by signals: it only takes
+            self._host.lead_idle(self._has_work)
 
     def _has_work(self) -> bool:
-        return not self._queue.empty()
+        return not self.queue.empty()
 
-    def handle(self, message: Call | Stop, body: Body) -> None:
-        """Run one message here and now."""
-        if isinstance(message, Stop):
-            return self._stop(message)
-        token = CURRENT.set(Context(self.instance, message.place, message.origin))
+    def make_running(self) -> Running:
+        return self._host.make_running(self.instance, self.is_concurrent)
+
+    @property
+    def running(self) -> Running | None:
+        """What it is at."""
+        return self._serving.running if self._serving is not None else None
+
+    def is_concurrent(self, endpoint: str) -> bool:
+        return endpoint in self._concurrent
+
+    def is_sync(self, endpoint: str) -> bool:
+        return endpoint in self._sync
+
+    def is_unwanted(self, call: Call) -> bool:
+        """Whether the call was taken back. When the queue is empty there is nothing left that could have been."""
+        if not self._unwanted:
+            return False
+        if (key := (call.sender, call.call)) in self._unwanted:
+            self._unwanted.discard(key)
+            return True
+        if self.queue.empty():
+            self._unwanted.clear()
+        return False
+
+    def take_notice(self) -> Notice | None:
         try:
-            value = self._begin(message, body)
-        except Exception as error:
-            self._raised(message, error)
-        except BaseException as error:
-            self._died(message, error)
-        else:
-            self._returned(message, value)
-        finally:
-            CURRENT.reset(token)
-        return None
+            return self._notices.popleft()
+        except IndexError:
+            return None
 
-    async def _serve_async(self) -> None:
-        loop = asyncio.get_running_loop()
-        arrived = asyncio.Event()
+    def hook(self, notice: Notice) -> Any:
+        hook = getattr(self._actor, notice.hook, None)
+        return hook(notice.about) if hook is not None else False
 
-        def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended: the queue is being refused
-                loop.call_soon_threadsafe(arrived.set)
+    def context_of(self, call: Call, running: Running | None) -> Context:
+        return Context(self.instance, call.place, call.origin, running)
 
-        self._wake = wake
-        served = 0
-        while self._lost is None:
-            if (item := await self._next(arrived)) is not None:
-                await self._handle_async(*item)
-            served += 1
-            if served % YIELD_EVERY == 0:
-                await asyncio.sleep(0)
-        await self._end_tasks()
-
-    async def _next(self, arrived: asyncio.Event) -> Item | None:
-        """The next message; None where a task has ended the actor."""
-        while self._lost is None:
-            try:
-                return self._queue.get_nowait()
-            except queue.Empty:
-                arrived.clear()
-                # First say that we sleep, then look once more: a message posted in between is seen either way.
-                self._asleep = True
-                if self._queue.empty():
-                    await arrived.wait()
-                self._asleep = False
-        return None
-
-    async def _handle_async(self, message: Call | Stop, body: Body) -> None:
-        if isinstance(message, Stop):
-            self._lose(f"stopped: {message.reason}", None)
-            await self._end_tasks()
-            return self._confirm(message)
-        if message.endpoint in self._concurrent:
-            return self._begin_task(message, body)
-        return await self._run_async(message, body)
-
-    def _begin_task(self, call: Call, body: Body) -> None:
-        def end(task: asyncio.Task[None]) -> None:
-            self._tasks.discard(task)
-            if task.cancelled():  # before its first step, so that nothing of `_run_async` has run
-                self._cancelled(call, asyncio.CancelledError())
-
-        task = asyncio.create_task(self._run_async(call, body))
-        self._tasks.add(task)
-        task.add_done_callback(end)
-
-    async def _run_async(self, message: Call, body: Body) -> None:
-        CURRENT.set(Context(self.instance, message.place, message.origin))
-        try:
-            value = self._begin(message, body)
-            if inspect.isawaitable(value):
-                value = await value
-        except Exception as error:
-            self._raised(message, error)
-        except asyncio.CancelledError as error:
-            self._cancelled(message, error)
-        except BaseException as error:
-            self._died(message, error)
-        else:
-            self._returned(message, value)
-
-    def _cancelled(self, call: Call, error: BaseException) -> None:
-        if self._lost is None:
-            self._died(call, error)
-        elif call.call:
-            self._host.reply_lost(call.sender, call.call, self._lost)
-
-    async def _end_tasks(self) -> None:
-        """Cancel what overlapping endpoints still do, and wait for it."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _begin(self, call: Call, body: Body) -> Any:
+    def begin(self, call: Call, body: Body) -> Any:
+        """Run the endpoint; of an async one, what is to be awaited."""
+        ported = call.endpoint in self._ported
         method = self._methods.get(call.endpoint)
         if method is None:
             known = ", ".join(sorted(self._methods)) or "none"
             raise AttributeError(f"{self.instance.class_name} has no endpoint {call.endpoint!r}; it has: {known}")
-        ported = call.endpoint in self._ported
         try:
             args, kwargs = pickling.loads(body, f"an argument of {self.instance.name}.{call.endpoint}")
         except PickleError as error:
@@ -226,7 +244,11 @@ class HostedActor:
                 raise
             # The endpoint has not begun and cannot answer; this is the caller's mistake, not the end of the actor.
             return self._port_of(call).exception(error)
-        return method(self._port_of(call), *args, **kwargs) if ported else method(*args, **kwargs)
+        return self._begin(method, (self._port_of(call), *args) if ported else args, kwargs)
+
+    def _begin(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # A function of its own: by its name `running` knows where our code ends and the user's begins.
+        return method(*args, **kwargs)
 
     def _port_of(self, call: Call) -> Any:
         key = call.sender, call.call
@@ -236,73 +258,149 @@ class HostedActor:
 
     # -- how a message ends --------------------------------------------------
 
-    def _returned(self, call: Call, value: Any) -> None:
-        if call.call and call.endpoint not in self._ported:
+    def returned(self, call: Call, value: Any) -> None:
+        if not call.call or call.endpoint in self._ported:
+            return
+        if self._lost is not None and self._cause is not None:  # it aborted, and went on
+            self._host.reply_lost(call.sender, call.call, self._lost)
+        else:
             self._host.reply(call.sender, call.call, value, f"the result of {self.instance.name}.{call.endpoint}")
 
-    def _raised(self, call: Call, error: Exception) -> None:
+    def raised(self, call: Call, error: Exception) -> None:
         where = f"{self.instance.name}.{call.endpoint}() on rank {self.instance.rank} ({self.instance.actor_id})"
-        if call.endpoint in self._ported:
+        if self._lost is not None:
+            if call.call:
+                self._host.reply_lost(call.sender, call.call, self._lost)
+        elif call.endpoint in self._ported:
             self._lose(f"{where} raised, and answers by a port\n{_format(error)}", error)
-            return
-        if call.call:
+        elif call.call:
             text = f"{where} raised {type(error).__name__}: {_say(error)}\n\n{_format(error)}"
             self._host.reply_error(call.sender, call.call, text, error)
-            return
-        self._lose(f"{where} raised in a broadcast, where nobody takes the error\n{_format(error)}", error)
+        else:
+            self._lose(f"{where} raised in a broadcast, where nobody takes the error\n{_format(error)}", error)
 
-    def _died(self, call: Call, error: BaseException) -> None:
+    def died(self, call: Call, error: BaseException) -> None:
         lost = self._lose(f"{self.instance.name}.{call.endpoint}() ended the actor\n{_format(error)}", error)
         if call.call:
             self._host.reply_lost(call.sender, call.call, lost)
 
-    def _stop(self, stop: Stop) -> None:
-        self._lose(f"stopped: {stop.reason}", None)
-        self._confirm(stop)
+    def cancelled(self, call: Call, error: BaseException, *, wanted: bool) -> None:
+        """An endpoint ended by a CancelledError: because somebody wanted that, or the actor is lost, or by itself."""
+        if self._lost is not None:
+            if call.call:
+                self._host.reply_lost(call.sender, call.call, self._lost)
+        elif not wanted:
+            self.died(call, error)
+        else:
+            self._owed.pop((call.sender, call.call), None)
 
-    def _confirm(self, stop: Stop) -> None:
-        if stop.call:
-            self._host.reply(stop.sender, stop.call, None, "a stop")
+    # -- the end -----------------------------------------------------------------
+
+    def handle_stop(self, stop: Stop) -> None:
+        """All messages before this one have been handled."""
+        self._lose(f"stopped: {stop.reason}", None)
+        self._stops.append(stop)
+
+    def stop_itself(self, reason: str) -> None:
+        self.post(Stop("", 0, self.instance.key, reason), ())
+
+    def abort_itself(self, reason: str) -> None:
+        self._lose(f"it aborted: {reason}", Aborted(reason))
+
+    def kill_itself(self, reason: str) -> None:
+        self._cleans_up = False
+        self._lose(f"it was killed: {reason}", Aborted(reason))
 
     def _lose(self, reason: str, cause: BaseException | None) -> SupervisionError:
-        if self._lost is not None:  # by another task of it
-            return self._lost
-        what = "is stopped" if cause is None else "and all its descendants have failed"
-        lost = SupervisionError(f"The actor {self.instance} {what}: {reason}")
-        lost.__cause__ = cause
-        self._lost = lost
-        if self._wake is not None:  # one of several tasks may have ended it
-            self._wake()
+        """From now on nothing is begun, and whoever asks is told why. Without a cause it is no failure."""
+        with self._losing:
+            if self._lost is not None:
+                return self._lost
+            what = "is stopped" if cause is None else "and all its descendants have failed"
+            lost = SupervisionError(f"The actor {self.instance} in {self.instance.proc_id} {what}: {reason}")
+            lost.__cause__ = self._cause = cause
+            self._lost = lost
         if cause is not None:
-            self._host.actor_lost(self.instance.name, lost)
+            self._host.actor_failed(self.instance, lost)
         self._refuse_queued()
+        if self._serving is not None:
+            self._serving.wake()
         for key in list(self._owed):
             if self._owed.pop(key, None) is not None:  # a thread of the actor's may just have answered
                 self._host.reply_lost(*key, lost)
         return lost
 
+    def partings(self) -> Iterator[Step]:
+        """What is to be done now that it is lost: end what it owns, then let it clean up."""
+        CURRENT.set(self._own_context(CURRENT.get()))
+        for charge in self._host.charges_of(self.instance.key):
+            yield lambda charge=charge: charge.stop(f"its owner {self.instance} has ended")  # type: ignore[misc]
+        cleanup = getattr(self._actor, "__cleanup__", None)
+        if cleanup is not None and self._cleans_up:
+            yield lambda: cleanup(self._cause)
+
+    def _end(self) -> None:
+        assert self._lost is not None
+        self._is_over = True
+        self._host.actor_over(self.instance, self._lost)
+        self._confirm_stops()
+
     def release(self) -> None:
         """Let go of the actor, which has ended."""
         self._actor, self._methods = None, {}
 
-    def _refuse_queued(self) -> None:
+    def refuse(self, message: Call | Stop, body: Body) -> None:
+        """The actor is lost: say so."""
         assert self._lost is not None
+        if isinstance(message, Stop):
+            self._stops.append(message)
+        elif message.call:
+            self._host.reply_lost(message.sender, message.call, self._lost)
+
+    def _refuse_queued(self) -> None:
+        has_alarm = False
         while True:
             try:
-                message, _ = self._queue.get_nowait()
+                item = self.queue.get_nowait()
             except queue.Empty:
+                break
+            if item is not None:
+                self.refuse(*item)
+            has_alarm = has_alarm or item is None
+        if has_alarm:  # it is for the actor's thread
+            self.queue.put(None)
+        if self._is_over:
+            self._confirm_stops()
+
+    def _confirm_stops(self) -> None:
+        """Stopping twice is no error."""
+        while self._stops:
+            try:
+                stop = self._stops.popleft()
+            except IndexError:  # taken by another thread
                 return
-            if isinstance(message, Stop) and message.call:
-                self._host.reply(message.sender, message.call, None, "a stop")  # stopping twice is no error
-            elif message.call:
-                self._host.reply_lost(message.sender, message.call, self._lost)
+            if stop.call:
+                self._host.reply(stop.sender, stop.call, None, "a stop")
 
 
 class InlineActor(HostedActor):
     """An actor of the runtime that runs on the receiving thread, in the order of arrival; it must never wait."""
 
     def post(self, message: Call | Stop, body: Body) -> None:
-        self.handle(message, body)
+        if isinstance(message, Call):
+            token = CURRENT.set(self.context_of(message, None))
+            try:
+                self.returned(message, self.begin(message, body))
+            except Exception as error:
+                self.raised(message, error)
+            finally:
+                CURRENT.reset(token)
+
+    def raised(self, call: Call, error: Exception) -> None:
+        if call.call:
+            super().raised(call, error)
+        else:  # a fault of ours in one message must not be the end of it
+            logger.error("%s.%s() failed\n%s", self.instance.name, call.endpoint, _format(error))
 
 
 def _say(error: BaseException) -> str:
@@ -313,8 +411,11 @@ def _say(error: BaseException) -> str:
 
 
 def _format(error: BaseException) -> str:
-    """The traceback as text, chained causes included, without the frames of this file."""
+    """The traceback as text, chained causes included, without the frames of this room."""
     own = error.__traceback__
-    while own is not None and own.tb_frame.f_code.co_filename == __file__:
+    while own is not None and own.tb_frame.f_code.co_filename in _OWN_FILES:
         own = own.tb_next
     return "".join(traceback.format_exception(type(error), error, own)).rstrip()
+
+
+_OWN_FILES = {__file__, ThreadServing.run.__code__.co_filename}

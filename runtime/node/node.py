@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextvars
 import logging
 import pickle
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 from meshbook.runtime.actor.base import Actor
-from meshbook.runtime.actor.context import Instance, current_origin, name_of
+from meshbook.runtime.actor.context import Instance, context, current_origin, name_of, spawner_of
+from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.actor.ports import ResponsePort
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import (
@@ -30,30 +31,40 @@ from meshbook.runtime.errors import (
     SupervisionError,
 )
 from meshbook.runtime.geometry import Extent, Point
-from meshbook.runtime.node.calls import Asker, CallTable
+from meshbook.runtime.node.calls import Asker, CallTable, Inquiry, Target
+from meshbook.runtime.node.clock import Clock
+from meshbook.runtime.node.deadlock import Step, Watch
+from meshbook.runtime.node.early import EarlyMessages
 from meshbook.runtime.node.hosting import HostedActor, InlineActor
+from meshbook.runtime.node.keeper import KEEPER, Keeper
+from meshbook.runtime.node.ledger import Charge, Ledger
 from meshbook.runtime.node.mailbox import Mailbox
 from meshbook.runtime.node.reception import Reception
+from meshbook.runtime.node.running import Running
 from meshbook.runtime.telemetry.capture import Capture
 from meshbook.runtime.transport import PeerGone, Transport
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body, Buffer, pack, unpack
-from meshbook.runtime.wire.messages import Address, Call, Down, Hello, Place, Reply, Spawn, Stop
+from meshbook.runtime.wire.messages import Address, Call, Creator, Down, Hello, Place, Reply, Spawn, Stop
 
 logger = logging.getLogger(__name__)
 
 CROWD = 16  # open calls of a process from which on answers are taken in by the bunch
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """An actor on a node: where a call goes."""
-
-    address: Address
-    actor: str
-
-
+NOWHERE = Extent((), ())
+REMEMBERED = 4096  # actors that have ended, of which the node still knows why
 Question = Spawn | Call | Stop
+OnFault = Callable[[Charge, MeshFailure], None]
+
+
+class Places(Protocol):
+    """Makes handles of where this process is (`runtime.mesh.places`)."""
+
+    host: Any
+
+    def proc(self) -> Any: ...
+    def proc_mesh(self) -> Any: ...
 
 
 class Node:
@@ -68,11 +79,19 @@ class Node:
         self.run_on_main: Callable[[Callable[[], None]], None] | None = None  # workers lend their main thread
         self.controller = transport.address  # where output and failures go; a worker is told another one
         self.capture: Capture | None = None  # of a worker: where its output goes
-        self.place: Any = None  # what `Instance.proc` of the actors here is
+        self.place: Any = None  # what `Instance.birth` of the actors here is
+        self.places: Places | None = None  # set by who starts the node
+        self.ledger = Ledger()  # the meshes that were spawned from here
+        self.on_fault: OnFault = _log_fault  # for failures of the client's meshes
+        self.is_leaving = False  # the process is about to end: nobody needs to hear of each actor's end
         self._transport = transport
         self._transport.greeting = pack(Hello(self.address, run), (), settings.max_message_bytes)
         self._calls = CallTable()
         self._actors: dict[str, HostedActor] = {}
+        self._ended: OrderedDict[str, str] = OrderedDict()  # why actors are no more; the oldest are forgotten
+        self._early = EarlyMessages()
+        self._clock = Clock()
+        self.later = self._clock.later
         self._book: dict[str, Address] = {self.address.node: self.address}
         self._down: dict[str, ExitReport] = {}
         self._logged: set[str] = set()
@@ -87,6 +106,8 @@ class Node:
         }
         self._reception = Reception(transport, self._accept, lambda: len(self._calls) > CROWD)
         self.lead_idle, self.poke = self._reception.lead_idle, self._reception.poke
+        self._watch = Watch(self.address.node, self._who_runs, self._send_probe, self.later)
+        self.host_inline(KEEPER, Keeper(self))
 
     def start(self) -> None:
         """Begin to receive."""
@@ -97,6 +118,7 @@ class Node:
         if self._closed:
             return
         self._closed = True
+        self._clock.close()
         self._transport.close()
         self._reception.join()
         self._fail_all(None, lambda: SupervisionError("this process's runtime was shut down while the call was open"))
@@ -120,8 +142,8 @@ class Node:
         contextvars.copy_context().run(hosted.construct, lambda error: None)
 
     def actors(self) -> list[str]:
-        """The names of the actors that were hosted here so far."""
-        return list(self._actors)
+        """The names of the actors that live here, without those that run on the receiving thread."""
+        return [key for key, hosted in list(self._actors.items()) if not isinstance(hosted, InlineActor)]
 
     def release_actors(self) -> None:
         """Let go of the actors' objects, once all have ended, so that their finalisers run."""
@@ -129,10 +151,17 @@ class Node:
             hosted.release()
 
     def _host(
-        self, kind: type[HostedActor], name: str, make: Callable[[], Actor], rank: Point | None, class_name: str
+        self,
+        kind: type[HostedActor],
+        key: str,
+        make: Callable[[], Actor],
+        rank: Point | None,
+        class_name: str,
+        creator: Instance | None = None,
     ) -> HostedActor:
-        instance = Instance(name, class_name or "actor", rank or Extent((), ()).point(0), self, self.place)
-        hosted = self._actors[name] = kind(self, instance, make)
+        place = rank or NOWHERE.point(0)
+        instance = Instance(key, class_name or "actor", place, self, self.place, creator)
+        hosted = self._actors[key] = kind(self, instance, make)
         return hosted
 
     # -- asking --------------------------------------------------------------
@@ -155,7 +184,7 @@ class Node:
             arguments, f"an argument of {name_of(targets[0].actor)}.{endpoint}" if targets else "arguments"
         )
         node, origin, labels, sizes = self.address.node, current_origin(), extent.labels, extent.sizes
-        calls = self._open(targets, asker)
+        calls = self._open(targets, asker, endpoint)
         messages = [
             Call(node, call, target.actor, endpoint, (rank, labels, sizes), origin)
             for rank, (target, call) in enumerate(zip(targets, calls, strict=True), first)
@@ -177,25 +206,35 @@ class Node:
         """
         body = pickling.dumps(construct, f"an argument of {construct[0].__qualname__}")
         node, origin, labels, sizes = self.address.node, current_origin(), extent.labels, extent.sizes
+        creator = _creator(context().actor_instance)
+        calls = self._open(targets, asker, "__init__")
         messages = [
-            Spawn(node, call, target.actor, (rank, labels, sizes), origin, on_main)
-            for rank, (target, call) in enumerate(zip(targets, self._open(targets, asker), strict=True))
+            Spawn(node, call, target.actor, (rank, labels, sizes), origin, creator, on_main)
+            for rank, (target, call) in enumerate(zip(targets, calls, strict=True))
         ]
         self._ask(targets, messages, body)
 
     def stop(self, targets: Sequence[Target], reason: str, asker: Asker) -> None:
         """End the actors after the messages they have been sent so far."""
-        calls = self._open(targets, asker)
+        calls = self._open(targets, asker, "stop")
         messages = [
             Stop(self.address.node, call, target.actor, reason) for target, call in zip(targets, calls, strict=True)
         ]
         self._ask(targets, messages, ())
 
-    def _open(self, targets: Sequence[Target], asker: Asker | None) -> Sequence[int]:
+    def _open(self, targets: Sequence[Target], asker: Asker | None, endpoint: str) -> Sequence[int]:
         if asker is None:
             return [0] * len(targets)
-        asker.helped_by(self._reception)
-        return self._calls.open(asker, [target.address.node for target in targets])
+        calls = self._calls.open(asker, [target.address.node for target in targets])
+        asker.asked(Inquiry(self._calls, targets, calls, endpoint, helper=self._reception, tell=self._tell_cancelled))
+        return calls
+
+    def _tell_cancelled(self, target: Target, call: int) -> None:
+        self._tell(target.address, "cancel", target.actor, self.address.node, call)
+
+    def _tell(self, to: Address, endpoint: str, *arguments: Any) -> None:
+        """Tell the keeper of another node, or our own."""
+        self.call([Target(to, KEEPER)], endpoint, (arguments, {}), NOWHERE, None)
 
     def _ask(self, targets: Sequence[Target], messages: Sequence[Question], body: Body) -> None:
         limit = self.settings.max_message_bytes
@@ -290,14 +329,95 @@ class Node:
             beginning = f"{text[: limit // 8]}… [cut: the error is over MESHBOOK_MAX_MESSAGE_BYTES]"
             return pack(reply, pickling.dumps((beginning, None), "an error"), limit)
 
-    def actor_lost(self, name: str, error: SupervisionError) -> None:
-        logger.error("%s", error)
-
     def _answer(self, to: str, frame: Buffer) -> None:
         try:
             self._send(self._book[to], frame)
         except PeerGone:
             return  # who asked is gone, and with it the question
+
+    # -- supervision (Host, Kept) -----------------------------------------------
+
+    @property
+    def patience(self) -> float:
+        return self.settings.stop_timeout
+
+    def actor_failed(self, instance: Instance, error: SupervisionError) -> None:
+        """An actor here has failed: its owner is told."""
+        spawner = self._book.get(spawner_of(instance.key))
+        if spawner is None:
+            logger.error("%s", error)  # an actor of the runtime
+        else:
+            self._tell(spawner, "failed", instance.key, instance.rank.rank, str(error))
+
+    def actor_over(self, instance: Instance, error: SupervisionError) -> None:
+        """An actor here is gone."""
+        self._ended[instance.key] = str(error)
+        if len(self._ended) > REMEMBERED:
+            self._ended.popitem(last=False)
+        if self.is_leaving:
+            return  # its object is let go by `release_actors`, and the owner hears of the process
+        self._actors.pop(instance.key, None)
+        spawner = self._book.get(spawner_of(instance.key))
+        if spawner is not None:
+            self._tell(spawner, "over", instance.key, instance.rank.rank)
+
+    def charges_of(self, key: str) -> list[Charge]:
+        return self.ledger.of(key)
+
+    def owned_actor_failed(self, key: str, rank: int, report: str) -> None:
+        if (found := self.ledger.fail(key, rank, report)) is not None:
+            self._supervise(*found)
+
+    def owned_actor_over(self, key: str, rank: int) -> None:
+        self.ledger.end(key, [rank])
+
+    def _supervise(self, charge: Charge, failure: MeshFailure) -> None:
+        """Whoever owns the mesh is told. An owner that has ended takes its meshes with it, and needs not know."""
+        if charge.on_failure is not None and charge.on_failure(failure):
+            return
+        if not charge.owner:
+            self.on_fault(charge, failure)
+        elif (hosted := self._actors.get(charge.owner)) is not None:
+            hosted.supervise(charge, failure)
+
+    def _lose_spawner(self, node: str) -> None:
+        """Nobody answers any more for what that node has spawned here."""
+        for key in self.actors():
+            if spawner_of(key) == node:
+                reason = f"its owner has ended: timed out reaching controller {node} for mesh {name_of(key)}"
+                self._on_message(Stop(self.address.node, 0, key, reason), ())
+        for message, _ in self._early.give_up(node):
+            self._refuse_unknown(message, f"its owner {node} has ended before it was spawned")
+
+    # -- calls under way (Kept) ----------------------------------------------------
+
+    def make_running(self, instance: Instance, is_concurrent: Callable[[str], bool]) -> Running:
+        def is_own(target: Target, endpoint: str, keeps_loop: bool) -> bool:
+            is_here = target.actor == instance.key and target.address.node == self.address.node
+            return is_here and (keeps_loop or not is_concurrent(endpoint))
+
+        return Running(is_own, describe=lambda: str(instance), later=self.later, watch=self._watch.wake)
+
+    def break_off(self, key: str, sender: str, call: int) -> None:
+        if (hosted := self._actors.get(key)) is not None:
+            hosted.break_off(sender, call)
+
+    def where_is(self, key: str, sender: str, call: int) -> str:
+        hosted = self._actors.get(key)
+        return hosted.where(sender, call) if hosted is not None else "gone"
+
+    def follow(self, path: list[Step], key: str, endpoint: str) -> None:
+        hosted = self._actors.get(key)
+        if hosted is not None and (running := hosted.running) is not None:
+            self._watch.follow(path, key, running, endpoint, is_concurrent=hosted.is_concurrent(endpoint))
+
+    def _send_probe(self, target: Target, path: list[Step], endpoint: str) -> None:
+        self._tell(target.address, "probe", path, target.actor, endpoint)
+
+    def _who_runs(self) -> Iterator[tuple[str, Running]]:
+        for key, hosted in list(self._actors.items()):
+            if (running := hosted.running) is not None:
+                yield key, running
 
     # -- watching ----------------------------------------------------------------
 
@@ -350,19 +470,32 @@ class Node:
             else:
                 self.reply_lost(spawn.sender, spawn.call, error)
 
-        hosted = self.host(spawn.actor, make, rank=_point(spawn.place))
+        creator = _instance(spawn.creator)
+        hosted = self._host(HostedActor, spawn.actor, make, _point(spawn.place), "", creator)
+        for message, early in self._early.arrived(spawn.actor):
+            hosted.post(message, early)
         if spawn.on_main and self.run_on_main is not None:
             self.run_on_main(lambda: hosted.run(constructed))
         else:
             hosted.start(constructed)
 
     def _on_message(self, message: Call | Stop, body: Body) -> None:
-        hosted = self._actors.get(message.actor)
-        if hosted is not None:
+        key = message.actor
+        if (hosted := self._actors.get(key)) is not None:
             hosted.post(message, body)
+        elif (why := self._ended.get(key)) is not None:
+            self._refuse_unknown(message, why)
+        elif self._early.is_early(key) and spawner_of(key) not in self._down:
+            self._early.keep(key, message, body)
+        else:
+            text = f"no actor {key!r} on node {self.address.node}: it was stopped, or never spawned"
+            self._refuse_unknown(message, text)
+
+    def _refuse_unknown(self, message: Call | Stop, why: str) -> None:
+        if isinstance(message, Stop) and message.call and message.actor in self._ended:
+            self.reply(message.sender, message.call, None, "a stop")  # stopping twice is no error
         elif message.call:
-            text = f"no actor {message.actor!r} on node {self.address.node}: it was stopped, or never spawned"
-            self.reply_lost(message.sender, message.call, SupervisionError(text))
+            self.reply_lost(message.sender, message.call, SupervisionError(why))
 
     def _on_reply(self, reply: Reply, body: Body) -> None:
         found = self._calls.take(reply.call)
@@ -381,6 +514,9 @@ class Node:
         self._down[report.node] = report
         self._transport.forget(report.node)
         self._fail_all(report.node, lambda: _loss(report))
+        self._lose_spawner(report.node)
+        for charge, failure in self.ledger.lose(report.node, str(report), stopped=bool(report.stopped)):
+            self._supervise(charge, failure)
         for listener in list(self.when_down):
             listener(report)
 
@@ -392,6 +528,26 @@ class Node:
 def _loss(report: ExitReport) -> SupervisionError:
     """What an ended node means to who asked it: a fault, or that it had been stopped on purpose."""
     return SupervisionError(str(report)) if report.stopped else ProcessDied(str(report), report)
+
+
+def _log_fault(charge: Charge, failure: MeshFailure) -> None:
+    logger.error("%s", failure)
+
+
+def _creator(instance: Instance) -> Creator | None:
+    """An instance as it travels; None for a client."""
+    if instance.control is None and instance.node is not None:
+        return None
+    place = instance.rank.rank, instance.rank.extent.labels, instance.rank.extent.sizes
+    above = _creator(instance.creator) if instance.creator is not None else None
+    return Creator(instance.key, instance.class_name, place, above)
+
+
+def _instance(creator: Creator | None) -> Instance | None:
+    """The instance of an actor elsewhere, as far as its descendants know it."""
+    if creator is None:
+        return None
+    return Instance(creator.key, creator.class_name, _point(creator.place), None, None, _instance(creator.creator))
 
 
 def _point(place: Place) -> Point:

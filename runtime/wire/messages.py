@@ -23,6 +23,15 @@ class Address(msgspec.Struct, frozen=True, array_like=True):
     key: bytes = b""
 
 
+class Creator(msgspec.Struct, frozen=True, array_like=True):
+    """The actor that spawned another: its key, class and place, and its own creator."""
+
+    key: str
+    class_name: str
+    place: Place
+    creator: Creator | None = None
+
+
 class Message(msgspec.Struct, frozen=True, array_like=True, tag_field="k"):
     """The base of all of them."""
 
@@ -42,6 +51,7 @@ class Spawn(Message, frozen=True, tag="s"):
     actor: str
     place: Place
     origin: str
+    creator: Creator | None = None  # None: the client
     on_main: bool = False
 
 

@@ -67,6 +67,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         # torch is asked only where it is loaded: nothing that holds a tensor exists elsewhere.
         if (torch := sys.modules.get("torch")) is not None and type(obj) is torch.Tensor and _is_dense(obj, torch):
             return _reduce_tensor(obj, torch)
+        if (reduce := getattr(type(obj), "_reduce_for_wire", None)) is not None:
+            return reduce(obj)
         reduced = super().reducer_override(obj)
         # Only a class by value has six parts: how to make it, and how to fill it in.
         if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) == 6:

@@ -22,8 +22,8 @@ from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.actors import ActorMesh
-from meshbook.runtime.node.calls import Gather
-from meshbook.runtime.node.node import Node, Target
+from meshbook.runtime.node.calls import Gather, Target
+from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.memory import Switchboard
 from meshbook.runtime.transport.zeromq import ZmqTransport, ipc_url

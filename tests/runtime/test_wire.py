@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 
 from meshbook.runtime.errors import ExitReport, MessageTooLarge, RefusedMessage
 from meshbook.runtime.wire.frames import ALIGNMENT, VERSION, pack, unpack
-from meshbook.runtime.wire.messages import Address, Call, Down, Hello, Message, Reply, Spawn, Stop
+from meshbook.runtime.wire.messages import Address, Call, Creator, Down, Hello, Message, Reply, Spawn, Stop
 
 LIMIT = 1 << 20
 PLACE = (1, ("hosts", "gpus"), (1, 2))
 CALL = Call("w.0", 7, "trainer-0", "step", PLACE, "cell 3")
 MESSAGES: list[Message] = [
     Hello(Address("w.0", "ipc:///tmp/w.0", b"key"), "run"),
-    Spawn("w.0", 1, "trainer-0", PLACE, "", True),
+    Spawn("w.0", 1, "trainer-0", PLACE, "", None, True),
+    Spawn("w.0", 1, "inner-0@w.0", PLACE, "", Creator("b", "B", PLACE, Creator("a", "A", PLACE))),
     CALL,
     Reply("w.0", 7, "lost"),
     Stop("w.0", 8, "trainer-0", "enough"),

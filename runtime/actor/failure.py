@@ -1,0 +1,38 @@
+"""`MeshFailure`: what the owner of a mesh is told when a part of it has failed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+
+class MeshFailure:
+    """A rank of a mesh failed: its actor raised where nobody takes the error, or its process ended.
+
+    It goes to the actor that spawned the mesh (`__supervise__`), and where nobody handles it to the client's
+    `unhandled_fault_hook`. It belongs to the process that it was made in, and cannot be pickled.
+    """
+
+    def __init__(self, mesh_name: str, crashed_ranks: Sequence[int], report: str, handle: Callable[[], Any]) -> None:
+        self.mesh_name = mesh_name
+        self.crashed_ranks = list(crashed_ranks)  # all that have failed so far; the last one is what this is about
+        self._report = report
+        self._handle = handle
+
+    @property
+    def mesh(self) -> Any:
+        """The mesh that failed: an actor mesh, or a process mesh on which its owner had no actors."""
+        return self._handle()
+
+    def report(self) -> str:
+        """What happened and where, the root cause first."""
+        return self._report
+
+    def __str__(self) -> str:
+        return f"MeshFailure of mesh {self.mesh_name}, crashed_ranks={self.crashed_ranks}: {self._report}"
+
+    def __repr__(self) -> str:
+        return f"<MeshFailure {self.mesh_name} crashed_ranks={self.crashed_ranks}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a MeshFailure cannot be pickled: send its report() instead")

@@ -1,0 +1,121 @@
+"""What a client does with a failure that nobody handled: it calls `unhandled_fault_hook`, which users may replace.
+
+The default prints the failure and ends a script with exit status 1. In a notebook a fault is only shown.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from types import ModuleType
+from typing import TypeAlias
+
+from meshbook.runtime.actor.failure import MeshFailure
+from meshbook.runtime.node.ledger import Charge
+
+PATIENCE = 1.0  # seconds for a hook, when the session is closed meanwhile
+Hook: TypeAlias = Callable[[MeshFailure], object]
+
+
+def default_hook(failure: MeshFailure) -> None:
+    """Print the failure, then raise SystemExit(1) unless this is a notebook's kernel: that goes on."""
+    print(failure, file=sys.stderr, flush=True)
+    if not _is_a_kernel():
+        raise SystemExit(1)
+
+
+class _Hook:
+    """The one hook of this process."""
+
+    current: Hook = staticmethod(default_hook)
+
+
+def unhandled_fault_hook() -> Hook:
+    """What is called for a failure that nobody handled."""
+    return _Hook.current
+
+
+def set_unhandled_fault_hook(hook: Hook) -> None:
+    """Replace it; TypeError for what cannot be called."""
+    if not callable(hook):
+        raise TypeError(f"unhandled_fault_hook is called with a MeshFailure; {hook!r} cannot be called")
+    _Hook.current = staticmethod(hook)
+
+
+class HookedModule(ModuleType):
+    """A module whose attribute `unhandled_fault_hook` is that hook, and replaces it when it is assigned to."""
+
+    @property
+    def unhandled_fault_hook(self) -> Hook:
+        return unhandled_fault_hook()
+
+    @unhandled_fault_hook.setter
+    def unhandled_fault_hook(self, hook: Hook) -> None:
+        set_unhandled_fault_hook(hook)
+
+
+class Faults:
+    """The faults of one session, each taken to the hook once, on a thread of their own: it may use the runtime."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[tuple[Charge, MeshFailure] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # guards the thread
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def report(self, charge: Charge, failure: MeshFailure) -> None:
+        """Take a fault; never waits."""
+        with self._lock:
+            if self._closed:
+                return
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="meshbook faults", daemon=True)
+                self._thread.start()
+        self._queue.put((charge, failure))
+
+    def close(self) -> None:
+        """Take no more. A hook that is being called gets a moment to end, unless it is what closes us."""
+        with self._lock:
+            self._closed = True
+        self._queue.put(None)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(PATIENCE)
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None and not self._closed:
+            charge, failure = item
+            try:
+                # Where the mesh was spawned: in a notebook that says in which cell something is shown.
+                charge.context.run(unhandled_fault_hook(), failure)
+            except SystemExit as exit_:
+                _exit(exit_)
+            except BaseException:
+                traceback.print_exc()
+
+
+def _exit(exit_: SystemExit) -> None:
+    """End the process from a thread that is not the main one, its exit handlers included.
+
+    Whatever the main thread does then: it may wait for something that will never come.
+    """
+    code = exit_.code
+    if code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+    try:
+        atexit._run_exitfuncs()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        os._exit(code or 0)
+
+
+def _is_a_kernel() -> bool:
+    kernels = sys.modules.get("ipykernel.kernelapp")
+    return kernels is not None and bool(kernels.IPKernelApp.initialized())

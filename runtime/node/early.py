@@ -1,0 +1,46 @@
+"""Messages for actors that are not here yet: a reference may travel faster than the Spawn of what it refers to.
+
+Messages of one sender arrive in order, and who spawns counts: so an actor whose number is higher than all that its
+spawner has sent here is still to come. Not bounded: a caller waits for each of these, or means a broadcast.
+"""
+
+from __future__ import annotations
+
+from meshbook.runtime.actor.context import spawner_of
+from meshbook.runtime.wire.frames import Body
+from meshbook.runtime.wire.messages import Call, Stop
+
+Early = tuple[Call | Stop, Body]
+SLACK = 64  # numbers that threads of one spawner, at it at the same time, may have taken in another order
+
+
+class EarlyMessages:
+    """Kept by the actor they are for."""
+
+    def __init__(self) -> None:
+        self._highest: dict[str, int] = {}  # by spawner
+        self._waiting: dict[str, list[Early]] = {}
+
+    def is_early(self, key: str) -> bool:
+        """Whether this actor, which is not known here, may still come."""
+        return _number(key) > self._highest.get(spawner_of(key), -1) - SLACK
+
+    def keep(self, key: str, message: Call | Stop, body: Body) -> None:
+        self._waiting.setdefault(key, []).append((message, body))
+
+    def arrived(self, key: str) -> list[Early]:
+        """An actor is here: what came for it."""
+        if (spawner := spawner_of(key)) and (number := _number(key)) > self._highest.get(spawner, -1):
+            self._highest[spawner] = number
+        return self._waiting.pop(key, [])
+
+    def give_up(self, spawner: str) -> list[Early]:
+        """This spawner sends nothing any more: what was kept for its actors."""
+        keys = [key for key in self._waiting if spawner_of(key) == spawner]
+        return [early for key in keys for early in self._waiting.pop(key)]
+
+
+def _number(key: str) -> int:
+    """7 of `trainer-7@controller`; below any number where the key has none."""
+    number = key.rpartition("@")[0].rpartition("-")[2]
+    return int(number) if number.isdecimal() else -SLACK - 1

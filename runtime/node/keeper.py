@@ -1,0 +1,58 @@
+"""The keeper: the actor of every node that hears what concerns the actors there, and is no message to one of them.
+
+failed, over   what became of actors that were spawned from here
+cancel, where  about a call that was sent to an actor here
+probe          a question that follows who waits for whom
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.actor.endpoint import endpoint
+from meshbook.runtime.node.deadlock import Step
+
+KEEPER = "keeper"
+
+
+class Kept(Protocol):
+    """What the keeper needs of its node. Nothing of it waits."""
+
+    def owned_actor_failed(self, key: str, rank: int, report: str) -> None: ...
+    def owned_actor_over(self, key: str, rank: int) -> None: ...
+    def break_off(self, key: str, sender: str, call: int) -> None: ...
+    def where_is(self, key: str, sender: str, call: int) -> str: ...
+    def follow(self, path: list[Step], key: str, endpoint: str) -> None: ...
+
+
+class Keeper(Actor):
+    """Hosted inline: what it does is done before the next message is received."""
+
+    def __init__(self, node: Kept) -> None:
+        self._node = node
+
+    @endpoint
+    def failed(self, key: str, rank: int, report: str) -> None:
+        """An actor that was spawned from here has failed."""
+        self._node.owned_actor_failed(key, rank, report)
+
+    @endpoint
+    def over(self, key: str, rank: int) -> None:
+        """An actor that was spawned from here is gone, its `__cleanup__` included."""
+        self._node.owned_actor_over(key, rank)
+
+    @endpoint
+    def cancel(self, key: str, sender: str, call: int) -> None:
+        """The sender does not want the answer to this call any more."""
+        self._node.break_off(key, sender, call)
+
+    @endpoint
+    def where(self, key: str, sender: str, call: int) -> str:
+        """Where this call is: in the queue, or at which line of the user's."""
+        return self._node.where_is(key, sender, call)
+
+    @endpoint
+    def probe(self, path: list[Step], key: str, endpoint: str) -> None:
+        """The last actor of the path waits for this endpoint of an actor here."""
+        self._node.follow(path, key, endpoint)

@@ -1,0 +1,189 @@
+"""The message that an actor is at: who sent it, what it waits for, and how to break it off.
+
+A sync endpoint is broken off by an exception that Python raises in its thread. That may not happen inside the runtime,
+where a frame might be in hand: there the wait is ended instead, or the attempt is put off for a moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import itertools
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.config import PACKAGE
+from meshbook.runtime.errors import DeadlockError
+
+Key = tuple[str, int]  # who asked, and the number of the call
+MOMENT = 0.005  # seconds until another attempt to break off a thread that is inside the runtime
+_serial = itertools.count(1)
+_OWN = (f"{PACKAGE}/runtime/", f"{Path(__file__).resolve().parents[1]}/")  # a checkout is found through links
+_LIBRARY = f"{Path(threading.__file__).parent}/"
+_CALLS_ENDPOINTS = "_begin"  # of HostedActor: what that calls is the user's
+
+
+class Running:
+    """Where one thread or task of an actor is. `later` is the node's clock, `watch` looks after those that wait."""
+
+    def __init__(
+        self,
+        is_own: Callable[[Any, str, bool], bool],
+        *,
+        describe: Callable[[], str],
+        later: Callable[[float, Callable[[], object]], None],
+        watch: Callable[[], None],
+    ) -> None:
+        self._is_own = is_own  # whether (target, endpoint, keeps_loop) would have to wait for this very message
+        self._describe = describe
+        self._later = later
+        self._watch = watch
+        self._guard = threading.Lock()  # guards all of these: who breaks a message off must not hit the next one
+        self._key: Key | None = None
+        self._thread = 0
+        self._task: asyncio.Task[Any] | None = None
+        self._broken = False  # this message is being broken off
+        self._waiting: Future[Any] | None = None
+        self.endpoint = ""
+        self.serial = 0  # of the present wait
+        self.keeps_loop = False  # the present wait blocks the actor's event loop, and so its overlapping endpoints
+        self.suspicion: object = None  # for who watches: the cycle that this wait seemed to be part of
+
+    # -- from the actor's own thread or task ------------------------------------
+
+    def enter(self, key: Key, endpoint: str) -> None:
+        """A message begins, here."""
+        with self._guard:
+            self._key, self.endpoint, self._broken = key, endpoint, False
+            self._thread = threading.get_ident()
+            self._task = None
+
+    def enter_task(self, key: Key, endpoint: str) -> None:
+        """A message begins in the current task."""
+        with self._guard:
+            self._key, self.endpoint, self._broken = key, endpoint, False
+            self._thread = threading.get_ident()
+            self._task = asyncio.current_task()
+
+    def leave(self) -> None:
+        """It has ended; can be said twice. From here on nothing breaks it off."""
+        with self._guard:
+            self._key = None
+            if self._broken and self._task is None:
+                _set_async_exception(threading.get_ident(), None)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the message that has just ended was broken off."""
+        return self._broken
+
+    def begin_wait(self, future: Future[Any], *, blocking: bool, bounded: bool) -> bool:
+        if not self._is_here(blocking):
+            return False
+        keeps_loop = blocking and self._task is not None
+        if not bounded and any(self._is_own(target, name, keeps_loop) for target, name in future.owing()):
+            raise DeadlockError(
+                f"{self._describe()} waits for its own answer: an actor handles one message at a time, so the call "
+                f"that it waits for is never begun. Call the method itself, or do not wait inside the endpoint."
+            )
+        with self._guard:
+            if self._broken:
+                raise asyncio.CancelledError
+            self.serial = 0 if bounded else next(_serial)
+            self._waiting = future
+            self.keeps_loop = keeps_loop
+        if not bounded:  # such a wait ends by itself
+            self._watch()
+        return True
+
+    def end_wait(self) -> None:
+        with self._guard:
+            self._waiting, self.serial, self.suspicion = None, 0, None
+            is_broken = self._broken and self._task is None
+        if is_broken:
+            raise asyncio.CancelledError
+
+    def _is_here(self, blocking: bool) -> bool:
+        if self._key is None or threading.get_ident() != self._thread:
+            return False
+        return blocking or (self._task is not None and asyncio.current_task() is self._task)
+
+    # -- from others ---------------------------------------------------------------
+
+    def waiting(self) -> tuple[int, Future[Any]] | None:
+        """The present wait, if it has no time limit and nothing came yet: its number, and for what."""
+        with self._guard:
+            future = self._waiting
+            return (self.serial, future) if future is not None and self.serial and not future.done() else None
+
+    def is_at(self, key: Key) -> bool:
+        """Whether this is the present message."""
+        return self._key == key
+
+    def break_off(self, key: Key) -> bool:
+        """Break off this message, if it is the present one. For a task: on its loop only."""
+        with self._guard:
+            if self._key != key:
+                return False
+            is_first, self._broken = not self._broken, True
+            waiting = self._waiting
+            if self._task is not None:
+                if is_first:
+                    self._task.cancel()
+            elif waiting is None and not self._inject():
+                self._later(MOMENT, lambda: self.break_off(key))
+        if waiting is not None and self._task is None:
+            waiting.cancel()  # what this one waits for is not wanted either
+        return True
+
+    def _inject(self) -> bool:
+        """Raise in the thread, unless it is inside the runtime. While we look it does not move: we hold the GIL."""
+        frame = sys._current_frames().get(self._thread)
+        if frame is None or _is_inside(frame):
+            return False
+        _set_async_exception(self._thread, asyncio.CancelledError)
+        return True
+
+    def where(self) -> str:
+        """The innermost line of the user's that is being run, as `step(), at train.py:12`; empty while it is idle."""
+        if self._key is None:
+            return ""
+        task, thread, endpoint = self._task, self._thread, self.endpoint
+        frame = _innermost_of(task) if task is not None else sys._current_frames().get(thread)
+        while frame is not None and not _is_of_user(frame.f_code):
+            frame = frame.f_back
+        if frame is None:
+            return f"{endpoint}()"
+        inner = f"in {frame.f_code.co_name}() " if frame.f_code.co_name != endpoint else ""
+        return f"{endpoint}(), {inner}at {frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _is_inside(frame: FrameType | None) -> bool:
+    """Whether a thread is in our code, or in what that calls, and not in the endpoint."""
+    while frame is not None and not frame.f_code.co_filename.startswith(_OWN):
+        frame = frame.f_back
+    return frame is None or frame.f_code.co_name != _CALLS_ENDPOINTS
+
+
+def _is_of_user(code: CodeType) -> bool:
+    return not code.co_filename.startswith((*_OWN, _LIBRARY, "<frozen"))
+
+
+def _innermost_of(task: asyncio.Task[Any]) -> FrameType | None:
+    frame: FrameType | None = None
+    coroutine: Any = task.get_coro()
+    while coroutine is not None:
+        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None) or frame
+        coroutine = getattr(coroutine, "cr_await", None)
+    return frame
+
+
+def _set_async_exception(thread: int, kind: type[BaseException] | None) -> None:
+    """Raise in a thread before its next line of Python; None takes back what was not raised yet."""
+    exception = ctypes.py_object(kind) if kind is not None else None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), exception)
