@@ -165,7 +165,7 @@ class World:
         mesh.kill(number).get(PATIENCE)
         ended.get(PATIENCE)
 
-    def be_impatient(self, seconds: float = 0.2) -> None:
+    def be_impatient(self, seconds: float = 0.05) -> None:
         """In memory: kill who has not left by then. A test that holds an actor for ever need not wait for long."""
         if isinstance(self.session, InProcessSession):
             self.session.kill_late(seconds)
