@@ -6,12 +6,13 @@ import asyncio
 import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import cloudpickle
 import pytest
 
-from meshbook import Actor, ActorError, SupervisionError, endpoint, this_host, this_proc
+from meshbook import Actor, ActorError, Channel, SupervisionError, endpoint, this_host, this_proc
 from meshbook.runtime.errors import CallError
 
 PATIENCE = 60.0
@@ -87,6 +88,71 @@ def keeper(request: pytest.FixtureRequest, world: Any) -> Iterator[Any]:
         keeper.stop().get(PATIENCE)
 
 
+# -- 37 --------------------------------------------------------------------------------
+
+
+class Slow(Actor):
+    """Is made once the gate is opened."""
+
+    def __init__(self, gate: Any) -> None:
+        gate.pass_through()
+
+    @endpoint
+    def name(self) -> str:
+        return "made at last"
+
+
+class Spawner(Actor):
+    """Spawns for others, and asks for others."""
+
+    @endpoint
+    def spawn(self, gate: Any) -> tuple[Any, Any]:
+        self.procs = this_host().spawn_procs(per_host={"gpus": 2})
+        return self.procs, self.procs.spawn("slow", Slow, gate)
+
+    @endpoint
+    def begin_to_ask(self, other: Any, port: Any) -> None:
+        self.asked = other.name.call().then(lambda names: list(names.values()))
+        self.asked.when_done(lambda: port.send(self.asked.get(0)))
+
+
+def test_37_any_actor_spawns_and_its_references_work_while_they_are_pending(world: Any) -> None:
+    """They are returned, used and sent on to others before the actors are made, or even their processes."""
+    procs, gate = world.procs(2), world.gate()
+    spawner, asker = procs.slice(gpus=0).spawn("spawner", Spawner), procs.slice(gpus=1).spawn("asker", Spawner)
+    children, slow = spawner.spawn.call_one(gate).get(PATIENCE)
+    early = slow.name.call()
+    port, answers = Channel[list[str]].open()
+    asker.begin_to_ask.call_one(slow, port).get(PATIENCE)
+    assert slow.sizes == children.sizes == {"gpus": 2}
+    assert not early.done()
+    gate.open(2)
+    assert list(early.get(PATIENCE).values()) == ["made at last"] * 2
+    assert answers.recv().get(PATIENCE) == ["made at last"] * 2
+    with pytest.raises(ValueError, match="not owned"):
+        children.stop()
+
+
+def test_37_a_plain_pickle_of_a_pending_mesh_waits_until_it_exists(world: Any) -> None:
+    """Who reads it may be anywhere, and come by a shorter way than what makes the actors."""
+    gate, happened = world.gate(), []
+    slow = world.spawn(Slow, gate, gpus=1)
+    gate.wait_told()
+
+    def pickle_it() -> bytes:
+        data = cloudpickle.dumps(slow)
+        happened.append("pickled")
+        return data
+
+    with ThreadPoolExecutor(1) as pool:
+        pickling = pool.submit(pickle_it)
+        happened.append("opened")
+        gate.open()
+        copy = cloudpickle.loads(pickling.result(PATIENCE))
+    assert happened == ["opened", "pickled"]
+    assert copy.name.call_one().get(PATIENCE) == "made at last"
+
+
 # -- 38 --------------------------------------------------------------------------------
 
 
@@ -132,6 +198,32 @@ def test_38_this_host_of_an_actor_of_the_clients_process_is_the_clients(processe
     assert own == here == os.getpid() != there
     nester.end.call_one().get(PATIENCE)
     nester.stop().get(PATIENCE)
+
+
+# -- 40 --------------------------------------------------------------------------------
+
+
+class Teller(Actor):
+    @endpoint
+    def tell(self, port: Any, value: Any) -> None:
+        port.send(value)
+
+    @endpoint
+    def forward(self, teller: Any, port: Any, value: Any) -> None:
+        teller.tell.call(port, value).get(PATIENCE)
+
+
+def test_40_whoever_holds_a_port_sends_as_itself(world: Any) -> None:
+    """A port that travelled on says the rank of the actor that has it now, within the mesh that was called there."""
+    procs = world.procs(3)
+    tellers, others = procs.spawn("teller", Teller), procs.slice(gpus=slice(1, 3)).spawn("other", Teller)
+    port, told = Channel[str].open_ranked()
+    tellers.tell.call(port, "direct").get(PATIENCE)
+    assert sorted(told.recv().get(PATIENCE) for _ in range(3)) == [(rank, "direct") for rank in range(3)]
+    tellers.slice(gpus=2).forward.call_one(others, port, "forwarded").get(PATIENCE)
+    assert sorted(told.recv().get(PATIENCE) for _ in range(2)) == [(0, "forwarded"), (1, "forwarded")]
+    port.send("from the client")
+    assert told.recv().get(PATIENCE) == (0, "from the client")
 
 
 # -- 41 --------------------------------------------------------------------------------
