@@ -238,9 +238,23 @@ def test_31_actors_first_and_processes_after(world: Any, kind: type[Actor]) -> N
 
 
 def test_31_without_waiting_in_between(world: Any) -> None:
-    """Neither stop loses the other's confirmation."""
+    """Neither stop loses the other's confirmation, be the processes just starting or up."""
+    for is_up in (False, True):
+        procs = world.procs(2)
+        members = procs.spawn("member", Member)
+        if is_up:
+            members.initialized.get(PATIENCE)
+        ending = members.stop(), procs.stop()
+        assert [future.get(PATIENCE) for future in ending] == [None, None]
+
+
+def test_31_processes_first_and_actors_after(world: Any) -> None:
+    """An actor whose process has ended is stopped, whatever ended the process; the others are waited for."""
     procs = world.procs(2)
-    members = procs.spawn("member", Member)
+    members, others = procs.spawn("member", Member), procs.spawn("other", Member)
     members.initialized.get(PATIENCE)
-    ending = members.stop(), procs.stop()
-    assert [future.get(PATIENCE) for future in ending] == [None, None]
+    world.kill(procs.slice(gpus=0))
+    assert members.stop().get(PATIENCE) is None
+    stopped(members.slice(gpus=1).note.call_one("late"), "stopped by client")
+    procs.stop().get(PATIENCE)
+    assert others.stop().get(PATIENCE) is None
