@@ -10,7 +10,7 @@
     │       └── ProcessDied   a worker process ended; says signal or exit code and its last words
     ├── WireError             a message did not travel
     │   ├── PickleError       an argument or result cannot be pickled or unpickled; names it
-    │   ├── MessageTooLarge   over the limit of `Settings.max_message_bytes`
+    │   ├── MessageTooLarge   over the limit of `Settings.max_message_bytes`; a SupervisionError, too
     │   └── RefusedMessage    bytes that no peer of this run and version wrote; counted, never raised at a user
     └── LaunchError           a host agent or a fork server did not start; carries its stderr
 
@@ -144,8 +144,8 @@ class PickleError(WireError):
     """An argument or a result cannot be pickled or unpickled; the text names it."""
 
 
-class MessageTooLarge(WireError):
-    """A message is larger than `Settings.max_message_bytes`."""
+class MessageTooLarge(WireError, SupervisionError):
+    """A message is larger than `Settings.max_message_bytes`. So no answer can come: a SupervisionError, too."""
 
 
 class RefusedMessage(WireError):

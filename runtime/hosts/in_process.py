@@ -24,6 +24,7 @@ import msgspec
 
 from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.config import Settings
+from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.hosts.agent import attend
 from meshbook.runtime.hosts.forkserver import Answer, Exited, Started
 from meshbook.runtime.hosts.launch import AgentBirth
@@ -220,6 +221,10 @@ class ThreadStarter:
 
     def release(self) -> None:
         for worker in self._workers.values():
+            worker.close()
+        for worker in self._workers.values():
+            worker.hear_of_the_end([other.name for other in self._workers.values() if other is not worker])
+        for worker in self._workers.values():
             worker.release()
         self.channel.close()
         self._bell.close()
@@ -229,6 +234,7 @@ class ThreadWorker:
     """One worker; its thread is what a main thread is in a process."""
 
     def __init__(self, transport: MemoryTransport, birth: Birth, folder: Path) -> None:
+        self.name = birth.address.node
         self._transport = transport
         self._birth = birth
         self._errors = folder / f"{birth.address.node}.err"
@@ -266,9 +272,17 @@ class ThreadWorker:
             self._transport.close()
             self._exited(code)
 
-    def release(self) -> None:
-        """Once dead: let its threads go."""
+    def close(self) -> None:
+        """Once dead: let go of who waits for an answer."""
         self._node.close()
+
+    def hear_of_the_end(self, others: Iterable[str]) -> None:
+        """Let go of who waits for the end of other workers: of a mesh that an actor here owns."""
+        for other in others:
+            self._node.announce_down(ExitReport(other, 0, None, stopped=SHUT_DOWN), ())
+
+    def release(self) -> None:
+        """Let its threads go."""
         if PROCESS in self._node.actors() and not self._has_left:
             process = [Target(self._node.address, PROCESS)]
             self._node.call(process, "stop", ((SHUT_DOWN,), {}), NOWHERE, None)

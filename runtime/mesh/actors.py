@@ -16,7 +16,7 @@ from meshbook.runtime.actor.undecorated import PlainMethod
 from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.errors import ProcessDied, SupervisionError
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
-from meshbook.runtime.node.calls import Arrivals, Each, Fold, Gather, Target
+from meshbook.runtime.node.calls import Arrivals, Each, Endings, Fold, Gather, Target
 from meshbook.runtime.node.node import Node
 
 _dice = random.SystemRandom()  # the user's seed is the user's, and forks would all draw the same
@@ -144,8 +144,8 @@ class ActorMesh(MeshTrait):
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """End the actors of this mesh (a slice: of this slice) after the messages they have been sent so far."""
-        asker = Gather(self._region)
         node = current_node()
+        asker = Endings(self._region, lambda index: node.report_of(self._picked[index].address.node) is not None)
         for key in {target.actor for target in self._picked}:
             node.ledger.end(key, self._region.ranks())
         node.stop(self._picked, reason, asker)

@@ -294,3 +294,17 @@ class Gather:
         if not there:
             return None
         return ValueMesh(self._region.pick(there), list(there.values()), base=tuple(there))
+
+
+class Endings(Gather):
+    """Waits until all ranks of a mesh have ended; `has_ended` says of a rank whether its process has."""
+
+    def __init__(self, region: Region, has_ended: Callable[[int], bool]) -> None:
+        super().__init__(region)
+        self._has_ended = has_ended
+
+    def refuse(self, index: int, error: BaseException) -> None:
+        if self._has_ended(index):
+            self.answer(index, lambda: None)
+        else:
+            super().refuse(index, error)

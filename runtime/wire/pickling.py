@@ -8,6 +8,8 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -67,7 +69,28 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _reduce_tensor(obj, torch)
         if (reduce := getattr(type(obj), "_reduce_for_wire", None)) is not None:
             return reduce(obj)
-        return super().reducer_override(obj)
+        reduced = super().reducer_override(obj)
+        # Only a class by value has six parts: how to make it, and how to fill it in.
+        if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) == 6:
+            return _reduce_class(obj, reduced)
+        return reduced
+
+
+# Classes that travelled by value, and whether they were defined here. cloudpickle finds such a class again, and fills
+# it in anew each time it comes: from a rank it would bring the rank's globals and class attributes, in place of ours.
+_is_ours: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+
+
+def _reduce_class(cls: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+    _is_ours.setdefault(cls, True)
+    make, arguments, state, _, _, fill = reduced
+    return make, arguments, (fill, state), None, None, _fill_class
+
+
+def _fill_class(cls: type, filling: tuple[Callable[[type, Any], Any], Any]) -> None:
+    fill, state = filling
+    if not _is_ours.setdefault(cls, False):
+        fill(cls, state)
 
 
 def _is_dense(tensor: Any, torch: Any) -> bool:

@@ -119,7 +119,7 @@ def test_errors_travel_whole(error: Any, travel: Callable[[Any], Any], dumps: An
         (SupervisionError, {CallError, RuntimeError}),
         (ProcessDied, {SupervisionError}),
         (PickleError, {WireError}),
-        (MessageTooLarge, {WireError}),
+        (MessageTooLarge, {WireError, SupervisionError}),
         (RefusedMessage, {WireError}),
         (WireError, {MeshbookError}),
         (LaunchError, {MeshbookError}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from typing import Any
@@ -171,3 +172,30 @@ def test_what_cannot_be_unpickled_is_named() -> None:
     body = pickling.dumps(Refuses(), "x")
     with pytest.raises(PickleError, match=r"an argument of a\.step cannot be unpickled: ValueError: not here"):
         pickling.loads(body, "an argument of a.step")
+
+
+def test_a_class_that_comes_back_is_left_as_it_was_defined_here() -> None:
+    """Or its methods would read copies of the globals from then on, and class attributes become those of a rank."""
+    main: dict[str, Any] = {"__name__": "__main__", "RATE": 1}
+    source = "class Layer:\n    made = 0\n    def rate(self):\n        return RATE, self.made"
+    exec(source, main)
+    layer = over_the_wire(main["Layer"]())
+    main["RATE"], main["Layer"].made = 2, 3
+    assert over_the_wire(layer).rate() == main["Layer"]().rate() == (2, 3)
+    assert type(layer) is main["Layer"]
+
+
+def test_a_class_of_another_process_is_renewed_each_time_it_comes() -> None:
+    """What is changed where it was defined reaches who has got it already."""
+    main: dict[str, Any] = {"__name__": "__main__"}
+    exec("class Layer:\n    made = 0", main)
+    first = pickling.dumps(main["Layer"], "a class")
+    main["Layer"].made = 1
+    second = pickling.dumps(main["Layer"], "a class")
+    del main["Layer"]
+    gc.collect()  # nothing here knows the class any more, as in another process
+    layer = pickling.loads(first, "a class")
+    assert layer.made == 0
+    assert pickling.loads(second, "a class") is layer
+    assert layer.made == 1
+    assert over_the_wire(layer) is layer

@@ -15,14 +15,16 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import cloudpickle
+import msgspec
 import pytest
 
 from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.config import Settings
 from meshbook.runtime.hosts import session as sessions
 from meshbook.runtime.hosts.in_process import InProcessSession
 from meshbook.runtime.hosts.session import Session, close_session, current_session
@@ -138,9 +140,9 @@ class World:
     def has_processes(self) -> bool:
         return not isinstance(self.session, InProcessSession)
 
-    def procs(self, gpus: int = 2, **options: Any) -> ProcMesh:
+    def procs(self, gpus: int = 2, per_host: dict[str, int] | None = None, **options: Any) -> ProcMesh:
         """A mesh that is stopped at the test's end; `options` are those of `spawn_procs`."""
-        mesh = self.host.spawn_procs(per_host={"gpus": gpus}, **options)
+        mesh = self.host.spawn_procs(per_host=per_host or {"gpus": gpus}, **options)
         self._spawned.append(mesh)
         return mesh
 
@@ -163,7 +165,7 @@ class World:
         mesh.kill(number).get(PATIENCE)
         ended.get(PATIENCE)
 
-    def be_impatient(self, seconds: float = 0.2) -> None:
+    def be_impatient(self, seconds: float = 0.05) -> None:
         """In memory: kill who has not left by then. A test that holds an actor for ever need not wait for long."""
         if isinstance(self.session, InProcessSession):
             self.session.kill_late(seconds)
@@ -199,16 +201,32 @@ def running(request: pytest.FixtureRequest) -> Session | None:
 
 
 @pytest.fixture
-def world(running: Session | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """Both worlds, one after the other."""
+def make_world(running: Session | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., World]]:
+    """Makes the world of a test that needs a session of its own, with these settings."""
     with contextlib.ExitStack() as stack:
-        yield stack.enter_context(contextlib.closing(World(running or _start_in_memory(monkeypatch, stack))))
+
+        def make(**settings: Any) -> World:
+            kind = InProcessSession if running is None else Session
+            changed = msgspec.structs.replace(Settings.from_environment(), preload="", **settings)
+            return _enter(kind(changed), monkeypatch, stack)
+
+        yield make
+
+
+@pytest.fixture
+def world(running: Session | None, make_world: Callable[..., World]) -> Iterator[World]:
+    """Both worlds, one after the other."""
+    if running is None:
+        yield make_world()
+    else:
+        with contextlib.closing(World(running)) as world:
+            yield world
 
 
 @pytest.fixture
 def in_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     with contextlib.ExitStack() as stack:
-        yield stack.enter_context(contextlib.closing(World(_start_in_memory(monkeypatch, stack))))
+        yield _enter(InProcessSession(), monkeypatch, stack)
 
 
 @pytest.fixture
@@ -218,8 +236,8 @@ def processes(real_session: Session) -> Iterator[World]:
         yield world
 
 
-def _start_in_memory(monkeypatch: pytest.MonkeyPatch, stack: contextlib.ExitStack) -> Session:
-    """A session in the place of this process's own: `this_host()` and `context()` find it, on every thread."""
-    session = stack.enter_context(contextlib.closing(InProcessSession()))
+def _enter(session: Session, monkeypatch: pytest.MonkeyPatch, stack: contextlib.ExitStack) -> World:
+    """Put a session in the place of this process's own: `this_host()` and `context()` find it, on every thread."""
+    stack.enter_context(contextlib.closing(session))
     monkeypatch.setattr(sessions._Current, "session", session)
-    return session
+    return stack.enter_context(contextlib.closing(World(session)))

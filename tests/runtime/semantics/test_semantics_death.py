@@ -1,0 +1,170 @@
+"""Semantics: processes that die, and what becomes of who waited and of the rest."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import psutil
+import pytest
+
+from meshbook import Actor, SupervisionError, current_rank, endpoint
+from meshbook.runtime.errors import ProcessDied
+
+PATIENCE = 60.0
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Member(Actor):
+    @endpoint
+    def rank(self) -> int:
+        return current_rank().rank
+
+    @endpoint
+    def hold(self, gates: list[Any]) -> None:
+        gates[current_rank().rank].pass_through()
+
+    @endpoint
+    def run(self, function: Any, *arguments: Any) -> Any:
+        return function(*arguments)
+
+    @endpoint
+    def end(self) -> None:
+        raise SystemExit("it had enough")
+
+
+def died(future: Any) -> ProcessDied:
+    with pytest.raises(ProcessDied) as caught:
+        future.get(PATIENCE)
+    return caught.value
+
+
+# -- 15 --------------------------------------------------------------------------------
+
+
+def test_15_who_waits_for_a_dead_process_is_told(world: Any) -> None:
+    """Each future that waits for it raises SupervisionError, and so does each later call; the others answer."""
+    procs, gates = world.procs(3), [world.gate() for _ in range(3)]
+    members = procs.spawn("member", Member)
+    held = members.hold.call_each(gates)
+    for gate in gates:
+        gate.wait_told()
+    queued, gathered = members.rank.call_each(), members.rank.call()
+    world.kill(procs.slice(gpus=1))
+    for future in (held[1], queued[1], gathered, members.rank.call()):
+        assert "Endpoint call member." in str(died(future))
+    for gate in gates:
+        gate.open()
+    assert [queued[rank].get(PATIENCE) for rank in (0, 2)] == [0, 2]
+
+
+def test_15_a_mesh_with_a_dead_process_can_be_stopped(world: Any) -> None:
+    """`ProcMesh.stop()` ends the rest, and calls then say that it was stopped."""
+    procs = world.procs(2)
+    members = procs.spawn("member", Member)
+    members.initialized.get(PATIENCE)
+    world.kill(procs.slice(gpus=0))
+    assert procs.stop().get(PATIENCE) is None
+    with pytest.raises(SupervisionError, match="stopped"):
+        members.slice(gpus=1).rank.call_one().get(PATIENCE)
+
+
+@pytest.mark.process
+def test_15_a_process_that_is_killed_from_outside(processes: Any) -> None:
+    """The same where the system or a person kills it: nobody has to ask for it."""
+    members, gates = processes.spawn(Member), [processes.gate() for _ in range(2)]
+    killed = psutil.Process(members.slice(gpus=1).run.call_one(os.getpid).get(PATIENCE))
+    waiting = members.hold.call(gates)
+    killed.kill()
+    assert died(waiting).report.pid == killed.pid
+
+
+# -- 16 --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(9, "Killed(sig=9) (SIGKILL"), (15, "Terminated(sig=15) (SIGTERM"), (6, "Aborted(sig=6)")]
+)
+def test_16_the_report_names_the_signal(world: Any, number: int, said: str) -> None:
+    """By number and name, with the process that it was."""
+    procs = world.procs(2)
+    members = procs.spawn("member", Member)
+    members.initialized.get(PATIENCE)
+    world.kill(procs.slice(gpus=1), number)
+    error = died(members.rank.call())
+    assert f"the process this actor was running on failed: {said}" in str(error)
+    assert f"{procs.nodes[1].node}, pid {error.report.pid})" in str(error)
+    assert error.report.returncode == -number
+
+
+def fail() -> None:
+    raise ValueError("no such device")
+
+
+def test_16_the_report_names_the_exit_code(world: Any) -> None:
+    """Of a process that ended by itself, here for what its bootstrap raised; and it has the last lines of stderr."""
+    error = died(world.procs(1, bootstrap=fail).initialized)
+    assert "exit code 1" in str(error)
+    assert error.report.stderr[-1] == "ValueError: no such device"
+
+
+def crash() -> None:
+    import ctypes
+
+    ctypes.string_at(0)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("end", "said"), [(lambda: os._exit(3), "exit code 3"), (crash, "Segmentation fault(sig=11) (SIGSEGV")]
+)
+def test_16_a_process_that_ends_itself(processes: Any, end: Callable[[], None], said: str) -> None:
+    """An exit in the midst of an endpoint is a death as well, whatever its code, and a crash is one by a signal."""
+    assert said in str(died(processes.spawn(Member, gpus=1).run.call_one(end)))
+
+
+# -- 17 --------------------------------------------------------------------------------
+
+
+def test_17_a_dead_rank_fails_its_mesh_and_the_slices_that_have_it(world: Any) -> None:
+    """Disjoint slices answer as before; a slice taken afterwards knows of the death."""
+    procs = world.procs(4)
+    members = procs.spawn("member", Member)
+    before = members.slice(gpus=slice(2, 4)), members.slice(gpus=slice(0, 3))
+    members.initialized.get(PATIENCE)
+    world.kill(procs.slice(gpus=3))
+    after = members.slice(gpus=slice(2, 4)), members.slice(gpus=slice(0, 3))
+    for with_it, without_it in (before, after):
+        died(with_it.rank.call())
+        assert list(without_it.rank.call().get(PATIENCE).values()) == [0, 1, 2]
+    died(members.rank.call())
+    died(members.slice(gpus=3).rank.call_one())
+
+
+def test_17_an_actor_that_ended_fails_its_mesh_and_no_other(world: Any) -> None:
+    """Its process lives, and with it the other meshes on the same processes."""
+    procs = world.procs(3)
+    members, others = procs.spawn("member", Member), procs.spawn("other", Member)
+    with pytest.raises(SupervisionError, match="SystemExit: it had enough"):
+        members.slice(gpus=2).end.call_one().get(PATIENCE)
+    for part in (members, members.slice(gpus=slice(1, 3)), members.slice(gpus=2)):
+        with pytest.raises(SupervisionError, match="SystemExit: it had enough"):
+            part.rank.call().get(PATIENCE)
+    assert list(members.slice(gpus=slice(0, 2)).rank.call().get(PATIENCE).values()) == [0, 1]
+    assert list(others.rank.call().get(PATIENCE).values()) == [0, 1, 2]
+
+
+def test_17_all_actors_of_a_dead_process_are_lost_and_no_other_process(world: Any) -> None:
+    """Each actor mesh on it fails; meshes on other processes do not."""
+    procs, elsewhere = world.procs(2), world.spawn(Member)
+    meshes = [procs.spawn(name, Member) for name in ("one", "two")]
+    for mesh in meshes:
+        mesh.initialized.get(PATIENCE)
+    world.kill(procs.slice(gpus=1))
+    for mesh in meshes:
+        died(mesh.rank.call())
+        assert mesh.slice(gpus=0).rank.call_one().get(PATIENCE) == 0
+    assert list(elsewhere.rank.call().get(PATIENCE).values()) == [0, 1]
