@@ -89,6 +89,12 @@ class ProcMesh(MeshTrait):
         return tuple(self._nodes[rank] for rank in self._region.ranks())
 
     @property
+    def host_ranks(self) -> tuple[int, ...]:
+        """For each process of this mesh or slice, in rank order: which of the hosts it runs on."""
+        per_host = len(self._nodes) // len(self._hosts)
+        return tuple(rank // per_host for rank in self._region.ranks())
+
+    @property
     def initialized(self) -> Future[bool]:
         """Resolves to True once every process takes messages.
 
@@ -142,6 +148,10 @@ class ProcMesh(MeshTrait):
         if self._ownership.stopped is None:
             self._ownership.stopped = self._hosts._stop_procs(self._nodes, reason)
         return self._ownership.stopped
+
+    def dismiss(self, reason: str) -> Future[None]:
+        """Let the processes of this mesh or slice leave ahead of the others, as `stop` does for all of them."""
+        return self._hosts._stop_procs(self.nodes, reason)
 
     def kill(self, number: int = signal.SIGKILL) -> Future[None]:
         """Send a signal to the processes of this mesh or slice, and to what they started."""
