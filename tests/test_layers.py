@@ -14,6 +14,7 @@ FOLDERS = ("kernel", "magics", "runtime", "widgets")
 # A room is a folder or a module; what lies in a folder belongs to its room.
 FLOORS: dict[str, int] = {
     "meshbook.__main__": 9,  # starts things, and nothing imports it
+    "meshbook.spmd": 9,  # the same
     "meshbook.kernel": 8,
     "meshbook": 7,  # the facade
     "meshbook.magics": 7,

@@ -76,6 +76,11 @@ class ActorMesh(MeshTrait):
         known = ", ".join(sorted(self.__dict__.get("_methods", ()))) or "none"
         raise AttributeError(f"actor mesh has no endpoint {name!r}; its endpoints: {known}")
 
+    @property
+    def _keys(self) -> set[str]:
+        """Under what the ledger of its owner has it."""
+        return {target.actor for target in self._targets}
+
     @functools.cached_property
     def _picked(self) -> tuple[Target, ...]:
         return tuple(self._targets[rank] for rank in self._region.ranks())
@@ -146,7 +151,7 @@ class ActorMesh(MeshTrait):
         """End the actors of this mesh (a slice: of this slice) after the messages they have been sent so far."""
         node = current_node()
         asker = Endings(self._region, lambda index: node.report_of(self._picked[index].address.node) is not None)
-        for key in {target.actor for target in self._picked}:
+        for key in self._keys:
             node.ledger.end(key, self._region.ranks())
         node.stop(self._picked, reason, asker)
         return asker.future.then(lambda _: None)

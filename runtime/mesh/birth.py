@@ -52,6 +52,7 @@ class Birth(msgspec.Struct, frozen=True, kw_only=True):
     local_size: int
     world: World
     start: Start = Start()
+    told: dict[str, str] = {}  # what was set in its environment later, of its rank and rendezvous
 
     def environment(self) -> dict[str, str]:
         """The whole environment of the process. A rendezvous that the user names wins over ours."""
@@ -83,7 +84,7 @@ def inherited_environment(overrides: Mapping[str, str] | None = None, parent: Bi
 
     What we told that one of its rank and its rendezvous is not for them.
     """
-    ours = parent.ranks() | parent.world.rendezvous if parent is not None else {}
+    ours = parent.ranks() | parent.world.rendezvous | parent.told if parent is not None else {}
     theirs = {
         name: value
         for name, value in os.environ.items()

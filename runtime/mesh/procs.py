@@ -78,8 +78,7 @@ def heed_failures(mesh: Any, handle: Callable[[MeshFailure], object]) -> None:
 
     It must not wait.
     """
-    keys = [mesh._name] if isinstance(mesh, ProcMesh) else {target.actor for target in mesh._targets}
-    for key in keys:
+    for key in mesh._keys:
         if (charge := current_node().ledger.get(key)) is not None:
             charge.on_failure = handle
 
@@ -110,6 +109,11 @@ class ProcMesh(MeshTrait):
         return self._name
 
     @property
+    def _keys(self) -> set[str]:
+        """Under what the ledger of its owner has it."""
+        return {self._name}
+
+    @property
     def region(self) -> Region:
         return self._region
 
@@ -122,6 +126,12 @@ class ProcMesh(MeshTrait):
     def nodes(self) -> tuple[Address, ...]:
         """The addresses of the processes of this mesh or slice, in rank order."""
         return tuple(self._nodes[rank] for rank in self._region.ranks())
+
+    @property
+    def host_ranks(self) -> tuple[int, ...]:
+        """For each process of this mesh or slice, in rank order: which of the hosts it runs on."""
+        per_host = len(self._nodes) // len(self._hosts)
+        return tuple(rank // per_host for rank in self._region.ranks())
 
     @property
     def initialized(self) -> Future[bool]:
@@ -195,6 +205,10 @@ class ProcMesh(MeshTrait):
             current_node().ledger.end(self._name, range(len(self._nodes)))
             self._ownership.stopped = self._hosts._stop_procs(self._nodes, reason)
         return self._ownership.stopped
+
+    def dismiss(self, reason: str) -> Future[None]:
+        """Let the processes of this mesh or slice leave ahead of the others, as `stop` does for all of them."""
+        return self._hosts._stop_procs(self.nodes, reason)
 
     def kill(self, number: int = signal.SIGKILL) -> Future[None]:
         """Send a signal to the processes of this mesh or slice, and to what they started."""

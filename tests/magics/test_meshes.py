@@ -66,6 +66,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> FakeSession:
     monkeypatch.setattr(module, "current_session", lambda: session)
     monkeypatch.setattr(module, "running_session", lambda: session)
     monkeypatch.setattr(module, "count_gpus", lambda: 0)
+    monkeypatch.setattr(module, "heed_failures", lambda mesh, handle: None)
     return session
 
 

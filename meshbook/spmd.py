@@ -1,0 +1,249 @@
+"""`python -m meshbook.spmd --procs 4 train.py --lr 1`: a script on all cores or GPUs of this host, as torchrun does it.
+
+Programs import SPMDActor and setup_torch_elastic_env from here. When what is done is decided in
+`runtime/spmd/course.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import queue
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar, cast
+
+import msgspec
+
+from meshbook.magics.ranges import name_ranks
+from meshbook.runtime.actor.context import CURRENT
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.config import Settings
+from meshbook.runtime.errors import ExitReport, LaunchError, ProcessDied
+from meshbook.runtime.hosts.machine import count_cores, count_gpus
+from meshbook.runtime.hosts.session import Session
+from meshbook.runtime.mesh.actors import ActorMesh
+from meshbook.runtime.mesh.procs import ProcMesh, heed_failures
+from meshbook.runtime.spmd.actor import (
+    LOOPBACK,
+    AddrType,
+    SPMDActor,
+    setup_torch_elastic_env,
+    setup_torch_elastic_env_async,
+)
+from meshbook.runtime.spmd.course import Course, Dismiss, Ending
+from meshbook.runtime.spmd.printing import Printer
+
+__all__ = ["AddrType", "SPMDActor", "setup_torch_elastic_env", "setup_torch_elastic_env_async"]
+
+PROCS = "procs"  # the dimension of the mesh
+LEAVE_SECONDS = 86_400.0  # threads and atexit hooks of a script take as long as they take; Ctrl-C ends them sooner
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+T = TypeVar("T")
+Event = Callable[[float], None]  # what happened, to be noted with its time
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if not (args.module or Path(args.script).is_file()):
+        parser.error(f"no such file: {args.script}")
+    size = args.procs or choose_size()
+    script = (["-m"] if args.module else []) + [args.script, *args.args]
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    course = Course(size)
+    printer = Printer(
+        size,
+        {"stdout": sys.stdout, "stderr": sys.stderr},
+        broken=lambda: events.put(partial(course.signalled, signal.SIGPIPE)),
+    )
+    try:
+        with signals_to(events, course):
+            run(course, events, printer, script)
+    except LaunchError as error:
+        say(str(error))
+        return 1
+    finally:
+        printer.close()
+    for line in tell(course):
+        say(line)
+    return course.status
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m meshbook.spmd",
+        description="Run a script on every rank of a mesh on this host, with the environment that torchrun gives it.",
+        epilog="The exit status is 0, or 1, or the script's own where all ranks that failed agree.",
+    )
+    parser.add_argument(
+        "--procs", type=_natural, metavar="N", help="how many ranks (default: one per GPU, without any one per core)"
+    )
+    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
+    parser.add_argument("script", metavar="SCRIPT", help="a file, or with -m a module")
+    parser.add_argument("args", metavar="ARGS", nargs=argparse.REMAINDER, help="the script's arguments")
+    return parser
+
+
+def _natural(text: str) -> int:
+    if not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"a number of at least 1, not {text!r}")
+    return int(text)
+
+
+def choose_size() -> int:
+    """A rank for each GPU or else for each core, and say so."""
+    gpus = count_gpus()
+    size, what = (gpus, "GPU") if gpus else (count_cores(), "CPU core")
+    say(f"--procs {size}: one rank per {what}")
+    return size
+
+
+def say(text: str) -> None:
+    """Tell the user something in the launcher's own name."""
+    with contextlib.suppress(OSError):
+        for line in text.splitlines():
+            print(f"meshbook.spmd: {line}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def signals_to(events: queue.SimpleQueue[Event], course: Course) -> Iterator[None]:
+    """Ctrl-C and SIGTERM are events like others; the third way to end a run is the end of this process."""
+
+    def note(number: int, frame: object) -> None:
+        del frame
+        events.put(partial(course.signalled, number))
+
+    before = {number: signal.signal(number, note) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run(course: Course, events: queue.SimpleQueue[Event], printer: Printer, script: Sequence[str]) -> None:
+    """Start a session and a mesh, and stay with them until every process has ended."""
+    settings = Settings.from_environment()
+    preload = settings.preload.replace("meshbook.runtime.cells.preload", "meshbook.runtime.spmd.actor")
+    session = Session(msgspec.structs.replace(settings, stop_timeout=LEAVE_SECONDS, preload=preload))
+    token = CURRENT.set(session.context)
+    try:
+        session.output.set_default(printer.take)
+        Run(session, course, events).follow(script)
+    finally:
+        CURRENT.reset(token)
+        session.close()  # its last question to the agent: output that came before is here with the answer
+
+
+class Run:
+    """The mesh of one run: starts it, notes what happens, and does what the course says."""
+
+    def __init__(self, session: Session, course: Course, events: queue.SimpleQueue[Event]) -> None:
+        self._course = course
+        self._events = events
+        self._procs: ProcMesh = session.host.spawn_procs(per_host={PROCS: course.size}, name="spmd")
+        self._ranks = {address.node: rank for rank, address in enumerate(self._procs.nodes)}
+        # First listen, then look: an end in between is heard of either way.
+        session.node.when_down.append(self._heard_of_end)
+        for report in filter(None, map(session.node.report_of, self._ranks)):
+            self._heard_of_end(report)
+        self._actors = self._procs.spawn_on_main("spmd", SPMDActor)
+        for part in (self._procs, self._actors):
+            heed_failures(part, lambda failure: True)  # the course of the run sees to them
+
+    def follow(self, script: Sequence[str]) -> None:
+        """Run the script; returns when every process has ended."""
+        first = cast(SPMDActor, cast(ActorMesh, self._actors).slice(**{PROCS: 0}))
+        asked = first.get_host_port.call_one()
+        asked.when_done(lambda: self._events.put(lambda now: self._begin(asked, script, now)))
+        while not self._course.is_over:
+            self._act(time.monotonic())
+            if (event := self._next_event()) is not None:
+                event(time.monotonic())
+
+    def _next_event(self) -> Event | None:
+        """What happens next; None where the course has to be asked before."""
+        end = self._course.deadline
+        try:
+            return self._events.get(timeout=None if end is None else max(0.0, end - time.monotonic()))
+        except queue.Empty:
+            return None
+
+    def _act(self, now: float) -> None:
+        for action in self._course.actions(now):
+            for rank in action.ranks:
+                process = self._procs.slice(**{PROCS: rank})
+                if isinstance(action, Dismiss):
+                    process.dismiss("its script has ended")
+                else:
+                    process.kill(action.number)
+
+    # -- what happens ----------------------------------------------------------
+
+    def _begin(self, asked: Future[tuple[str, int]], script: Sequence[str], now: float) -> None:
+        if (error := asked.exception()) is not None:
+            self._note_trouble(0, error, now)
+        elif self._course.begin():
+            for rank, answer in enumerate(self._actors.run_script.call_each(LOOPBACK, asked.get()[1], script)):
+                answer.when_done(partial(self._events.put, partial(self._note_answer, rank, answer)))
+
+    def _note_answer(self, rank: int, answer: Future[Ending], now: float) -> None:
+        if (error := answer.exception()) is not None:
+            self._note_trouble(rank, error, now)
+        else:
+            self._course.script_ended(rank, answer.get(), now)
+
+    def _note_trouble(self, rank: int, error: BaseException, now: float) -> None:
+        if not isinstance(error, ProcessDied):  # of that its end tells
+            self._course.script_ended(rank, Ending(1, str(error)), now)
+
+    def _heard_of_end(self, report: ExitReport) -> None:
+        if (rank := self._ranks.get(report.node)) is not None:
+            self._events.put(partial(self._course.process_ended, rank, ending_of(report)))
+
+
+def ending_of(report: ExitReport) -> Ending:
+    """What the end of a process says: its exit code, and 1 where it has none."""
+    if report.returncode == 0:
+        return Ending(0)
+    hint = report.hint.splitlines()[report.returncode is None :]
+    stderr = ["its last lines on stderr:", *(f"    {line}" for line in report.stderr)] if report.stderr else []
+    return Ending(max(report.returncode or 1, 1), "\n".join([report.cause, *hint, *stderr]), died=True)
+
+
+def tell(course: Course) -> Iterator[str]:
+    """What there is to say about a run that did not go well: who failed, why, and what became of the others."""
+    if course.signal:
+        yield f"ended by {signal.Signals(course.signal).name}"
+    interrupted = {rank: end.place for rank, end in course.endings.items() if end.interrupted and end.place}
+    for place, ranks in by_value(interrupted):
+        yield f"{name_ranks(ranks)} interrupted at {place}"
+    for end, ranks in by_value(course.failures):
+        if not end.interrupted:
+            yield f"{name_ranks(ranks)} failed: {end.text}" + (f" ({end.place})" if end.place else "")
+    if course.stopped and not course.signal:
+        yield f"{name_ranks(course.stopped)} {'was' if len(course.stopped) == 1 else 'were'} stopped"
+
+
+def by_value(found: Mapping[int, T]) -> list[tuple[T, list[int]]]:
+    """Each different value with the ranks that have it, in the order in which they first appear."""
+    ranks: dict[T, list[int]] = {}
+    for rank, value in found.items():
+        ranks.setdefault(value, []).append(rank)
+    return list(ranks.items())
+
+
+if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        del sys.path[0]  # `python -m` puts the current folder there; `python train.py` would not
+    status = main()
+    if status == 128 + signal.SIGPIPE:  # else Python would complain about what it could not write
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(status)

@@ -1,0 +1,207 @@
+"""`SPMDActor`: one rank of an SPMD program, and the two functions that set torchrun's variables on a whole mesh."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from enum import Enum
+from typing import cast
+
+import msgspec
+
+from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.actor.context import context
+from meshbook.runtime.actor.endpoint import endpoint
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.actor.values import ValueMesh
+from meshbook.runtime.mesh.actors import ActorMesh
+from meshbook.runtime.mesh.procs import ProcMesh
+from meshbook.runtime.spmd.course import Ending
+from meshbook.runtime.spmd.environment import Rendezvous, hosts_of, rank_environment
+from meshbook.runtime.spmd.script import (
+    explain_exit,
+    ignore_interrupts,
+    main_restored,
+    own_trace,
+    run_as_main,
+    tell_ending,
+)
+
+LOOPBACK = "127.0.0.1"
+
+
+class AddrType(Enum):
+    """Which kind of address to give instead of a host's name."""
+
+    IPv4 = "IPv4"
+    IPv6 = "IPv6"
+
+
+class SPMDActor(Actor):
+    """One rank of an SPMD program: `procs.spawn("spmd", SPMDActor)`, then `main` on all of them.
+
+    The rank is that of the mesh which is called, so a slice is a world of its own. A script runs on the actor's thread;
+    one that sets signal handlers needs the main thread: `procs.spawn_on_main("spmd", SPMDActor)`.
+    """
+
+    def __init__(self) -> None:
+        ignore_interrupts()  # where this is the main thread; a script hears them
+
+    @endpoint
+    def get_host_port(self, use_ipaddr: AddrType | str | None = None) -> tuple[str, int]:
+        """This host's name, or its address of that kind, and a TCP port that was free a moment ago.
+
+        OSError where the host has no such address.
+        """
+        return host_address(use_ipaddr), free_port()
+
+    @endpoint
+    def setup_env(self, master_addr: str, master_port: int, hosts: Sequence[int] | None = None) -> None:
+        """Set the variables that torchrun sets (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, ...) in this process.
+
+        `hosts` is the host of each called rank, by any numbers; without it the dimensions of the hosts tell.
+        ValueError where they do not.
+        """
+        self._set_environment(master_addr, master_port, hosts)
+
+    @endpoint
+    def main(
+        self, master_addr: str, master_port: int, script_args: Sequence[str], hosts: Sequence[int] | None = None
+    ) -> bool:
+        """Set the variables and run a script (`["train.py", "--lr", "1"]`) or a module (`["-m", "package.train"]`).
+
+        True once it has ended well. Raises what the script raises; ScriptExited where it exits with a code.
+        """
+        self._set_environment(master_addr, master_port, hosts)
+        try:
+            with main_restored():
+                run_as_main(script_args)
+        except SystemExit as error:
+            failed = explain_exit(error, " ".join(script_args[: 1 + (script_args[0] == "-m")]), _rank())
+            if failed.code:
+                raise failed from None
+        except Exception as error:
+            raise error.with_traceback(own_trace(error))
+        finally:
+            _flush()
+        return True
+
+    @endpoint
+    def run_script(self, master_addr: str, master_port: int, script_args: Sequence[str]) -> Ending:
+        """Like `main`, in a process that is the script's alone: its end is told and not raised, as a process's exit is.
+
+        What Python prints of an uncaught exception is on stderr.
+        """
+        self._set_environment(master_addr, master_port, None)
+        try:
+            run_as_main(script_args)
+            ending = Ending(0)
+        except BaseException as error:
+            ending = tell_ending(error)
+        _flush()
+        return ending
+
+    def _set_environment(self, master_addr: str, master_port: int, hosts: Sequence[int] | None) -> None:
+        here = context()
+        node, birth = here.actor_instance.node, here.actor_instance.proc
+        point = here.message_rank
+        run_id = node.run if birth is None else birth.world.mesh
+        told = rank_environment(
+            point.rank,
+            hosts if hosts is not None else hosts_of(point.extent, birth),
+            Rendezvous(master_addr, master_port, run_id),
+        )
+        if birth is not None:  # so that a mesh that is spawned from here does not inherit them
+            node.place = msgspec.structs.replace(birth, told=told)
+        os.environ.update(told)
+
+
+def setup_torch_elastic_env(
+    proc_mesh: ProcMesh,
+    master_addr: str | None = None,
+    master_port: int | None = None,
+    use_ipaddr: AddrType | str | None = None,
+) -> None:
+    """Set torchrun's variables in all processes of a mesh or slice, so that `init_process_group()` works there.
+
+    Ranks are row-major over the mesh, from 0; local ranks count the processes of one host. What is not said of the
+    rendezvous comes from rank 0: a free port, and its host's name (or address: `use_ipaddr`), or the loopback address
+    where there is only one host.
+    """
+    setup = _Setup(proc_mesh, master_addr, master_port, use_ipaddr)
+    try:
+        setup.tell(setup.ask().get()).get()
+    finally:
+        setup.end()
+
+
+async def setup_torch_elastic_env_async(
+    proc_mesh: ProcMesh,
+    master_addr: str | None = None,
+    master_port: int | None = None,
+    use_ipaddr: AddrType | str | None = None,
+) -> None:
+    """The same as `setup_torch_elastic_env`, for code on an event loop."""
+    setup = _Setup(proc_mesh, master_addr, master_port, use_ipaddr)
+    try:
+        await setup.tell(await setup.ask())
+    finally:
+        setup.end()
+
+
+class _Setup:
+    """The two steps of a setup, for who waits by `get` and for who awaits."""
+
+    def __init__(
+        self, procs: ProcMesh, address: str | None, port: int | None, use_ipaddr: AddrType | str | None
+    ) -> None:
+        self._hosts = procs.host_ranks
+        if address is None and use_ipaddr is None and len(set(self._hosts)) == 1:
+            address = LOOPBACK  # which is there whatever the network and the name service are like
+        self._address, self._port, self._use_ipaddr = address, port, use_ipaddr
+        self._actors = procs.spawn("spmd_env", SPMDActor)
+
+    def ask(self) -> Future[tuple[str, int]]:
+        """Where rank 0 can be met; what was said by the user stands."""
+        mesh = cast(ActorMesh, self._actors)
+        first = cast(SPMDActor, mesh.slice(**dict.fromkeys(mesh.extent.labels, 0)))
+        return first.get_host_port.call_one(self._use_ipaddr)
+
+    def tell(self, found: tuple[str, int]) -> Future[ValueMesh[None]]:
+        address = found[0] if self._address is None else self._address
+        port = found[1] if self._port is None else self._port
+        return self._actors.setup_env.call(address, port, self._hosts)
+
+    def end(self) -> None:
+        cast(ActorMesh, self._actors).stop("the environment is set")
+
+
+def host_address(use_ipaddr: AddrType | str | None) -> str:
+    """The name of this host, or its first address of that kind; OSError where it has none."""
+    name = socket.gethostname()
+    if use_ipaddr is None:
+        return name
+    kind = AddrType(use_ipaddr)
+    family = socket.AF_INET if kind is AddrType.IPv4 else socket.AF_INET6
+    try:
+        return str(socket.getaddrinfo(name, None, family)[0][4][0])
+    except socket.gaierror as error:
+        raise OSError(f"the host {name!r} has no {kind.value} address ({error.strerror}): say master_addr=") from error
+
+
+def free_port() -> int:
+    """A TCP port that was free on all of this host's addresses a moment ago: the store at rank 0 listens on all."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def _rank() -> int:
+    return context().message_rank.rank
+
+
+def _flush() -> None:
+    """What the script printed leaves before the answer does."""
+    if (capture := context().actor_instance.node.capture) is not None:
+        capture.flush()

@@ -1,0 +1,83 @@
+"""The environment that torchrun promises a script: who this rank is among the others, and where they meet.
+
+Arithmetic over one list, `hosts`: for each rank, in rank order, the host that it runs on. No process is asked here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from meshbook.runtime.geometry import Extent
+from meshbook.runtime.mesh.birth import Birth
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where the ranks of one run meet, and the run's name, which is the same on all of them."""
+
+    address: str
+    port: int
+    run_id: str
+
+
+def rank_environment(rank: int, hosts: Sequence[int], rendezvous: Rendezvous) -> dict[str, str]:
+    """The variables of `rank`, by the names of torchrun's documentation ("Environment Variables").
+
+    Local ranks count the ranks of one host in rank order; groups are the hosts, in the order of their first rank.
+    """
+    groups = list(dict.fromkeys(hosts))
+    local = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+    numbers = {
+        "RANK": rank,
+        "WORLD_SIZE": len(hosts),
+        "LOCAL_RANK": local.index(rank),
+        "LOCAL_WORLD_SIZE": len(local),
+        "GROUP_RANK": groups.index(hosts[rank]),
+        "GROUP_WORLD_SIZE": len(groups),
+        "ROLE_RANK": rank,  # all ranks have the same role
+        "ROLE_WORLD_SIZE": len(hosts),
+        "MASTER_PORT": rendezvous.port,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
+    }
+    return {name: str(number) for name, number in numbers.items()} | {
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": rendezvous.address,
+        "TORCHELASTIC_RUN_ID": rendezvous.run_id,
+        # Rank 0 holds the store. A "True" inherited from an outer torchrun would make it a client of nobody.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+
+
+def hosts_of(extent: Extent, birth: Birth | None) -> tuple[int, ...]:
+    """The host of each rank of a called mesh, by the names of its dimensions: those of the hosts, and all others.
+
+    `birth` is that of any of its processes; without one the mesh is a single process of the caller's. ValueError where
+    the hosts' dimensions have been renamed or flattened away, so that a host would have more ranks than processes.
+    """
+    if birth is None:
+        return (0,) * extent.nelements
+    outer = _host_labels(birth) & set(extent.labels)
+    places = [tuple(extent.point(rank)[label] for label in sorted(outer)) for rank in range(extent.nelements)]
+    numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
+    hosts = tuple(numbers[place] for place in places)
+    _check(hosts, extent, birth)
+    return hosts
+
+
+def _host_labels(birth: Birth) -> set[str]:
+    """The dimensions before those that make up the processes of one host."""
+    labels, sizes = birth.world.labels, birth.world.sizes
+    count = next(count for count in range(len(sizes) + 1) if math.prod(sizes[count:]) == birth.local_size)
+    return set(labels[:count])
+
+
+def _check(hosts: Collection[int], extent: Extent, birth: Birth) -> None:
+    if len(hosts) > len(set(hosts)) * birth.local_size:
+        raise ValueError(
+            f"cannot tell the hosts of {dict(extent)}: its processes were spawned as "
+            f"{dict(zip(birth.world.labels, birth.world.sizes, strict=True))}, {birth.local_size} on a host. "
+            f"Say `hosts=`, the host of each rank, or call on a mesh that has the hosts' dimensions"
+        )

@@ -1,0 +1,178 @@
+"""A script or a module as `__main__` of this process, as `python train.py` and `python -m package.train` run it.
+
+On the main thread SIGINT is a KeyboardInterrupt in the script, and nothing anywhere else: it would break the runtime.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import runpy
+import signal
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Callable, Iterator, Sequence
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from meshbook.runtime.errors import MeshbookError
+from meshbook.runtime.spmd.course import Ending
+
+INTERRUPTED = 128 + signal.SIGINT  # the exit status of a shell for who ended by Ctrl-C
+TEXT_CHARACTERS = 500
+_RUNNERS = (runpy.__file__, "<frozen ")  # the files whose frames come between ours and the script's
+
+
+class ScriptExited(MeshbookError):
+    """A script left with `code`, which is not 0, on `rank`."""
+
+    def __init__(self, message: str, rank: int, code: int) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.code = code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.args[0], self.rank, self.code)
+
+
+def run_as_main(arguments: Sequence[str]) -> None:
+    """Run `["train.py", "--lr", "1"]` or `["-m", "package.train", "--lr", "1"]`, and raise what it raises.
+
+    `__main__`, `sys.argv` and `sys.path[0]` are the script's, also afterwards: what it leaves running may need them.
+    ValueError where no script is named.
+    """
+    is_module = list(arguments[:1]) == ["-m"]
+    name, *rest = arguments[is_module:] or [""]
+    if not name:
+        raise ValueError(f"no script in {list(arguments)}: expected ['train.py', ...] or ['-m', 'package.train', ...]")
+    run = _run_module if is_module else _run_file
+    if threading.current_thread() is threading.main_thread():
+        _run_interruptibly(lambda: run(name, rest))
+    else:
+        run(name, rest)
+
+
+def _run_interruptibly(run: Callable[[], None]) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        run()
+    finally:
+        signal.signal(signal.SIGINT, before)  # in place of the script's own handler, too
+
+
+def ignore_interrupts() -> None:
+    """From now on SIGINT is for nobody in this process, where it is the main thread that says so."""
+    if threading.current_thread() is threading.main_thread():  # handlers are its alone
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def main_restored() -> Iterator[None]:
+    """`__main__`, `sys.argv` and `sys.path` afterwards as before, for whoever else lives in this process."""
+    argv, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:], sys.modules["__main__"] = argv, path, main
+
+
+def _run_file(name: str, rest: list[str]) -> None:
+    path = str(Path(name).absolute())
+    with open(path, "rb") as file:
+        source = file.read()
+    sys.argv = [name, *rest]
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__file__ = path
+    main.__loader__ = SourceFileLoader("__main__", path)
+    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # our `from __future__` is not the script's
+
+
+def _run_module(name: str, rest: list[str]) -> None:
+    sys.argv = ["-m", *rest]  # runpy puts the module's file in its place
+    sys.path.insert(0, str(Path.cwd()))
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+# -- how it ended ----------------------------------------------------------------
+
+
+def exit_code(error: SystemExit) -> int:
+    """What a shell sees of it: 0 for none, 1 for a message, and of a number its last eight bits."""
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1
+
+
+def explain_exit(error: SystemExit, name: str, rank: int) -> ScriptExited:
+    """The error for whoever called a script that left with a code."""
+    text = f"{name} exited with code {exit_code(error)} on rank {rank}"
+    if not isinstance(error.code, int):
+        text += f": {error.code}"
+    return ScriptExited(text, rank, exit_code(error))
+
+
+def own_trace(error: BaseException) -> TracebackType | None:
+    """The traceback from the script's first frame on; None where it never ran."""
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    ours = max((place for place, file in enumerate(files, 1) if file == __file__), default=0)
+    runners = itertools.takewhile(lambda file: file.startswith(_RUNNERS), files[ours:])
+    trace = error.__traceback__
+    for _ in range(ours + len(list(runners))):
+        trace = trace.tb_next if trace is not None else None
+    return trace
+
+
+def tell_ending(error: BaseException) -> Ending:
+    """How a script ended that raised this. What `python` would print of it is printed."""
+    if isinstance(error, SystemExit):
+        return _tell_exit(error)
+    if isinstance(error, KeyboardInterrupt):
+        # One that comes while the script falls by another error may find only us.
+        place = _place_of(error) or (_place_of(error.__context__) if error.__context__ is not None else "")
+        return Ending(INTERRUPTED, "KeyboardInterrupt", place, interrupted=True)
+    error.__traceback__ = own_trace(error)
+    place = _place_of(error)
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except BaseException:  # the hook is the script's
+        traceback.print_exc()
+    return Ending(1, _cut(f"{type(error).__name__}: {_say(error)}"), place)
+
+
+def _tell_exit(error: SystemExit) -> Ending:
+    code = exit_code(error)
+    if error.code is None or isinstance(error.code, int):
+        return Ending(code, f"exited with code {code}" if code else "")
+    print(error.code, file=sys.stderr)
+    return Ending(code, f"exited with code {code}: {_cut(str(error.code))}")
+
+
+def _say(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "<exception str() failed>"  # as a traceback has it
+
+
+def _cut(text: str) -> str:
+    line = text.strip().partition("\n")[0]
+    return line if len(line) <= TEXT_CHARACTERS else f"{line[:TEXT_CHARACTERS]}…"
+
+
+def _place_of(error: BaseException) -> str:
+    """The innermost line of the script's own folder, as `train.py:12 in step`."""
+    frames = traceback.extract_tb(own_trace(error))
+    folder = tuple(sys.path[:1])
+    own = [each for each in frames if each.filename.startswith(folder) and "site-packages" not in each.filename]
+    if not frames:
+        return ""
+    last = (own or list(frames))[-1]
+    name = "" if last.name == "<module>" else f" in {last.name}"
+    return f"{last.filename.removeprefix(str(Path.cwd()) + os.sep)}:{last.lineno}{name}"

@@ -1,0 +1,128 @@
+"""The command line of `python -m meshbook.spmd`, and its words for how a run ended."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from meshbook.runtime.errors import ExitReport
+from meshbook.runtime.spmd.course import Course, Ending
+from meshbook.spmd import build_parser, choose_size, ending_of, main, tell
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["train.py"], (None, False, "train.py", [])),
+        (["--procs", "4", "train.py", "--lr", "1"], (4, False, "train.py", ["--lr", "1"])),
+        # What comes after the script is the script's, whatever it looks like.
+        (["train.py", "--procs", "4", "-m", "x"], (None, False, "train.py", ["--procs", "4", "-m", "x"])),
+        (["--procs=2", "-m", "package.train", "-m", "x"], (2, True, "package.train", ["-m", "x"])),
+        (["-m", "package.train", "-h"], (None, True, "package.train", ["-h"])),
+    ],
+)
+def test_the_command_line(given: list[str], expected: tuple[int | None, bool, str, list[str]]) -> None:
+    args = build_parser().parse_args(given)
+    assert (args.procs, args.module, args.script, args.args) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], "SCRIPT"),
+        (["--procs", "0", "train.py"], "a number of at least 1, not '0'"),
+        (["--procs", "many", "train.py"], "a number of at least 1, not 'many'"),
+        (["nowhere.py"], "no such file: nowhere.py"),
+    ],
+)
+def test_mistakes_on_it(capsys: pytest.CaptureFixture[str], given: list[str], said: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(given)
+    assert caught.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cores", "size", "said"),
+    [(2, 8, 2, "--procs 2: one rank per GPU"), (0, 8, 8, "--procs 8: one rank per CPU core")],
+)
+def test_the_number_of_ranks_that_nobody_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], gpus: int, cores: int, size: int, said: str
+) -> None:
+    monkeypatch.setattr("meshbook.spmd.count_gpus", lambda: gpus)
+    monkeypatch.setattr("meshbook.spmd.count_cores", lambda: cores)
+    assert choose_size() == size
+    assert capsys.readouterr().err == f"meshbook.spmd: {said}\n"
+
+
+@pytest.mark.parametrize(
+    ("report", "ending"),
+    [
+        (ExitReport("spmd.1", 7, 0), Ending(0)),
+        (ExitReport("spmd.1", 7, 0, stopped="its script has ended"), Ending(0)),
+        (ExitReport("spmd.1", 7, 5), Ending(5, "exit code 5", died=True)),
+        (
+            ExitReport("spmd.1", 7, -11, ("Fatal Python error", "in step")),
+            Ending(
+                1,
+                "Segmentation fault(sig=11)\nits last lines on stderr:\n    Fatal Python error\n    in step",
+                died=True,
+            ),
+        ),
+        (ExitReport("spmd.1", 7, -9, hint="from outside"), Ending(1, "Killed(sig=9)\nfrom outside", died=True)),
+        (ExitReport("spmd.1", 0, None, hint="fork failed"), Ending(1, "fork failed", died=True)),
+    ],
+)
+def test_the_end_of_a_process(report: ExitReport, ending: Ending) -> None:
+    assert ending_of(report) == ending
+
+
+def course_of(*endings: Ending) -> Course:
+    course = Course(len(endings))
+    course.begin()
+    for rank, ending in enumerate(endings):
+        course.process_ended(rank, ending, 0.0)
+    return course
+
+
+BOOM = Ending(1, "ValueError: boom", "train.py:5 in step")
+
+
+@pytest.mark.parametrize(
+    ("endings", "lines"),
+    [
+        ([Ending(0), Ending(0)], []),
+        ([Ending(0), BOOM], ["rank 1 failed: ValueError: boom (train.py:5 in step)"]),
+        ([BOOM, Ending(3, "exited with code 3"), BOOM], [
+            "ranks 0,2 failed: ValueError: boom (train.py:5 in step)",
+            "rank 1 failed: exited with code 3",
+        ]),
+    ],
+)  # fmt: skip
+def test_what_is_said_at_the_end(endings: list[Ending], lines: list[str]) -> None:
+    assert list(tell(course_of(*endings))) == lines
+
+
+def test_who_was_stopped_is_said_too() -> None:
+    course = Course(3)
+    course.begin()
+    course.script_ended(1, BOOM, 0.0)
+    course.actions(1.0)
+    for rank in (0, 2):
+        course.process_ended(rank, Ending(1, "Terminated(sig=15)", died=True), 1.0)
+    assert list(tell(course)) == ["rank 1 failed: ValueError: boom (train.py:5 in step)", "ranks 0,2 were stopped"]
+
+
+def test_where_an_interrupt_found_the_ranks() -> None:
+    course = Course(3)
+    course.begin()
+    course.signalled(signal.SIGINT, 0.0)
+    course.actions(0.0)
+    for rank, place in enumerate(["train.py:5", "train.py:7 in step", "train.py:5"]):
+        course.script_ended(rank, Ending(130, "KeyboardInterrupt", place, interrupted=True), 0.1)
+    assert list(tell(course)) == [
+        "ended by SIGINT",
+        "ranks 0,2 interrupted at train.py:5",
+        "rank 1 interrupted at train.py:7 in step",
+    ]
