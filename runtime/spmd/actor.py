@@ -104,7 +104,7 @@ class SPMDActor(Actor):
 
     def _set_environment(self, master_addr: str, master_port: int, hosts: Sequence[int] | None) -> None:
         here = context()
-        node, birth = here.actor_instance.node, here.actor_instance.proc
+        node, birth = here.actor_instance.node, here.actor_instance.birth
         point = here.message_rank
         run_id = node.run if birth is None else birth.world.mesh
         told = rank_environment(

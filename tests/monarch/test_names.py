@@ -14,7 +14,10 @@ from meshbook.monarch import rdma
 from meshbook.runtime import geometry
 from meshbook.runtime.hosts import faults
 
-MODULES = ["monarch", "monarch.actor", "monarch.actor.concurrent", "monarch.config", "monarch.rdma"]
+MODULES = [
+    *("monarch", "monarch.actor", "monarch.actor.concurrent", "monarch.config", "monarch.distributed"),
+    *("monarch.exceptions", "monarch.job", "monarch.rdma", "monarch.spmd"),
+]
 OURS_ALONE = {"ActorMesh", "MeshbookError", "close_session"}
 
 
@@ -34,6 +37,11 @@ def test_each_module_has_its_names(alias):
     assert load("monarch.actor.concurrent").concurrent_endpoint is meshbook.concurrent_endpoint
     assert load("monarch.rdma").get_rdma_backend is rdma.get_rdma_backend
     assert load("monarch.actor").ChannelTransport is load("monarch.config").ChannelTransport
+
+
+def test_errors_and_spmd_are_those_of_meshbook(alias):
+    assert load("monarch.exceptions").ActorError is meshbook.ActorError
+    assert load("monarch.spmd").SPMDActor is load("meshbook.spmd").SPMDActor
 
 
 def test_what_is_said_of_rdma_is_true(alias):
@@ -58,6 +66,7 @@ def test_a_module_is_an_attribute_of_the_one_above(alias):
         ("from monarch.rdma import RDMAManager", ImportError),
         ("from monarch.actor import sim_proc_mesh", ImportError),
         ("from monarch import mast_reserve", ImportError),
+        ("from monarch.job import MastJob", ImportError),
         ("from monarch.simulator import Simulator", ModuleNotFoundError),
         ("import monarch.notebook", ModuleNotFoundError),
         ("import monarch.rdma; monarch.rdma.RDMAManager", AttributeError),

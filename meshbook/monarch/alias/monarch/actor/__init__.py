@@ -6,9 +6,12 @@ from meshbook.monarch.older import local_proc_mesh as local_proc_mesh
 from meshbook.monarch.older import proc_mesh as proc_mesh
 from meshbook.runtime.actor.base import Actor as Actor
 from meshbook.runtime.actor.context import Context as Context
+from meshbook.runtime.actor.context import Instance as Instance
 from meshbook.runtime.actor.context import context as context
+from meshbook.runtime.actor.context import current_actor_name as current_actor_name
 from meshbook.runtime.actor.context import current_rank as current_rank
 from meshbook.runtime.actor.context import current_size as current_size
+from meshbook.runtime.actor.deferred import returns_future as returns_future
 from meshbook.runtime.actor.endpoint import Accumulator as Accumulator
 from meshbook.runtime.actor.endpoint import Endpoint as Endpoint
 from meshbook.runtime.actor.endpoint import concurrent_endpoint as concurrent_endpoint
@@ -18,15 +21,23 @@ from meshbook.runtime.actor.future import Future as Future
 from meshbook.runtime.actor.ports import Channel as Channel
 from meshbook.runtime.actor.ports import Port as Port
 from meshbook.runtime.actor.ports import PortReceiver as PortReceiver
+from meshbook.runtime.actor.sending import send as send
+from meshbook.runtime.actor.undecorated import as_endpoint as as_endpoint
 from meshbook.runtime.actor.values import ValueMesh as ValueMesh
 from meshbook.runtime.errors import ActorError as ActorError
 from meshbook.runtime.errors import DeadlockError as DeadlockError
 from meshbook.runtime.errors import SupervisionError as SupervisionError
 from meshbook.runtime.geometry import Extent as Extent
+from meshbook.runtime.geometry import NDSlice as NDSlice
 from meshbook.runtime.geometry import Point as Point
+from meshbook.runtime.geometry import Shape as Shape
+from meshbook.runtime.geometry import Slice as Slice
 from meshbook.runtime.hosts.faults import Hook
+from meshbook.runtime.hosts.session import shutdown_context as shutdown_context
 from meshbook.runtime.hosts.session import this_host as this_host
 from meshbook.runtime.hosts.session import this_proc as this_proc
+from meshbook.runtime.mesh.commands import BootstrapCommand as BootstrapCommand
+from meshbook.runtime.mesh.commands import default_bootstrap_cmd as default_bootstrap_cmd
 from meshbook.runtime.mesh.hosts import HostMesh as HostMesh
 from meshbook.runtime.mesh.procs import ProcMesh as ProcMesh
 

@@ -1,0 +1,13 @@
+"""`monarch.exceptions`: what calls raise."""
+
+from meshbook.monarch.modules import AliasModule
+from meshbook.runtime.errors import ActorError as ActorError
+from meshbook.runtime.errors import CallCancelled as CallCancelled
+from meshbook.runtime.errors import CallTimeout as CallTimeout
+from meshbook.runtime.errors import DeadlockError as DeadlockError
+from meshbook.runtime.errors import ProcessDied as ProcessDied
+from meshbook.runtime.errors import SupervisionError as SupervisionError
+
+__path__: list[str] = []  # a package, as meshbook.monarch.modules has the reason
+AliasModule.adopt(__name__)
+del AliasModule

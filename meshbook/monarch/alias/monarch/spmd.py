@@ -1,0 +1,10 @@
+"""`monarch.spmd`: programs as torchrun runs them."""
+
+from meshbook.monarch.modules import AliasModule
+from meshbook.runtime.spmd.actor import SPMDActor as SPMDActor
+from meshbook.runtime.spmd.actor import setup_torch_elastic_env as setup_torch_elastic_env
+from meshbook.runtime.spmd.actor import setup_torch_elastic_env_async as setup_torch_elastic_env_async
+
+__path__: list[str] = []  # a package, as meshbook.monarch.modules has the reason
+AliasModule.adopt(__name__)
+del AliasModule
