@@ -12,15 +12,16 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import context, current_actor_name, current_rank, current_size
 from meshbook.runtime.actor.deferred import returns_future
 from meshbook.runtime.actor.endpoint import Accumulator, Endpoint, concurrent_endpoint, endpoint
-from meshbook.runtime.actor.failure import MeshFailure
+from meshbook.runtime.actor.failure import MeshFailure, UndeliverableMessageEnvelope
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.ports import Channel, Port, PortReceiver
 from meshbook.runtime.actor.sending import send
 from meshbook.runtime.actor.undecorated import as_endpoint
 from meshbook.runtime.actor.values import ValueMesh
-from meshbook.runtime.errors import ActorError, DeadlockError, MeshbookError, SupervisionError
+from meshbook.runtime.errors import ActorError, CallTimeout, DeadlockError, MeshbookError, SupervisionError
 from meshbook.runtime.geometry import Extent, Point
 from meshbook.runtime.hosts import faults as _faults
+from meshbook.runtime.hosts.controllers import get_or_spawn_controller
 from meshbook.runtime.hosts.session import close_session, install_client, shutdown_context, this_host, this_proc
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.commands import BootstrapCommand, default_bootstrap_cmd
@@ -34,6 +35,7 @@ __all__ = [
     "ActorError",
     "ActorMesh",
     "BootstrapCommand",
+    "CallTimeout",
     "Channel",
     "DeadlockError",
     "Endpoint",
@@ -47,6 +49,7 @@ __all__ = [
     "PortReceiver",
     "ProcMesh",
     "SupervisionError",
+    "UndeliverableMessageEnvelope",
     "ValueMesh",
     "as_endpoint",
     "close_session",
@@ -57,6 +60,7 @@ __all__ = [
     "current_size",
     "default_bootstrap_cmd",
     "endpoint",
+    "get_or_spawn_controller",
     "returns_future",
     "send",
     "shutdown_context",

@@ -23,7 +23,22 @@ class Actor(Handle):
     Mark methods with `@endpoint`; spawn it with `procs.spawn(name, Class, *args)`. The constructor runs in the worker,
     before the first message. A class whose endpoints are `async def` runs on an event loop of its own, else on a
     thread of its own. Endpoints that are marked with `@concurrent_endpoint` overlap.
+
+    `class A(Actor, mixed=True)` may have both kinds: its sync methods run on the actor's own thread, the async ones on
+    a loop beside it, which they never block. It is still one message at a time.
+
+    What it may define: `__supervise__(failure)` is told of each failed rank of the meshes that this actor has spawned,
+    and answers whether that is handled; else the actor fails with them. `__cleanup__(error)` is called once at the end,
+    with the error or None. `_handle_undeliverable_message(envelope)` is told of messages that could not be delivered.
+    Each may be `async def` where the endpoints are.
     """
+
+    _is_mixed = False
+
+    def __init_subclass__(cls, *, mixed: bool | None = None, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if mixed is not None:
+            cls._is_mixed = mixed
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
@@ -41,17 +56,23 @@ def is_async(cls: type) -> bool:
     return any(method.is_async for method in endpoints_of(cls).values())
 
 
+def is_mixed(cls: type) -> bool:
+    """Whether its sync endpoints run on a thread beside the loop of the others."""
+    return bool(getattr(cls, "_is_mixed", False)) and is_async(cls)
+
+
 def check_class(cls: Any, taken: frozenset[str]) -> None:
     """ValueError where a class cannot be spawned as an actor; `taken` names what an actor mesh already offers."""
     if not (inspect.isclass(cls) and issubclass(cls, Actor)):
         raise ValueError(f"{cls!r} is not a subclass of Actor")
     endpoints = endpoints_of(cls)
     kinds = {method.is_async for method in endpoints.values()}
-    if len(kinds) > 1:
+    if len(kinds) > 1 and not is_mixed(cls):
         slow = ", ".join(sorted(name for name, method in endpoints.items() if method.is_async))
         raise ValueError(
             f"{cls.__qualname__} mixes both async and sync endpoints (async: {slow}); a sync one would block the "
-            f"loop of the others: make all of them async, or all of them sync"
+            f"loop of the others: make all of them async, or all of them sync, or say class {cls.__name__}(Actor, "
+            f"mixed=True), which runs the sync ones on a thread of their own"
         )
     if hidden := sorted(taken & endpoints.keys()):
         raise ValueError(

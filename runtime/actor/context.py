@@ -143,6 +143,14 @@ class Context:
             self._point = Extent(labels, sizes).point(rank)
         return self._point
 
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function as if from this message."""
+        token = CURRENT.set(self)
+        try:
+            return function(*arguments)
+        finally:
+            CURRENT.reset(token)
+
 
 CURRENT: ContextVar[Context | None] = ContextVar("meshbook_context", default=None)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
-from meshbook.runtime.actor.future import Future
+from meshbook.runtime.actor.future import Future, check_timeout
 from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.actor.values import ValueMesh
 
@@ -34,9 +34,10 @@ class Callee(Protocol):
     @property
     def mesh_name(self) -> str: ...
     def __len__(self) -> int: ...
-    def _call(self, endpoint: str, arguments: Arguments) -> Future[ValueMesh[Any]]: ...
+    def _call(self, endpoint: str, arguments: Arguments, limit: float | None = None) -> Future[ValueMesh[Any]]: ...
+    def _call_one(self, endpoint: str, arguments: Arguments, limit: float | None = None) -> Future[Any]: ...
     def _call_each(self, endpoint: str, arguments: Arguments) -> Sequence[Future[Any]]: ...
-    def _choose(self, endpoint: str, arguments: Arguments) -> Future[Any]: ...
+    def _choose(self, endpoint: str, arguments: Arguments, limit: float | None = None) -> Future[Any]: ...
     def _stream(self, endpoint: str, arguments: Arguments) -> Sequence[Future[Any]]: ...
     def _fold(
         self, endpoint: str, arguments: Arguments, combine: Callable[[list[Callable[[], Any]]], Any]
@@ -49,13 +50,27 @@ class Callee(Protocol):
 
 
 class Endpoint(Generic[P, R]):
-    """An endpoint of an actor mesh, ready to be called on every rank of it."""
+    """An endpoint of an actor mesh, ready to be called on every rank of it.
 
-    __slots__ = ("_mesh", "_method")
+    `call`, `call_one` and `choose` also take `timeout=`, in seconds, unless the endpoint has a parameter of that name.
+    Type checkers know it as `within(seconds)`.
+    """
 
-    def __init__(self, mesh: Callee, method: EndpointMethod[P, R]) -> None:
+    __slots__ = ("_limit", "_mesh", "_method")
+
+    def __init__(self, mesh: Callee, method: EndpointMethod[P, R], limit: float | None = None) -> None:
         self._mesh = mesh
         self._method = method
+        self._limit = limit
+
+    def within(self, seconds: float) -> Endpoint[P, R]:
+        """The same endpoint with a time limit: `mesh.step.within(5).call(x)`.
+
+        The future of `call`, `call_one` and `choose` then raises CallTimeout, a TimeoutError, which says where each
+        rank is that has not answered. The endpoint goes on; its answer is dropped. ValueError: no finite seconds >= 0.
+        """
+        check_timeout(seconds)
+        return Endpoint(self._mesh, self._method, seconds)
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
         """Send to all ranks; the future holds a value per rank once every rank has answered.
@@ -63,15 +78,17 @@ class Endpoint(Generic[P, R]):
         Raises TypeError at once where the arguments do not fit. The future raises the `ActorError` of the lowest
         failing rank, or `SupervisionError` as soon as a rank cannot answer any more.
         """
+        limit = self._take_limit(kwargs)
         self._method.check(args, kwargs)
-        return self._mesh._call(self._method.name, (args, kwargs))
+        return self._mesh._call(self._method.name, (args, kwargs), limit)
 
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Send to the only rank of this mesh; ValueError where it has another number of ranks."""
         if (size := len(self._mesh)) != 1:
             raise ValueError(f"call_one requires exactly 1 actor, but mesh {self._mesh.mesh_name} has {size}")
+        limit = self._take_limit(kwargs)
         self._method.check(args, kwargs)
-        return self._mesh._call_each(self._method.name, (args, kwargs))[0]
+        return self._mesh._call_one(self._method.name, (args, kwargs), limit)
 
     def call_each(self, *args: P.args, **kwargs: P.kwargs) -> Sequence[Future[R]]:
         """Send to all ranks; one future per rank, in rank order, each of which resolves for itself."""
@@ -80,8 +97,17 @@ class Endpoint(Generic[P, R]):
 
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Send to one rank, drawn at random: all are equally likely."""
+        limit = self._take_limit(kwargs)
         self._method.check(args, kwargs)
-        return self._mesh._choose(self._method.name, (args, kwargs))
+        return self._mesh._choose(self._method.name, (args, kwargs), limit)
+
+    def _take_limit(self, kwargs: dict[str, Any]) -> float | None:
+        """The time limit of this call; one that is given as `timeout=` is taken out."""
+        if kwargs and "timeout" in kwargs and not self._method.takes("timeout"):
+            limit: float | None = kwargs.pop("timeout")
+            check_timeout(limit)
+            return limit
+        return self._limit
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Future[R]]:
         """Send to all ranks, now; as many futures, of which the first is of the rank that answers first, and so on."""
@@ -185,6 +211,11 @@ class EndpointMethod(Generic[P, R]):
                 self.signature.bind(*args, **kwargs)
             except TypeError as error:
                 raise TypeError(f"{self.name}{self.signature}: {error}") from None
+
+    def takes(self, name: str) -> bool:
+        """Whether the method has a parameter of this name, or takes any."""
+        parameters = self.signature.parameters
+        return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 
@@ -36,3 +37,18 @@ class MeshFailure:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a MeshFailure cannot be pickled: send its report() instead")
+
+
+@dataclass(frozen=True, slots=True)
+class UndeliverableMessageEnvelope:
+    """A message that nobody answers came back: a broadcast, or a value for a port.
+
+    The actor that sent it gets this in `_handle_undeliverable_message`; what that answers with a true value is handled.
+    """
+
+    sender: str  # the actor_id of who sent it
+    dest: str  # the process, and the actor or port in it
+    error: str
+
+    def __str__(self) -> str:
+        return f"a message of {self.sender} to {self.dest} could not be delivered: {self.error}"

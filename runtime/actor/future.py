@@ -98,6 +98,11 @@ class Future(Generic[T]):
         """Say which question this is the answer of."""
         self._inquiry, self._index = inquiry, index
 
+    @property
+    def inquiry(self) -> Inquiry | None:
+        """The question that it answers."""
+        return self._inquiry
+
     def owing(self) -> list[Any]:
         """Who has not answered yet, as `(target, endpoint)`."""
         return [] if self._inquiry is None else self._inquiry.owing(self._index)
@@ -162,7 +167,7 @@ class Future(Generic[T]):
         Raises what the endpoint raised, as `ActorError`, or `SupervisionError` if no answer can come.
         """
         if not self._done:
-            _check_timeout(timeout)
+            check_timeout(timeout)
             _warn_inside_a_loop()
             self._wait(timeout)
         return self._result()
@@ -261,7 +266,8 @@ class Future(Generic[T]):
         return f"<Future {state}>"
 
 
-def _check_timeout(timeout: float | None) -> None:
+def check_timeout(timeout: float | None) -> None:
+    """ValueError for what is no time limit; None is without one."""
     if timeout is not None and not (math.isfinite(timeout) and timeout >= 0):
         raise ValueError(f"a timeout is a finite number of seconds, zero or more, not {timeout!r}")
 

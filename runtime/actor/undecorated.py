@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, TypeVar, overload
 
-from meshbook.runtime.actor.base import is_async
+from meshbook.runtime.actor.base import is_async, is_mixed
 from meshbook.runtime.actor.endpoint import Callee, Endpoint, EndpointMethod, Options, Propagate
 from meshbook.runtime.actor.ports import Port
 
@@ -101,7 +101,7 @@ def find_undecorated(cls: type, name: str) -> Callable[..., Any]:
     found = inspect.getattr_static(cls, name, None)
     if not inspect.isfunction(found):
         raise ValueError(f"as_endpoint: {full_name} is no plain method, but {found!r}")
-    if inspect.iscoroutinefunction(found) != is_async(cls):
+    if inspect.iscoroutinefunction(found) != is_async(cls) and not is_mixed(cls):
         kind, life = ("async", "a thread") if inspect.iscoroutinefunction(found) else ("not async", "an event loop")
         raise ValueError(
             f"as_endpoint: {full_name} is {kind}, but by its endpoints the actor runs on {life}: "

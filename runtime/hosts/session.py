@@ -22,6 +22,7 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.config import PACKAGE, Settings, settings_in_force
 from meshbook.runtime.errors import ExitReport, LaunchError, MeshbookError
 from meshbook.runtime.geometry import Extent
+from meshbook.runtime.hosts.controllers import CONTROLLERS, Controllers
 from meshbook.runtime.hosts.faults import Faults
 from meshbook.runtime.hosts.launch import AGENT, AgentBirth, make_folder
 from meshbook.runtime.hosts.roster import ROSTER, Roster
@@ -83,6 +84,7 @@ class Session:
         node = Node(self._connect("controller"), self.run, self.settings)
         node.host_inline(TELEMETRY, TelemetryActor(self.output))
         node.host_inline(ROSTER, self._roster)
+        node.host(CONTROLLERS, Controllers, class_name="Controllers").start(lambda error: None)
         node.when_down.append(self._roster.ended)
         node.on_fault = self._faults.report
         node.start()

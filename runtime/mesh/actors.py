@@ -89,9 +89,11 @@ class ActorMesh(MeshTrait):
     def _extent(self) -> Extent:
         return self._region.extent
 
-    def _call(self, endpoint: str, arguments: Arguments) -> Future[ValueMesh[Any]]:
+    def _call(self, endpoint: str, arguments: Arguments, limit: float | None = None) -> Future[ValueMesh[Any]]:
         asker = Gather(self._region, self._explainer(endpoint))
         current_node().call(self._picked, endpoint, arguments, self._extent, asker)
+        if limit is not None:
+            self._limit(asker.future, endpoint, limit)
         return asker.future
 
     def _call_each(self, endpoint: str, arguments: Arguments) -> Sequence[Future[Any]]:
@@ -99,11 +101,22 @@ class ActorMesh(MeshTrait):
         current_node().call(self._picked, endpoint, arguments, self._extent, asker)
         return asker.futures
 
-    def _choose(self, endpoint: str, arguments: Arguments) -> Future[Any]:
-        rank = _dice.randrange(len(self._picked))
+    def _call_rank(self, rank: int, endpoint: str, arguments: Arguments, limit: float | None) -> Future[Any]:
         asker = Each(1, self._explainer(endpoint))
         current_node().call(self._picked[rank : rank + 1], endpoint, arguments, self._extent, asker, first=rank)
+        if limit is not None:
+            self._limit(asker.futures[0], endpoint, limit, first=rank)
         return asker.futures[0]
+
+    def _call_one(self, endpoint: str, arguments: Arguments, limit: float | None = None) -> Future[Any]:
+        return self._call_rank(0, endpoint, arguments, limit)
+
+    def _choose(self, endpoint: str, arguments: Arguments, limit: float | None = None) -> Future[Any]:
+        return self._call_rank(_dice.randrange(len(self._picked)), endpoint, arguments, limit)
+
+    def _limit(self, future: Future[Any], endpoint: str, seconds: float, first: int = 0) -> None:
+        name = f"{self._name}.{endpoint}"
+        current_node().limit(future, seconds, name=name, count=len(self._picked), first=first)
 
     def _stream(self, endpoint: str, arguments: Arguments) -> Sequence[Future[Any]]:
         asker = Arrivals(len(self._picked), self._explainer(endpoint))
@@ -168,3 +181,6 @@ class ActorMesh(MeshTrait):
     def _reduce_for_wire(self) -> tuple[Any, ...]:
         """As part of a message: pending or not. A node keeps what comes for an actor before the actor does."""
         return ActorMesh, (self._name, self._cls, self._targets, self._region)
+
+
+TAKEN = frozenset(dir(ActorMesh))  # names that no endpoint can have

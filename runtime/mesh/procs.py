@@ -16,7 +16,7 @@ from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import LaunchError, ProcessDied
 from meshbook.runtime.geometry import MeshTrait, Region
-from meshbook.runtime.mesh.actors import ActorMesh, current_node
+from meshbook.runtime.mesh.actors import TAKEN, ActorMesh, current_node
 from meshbook.runtime.node.calls import Gather, Target
 from meshbook.runtime.node.ledger import Charge
 from meshbook.runtime.wire.messages import Address
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 A = TypeVar("A", bound=Actor)
 PROCESS = "process"  # the actor of the runtime that every worker hosts
 _serial = itertools.count()
-_TAKEN = frozenset(dir(ActorMesh))
 
 
 class ProcessActor(Actor):
@@ -166,7 +165,7 @@ class ProcMesh(MeshTrait):
         `mesh.initialized` tells why. The result is typed as `cls`: its endpoints are attributes.
         Raises ValueError for a class that cannot be spawned, TypeError for arguments that do not fit it.
         """
-        check_class(cls, _TAKEN)
+        check_class(cls, TAKEN)
         check_arguments(cls, args, kwargs)
         return cast("A", self._spawn(name, cls, args, kwargs, on_main=False))
 

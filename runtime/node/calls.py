@@ -30,6 +30,10 @@ class Target:
     manner: Manner = ""
 
 
+Unanswered = tuple[int, Target, int]  # which of the targets, the target, the number of the call
+ANY = -1  # the index of an answer that any of the targets may give
+
+
 class Taker(Protocol):
     """Who takes answers, and is told the index of the target among those that were asked.
 
@@ -128,23 +132,34 @@ class Inquiry:
         self._tell = tell
 
     def owing(self, index: int | None) -> list[tuple[Target, str]]:
-        """Who of all targets, or of that one, has not answered, and the endpoint."""
-        return [(target, self._endpoint) for target, _ in self._open(index)]
+        """Who of all targets, or of that one, has not answered, and the endpoint: whose answer is needed for sure."""
+        owing = [(target, self._endpoint) for _, target, _ in self._open(index)]
+        return [] if index == ANY and len(owing) > 1 else owing
+
+    def unanswered(self) -> list[Unanswered]:
+        """Which targets have not answered."""
+        return self._open(None)
+
+    def give_up(self, error: Callable[[], BaseException]) -> None:
+        """Wait no longer for those that have not answered."""
+        for _, _, call in self._open(None):
+            if (found := self._table.take(call)) is not None:
+                found[0].refuse(found[1], error())
 
     def cancel(self, index: int | None) -> bool:
         """Take the question back; whether there was still somebody to answer it."""
         taken = False
-        for target, call in self._open(index):
+        for _, target, call in self._open(index):
             if (found := self._table.take(call)) is not None:
                 taken = True
                 found[0].refuse(found[1], CallCancelled(f"the call of {self._endpoint}() was cancelled"))
                 self._tell(target, call)
         return taken
 
-    def _open(self, index: int | None) -> list[tuple[Target, int]]:
-        pairs = list(zip(self._targets, self._calls, strict=True))
-        chosen = pairs if index is None else pairs[index : index + 1]
-        return [(target, call) for target, call in chosen if self._table.is_open(call)]
+    def _open(self, index: int | None) -> list[Unanswered]:
+        every = list(zip(itertools.count(), self._targets, self._calls))  # the count has no end
+        chosen = every if index is None or index == ANY else every[index : index + 1]
+        return [each for each in chosen if self._table.is_open(each[2])]
 
 
 class Each:
@@ -185,7 +200,7 @@ class Arrivals:
         for future in self.futures:
             future.helped_by(inquiry.helper)
             # Who will answer n-th is not known: to cancel one is to cancel all that are still to come.
-            future.asked(inquiry, None)
+            future.asked(inquiry, ANY)
 
     def answer(self, index: int, decode: Decode) -> None:
         self._each.answer(next(self._arrived), decode)

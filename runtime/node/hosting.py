@@ -10,6 +10,7 @@ by then, and `__cleanup__` has run.
 from __future__ import annotations
 
 import collections
+import inspect
 import logging
 import queue
 import threading
@@ -17,10 +18,10 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, cast
 
-from meshbook.runtime.actor.base import Actor, is_async
+from meshbook.runtime.actor.base import Actor, is_async, is_mixed
 from meshbook.runtime.actor.context import CURRENT, Context, Instance
 from meshbook.runtime.actor.endpoint import endpoints_of
-from meshbook.runtime.actor.failure import MeshFailure
+from meshbook.runtime.actor.failure import MeshFailure, UndeliverableMessageEnvelope
 from meshbook.runtime.actor.undecorated import find_undecorated
 from meshbook.runtime.errors import SupervisionError
 from meshbook.runtime.node.ledger import Charge
@@ -121,6 +122,15 @@ class HostedActor:
 
         self.notify(Notice("__supervise__", failure, self._own_context(charge.context.get(CURRENT)), conclude))
 
+    def take_back(self, envelope: UndeliverableMessageEnvelope) -> None:
+        """A message of this actor's could not be delivered: its hook is told, or else the log."""
+
+        def conclude(verdict: Any, error: BaseException | None) -> None:
+            if error is not None or not verdict:
+                logger.warning("%s%s", envelope, f"\n{_format(error)}" if error is not None else "")
+
+        self.notify(Notice("_handle_undeliverable_message", envelope, self._own_context(CURRENT.get()), conclude))
+
     def break_off(self, sender: str, call: int) -> None:
         """Whoever made this call does not want its answer any more."""
         key = sender, call
@@ -201,11 +211,19 @@ class HostedActor:
         """What it is at."""
         return self._serving.running if self._serving is not None else None
 
-    def is_concurrent(self, endpoint: str) -> bool:
-        return endpoint in self._concurrent
+    def is_concurrent(self, call: Call) -> bool:
+        return not call.manner and call.endpoint in self._concurrent
 
-    def is_sync(self, endpoint: str) -> bool:
-        return endpoint in self._sync
+    def is_sync(self, call: Call) -> bool:
+        """Whether an actor that is served on a loop has to run this beside it."""
+        if call.manner:
+            return self.is_mixed and not inspect.iscoroutinefunction(getattr(self._actor, call.endpoint, None))
+        return call.endpoint in self._sync
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some of its methods run on the loop, and others on a thread beside it."""
+        return is_mixed(type(self._actor))
 
     def is_unwanted(self, call: Call) -> bool:
         """Whether the call was taken back. When the queue is empty there is nothing left that could have been."""

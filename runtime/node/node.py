@@ -18,8 +18,9 @@ from typing import Any, Protocol
 import msgspec
 
 from meshbook.runtime.actor.base import Actor
-from meshbook.runtime.actor.context import Instance, context, current_origin, name_of, spawner_of
-from meshbook.runtime.actor.failure import MeshFailure
+from meshbook.runtime.actor.context import CURRENT, Instance, context, current_origin, name_of, spawner_of
+from meshbook.runtime.actor.failure import MeshFailure, UndeliverableMessageEnvelope
+from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.ports import ResponsePort
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import (
@@ -33,13 +34,14 @@ from meshbook.runtime.errors import (
     SupervisionError,
 )
 from meshbook.runtime.geometry import Extent, Point
-from meshbook.runtime.node.calls import Asker, CallTable, Explain, Inquiry, Relay, Taker, Target
+from meshbook.runtime.node.calls import Asker, CallTable, Each, Explain, Inquiry, Relay, Taker, Target, Unanswered
 from meshbook.runtime.node.clock import Clock
 from meshbook.runtime.node.deadlock import Step, Watch
 from meshbook.runtime.node.early import EarlyMessages
 from meshbook.runtime.node.hosting import HostedActor, InlineActor
 from meshbook.runtime.node.keeper import KEEPER, Keeper
 from meshbook.runtime.node.ledger import Charge, Ledger
+from meshbook.runtime.node.limits import TimeLimit
 from meshbook.runtime.node.mailbox import Mailbox
 from meshbook.runtime.node.reception import Reception
 from meshbook.runtime.node.running import Running
@@ -253,6 +255,21 @@ class Node:
         asker.asked(Inquiry(self._calls, targets, calls, endpoint, helper=self._reception, tell=self._tell_cancelled))
         return calls
 
+    def limit(self, future: Future[Any], seconds: float, *, name: str, count: int, first: int) -> None:
+        """Let a call fail where it is not answered in time."""
+        inquiry = future.inquiry
+        assert isinstance(inquiry, Inquiry)
+        TimeLimit(self, inquiry, seconds, name=name, count=count, first=first)
+
+    def ask_where(self, silent: Sequence[Unanswered], asker: Each) -> None:
+        """Ask the keepers of these calls where those are."""
+        keepers = [Target(target.address, KEEPER) for _, target, _ in silent]
+        calls = self._open(keepers, asker, "where")
+        for (_, target, number), keeper, call in zip(silent, keepers, calls, strict=True):
+            message = Call(self.address.node, call, KEEPER, "where", (0, (), ()), "")
+            body = pickling.dumps(((target.actor, self.address.node, number), {}), "a question")
+            self._ask([keeper], [message], body)
+
     def _tell_cancelled(self, target: Target, call: int) -> None:
         self._tell(target.address, "cancel", target.actor, self.address.node, call)
 
@@ -284,6 +301,8 @@ class Node:
             elif isinstance(question, Call) and question.reply_to is not None:
                 self._book.setdefault(question.reply_to.node, question.reply_to)
                 self.reply_lost(question.reply_to.node, question.call, error)
+            elif isinstance(question, Call):
+                self._return_to_sender(f"{to.node}/{question.actor}", error)
 
     def _take_back(self, question: Question) -> tuple[Taker, int] | None:
         """Whoever waits here for this question. One for a port bears the port's number, maybe of another node."""
@@ -334,18 +353,30 @@ class Node:
         if number:
             reply = Reply(self.address.node, number, "ok", rank)
             body = pickling.dumps(value, "a value sent to a port")
-            self._send_to(to, pack(reply, body, self.settings.max_message_bytes))
+            self._send_to(to, number, pack(reply, body, self.settings.max_message_bytes))
 
     def fail_port(self, to: Address, number: int, error: BaseException) -> None:
         """Let whoever receives there raise an ActorError."""
         if number:
             text = f"{type(error).__name__}: {error}"
             reply = Reply(self.address.node, number, "error")
-            self._send_to(to, self._pack_error(reply, text, _pickle_exception(error)))
+            self._send_to(to, number, self._pack_error(reply, text, _pickle_exception(error)))
 
-    def _send_to(self, to: Address, frame: Buffer) -> None:
+    def _send_to(self, to: Address, port: int, frame: Buffer) -> None:
         self._book.setdefault(to.node, to)  # a port may come from a node that this one has never heard of
-        self._answer(to.node, frame)
+        try:
+            if to.node in self._down:
+                raise PeerGone
+            self._send(to, frame)
+        except PeerGone as gone:
+            self._return_to_sender(f"{to.node}/port {port}", self._why_gone(to.node, str(gone)))
+
+    def _return_to_sender(self, dest: str, error: SupervisionError) -> None:
+        """The actor that runs here has sent a message that nobody answers, and nobody can have."""
+        here = CURRENT.get()
+        sender = self._actors.get(here.actor_instance.key) if here is not None else None
+        if sender is not None and not isinstance(sender, InlineActor):
+            sender.take_back(UndeliverableMessageEnvelope(sender.instance.actor_id, dest, str(error)))
 
     def reply_error(self, to: str, call: int, text: str, error: BaseException) -> None:
         self._answer(to, self._pack_error(Reply(self.address.node, call, "error"), text, _pickle_exception(error)))

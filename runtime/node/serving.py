@@ -7,12 +7,12 @@ a thread takes it up between messages, a loop while the present message awaits s
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import contextvars
 import inspect
 import logging
 import queue
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -47,8 +47,10 @@ class Served(Protocol):
 
     @property
     def is_lost(self) -> bool: ...
-    def is_concurrent(self, endpoint: str) -> bool: ...
-    def is_sync(self, endpoint: str) -> bool: ...
+    @property
+    def is_mixed(self) -> bool: ...
+    def is_concurrent(self, call: Call) -> bool: ...
+    def is_sync(self, call: Call) -> bool: ...
     def take_notice(self) -> Notice | None: ...
     def hook(self, notice: Notice) -> Any: ...
     def is_unwanted(self, call: Call) -> bool: ...
@@ -167,12 +169,29 @@ class LoopServing:
         self._asleep = False
         self._tasks: dict[asyncio.Task[None], Running | None] = {}  # of overlapping endpoints, and of notices
         self._is_handling = False
-        # For the sync endpoints of a class that mixes both kinds: one thread, always the same.
-        self._aside: concurrent.futures.ThreadPoolExecutor | None = None
+        # The sync endpoints of a class that mixes both kinds, for the actor's own thread; None: that was all.
+        self._aside: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
     def run(self) -> None:
         """Serve until the actor is lost, and let it part."""
-        asyncio.run(self._run())
+        if not self._actor.is_mixed:
+            asyncio.run(self._run())
+            return
+        # The sync endpoints stay on the thread of the constructor, and the loop gets another one.
+        here = contextvars.copy_context()
+        loop = threading.Thread(
+            target=here.run, args=(self._run_beside,), name=f"{threading.current_thread().name}, loop", daemon=True
+        )
+        loop.start()
+        while (work := self._aside.get()) is not None:
+            work()
+        loop.join()
+
+    def _run_beside(self) -> None:
+        try:
+            asyncio.run(self._run())
+        finally:
+            self._aside.put(None)
 
     async def _run(self) -> None:
         self._loop, self._task, self._arrived = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
@@ -211,7 +230,7 @@ class LoopServing:
             actor.handle_stop(message)
         elif actor.is_unwanted(message):
             pass
-        elif actor.is_concurrent(message.endpoint):
+        elif actor.is_concurrent(message):
             self._begin_task(message, body)
         else:
             self._is_handling = True
@@ -225,7 +244,7 @@ class LoopServing:
     async def _run_alone(self, call: Call, body: Body) -> None:
         """Nothing else is handled meanwhile."""
         assert self._task is not None
-        running, is_sync = self.running, self._actor.is_sync(call.endpoint)
+        running, is_sync = self.running, self._actor.is_sync(call)
         CURRENT.set(self._actor.context_of(call, running))
         await self._run_call(call, body, running, aside=is_sync)
         if running.is_broken and not self._actor.is_lost:
@@ -235,7 +254,9 @@ class LoopServing:
         actor = self._actor
         try:
             if aside:
-                value = await self._run_aside(call, body)
+                value, error = await self._run_aside(call, body)
+                if error is not None:
+                    raise error
             else:
                 value = await self._run_here(call, body, running)
         except Exception as error:
@@ -255,21 +276,32 @@ class LoopServing:
         finally:
             running.leave()
 
-    async def _run_aside(self, call: Call, body: Body) -> Any:
-        """A sync endpoint beside the loop, on a thread that is always the same."""
+    async def _run_aside(self, call: Call, body: Body) -> tuple[Any, BaseException | None]:
+        """A sync endpoint on the actor's own thread, beside the loop: its value, or what it raised."""
         assert self._loop is not None
-        if self._aside is None:
-            self._aside = concurrent.futures.ThreadPoolExecutor(1, "meshbook actor, sync endpoints")
-        here = contextvars.copy_context()
+        loop, here = self._loop, contextvars.copy_context()
+        ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
 
-        def run() -> Any:
+        def settle(value: Any, error: BaseException | None) -> None:
+            if not ended.done():  # the actor was lost meanwhile, and does not wait
+                ended.set_result((value, error))
+
+        def work() -> None:
             self.running.enter((call.sender, call.call), call.endpoint)
+            value, error = None, None
             try:
-                return self._actor.begin(call, body)
-            finally:
-                self.running.leave()
+                try:
+                    value = self._actor.begin(call, body)
+                finally:
+                    self.running.leave()
+            except BaseException as raised:
+                self.running.leave()  # it may have been broken off while it left
+                error = raised
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(settle, value, error)
 
-        return await self._loop.run_in_executor(self._aside, here.run, run)
+        self._aside.put(lambda: here.run(work))
+        return await ended
 
     def _begin_task(self, call: Call, body: Body) -> None:
         running = self._actor.make_running(is_alone=False)
@@ -319,8 +351,6 @@ class LoopServing:
                     await made
             except BaseException:
                 logger.exception("while an actor was ended")
-        if self._aside is not None:
-            self._aside.shutdown(wait=False, cancel_futures=True)
 
     # -- from other threads ------------------------------------------------------------
 

@@ -69,6 +69,10 @@ class Callee:
     def _call(self, *what: Any) -> Any:
         self.asked.append(("call", *what))
 
+    def _call_one(self, *what: Any) -> Any:
+        self.asked.append(("one", *what))
+        return "future"
+
     def _call_each(self, *what: Any) -> Any:
         self.asked.append(("each", *what))
         return ["future"] * self._size
@@ -130,7 +134,41 @@ def test_arguments_that_fit(name: str, args: Any, kwargs: Any) -> None:
     endpoint_handle.call(*args, **kwargs)
     endpoint_handle.call_one(*args, **kwargs)
     endpoint_handle.broadcast(*args, **kwargs)
-    assert callee.asked == [(verb, name, (args, kwargs)) for verb in ("call", "each", "broadcast")]
+    arguments = args, kwargs
+    assert callee.asked == [
+        ("call", name, arguments, None),
+        ("one", name, arguments, None),
+        ("broadcast", name, arguments),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "sent", "limit"),
+    [
+        ("step", {}, 5),  # it has no such parameter
+        ("any", {"timeout": 5}, None),  # it takes any
+    ],
+)
+def test_a_time_limit_is_ours_unless_the_endpoint_has_one(name: str, sent: dict[str, Any], limit: float | None) -> None:
+    callee = Callee()
+    handle(name, callee).call(1, timeout=5)
+    handle(name, callee).call_one(1, timeout=5)
+    assert [(asked[2][1], asked[3]) for asked in callee.asked] == [(sent, limit)] * 2
+
+
+def test_within_limits_the_calls_of_an_endpoint() -> None:
+    callee = Callee()
+    handle("any", callee).within(2.5).call(timeout="its own")
+    assert callee.asked == [("call", "any", ((), {"timeout": "its own"}), 2.5)]
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf")])
+def test_a_time_limit_that_is_none(seconds: float) -> None:
+    callee = Callee()
+    for call in (lambda: handle("step", callee).call(1, timeout=seconds), lambda: handle("step").within(seconds)):
+        with pytest.raises(ValueError, match="a timeout is a finite number of seconds"):
+            call()
+    assert not callee.asked
 
 
 @pytest.mark.parametrize("size", [0, 2, 8])

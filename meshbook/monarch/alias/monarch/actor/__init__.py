@@ -17,6 +17,7 @@ from meshbook.runtime.actor.endpoint import Endpoint as Endpoint
 from meshbook.runtime.actor.endpoint import concurrent_endpoint as concurrent_endpoint
 from meshbook.runtime.actor.endpoint import endpoint as endpoint
 from meshbook.runtime.actor.failure import MeshFailure as MeshFailure
+from meshbook.runtime.actor.failure import UndeliverableMessageEnvelope as UndeliverableMessageEnvelope
 from meshbook.runtime.actor.future import Future as Future
 from meshbook.runtime.actor.ports import Channel as Channel
 from meshbook.runtime.actor.ports import Port as Port
@@ -25,6 +26,7 @@ from meshbook.runtime.actor.sending import send as send
 from meshbook.runtime.actor.undecorated import as_endpoint as as_endpoint
 from meshbook.runtime.actor.values import ValueMesh as ValueMesh
 from meshbook.runtime.errors import ActorError as ActorError
+from meshbook.runtime.errors import CallTimeout as CallTimeout
 from meshbook.runtime.errors import DeadlockError as DeadlockError
 from meshbook.runtime.errors import SupervisionError as SupervisionError
 from meshbook.runtime.geometry import Extent as Extent
@@ -32,6 +34,7 @@ from meshbook.runtime.geometry import NDSlice as NDSlice
 from meshbook.runtime.geometry import Point as Point
 from meshbook.runtime.geometry import Shape as Shape
 from meshbook.runtime.geometry import Slice as Slice
+from meshbook.runtime.hosts.controllers import get_or_spawn_controller as get_or_spawn_controller
 from meshbook.runtime.hosts.faults import Hook
 from meshbook.runtime.hosts.session import shutdown_context as shutdown_context
 from meshbook.runtime.hosts.session import this_host as this_host

@@ -1,0 +1,77 @@
+"""Controllers: actors of which a whole run has one by a name, in the client's own process.
+
+`get_or_spawn_controller` may be called by any actor of the run; an actor of the client's process keeps the list.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, cast
+
+from meshbook.runtime.actor.base import Actor, check_arguments, check_class
+from meshbook.runtime.actor.context import context
+from meshbook.runtime.actor.endpoint import endpoint
+from meshbook.runtime.actor.failure import MeshFailure
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.actor.ports import Port
+from meshbook.runtime.geometry import Extent
+from meshbook.runtime.mesh.actors import TAKEN, ActorMesh, current_node
+from meshbook.runtime.node.calls import Target
+
+A = TypeVar("A", bound=Actor)
+CONTROLLERS = "controllers"  # the actor that every client hosts
+
+
+def get_or_spawn_controller(name: str, cls: type[A], *args: Any, **kwargs: Any) -> Future[A]:
+    """The one actor of this name in the whole run; whoever asks first lets it be made, in the client's process.
+
+    The others get the same one, whatever class and arguments they give. ValueError and TypeError as `spawn` has them.
+    The future raises an ActorError where the constructor failed, or the actor has died: it is not made again.
+    """
+    check_class(cls, TAKEN)
+    check_arguments(cls, args, kwargs)
+    node = current_node()
+    keeper = ActorMesh(CONTROLLERS, Controllers, [Target(node.controller, CONTROLLERS)], Extent((), ()).region)
+    return cast("Future[A]", keeper.get_or_spawn.call_one(name, cls, args, kwargs))
+
+
+class Controllers(Actor):
+    """The list. Making one takes as long as its constructor; who asks for another does not wait for that."""
+
+    def __init__(self) -> None:
+        self._meshes: dict[str, ActorMesh] = {}
+        self._failed: dict[str, str] = {}
+
+    @endpoint(explicit_response_port=True)
+    def get_or_spawn(
+        self, port: Port[Any], name: str, cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Answer with the actor once it is constructed, or with how it failed."""
+        here = context()  # the answer goes out from the thread that settles the future, which is no actor's
+
+        def answer() -> None:
+            if (error := mesh.initialized.exception()) is not None:
+                self._failed.setdefault(name, str(error))
+            here.run(self._answer, port, name, mesh)
+
+        try:
+            mesh = self._meshes.get(name) or self._spawn(name, cls, args, kwargs)
+        except Exception as error:
+            port.exception(error)
+        else:
+            mesh.initialized.when_done(answer)
+
+    def _spawn(self, name: str, cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorMesh:
+        made = context().actor_instance.proc.spawn(name, cls, *args, **kwargs)
+        self._meshes[name] = made
+        return cast("ActorMesh", made)
+
+    def _answer(self, port: Port[Any], name: str, mesh: ActorMesh) -> None:
+        if name in self._failed:
+            port.exception(RuntimeError(f"Failure on {name}: {self._failed[name]}"))
+        else:
+            port.send(mesh)
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        """A controller that has failed stays failed; whoever asks for it is told."""
+        self._failed[failure.mesh_name] = failure.report()
+        return True
