@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from meshbook.magics.publications import Display, Publication, Stream
 from meshbook.magics.publisher import Publisher, publisher_for
-from meshbook.magics.ranges import format_ranks
+from meshbook.runtime.geometry.ranges import format_ranks
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.telemetry.output import Chunk, DisplayChunk, OutputChunk
 
