@@ -30,6 +30,7 @@ from meshbook.runtime.mesh.places import Places
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.node.calls import Each, Gather, Target
 from meshbook.runtime.node.node import Node
+from meshbook.runtime.telemetry.forwarding import Forwarder, ScriptScreen
 from meshbook.runtime.telemetry.last_words import last_lines
 from meshbook.runtime.telemetry.output import TELEMETRY, OutputStore, TelemetryActor
 from meshbook.runtime.transport import Transport
@@ -62,6 +63,8 @@ class Session:
         self.run = secrets.token_hex(4)
         self.folder = make_folder(self.settings, self.run)
         self.output = OutputStore()
+        self.forwarder = Forwarder(ScriptScreen())
+        self.output.set_default(self.forwarder.take)
         self._roster = Roster()
         self._faults = Faults()
         self._inbox = self._inbox_prefix()
@@ -188,6 +191,7 @@ class Session:
         self._agent.kill()
         self._watcher.join()
         self.node.close()
+        self.forwarder.close()  # nothing more can arrive
         self.folder.close()
 
     def _stop_actors(self) -> None:

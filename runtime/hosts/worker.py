@@ -32,7 +32,7 @@ from meshbook.runtime.mesh.procs import PROCESS, ProcessActor
 from meshbook.runtime.node.calls import Gather, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.telemetry.capture import CHUNK_CHARACTERS, Capture
-from meshbook.runtime.telemetry.output import TELEMETRY, OutputChunk
+from meshbook.runtime.telemetry.output import TELEMETRY, LogOptions, OutputChunk
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.zeromq import ZmqTransport
 from meshbook.runtime.wire import pickling
@@ -96,6 +96,7 @@ def make_capture(node: Node, birth: Birth, folder: Path) -> Capture:
     # A character has four bytes at most; the rest is for what else is in the message.
     size = max(1, min(CHUNK_CHARACTERS, node.settings.max_message_bytes // 8))
     capture = node.capture = Capture(send, birth.world.mesh, birth.rank, folder, birth.address.node, size)
+    capture.options = LogOptions(shown=birth.world.settings.enable_log_forwarding)
     capture.install()
     return capture
 

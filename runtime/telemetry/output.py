@@ -23,6 +23,20 @@ StreamName = Literal["stdout", "stderr"]
 RING_CHARACTERS = 1 << 20
 
 
+class LogOptions(msgspec.Struct, frozen=True, array_like=True):
+    """What the controller does with output that no cell owns.
+
+    `shown`: whether it shows it at all. `window`: for how many seconds lines that are alike are gathered before they
+    are shown as one; without one each is shown as it comes.
+    """
+
+    shown: bool = True
+    window: float | None = None
+
+
+SHOWN = LogOptions()
+
+
 class OutputChunk(msgspec.Struct, frozen=True, array_like=True):
     """Text that a rank wrote, in order within its rank and stream."""
 
@@ -31,6 +45,7 @@ class OutputChunk(msgspec.Struct, frozen=True, array_like=True):
     rank: int
     stream: StreamName
     text: str
+    options: LogOptions = SHOWN
 
 
 class DisplayChunk(msgspec.Struct, frozen=True, array_like=True):
@@ -41,6 +56,7 @@ class DisplayChunk(msgspec.Struct, frozen=True, array_like=True):
     rank: int
     data: dict[str, Any]
     metadata: dict[str, Any]
+    options: LogOptions = SHOWN
 
 
 Chunk = OutputChunk | DisplayChunk
