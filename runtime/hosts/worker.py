@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import faulthandler
 import inspect
+import logging
 import os
 import queue
 import sys
@@ -32,6 +33,7 @@ from meshbook.runtime.mesh.procs import PROCESS, ProcessActor
 from meshbook.runtime.node.calls import Gather, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.telemetry.capture import CHUNK_CHARACTERS, Capture
+from meshbook.runtime.telemetry.logs import print_logs
 from meshbook.runtime.telemetry.output import TELEMETRY, LogOptions, OutputChunk
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.zeromq import ZmqTransport
@@ -60,6 +62,7 @@ def run(birth: Birth, folder: Path) -> None:
     node = make_node(transport, birth)
     provide_client(lambda: client_of(node, birth))
     capture = make_capture(node, birth, folder)
+    print_logs(logging.INFO if birth.world.settings.enable_log_forwarding else None)
     ready = prepare(birth)
     if ready:
         serve(node, birth)
