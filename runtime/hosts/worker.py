@@ -187,6 +187,12 @@ class Process(ProcessActor):
         return os.getpid()
 
     @endpoint
+    def set_logging(self, level: int, options: LogOptions) -> None:
+        logging.getLogger().setLevel(level)
+        if self._node.capture is not None:
+            self._node.capture.choose(options)
+
+    @endpoint
     def stop(self, reason: str) -> None:
         self._node.is_leaving = True
         # Every actor ends after the messages it has been sent; the last of them lets the main thread go. One that does
