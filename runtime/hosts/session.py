@@ -86,7 +86,7 @@ class Session:
         node = Node(self._connect("controller"), self.run, self.settings)
         node.host_inline(TELEMETRY, TelemetryActor(self.output))
         node.host_inline(ROSTER, self._roster)
-        node.when_down.append(self._roster.ended)
+        node.when_down += [self._roster.ended, self.output.ended]
         node.on_fault = self._faults.report
         node.start()
         return node
