@@ -12,7 +12,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo lab test check bench clean
+.PHONY: help setup demo lab test check bench soak clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -43,6 +43,9 @@ check: setup ## lint, formatting, types
 
 bench: setup ## run the benchmarks
 	@for name in spawn calls cells; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+
+soak: setup ## ten minutes of random work: fails where a message is lost or anything piles up
+	$(BIN)/python benchmarks/soak.py
 
 clean: ## remove what the targets above made, .venv too
 	rm -rf $(VENV) demo-output build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

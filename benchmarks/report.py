@@ -30,10 +30,12 @@ class Report:
         self._aims[name] = aim
 
     def present(self, heading: str, options: argparse.Namespace) -> None:
-        """Print the table; write the file if one was asked for."""
-        print(f"{heading}, {options.rounds} rounds, {os.cpu_count()} cores\n{self.table()}")
+        """Print the table; write the files if one was asked for."""
+        text = f"{heading}, {options.rounds} rounds, {os.cpu_count()} cores\n{self.table()}"
+        print(text)
         if options.json:
             self.write(options.json)
+            options.json.with_suffix(".txt").write_text(f"{text}\n")
 
     def table(self) -> str:
         """One line a figure: median, least and most of the rounds, and what we aim at."""
@@ -80,7 +82,12 @@ def percentiles(work: Callable[[], object], times: int) -> tuple[float, float]:
 
 def arguments(description: str, rounds: int) -> argparse.Namespace:
     """`--rounds N` and `--json FILE`."""
-    parser = argparse.ArgumentParser(description=description)
+    parser = json_option(argparse.ArgumentParser(description=description))
     parser.add_argument("--rounds", type=int, default=rounds)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all rounds there")
     return parser.parse_args()
+
+
+def json_option(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Give a benchmark `--json FILE`."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all rounds there, and the table beside it")
+    return parser

@@ -9,7 +9,7 @@ from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
-from meshbook.magics.forwarding import Forwarder
+from meshbook.magics.forwarding import CellScreen
 from meshbook.magics.meshes import MeshError, Meshes, NotebookMesh, describe_up
 from meshbook.magics.options import (
     CellOptions,
@@ -39,8 +39,7 @@ class MeshMagics(Magics):
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
         self.meshes = Meshes()
-        self._forwarder: Forwarder | None = None
-        self._lock = threading.Lock()  # guards _forwarder: the warm-up asks for it on a thread of its own
+        self._screen = CellScreen()
 
     def warm_up(self) -> None:
         """Start the session in the background, so that the first `%%mesh` finds its workers' parent warm."""
@@ -48,15 +47,8 @@ class MeshMagics(Magics):
 
     def _session(self) -> Session:
         session = current_session()
-        self._forwarder_of(session)
+        session.forwarder.screen = self._screen
         return session
-
-    def _forwarder_of(self, session: Session) -> Forwarder:
-        with self._lock:
-            # Another session is the next after `close_session()`.
-            if self._forwarder is None or self._forwarder.session is not session:
-                self._forwarder = Forwarder(session)
-            return self._forwarder
 
     # -- cells -------------------------------------------------------------------
 
@@ -167,13 +159,15 @@ class MeshMagics(Magics):
             CURRENT.set(None)  # what was there is of a session that has been closed
             return
         origin = f"local {self.shell.execution_count}"
-        self._forwarder_of(session).begin(origin, self.shell)
+        session.forwarder.screen = self._screen  # the session may be another one, after `close_session()`
+        self._screen.begin(origin, self.shell)
         CURRENT.set(Context(session.context.actor_instance, origin=origin))
 
     def after_cell(self, result: Any) -> None:
         """It ended: show what it caused before the next prompt."""
-        if self._forwarder is not None:
-            self._forwarder.flush()
+        session = running_session()
+        if session is not None:
+            session.forwarder.flush()
 
 
 class _Progress:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import accumulate, takewhile
 
 from meshbook.magics.grouping import Block, Group, StreamName, escape_html
-from meshbook.magics.ranges import format_label
+from meshbook.runtime.geometry.ranges import format_label
 
 _LEAST_SHARE = 512  # of a publication, for one group: below that little of it could be read
 _LEAST_LINE = 80

@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from meshbook.magics.ranges import format_label
+from meshbook.runtime.geometry.ranges import format_label
 
 GroupMode = Literal["auto", "same", "rank", "order", "none"]
 StreamName = Literal["stdout", "stderr"]

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from meshbook.magics.mistakes import Mistake
-from meshbook.magics.ranges import format_ranks, name_ranks
 from meshbook.magics.selection import LastCell, Selected, parse, resolve
 from meshbook.runtime.actor.context import CURRENT, Context, current_origin
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.actor import CellActor, CellControl
 from meshbook.runtime.errors import ExitReport, MeshbookError
 from meshbook.runtime.geometry import Extent
+from meshbook.runtime.geometry.ranges import format_ranks, name_ranks
 from meshbook.runtime.hosts.machine import count_cores, count_gpus
 from meshbook.runtime.hosts.session import Session, close_session, current_session, running_session
 from meshbook.runtime.mesh.procs import ProcMesh, heed_failures

@@ -19,8 +19,8 @@ from meshbook.magics.fitting import fit_details, fit_streams
 from meshbook.magics.grouping import Block, Group, GroupMode, StreamName, group_blocks, render_html, render_text
 from meshbook.magics.pictures import HEADER_STYLE, Picture, Pictures
 from meshbook.magics.publications import LiveDisplay, Publication, Stream
-from meshbook.magics.ranges import format_label
 from meshbook.magics.retention import Capture
+from meshbook.runtime.geometry.ranges import format_label
 
 STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")
 _STDERR_STYLE = "background:var(--jp-rendermime-error-background,rgba(255,0,0,.1))"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshbook.magics.publications import Display
-from meshbook.magics.ranges import format_label
+from meshbook.runtime.geometry.ranges import format_label
 
 HEADER_STYLE = (
     "font-family:var(--jp-ui-font-family,sans-serif);font-size:var(--jp-ui-font-size1,13px);"

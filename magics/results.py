@@ -29,9 +29,9 @@ from meshbook.magics.grouping import (
     render_text,
     split_lines,
 )
-from meshbook.magics.ranges import format_label, name_ranks
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, CellValue, RankError, TensorSummary
 from meshbook.runtime.geometry import Extent, Region
+from meshbook.runtime.geometry.ranges import format_label, name_ranks
 from meshbook.runtime.geometry.region import Index
 
 ReadLog: TypeAlias = Callable[[int, StreamName], str]

@@ -22,7 +22,6 @@ from meshbook.magics.meshes import MeshError, NotebookMesh
 from meshbook.magics.options import CellOptions
 from meshbook.magics.output import CellOutput
 from meshbook.magics.publisher import Publisher
-from meshbook.magics.ranges import name_ranks
 from meshbook.magics.results import MeshResult
 from meshbook.magics.selection import LastCell
 from meshbook.magics.tracebacks import make_cell_error
@@ -30,6 +29,7 @@ from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, Frame, RankError
 from meshbook.runtime.errors import MeshbookError, ProcessDied
 from meshbook.runtime.geometry import Region
+from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.telemetry.output import Chunk, DisplayChunk, OutputChunk
 from meshbook.runtime.telemetry.spool import Spool

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, NoReturn
 
-from meshbook.magics.ranges import format_label, name_ranks
 from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.errors import MeshbookError
+from meshbook.runtime.geometry.ranges import format_label, name_ranks
 
 if TYPE_CHECKING:  # An error only hands results on, and needs nothing of them.
     from meshbook.magics.results import MeshResult

@@ -20,11 +20,11 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from meshbook.magics.ranges import name_ranks
 from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ExitReport, LaunchError, ProcessDied
+from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.hosts.machine import count_cores, count_gpus
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.mesh.actors import ActorMesh

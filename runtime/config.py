@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -29,31 +30,37 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     launch_timeout: float = 60.0
     stop_timeout: float = 3.0  # a worker that has not left by then is killed
     stderr_lines: int = 20
+    enable_log_forwarding: bool = False  # whether the controller shows what ranks print; in a notebook it does
     # What the fork server imports, so that workers have it at birth. Names, not imports: see design of the floors.
     preload: str = "torch,torch.distributed,torch.nn,numpy,meshbook.runtime.cells.preload"
     # Handed down and used by nobody here: what the rooms above want every process to know. Set by no variable.
     extra: dict[str, str | int | float | bool | None] = {}
 
     @classmethod
-    def from_environment(cls) -> Settings:
-        """Read `MESHBOOK_*`; a value that does not fit its field is an error that names the variable."""
+    def from_environment(cls, **defaults: Any) -> Settings:
+        """Read `MESHBOOK_*`; a value that does not fit its field is an error that names the variable.
+
+        `defaults` stand in for those of the class.
+        """
         found = {
             name: _read(PREFIX + name.upper(), str(kind))
             for name, kind in cls.__annotations__.items()
             if str(kind) in _KINDS and PREFIX + name.upper() in os.environ
         }
-        return cls(**found)
+        return cls(**(defaults | found))
 
 
 # What all processes of a run have to agree on, and its fork server has used already: settled when the run begins.
 RUN_WIDE = frozenset({"runtime_dir", "max_message_bytes", "high_water_mark", "launch_timeout", "preload"})
-_KINDS = {"str": str, "int": int, "float": float}
+_KINDS = {"str": str, "int": int, "float": float, "bool": bool}
 
 
 def _read(variable: str, kind: str) -> Any:
     text = os.environ[variable]
     if kind == "str":
         return text
+    if kind == "bool":
+        return _read_switch(variable, text)
     try:
         value = _KINDS[kind](text)
     except ValueError:
@@ -62,6 +69,19 @@ def _read(variable: str, kind: str) -> Any:
         wanted = "a number" if kind == "float" else "a whole number"
         raise ValueError(f"{variable} is {text!r}: it needs {wanted} that is not negative")
     return value
+
+
+def _read_switch(variable: str, text: str) -> bool:
+    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if (value := words.get(text.lower())) is None:
+        raise ValueError(f"{variable} is {text!r}: it needs 1 or 0")
+    return value
+
+
+def in_a_notebook() -> bool:
+    """Whether cells run in this process: a kernel's, or those of IPython on a terminal."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and ipython.get_ipython() is not None
 
 
 class Overrides:
@@ -134,7 +154,7 @@ def inherited_settings() -> Settings | None:
 
 def settings_in_force() -> Settings:
     """The settings of what this process starts from now on."""
-    return OVERRIDES.over(_Beginning.settings or Settings.from_environment())
+    return OVERRIDES.over(_Beginning.settings or Settings.from_environment(enable_log_forwarding=in_a_notebook()))
 
 
 def runtime_root(settings: Settings) -> Path:

@@ -140,6 +140,7 @@ def _keys(check: Check, **defaults: Value) -> list[Key]:
 
 _FIELDS = {
     "codec_max_frame_length": "max_message_bytes",
+    "enable_log_forwarding": "enable_log_forwarding",
     "host_spawn_ready_timeout": "launch_timeout",
     "mesh_terminate_timeout": "stop_timeout",
     "process_exit_timeout": "stop_timeout",

@@ -23,7 +23,7 @@ from meshbook.runtime.cells.shell import Ran, RankShell, make_shell
 from meshbook.runtime.cells.values import describe, pack
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.node.calls import Target
-from meshbook.runtime.telemetry.output import TELEMETRY, DisplayChunk
+from meshbook.runtime.telemetry.output import SHOWN, TELEMETRY, DisplayChunk
 
 KEPT_VALUES = 16
 PULL_LIMIT = 4 << 30
@@ -112,7 +112,8 @@ class CellActor(Actor):
 
     def _publish(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
         self._flush()  # what was printed before the figure is shown before it
-        chunk = DisplayChunk(current_origin(), self._birth.world.mesh, self._birth.rank, data, metadata)
+        options = SHOWN if self._node.capture is None else self._node.capture.options
+        chunk = DisplayChunk(current_origin(), self._birth.world.mesh, self._birth.rank, data, metadata, options)
         target = Target(self._node.controller, TELEMETRY)
         self._node.call([target], "output", ((chunk,), {}), Extent((), ()), None)
 

@@ -2,7 +2,7 @@
 
 Numbers and names only: nothing here knows of processes, actors or Jupyter. One subject a file: `slices` maps
 positions to ranks, `point` is one place, `region` is a shape over the ranks of a base mesh, `splitting` is
-the arithmetic of `split`, `mesh_trait` hands a region's methods to whatever has one.
+the arithmetic of `split`, `mesh_trait` hands a region's methods to whatever has one, `ranges` writes ranks for people.
 """
 
 from meshbook.runtime.geometry.mesh_trait import MeshTrait

@@ -31,6 +31,7 @@ from meshbook.runtime.mesh.places import Places
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.node.calls import Each, Gather, Target
 from meshbook.runtime.node.node import Node
+from meshbook.runtime.telemetry.forwarding import Forwarder, ScriptScreen
 from meshbook.runtime.telemetry.last_words import last_lines
 from meshbook.runtime.telemetry.output import TELEMETRY, OutputStore, TelemetryActor
 from meshbook.runtime.transport import Transport
@@ -63,6 +64,8 @@ class Session:
         self.run = secrets.token_hex(4)
         self.folder = make_folder(self.settings, self.run)
         self.output = OutputStore()
+        self.forwarder = Forwarder(ScriptScreen())
+        self.output.set_default(self.forwarder.take)
         self._roster = Roster()
         self._faults = Faults()
         self._inbox = self._inbox_prefix()
@@ -85,7 +88,7 @@ class Session:
         node.host_inline(TELEMETRY, TelemetryActor(self.output))
         node.host_inline(ROSTER, self._roster)
         node.host(CONTROLLERS, Controllers, class_name="Controllers").start(lambda error: None)
-        node.when_down.append(self._roster.ended)
+        node.when_down += [self._roster.ended, self.output.ended]
         node.on_fault = self._faults.report
         node.start()
         return node
@@ -190,6 +193,7 @@ class Session:
         self._agent.kill()
         self._watcher.join()
         self.node.close()
+        self.forwarder.close()  # nothing more can arrive
         self.folder.close()
 
     def _stop_actors(self) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import faulthandler
 import inspect
+import logging
 import os
 import queue
 import sys
@@ -32,7 +33,8 @@ from meshbook.runtime.mesh.procs import PROCESS, ProcessActor
 from meshbook.runtime.node.calls import Gather, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.telemetry.capture import CHUNK_CHARACTERS, Capture
-from meshbook.runtime.telemetry.output import TELEMETRY, OutputChunk
+from meshbook.runtime.telemetry.logs import print_logs
+from meshbook.runtime.telemetry.output import TELEMETRY, LogOptions, OutputChunk
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.zeromq import ZmqTransport
 from meshbook.runtime.wire import pickling
@@ -60,6 +62,7 @@ def run(birth: Birth, folder: Path) -> None:
     node = make_node(transport, birth)
     provide_client(lambda: client_of(node, birth))
     capture = make_capture(node, birth, folder)
+    print_logs(logging.INFO if birth.world.settings.enable_log_forwarding else None)
     ready = prepare(birth)
     if ready:
         serve(node, birth)
@@ -96,6 +99,7 @@ def make_capture(node: Node, birth: Birth, folder: Path) -> Capture:
     # A character has four bytes at most; the rest is for what else is in the message.
     size = max(1, min(CHUNK_CHARACTERS, node.settings.max_message_bytes // 8))
     capture = node.capture = Capture(send, birth.world.mesh, birth.rank, folder, birth.address.node, size)
+    capture.options = LogOptions(shown=birth.world.settings.enable_log_forwarding)
     capture.install()
     return capture
 
@@ -181,6 +185,12 @@ class Process(ProcessActor):
     @endpoint
     def ready(self) -> int:
         return os.getpid()
+
+    @endpoint
+    def set_logging(self, level: int, options: LogOptions) -> None:
+        logging.getLogger().setLevel(level)
+        if self._node.capture is not None:
+            self._node.capture.choose(options)
 
     @endpoint
     def stop(self, reason: str) -> None:

@@ -28,7 +28,7 @@ from meshbook.runtime.hosts.handover import command_line, drop_birth, is_left
 from meshbook.runtime.hosts.linux import end_descendants
 from meshbook.runtime.hosts.server import Server
 from meshbook.runtime.mesh.birth import Birth
-from meshbook.runtime.telemetry.last_words import last_words
+from meshbook.runtime.telemetry.last_words import last_words, remove_files
 from meshbook.runtime.wire.messages import Address
 
 OnExit = Callable[[ExitReport, list[Address]], None]
@@ -282,6 +282,7 @@ class Workers:
                 if not other.stopping or other.address.node == worker.owner
             ]
             owned = [other.address.node for other in self._by_node.values() if other.owner == node]
+        remove_files(self._folder, node)
         self._on_exit(report, others)
         worker.ended.set()
         self.stop(owned, f"its owner has ended ({node})")

@@ -89,6 +89,11 @@ class HostMesh(MeshTrait):
         return self._region
 
     @property
+    def stream_logs(self) -> bool:
+        """Whether the client shows what processes print that are spawned here now (MESHBOOK_ENABLE_LOG_FORWARDING)."""
+        return OVERRIDES.over_mesh(current_node().settings).enable_log_forwarding
+
+    @property
     def initialized(self) -> Future[bool]:
         """Resolves to True once every host takes requests. Raises SupervisionError where one is gone, with how."""
         return self._hosts().gpus.call().then(lambda gpus: True)
@@ -174,7 +179,7 @@ class HostMesh(MeshTrait):
             nodes += [birth.address for birth in births]
             host = ActorMesh("hosts", HostActor, [Target(agent, HOST)], Extent((), ()).region)
             mark_unborn(host.spawn_procs.call_one(births), births)
-        make = functools.partial(ProcMesh, mesh, nodes, extent.region, self, owned=True)
+        make = functools.partial(ProcMesh, mesh, nodes, extent.region, self, owned=True, stream_logs=self.stream_logs)
         ranks = {node.node: rank for rank, node in enumerate(nodes)}
         own(mesh, name or "procs", ranks, make, are_processes=True)
         procs = make()

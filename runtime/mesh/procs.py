@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextvars
 import functools
 import itertools
+import logging
+import math
 import signal
+import warnings
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
@@ -19,6 +22,7 @@ from meshbook.runtime.geometry import MeshTrait, Region
 from meshbook.runtime.mesh.actors import TAKEN, ActorMesh, current_node
 from meshbook.runtime.node.calls import Gather, Target
 from meshbook.runtime.node.ledger import Charge
+from meshbook.runtime.telemetry.output import LogOptions
 from meshbook.runtime.wire.messages import Address
 
 if TYPE_CHECKING:
@@ -38,6 +42,11 @@ class ProcessActor(Actor):
     @endpoint
     def ready(self) -> int:
         """The process id, once the worker can take messages."""
+        raise NotImplementedError
+
+    @endpoint
+    def set_logging(self, level: int, options: LogOptions) -> None:
+        """Set the root logger's level, and what the client does with the output from here on."""
         raise NotImplementedError
 
     @endpoint
@@ -94,6 +103,7 @@ class ProcMesh(MeshTrait):
         *,
         ownership: Ownership | None = None,
         owned: bool = False,
+        stream_logs: bool | None = None,
     ) -> None:
         self._name = name
         self._nodes = tuple(nodes)  # by rank of the mesh as it was spawned
@@ -101,6 +111,7 @@ class ProcMesh(MeshTrait):
         self._hosts = hosts
         self._ownership = ownership or Ownership()
         self._owned = owned
+        self._streams = stream_logs  # whether its output was to be forwarded at the spawn; None: as this process's is
         self._initialized: Future[bool] | None = None
 
     @property
@@ -156,7 +167,9 @@ class ProcMesh(MeshTrait):
         return self
 
     def _with_region(self, region: Region) -> ProcMesh:
-        return ProcMesh(self._name, self._nodes, region, self._hosts, ownership=self._ownership)
+        return ProcMesh(
+            self._name, self._nodes, region, self._hosts, ownership=self._ownership, stream_logs=self._streams
+        )
 
     def spawn(self, name: str, cls: type[A], *args: Any, **kwargs: Any) -> A:
         """Create an actor of `cls` on every process and return the actor mesh at once.
@@ -209,6 +222,34 @@ class ProcMesh(MeshTrait):
         """Let the processes of this mesh or slice leave ahead of the others, as `stop` does for all of them."""
         return self._hosts._stop_procs(self.nodes, reason)
 
+    async def logging_option(
+        self,
+        stream_to_client: bool = False,
+        aggregate_window_sec: float | None = None,
+        level: int = logging.INFO,
+    ) -> None:
+        """Say what happens from now on to what the processes of this mesh or slice print outside cells, and log.
+
+        `stream_to_client`: whether the client shows it. `aggregate_window_sec`: lines that differ in their numbers
+        alone, and come within so many seconds, are shown once, with their count and ranks. `level`: that of the root
+        logger, 0 to 255, from which on Python's logging is printed. `%%mesh` cells show their output in any case.
+        Raises ValueError for a level or a window that cannot be; warns where the client forwards nothing
+        (MESHBOOK_ENABLE_LOG_FORWARDING; in notebooks it does).
+        """
+        _check_logging(stream_to_client, aggregate_window_sec, level)
+        node, everyone = current_node(), Gather(self.extent.region)
+        streams = node.settings.enable_log_forwarding if self._streams is None else self._streams
+        if stream_to_client and not streams:
+            text = "stream_to_client=True has no effect: MESHBOOK_ENABLE_LOG_FORWARDING was off at the spawn"
+            warnings.warn(text, UserWarning, stacklevel=2)
+        if node.place is None and set(self.nodes) == {node.address}:  # a client's own process prints by itself
+            logging.getLogger().setLevel(level)
+            return
+        options = LogOptions(stream_to_client and streams, aggregate_window_sec)
+        targets = [Target(each, PROCESS) for each in self.nodes]
+        node.call(targets, "set_logging", ((level, options), {}), self.extent, everyone)
+        await everyone.future
+
     def kill(self, number: int = signal.SIGKILL) -> Future[None]:
         """Send a signal to the processes of this mesh or slice, and to what they started."""
         return self._hosts._signal_procs(self.nodes, number)
@@ -225,7 +266,17 @@ class ProcMesh(MeshTrait):
         return f"<ProcMesh {self._name} {dict(self.extent)}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ProcMesh, (self._name, self._nodes, self._region, self._hosts)
+        made = functools.partial(ProcMesh, stream_logs=self._streams)
+        return made, (self._name, self._nodes, self._region, self._hosts)
+
+
+def _check_logging(stream: bool, window: float | None, level: int) -> None:
+    if not 0 <= level <= 255:
+        raise ValueError(f"Invalid logging level {level}: it goes from 0 to 255")
+    if window is not None and not (math.isfinite(window) and window > 0):
+        raise ValueError(f"aggregate_window_sec is {window!r}: it needs a number of seconds above zero")
+    if window is not None and not stream:
+        raise ValueError("aggregate_window_sec needs stream_to_client=True: without it there is nothing to aggregate")
 
 
 def _explain_start(error: BaseException) -> BaseException:

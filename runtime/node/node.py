@@ -170,6 +170,11 @@ class Node:
 
     # -- asking --------------------------------------------------------------
 
+    @property
+    def open_calls(self) -> int:
+        """How many calls from here still wait for an answer."""
+        return len(self._calls)
+
     def call(
         self,
         targets: Sequence[Target],

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from meshbook.runtime.telemetry.follower import Follower
 from meshbook.runtime.telemetry.last_words import LastWords
-from meshbook.runtime.telemetry.output import OutputChunk, StreamName
+from meshbook.runtime.telemetry.output import SHOWN, LogOptions, OutputChunk, StreamName
 from meshbook.runtime.telemetry.streams import RankStream
 
 FLUSH_SECONDS = 0.05
@@ -50,6 +50,7 @@ class Capture:
         self._mesh = mesh
         self._rank = rank
         self.main_origin: Callable[[], str] = _no_origin  # the cell that runs: the best guess for C code's output
+        self.options = SHOWN
         self._last_words = LastWords(folder, node)
         self.stdout = RankStream(self, "stdout", 1)
         self.stderr = RankStream(self, "stderr", 2)
@@ -84,6 +85,11 @@ class Capture:
         with self._sending:
             self._send_waiting()
             self._send_files()
+
+    def choose(self, options: LogOptions) -> None:
+        """Let this hold for what is written from now on; what was written before leaves with the options of before."""
+        self.flush()
+        self.options = options
 
     # -- from the streams ------------------------------------------------------
 
@@ -170,7 +176,7 @@ class Capture:
     def _send(self, origin: str, stream: StreamName, text: str) -> None:
         for start in range(0, len(text), self._chunk_characters):
             piece = text[start : start + self._chunk_characters]
-            self._send_chunk(OutputChunk(origin, self._mesh, self._rank, stream, piece))
+            self._send_chunk(OutputChunk(origin, self._mesh, self._rank, stream, piece, self.options))
 
 
 def whole(text: str) -> str:

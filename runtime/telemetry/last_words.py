@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -61,6 +62,16 @@ def last_lines(path: Path, count: int | None = None) -> list[str]:
         return []
     lines = [_cut(line.rstrip()) for line in text.replace("\0", "").splitlines()]
     return lines if count is None else lines[-count:]
+
+
+def remove_files(folder: Path, node: str) -> None:
+    """Remove what an ended process leaves in the run's folder, once its last words are known.
+
+    A run may have any number of processes, and the folder is often in memory.
+    """
+    for suffix in ("", ".out", ".err", ".last"):  # the socket, the descriptors' files, and ours
+        with contextlib.suppress(OSError):
+            (folder / f"{node}{suffix}").unlink(missing_ok=True)
 
 
 def _cut(line: str) -> str:

@@ -15,12 +15,28 @@ import msgspec
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
+from meshbook.runtime.errors import ExitReport
 
 logger = logging.getLogger(__name__)
 
 TELEMETRY = "telemetry"  # the actor that a controller hosts for this
 StreamName = Literal["stdout", "stderr"]
 RING_CHARACTERS = 1 << 20
+REMEMBERED_ENDS = 64  # processes that have ended, whose last text is still there
+
+
+class LogOptions(msgspec.Struct, frozen=True, array_like=True):
+    """What the controller does with output that no cell owns.
+
+    `shown`: whether it shows it at all. `window`: for how many seconds lines that are alike are gathered before they
+    are shown as one; without one each is shown as it comes.
+    """
+
+    shown: bool = True
+    window: float | None = None
+
+
+SHOWN = LogOptions()
 
 
 class OutputChunk(msgspec.Struct, frozen=True, array_like=True):
@@ -31,6 +47,7 @@ class OutputChunk(msgspec.Struct, frozen=True, array_like=True):
     rank: int
     stream: StreamName
     text: str
+    options: LogOptions = SHOWN
 
 
 class DisplayChunk(msgspec.Struct, frozen=True, array_like=True):
@@ -41,6 +58,7 @@ class DisplayChunk(msgspec.Struct, frozen=True, array_like=True):
     rank: int
     data: dict[str, Any]
     metadata: dict[str, Any]
+    options: LogOptions = SHOWN
 
 
 Chunk = OutputChunk | DisplayChunk
@@ -56,7 +74,8 @@ class OutputStore:
     def __init__(self) -> None:
         self._sinks: dict[str, Sink] = {}
         self._default: Sink | None = None
-        self._rings: dict[tuple[str, int], Ring] = {}
+        self._rings: dict[str, Ring] = {}  # by process
+        self._ended: collections.deque[str] = collections.deque()
         self._lock = threading.Lock()  # guards _rings against a reader on another thread
 
     def open(self, origin: str, sink: Sink) -> None:
@@ -74,7 +93,7 @@ class OutputStore:
     def add(self, chunk: Chunk) -> None:
         if isinstance(chunk, OutputChunk):
             with self._lock:
-                self._rings.setdefault((chunk.mesh, chunk.rank), Ring()).add(chunk.text)
+                self._rings.setdefault(f"{chunk.mesh}.{chunk.rank}", Ring()).add(chunk.text)
         sink = self._sinks.get(chunk.origin) or self._default
         if sink is None:
             return
@@ -87,14 +106,21 @@ class OutputStore:
     def recent(self, mesh: str, rank: int) -> str:
         """The last output of a rank, both streams, up to a mebi-character."""
         with self._lock:
-            ring = self._rings.get((mesh, rank))
+            ring = self._rings.get(f"{mesh}.{rank}")
             return ring.text() if ring else ""
 
     def forget(self, mesh: str) -> None:
         """Drop what was kept of a mesh."""
         with self._lock:
-            for key in [key for key in self._rings if key[0] == mesh]:
-                del self._rings[key]
+            for node in [node for node in self._rings if node.rpartition(".")[0] == mesh]:
+                del self._rings[node]
+
+    def ended(self, report: ExitReport) -> None:
+        """A process has ended. Its text is kept for a while: people look for it, and some may come only now."""
+        with self._lock:
+            self._ended.append(report.node)
+            while len(self._ended) > REMEMBERED_ENDS:
+                self._rings.pop(self._ended.popleft(), None)
 
 
 class Ring:

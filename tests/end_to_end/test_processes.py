@@ -416,6 +416,21 @@ def test_what_a_worker_left_behind_goes_with_it(spawn_procs):
     assert psutil.wait_procs([process], timeout=PATIENCE)[1] == []
 
 
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_a_process_that_ended_leaves_no_file_in_the_runs_folder(host, session, how):
+    mesh = host.spawn_procs(per_host={"gpus": 2}, name="littering")
+    mesh.initialized.get(PATIENCE)
+
+    def files() -> list[str]:
+        return [path.name for path in session.folder.path.iterdir() if path.name.startswith(mesh.name)]
+
+    assert f"{mesh.name}.1.out" in files()
+    if how == "kill":
+        mesh.kill().get(PATIENCE)
+    mesh.stop().get(PATIENCE)
+    assert files() == []
+
+
 def test_a_worker_that_does_not_leave_is_killed(host, monkeypatch):
     def ignore() -> None:
         threading.Thread(target=threading.Event().wait).start()  # not a daemon: the interpreter waits for it

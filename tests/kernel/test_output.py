@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -152,6 +152,41 @@ def test_actors_print_into_the_ordinary_cell_that_called_them(notebook: Notebook
     notebook.wait_until(lambda: _ranks_in(first.stdout) == {0, 1, 2, 3} and _ranks_in(second.stdout) == {2})
     assert set(re.findall("[a-z]+$", first.stdout, re.MULTILINE)) == {"first"}
     assert second.stdout == "[mesh 2] second\n"
+
+
+def test_what_actors_log_is_shown_like_what_they_print_until_that_is_turned_off(notebook: Notebook) -> None:
+    notebook.run(
+        "from meshbook import Actor, endpoint\n"
+        "class Logger(Actor):\n"
+        "    @endpoint\n"
+        "    def log(self, text): self.logger.info(text)\n"
+        "loggers = mesh.slice(gpus=2).spawn('loggers', Logger)"
+    )
+    heard = notebook.run("loggers.log.call_one('heard').get()")
+    notebook.wait_until(lambda: "heard" in heard.stderr)
+    assert re.fullmatch(r"\[mesh 2\] INFO:__main__:\[<.*>\] heard\n", heard.stderr)
+    quiet = notebook.run("await mesh.logging_option()\nloggers.log.call_one('quiet').get()")
+    # With the options of before again, what was printed under those has arrived.
+    notebook.run("await mesh.logging_option(stream_to_client=True)")
+    again = notebook.run("loggers.log.call_one('again').get()")
+    notebook.wait_until(lambda: "again" in again.stderr)
+    assert quiet.stderr == ""
+
+
+def test_a_notebook_that_does_not_want_it_shows_cells_alone(open_notebook: Any) -> None:
+    notebook = open_notebook(MESHBOOK_ENABLE_LOG_FORWARDING="0")
+    notebook.run(
+        "%mesh up --gpus 1\n"
+        "from meshbook import Actor, endpoint\n"
+        "class Talker(Actor):\n"
+        "    @endpoint\n"
+        "    def say(self): print('said')\n"
+        "talkers = mesh.spawn('talkers', Talker)"
+    )
+    talked = notebook.run("talkers.say.call_one().get()")
+    assert notebook.run("%%mesh\nprint('shown')").stdout == "[0] shown\n"
+    assert notebook.run("%mesh log 0").stdout == "said\nshown\n"
+    assert talked.stdout == ""
 
 
 def _ranks_in(text: str) -> set[int]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from meshbook.runtime.config import RUN_WIDE, Overrides, Settings, check_private, runtime_root
+from meshbook.runtime.config import RUN_WIDE, Overrides, Settings, check_private, in_a_notebook, runtime_root
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +33,11 @@ def test_without_variables_the_defaults_hold() -> None:
         ("STOP_TIMEOUT", "0", 0.0),
         ("STDERR_LINES", "0", 0),
         ("PRELOAD", "", ""),
+        ("ENABLE_LOG_FORWARDING", "1", True),
+        ("ENABLE_LOG_FORWARDING", "True", True),
+        ("ENABLE_LOG_FORWARDING", "on", True),
+        ("ENABLE_LOG_FORWARDING", "no", False),
+        ("ENABLE_LOG_FORWARDING", "0", False),
     ],
 )
 def test_a_variable_sets_its_field(monkeypatch: pytest.MonkeyPatch, variable: str, text: str, value: Any) -> None:
@@ -60,6 +66,29 @@ def test_a_value_that_does_not_fit_names_the_variable(
     said = f"MESHBOOK_{variable} is {text!r}: it needs {wanted} that is not negative"
     with pytest.raises(ValueError, match=f"^{said}$"):
         Settings.from_environment()
+
+
+@pytest.mark.parametrize("text", ["", "2", "perhaps"])
+def test_a_switch_is_on_or_off(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("MESHBOOK_ENABLE_LOG_FORWARDING", text)
+    with pytest.raises(ValueError, match=f"^MESHBOOK_ENABLE_LOG_FORWARDING is {text!r}: it needs 1 or 0$"):
+        Settings.from_environment()
+
+
+def test_a_variable_wins_over_a_default_of_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = {"enable_log_forwarding": True, "stderr_lines": 7}
+    assert Settings.from_environment(**place) == Settings(enable_log_forwarding=True, stderr_lines=7)
+    monkeypatch.setenv("MESHBOOK_ENABLE_LOG_FORWARDING", "0")
+    assert Settings.from_environment(**place) == Settings(enable_log_forwarding=False, stderr_lines=7)
+
+
+def test_a_shell_of_ipythons_makes_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("IPython.get_ipython", lambda: None)
+    assert not in_a_notebook()
+    monkeypatch.setattr("IPython.get_ipython", lambda: object())
+    assert in_a_notebook()
+    monkeypatch.delitem(sys.modules, "IPython")
+    assert not in_a_notebook()
 
 
 def test_unknown_variables_are_others_business(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,18 @@ from typing import Any
 
 import pytest
 
+from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.telemetry import follower as follower_module
 from meshbook.runtime.telemetry.follower import KEPT_BYTES, PUNCH_BYTES, READ_BYTES, Follower
-from meshbook.runtime.telemetry.last_words import LIMIT_BYTES, LINE_CHARACTERS, TAIL_BYTES, LastWords, last_words
-from meshbook.runtime.telemetry.output import Chunk, DisplayChunk, OutputChunk, OutputStore, Ring
+from meshbook.runtime.telemetry.last_words import (
+    LIMIT_BYTES,
+    LINE_CHARACTERS,
+    TAIL_BYTES,
+    LastWords,
+    last_words,
+    remove_files,
+)
+from meshbook.runtime.telemetry.output import REMEMBERED_ENDS, Chunk, DisplayChunk, OutputChunk, OutputStore, Ring
 from meshbook.runtime.telemetry.spool import Spool
 
 PATIENCE = 10.0
@@ -79,6 +87,17 @@ def test_the_store_keeps_the_last_text_of_each_rank() -> None:
     assert [store.recent("a", 0), store.recent("b", 1), store.recent("b", 2)] == ["a0!", "b1", ""]
     store.forget("a")
     assert [store.recent("a", 0), store.recent("a", 1), store.recent("b", 1)] == ["", "", "b1"]
+
+
+def test_the_text_of_processes_that_ended_is_kept_while_they_are_the_last() -> None:
+    store = OutputStore()
+    for rank in range(REMEMBERED_ENDS + 2):
+        store.add(output(f"of {rank}", rank=rank))
+        store.ended(ExitReport(f"mesh.{rank}", 4711, 0))
+        store.add(output(", late", rank=rank))
+    store.ended(ExitReport("agent", 4711, 0))
+    kept = [rank for rank in range(REMEMBERED_ENDS + 2) if store.recent("mesh", rank) == f"of {rank}, late"]
+    assert kept == list(range(3, REMEMBERED_ENDS + 2))
 
 
 @pytest.mark.parametrize(
@@ -280,3 +299,11 @@ def test_last_words_are_kept_short(tmp_path: Path) -> None:
     assert (tmp_path / "node.last").stat().st_size == TAIL_BYTES
     words.add("and after\n")
     assert last_words(tmp_path, "node", 2) == ("the ? last", "and after")
+
+
+def test_a_process_leaves_no_files(tmp_path: Path) -> None:
+    for name in ("node", "node.out", "node.err", "node.last", "other", "other.out", "node.1.err"):
+        (tmp_path / name).write_text("text")
+    for _ in range(2):
+        remove_files(tmp_path, "node")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["node.1.err", "other", "other.out"]

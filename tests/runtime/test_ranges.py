@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshbook.magics.ranges import MOST_RUNS, format_label, format_ranks, name_ranks
+from meshbook.runtime.geometry.ranges import MOST_RUNS, format_label, format_ranks, name_ranks
 
 
 @pytest.mark.parametrize(

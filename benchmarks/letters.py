@@ -1,0 +1,165 @@
+"""Numbered messages for `soak.py`: every sender counts what it writes to each receiver, every receiver checks.
+
+Actors that live through the whole run are peers, in teams; guests come and go.
+"""
+
+from __future__ import annotations
+
+import collections
+import gc
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from meshbook import Actor, ActorMesh, context, current_rank, endpoint, this_host
+
+MOST_FAULTS = 20  # of one receiver; more of them say nothing new
+
+
+@dataclass(frozen=True)
+class Letter:
+    """One message to some ranks of a team, with its number for each of them."""
+
+    sender: str
+    numbers: dict[int, int]
+
+
+class Outbox:
+    """Numbers what one sender writes, from 0 on for each receiver (its team and rank)."""
+
+    def __init__(self, sender: str) -> None:
+        self._sender = sender
+        self.sent: collections.Counter[tuple[str, int]] = collections.Counter()
+
+    def write(self, team: str, ranks: Iterable[int]) -> Letter:
+        """The next letter to these; it has to be sent before another one is written."""
+        letter = Letter(self._sender, {rank: self.sent[team, rank] for rank in ranks})
+        self.sent.update((team, rank) for rank in letter.numbers)
+        return letter
+
+
+class Inbox:
+    """Checks what one receiver gets: of each sender every number once, in order."""
+
+    def __init__(self) -> None:
+        self.received: dict[str, int] = {}  # by sender: the number that is due
+        self.faults: list[str] = []
+
+    def take(self, sender: str, number: int) -> None:
+        due = self.received.get(sender, 0)
+        if number != due and len(self.faults) < MOST_FAULTS:
+            self.faults.append(f"number {number} of {sender} came when {due} was due")
+        self.received[sender] = number + 1
+
+
+@dataclass
+class Audit:
+    """What a peer says of itself and of its process."""
+
+    name: str
+    pid: int
+    open_calls: int
+    sent: dict[tuple[str, int], int]
+    received: dict[str, int]
+    faults: list[str] = field(default_factory=list)
+
+
+class Desk:
+    """What the two kinds of peers share: who one is, what one sent and got."""
+
+    def __init__(self, team: str) -> None:
+        self.rank = current_rank().rank
+        self._name = f"{team} {self.rank}"
+        self._inbox, self._outbox = Inbox(), Outbox(self._name)
+
+    def take(self, letter: Letter) -> tuple[int, int]:
+        number = letter.numbers[self.rank]
+        self._inbox.take(letter.sender, number)
+        return self.rank, number
+
+    def write(self, team: str, peers: ActorMesh) -> Letter:
+        return self._outbox.write(team, peers.region.ranks())
+
+    def audit(self) -> Audit:
+        gc.collect()
+        node = context().actor_instance.node
+        box = self._inbox
+        return Audit(self._name, os.getpid(), node.open_calls, dict(self._outbox.sent), box.received, box.faults)
+
+
+class Peer(Actor):
+    """Takes letters, writes some of its own, has meshes of its own."""
+
+    def __init__(self, team: str) -> None:
+        self._desk = Desk(team)
+
+    @endpoint
+    def take(self, letter: Letter) -> tuple[int, int]:
+        return self._desk.take(letter)
+
+    @endpoint
+    def cast_on(self, team: str, peers: ActorMesh, times: int) -> None:
+        """Write to these peers without waiting."""
+        for _ in range(times):
+            peers.take.broadcast(self._desk.write(team, peers))
+
+    @endpoint
+    def call_on(self, team: str, peers: ActorMesh) -> bool:
+        """Write to these peers and wait; whether each answered for itself.
+
+        Down a row of teams only: in a circle all would wait.
+        """
+        letter = self._desk.write(team, peers)
+        return list(peers.take.call(letter).get().values()) == list(letter.numbers.items())
+
+    @endpoint
+    def nest(self, depth: int) -> int:
+        return nest(depth)
+
+    @endpoint
+    def audit(self) -> Audit:
+        return self._desk.audit()
+
+
+class AsyncPeer(Actor):
+    """The same on an event loop."""
+
+    def __init__(self, team: str) -> None:
+        self._desk = Desk(team)
+
+    @endpoint
+    async def take(self, letter: Letter) -> tuple[int, int]:
+        return self._desk.take(letter)
+
+    @endpoint
+    async def cast_on(self, team: str, peers: ActorMesh, times: int) -> None:
+        for _ in range(times):
+            peers.take.broadcast(self._desk.write(team, peers))
+
+    @endpoint
+    async def audit(self) -> Audit:
+        return self._desk.audit()
+
+
+class Guest(Actor):
+    """Stays for a few messages, and says so."""
+
+    @endpoint
+    def greet(self, number: int) -> int:
+        print(f"greeted with {number}")
+        return number
+
+    @endpoint
+    def nest(self, depth: int) -> int:
+        return nest(depth)
+
+
+def nest(depth: int) -> int:
+    """Spawn two processes, let a guest on one do the same if there is depth left, stop; the greetings answered."""
+    procs = this_host().spawn_procs(per_host={"gpus": 2}, name="nested")
+    guests = procs.spawn("guests", Guest)
+    answered = sum(guests.greet.call(1).get().values())
+    if depth > 1:
+        answered += guests.slice(gpus=0).nest.call_one(depth - 1).get()
+    procs.stop().get()
+    return answered

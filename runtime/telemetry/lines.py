@@ -1,0 +1,168 @@
+"""Output that no cell owns, made ready to be shown: whole lines, and lines that are alike only once.
+
+Pure: chunks in, lines out, the time is passed in. Who shows them, and when, is in `forwarding`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from meshbook.runtime.telemetry.output import Chunk, DisplayChunk, OutputChunk, StreamName
+
+PATIENCE = 1.0  # seconds until a line without an end (a prompt, a progress bar) is shown as it is
+LINE_CHARACTERS = 1 << 16  # a line that has grown to this is shown in pieces
+
+_NUMBER = re.compile(r"0[xX][0-9a-fA-F]+|[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Whole lines, each with its end, that these ranks of a mesh wrote alike on behalf of `origin`."""
+
+    origin: str
+    mesh: str
+    ranks: tuple[int, ...]
+    stream: StreamName
+    text: str
+
+
+Shown = Said | DisplayChunk
+Channel = tuple[str, str, StreamName]  # on whose behalf, of which mesh, by which stream
+
+
+class Writer(NamedTuple):
+    """A rank's end of a channel; its lines are gathered for so many seconds, or not at all."""
+
+    channel: Channel
+    rank: int
+    window: float | None
+
+
+class LogLines:
+    """The lines of all processes on their way: what is unfinished, what is being gathered, what can be shown."""
+
+    def __init__(self) -> None:
+        self._unfinished: dict[Writer, _Unfinished] = {}
+        self._gatherings: dict[tuple[Channel, float], _Gathering] = {}
+        self._ready: list[Shown] = []
+
+    def add(self, chunk: Chunk, now: float) -> None:
+        """A rank wrote or displayed something."""
+        if isinstance(chunk, OutputChunk):
+            self._write(chunk, now)
+        else:
+            self._ready.append(chunk)
+
+    def take(self, now: float) -> list[Shown]:
+        """What is to be shown by now, once."""
+        for writer, line in list(self._unfinished.items()):
+            if line.since + PATIENCE <= now:
+                self._finish(writer, now)
+        for window, gathering in list(self._gatherings.items()):
+            if gathering.until <= now:
+                self._ready += self._gatherings.pop(window).lines()
+        ready, self._ready = self._ready, []
+        return ready
+
+    def take_all(self) -> list[Shown]:
+        """Everything that has come so far, finished or not."""
+        return self.take(math.inf)
+
+    def next_at(self) -> float:
+        """When something will have to be shown although nothing more comes."""
+        ends = [line.since + PATIENCE for line in self._unfinished.values()]
+        return min([*ends, *(gathering.until for gathering in self._gatherings.values())], default=math.inf)
+
+    def _write(self, chunk: OutputChunk, now: float) -> None:
+        writer = Writer((chunk.origin, chunk.mesh, chunk.stream), chunk.rank, chunk.options.window)
+        before = self._unfinished.pop(writer, None)
+        lines, end, rest = ((before.text if before else "") + chunk.text).rpartition("\n")
+        if end:
+            self._say(writer, lines + end, now)
+        if rest:
+            since = now if end or before is None else before.since
+            self._unfinished[writer] = _Unfinished(_overwritten(rest), since)
+            if len(rest) >= LINE_CHARACTERS:
+                self._finish(writer, now)
+
+    def _finish(self, writer: Writer, now: float) -> None:
+        text = self._unfinished.pop(writer).text
+        if text.strip():  # a progress bar that has been wiped out leaves blanks
+            self._say(writer, f"{text}\n", now)
+
+    def _say(self, writer: Writer, text: str, now: float) -> None:
+        channel, rank, window = writer
+        origin, mesh, stream = channel
+        text = _settled(text)
+        if window is None:
+            self._ready.append(Said(origin, mesh, (rank,), stream, text))
+            return
+        gathering = self._gatherings.setdefault((channel, window), _Gathering(channel, now + window))
+        for line in _split(text):
+            gathering.add(rank, line)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unfinished:
+    """A line that has no end yet, and since when."""
+
+    text: str
+    since: float
+
+
+@dataclass(slots=True)
+class _Alike:
+    """Lines that differ in numbers alone."""
+
+    first: str
+    count: int = 0
+    ranks: set[int] = field(default_factory=set)
+
+    def text(self) -> str:
+        return f"{self.first}\n" if self.count == 1 else f"{self.first} ({self.count} similar lines)\n"
+
+
+class _Gathering:
+    """The lines of one channel until a time."""
+
+    def __init__(self, channel: Channel, until: float) -> None:
+        self.until = until
+        self._channel = channel
+        self._alike: dict[str, _Alike] = {}  # in the order of the first of each kind
+
+    def add(self, rank: int, line: str) -> None:
+        alike = self._alike.setdefault(skeleton(line), _Alike(line))
+        alike.count += 1
+        alike.ranks.add(rank)
+
+    def lines(self) -> Iterator[Said]:
+        origin, mesh, stream = self._channel
+        for alike in self._alike.values():
+            yield Said(origin, mesh, tuple(sorted(alike.ranks)), stream, alike.text())
+
+
+def skeleton(line: str) -> str:
+    """A line without its numbers, the rank's own among them: lines that share it are alike."""
+    return _NUMBER.sub("#", line)
+
+
+def _settled(text: str) -> str:
+    """Whole lines as a terminal shows them in the end: what a carriage return overwrote is left out."""
+    if "\r" not in text:
+        return text
+    return "".join(_overwritten(line.rstrip("\r")) + "\n" for line in _split(text))
+
+
+def _overwritten(line: str) -> str:
+    """What a line shows now; a carriage return at its end may be the beginning of the line's end."""
+    shown = line.rstrip("\r")
+    return shown.rpartition("\r")[2] + line[len(shown) :][:1] if "\r" in line else line
+
+
+def _split(text: str) -> list[str]:
+    """Only a newline ends a line: U+2028 and form feed are content."""
+    return text.split("\n")[:-1]

@@ -1,0 +1,134 @@
+"""Forwarding in a script: a thread that shows, a screen that may fail, and nothing lost at the end."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from meshbook.runtime.telemetry.forwarding import Forwarder, ScriptScreen
+from meshbook.runtime.telemetry.lines import Said, Shown
+from meshbook.runtime.telemetry.output import SHOWN, DisplayChunk, LogOptions, OutputChunk, StreamName
+
+PATIENCE = 10.0
+
+
+def chunk(text: str, options: LogOptions = SHOWN) -> OutputChunk:
+    return OutputChunk("", "trainers-0a1b", 0, "stdout", text, options)
+
+
+class Watched:
+    """A screen that a test looks at: each time that something is shown, in a queue. It may hold, or fail."""
+
+    def __init__(self) -> None:
+        self.times: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+        self.is_open = threading.Event()
+        self.is_open.set()
+        self.failures: list[Exception] = []
+
+    def show(self, shown: Sequence[Shown]) -> None:
+        self.times.put([each.text for each in shown if isinstance(each, Said)])
+        assert self.is_open.wait(PATIENCE)
+        if self.failures:
+            raise self.failures.pop()
+
+    def next(self) -> list[str]:
+        return self.times.get(timeout=PATIENCE)
+
+
+@pytest.fixture
+def screen() -> Watched:
+    return Watched()
+
+
+@pytest.fixture
+def forwarder(screen: Watched) -> Iterator[Forwarder]:
+    forwarder = Forwarder(screen)
+    yield forwarder
+    forwarder.close()
+
+
+def test_what_comes_is_shown_unasked(screen: Watched, forwarder: Forwarder) -> None:
+    for text in ("one\n", "two\n"):
+        forwarder.take(chunk(text))
+        assert screen.next() == [text]
+
+
+def test_what_is_not_to_be_shown_is_not(screen: Watched, forwarder: Forwarder) -> None:
+    forwarder.take(chunk("hidden\n", LogOptions(shown=False)))
+    forwarder.take(DisplayChunk("", "trainers-0a1b", 0, {}, {}, LogOptions(shown=False)))
+    forwarder.take(chunk("shown\n"))
+    forwarder.close()
+    assert screen.next() == ["shown\n"]
+    assert screen.times.empty()
+
+
+def test_a_line_without_an_end_is_shown_though_nothing_follows(
+    screen: Watched, forwarder: Forwarder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshbook.runtime.telemetry.lines.PATIENCE", 0.01)
+    forwarder.take(chunk("prompt"))
+    assert screen.next() == ["prompt\n"]
+
+
+def test_who_brings_output_does_not_wait_for_the_screen(screen: Watched, forwarder: Forwarder) -> None:
+    screen.is_open.clear()
+    forwarder.take(chunk("slow\n"))
+    assert screen.next() == ["slow\n"]
+    for number in range(1000):
+        forwarder.take(chunk(f"{number}\n"))
+    screen.is_open.set()
+    assert screen.next() == [f"{number}\n" for number in range(1000)]
+
+
+def test_the_end_shows_everything(screen: Watched, forwarder: Forwarder) -> None:
+    forwarder.take(chunk("gathered\n", LogOptions(window=3600.0)))
+    forwarder.take(chunk("begun"))
+    forwarder.close()
+    forwarder.close()
+    shown = []
+    while not screen.times.empty():
+        shown += screen.next()
+    assert shown == ["begun\n", "gathered\n"]
+
+
+def test_one_that_nothing_came_to_ends_too(screen: Watched) -> None:
+    Forwarder(screen).close()
+    assert screen.times.empty()
+
+
+def test_a_screen_that_fails_costs_only_what_it_was_to_show(
+    screen: Watched, forwarder: Forwarder, caplog: pytest.LogCaptureFixture
+) -> None:
+    screen.failures.append(OSError("closed"))
+    for text in ("lost\n", "kept\n"):
+        forwarder.take(chunk(text))
+        assert screen.next() == [text]
+    assert caplog.messages == ["output of ranks could not be shown"]
+
+
+def test_a_script_shows_lines_with_mesh_and_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    def said(stream: StreamName, text: str, *ranks: int) -> Said:
+        return Said("", "the-trainers-0a1b", ranks, stream, text)
+
+    figure = DisplayChunk("", "the-trainers-0a1b", 2, {"text/plain": "<Figure>\nof two lines"}, {})
+    ScriptScreen().show(
+        [said("stdout", "one\n\ntwo\n", 3), said("stderr", "careful\n", 0), figure, said("stdout", "all\n", 0, 1, 2, 5)]
+    )
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [
+        "[the-trainers 3] one",
+        "[the-trainers 3] ",
+        "[the-trainers 3] two",
+        "[the-trainers 2] <Figure>",
+        "[the-trainers 2] of two lines",
+        "[the-trainers 0-2,5] all",
+    ]
+    assert err == "[the-trainers 0] careful\n"
+
+
+def test_a_script_without_streams_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", None)
+    ScriptScreen().show([Said("", "m-1", (0,), "stdout", "unseen\n")])
