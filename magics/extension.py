@@ -9,6 +9,7 @@ from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
+from meshbook.magics.faults import FaultScreen
 from meshbook.magics.forwarding import CellScreen
 from meshbook.magics.meshes import MeshError, Meshes, NotebookMesh, describe_up
 from meshbook.magics.options import (
@@ -40,6 +41,7 @@ class MeshMagics(Magics):
         super().__init__(shell)
         self.meshes = Meshes()
         self._screen = CellScreen()
+        FaultScreen(self._screen).install()
 
     def warm_up(self) -> None:
         """Start the session in the background, so that the first `%%mesh` finds its workers' parent warm."""

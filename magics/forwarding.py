@@ -38,6 +38,13 @@ class CellScreen:
             while len(self._cells) > REMEMBERED_CELLS:
                 self._cells.popitem(last=False)
 
+    def publish(self, origin: str, publications: Sequence[Publication]) -> None:
+        """Publish in the cell of this origin, else in the latest."""
+        with self._lock:
+            cell = self._cells.get(origin) or self._cells.get(self._latest)
+        if cell is not None:
+            cell.publisher.publish(publications)
+
     def show(self, shown: Sequence[Shown]) -> None:
         with self._lock:
             for each in shown:

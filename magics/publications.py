@@ -34,4 +34,13 @@ class LiveDisplay:
     is_final: bool = False  # as it stays: a terminal, which cannot take a line back, prints only this
 
 
-Publication: TypeAlias = Stream | Display | LiveDisplay
+@dataclass(frozen=True, slots=True)
+class Error:
+    """What went wrong, as an `error` message; the traceback in lines, colours included."""
+
+    name: str
+    value: str
+    traceback: tuple[str, ...]
+
+
+Publication: TypeAlias = Stream | Display | LiveDisplay | Error

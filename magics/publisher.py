@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from meshbook.magics.publications import Display, LiveDisplay, Publication, Stream
+from meshbook.magics.publications import Display, Error, LiveDisplay, Publication, Stream
 
 
 class Publisher(Protocol):
@@ -47,6 +47,8 @@ class KernelPublisher:
             case LiveDisplay(data, update, _):
                 kind = "update_display_data" if update else "display_data"
                 return kind, _bundle(data, {}) | {"transient": {"display_id": self._display_id}}
+            case Error(name, value, traceback):
+                return "error", {"ename": name, "evalue": value, "traceback": list(traceback)}
 
 
 def _bundle(data: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,6 +68,8 @@ class TerminalPublisher:
                 case LiveDisplay(data, _, is_final):
                     if is_final:
                         print(data.get("text/plain", ""))
+                case Error(_, _, traceback):
+                    print(*traceback, sep="\n", file=sys.stderr)
 
 
 def publisher_for(shell: Any) -> Publisher:
