@@ -38,6 +38,8 @@ class Watch:
         self._later = later
         self._is_awake = False
         self._seen: dict[str, int] = {}  # by actor, the wait that it was in at the last look
+        # Which waits' probes went on from which actors since then: once is enough, or they would take every path.
+        self._passed: set[tuple[str, str, int, str]] = set()
 
     def wake(self) -> None:
         """Somebody waits. Cheap, since every wait says so."""
@@ -48,6 +50,7 @@ class Watch:
     def look(self) -> None:
         """Send probes after the waits that have lasted since the last look."""
         self._is_awake = False  # first, so that a wait that begins now wakes us
+        self._passed.clear()
         waits = {key: wait for key, running in self._who() if (wait := running.waiting()) is not None}
         for key, running in self._who():
             if key in waits and waits[key][0] == self._seen.get(key):
@@ -58,9 +61,12 @@ class Watch:
 
     def follow(self, path: list[Step], key: str, running: Running) -> None:
         """A probe has come for this actor: is it kept from its messages, and by what?"""
-        if any((node, actor) == (self._node, key) for node, actor, *_ in path):
+        node, actor, _, serial, _ = path[0]
+        passed = node, actor, serial, key
+        if any(step[:2] == (self._node, key) for step in path):
             self._close(path, key, running)
-        else:
+        elif passed not in self._passed:
+            self._passed.add(passed)
             self._follow(path, key, running)
 
     def _follow(self, path: list[Step], key: str, running: Running) -> None:
