@@ -31,7 +31,7 @@ class Port(Generic[T]):
         here.actor_instance.node.send_to_port(self._address, self._number, here.message_rank.rank, value)
 
     def exception(self, error: BaseException) -> None:
-        """Let a `recv` raise this, as an ActorError."""
+        """Let a `recv`, or the call that this port answers, raise this error; an ActorError where it cannot travel."""
         context().actor_instance.node.fail_port(self._address, self._number, error)
 
     def _hand_over(self) -> None:

@@ -13,6 +13,7 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.ports import Port
+from meshbook.runtime.errors import ActorError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.actors import TAKEN, ActorMesh, current_node
 from meshbook.runtime.node.calls import Target
@@ -56,7 +57,7 @@ class Controllers(Actor):
         try:
             mesh = self._meshes.get(name) or self._spawn(name, cls, args, kwargs)
         except Exception as error:
-            port.exception(error)
+            port.exception(ActorError(f"{type(error).__name__}: {error}", error))
         else:
             mesh.initialized.when_done(answer)
 
@@ -67,7 +68,7 @@ class Controllers(Actor):
 
     def _answer(self, port: Port[Any], name: str, mesh: ActorMesh) -> None:
         if name in self._failed:
-            port.exception(RuntimeError(f"Failure on {name}: {self._failed[name]}"))
+            port.exception(ActorError(f"Failure on {name}: {self._failed[name]}"))
         else:
             port.send(mesh)
 

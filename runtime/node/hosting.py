@@ -259,7 +259,8 @@ class HostedActor:
             if not (ported and call.call):
                 raise
             # The endpoint has not begun and cannot answer; this is the caller's mistake, not the end of the actor.
-            return self._port_of(call).exception(error)
+            self._host.reply_error(call.sender, call.call, f"{type(error).__name__}: {error}", error)
+            return None
         return self._begin(method, (self._port_of(call), *args) if ported else args, kwargs)
 
     def _find(self, call: Call) -> Callable[..., Any]:

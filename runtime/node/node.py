@@ -361,10 +361,11 @@ class Node:
             self._send_to(to, number, pack(reply, body, self.settings.max_message_bytes))
 
     def fail_port(self, to: Address, number: int, error: BaseException) -> None:
-        """Let whoever receives there raise an ActorError."""
+        """Let whoever receives there raise this error, or an ActorError of its text where it cannot travel."""
         if number:
             text = f"{type(error).__name__}: {error}"
-            reply = Reply(self.address.node, number, "error")
+            # One that is no Exception would end whoever it is raised in.
+            reply = Reply(self.address.node, number, "sent" if isinstance(error, Exception) else "error")
             self._send_to(to, number, self._pack_error(reply, text, _pickle_exception(error)))
 
     def _send_to(self, to: Address, port: int, frame: Buffer) -> None:
@@ -652,6 +653,7 @@ def _rebuild_error(status: str, body: Body) -> BaseException:
     if status == "lost":
         return SupervisionError(text)
     try:
-        return ActorError(text, pickle.loads(data) if data is not None else None)
+        exception = pickle.loads(data) if data is not None else None
     except Exception:
         return ActorError(text)  # its class does not exist in this process
+    return exception if status == "sent" and exception is not None else ActorError(text, exception)

@@ -75,14 +75,15 @@ class Call(Message, frozen=True, tag="c"):
 
 
 class Reply(Message, frozen=True, tag="r"):
-    """The answer to a Spawn, a Call or a Stop; body: the value, or for "error" and "lost" an exception.
+    """The answer to a Spawn, a Call or a Stop; body: the value, or the text of an error and its exception.
 
-    What is sent to a port is one as well; `rank` is then that of who sends it, in the mesh that was called.
+    What is sent to a port is one as well, "sent" where it is an exception; `rank` is then that of who sends it, in the
+    mesh that was called.
     """
 
     sender: str
     call: int
-    status: Literal["ok", "error", "lost"]
+    status: Literal["ok", "error", "lost", "sent"]
     rank: int = 0
 
 
