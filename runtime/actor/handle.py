@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from typing import Self
+    from collections.abc import Generator
+    from typing import Any, Self
 
     from meshbook.runtime.actor.future import Future
     from meshbook.runtime.geometry import MeshTrait, Region
@@ -20,4 +21,5 @@ if TYPE_CHECKING:
         def _with_region(self, region: Region) -> Self: ...
         @property
         def initialized(self) -> Future[None]: ...
+        def __await__(self) -> Generator[Any, None, Self]: ...
         def stop(self, reason: str = "stopped by client") -> Future[None]: ...

@@ -173,6 +173,7 @@ def meshes(mesh: Trainer) -> None:
 
 
 async def values(mesh: Trainer) -> None:
+    reveal_type(await mesh)  # -> Trainer
     found = await mesh.step.call(1)
     reveal_type(found)  # -> ValueMesh[int]
     reveal_type(found.item(gpus=1))  # -> int
