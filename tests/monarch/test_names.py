@@ -17,6 +17,7 @@ from meshbook.runtime.hosts import faults
 MODULES = [
     *("monarch", "monarch.actor", "monarch.actor.concurrent", "monarch.config", "monarch.distributed"),
     *("monarch.exceptions", "monarch.job", "monarch.rdma", "monarch.spmd"),
+    "monarch._rust_bindings.monarch_hyperactor.supervision",
 ]
 OURS_ALONE = {"ActorMesh", "MeshbookError", "close_session"}
 
@@ -41,6 +42,9 @@ def test_each_module_has_its_names(alias):
 
 def test_errors_and_spmd_are_those_of_meshbook(alias):
     assert load("monarch.exceptions").ActorError is meshbook.ActorError
+    supervision = load("monarch._rust_bindings.monarch_hyperactor.supervision")
+    assert supervision.SupervisionError is meshbook.SupervisionError
+    assert supervision.MeshFailure is meshbook.MeshFailure
     assert load("monarch.spmd").SPMDActor is load("meshbook.spmd").SPMDActor
 
 
@@ -69,6 +73,7 @@ def test_a_module_is_an_attribute_of_the_one_above(alias):
         ("from monarch.job import MastJob", ImportError),
         ("from monarch.simulator import Simulator", ModuleNotFoundError),
         ("import monarch.notebook", ModuleNotFoundError),
+        ("from monarch._rust_bindings.monarch_hyperactor.proc import ActorId", ModuleNotFoundError),
         ("import monarch.rdma; monarch.rdma.RDMAManager", AttributeError),
         ("import monarch; monarch.simulator", AttributeError),
     ],
