@@ -84,6 +84,10 @@ _is_ours: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 def _reduce_class(cls: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
     _is_ours.setdefault(cls, True)
     make, arguments, state, _, _, fill = reduced
+    if (slots := vars(cls).get("__slots__")) and arguments[0] is type(cls):  # an enumeration has other arguments
+        # cloudpickle makes the class without them, and then its instances are laid out otherwise.
+        kind, name, bases, members, *rest = arguments
+        arguments = (kind, name, bases, members | {"__slots__": slots}, *rest)
     return make, arguments, (fill, state), None, None, _fill_class
 
 

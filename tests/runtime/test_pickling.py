@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import gc
 import sys
 import threading
@@ -183,6 +184,32 @@ def test_a_class_that_comes_back_is_left_as_it_was_defined_here() -> None:
     main["RATE"], main["Layer"].made = 2, 3
     assert over_the_wire(layer).rate() == main["Layer"]().rate() == (2, 3)
     assert type(layer) is main["Layer"]
+
+
+@pytest.mark.parametrize(
+    ("source", "has_dict"),
+    [
+        ("class Point:\n    __slots__ = ('x', 'y')", False),
+        ("class Point:\n    __slots__ = 'x'", False),
+        ("class Base: pass\nclass Point(Base):\n    __slots__ = ('x',)", True),
+        ("class Point:\n    x = None", True),
+        ("import dataclasses\n@dataclasses.dataclass(slots=True)\nclass Point:\n    x: int = 1", False),
+        ("import typing\nclass Point(typing.NamedTuple):\n    x: int = 1", False),
+        ("import enum\nclass Point(enum.Enum):\n    __slots__ = ()\n    x = None", True),
+    ],
+)
+def test_a_class_by_value_keeps_its_slots(source: str, has_dict: bool) -> None:
+    main: dict[str, Any] = {"__name__": "__main__"}
+    exec(source, main)
+    body = pickling.dumps(main["Point"], "a class")
+    main.clear()
+    gc.collect()  # nothing here knows the class any more, as in another process
+    point = pickling.loads(body, "a class")
+    made = point.x if issubclass(point, enum.Enum) else point()
+    assert hasattr(made, "__dict__") == has_dict
+    if not isinstance(made, tuple | enum.Enum):
+        made.x = 2
+        assert over_the_wire(made).x == 2
 
 
 def test_a_class_of_another_process_is_renewed_each_time_it_comes() -> None:
