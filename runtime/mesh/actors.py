@@ -12,12 +12,14 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import context
 from meshbook.runtime.actor.endpoint import Arguments, Endpoint, endpoints_of
 from meshbook.runtime.actor.future import Future
+from meshbook.runtime.actor.redefinition import check_replacement, find_redefined
 from meshbook.runtime.actor.undecorated import PlainMethod
 from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.errors import ProcessDied, SupervisionError
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
-from meshbook.runtime.node.calls import Arrivals, Each, Endings, Fold, Gather, Target
+from meshbook.runtime.node.calls import Arrivals, Conversions, Each, Endings, Fold, Gather, Target
 from meshbook.runtime.node.node import Node
+from meshbook.runtime.wire import pickling
 
 _dice = random.SystemRandom()  # the user's seed is the user's, and forks would all draw the same
 
@@ -168,6 +170,47 @@ class ActorMesh(MeshTrait):
             node.ledger.end(key, self._region.ranks())
         node.stop(self._picked, reason, asker)
         return asker.future.then(lambda _: None)
+
+    def reload(self, cls: type[Actor] | None = None) -> Future[None]:
+        """Let the live actors of this mesh (a slice: of this slice) become of a class that was defined anew.
+
+        Without an argument it is the class which has the name of the present one now, where that came from: a notebook,
+        a script, a module that was reloaded. The actors keep their state, no constructor runs. Each changes between two
+        messages: calls sent before run with the old class, calls sent after with the new one. Overlapping endpoints
+        that have begun are let finish, and what is sent after waits for that; `cancel()` gives it up. The class travels
+        by value, with what it uses of its own module.
+
+        This handle and those made from it afterwards know the new endpoints; other handles and references of the same
+        actors, and endpoints taken from them, go on with what they know.
+
+        Raises ValueError for what `spawn` would refuse, and where the actors would have to live on an event loop
+        instead of a thread, or the reverse. The future raises ActorError where a rank could not change, as with other
+        `__slots__`: its actor lives on with the old class.
+        """
+        new: type[Actor] = find_redefined(self._cls) if cls is None else cls
+        check_replacement(self._cls, new, TAKEN)
+        arguments: Arguments = ((pickling.dumps_class(new),), {})
+        old = self._cls
+
+        def undo() -> None:
+            if self._cls is new:
+                self._know(old)
+
+        self._know(new)
+        asker = Conversions(self._region, self._explainer("reload"), undo)
+        targets = [dataclasses.replace(target, manner="reload") for target in self._picked]
+        try:
+            current_node().call(targets, "reload", arguments, self._extent, asker)
+        except BaseException:
+            undo()
+            raise
+        return asker.future.then(lambda _: None)
+
+    def _know(self, cls: type[Actor]) -> None:
+        """Offer the endpoints of this class, and no other."""
+        known, self._cls, self._methods = self._methods, cls, endpoints_of(cls)
+        for name in known:
+            self.__dict__.pop(name, None)  # handles that `__getattr__` has kept
 
     def __repr__(self) -> str:
         return f"<ActorMesh {self._name} of {self._cls.__qualname__} {dict(self.extent)}>"

@@ -311,6 +311,20 @@ class Gather:
         return ValueMesh(self._region.pick(there), list(there.values()), base=tuple(there))
 
 
+class Conversions(Gather):
+    """Waits until all ranks of a mesh have another class; `undo` is called if none has taken it on."""
+
+    def __init__(self, region: Region, explain: Explain, undo: Callable[[], None]) -> None:
+        super().__init__(region, explain)
+        self._undo = undo
+
+    def _fail(self, index: int) -> None:
+        # Before the future is settled, so that whoever waits for it finds all as it was.
+        if not self._missing - self._errors.keys() and self._partial() is None:
+            self._undo()
+        super()._fail(index)
+
+
 class Endings(Gather):
     """Waits until all ranks of a mesh have ended; `has_ended` says of a rank whether its process has."""
 

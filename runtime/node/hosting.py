@@ -22,6 +22,7 @@ from meshbook.runtime.actor.base import Actor, is_async, is_mixed
 from meshbook.runtime.actor.context import CURRENT, Context, Instance
 from meshbook.runtime.actor.endpoint import endpoints_of
 from meshbook.runtime.actor.failure import MeshFailure, UndeliverableMessageEnvelope
+from meshbook.runtime.actor.redefinition import take_on
 from meshbook.runtime.actor.undecorated import find_undecorated
 from meshbook.runtime.errors import SupervisionError
 from meshbook.runtime.node.ledger import Charge
@@ -173,14 +174,17 @@ class HostedActor:
             lost = self._lose(f"its constructor raised\n{_format(error)}", error)
             constructed(lost)
             return False
+        self._learn_endpoints(actor)
+        self._actor = actor
+        constructed(self._lost)  # that may have been while it was constructed
+        return True
+
+    def _learn_endpoints(self, actor: Any) -> None:
         endpoints = endpoints_of(type(actor))
         self._methods = {name: getattr(actor, name) for name in endpoints}
         self._concurrent = frozenset(name for name, method in endpoints.items() if method.is_concurrent)
         self._sync = frozenset(name for name, method in endpoints.items() if not method.is_async)
         self._ported = frozenset(name for name, method in endpoints.items() if method.has_port)
-        self._actor = actor
-        constructed(self._lost)  # that may have been while it was constructed
-        return True
 
     def _own_context(self, before: Context | None) -> Context:
         """Of what is no message: the actor in the mesh that it was spawned in."""
@@ -216,9 +220,15 @@ class HostedActor:
 
     def is_sync(self, call: Call) -> bool:
         """Whether an actor that is served on a loop has to run this beside it."""
+        if self.is_reload(call):
+            return False
         if call.manner:
             return self.is_mixed and not inspect.iscoroutinefunction(getattr(self._actor, call.endpoint, None))
         return call.endpoint in self._sync
+
+    def is_reload(self, call: Call) -> bool:
+        """Whether it stands between the messages before and after it: none may be under way."""
+        return call.manner == "reload"
 
     @property
     def is_mixed(self) -> bool:
@@ -251,6 +261,8 @@ class HostedActor:
 
     def begin(self, call: Call, body: Body) -> Any:
         """Run the endpoint; of an async one, what is to be awaited."""
+        if self.is_reload(call):
+            return self._reload(body)
         ported = self._is_ported(call)
         try:
             method = self._find(call)
@@ -262,6 +274,14 @@ class HostedActor:
             self._host.reply_error(call.sender, call.call, f"{type(error).__name__}: {error}", error)
             return None
         return self._begin(method, (self._port_of(call), *args) if ported else args, kwargs)
+
+    def _reload(self, body: Body) -> None:
+        what = f"the new class of {self.instance.name}"
+        (data,), _ = pickling.loads(body, what)
+        cls = pickling.loads([data], what)
+        take_on(self._actor, cls)
+        self.instance.class_name = f"{cls.__module__}.{cls.__qualname__}"
+        self._learn_endpoints(self._actor)
 
     def _find(self, call: Call) -> Callable[..., Any]:
         if call.manner:

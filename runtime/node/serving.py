@@ -51,6 +51,7 @@ class Served(Protocol):
     def is_mixed(self) -> bool: ...
     def is_concurrent(self, call: Call) -> bool: ...
     def is_sync(self, call: Call) -> bool: ...
+    def is_reload(self, call: Call) -> bool: ...
     def take_notice(self) -> Notice | None: ...
     def hook(self, notice: Notice) -> Any: ...
     def is_unwanted(self, call: Call) -> bool: ...
@@ -271,10 +272,17 @@ class LoopServing:
     async def _run_here(self, call: Call, body: Body, running: Running) -> Any:
         running.enter_task((call.sender, call.call), call.endpoint)
         try:
+            if self._actor.is_reload(call):
+                await self._let_finish()
             value = self._actor.begin(call, body)
             return await value if inspect.isawaitable(value) else value
         finally:
             running.leave()
+
+    async def _let_finish(self) -> None:
+        """Wait until the overlapping endpoints that have begun are over."""
+        if tasks := [task for task, running in self._tasks.items() if running is not None]:
+            await asyncio.wait(tasks)
 
     async def _run_aside(self, call: Call, body: Body) -> tuple[Any, BaseException | None]:
         """A sync endpoint on the actor's own thread, beside the loop: its value, or what it raised."""

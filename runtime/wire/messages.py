@@ -55,7 +55,9 @@ class Spawn(Message, frozen=True, tag="s"):
     on_main: bool = False
 
 
-Manner = Literal["", "method", "port"]  # an endpoint; or a method that is none, and returns or answers by a port
+# What a call asks for: an endpoint; a method that is none, and returns or answers by a port; or that the actor take on
+# the class which is the argument.
+Manner = Literal["", "method", "port", "reload"]
 
 
 class Call(Message, frozen=True, tag="c"):

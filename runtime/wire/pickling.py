@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -39,6 +40,33 @@ def loads(body: Body, what: str) -> Any:
         return pickle.loads(body[0], buffers=body[1:])
     except Exception as error:
         raise PickleError(f"{what} cannot be unpickled: {type(error).__name__}: {error}") from error
+
+
+def dumps_class(cls: type) -> bytes:
+    """A class by value, for `loads([data], ...)`, with what it uses of its module.
+
+    So it is this very class that arrives, and not the one that an earlier state of the module has left over there.
+    """
+    module = sys.modules.get(cls.__module__)
+    with _registering:
+        is_passing = module is not None and module.__name__ not in cloudpickle.list_registry_pickle_by_value()
+        if is_passing:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            stream = io.BytesIO()
+            _Pickler(stream, 5).dump(cls)
+            return stream.getvalue()
+        except Exception as error:
+            text = f"the class {cls.__qualname__} cannot be pickled: {type(error).__name__}: {error}"
+            raise PickleError(text) from error
+        finally:
+            if is_passing:
+                cloudpickle.unregister_pickle_by_value(module)
+
+
+_registering = (
+    threading.Lock()
+)  # guards the modules that cloudpickle pickles by value, as far as `dumps_class` adds them
 
 
 def _is_plain(value: Any) -> bool:

@@ -163,6 +163,9 @@ def meshes(mesh: Trainer) -> None:
     reveal_type(mesh.split(gpus=("row", "column"), row=2))  # -> Trainer
     reveal_type(mesh.stop())  # -> Future[None]
     reveal_type(mesh.stop("done").get())  # -> None
+    reveal_type(mesh.reload())  # -> Future[None]
+    reveal_type(mesh.reload(Trainer).get())  # -> None
+    mesh.reload(int)  # error: arg-type
     reveal_type(mesh.initialized)  # -> Future[None]
     reveal_type(mesh.size())  # -> int
     reveal_type(mesh.size("gpus"))  # -> int

@@ -1,0 +1,50 @@
+"""The class that takes another one's place in live actors: where it is found, whether it may, and the change itself."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Any
+
+from meshbook.runtime.actor.base import check_class, is_async, is_mixed
+
+
+def find_redefined(cls: type) -> Any:
+    """What has the name of a class now, where that came from; ValueError where nothing has."""
+    found: Any = sys.modules.get(cls.__module__)
+    for part in cls.__qualname__.split("."):
+        found = inspect.getattr_static(found, part, None)
+    if found is None:
+        raise ValueError(
+            f"no class {cls.__qualname__} is found in {cls.__module__}, where the actors' present one came from: "
+            f"say reload(TheNewClass)"
+        )
+    return found
+
+
+def check_replacement(old: type, new: Any, taken: frozenset[str]) -> None:
+    """ValueError where actors of one class cannot become actors of another; `taken` as for `check_class`."""
+    check_class(new, taken)
+    if (life := _life_of(old)) != (other := _life_of(new)):
+        raise ValueError(
+            f"an actor of {old.__qualname__} lives on {life}, and one of {new.__qualname__} on {other}, by their "
+            f"endpoints: a live actor cannot move, so spawn anew"
+        )
+
+
+def _life_of(cls: type) -> str:
+    if is_mixed(cls):
+        return "an event loop with a thread beside it"
+    return "an event loop" if is_async(cls) else "a thread"
+
+
+def take_on(actor: Any, cls: type) -> None:
+    """Let an object become of another class, with the state it has; TypeError where the layouts differ."""
+    old = type(actor)
+    try:
+        object.__setattr__(actor, "__class__", cls)  # whatever the user's own __setattr__ does
+    except TypeError as error:
+        raise TypeError(
+            f"an object of {old.__qualname__} cannot become one of {cls.__qualname__}, whose instances are laid out "
+            f"otherwise (their __slots__, or a base written in C): spawn anew. {error}"
+        ) from error
