@@ -76,8 +76,13 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 def percentiles(work: Callable[[], object], times: int) -> tuple[float, float]:
     """The 50th and 99th percentile of the time of one call, in seconds."""
-    taken = sorted(seconds_of(work) for _ in range(times))
-    return taken[times // 2], taken[times * 99 // 100]
+    return spread([seconds_of(work) for _ in range(times)])
+
+
+def spread(taken: Sequence[float]) -> tuple[float, float]:
+    """The 50th and 99th percentile."""
+    ordered = sorted(taken)
+    return ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100]
 
 
 def arguments(description: str, rounds: int) -> argparse.Namespace:

@@ -1,0 +1,118 @@
+"""The bare limit of calls: what any runtime over pyzmq pays, beside which the benchmarks put ours in the same run.
+
+Processes with blocking sockets over ipc, a pickled (name, args) there and a pickled value back, with no futures, no
+routing, no supervision and no other thread. Bulk goes as it is, without a copy into or out of a frame of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+
+import zmq
+import zmq.asyncio
+
+PATIENCE = 5000  # milliseconds without a message until a peer looks whether anybody is there
+
+
+class Bare:
+    """A ROUTER here, and so many DEALERs, each in a process of its own."""
+
+    def __init__(self, count: int = 1) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="bare")
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.set_hwm(0)
+        url = f"ipc://{self._folder.name}/s"
+        self._socket.bind(url)
+        self._processes = [subprocess.Popen([sys.executable, __file__, url]) for _ in range(count)]
+        self._peers = [self._socket.recv_multipart()[0] for _ in range(count)]
+
+    # -- calls ---------------------------------------------------------------
+
+    def call(self) -> None:
+        """To the first peer and back."""
+        self.call_each(1)
+
+    def call_each(self, count: int) -> None:
+        """To so many peers, and back from all of them."""
+        for peer in self._peers[:count]:
+            self._send(peer, "echo")
+        self._receive(count)
+
+    def pipeline(self, times: int) -> None:
+        """To the first peer, all before the first answer is read."""
+        for _ in range(times):
+            self._send(self._peers[0], "echo")
+        self._receive(times)
+
+    def cast(self, times: int) -> None:
+        """To each peer, which does not answer; then wait until all have them."""
+        for _ in range(times):
+            for peer in self._peers:
+                self._send(peer, "note")
+        self.call_each(len(self._peers))
+
+    def _send(self, peer: bytes, name: str) -> None:
+        self._socket.send_multipart([peer, pickle.dumps((name, (1,)), 5)])
+
+    def _receive(self, times: int) -> None:
+        for _ in range(times):
+            self._socket.recv()
+            pickle.loads(self._socket.recv())
+
+    async def call_async(self, socket: zmq.asyncio.Socket) -> None:
+        """To the first peer and back, by a socket of `on_a_loop`."""
+        await socket.send_multipart([self._peers[0], pickle.dumps(("echo", (1,)), 5)])
+        pickle.loads((await socket.recv_multipart())[1])
+
+    def on_a_loop(self) -> zmq.asyncio.Socket:
+        """The same socket for the running event loop; not to be closed."""
+        return zmq.asyncio.Socket.from_socket(self._socket)
+
+    # -- bulk ----------------------------------------------------------------
+
+    def carry(self, bulk: memoryview) -> None:
+        """To the first peer and back."""
+        self._socket.send_multipart([self._peers[0], b"", bulk], copy=False)
+        self._socket.recv_multipart(copy=False)
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        self._context.destroy(0)
+        self._folder.cleanup()
+
+
+def serve(url: str) -> None:
+    """The other side; it is killed at the end, and leaves by itself where nobody is there to do that."""
+    parent = os.getppid()
+    socket = zmq.Context().socket(zmq.DEALER)
+    socket.set_hwm(0)
+    socket.connect(url)
+    socket.rcvtimeo = PATIENCE
+    socket.send(b"ready")
+    while os.getppid() == parent:
+        with contextlib.suppress(zmq.Again):
+            while True:
+                answer(socket)
+
+
+def answer(socket: zmq.Socket[bytes]) -> None:
+    """One message."""
+    letter = socket.recv()
+    if not letter:  # bulk follows
+        socket.send(socket.recv(copy=False), copy=False)
+        return
+    name, (value,) = pickle.loads(letter)
+    if name == "echo":
+        socket.send(pickle.dumps(value, 5))
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])
