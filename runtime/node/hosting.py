@@ -197,9 +197,9 @@ class HostedActor:
         if not inspect.isawaitable(made):
             return None
         if not is_async(type(actor)):
-            raise TypeError(
-                "it is async, but by its endpoints the actor runs on a thread: make them all async, or none"
-            )
+            if inspect.iscoroutine(made):
+                made.close()
+            raise TypeError("it is async, but its endpoints are sync: make it a plain def")
         return made
 
     def _own_context(self, before: Context | None) -> Context:
