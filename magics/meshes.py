@@ -30,6 +30,10 @@ class MeshError(Mistake, MeshbookError):
     """A mesh that is not there, is there already, or cannot do what was asked."""
 
 
+def _nothing() -> None:
+    """Nobody listens."""
+
+
 @dataclass
 class NotebookMesh:
     """A process mesh, with the actors that run cells on it."""
@@ -42,6 +46,7 @@ class NotebookMesh:
     has_gpus: bool
     dead: dict[int, ExitReport] = field(default_factory=dict)
     last: LastCell = field(default_factory=LastCell)
+    unwatch: Callable[[], None] = _nothing  # hear no more of its ranks
     busy: dict[int, int] = field(default_factory=dict)  # rank -> the cell that ended without its answer
 
     @property
@@ -140,16 +145,31 @@ class Meshes:
 
     def _watch(self, mesh: NotebookMesh) -> None:
         ranks = {address.node: rank for rank, address in enumerate(mesh.procs.nodes)}
-        listeners = mesh.session.node.when_down
+        node = mesh.session.node
 
         def look(report: ExitReport) -> None:
-            rank = ranks.pop(report.node, None)
-            if rank is not None and not report.stopped:
-                mesh.dead[rank] = report
-            if not ranks:
-                listeners.remove(look)
+            if report.node not in ranks:
+                return
+            if not report.stopped:
+                mesh.dead[ranks[report.node]] = report
+                return
+            del ranks[report.node]
+            if mesh.dead.keys() >= set(ranks.values()):  # the mesh is stopped: the dead will not be healed
+                mesh.unwatch()
 
-        listeners.append(look)
+        def welcome(reborn: str) -> None:
+            if (rank := ranks.get(reborn)) is not None:
+                mesh.dead.pop(rank, None)
+                mesh.busy.pop(rank, None)
+
+        def unwatch() -> None:
+            mesh.unwatch = _nothing
+            node.when_down.remove(look)
+            node.when_reborn.remove(welcome)
+
+        mesh.unwatch = unwatch
+        node.when_down.append(look)
+        node.when_reborn.append(welcome)
 
     def down(self, name: str | None = None, *, now: bool = False) -> NotebookMesh:
         """Stop a mesh; `now` kills it instead of letting its ranks finish what they run."""
@@ -161,6 +181,7 @@ class Meshes:
         if now:
             mesh.procs.kill()
         mesh.procs.stop("%mesh down").get()
+        mesh.unwatch()  # of one whose ranks had all died nobody hears any more
         current_session().output.forget(mesh.procs.name)
         return mesh
 

@@ -82,6 +82,7 @@ class ExitReport:
     stderr: tuple[str, ...] = ()
     hint: str = ""
     stopped: str = ""  # why it was told to leave, where it was
+    life: int = -1  # which of the lives of a process that was respawned has ended; -1: that of the present
 
     @property
     def cause(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from meshbook.runtime.mesh.birth import Birth
 from meshbook.runtime.mesh.hosts import HOST, HostActor
 from meshbook.runtime.mesh.procs import PROCESS
 from meshbook.runtime.node.calls import Target
+from meshbook.runtime.node.keeper import KEEPER
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport.zeromq import ZmqTransport
 from meshbook.runtime.wire.messages import Address
@@ -55,11 +57,14 @@ def attend(node: Node, birth: AgentBirth, make_workers: Callable[[Ask, OnExit], 
     def ask_to_leave(worker: Address, reason: str) -> None:
         node.call([Target(worker, PROCESS)], "stop", ((reason,), {}), NOWHERE, None)
 
+    telling = threading.Lock()  # so that nobody hears of a new life before the end of the one before
+
     def on_exit(report: ExitReport, others: list[Address]) -> None:
-        node.announce_down(report, [birth.controller, *others])
+        with telling:
+            node.announce_down(report, [birth.controller, *others])
 
     workers = make_workers(ask_to_leave, on_exit)
-    node.host(HOST, lambda: Agent(node, workers), class_name="HostActor").start(lambda error: None)
+    node.host(HOST, lambda: Agent(node, workers, telling), class_name="HostActor").start(lambda error: None)
     node.start()
     return workers
 
@@ -67,9 +72,10 @@ def attend(node: Node, birth: AgentBirth, make_workers: Callable[[Ask, OnExit], 
 class Agent(HostActor):
     """The host actor of this process."""
 
-    def __init__(self, node: Node, workers: Workers) -> None:
+    def __init__(self, node: Node, workers: Workers, telling: threading.Lock) -> None:
         self._node = node
         self._workers = workers
+        self._telling = telling
 
     @endpoint
     def spawn_procs(self, births: list[Birth]) -> None:
@@ -77,10 +83,28 @@ class Agent(HostActor):
         roster = Target(self._node.controller, ROSTER)
         names = [birth.address.node for birth in births]
         self._node.call([roster], "born", ((self._node.address.node, names), {}), NOWHERE, None)
-        # Only here is it known which port is free on this machine. Not held until rank 0 binds it: a port taken in
-        # between fails loudly there.
-        rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        for birth in births:
+            if birth.life:
+                self._tell_reborn(birth)
+        rendezvous = self._rendezvous(births[0].world.mesh)
         self._workers.start([_with_rendezvous(birth, rendezvous) for birth in births])
+
+    def _tell_reborn(self, birth: Birth) -> None:
+        """Everybody forgets its end before it can be heard of."""
+        with self._telling:
+            self._node.note_reborn(birth.address, birth.life)
+            everybody = [self._node.controller, *self._workers.addresses()]
+            keepers = [Target(address, KEEPER) for address in everybody]
+            self._node.call(keepers, "reborn", ((birth.address, birth.life), {}), NOWHERE, None)
+
+    def _rendezvous(self, mesh: str) -> dict[str, str]:
+        """That of the ranks of this mesh which live, else a new one.
+
+        Only here is it known which port is free on this machine. Not held until rank 0 binds it: a port taken in
+        between fails loudly there.
+        """
+        known = self._workers.rendezvous_of(mesh)
+        return known if known is not None else {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
 
     @endpoint
     def stop_procs(self, nodes: list[str], reason: str) -> None:

@@ -74,14 +74,26 @@ class InProcessSession(Session):
 
 
 class PatientSwitchboard(Switchboard):
-    """Keeps what is sent to a node that is not there yet, or no longer, as sockets do: its death is told by others."""
+    """Keeps what is sent to a node that is not there yet, as sockets do.
+
+    What is sent to one that has ended is lost, and no error: its death is told by others.
+    """
 
     def __init__(self, high_water_mark: int) -> None:
         super().__init__()
         self._limit = high_water_mark
+        self._renewing = threading.Lock()  # so that what is sent to one that begins anew is for that one
 
     def find(self, node: str) -> Inbox:
         return self._inboxes.setdefault(node, Inbox(self._limit))
+
+    def remove(self, node: str) -> None:
+        """The inbox stays, and takes in for nobody."""
+
+    def renew(self, node: str) -> None:
+        with self._renewing:
+            if self.find(node).has_ended:
+                self._inboxes[node] = Inbox(self._limit)
 
     def transport(self, node: str, high_water_mark: int = 0) -> MemoryTransport:
         return MemoryTransport(node, self, self.find(node))

@@ -77,7 +77,7 @@ def run(birth: Birth, folder: Path) -> None:
 def make_node(transport: Transport, birth: Birth) -> Node:
     """The node of a worker, which knows whom it belongs to."""
     world = birth.world
-    node = Node(transport, world.run, world.settings)
+    node = Node(transport, world.run, world.settings, birth.life)
     node.controller, node.place, node.places = world.controller, birth, places_of(birth)
     node.trust(world.controller)
     node.trust(world.agent)

@@ -62,6 +62,9 @@ class Worker:
     stopping: str = ""
     killed: bool = False  # by us
     trouble: str = ""  # why it was
+    life: int = 0
+    mesh: str = ""
+    rendezvous: dict[str, str] = field(default_factory=dict)
     ended: threading.Event = field(default_factory=threading.Event)
 
 
@@ -131,6 +134,16 @@ class Workers:
         """The node ids of the workers that live, or are being born."""
         with self._lock:
             return list(self._by_node)
+
+    def addresses(self) -> list[Address]:
+        """Where they are."""
+        with self._lock:
+            return [worker.address for worker in self._by_node.values()]
+
+    def rendezvous_of(self, mesh: str) -> dict[str, str] | None:
+        """What the workers of this mesh were told of theirs; None where none lives."""
+        with self._lock:
+            return next((worker.rendezvous for worker in self._by_node.values() if worker.mesh == mesh), None)
 
     def _with_owned(self, nodes: Iterable[str]) -> list[Worker]:
         """These workers, whom they own, and so on."""
@@ -271,6 +284,7 @@ class Workers:
             stderr=last_words(self._folder, node, worker.settings.stderr_lines),
             hint=trouble or _hint(returncode, worker.killed),
             stopped=worker.stopping,
+            life=worker.life,
         )
         drop_birth(self._folder, node)
         with self._lock:
@@ -310,7 +324,13 @@ class Workers:
 
 def _worker_of(birth: Birth) -> Worker:
     command = shlex.join(command_line(birth)[1]) if birth.start.command else ""
-    return Worker(birth.address, birth.world.owner, birth.world.settings, command)
+    world = birth.world
+    return Worker(
+        *(birth.address, world.owner, world.settings, command),
+        life=birth.life,
+        mesh=world.mesh,
+        rendezvous=world.rendezvous,
+    )
 
 
 def _signal_group(pid: int, number: int) -> None:

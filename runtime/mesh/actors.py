@@ -57,12 +57,19 @@ class ActorMesh(MeshTrait):
 
     @property
     def initialized(self) -> Future[None]:
-        """Resolves once every constructor has run; raises what went wrong in the first that did not."""
-        return self._initialized
+        """Resolves once every constructor has run; raises what went wrong in the first that did not.
+
+        Where its owner has healed the mesh since, this is of those that were made then.
+        """
+        known = self._initialized
+        if known.done() and known.exception() is not None:
+            charge = current_node().ledger.get(self._targets[0].actor)
+            return known if charge is None or charge.healing is None else charge.healing
+        return known
 
     def __await__(self) -> Generator[Any, None, Self]:
         """This mesh, once it is initialized; raises what `initialized` raises."""
-        yield from self._initialized.__await__()
+        yield from self.initialized.__await__()
         return self
 
     def _with_region(self, region: Region) -> ActorMesh:

@@ -52,6 +52,7 @@ class Birth(msgspec.Struct, frozen=True, kw_only=True):
     local_size: int
     world: World
     start: Start = Start()
+    life: int = 0  # how many it has had before: it died, and its mesh was healed
     told: dict[str, str] = {}  # what was set in its environment later, of its rank and rendezvous
 
     def environment(self) -> dict[str, str]:

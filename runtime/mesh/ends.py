@@ -21,7 +21,9 @@ class HostOwnership:
         self.meshes: dict[str, ProcMesh] = {}  # that live
 
     def add(self, mesh: ProcMesh) -> None:
-        """Know a mesh until its processes have ended."""
+        """Know a mesh until its processes have ended. Again is no error: they may have been started again."""
+        if mesh.name in self.meshes:
+            return
 
         def forget() -> None:
             del self.meshes[mesh.name]
@@ -40,6 +42,8 @@ def when_ended(node: Node, names: Sequence[str]) -> Future[None]:
         look()
 
     def look() -> None:
+        if not missing:  # unless some were started again since
+            missing.update(name for name in names if node.report_of(name) is None)
         if not missing and not future.done():
             with contextlib.suppress(ValueError):  # two threads may come here
                 node.when_down.remove(note)

@@ -19,8 +19,9 @@ from meshbook.runtime.geometry import Extent, MeshTrait, Region
 from meshbook.runtime.mesh.actors import ActorMesh, current_node
 from meshbook.runtime.mesh.binding import Given
 from meshbook.runtime.mesh.birth import Birth, World, inherited_environment, inherited_path, installed_path
+from meshbook.runtime.mesh.births import Births
 from meshbook.runtime.mesh.commands import Commands, Start, plan_starts
-from meshbook.runtime.mesh.ends import HostOwnership, mark_unborn, when_ended
+from meshbook.runtime.mesh.ends import HostOwnership, when_ended
 from meshbook.runtime.mesh.procs import ProcMesh, own
 from meshbook.runtime.node.calls import Target
 from meshbook.runtime.wire import pickling
@@ -172,16 +173,16 @@ class HostMesh(MeshTrait):
         starts = plan_starts(
             extent, local, proc_bind=proc_bind, commands=bootstrap_command, python=self._python, env=env
         )
-        nodes: list[Address] = []
+        all_births: list[Birth] = []
+        agents = [agent for agent in self._picked() for _ in range(local)]
         for index, agent in enumerate(self._picked()):
             world = self._world(mesh, extent, agent, bootstrap, env)
-            births = [self._birth(world, index * local + place, place, local, starts) for place in range(local)]
-            nodes += [birth.address for birth in births]
-            host = ActorMesh("hosts", HostActor, [Target(agent, HOST)], Extent((), ()).region)
-            mark_unborn(host.spawn_procs.call_one(births), births)
+            all_births += [self._birth(world, index * local + place, place, local, starts) for place in range(local)]
+        births, nodes = Births(agents, all_births, _ask_for), [birth.address for birth in all_births]
+        births.start(range(len(nodes)))
         make = functools.partial(ProcMesh, mesh, nodes, extent.region, self, owned=True, stream_logs=self.stream_logs)
         ranks = {node.node: rank for rank, node in enumerate(nodes)}
-        own(mesh, name or "procs", ranks, make, are_processes=True)
+        own(mesh, name or "procs", ranks, make, births.start_again, are_processes=True)
         procs = make()
         self._ownership.add(procs)
         return procs
@@ -288,6 +289,11 @@ class HostMesh(MeshTrait):
     def __reduce__(self) -> tuple[Any, ...]:
         made = functools.partial(HostMesh, python=self._python, is_fake_in_process=self._is_fake)
         return made, (self._agents, self._region, self._inbox)
+
+
+def _ask_for(agent: Address, births: list[Birth]) -> Future[None]:
+    host = ActorMesh("hosts", HostActor, [Target(agent, HOST)], Extent((), ()).region)
+    return host.spawn_procs.call_one(births)
 
 
 def _as_file_name(name: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import itertools
 import logging
 import math
 import signal
@@ -18,9 +17,10 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import LaunchError, ProcessDied
-from meshbook.runtime.geometry import MeshTrait, Region
+from meshbook.runtime.geometry import Extent, MeshTrait, Region
 from meshbook.runtime.mesh.actors import TAKEN, ActorMesh, current_node
-from meshbook.runtime.node.calls import Gather, Target
+from meshbook.runtime.mesh.healing import create_again, heal
+from meshbook.runtime.node.calls import Each, Gather, Target
 from meshbook.runtime.node.ledger import Charge
 from meshbook.runtime.telemetry.output import LogOptions
 from meshbook.runtime.wire.messages import Address
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 A = TypeVar("A", bound=Actor)
 PROCESS = "process"  # the actor of the runtime that every worker hosts
-_serial = itertools.count()
 
 
 class ProcessActor(Actor):
@@ -68,16 +67,26 @@ class Stoppable(Protocol):
 
 
 def own(
-    key: str, name: str, ranks: dict[str, int], handle: Callable[[], Stoppable], *, are_processes: bool = False
+    key: str,
+    name: str,
+    ranks: dict[str, int],
+    handle: Callable[[], Stoppable],
+    again: Callable[[Sequence[int]], Any],
+    *,
+    are_processes: bool = False,
 ) -> None:
-    """Note that whoever runs here answers for a mesh; `ranks` by node, `handle` makes a handle of it."""
+    """Note that whoever runs here answers for a mesh.
+
+    `ranks` by node; `handle` makes a handle of it, and not the one that the user has; `again` starts ranks again.
+    """
     instance = context().actor_instance
     owner = instance.key if instance.control is not None else ""
 
     def stop(reason: str) -> Future[None]:
         return handle().stop(reason)
 
-    charge = Charge(key, name, owner, ranks, stop, handle, contextvars.copy_context(), are_processes=are_processes)
+    here = contextvars.copy_context()
+    charge = Charge(key, name, owner, ranks, stop, handle, here, again, are_processes=are_processes)
     instance.node.ledger.add(charge)
 
 
@@ -149,9 +158,10 @@ class ProcMesh(MeshTrait):
 
         Raises LaunchError where one could not be started, and else SupervisionError, with how it ended.
         """
-        if self._initialized is None:
-            self._initialized = self._ask_whether_ready()
-        return self._initialized
+        known = self._initialized
+        if known is None or (known.done() and known.exception() is not None):  # it may have been healed since
+            known = self._initialized = self._ask_whether_ready()
+        return known
 
     def _ask_whether_ready(self) -> Future[bool]:
         node = current_node()
@@ -188,14 +198,16 @@ class ProcMesh(MeshTrait):
         if self._ownership.stopped is not None:
             raise RuntimeError("`ProcMesh` has already been stopped")
         node = current_node()
-        actor = f"{name}-{next(_serial)}@{node.address.node}"  # several nodes may spawn on one process
+        actor = node.name_actor(name)
         targets = [Target(address, actor) for address in self.nodes]
+        creation = node.plan(targets, (cls, args, kwargs), self.extent, on_main=on_main)
         asker = Gather(self.extent.region)
         mesh = ActorMesh(name, cls, targets, self.extent.region, asker.future.then(lambda _: None))
         ranks = {address.node: rank for rank, address in enumerate(self.nodes)}
-        own(actor, name, ranks, functools.partial(ActorMesh, name, cls, targets, self.extent.region))
+        handle = functools.partial(ActorMesh, name, cls, targets, self.extent.region)
+        own(actor, name, ranks, handle, functools.partial(create_again, node, name, creation))
         try:
-            node.spawn(targets, (cls, args, kwargs), self.extent, asker, on_main=on_main)
+            node.create(creation, range(len(targets)), asker)
         except BaseException:
             node.ledger.end(actor, ranks.values())
             raise
@@ -214,9 +226,39 @@ class ProcMesh(MeshTrait):
         if not self._owned:
             raise ValueError("ProcMesh is not owned; must be stopped by an owner")
         if self._ownership.stopped is None:
-            current_node().ledger.end(self._name, range(len(self._nodes)))
+            ledger = current_node().ledger
+            ledger.end(self._name, range(len(self._nodes)))
             self._ownership.stopped = self._hosts._stop_procs(self._nodes, reason)
+            names = {address.node for address in self._nodes}
+            self._ownership.stopped.when_done(lambda: ledger.forget(names))  # actors in those that had failed before
         return self._ownership.stopped
+
+    def heal(self) -> Future[list[int]]:
+        """Start the processes of this mesh again that have died, and create their actors again.
+
+        The actors are made with the arguments of the spawn; then `__restore__()` is called, before any message, where
+        the class defines it (`async def` where the endpoints are). Actors that failed while their process lives are
+        created again as well. What is well is not touched, and keeps its state. Handles, slices and references reach
+        the new ones, wherever they are; a call that failed is not made again.
+
+        Actors that other processes than this one have spawned in a process that died come back, too: each by its owner,
+        which this does not wait for. Those of others that failed in a living process do not. What was stopped stays so.
+
+        Resolves, once all are constructed, to the ranks that were healed: none where all are well. Raises where a rank
+        cannot be healed, or dies again, and it may be healed another time: LaunchError where a process does not start,
+        SupervisionError for a constructor or a `__restore__` that fails. A second `heal` waits for the first.
+        RuntimeError once the mesh was stopped; ValueError on a slice or a received reference.
+        """
+        if not self._owned:
+            raise ValueError("ProcMesh is not owned; must be healed by an owner")
+        if self._hosts.is_shut_down:
+            raise RuntimeError("HostMesh has already been shut down")
+        charge = current_node().ledger.get(self._name)
+        if charge is None or self._ownership.stopped is not None:
+            raise RuntimeError("`ProcMesh` has already been stopped")
+        healed = heal(current_node(), charge, self._nodes, _ask_ready)
+        self._hosts._ownership.add(self)
+        return healed
 
     def dismiss(self, reason: str) -> Future[None]:
         """Let the processes of this mesh or slice leave ahead of the others, as `stop` does for all of them."""
@@ -277,6 +319,13 @@ def _check_logging(stream: bool, window: float | None, level: int) -> None:
         raise ValueError(f"aggregate_window_sec is {window!r}: it needs a number of seconds above zero")
     if window is not None and not stream:
         raise ValueError("aggregate_window_sec needs stream_to_client=True: without it there is nothing to aggregate")
+
+
+def _ask_ready(nodes: Sequence[Address]) -> Sequence[Future[Any]]:
+    """Ask these processes whether they take messages."""
+    targets, asker = [Target(each, PROCESS) for each in nodes], Each(len(nodes), _explain_start)
+    current_node().call(targets, "ready", ((), {}), Extent.of(ranks=len(nodes)), asker)
+    return asker.futures
 
 
 def _explain_start(error: BaseException) -> BaseException:

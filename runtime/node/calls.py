@@ -55,10 +55,10 @@ class Asker(Taker, Protocol):
 
 
 class CallTable:
-    """Pending calls by id. Each operation is a single dictionary step, so threads need no lock."""
+    """Pending calls by id, from `first` on. Each operation is a single dictionary step, so threads need no lock."""
 
-    def __init__(self) -> None:
-        self._ids = itertools.count(1)
+    def __init__(self, first: int = 1) -> None:
+        self._ids = itertools.count(first)
         self._pending: dict[int, tuple[Taker, int, str]] = {}
         self._standing: dict[int, Taker] = {}  # ports: they take any number of answers
 

@@ -34,6 +34,16 @@ class EarlyMessages:
             self._highest[spawner] = number
         return self._waiting.pop(key, [])
 
+    def expect(self, spawner: str, first: int) -> None:
+        """This spawner begins anew, and numbers its actors from here: none of those before will come."""
+        self._highest[spawner] = first + SLACK - 1
+
+    def close(self, spawner: str, number: int) -> list[Early]:
+        """All that this spawner had numbered up to here has come, or never will: what was kept for the latter."""
+        self._highest[spawner] = max(self._highest.get(spawner, -1), number + SLACK)
+        keys = [key for key in self._waiting if spawner_of(key) == spawner and _number(key) <= number]
+        return [early for key in keys for early in self._waiting.pop(key)]
+
     def give_up(self, spawner: str) -> list[Early]:
         """This spawner sends nothing any more: what was kept for its actors."""
         keys = [key for key in self._waiting if spawner_of(key) == spawner]

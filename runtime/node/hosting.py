@@ -15,7 +15,7 @@ import logging
 import queue
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Protocol, cast
 
 from meshbook.runtime.actor.base import Actor, is_async, is_mixed
@@ -80,6 +80,9 @@ class HostedActor:
         self._losing = threading.Lock()  # guards _lost and _cause: the first reason is the reason
         self._lost: SupervisionError | None = None
         self._cause: BaseException | None = None
+        self.is_restored = False  # it has been there before, and is lost: `__restore__` is called
+        self._restoring: Awaitable[Any] | None = None  # what an `async def __restore__` has still to do, on the loop
+        self._constructed: Callable[[SupervisionError | None], None] = lambda error: None
         self._cleans_up = True
         self._is_over = False
         self._serving: ThreadServing | LoopServing | None = None
@@ -159,6 +162,7 @@ class HostedActor:
     def run(self, constructed: Callable[[SupervisionError | None], None] = lambda error: None) -> None:
         """Construct the actor and serve it on the calling thread until it is stopped."""
         if self.construct(constructed):
+            self._constructed = constructed
             self._serving = LoopServing(self) if is_async(type(self._actor)) else ThreadServing(self)
             self._serving.run()
         else:
@@ -168,15 +172,19 @@ class HostedActor:
     def construct(self, constructed: Callable[[SupervisionError | None], None]) -> bool:
         """Whether it could be made."""
         CURRENT.set(self._own_context(None))
+        what = "constructor"
         try:
             actor = self._make()
+            what = "__restore__"
+            self._restoring = self._restore(actor)
         except BaseException as error:
-            lost = self._lose(f"its constructor raised\n{_format(error)}", error)
+            lost = self._lose(f"its {what} raised\n{_format(error)}", error)
             constructed(lost)
             return False
         self._learn_endpoints(actor)
         self._actor = actor
-        constructed(self._lost)  # that may have been while it was constructed
+        if self._restoring is None:
+            constructed(self._lost)  # that may have been while it was constructed
         return True
 
     def _learn_endpoints(self, actor: Any) -> None:
@@ -185,6 +193,18 @@ class HostedActor:
         self._concurrent = frozenset(name for name, method in endpoints.items() if method.is_concurrent)
         self._sync = frozenset(name for name, method in endpoints.items() if not method.is_async)
         self._ported = frozenset(name for name, method in endpoints.items() if method.has_port)
+
+    def _restore(self, actor: Actor) -> Awaitable[Any] | None:
+        """Let an actor that was lost take up where it was; what is to be awaited where that is done on the loop."""
+        restore = getattr(actor, "__restore__", None) if self.is_restored else None
+        made = restore() if restore is not None else None
+        if not inspect.isawaitable(made):
+            return None
+        if not is_async(type(actor)):
+            if inspect.iscoroutine(made):
+                made.close()
+            raise TypeError("it is async, but its endpoints are sync: make it a plain def")
+        return made
 
     def _own_context(self, before: Context | None) -> Context:
         """Of what is no message: the actor in the mesh that it was spawned in."""
@@ -199,6 +219,16 @@ class HostedActor:
             self._end()
 
     # -- for who serves it ---------------------------------------------------
+
+    async def restore(self) -> None:
+        """Do what is left of `__restore__`; if that fails, the actor does, as with its constructor."""
+        if (restoring := self._restoring) is None:
+            return
+        try:
+            await restoring
+        except BaseException as error:
+            self._lose(f"its __restore__ raised\n{_format(error)}", error)
+        self._constructed(self._lost)
 
     def wait_for_work(self) -> None:
         if self._thread is not None:  # the main thread, when lent to an actor, is interrupted by signals: it only takes

@@ -3,6 +3,8 @@
 failed, over   what became of actors that were spawned from here
 cancel, where  about a call that was sent to an actor here
 probe          a question that follows who waits for whom
+reborn         a process that had ended is started again
+renewed        of what a node had spawned here before that, nothing more is to come
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Protocol
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.node.deadlock import Step
+from meshbook.runtime.wire.messages import Address
 
 KEEPER = "keeper"
 
@@ -24,6 +27,8 @@ class Kept(Protocol):
     def break_off(self, key: str, sender: str, call: int) -> None: ...
     def where_is(self, key: str, sender: str, call: int) -> str: ...
     def follow(self, path: list[Step], key: str) -> None: ...
+    def begin_again(self, address: Address, life: int) -> None: ...
+    def close_early(self, spawner: str, number: int) -> None: ...
 
 
 class Keeper(Actor):
@@ -56,3 +61,13 @@ class Keeper(Actor):
     def probe(self, path: list[Step], key: str) -> None:
         """The last actor of the path waits for this one, which is here."""
         self._node.follow(path, key)
+
+    @endpoint
+    def reborn(self, address: Address, life: int) -> None:
+        """This process is about to be started again, at the same address; `life` counts those it has had."""
+        self._node.begin_again(address, life)
+
+    @endpoint
+    def renewed(self, spawner: str, number: int) -> None:
+        """Up to this number the spawner has created here again what it will create."""
+        self._node.close_early(spawner, number)

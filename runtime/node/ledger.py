@@ -1,12 +1,13 @@
 """Who answers for which mesh: the meshes that actors of this node, or its client, have spawned. Pure bookkeeping.
 
-A failure of a mesh is its owner's business, and what an actor owns ends with it. O(meshes) when a node is lost.
+A failure of a mesh is its owner's business, and what an actor owns ends with it. A rank that has failed stays in the
+ledger, since it may be healed, until its mesh is stopped. O(meshes) when a node is lost or healed.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,18 +18,20 @@ from meshbook.runtime.actor.future import Future
 
 @dataclass(eq=False)
 class Charge:
-    """A mesh that was spawned here. It is forgotten rank by rank, as those end."""
+    """A mesh that was spawned here. It is forgotten rank by rank, as those are stopped."""
 
     key: str  # the name of its actors in their processes, or of the process mesh
     name: str  # what the user calls it
     owner: str  # the key of the actor that spawned it, empty for the client
-    ranks: dict[str, int]  # by node; those that have not ended
+    ranks: dict[str, int]  # by node; those that have not been stopped
     stop: Callable[[str], Future[Any]]
     handle: Callable[[], Any]  # makes a handle of it; not the one that the user has, and may drop
     context: Context  # of the code that spawned it: its faults are shown where that ran
+    again: Callable[[Sequence[int]], Any]  # starts these ranks again
     are_processes: bool = False
     on_failure: Callable[[MeshFailure], object] | None = None  # who is told first; a true answer means handled
-    failed: list[int] = field(default_factory=list)
+    failed: list[int] = field(default_factory=list)  # and not healed since
+    healing: Future[Any] | None = None  # the last time that it was healed
 
     def failure(self, rank: int, report: str) -> MeshFailure:
         """Note that a rank has failed."""
@@ -62,7 +65,7 @@ class Ledger:
         """An actor has failed; None where nobody answers for it any more, or the rank has failed before."""
         with self._lock:
             charge = self._charges.get(key)
-            if charge is None or rank in charge.failed:
+            if charge is None or rank in charge.failed or rank not in charge.ranks.values():
                 return None
             return charge, charge.failure(rank, report)
 
@@ -72,23 +75,57 @@ class Ledger:
             charge = self._charges.get(key)
             if charge is not None:
                 ended = set(ranks)
-                charge.ranks = {node: rank for node, rank in charge.ranks.items() if rank not in ended}
-                self._drop_empty(charge)
+                self._drop(charge, {node for node, rank in charge.ranks.items() if rank in ended})
 
     def lose(self, node: str, report: str, *, stopped: bool) -> list[tuple[Charge, MeshFailure]]:
         """A process has ended: what that means to whom. Nobody hears of a process mesh who has actors in it."""
         with self._lock:
             touched = [charge for charge in self._charges.values() if node in charge.ranks]
-            with_actors = {charge.owner for charge in touched if not charge.are_processes}
+            if stopped:
+                self._drop_all(touched, {node})
+                return []
+            well = [charge for charge in touched if charge.ranks[node] not in charge.failed]
+            with_actors = {charge.owner for charge in well if not charge.are_processes}
+            told = [(charge, charge.failure(charge.ranks[node], report)) for charge in well]
+            return [each for each in told if not (each[0].are_processes and each[0].owner in with_actors)]
+
+    def forget(self, nodes: Collection[str]) -> None:
+        """These processes have ended, however that was, and will not come again."""
+        with self._lock:
+            self._drop_all(list(self._charges.values()), nodes)
+
+    def heal(self, key: str) -> list[int]:
+        """A mesh is to be healed: which of its ranks have failed, in order. From now on they are well."""
+        with self._lock:
+            charge = self._charges.get(key)
+            if charge is None:
+                return []
+            failed, charge.failed = sorted(charge.failed), []
+            return failed
+
+    def heal_actors(self, *, reborn: Collection[str], alive: Collection[str] = ()) -> list[tuple[Charge, list[int]]]:
+        """Which actors are to be created again: all in the processes that are, and in the others those that failed."""
+        with self._lock:
             found = []
-            for charge in touched:
-                rank = charge.ranks.pop(node)
-                is_told = not (charge.are_processes and charge.owner in with_actors)
-                if not stopped and rank not in charge.failed and is_told:
-                    found.append((charge, charge.failure(rank, report)))
-                self._drop_empty(charge)
+            for charge in self._charges.values():
+                ranks = [] if charge.are_processes else _to_renew(charge, reborn, alive)
+                if ranks:
+                    charge.failed = [rank for rank in charge.failed if rank not in ranks]
+                    found.append((charge, ranks))
             return found
 
-    def _drop_empty(self, charge: Charge) -> None:
+    def _drop_all(self, charges: Iterable[Charge], nodes: Collection[str]) -> None:
+        for charge in charges:
+            self._drop(charge, nodes)
+
+    def _drop(self, charge: Charge, nodes: Collection[str]) -> None:
+        gone = {rank for node, rank in charge.ranks.items() if node in nodes}
+        charge.ranks = {node: rank for node, rank in charge.ranks.items() if rank not in gone}
+        charge.failed = [rank for rank in charge.failed if rank not in gone]
         if not charge.ranks:
             del self._charges[charge.key]
+
+
+def _to_renew(charge: Charge, reborn: Collection[str], alive: Collection[str]) -> list[int]:
+    failed = set(charge.failed)
+    return sorted(rank for node, rank in charge.ranks.items() if node in reborn or (rank in failed and node in alive))

@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextvars
 import logging
 import pickle
+import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -58,6 +60,8 @@ CROWD = 16  # open calls of a process from which on answers are taken in by the 
 
 NOWHERE = Extent((), ())
 REMEMBERED = 4096  # actors that have ended, of which the node still knows why
+CALLS_A_LIFE = 1 << 40  # more than any process makes
+ACTORS_A_LIFE = 1_000_000
 Question = Spawn | Call | Stop
 OnFault = Callable[[Charge, MeshFailure], None]
 
@@ -71,15 +75,31 @@ class Places(Protocol):
     def proc_mesh(self) -> Any: ...
 
 
+@dataclass(frozen=True)
+class Creation:
+    """How the actors of a mesh are created. Kept by their owner, so that those that are lost can be created again."""
+
+    targets: tuple[Target, ...]  # by rank
+    extent: Extent
+    body: Body  # a copy: what the caller changes afterwards does not show
+    origin: str
+    creator: Creator | None
+    on_main: bool
+
+
 class Node:
     """The runtime core of one process. `close()` is idempotent; every call still open then fails."""
 
-    def __init__(self, transport: Transport, run: str, settings: Settings) -> None:
+    def __init__(self, transport: Transport, run: str, settings: Settings, life: int = 0) -> None:
         self.address = transport.address
         self.settings = settings
         self.run = run
         self.refused = 0  # frames dropped since the start; the first of each kind is logged
         self.when_down: list[Callable[[ExitReport], None]] = []
+        self.when_reborn: list[Callable[[str], None]] = []  # told the name of a node that had ended
+        # Held while an end, or a new beginning, of another node is noted everywhere here: who asks in between would
+        # see half of it.
+        self.noting = threading.RLock()
         self.run_on_main: Callable[[Callable[[], None]], None] | None = None  # workers lend their main thread
         self.controller = transport.address  # where output and failures go; a worker is told another one
         self.capture: Capture | None = None  # of a worker: where its output goes
@@ -89,15 +109,21 @@ class Node:
         self.on_fault: OnFault = _log_fault  # for failures of the client's meshes
         self.is_leaving = False  # the process is about to end: nobody needs to hear of each actor's end
         self._transport = transport
-        self._transport.greeting = pack(Hello(self.address, run), (), settings.max_message_bytes)
-        self._calls = CallTable()
+        self._transport.greeting = pack(Hello(self.address, run, life), (), settings.max_message_bytes)
+        # A node that is started again counts on: what still answers to calls of its life before must find nobody.
+        self._calls = CallTable(life * CALLS_A_LIFE + 1)
+        self._number = life * ACTORS_A_LIFE  # of the next actor that is spawned from here
+        self._numbering = threading.Lock()  # guards _number
         self._actors: dict[str, HostedActor] = {}
+        self._heirs: dict[str, Callable[[], None]] = {}  # begins an actor once the one that it replaces is over
+        self._replacing = threading.Lock()  # guards _heirs, and who of two actors is meant by a key
         self._ended: OrderedDict[str, str] = OrderedDict()  # why actors are no more; the oldest are forgotten
         self._early = EarlyMessages()
         self._clock = Clock()
         self.later = self._clock.later
         self._book: dict[str, Address] = {self.address.node: self.address}
         self._down: dict[str, ExitReport] = {}
+        self._lives: dict[str, int] = {}  # of nodes that were heard of: how many they have had before the present one
         self._logged: set[str] = set()
         self._closed = False
         self._handlers: dict[type, Callable[[Any, Body], None]] = {
@@ -130,6 +156,12 @@ class Node:
     def trust(self, peer: Address) -> None:
         """Know a peer before its Hello: one whose address came from the launcher."""
         self._book[peer.node] = peer
+
+    def name_actor(self, name: str) -> str:
+        """A key for an actor that is spawned from here: several nodes may spawn on one process."""
+        with self._numbering:
+            number, self._number = self._number, self._number + 1
+        return f"{name}-{number}@{self.address.node}"
 
     # -- hosting -------------------------------------------------------------
 
@@ -235,17 +267,34 @@ class Node:
     ) -> None:
         """Create an actor at each target, on a thread of its own or on the process's main thread.
 
-        The asker is answered once each is constructed.
+        The asker is answered once each is constructed. Raises PickleError and MessageTooLarge before anything is sent.
         """
+        self.create(self.plan(targets, construct, extent, on_main=on_main), range(len(targets)), asker)
+
+    def plan(
+        self, targets: Sequence[Target], construct: tuple[type, Any, Any], extent: Extent, *, on_main: bool
+    ) -> Creation:
+        """What creates an actor at each target, any number of times: the arguments are those of now."""
         body = pickling.dumps(construct, f"an argument of {construct[0].__qualname__}")
-        node, origin, labels, sizes = self.address.node, current_origin(), extent.labels, extent.sizes
         creator = _creator(context().actor_instance)
+        kept = [part if isinstance(part, bytes) else bytes(part) for part in body]
+        return Creation(tuple(targets), extent, kept, current_origin(), creator, on_main)
+
+    def create(self, creation: Creation, ranks: Sequence[int], asker: Asker, *, again: bool = False) -> None:
+        """Create the actors of these ranks; `again`: they have been there before."""
+        targets = [creation.targets[rank] for rank in ranks]
+        labels, sizes, origin = creation.extent.labels, creation.extent.sizes, current_origin() or creation.origin
         calls = self._open(targets, asker, "__init__")
         messages = [
-            Spawn(node, call, target.actor, (rank, labels, sizes), origin, creator, on_main)
-            for rank, (target, call) in enumerate(zip(targets, calls, strict=True))
+            Spawn(
+                *(self.address.node, call, target.actor, (rank, labels, sizes), origin),
+                creator=creation.creator,
+                on_main=creation.on_main,
+                again=again,
+            )
+            for rank, target, call in zip(ranks, targets, calls, strict=True)
         ]
-        self._ask(targets, messages, body)
+        self._ask(targets, messages, creation.body)
 
     def stop(self, targets: Sequence[Target], reason: str, asker: Asker) -> None:
         """End the actors after the messages they have been sent so far."""
@@ -421,14 +470,18 @@ class Node:
 
     def actor_over(self, instance: Instance, error: SupervisionError) -> None:
         """An actor here is gone."""
-        self._ended[instance.key] = str(error)
-        if len(self._ended) > REMEMBERED:
-            self._ended.popitem(last=False)
-        if self.is_leaving:
-            return  # its object is let go by `release_actors`, and the owner hears of the process
-        self._actors.pop(instance.key, None)
+        with self._replacing:
+            if (heir := self._heirs.pop(instance.key, None)) is None:
+                self._ended[instance.key] = str(error)
+                if len(self._ended) > REMEMBERED:
+                    self._ended.popitem(last=False)
+                if self.is_leaving:
+                    return  # its object is let go by `release_actors`, and the owner hears of the process
+                self._actors.pop(instance.key, None)
         spawner = self._book.get(spawner_of(instance.key))
-        if spawner is not None:
+        if heir is not None:
+            heir()
+        elif spawner is not None and error.__cause__ is None:  # of one that failed the owner knows, and may heal it
             self._tell(spawner, "over", instance.key, instance.rank.rank)
 
     def charges_of(self, key: str) -> list[Charge]:
@@ -458,6 +511,50 @@ class Node:
                 self._on_message(Stop(self.address.node, 0, key, reason), ())
         for message, _ in self._early.give_up(node):
             self._refuse_unknown(message, f"its owner {node} has ended before it was spawned")
+
+    # -- processes that are started again --------------------------------------------
+
+    def begin_again(self, address: Address, life: int) -> None:
+        """A node that had ended is there again, or soon: create again what is this node's business there."""
+        if self.note_reborn(address, life):
+            self.create_again(reborn=[address])
+
+    def note_reborn(self, address: Address, life: int) -> bool:
+        """Clear what is known of the end of a node that is started again; False where that was known already."""
+        node = address.node
+        with self.noting:
+            if life <= self._lives.get(node, 0):
+                return False
+            if node not in self._down:  # the news has overtaken that of its end
+                self._note_down(ExitReport(node, 0, None, hint="it has ended, and was started again"))
+            self._lives[node] = life
+            self._book[node] = address
+            self._early.expect(node, life * ACTORS_A_LIFE)
+            del self._down[node]
+            self._transport.remember(node)
+            for listener in list(self.when_reborn):
+                listener(node)
+        return True
+
+    def create_again(self, *, reborn: Sequence[Address], alive: Collection[str] = ()) -> list[tuple[str, Future[Any]]]:
+        """Create all actors again that were spawned from here in these processes, and those that failed in living ones.
+
+        For each of them its node, and a future that tells how it went.
+        """
+        begun = []
+        for charge, ranks in self.ledger.heal_actors(reborn={address.node for address in reborn}, alive=alive):
+            nodes = {rank: node for node, rank in charge.ranks.items()}
+            begun += [(nodes[rank], future) for rank, future in zip(ranks, charge.again(ranks), strict=True)]
+        with self._numbering:
+            number = self._number - 1
+        for address in reborn if number >= 0 else ():
+            self._tell(address, "renewed", self.address.node, number)
+        return begun
+
+    def close_early(self, spawner: str, number: int) -> None:
+        """Refuse what came for actors that this spawner had here before, and does not create again."""
+        for message, _ in self._early.close(spawner, number):
+            self._refuse_unknown(message, _unknown(message.actor, self.address.node))
 
     # -- calls under way (Kept) ----------------------------------------------------
 
@@ -526,7 +623,13 @@ class Node:
     def _on_hello(self, hello: Hello, body: Body) -> None:
         if hello.run != self.run:
             raise RefusedMessage(f"a Hello of another run from {hello.sender.node!r}")
-        self._book[hello.sender.node] = hello.sender
+        node = hello.sender.node
+        self._book[node] = hello.sender
+        if node in self._lives or node in self._down:
+            # The agent says so as well, but who answers now must not take it for the one that has ended.
+            self.begin_again(hello.sender, hello.life)
+        else:
+            self._lives[node] = hello.life
 
     def _on_spawn(self, spawn: Spawn, body: Body) -> None:
         def make() -> Actor:
@@ -540,14 +643,29 @@ class Node:
             else:
                 self.reply_lost(spawn.sender, spawn.call, error)
 
-        creator = _instance(spawn.creator)
-        hosted = self._host(HostedActor, spawn.actor, make, _point(spawn.place), "", creator)
-        for message, early in self._early.arrived(spawn.actor):
+        def begin() -> None:
+            if spawn.on_main and self.run_on_main is not None:
+                self.run_on_main(lambda: hosted.run(constructed))
+            else:
+                hosted.start(constructed)
+
+        key = spawn.actor
+        with self._replacing:
+            before = self._actors.get(key)
+            is_there = before is not None and not before.is_lost
+            if not is_there:
+                hosted = self._host(HostedActor, key, make, _point(spawn.place), "", _instance(spawn.creator))
+                hosted.is_restored = spawn.again
+                self._ended.pop(key, None)
+                if before is not None:  # it is still at its `__cleanup__`; of those with one name one lives at a time
+                    self._heirs[key] = begin
+        if is_there:
+            return constructed(None)  # its mesh was healed while it was being spawned
+        for message, early in self._early.arrived(key):
             hosted.post(message, early)
-        if spawn.on_main and self.run_on_main is not None:
-            self.run_on_main(lambda: hosted.run(constructed))
-        else:
-            hosted.start(constructed)
+        if before is None:
+            begin()
+        return None
 
     def _on_message(self, message: Call | Stop, body: Body) -> None:
         if isinstance(message, Call) and (port := message.reply_to) is not None:
@@ -562,8 +680,7 @@ class Node:
         elif self._early.is_early(key) and spawner_of(key) not in self._down:
             self._early.keep(key, message, body)
         else:
-            text = f"no actor {key!r} on node {self.address.node}: it was stopped, or never spawned"
-            self._refuse_unknown(message, text)
+            self._refuse_unknown(message, _unknown(key, self.address.node))
 
     def _refuse_unknown(self, message: Call | Stop, why: str) -> None:
         if isinstance(message, Stop) and message.call and message.actor in self._ended:
@@ -582,17 +699,25 @@ class Node:
             asker.refuse(index, _rebuild_error(reply.status, body))
 
     def _on_down(self, down: Down, body: Body) -> None:
-        report = down.report
-        if report.node in self._down:
-            return
-        self._down[report.node] = report
-        self._transport.forget(report.node)
-        self._fail_all(report.node, lambda: _loss(report))
-        self._lose_spawner(report.node)
-        for charge, failure in self.ledger.lose(report.node, str(report), stopped=bool(report.stopped)):
-            self._supervise(charge, failure)
-        for listener in list(self.when_down):
-            listener(report)
+        self._note_down(down.report)
+
+    def _note_down(self, report: ExitReport) -> None:
+        node = report.node
+        with self.noting:
+            if 0 <= report.life < self._lives.get(node, 0):
+                # It is there again, and has said so before this came. Who asked it before is told nevertheless.
+                return self._fail_all(node, lambda: _loss(report))
+            if node in self._down:
+                return None
+            self._down[node] = report
+            self._transport.forget(node)
+            self._fail_all(node, lambda: _loss(report))
+            self._lose_spawner(node)
+            for charge, failure in self.ledger.lose(node, str(report), stopped=bool(report.stopped)):
+                self._supervise(charge, failure)
+            for listener in list(self.when_down):
+                listener(report)
+        return None
 
     def _fail_all(self, node: str | None, error: Callable[[], BaseException]) -> None:
         for asker, index in self._calls.take_all(node):
@@ -602,6 +727,10 @@ class Node:
 def _loss(report: ExitReport) -> SupervisionError:
     """What an ended node means to who asked it: a fault, or that it had been stopped on purpose."""
     return SupervisionError(str(report)) if report.stopped else ProcessDied(str(report), report)
+
+
+def _unknown(key: str, node: str) -> str:
+    return f"no actor {key!r} on node {node}: it was stopped, or never spawned"
 
 
 def _not_at_all() -> None:

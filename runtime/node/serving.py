@@ -52,6 +52,7 @@ class Served(Protocol):
     def is_concurrent(self, call: Call) -> bool: ...
     def is_sync(self, call: Call) -> bool: ...
     def is_reload(self, call: Call) -> bool: ...
+    async def restore(self) -> None: ...
     def take_notice(self) -> Notice | None: ...
     def hook(self, notice: Notice) -> Any: ...
     def is_unwanted(self, call: Call) -> bool: ...
@@ -197,8 +198,16 @@ class LoopServing:
     async def _run(self) -> None:
         self._loop, self._task, self._arrived = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
         with contextlib.suppress(asyncio.CancelledError):  # while it slept: by `wake`, since it was lost
+            await self._restore()
             await self._serve()
         await self._part()
+
+    async def _restore(self) -> None:
+        self._is_handling = True  # it is broken off where the actor is lost meanwhile
+        try:
+            await self._actor.restore()
+        finally:
+            self._is_handling = False
 
     async def _serve(self) -> None:
         actor, served = self._actor, 0

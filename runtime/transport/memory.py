@@ -34,6 +34,9 @@ class Switchboard:
     def remove(self, node: str) -> None:
         self._inboxes.pop(node, None)
 
+    def renew(self, node: str) -> None:
+        """Be ready for a node that comes again."""
+
 
 class Inbox:
     """A bounded queue. A SimpleQueue, whose `put` may interrupt a `get` of the same thread: `knock` needs that."""
@@ -41,9 +44,12 @@ class Inbox:
     def __init__(self, limit: int) -> None:
         self._frames: queue.SimpleQueue[Buffer | None] = queue.SimpleQueue()
         self._free = threading.Semaphore(limit)
+        self.has_ended = False  # nobody will read what comes now
 
     def put(self, frame: Buffer, timeout: float) -> bool:
         """Queue a frame; False where no place for it became free in time."""
+        if self.has_ended:
+            return True
         if not self._free.acquire(timeout=timeout):
             return False
         self._frames.put(frame)
@@ -65,6 +71,7 @@ class Inbox:
         self._frames.put(b"")
 
     def end(self) -> None:
+        self.has_ended = True
         self._frames.put(None)
 
 
@@ -107,6 +114,12 @@ class MemoryTransport:
 
     def forget(self, node: str) -> None:
         self._gone.add(node)
+
+    def remember(self, node: str) -> None:
+        self._board.renew(node)
+        if node in self._gone:
+            self._greeted.discard(node)  # whoever is there now has not been
+            self._gone.discard(node)
 
     def close(self) -> None:
         self._closed = True

@@ -153,6 +153,11 @@ class ZmqTransport:
         if peer is not None:
             peer.abandon()
 
+    def remember(self, node: str) -> None:
+        with self._peers_lock:
+            if (peer := self._peers.get(node)) is not None and peer.is_gone:
+                del self._peers[node]  # the next message connects, and greets, anew
+
     def close(self) -> None:
         with self._peers_lock:
             if self._closed:
@@ -222,6 +227,10 @@ class _Peer:
                 except zmq.Again:
                     self._socket.poll(BLOCKED_POLL_MS, zmq.POLLOUT)
         raise PeerGone(f"node {self._node} was given up")
+
+    @property
+    def is_gone(self) -> bool:
+        return self._gone
 
     def abandon(self) -> None:
         self._gone = True  # a sender that waits under the lock sees it and leaves

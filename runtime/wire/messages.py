@@ -41,6 +41,7 @@ class Hello(Message, frozen=True, tag="h"):
 
     sender: Address
     run: str
+    life: int = 0  # how many this node has had before, by the same name and at the same address
 
 
 class Spawn(Message, frozen=True, tag="s"):
@@ -53,6 +54,7 @@ class Spawn(Message, frozen=True, tag="s"):
     origin: str
     creator: Creator | None = None  # None: the client
     on_main: bool = False
+    again: bool = False  # it has been there before, and is lost
 
 
 # What a call asks for: an endpoint; a method that is none, and returns or answers by a port; or that the actor take on

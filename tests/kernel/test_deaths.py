@@ -76,6 +76,17 @@ def test_a_rank_that_ends_itself_says_how(mesh: Notebook, source: str, cause: st
     assert mesh.run("%%mesh !1\nkept").result == "[0] 0\n[2] 2"
 
 
+def test_a_mesh_that_is_healed_runs_cells_on_all_ranks_again(mesh: Notebook) -> None:
+    """By hand: the variable of the mesh is its processes. The rank is a new one, and the others keep what they have."""
+    mesh.run("%%mesh\nkept = rank * 11")
+    mesh.run_failing(KILL_RANK_1.replace("kept = rank", "pass"))
+    assert mesh.run("mesh.heal().get()").result == "[1]"
+    assert "dead" not in mesh.run("%mesh").stdout
+    assert mesh.run("%%mesh\nglobals().get('kept')").result == "[0] 0\n[2] 22\n[1] no value"
+    mesh.run_failing(KILL_RANK_1)
+    assert "rank 1 dead" in mesh.run("%mesh").stdout
+
+
 def test_a_rank_dies_while_others_wait_for_it_in_a_collective(mesh: Notebook, signs: Signs) -> None:
     pids = pids_of_ranks(mesh)
     mesh.run(

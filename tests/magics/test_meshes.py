@@ -24,7 +24,7 @@ class FakeSession:
         self.answers: list[Future[bool]] | None = None
         self.ended: list[str] = []
         self.forgotten: list[str] = []
-        self.node = SimpleNamespace(when_down=[])
+        self.node = SimpleNamespace(when_down=[], when_reborn=[])
         self.output = SimpleNamespace(forget=self.forgotten.append)
         self.host = self
         self.has_lost_agent = False
@@ -254,7 +254,21 @@ def test_nobody_listens_for_a_mesh_that_has_ended(meshes: Meshes, session: FakeS
     up(meshes)
     for rank in range(2):
         session.report(ExitReport(f"mesh.{rank}", 4711, 0, stopped="%mesh down"))
-    assert session.node.when_down == []
+    up(meshes, "other", 1)
+    session.report(ExitReport("other.0", 4711, -9))
+    meshes.down("other")
+    assert (session.node.when_down, session.node.when_reborn) == ([], [])
+
+
+def test_a_rank_that_was_healed_is_not_dead(meshes: Meshes, session: FakeSession) -> None:
+    mesh = up(meshes)
+    session.report(ExitReport("mesh.1", 4711, -9))
+    mesh.busy[1] = 3
+    for listener in session.node.when_reborn:
+        listener("mesh.1")
+    assert (mesh.dead, mesh.busy) == ({}, {})
+    session.report(ExitReport("mesh.1", 4712, -9))
+    assert list(mesh.dead) == [1]
 
 
 def test_the_dead_are_known(meshes: Meshes, session: FakeSession) -> None:

@@ -156,6 +156,31 @@ def test_forgetting_a_peer_wakes_a_blocked_sender(opened: Open) -> None:
         here.send(there.address, b"more")
 
 
+def test_a_forgotten_peer_that_comes_again_is_remembered(opened: Open) -> None:
+    """It is greeted anew, since whoever is there now has not been."""
+    here, there = opened("here"), opened("there")
+    here.send(there.address, b"before")
+    assert received(there, 2)[1:] == [b"before"]
+    there.close()
+    assert there.receive() is None
+    if isinstance(there, ZmqTransport):
+        there.terminate()  # it removes its socket's file: that must not be the next one's
+    here.forget("there")
+    again = opened("there")
+    here.remember("there")
+    here.send(again.address, b"after")
+    assert received(again, 2) == [here.greeting, b"after"]
+
+
+def test_remembering_a_peer_that_was_not_forgotten_changes_nothing(opened: Open) -> None:
+    here, there = opened("here"), opened("there")
+    here.send(there.address, b"1")
+    for node in ("there", "nobody"):
+        here.remember(node)
+    here.send(there.address, b"2")
+    assert received(there, 3)[1:] == [b"1", b"2"]
+
+
 # -- sockets ---------------------------------------------------------------------
 
 

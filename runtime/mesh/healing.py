@@ -1,0 +1,81 @@
+"""Healing a mesh: processes that have died are started again under their names, and their actors are created again.
+
+    what has failed (ledger) -> births again (agents) -> constructors, `__restore__` -> the future resolves
+
+A process that comes again has the name and the address of the one before, so that every handle, wherever it is, refers
+to it. Each node clears what it knows of the end when it hears of the new life, by the agent or by the process itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.errors import ProcessDied, SupervisionError
+from meshbook.runtime.node.calls import Each
+from meshbook.runtime.node.ledger import Charge
+from meshbook.runtime.node.node import Creation, Node
+from meshbook.runtime.wire.messages import Address
+
+Ask = Callable[[Sequence[Address]], Sequence[Future[Any]]]
+
+
+def heal(node: Node, charge: Charge, nodes: Sequence[Address], ask_ready: Ask) -> Future[list[int]]:
+    """What `ProcMesh.heal` does: `charge` is of the processes, `nodes` are theirs, by rank."""
+    healed: Future[list[int]] = Future.pending()
+    with node.noting:  # an end that is being noted is noted to its end: its calls have failed, and no later ones will
+        earlier, charge.healing = charge.healing, healed
+        dead = node.ledger.heal(charge.key)
+    try:
+        charge.again(dead)
+        reborn = [nodes[rank] for rank in dead]
+        waiting = [*ask_ready(reborn)] if reborn else []
+        created = node.create_again(reborn=reborn, alive={address.node for address in nodes})
+    except BaseException as error:
+        healed.fail(error)
+        raise
+    if earlier is not None and not earlier.done():
+        waiting.append(earlier)
+    touched = {name for name, _ in created}
+    ranks = [rank for rank, address in enumerate(nodes) if rank in dead or address.node in touched]
+    resolve_after(healed, [*waiting, *(future for _, future in created)], ranks)
+    return healed
+
+
+def create_again(node: Node, name: str, creation: Creation, ranks: Sequence[int]) -> Sequence[Future[Any]]:
+    """Create these ranks of an actor mesh again: a future each, of whether that went well."""
+
+    def explain(error: BaseException) -> BaseException:
+        text = f"Creating {name} again failed, {error}"
+        return ProcessDied(text, error.report) if isinstance(error, ProcessDied) else SupervisionError(text)
+
+    asker = Each(len(ranks), explain)
+    node.create(creation, ranks, asker, again=True)
+    if (charge := node.ledger.get(creation.targets[0].actor)) is not None:
+        charge.healing = Future.pending()
+        resolve_after(charge.healing, asker.futures, None)
+    return asker.futures
+
+
+def resolve_after(future: Future[Any], parts: Sequence[Future[Any]], value: Any) -> None:
+    """Settle a future with the value once all of the parts are, or with the error of the first that fails."""
+    lock = threading.Lock()  # guards `left`
+    left = len(parts)
+
+    def look(part: Future[Any]) -> None:
+        nonlocal left
+        if (error := part.exception()) is not None:
+            return future.fail(error)
+        with lock:
+            left -= 1
+            is_last = not left
+        if is_last:
+            future.resolve(lambda: value)
+        return None
+
+    if not parts:
+        future.resolve(lambda: value)
+    for part in parts:
+        part.when_done(lambda part=part: look(part))  # type: ignore[misc]

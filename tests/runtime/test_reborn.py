@@ -1,0 +1,122 @@
+"""A node that comes again by the name of one that has ended: what others make of that, in whatever order they hear."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from meshbook.runtime.config import Settings
+from meshbook.runtime.errors import ExitReport, ProcessDied, SupervisionError
+from meshbook.runtime.node.calls import Each, Target
+from meshbook.runtime.node.keeper import KEEPER
+from meshbook.runtime.node.node import Node
+from meshbook.runtime.transport.zeromq import ZmqTransport
+from meshbook.runtime.wire.messages import Down
+from tests.runtime.conftest import NOWHERE, PATIENCE, Probe
+
+BEFORE = ExitReport("worker-0", 4711, -9, life=0)  # the end of the first life
+
+
+@pytest.fixture
+def rebirth(session: Any) -> Callable[..., Node]:
+    """Ends a worker, which nobody is told, and starts it again."""
+
+    def make(node: Node, life: int = 1) -> Node:
+        node.close()
+        if isinstance(node._transport, ZmqTransport):
+            node._transport.terminate()  # it removes its socket's file: that must not be the next one's
+        chosen = Settings()
+        made = Node(session._connect(node.address.node, chosen), "run", chosen, life)
+        made.start()
+        session._nodes.append(made)
+        return made
+
+    return make
+
+
+def call_back(session: Any, node: Node) -> Any:
+    """Let this node call an actor of the controller's; the future of what that answers."""
+    there, here = session.spawn_probe(node), session.spawn_probe(session.controller)
+    return there.run.call_one(lambda: here.run.call_one(len, "four").get(PATIENCE))
+
+
+def declare_down(session: Any) -> None:
+    session.controller._on_down(Down("agent", BEFORE), ())
+
+
+def test_told_of_the_end_and_then_of_the_new_life(session: Any, rebirth: Any) -> None:
+    """The calls to the one before have failed, and those to the next reach it; what it calls is answered."""
+    [node] = session.workers(1)
+    assert call_back(session, node).get(PATIENCE) == 4
+    declare_down(session)
+    with pytest.raises(ProcessDied):
+        session.spawn_probe(node).run.call_one(len, "").get(PATIENCE)
+    again = rebirth(node)
+    session.controller.begin_again(again.address, 1)
+    assert session.controller.report_of("worker-0") is None
+    assert call_back(session, again).get(PATIENCE) == 4
+
+
+def test_told_of_the_new_life_first(session: Any, rebirth: Any, gate: Any) -> None:
+    """Then who waits for the one before is told at once, and news of its end is no news of the next one's."""
+    [node] = session.workers(1)
+    held = session.spawn_probe(node).run.call_one(gate.pass_through)
+    gate.wait_entered()
+    again = rebirth(node)
+    session.controller.begin_again(again.address, 1)
+    with pytest.raises(SupervisionError, match="it has ended, and was started again"):
+        held.get(PATIENCE)
+    declare_down(session)
+    assert session.controller.report_of("worker-0") is None
+    assert call_back(session, again).get(PATIENCE) == 4
+    gate.open()
+
+
+def test_told_of_the_new_life_by_itself(session: Any, rebirth: Any) -> None:
+    """It greets, and is answered: the agent's word may come later, and changes nothing any more."""
+    [node] = session.workers(1)
+    assert call_back(session, node).get(PATIENCE) == 4
+    declare_down(session)
+    again = rebirth(node)
+    told: list[str] = []
+    session.controller.when_reborn.append(told.append)
+    asker = Each(1)
+    again.call([Target(session.controller.address, KEEPER)], "where", (("nobody", "x", 1), {}), NOWHERE, asker)
+    assert asker.futures[0].get(PATIENCE) == "gone"
+    session.controller.begin_again(again.address, 1)
+    assert told == ["worker-0"]
+    assert call_back(session, again).get(PATIENCE) == 4
+
+
+def test_who_knows_no_life_before_takes_it_as_it_is(session: Any) -> None:
+    """A node that is born after it: nothing that waits for it is lost by its greeting."""
+    chosen = Settings()
+    node = Node(session._connect("worker-9", chosen), "run", chosen, 3)
+    node.start()
+    session._nodes.append(node)
+    assert call_back(session, node).get(PATIENCE) == 4
+    assert session.controller.report_of("worker-9") is None
+
+
+def test_it_neither_numbers_its_calls_nor_names_its_actors_as_before(session: Any, rebirth: Any) -> None:
+    """So that nothing that was meant for the one before is taken for its own."""
+    [node] = session.workers(1)
+    again = rebirth(node)
+    names = {made.name_actor("x") for made in (node, again) for _ in range(3)}
+    numbers = {made.open_port(once=False)[0] for made in (node, again) for _ in range(3)}
+    assert (len(names), len(numbers)) == (6, 6)
+
+
+def test_what_is_not_created_again_is_not_waited_for(session: Any, rebirth: Any) -> None:
+    """A message may come before its actor does, but for that somebody must be about to create it."""
+    [node] = session.workers(1)
+    again = rebirth(node)
+    session.controller.begin_again(again.address, 1)
+    numbered = [session.controller.name_actor("old") for _ in range(2)]
+    waiting = session.refer(Probe, numbered[0], again).run.call_one(len, "")
+    session.controller.create_again(reborn=[again.address])
+    for future in (waiting, session.refer(Probe, numbered[1], again).run.call_one(len, "")):
+        with pytest.raises(SupervisionError, match="it was stopped, or never spawned"):
+            future.get(PATIENCE)
