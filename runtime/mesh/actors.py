@@ -188,8 +188,8 @@ class ActorMesh(MeshTrait):
         by value, with what it uses of its own module.
 
         This handle and those made from it afterwards know the new endpoints; other handles and references of the same
-        actors, and endpoints taken from them, go on with what they know. A rank that is healed later is of the class that
-        it was spawned with, until the next `reload`.
+        actors, and endpoints taken from them, go on with what they know. A rank that is healed later is of the class
+        that it was spawned with, until the next `reload`.
 
         Raises ValueError for what `spawn` would refuse, and where the actors would have to live on an event loop
         instead of a thread, or the reverse. The future raises ActorError where a rank could not change, as with other
