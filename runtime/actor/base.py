@@ -30,7 +30,8 @@ class Actor(Handle):
     What it may define: `__supervise__(failure)` is told of each failed rank of the meshes that this actor has spawned,
     and answers whether that is handled; else the actor fails with them. `__cleanup__(error)` is called once at the end,
     with the error or None. `_handle_undeliverable_message(envelope)` is told of messages that could not be delivered.
-    Each may be `async def` where the endpoints are.
+    `__restore__()` is called after the constructor where a mesh was healed: this actor takes the place of one that was
+    lost. Each may be `async def` where the endpoints are.
     """
 
     _is_mixed = False

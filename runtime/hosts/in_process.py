@@ -235,7 +235,7 @@ class ThreadStarter:
         for worker in self._workers.values():
             worker.close()
         for worker in self._workers.values():
-            worker.hear_of_the_end([other.name for other in self._workers.values() if other is not worker])
+            worker.hear_of_the_end({other.name for other in self._workers.values()} - {worker.name})
         for worker in self._workers.values():
             worker.release()
         self.channel.close()
