@@ -59,10 +59,10 @@ class Ledger:
             return [charge for charge in reversed(self._charges.values()) if charge.owner == owner]
 
     def fail(self, key: str, rank: int, report: str) -> tuple[Charge, MeshFailure] | None:
-        """An actor has failed; None where nobody answers for it any more, or the rank has failed before."""
+        """An actor has failed; None where nobody answers for that rank any more, or it has failed before."""
         with self._lock:
             charge = self._charges.get(key)
-            if charge is None or rank in charge.failed:
+            if charge is None or rank not in charge.ranks.values() or rank in charge.failed:
                 return None
             return charge, charge.failure(rank, report)
 
@@ -76,16 +76,18 @@ class Ledger:
                 self._drop_empty(charge)
 
     def lose(self, node: str, report: str, *, stopped: bool) -> list[tuple[Charge, MeshFailure]]:
-        """A process has ended: what that means to whom. Nobody hears of a process mesh who has actors in it."""
+        """A process has ended: what that means to whom. Nobody hears of the process who hears of actors in it."""
         with self._lock:
             touched = [charge for charge in self._charges.values() if node in charge.ranks]
-            with_actors = {charge.owner for charge in touched if not charge.are_processes}
-            found = []
+            fails = [] if stopped else [charge for charge in touched if charge.ranks[node] not in charge.failed]
+            with_actors = {charge.owner for charge in fails if not charge.are_processes}
+            found = [
+                (charge, charge.failure(charge.ranks[node], report))
+                for charge in fails
+                if not (charge.are_processes and charge.owner in with_actors)
+            ]
             for charge in touched:
-                rank = charge.ranks.pop(node)
-                is_told = not (charge.are_processes and charge.owner in with_actors)
-                if not stopped and rank not in charge.failed and is_told:
-                    found.append((charge, charge.failure(rank, report)))
+                del charge.ranks[node]
                 self._drop_empty(charge)
             return found
 
