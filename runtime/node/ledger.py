@@ -62,7 +62,7 @@ class Ledger:
             return [charge for charge in reversed(self._charges.values()) if charge.owner == owner]
 
     def fail(self, key: str, rank: int, report: str) -> tuple[Charge, MeshFailure] | None:
-        """An actor has failed; None where nobody answers for it any more, or the rank has failed before."""
+        """An actor has failed; None where nobody answers for that rank any more, or it has failed before."""
         with self._lock:
             charge = self._charges.get(key)
             if charge is None or rank in charge.failed or rank not in charge.ranks.values():
@@ -78,7 +78,7 @@ class Ledger:
                 self._drop(charge, {node for node, rank in charge.ranks.items() if rank in ended})
 
     def lose(self, node: str, report: str, *, stopped: bool) -> list[tuple[Charge, MeshFailure]]:
-        """A process has ended: what that means to whom. Nobody hears of a process mesh who has actors in it."""
+        """A process has ended: what that means to whom. Nobody hears of the process who hears of actors in it."""
         with self._lock:
             touched = [charge for charge in self._charges.values() if node in charge.ranks]
             if stopped:

@@ -38,7 +38,9 @@ class Running:
         describe: Callable[[], str],
         later: Callable[[float, Callable[[], object]], None],
         watch: Callable[[], None],
+        is_alone: bool = True,
     ) -> None:
+        self.is_alone = is_alone  # whether its actor begins no other message meanwhile
         self._is_own = is_own  # whether a target would have to wait for this very message
         self._describe = describe
         self._later = later
@@ -51,7 +53,7 @@ class Running:
         self._waiting: Future[Any] | None = None
         self.endpoint = ""
         self.serial = 0  # of the present wait
-        self.suspicion: object = None  # for who watches: the cycle that this wait seemed to be part of
+        self.suspected: dict[Any, int] = {}  # for who watches: what was seen in rings with this wait, and when first
 
     # -- from the actor's own thread or task ------------------------------------
 
@@ -84,7 +86,7 @@ class Running:
     def begin_wait(self, future: Future[Any], *, blocking: bool, bounded: bool) -> bool:
         if not self._is_here(blocking):
             return False
-        if not bounded and any(self._is_own(target) for target, _ in future.owing()):
+        if not bounded and any(self._is_own(target) for target, *_ in future.owing()):
             raise DeadlockError(
                 f"{self._describe()} waits for its own answer: an actor handles one message at a time, so the call "
                 f"that it waits for is never begun. Call the method itself, or do not wait inside the endpoint."
@@ -100,7 +102,7 @@ class Running:
 
     def end_wait(self) -> None:
         with self._guard:
-            self._waiting, self.serial, self.suspicion = None, 0, None
+            self._waiting, self.serial, self.suspected = None, 0, {}
             is_broken = self._broken and self._task is None
         if is_broken:
             raise asyncio.CancelledError
@@ -151,9 +153,7 @@ class Running:
         if self._key is None:
             return ""
         task, thread, endpoint = self._task, self._thread, self.endpoint
-        frame = _innermost_of(task) if task is not None else sys._current_frames().get(thread)
-        while frame is not None and not _is_of_user(frame.f_code):
-            frame = frame.f_back
+        frame = _users_frame(sys._current_frames().get(thread)) if task is None else _users_frame_of(task, thread)
         if frame is None:
             return f"{endpoint}()"
         inner = f"in {frame.f_code.co_name}() " if frame.f_code.co_name != endpoint else ""
@@ -171,13 +171,25 @@ def _is_of_user(code: CodeType) -> bool:
     return not code.co_filename.startswith((*_OWN, _LIBRARY, "<frozen"))
 
 
-def _innermost_of(task: asyncio.Task[Any]) -> FrameType | None:
-    frame: FrameType | None = None
-    coroutine: Any = task.get_coro()
-    while coroutine is not None:
-        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None) or frame
-        coroutine = getattr(coroutine, "cr_await", None)
+def _users_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of the user's, from this one outwards."""
+    while frame is not None and not _is_of_user(frame.f_code):
+        frame = frame.f_back
     return frame
+
+
+def _users_frame_of(task: asyncio.Task[Any], thread: int) -> FrameType | None:
+    """The same of a task, whether it runs in this thread or awaits something: then its frames know no way back."""
+    coroutine: Any = task.get_coro()
+    if getattr(coroutine, "cr_running", False):
+        return _users_frame(sys._current_frames().get(thread))
+    found: FrameType | None = None
+    while coroutine is not None:
+        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
+        if frame is not None and _is_of_user(frame.f_code):
+            found = frame
+        coroutine = getattr(coroutine, "cr_await", None)
+    return found
 
 
 def _set_async_exception(thread: int, kind: type[BaseException] | None) -> None:

@@ -84,7 +84,7 @@ def test_told_of_the_new_life_by_itself(session: Any, rebirth: Any) -> None:
     session.controller.when_reborn.append(told.append)
     asker = Each(1)
     again.call([Target(session.controller.address, KEEPER)], "where", (("nobody", "x", 1), {}), NOWHERE, asker)
-    assert asker.futures[0].get(PATIENCE) == "gone"
+    assert asker.futures[0].get(PATIENCE) == "not there yet"
     session.controller.begin_again(again.address, 1)
     assert told == ["worker-0"]
     assert call_back(session, again).get(PATIENCE) == 4

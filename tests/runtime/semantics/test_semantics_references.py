@@ -153,6 +153,19 @@ def test_37_a_plain_pickle_of_a_pending_mesh_waits_until_it_exists(world: Any) -
     assert copy.name.call_one().get(PATIENCE) == "made at last"
 
 
+def test_37_a_plain_pickle_of_pending_processes_is_one_of_them(world: Any) -> None:
+    """Whoever reads it may use it at once: what is sent to a process waits for it."""
+    procs, data = [world.procs(2) for _ in range(2)], []
+    for mesh in procs:
+        data.append(cloudpickle.dumps(mesh))
+    copies = [cloudpickle.loads(each) for each in data]
+    for mesh, copy in zip(procs, copies, strict=True):
+        assert copy.sizes == {"gpus": 2}
+        assert [node.node for node in copy.nodes] == [node.node for node in mesh.nodes]
+        assert list(copy.spawn("keeper", Keeper, "kept").read.call().get(PATIENCE).values()) == ["kept"] * 2
+        assert copy.initialized.get(PATIENCE) is True
+
+
 # -- 38 --------------------------------------------------------------------------------
 
 
@@ -198,32 +211,6 @@ def test_38_this_host_of_an_actor_of_the_clients_process_is_the_clients(processe
     assert own == here == os.getpid() != there
     nester.end.call_one().get(PATIENCE)
     nester.stop().get(PATIENCE)
-
-
-# -- 40 --------------------------------------------------------------------------------
-
-
-class Teller(Actor):
-    @endpoint
-    def tell(self, port: Any, value: Any) -> None:
-        port.send(value)
-
-    @endpoint
-    def forward(self, teller: Any, port: Any, value: Any) -> None:
-        teller.tell.call(port, value).get(PATIENCE)
-
-
-def test_40_whoever_holds_a_port_sends_as_itself(world: Any) -> None:
-    """A port that travelled on says the rank of the actor that has it now, within the mesh that was called there."""
-    procs = world.procs(3)
-    tellers, others = procs.spawn("teller", Teller), procs.slice(gpus=slice(1, 3)).spawn("other", Teller)
-    port, told = Channel[str].open_ranked()
-    tellers.tell.call(port, "direct").get(PATIENCE)
-    assert sorted(told.recv().get(PATIENCE) for _ in range(3)) == [(rank, "direct") for rank in range(3)]
-    tellers.slice(gpus=2).forward.call_one(others, port, "forwarded").get(PATIENCE)
-    assert sorted(told.recv().get(PATIENCE) for _ in range(2)) == [(0, "forwarded"), (1, "forwarded")]
-    port.send("from the client")
-    assert told.recv().get(PATIENCE) == (0, "from the client")
 
 
 # -- 41 --------------------------------------------------------------------------------

@@ -1,0 +1,114 @@
+"""The ledger: whose business a failure is, what of a mesh is to be healed, and what is forgotten."""
+
+from __future__ import annotations
+
+import contextvars
+from typing import Any
+
+import pytest
+
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.node.ledger import Charge, Ledger
+
+
+def charge(key: str, *nodes: str, owner: str = "", are_processes: bool = False) -> Charge:
+    ranks = {node: rank for rank, node in enumerate(nodes)}
+    here = contextvars.copy_context()
+    return Charge(
+        *(key, key, owner, ranks),
+        stop=lambda reason: Future.completed(None),
+        handle=lambda: key,
+        context=here,
+        again=lambda ranks: [],
+        are_processes=are_processes,
+    )
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    """Processes p.0, p.1 and p.2, with two actor meshes on all of them, the second of another owner."""
+    made = Ledger()
+    made.add(charge("p", "p.0", "p.1", "p.2", are_processes=True))
+    made.add(charge("a", "p.0", "p.1", "p.2"))
+    made.add(charge("b", "p.0", "p.1", "p.2", owner="somebody"))
+    return made
+
+
+def lost(ledger: Ledger, node: str, *, stopped: bool = False) -> list[tuple[str, list[int]]]:
+    """Which charges are told, of which crashed ranks."""
+    told = ledger.lose(node, "killed", stopped=stopped)
+    return [(charge.key, failure.crashed_ranks) for charge, failure in told]
+
+
+def to_renew(ledger: Ledger, reborn: set[str], alive: set[str] = frozenset()) -> list[Any]:  # type: ignore[assignment]
+    return [(charge.key, ranks) for charge, ranks in ledger.heal_actors(reborn=reborn, alive=alive)]
+
+
+def test_owners_of_actors_hear_of_those_and_not_of_the_process(ledger: Ledger) -> None:
+    assert lost(ledger, "p.1") == [("a", [1]), ("b", [1])]
+    assert lost(ledger, "p.1") == []
+    assert lost(ledger, "p.0") == [("a", [1, 0]), ("b", [1, 0])]
+
+
+def test_without_living_actors_it_is_the_process_that_failed(ledger: Ledger) -> None:
+    ledger.end("a", [0])
+    ledger.fail("a", 1, "raised")
+    assert lost(ledger, "p.0") == [("p", [0]), ("b", [0])]
+    assert lost(ledger, "p.1") == [("p", [0, 1]), ("b", [0, 1])]
+
+
+def test_a_failure_is_told_once_until_it_is_healed(ledger: Ledger) -> None:
+    told = ledger.fail("a", 2, "raised")
+    assert told is not None
+    assert told[1].crashed_ranks == [2]
+    assert ledger.fail("a", 2, "raised") is None
+    assert lost(ledger, "p.2") == [("p", [2]), ("b", [2])]
+    assert ledger.heal("p") == [2]
+    assert to_renew(ledger, {"p.2"}) == [("a", [2]), ("b", [2])]
+    assert lost(ledger, "p.2") == [("a", [2]), ("b", [2])]
+
+
+def test_what_is_well_is_not_healed(ledger: Ledger) -> None:
+    assert ledger.heal("p") == []
+    assert to_renew(ledger, set(), {"p.0", "p.1", "p.2"}) == []
+    assert ledger.heal("nothing") == []
+
+
+def test_healed_are_all_actors_of_a_new_process_and_in_old_ones_those_that_failed(ledger: Ledger) -> None:
+    ledger.fail("a", 0, "raised")
+    lost(ledger, "p.2")
+    lost(ledger, "p.1")
+    assert ledger.heal("p") == [1, 2]
+    assert ledger.heal("p") == []
+    assert to_renew(ledger, {"p.1", "p.2"}, {"p.0"}) == [("a", [0, 1, 2]), ("b", [1, 2])]
+    assert to_renew(ledger, set(), {"p.0", "p.1", "p.2"}) == []
+
+
+def test_an_actor_that_is_spawned_in_a_dead_process_is_created_in_the_new_one(ledger: Ledger) -> None:
+    """Nobody has told that it failed: its spawn did."""
+    lost(ledger, "p.1")
+    ledger.add(charge("late", "p.1"))
+    assert to_renew(ledger, {"p.1"}) == [("a", [1]), ("b", [1]), ("late", [0])]
+
+
+def test_what_was_stopped_is_forgotten_and_not_healed(ledger: Ledger) -> None:
+    ledger.end("a", [1])
+    ledger.fail("b", 1, "raised")
+    ledger.end("b", range(3))
+    assert ledger.fail("a", 1, "late news") is None
+    lost(ledger, "p.1")
+    assert to_renew(ledger, {"p.1"}) == []
+    for node in ("p.0", "p.1", "p.2"):
+        lost(ledger, node, stopped=True)
+    assert len(ledger) == 0
+
+
+def test_with_processes_that_do_not_come_again_their_actors_are_forgotten(ledger: Ledger) -> None:
+    """Some had failed before their mesh was stopped, and nobody will tell of their end."""
+    lost(ledger, "p.0")
+    ledger.end("p", range(3))
+    for node in ("p.1", "p.2"):
+        lost(ledger, node, stopped=True)
+    assert len(ledger) == 2
+    ledger.forget({"p.0", "p.1", "p.2"})
+    assert len(ledger) == 0
