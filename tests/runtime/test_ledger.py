@@ -112,3 +112,37 @@ def test_with_processes_that_do_not_come_again_their_actors_are_forgotten(ledger
     assert len(ledger) == 2
     ledger.forget({"p.0", "p.1", "p.2"})
     assert len(ledger) == 0
+
+
+def test_a_failure_says_of_which_mesh_it_is_and_what_was_known_then(ledger: Ledger) -> None:
+    told = [ledger.fail("b", rank, f"report {rank}") for rank in (2, 0)]
+    assert [(charge.key, charge.owner) for charge, _ in filter(None, told)] == [("b", "somebody")] * 2
+    failures = [failure for _, failure in filter(None, told)]
+    assert [(failure.mesh_name, failure.crashed_ranks) for failure in failures] == [("b", [2]), ("b", [2, 0])]
+    assert [failure.report() for failure in failures] == ["report 2", "report 0"]
+    assert failures[0].mesh == "b"
+
+
+def test_nobody_answers_for_what_is_not_here(ledger: Ledger) -> None:
+    assert ledger.fail("nothing", 0, "raised") is None
+    assert lost(ledger, "q.0") == []
+    ledger.end("nothing", [0])
+    assert len(ledger) == 3
+
+
+def test_an_actor_owns_the_newest_first(ledger: Ledger) -> None:
+    """What was spawned on processes ends before them."""
+    ledger.add(charge("q", "q.0", owner="somebody", are_processes=True))
+    ledger.add(charge("c", "q.0", owner="somebody"))
+    assert [each.key for each in ledger.of("somebody")] == ["c", "q", "b"]
+    assert ledger.of("nobody") == []
+
+
+@pytest.mark.parametrize("steps", [[[0, 1, 2]], [[0], [1, 2]], [[2], [2, 0], [1]], [range(10)]])
+def test_a_mesh_is_forgotten_with_its_last_rank(ledger: Ledger, steps: list[Any]) -> None:
+    for ranks in steps[:-1]:
+        ledger.end("a", ranks)
+        assert ledger.get("a") is not None
+    ledger.end("a", steps[-1])
+    assert ledger.get("a") is None
+    assert len(ledger) == 2
