@@ -151,9 +151,7 @@ class Running:
         if self._key is None:
             return ""
         task, thread, endpoint = self._task, self._thread, self.endpoint
-        frame = _innermost_of(task) if task is not None else sys._current_frames().get(thread)
-        while frame is not None and not _is_of_user(frame.f_code):
-            frame = frame.f_back
+        frame = _users_frame(sys._current_frames().get(thread)) if task is None else _users_frame_of(task, thread)
         if frame is None:
             return f"{endpoint}()"
         inner = f"in {frame.f_code.co_name}() " if frame.f_code.co_name != endpoint else ""
@@ -171,13 +169,25 @@ def _is_of_user(code: CodeType) -> bool:
     return not code.co_filename.startswith((*_OWN, _LIBRARY, "<frozen"))
 
 
-def _innermost_of(task: asyncio.Task[Any]) -> FrameType | None:
-    frame: FrameType | None = None
-    coroutine: Any = task.get_coro()
-    while coroutine is not None:
-        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None) or frame
-        coroutine = getattr(coroutine, "cr_await", None)
+def _users_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of the user's, from this one outwards."""
+    while frame is not None and not _is_of_user(frame.f_code):
+        frame = frame.f_back
     return frame
+
+
+def _users_frame_of(task: asyncio.Task[Any], thread: int) -> FrameType | None:
+    """The same of a task, whether it runs in this thread or awaits something: then its frames know no way back."""
+    coroutine: Any = task.get_coro()
+    if getattr(coroutine, "cr_running", False):
+        return _users_frame(sys._current_frames().get(thread))
+    found: FrameType | None = None
+    while coroutine is not None:
+        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
+        if frame is not None and _is_of_user(frame.f_code):
+            found = frame
+        coroutine = getattr(coroutine, "cr_await", None)
+    return found
 
 
 def _set_async_exception(thread: int, kind: type[BaseException] | None) -> None:
