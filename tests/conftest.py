@@ -9,9 +9,11 @@ import contextlib
 import os
 import queue
 import shutil
+import subprocess
+import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -155,3 +157,63 @@ def _describe(process: psutil.Process) -> str:
 def _kill(process: psutil.Process) -> None:
     with contextlib.suppress(psutil.Error):  # it ended in between
         process.kill()
+
+
+# -- controllers in processes of their own --------------------------------------------------
+
+
+@pytest.fixture
+def runtime_dir() -> Iterator[Path]:
+    """A folder for runs that no other test has. Short: a socket's path has 107 bytes."""
+    folder = Path(tempfile.mkdtemp(prefix="mb-", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+class Script:
+    """A controller in a process of its own: a Python file that talks to the test by lines."""
+
+    def __init__(self, file: Path, folder: Path, **environment: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(file)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"MESHBOOK_RUNTIME_DIR": str(folder)} | environment,
+        )
+        self._file = file
+
+    def read_line(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, "the script ended"
+        return line.rstrip("\n")
+
+    def go_on(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def family(self) -> list[psutil.Process]:
+        """Everything that it started, and that was started by this, and so on."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def close(self) -> None:
+        with self.process:
+            self.process.kill()
+        self._file.unlink()
+
+
+@pytest.fixture
+def run_script(runtime_dir: Path) -> Iterator[Callable[..., Script]]:
+    scripts: list[Script] = []
+
+    def run(source: str, **environment: str) -> Script:
+        file = runtime_dir.with_suffix(f".{len(scripts)}.py")
+        file.write_text(source)
+        scripts.append(Script(file, runtime_dir, **environment))
+        return scripts[-1]
+
+    yield run
+    for script in scripts:
+        script.close()

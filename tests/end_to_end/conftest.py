@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from meshbook.runtime.actor.context import CURRENT
@@ -93,60 +86,3 @@ def heard(session: Session) -> Iterator[Heard]:
     session.output.set_default(heard.add)
     yield heard
     session.output.set_default(None)
-
-
-@pytest.fixture
-def runtime_dir() -> Iterator[Path]:
-    """A folder for runs that no other test has. Short: a socket's path has 107 bytes."""
-    folder = Path(tempfile.mkdtemp(prefix="mb-", dir="/tmp"))
-    yield folder
-    shutil.rmtree(folder)
-
-
-class Script:
-    """A controller in a process of its own: a Python source that talks to the test by lines."""
-
-    def __init__(self, source: str, folder: Path, **environment: str) -> None:
-        file = folder.with_suffix(".py")
-        file.write_text(source)
-        self.process = subprocess.Popen(
-            [sys.executable, str(file)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"MESHBOOK_RUNTIME_DIR": str(folder)} | environment,
-        )
-        self._file = file
-
-    def read_line(self) -> str:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, "the script ended"
-        return line.rstrip("\n")
-
-    def go_on(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-
-    def family(self) -> list[psutil.Process]:
-        """Everything that it started, and that was started by this, and so on."""
-        return psutil.Process(self.process.pid).children(recursive=True)
-
-    def close(self) -> None:
-        with self.process:
-            self.process.kill()
-        self._file.unlink()
-
-
-@pytest.fixture
-def run_script(runtime_dir: Path) -> Iterator[Callable[..., Script]]:
-    scripts: list[Script] = []
-
-    def run(source: str, **environment: str) -> Script:
-        scripts.append(Script(source, runtime_dir, **environment))
-        return scripts[-1]
-
-    yield run
-    for script in scripts:
-        script.close()

@@ -1,4 +1,4 @@
-"""Semantics: what becomes of a script, in a process of its own, when a fault is handled by nobody."""
+"""Semantics: clients that are processes of their own, how they end, and what ends with them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 PATIENCE = 60.0
+AT_ONCE = 2.0  # the promise to users: nothing is left two seconds after an end
+QUICK = {"MESHBOOK_PRELOAD": "", "MESHBOOK_STOP_TIMEOUT": "0.5"}
 pytestmark = pytest.mark.process
 
 SCRIPT = """
@@ -46,7 +50,7 @@ def run(folder: Path, source: str) -> tuple[int, str, str]:
     """Its exit code, and what it printed."""
     file = folder / "script.py"
     file.write_text(SCRIPT + source)
-    environment = os.environ | {"MESHBOOK_RUNTIME_DIR": str(folder), "MESHBOOK_PRELOAD": ""}
+    environment = os.environ | {"MESHBOOK_RUNTIME_DIR": str(folder)} | QUICK
     done = subprocess.run(
         [sys.executable, str(file)], env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
@@ -58,6 +62,45 @@ def folder() -> Iterator[Path]:
     made = Path(tempfile.mkdtemp(prefix="mb-", dir="/tmp"))  # short: a socket's path has 107 bytes
     yield made
     shutil.rmtree(made)
+
+
+def still_there(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Who lives when nobody should any more."""
+    return psutil.wait_procs(processes, timeout=AT_ONCE)[1]
+
+
+# -- 19 --------------------------------------------------------------------------------
+
+CLIENT = """
+import os
+from meshbook import Actor, endpoint, this_host
+
+class Worker(Actor):
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+workers = this_host().spawn_procs(per_host={"gpus": 2}).spawn("worker", Worker)
+print(*workers.pid.call().get(60).values(), flush=True)
+input()
+print(*workers.pid.call().get(60).values(), flush=True)
+"""
+
+
+def test_19_the_processes_of_a_killed_client_die_and_those_of_another_live(run_script: Callable[..., Any]) -> None:
+    """Two clients on one host: the end of one, which says no goodbye, is no business of the other."""
+    killed, other = run_script(CLIENT, **QUICK), run_script(CLIENT, **QUICK)
+    theirs = [[psutil.Process(int(pid)) for pid in client.read_line().split()] for client in (killed, other)]
+    everything = killed.family()
+    assert {*theirs[0]} < {*everything}
+    killed.process.kill()
+    assert still_there(everything) == []
+    assert all(process.is_running() for process in other.family())
+    other.go_on()
+    assert other.read_line().split() == [str(process.pid) for process in theirs[1]]
+
+
+# -- 23 --------------------------------------------------------------------------------
 
 
 def test_23_a_fault_that_nobody_handles_ends_a_script(folder: Path) -> None:
@@ -82,3 +125,48 @@ procs.stop().get()
     assert code == 0, err
     assert out == "the hook was called for member [1]\nanswered\nthe exit handler ran\n"
     assert "RuntimeError: in the hook" in err
+
+
+def test_23_a_hook_that_raises_is_not_called_again_for_the_same_failure(folder: Path) -> None:
+    """Also where what it raises ends the script, with the exit code that it says; the default's is 1."""
+    source = """
+def end(failure):
+    print("the hook was called for", failure.crashed_ranks, flush=True)
+    raise SystemExit(7)
+
+meshbook.unhandled_fault_hook = end
+member.slice(gpus=1).fail.broadcast()
+threading.Event().wait()
+"""
+    code, out, err = run(folder, source)
+    assert (code, out) == (7, "the hook was called for [1]\nthe exit handler ran\n"), err
+
+
+# -- 32 --------------------------------------------------------------------------------
+
+ENDED = """
+import psutil
+from meshbook import context, shutdown_context, this_proc
+
+member.answer.call().get()
+family = psutil.Process().children(recursive=True)
+for _ in range(2):
+    print(len(family), shutdown_context().get(30), [each for each in family if each.is_running()], flush=True)
+for use in (this_host, this_proc, context, member.answer.call):
+    try:
+        use()
+    except RuntimeError as error:
+        print(error)
+print(psutil.Process().children())
+"""
+
+
+def test_32_a_client_is_shut_down_once_and_for_all(folder: Path) -> None:
+    """All child processes are gone when it says so, saying it again is no error, and nothing can be started again."""
+    code, out, err = run(folder, ENDED)
+    assert code == 0, err
+    lines = out.splitlines()
+    assert lines[:2] == ["4 None []"] * 2, "agent, fork server and two workers"
+    refused = "shutdown_context() has ended meshbook in this process, where it cannot be started again"
+    assert [line.partition(":")[0] for line in lines[2:6]] == [refused] * 4
+    assert lines[6:] == ["[]", "the exit handler ran"]
