@@ -507,10 +507,9 @@ class Node:
         """Nobody answers any more for what that node has spawned here."""
         for key in self.actors():
             if spawner_of(key) == node:
-                reason = f"its owner has ended: timed out reaching controller {node} for mesh {name_of(key)}"
-                self._on_message(Stop(self.address.node, 0, key, reason), ())
+                self._on_message(Stop(self.address.node, 0, key, _why_abandoned(key)), ())
         for message, _ in self._early.give_up(node):
-            self._refuse_unknown(message, f"its owner {node} has ended before it was spawned")
+            self._refuse_unknown(message, _why_abandoned(message.actor))
 
     # -- processes that are started again --------------------------------------------
 
@@ -677,7 +676,9 @@ class Node:
             hosted.post(message, body)
         elif (why := self._ended.get(key)) is not None:
             self._refuse_unknown(message, why)
-        elif self._early.is_early(key) and spawner_of(key) not in self._down:
+        elif spawner_of(key) in self._down:
+            self._refuse_unknown(message, _why_abandoned(key))
+        elif self._early.is_early(key):
             self._early.keep(key, message, body)
         else:
             self._refuse_unknown(message, _unknown(key, self.address.node))
@@ -731,6 +732,11 @@ def _loss(report: ExitReport) -> SupervisionError:
 
 def _unknown(key: str, node: str) -> str:
     return f"no actor {key!r} on node {node}: it was stopped, or never spawned"
+
+
+def _why_abandoned(key: str) -> str:
+    """Why an actor ends, or never comes: nobody answers for it any more."""
+    return f"its owner has ended: timed out reaching controller {spawner_of(key)} for mesh {name_of(key)}"
 
 
 def _not_at_all() -> None:

@@ -230,6 +230,18 @@ def test_an_actor_that_was_never_spawned(session: Any, any_probe: Any) -> None:
     assert answers(session.spawn_probe(node))
 
 
+def test_an_actor_whose_owner_ended_before_it_was_here(session: Any, any_probe: Any) -> None:
+    """Its reference came faster than itself: what is kept for it is answered, and so is what comes later."""
+    [node] = session.workers(1)
+    mesh = session.refer(any_probe, "child-3@owner", node)
+    early, stop = mesh.run.call_one(len, ""), mesh.stop()
+    answers(session.spawn_probe(node))
+    assert not early.done()
+    node.announce_down(ExitReport("owner", 4711, -9), ())
+    for future in (early, stop, mesh.run.call_one(len, "")):
+        fails(future, "timed out reaching controller owner for mesh child")
+
+
 def test_a_stop_comes_after_what_was_sent_before(session: Any, gate: Any, any_probe: Any) -> None:
     mesh = session.spawn(any_probe)
     mesh.run.broadcast(gate.pass_through)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +12,10 @@ import cloudpickle
 import psutil
 import pytest
 
-from meshbook import Actor, SupervisionError, current_rank, endpoint
+from meshbook import Actor, SupervisionError, current_rank, endpoint, this_host
 from meshbook.runtime.errors import ProcessDied
+from meshbook.runtime.mesh.actors import current_node
+from meshbook.runtime.mesh.ends import when_ended
 
 PATIENCE = 60.0
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -168,3 +171,110 @@ def test_17_all_actors_of_a_dead_process_are_lost_and_no_other_process(world: An
         died(mesh.rank.call())
         assert mesh.slice(gpus=0).rank.call_one().get(PATIENCE) == 0
     assert list(elsewhere.rank.call().get(PATIENCE).values()) == [0, 1]
+
+
+# -- 18 --------------------------------------------------------------------------------
+
+
+class Founder(Actor):
+    """Spawns where it is told to, be that on processes of somebody else, and hands references out."""
+
+    @endpoint
+    def spawn(self, procs: Any) -> Any:
+        self.members = procs.spawn("child", Member)
+        return self.members
+
+    @endpoint
+    def spawn_on_own(self) -> Any:
+        self.procs = this_host().spawn_procs(per_host={"gpus": 2})
+        self.members = self.procs.spawn("child", Member)
+        return self.members
+
+    @endpoint
+    def spawn_below(self, founder: Any, procs: Any) -> Any:
+        return founder.spawn.call_one(procs).get(PATIENCE)
+
+
+class AsyncFounder(Actor):
+    """The same on a loop."""
+
+    @endpoint
+    async def spawn(self, procs: Any) -> Any:
+        self.members = procs.spawn("child", Member)
+        return self.members
+
+
+def wait_for_end(node: str) -> None:
+    """Return when the process that runs this has heard of the end of another."""
+    when_ended(current_node(), [node]).get(PATIENCE)
+
+
+def abandoned(future: Any, owner: str) -> None:
+    said = f"timed out reaching controller {re.escape(owner)} for mesh child"
+    with pytest.raises(SupervisionError, match=rf"(?s)Endpoint call child\.\w+\(\) failed,.*{said}"):
+        future.get(PATIENCE)
+
+
+@pytest.mark.parametrize("kind", [Founder, AsyncFounder])
+def test_18_who_holds_a_reference_hears_that_the_owner_has_vanished(world: Any, kind: type[Actor]) -> None:
+    """It vanished without a goodbye, and nobody answers for the actors that it spawned: they end, though their
+    processes are somebody else's. Who waits for them is told, and who calls later."""
+    owners, procs, gates = world.procs(1), world.procs(2), [world.gate() for _ in range(2)]
+    founder: Any = owners.spawn("founder", kind)
+    children = founder.spawn.call_one(procs).get(PATIENCE)
+    bystanders = procs.spawn("bystander", Member)
+    held, queued = children.hold.call_each(gates), children.rank.call_each()
+    for gate in gates:
+        gate.wait_told()
+    owner = owners.nodes[0].node
+    world.kill(owners)
+    bystanders.run.call(wait_for_end, owner).get(PATIENCE)
+    late = children.rank.call()
+    assert not any(future.done() for future in (*held, *queued, late))  # they are at what they were sent before
+    for gate in gates:
+        gate.open()
+    assert [future.get(PATIENCE) for future in held] == [None, None]
+    assert [future.get(PATIENCE) for future in queued] == [0, 1]
+    for future in (late, children.rank.call(), children.slice(gpus=1).rank.call_one()):
+        abandoned(future, owner)
+    assert list(bystanders.rank.call().get(PATIENCE).values()) == [0, 1]
+
+
+class Slow(Member):
+    def __init__(self, gate: Any) -> None:
+        gate.pass_through()
+
+
+class SlowFounder(Actor):
+    @endpoint
+    def spawn(self, procs: Any, gate: Any) -> Any:
+        return procs.spawn("child", Slow, gate)
+
+
+def test_18_what_has_just_been_spawned_is_abandoned_as_well(world: Any) -> None:
+    """It ends when its constructor is through."""
+    owners, procs, gate = world.procs(1), world.procs(1), world.gate()
+    bystander = procs.spawn("bystander", Member)
+    children = owners.spawn("founder", SlowFounder).spawn.call_one(procs, gate).get(PATIENCE)
+    gate.wait_told()
+    owner = owners.nodes[0].node
+    world.kill(owners)
+    bystander.run.call(wait_for_end, owner).get(PATIENCE)
+    late = children.rank.call()
+    assert not late.done()
+    gate.open()
+    abandoned(late, owner)
+
+
+def test_18_only_what_the_vanished_owner_has_spawned_is_abandoned(world: Any) -> None:
+    """Its own processes end, too. What it has asked another actor to spawn is that one's."""
+    owners, procs = world.procs(1), world.procs(1)
+    founder, other = owners.spawn("founder", Founder), procs.spawn("other", Founder)
+    children = founder.spawn_on_own.call_one().get(PATIENCE)
+    others = founder.spawn_below.call_one(other, procs).get(PATIENCE)
+    children.initialized.get(PATIENCE)
+    assert others.rank.call_one().get(PATIENCE) == 0
+    world.kill(owners)
+    with pytest.raises(SupervisionError, match="its owner has ended"):
+        children.hold.call([world.gate(), world.gate()]).get(PATIENCE)
+    assert others.rank.call_one().get(PATIENCE) == 0
