@@ -17,28 +17,37 @@ T = TypeVar("T")
 
 
 class Port(Generic[T]):
-    """Takes values for whoever holds its receiver. It can be sent to actors, and each sends under its own name."""
+    """Takes values for whoever holds its receiver. It can be sent to actors, and each sends under its own name.
 
-    __slots__ = ("_address", "_number")
+    What an actor sends where nobody receives any more comes back to its `_handle_undeliverable_message`, unless
+    `return_undeliverable` is set to False.
+    """
 
-    def __init__(self, address: Any, number: int) -> None:
+    __slots__ = ("_address", "_number", "return_undeliverable")
+
+    def __init__(self, address: Any, number: int, return_undeliverable: bool = True) -> None:
         self._address = address  # of the node that receives
         self._number = number
+        self.return_undeliverable = return_undeliverable
 
     def send(self, value: T) -> None:
-        """Send a value; PickleError and MessageTooLarge are raised here. Nobody hears whether it was received."""
-        here = context()
-        here.actor_instance.node.send_to_port(self._address, self._number, here.message_rank.rank, value)
+        """Send a value; PickleError and MessageTooLarge are raised here."""
+        self._send(value, context().message_rank.rank)
+
+    def _send(self, value: T, rank: int) -> None:
+        node: Node = context().actor_instance.node
+        node.send_to_port(self._address, self._number, rank, value, returns=self.return_undeliverable)
 
     def exception(self, error: BaseException) -> None:
         """Let a `recv`, or the call that this port answers, raise this error; an ActorError where it cannot travel."""
-        context().actor_instance.node.fail_port(self._address, self._number, error)
+        node: Node = context().actor_instance.node
+        node.fail_port(self._address, self._number, error, returns=self.return_undeliverable)
 
     def _hand_over(self) -> None:
         """From now on somebody else sends here, instead of this process."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Port, (self._address, self._number)
+        return Port, (self._address, self._number, self.return_undeliverable)
 
     def __repr__(self) -> str:
         return f"<Port {self._number} of {self._address.node}>"
@@ -54,12 +63,12 @@ class ResponsePort(Port[T]):
     __slots__ = ("_rank", "_settled")
 
     def __init__(self, address: Any, number: int, rank: int, settled: Callable[[], object] = lambda: None) -> None:
-        super().__init__(address, number)
+        super().__init__(address, number, return_undeliverable=False)
         self._rank = rank
         self._settled = settled
 
     def send(self, value: T) -> None:
-        context().actor_instance.node.send_to_port(self._address, self._number, self._rank, value)
+        self._send(value, self._rank)
         self._settled()
 
     def exception(self, error: BaseException) -> None:
@@ -134,3 +143,5 @@ class Node(Protocol):
     def address(self) -> Any: ...
     def open_port(self, *, once: bool) -> tuple[int, Mailbox]: ...
     def close_port(self, number: int) -> None: ...
+    def send_to_port(self, to: Any, number: int, rank: int, value: Any, *, returns: bool) -> None: ...
+    def fail_port(self, to: Any, number: int, error: BaseException, *, returns: bool) -> None: ...

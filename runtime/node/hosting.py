@@ -43,6 +43,7 @@ class Host(Protocol):
     def reply(self, to: str, call: int, value: Any, what: str, rank: int = 0) -> None: ...
     def reply_error(self, to: str, call: int, text: str, error: BaseException) -> None: ...
     def reply_lost(self, to: str, call: int, error: SupervisionError) -> None: ...
+    def return_message(self, message: Call, to_whom: str, why: str) -> None: ...
     def port_to(self, node: str, call: int, rank: int, settled: Callable[[], object]) -> Any: ...
     def actor_failed(self, instance: Instance, error: SupervisionError) -> None: ...
     def actor_over(self, instance: Instance, error: SupervisionError) -> None: ...
@@ -77,6 +78,7 @@ class HostedActor:
         self._unwanted: set[tuple[str, int]] = set()  # calls that were taken back while they were in the queue
         self._notices: collections.deque[Notice] = collections.deque()
         self._stops: collections.deque[Stop] = collections.deque()  # to be confirmed when all is over
+        self._unreached: set[str] = set()  # where messages went that came back, and was logged
         self._losing = threading.Lock()  # guards _lost and _cause: the first reason is the reason
         self._lost: SupervisionError | None = None
         self._cause: BaseException | None = None
@@ -127,10 +129,11 @@ class HostedActor:
         self.notify(Notice("__supervise__", failure, self._own_context(charge.context.get(CURRENT)), conclude))
 
     def take_back(self, envelope: UndeliverableMessageEnvelope) -> None:
-        """A message of this actor's could not be delivered: its hook is told, or else the log."""
+        """A message of this actor's could not be delivered: its hook is told, or else the log, once of each place."""
 
         def conclude(verdict: Any, error: BaseException | None) -> None:
-            if error is not None or not verdict:
+            if (error is not None or not verdict) and envelope.dest not in self._unreached:
+                self._unreached.add(envelope.dest)
                 logger.warning("%s%s", envelope, f"\n{_format(error)}" if error is not None else "")
 
         self.notify(Notice("_handle_undeliverable_message", envelope, self._own_context(CURRENT.get()), conclude))
@@ -434,6 +437,8 @@ class HostedActor:
             self._stops.append(message)
         elif message.call:
             self._host.reply_lost(message.sender, message.call, self._lost)
+        else:
+            self._host.return_message(message, message.actor, str(self._lost))
 
     def _refuse_queued(self) -> None:
         has_alarm = False

@@ -2,6 +2,7 @@
 
 failed, over   what became of actors that were spawned from here
 cancel, where  about a call that was sent to an actor here
+undelivered    a message that an actor here has sent, and that nobody could take
 probe          a question that follows who waits for whom
 reborn         a process that had ended is started again
 renewed        of what a node had spawned here before that, nothing more is to come
@@ -24,6 +25,7 @@ class Kept(Protocol):
 
     def owned_actor_failed(self, key: str, rank: int, report: str) -> None: ...
     def owned_actor_over(self, key: str, rank: int) -> None: ...
+    def message_returned(self, key: str, dest: str, error: str) -> None: ...
     def break_off(self, key: str, sender: str, call: int) -> None: ...
     def where_is(self, key: str, sender: str, call: int) -> str: ...
     def follow(self, path: list[Step], key: str) -> None: ...
@@ -46,6 +48,11 @@ class Keeper(Actor):
     def over(self, key: str, rank: int) -> None:
         """An actor that was spawned from here is gone, its `__cleanup__` included."""
         self._node.owned_actor_over(key, rank)
+
+    @endpoint
+    def undelivered(self, key: str, dest: str, error: str) -> None:
+        """A message that nobody answers, sent by this actor, could not be delivered."""
+        self._node.message_returned(key, dest, error)
 
     @endpoint
     def cancel(self, key: str, sender: str, call: int) -> None:

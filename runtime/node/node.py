@@ -15,7 +15,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -229,8 +229,9 @@ class Node:
         node, origin, labels, sizes = self.address.node, current_origin(), extent.labels, extent.sizes
         reply_to, number = port if port is not None else (None, 0)
         calls = self._open(targets, asker, endpoint) if asker is not None else [number] * len(targets)
+        by = _sender(targets) if asker is None and port is None else ""
         messages = [
-            Call(node, call, target.actor, endpoint, (rank, labels, sizes), origin, target.manner, reply_to)
+            Call(node, call, target.actor, endpoint, (rank, labels, sizes), origin, target.manner, reply_to, by)
             for rank, (target, call) in enumerate(zip(targets, calls, strict=True), first)
         ]
         self._ask(targets, messages, body)
@@ -356,7 +357,7 @@ class Node:
                 self._book.setdefault(question.reply_to.node, question.reply_to)
                 self.reply_lost(question.reply_to.node, question.call, error)
             elif isinstance(question, Call):
-                self._return_to_sender(f"{to.node}/{question.actor}", error)
+                self.message_returned(question.by, f"{to.node}/{question.actor}", str(error))
 
     def _take_back(self, question: Question) -> tuple[Taker, int] | None:
         """Whoever waits here for this question. One for a port bears the port's number, maybe of another node."""
@@ -402,36 +403,46 @@ class Node:
         """From now on what is sent there is dropped."""
         self._calls.close_port(number)
 
-    def send_to_port(self, to: Address, number: int, rank: int, value: Any) -> None:
-        """Send a value to a port of any node, as this rank; number 0 is nobody's. PickleError, MessageTooLarge."""
-        if number:
-            reply = Reply(self.address.node, number, "ok", rank)
-            body = pickling.dumps(value, "a value sent to a port")
-            self._send_to(to, number, pack(reply, body, self.settings.max_message_bytes))
+    def send_to_port(self, to: Address, number: int, rank: int, value: Any, *, returns: bool) -> None:
+        """Send a value to a port of any node, as this rank; number 0 is nobody's. PickleError, MessageTooLarge.
 
-    def fail_port(self, to: Address, number: int, error: BaseException) -> None:
+        Where it `returns`, an actor that sends it hears that nobody receives there.
+        """
+        if number:
+            reply = Reply(self.address.node, number, "ok", rank, _own_key() if returns else "")
+            body = pickling.dumps(value, "a value sent to a port")
+            self._send_to(to, reply, pack(reply, body, self.settings.max_message_bytes))
+
+    def fail_port(self, to: Address, number: int, error: BaseException, *, returns: bool) -> None:
         """Let whoever receives there raise this error, or an ActorError of its text where it cannot travel."""
         if number:
             text = f"{type(error).__name__}: {error}"
             # One that is no Exception would end whoever it is raised in.
-            reply = Reply(self.address.node, number, "sent" if isinstance(error, Exception) else "error")
-            self._send_to(to, number, self._pack_error(reply, text, _pickle_exception(error)))
+            status: Literal["sent", "error"] = "sent" if isinstance(error, Exception) else "error"
+            reply = Reply(self.address.node, number, status, 0, _own_key() if returns else "")
+            self._send_to(to, reply, self._pack_error(reply, text, _pickle_exception(error)))
 
-    def _send_to(self, to: Address, port: int, frame: Buffer) -> None:
+    def _send_to(self, to: Address, reply: Reply, frame: Buffer) -> None:
         self._book.setdefault(to.node, to)  # a port may come from a node that this one has never heard of
         try:
             if to.node in self._down:
                 raise PeerGone
             self._send(to, frame)
         except PeerGone as gone:
-            self._return_to_sender(f"{to.node}/port {port}", self._why_gone(to.node, str(gone)))
+            self.message_returned(reply.by, f"{to.node}/port {reply.call}", str(self._why_gone(to.node, str(gone))))
 
-    def _return_to_sender(self, dest: str, error: SupervisionError) -> None:
-        """The actor that runs here has sent a message that nobody answers, and nobody can have."""
-        here = CURRENT.get()
-        sender = self._actors.get(here.actor_instance.key) if here is not None else None
-        if sender is not None and not isinstance(sender, InlineActor):
-            sender.take_back(UndeliverableMessageEnvelope(sender.instance.actor_id, dest, str(error)))
+    # -- messages that nobody could take (Host, Kept) ----------------------------------
+
+    def return_message(self, message: Call | Reply, to_whom: str, why: str) -> None:
+        """Tell the actor that sent it, where that wants to know."""
+        if message.by:
+            dest = f"{self.address.node}/{to_whom}"
+            self._tell(self._book[message.sender], "undelivered", message.by, dest, why)
+
+    def message_returned(self, key: str, dest: str, error: str) -> None:
+        """A message of this actor's came back; of the empty key's, that was nobody's."""
+        if (sender := self._actors.get(key)) is not None:
+            sender.take_back(UndeliverableMessageEnvelope(sender.instance.actor_id, dest, error))
 
     def reply_error(self, to: str, call: int, text: str, error: BaseException) -> None:
         self._answer(to, self._pack_error(Reply(self.address.node, call, "error"), text, _pickle_exception(error)))
@@ -688,16 +699,20 @@ class Node:
             self.reply(message.sender, message.call, None, "a stop")  # stopping twice is no error
         elif message.call:
             self.reply_lost(message.sender, message.call, SupervisionError(why))
+        elif isinstance(message, Call):
+            self.return_message(message, message.actor, why)
 
     def _on_reply(self, reply: Reply, body: Body) -> None:
         found = self._calls.take(reply.call, reply.rank)
         if found is None:
-            return  # answered before: the node was declared down, and this reply had still been under way
+            # A port that is closed. Or answered before: the node was declared down, and this reply was still under way.
+            return self.return_message(reply, f"port {reply.call}", "nobody receives there any more")
         asker, index = found
         if reply.status == "ok":
             asker.answer(index, lambda: pickling.loads(body, "the result of an endpoint"))
         else:
             asker.refuse(index, _rebuild_error(reply.status, body))
+        return None
 
     def _on_down(self, down: Down, body: Body) -> None:
         self._note_down(down.report)
@@ -732,6 +747,18 @@ def _loss(report: ExitReport) -> SupervisionError:
 
 def _unknown(key: str, node: str) -> str:
     return f"no actor {key!r} on node {node}: it was stopped, or never spawned"
+
+
+def _own_key() -> str:
+    """The user's actor that runs here, empty for a client and for actors of the runtime."""
+    here = CURRENT.get()
+    key = here.actor_instance.key if here is not None else ""
+    return key if spawner_of(key) else ""
+
+
+def _sender(targets: Sequence[Target]) -> str:
+    """Who hears of a broadcast to these that comes back. Nobody of what the runtime says to its own."""
+    return _own_key() if targets and spawner_of(targets[0].actor) else ""
 
 
 def _why_abandoned(key: str) -> str:

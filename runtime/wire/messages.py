@@ -65,7 +65,8 @@ Manner = Literal["", "method", "port", "reload"]
 class Call(Message, frozen=True, tag="c"):
     """Run an endpoint; body: (args, kwargs). `call` 0 wants no answer.
 
-    With `reply_to` the answer goes to the port `call` of that node, instead of to the sender.
+    With `reply_to` the answer goes to the port `call` of that node, instead of to the sender. `by` is the actor that
+    hears of it where a call that wants no answer cannot be delivered.
     """
 
     sender: str
@@ -76,19 +77,21 @@ class Call(Message, frozen=True, tag="c"):
     origin: str
     manner: Manner = ""
     reply_to: Address | None = None
+    by: str = ""
 
 
 class Reply(Message, frozen=True, tag="r"):
     """The answer to a Spawn, a Call or a Stop; body: the value, or the text of an error and its exception.
 
     What is sent to a port is one as well, "sent" where it is an exception; `rank` is then that of who sends it, in the
-    mesh that was called.
+    mesh that was called, and `by` the actor that hears of it where nobody receives there.
     """
 
     sender: str
     call: int
     status: Literal["ok", "error", "lost", "sent"]
     rank: int = 0
+    by: str = ""
 
 
 class Stop(Message, frozen=True, tag="x"):

@@ -200,32 +200,6 @@ def test_38_this_host_of_an_actor_of_the_clients_process_is_the_clients(processe
     nester.stop().get(PATIENCE)
 
 
-# -- 40 --------------------------------------------------------------------------------
-
-
-class Teller(Actor):
-    @endpoint
-    def tell(self, port: Any, value: Any) -> None:
-        port.send(value)
-
-    @endpoint
-    def forward(self, teller: Any, port: Any, value: Any) -> None:
-        teller.tell.call(port, value).get(PATIENCE)
-
-
-def test_40_whoever_holds_a_port_sends_as_itself(world: Any) -> None:
-    """A port that travelled on says the rank of the actor that has it now, within the mesh that was called there."""
-    procs = world.procs(3)
-    tellers, others = procs.spawn("teller", Teller), procs.slice(gpus=slice(1, 3)).spawn("other", Teller)
-    port, told = Channel[str].open_ranked()
-    tellers.tell.call(port, "direct").get(PATIENCE)
-    assert sorted(told.recv().get(PATIENCE) for _ in range(3)) == [(rank, "direct") for rank in range(3)]
-    tellers.slice(gpus=2).forward.call_one(others, port, "forwarded").get(PATIENCE)
-    assert sorted(told.recv().get(PATIENCE) for _ in range(2)) == [(0, "forwarded"), (1, "forwarded")]
-    port.send("from the client")
-    assert told.recv().get(PATIENCE) == (0, "from the client")
-
-
 # -- 41 --------------------------------------------------------------------------------
 
 
