@@ -104,7 +104,7 @@ class Future(Generic[T]):
         return self._inquiry
 
     def owing(self) -> list[Any]:
-        """Who has not answered yet, as `(target, endpoint)`."""
+        """Who has not answered yet, as `(target, endpoint, number of the call)`."""
         return [] if self._inquiry is None else self._inquiry.owing(self._index)
 
     def resolve(self, decode: Callable[[], T]) -> None:

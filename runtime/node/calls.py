@@ -131,9 +131,12 @@ class Inquiry:
         self._endpoint = endpoint
         self._tell = tell
 
-    def owing(self, index: int | None) -> list[tuple[Target, str]]:
-        """Who of all targets, or of that one, has not answered, and the endpoint: whose answer is needed for sure."""
-        owing = [(target, self._endpoint) for _, target, _ in self._open(index)]
+    def owing(self, index: int | None) -> list[tuple[Target, str, int]]:
+        """Who of all targets, or of that one, has not answered: whose answer is needed for sure.
+
+        With the endpoint, and the number of the call.
+        """
+        owing = [(target, self._endpoint, call) for _, target, call in self._open(index)]
         return [] if index == ANY and len(owing) > 1 else owing
 
     def unanswered(self) -> list[Unanswered]:

@@ -1,23 +1,36 @@
 """Who waits for whom: finds actors that wait for each other in a ring, each at a message that it cannot leave.
 
-An actor that has waited for a while sends a probe after its own call; who is found waiting adds himself to the path and
-sends it on after his. A probe that comes back to a wait that is still the same has gone round a ring. That is only a
-suspicion, for an answer may be under way on another path than the probe took; the same ring, seen a second time with
-each of the same waits, is a deadlock. (Edge chasing, after Chandy, Misra and Haas, 1983.)
+An actor that has waited for a while sends a probe after its own call. Where that call is being handled and waits, or
+is in the queue of an actor whose present message waits, that wait is added to the path, and the probe goes on after
+what it waits for. A probe that comes back to a wait that is still the same has gone round a ring. That is only a
+suspicion, for an answer may be under way on another path than the probe took; a ring of waits that have all been seen
+in rings before is a deadlock. (Edge chasing, after Chandy, Misra and Haas, 1983.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from meshbook.runtime.actor.context import name_of
+from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import DeadlockError
 from meshbook.runtime.node.calls import Target
 from meshbook.runtime.node.running import Running
 
-# (node, actor, the endpoint that waits, the number of the wait, the endpoint that is waited for)
-Step: TypeAlias = tuple[str, str, str, int, str]
+
+class Step(NamedTuple):
+    """One wait, and what it is for."""
+
+    node: str
+    actor: str
+    endpoint: str  # that waits
+    serial: int  # of the wait, in its process
+    wanted: str  # the endpoint that is waited for
+    call: int  # the number of that call, which this node made
+    is_alone: bool  # whether the actor begins nothing else meanwhile; else it is an overlapping call
+
+
 Send: TypeAlias = Callable[[Target, list[Step]], None]  # to whoever keeps the target
 PERIOD = 0.25  # seconds between two looks at who waits; a deadlock is reported after two or three
 
@@ -39,7 +52,8 @@ class Watch:
         self._is_awake = False
         self._seen: dict[str, int] = {}  # by actor, the wait that it was in at the last look
         # Which waits' probes went on from which actors since then: once is enough, or they would take every path.
-        self._passed: set[tuple[str, str, int, str]] = set()
+        self._passed: set[tuple[str, int, int]] = set()
+        self._looks = 0
 
     def wake(self) -> None:
         """Somebody waits. Cheap, since every wait says so."""
@@ -51,51 +65,54 @@ class Watch:
         """Send probes after the waits that have lasted since the last look."""
         self._is_awake = False  # first, so that a wait that begins now wakes us
         self._passed.clear()
+        self._looks += 1
         waits = {key: wait for key, running in self._who() if (wait := running.waiting()) is not None}
         for key, running in self._who():
             if key in waits and waits[key][0] == self._seen.get(key):
-                self._follow([], key, running)
+                self._send_on([], key, running, waits[key])
         self._seen = {key: serial for key, (serial, _) in waits.items()}
         if waits:
             self.wake()
 
     def follow(self, path: list[Step], key: str, running: Running) -> None:
-        """A probe has come for this actor: is it kept from its messages, and by what?"""
-        node, actor, _, serial, _ = path[0]
-        passed = node, actor, serial, key
-        if any(step[:2] == (self._node, key) for step in path):
-            self._close(path, key, running)
-        elif passed not in self._passed:
-            self._passed.add(passed)
-            self._follow(path, key, running)
-
-    def _follow(self, path: list[Step], key: str, running: Running) -> None:
+        """A probe has come for a call that this keeps from its answer, if it waits: for what?"""
         if (wait := running.waiting()) is None:
             return
+        serial, first = wait[0], path[0]
+        passed = first.node, first.serial, serial
+        if any((step.node, step.serial) == (self._node, serial) for step in path):
+            self._close(path, running, wait)
+        elif passed not in self._passed:
+            self._passed.add(passed)
+            self.wake()  # also where only overlapping calls wait: the next look forgets what has passed
+            self._send_on(path, key, running, wait)
+
+    def _send_on(self, path: list[Step], key: str, running: Running, wait: tuple[int, Future[Any]]) -> None:
         serial, future = wait
-        for target, endpoint in future.owing():
-            step = self._node, key, running.endpoint, serial, endpoint
+        for target, wanted, call in future.owing():
+            step = Step(self._node, key, running.endpoint, serial, wanted, call, running.is_alone)
             self._send(target, [*path, step])
 
-    def _close(self, ring: list[Step], key: str, running: Running) -> None:
+    def _close(self, ring: list[Step], running: Running, wait: tuple[int, Future[Any]]) -> None:
         """The probe is back where it has been. One member of a ring raises, always the same: that frees the others."""
-        node, actor, _, serial, _ = ring[0]
-        if (node, actor) != (self._node, key) or (node, actor) != min((step[0], step[1]) for step in ring):
+        first = ring[0]
+        if (first.node, first.serial) != (self._node, wait[0]):
+            return  # whoever sent it waits for the ring, and is no part of it
+        if (first.node, first.actor) != min((step.node, step.actor) for step in ring if step.is_alone):
             return
-        wait = running.waiting()
-        if wait is None or wait[0] != serial:
-            return
-        if running.suspicion == ring:
+        suspected = running.suspected
+        if all(suspected.get(step, self._looks) < self._looks for step in ring):
             wait[1].fail(DeadlockError(draw(ring)))
-        running.suspicion = ring
+        for step in ring:
+            suspected.setdefault(step, self._looks)
 
 
 def draw(ring: list[Step]) -> str:
     """The ring in words, a line for each who waits."""
     lines = []
-    for index, (node, actor, endpoint, _, wanted) in enumerate(ring):
-        whom = name_of(ring[(index + 1) % len(ring)][1])
-        lines.append(f"    {name_of(actor)}.{endpoint}() on {node} waits for {whom}.{wanted}()")
+    for step, following in zip(ring, [*ring[1:], ring[0]], strict=True):
+        whom = f"{name_of(following.actor)}.{step.wanted}()"
+        lines.append(f"    {name_of(step.actor)}.{step.endpoint}() on {step.node} waits for {whom}")
     return "\n".join(
         [
             "these actors wait for each other, and none can go on: each handles one message at a time",

@@ -148,10 +148,22 @@ class HostedActor:
         """What this call waits for, or where it is."""
         if self._serving is None:
             return "its constructor has not returned"
-        if here := self._serving.where((sender, call)):
+        if (running := self._serving.at((sender, call))) is not None and (here := running.where()):
             return f"in {here}"
         present = self._serving.running.where()
         return f"in its queue; the actor is in {present}" if present else "in its queue"
+
+    def held_up_by(self, sender: str, call: int) -> Running | None:
+        """What keeps this call from its answer: it is being handled, or in the queue behind the present message.
+
+        None where nothing is known to: an endpoint that answers by a port may have left that to anybody.
+        """
+        if self._serving is None:
+            return None
+        if (running := self._serving.at((sender, call))) is not None:
+            return running
+        is_owed = any((owed.sender, owed.call) == (sender, call) for owed in list(self._owed.values()))
+        return None if is_owed else self._serving.running
 
     # -- on the actor's own thread -----------------------------------------
 

@@ -573,7 +573,7 @@ class Node:
             return is_alone and target.actor == instance.key and target.address.node == self.address.node
 
         watch = self._watch.wake if is_alone else _not_at_all
-        return Running(is_own, describe=lambda: str(instance), later=self.later, watch=watch)
+        return Running(is_own, describe=lambda: str(instance), later=self.later, watch=watch, is_alone=is_alone)
 
     def break_off(self, key: str, sender: str, call: int) -> None:
         if (hosted := self._actors.get(key)) is not None:
@@ -584,8 +584,8 @@ class Node:
         return hosted.where(sender, call) if hosted is not None else "gone"
 
     def follow(self, path: list[Step], key: str) -> None:
-        hosted = self._actors.get(key)
-        if hosted is not None and (running := hosted.running) is not None:
+        hosted, last = self._actors.get(key), path[-1]
+        if hosted is not None and (running := hosted.held_up_by(last.node, last.call)) is not None:
             self._watch.follow(path, key, running)
 
     def _send_probe(self, target: Target, path: list[Step]) -> None:

@@ -38,7 +38,9 @@ class Running:
         describe: Callable[[], str],
         later: Callable[[float, Callable[[], object]], None],
         watch: Callable[[], None],
+        is_alone: bool = True,
     ) -> None:
+        self.is_alone = is_alone  # whether its actor begins no other message meanwhile
         self._is_own = is_own  # whether a target would have to wait for this very message
         self._describe = describe
         self._later = later
@@ -51,7 +53,7 @@ class Running:
         self._waiting: Future[Any] | None = None
         self.endpoint = ""
         self.serial = 0  # of the present wait
-        self.suspicion: object = None  # for who watches: the cycle that this wait seemed to be part of
+        self.suspected: dict[Any, int] = {}  # for who watches: what was seen in rings with this wait, and when first
 
     # -- from the actor's own thread or task ------------------------------------
 
@@ -84,7 +86,7 @@ class Running:
     def begin_wait(self, future: Future[Any], *, blocking: bool, bounded: bool) -> bool:
         if not self._is_here(blocking):
             return False
-        if not bounded and any(self._is_own(target) for target, _ in future.owing()):
+        if not bounded and any(self._is_own(target) for target, *_ in future.owing()):
             raise DeadlockError(
                 f"{self._describe()} waits for its own answer: an actor handles one message at a time, so the call "
                 f"that it waits for is never begun. Call the method itself, or do not wait inside the endpoint."
@@ -100,7 +102,7 @@ class Running:
 
     def end_wait(self) -> None:
         with self._guard:
-            self._waiting, self.serial, self.suspicion = None, 0, None
+            self._waiting, self.serial, self.suspected = None, 0, {}
             is_broken = self._broken and self._task is None
         if is_broken:
             raise asyncio.CancelledError

@@ -154,9 +154,9 @@ class ThreadServing:
         """Break off this message if it is the present one; whether it is."""
         return self.running.break_off(key)
 
-    def where(self, key: Key) -> str:
-        """Where this message is, or the empty string where it is not being handled."""
-        return self.running.where() if self.running.is_at(key) else ""
+    def at(self, key: Key) -> Running | None:
+        """What handles this message now, if anything does."""
+        return self.running if self.running.is_at(key) else None
 
 
 class LoopServing:
@@ -393,18 +393,13 @@ class LoopServing:
 
     def break_off(self, key: Key) -> bool:
         """Break off this message if it is being handled; whether it may be."""
-        running = self._at(key)
+        running = self.at(key)
         if running is not None:
             self._call_soon(lambda: running.break_off(key))
         return running is not None
 
-    def where(self, key: Key) -> str:
-        """Where this message is, or the empty string where it is not being handled."""
-        running = self._at(key)
-        return running.where() if running is not None else ""
-
-    def _at(self, key: Key) -> Running | None:
-        """What handles this message now."""
+    def at(self, key: Key) -> Running | None:
+        """What handles this message now, if anything does."""
         everything = [self.running, *(running for running in list(self._tasks.values()) if running is not None)]
         return next((running for running in everything if running.is_at(key)), None)
 

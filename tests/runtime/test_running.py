@@ -32,7 +32,7 @@ class Question:
         return True
 
     def owing(self, index: int | None) -> list[Any]:
-        return [(target, "run") for target in self.targets]
+        return [(target, "run", 7) for target in self.targets]
 
 
 def asked(*targets: str) -> tuple[Future[Any], Question]:

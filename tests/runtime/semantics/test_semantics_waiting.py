@@ -12,7 +12,17 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from meshbook import Actor, ActorError, Channel, DeadlockError, Port, concurrent_endpoint, endpoint, this_proc
+from meshbook import (
+    Actor,
+    ActorError,
+    Channel,
+    DeadlockError,
+    Port,
+    concurrent_endpoint,
+    context,
+    endpoint,
+    this_proc,
+)
 
 PATIENCE = 60.0
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -159,6 +169,91 @@ def test_beyond_2_overlapping_calls_do_not_wait_for_each_other(world: Any) -> No
     mesh.meet.call_one(mesh).get(PATIENCE)
     assert mesh.ask.call_one(5).get(PATIENCE) == 5
     assert isinstance(failed(mesh.begin.call_one(5)).exception, DeadlockError)
+
+
+class Service(Actor):
+    """Answers some calls while it is at another one."""
+
+    @concurrent_endpoint
+    async def hold(self, gate: Any) -> str:
+        return await gate.pass_through_async("held")
+
+    @concurrent_endpoint
+    async def pass_on(self, other: Any) -> str:
+        return await other.plain.call_one()
+
+    @endpoint(explicit_response_port=True)
+    async def promise(self, port: Port[str], gate: Any) -> None:
+        """Another thread answers, later."""
+        here = context()
+        threading.Thread(target=lambda: here.run(port.send, gate.pass_through("kept"))).start()
+
+    @endpoint
+    async def ask(self, other: Any) -> str:
+        return await other.plain.call_one()
+
+    @endpoint
+    async def ask_through(self, other: Any, itself: Any) -> str:
+        return await other.pass_on.call_one(itself)
+
+    @endpoint
+    async def wait_for(self, other: Any, name: str, gate: Any) -> str:
+        return await getattr(other, name).call_one(gate)
+
+    @endpoint
+    async def plain(self) -> str:
+        return "free"
+
+
+@pytest.mark.parametrize(("name", "said"), [("hold", "held"), ("promise", "kept")])
+def test_beyond_2_who_is_to_answer_may_be_at_something_else(world: Any, name: str, said: str) -> None:
+    """The answer comes from an overlapping call, or by a port: then its actor's own wait keeps nobody waiting."""
+    gate = world.gate()
+    first, second = (world.spawn(Service, gpus=1) for _ in range(2))
+    waiting = first.wait_for.call_one(second, name, gate)
+    gate.wait_told()
+    asking = second.ask.call_one(first)  # first is at something that second will end
+    looked = threading.Event()
+    world.session.node.later(1.0, looked.set)  # a few looks at who waits
+    assert looked.wait(PATIENCE)
+    assert not waiting.done()
+    gate.open()
+    assert waiting.get(PATIENCE) == said
+    assert asking.get(PATIENCE) == "free"
+
+
+def test_beyond_2_an_overlapping_call_may_be_part_of_a_ring(world: Any) -> None:
+    """It waits for who is alone and waits for it."""
+    first, second = (world.spawn(Service, gpus=1) for _ in range(2))
+    error = failed(first.ask_through.call_one(second, first))
+    assert "service.pass_on() on " in str(error)
+    assert "waits for service.plain()" in str(error)
+
+
+class Foreman(Actor):
+    """Lets all workers ask it for something, and waits for them."""
+
+    @endpoint
+    def work(self, workers: Any, itself: Any) -> list[str]:
+        return list(workers.fetch.call(itself).get().values())
+
+    @endpoint
+    def plain(self) -> str:
+        return "free"
+
+
+class Worker(Actor):
+    @endpoint
+    def fetch(self, foreman: Any) -> str:
+        return foreman.plain.call_one().get()
+
+
+def test_beyond_2_several_rings_through_one_actor(world: Any) -> None:
+    """Each rank of a mesh waits for who waits for all of them."""
+    workers, foreman = world.spawn(Worker, gpus=3), world.spawn(Foreman, gpus=1)
+    error = failed(foreman.work.call_one(workers, foreman))
+    assert "these actors wait for each other" in str(error)
+    assert foreman.plain.call_one().get(PATIENCE) == "free"
 
 
 def test_beyond_2_a_wait_with_a_limit_is_no_deadlock(world: Any) -> None:
