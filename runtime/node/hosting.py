@@ -147,7 +147,7 @@ class HostedActor:
     def where(self, sender: str, call: int) -> str:
         """What this call waits for, or where it is."""
         if self._serving is None:
-            return "its constructor has not returned"
+            return "still in its constructor"
         if (running := self._serving.at((sender, call))) is not None and (here := running.where()):
             return f"in {here}"
         present = self._serving.running.where()

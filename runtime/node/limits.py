@@ -9,7 +9,7 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import CallTimeout
 from meshbook.runtime.node.calls import Each, Inquiry, Unanswered
 
-ANSWER_SECONDS = 0.5  # for the silent to say where they are
+ANSWER_SECONDS = 0.5  # that the silent have at most to say where they are
 
 
 class Asking(Protocol):
@@ -36,9 +36,18 @@ class TimeLimit:
         if silent := self._inquiry.unanswered():
             asker = Each(len(silent))
             self._node.ask_where(silent, asker)
-            self._node.later(ANSWER_SECONDS, lambda: self._end(silent, asker.futures))
+            places = asker.futures
+
+            def look() -> None:
+                if all(place.done() for place in places):
+                    self._end(silent, places)
+
+            for place in places:
+                place.when_done(look)
+            self._node.later(ANSWER_SECONDS, lambda: self._end(silent, places))
 
     def _end(self, silent: Sequence[Unanswered], places: Sequence[Future[str]]) -> None:
+        """Can be said twice: who waits has one error, the first."""
         lines = [
             f"    rank {self._first + index} ({target.address.node}) is {_say(place)}"
             for (index, target, _), place in zip(silent, places, strict=True)

@@ -581,7 +581,9 @@ class Node:
 
     def where_is(self, key: str, sender: str, call: int) -> str:
         hosted = self._actors.get(key)
-        return hosted.where(sender, call) if hosted is not None else "gone"
+        if hosted is not None:
+            return hosted.where(sender, call)
+        return "gone" if key in self._ended else "not there yet"
 
     def follow(self, path: list[Step], key: str) -> None:
         hosted, last = self._actors.get(key), path[-1]

@@ -23,6 +23,7 @@ from meshbook import (
     endpoint,
     this_proc,
 )
+from meshbook.runtime.node import deadlock
 
 PATIENCE = 60.0
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -75,6 +76,21 @@ class AsyncNode(Actor):
         return "free"
 
 
+@pytest.fixture
+def period(world: Any, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Seconds between two looks at who waits; few where all nodes are in this process, so that nobody waits long."""
+    if not world.has_processes:
+        monkeypatch.setattr(deadlock, "PERIOD", 0.03)
+    return deadlock.PERIOD
+
+
+def let_looks_pass(world: Any, period: float) -> None:
+    """Return after a few looks at who waits."""
+    looked = threading.Event()
+    world.session.node.later(4 * period, looked.set)
+    assert looked.wait(PATIENCE)
+
+
 @pytest.fixture(params=[Node, AsyncNode])
 def node(request: pytest.FixtureRequest) -> type[Actor]:
     return request.param  # type: ignore[no-any-return]
@@ -98,6 +114,7 @@ def test_06_an_actor_that_waits_for_itself_is_told_at_once(world: Any, node: Any
 
 
 @pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.usefixtures("period")
 def test_beyond_2_actors_that_wait_in_a_ring_are_told(world: Any, node: Any, count: int) -> None:
     """The error draws who waits for whom; afterwards all are free again."""
     procs = world.procs(count)
@@ -112,15 +129,13 @@ def test_beyond_2_actors_that_wait_in_a_ring_are_told(world: Any, node: Any, cou
         assert ring[place].plain.call_one().get(PATIENCE) == "free"
 
 
-def test_beyond_2_a_long_wait_is_no_deadlock(world: Any) -> None:
+def test_beyond_2_a_long_wait_is_no_deadlock(world: Any, period: float) -> None:
     """Whoever is waited for works; nobody waits in a ring."""
     gate = world.gate()
     first, second = (world.spawn(Runner, gpus=1) for _ in range(2))
     waiting = first.relay.call_one(second, gate.pass_through, "worked")
     gate.wait_told()
-    looked = threading.Event()
-    world.session.node.later(1.0, looked.set)  # a few looks at who waits
-    assert looked.wait(PATIENCE)
+    let_looks_pass(world, period)
     gate.open()
     assert waiting.get(PATIENCE) == "worked"
 
@@ -206,22 +221,21 @@ class Service(Actor):
 
 
 @pytest.mark.parametrize(("name", "said"), [("hold", "held"), ("promise", "kept")])
-def test_beyond_2_who_is_to_answer_may_be_at_something_else(world: Any, name: str, said: str) -> None:
+def test_beyond_2_who_is_to_answer_may_be_at_something_else(world: Any, period: float, name: str, said: str) -> None:
     """The answer comes from an overlapping call, or by a port: then its actor's own wait keeps nobody waiting."""
     gate = world.gate()
     first, second = (world.spawn(Service, gpus=1) for _ in range(2))
     waiting = first.wait_for.call_one(second, name, gate)
     gate.wait_told()
     asking = second.ask.call_one(first)  # first is at something that second will end
-    looked = threading.Event()
-    world.session.node.later(1.0, looked.set)  # a few looks at who waits
-    assert looked.wait(PATIENCE)
+    let_looks_pass(world, period)
     assert not waiting.done()
     gate.open()
     assert waiting.get(PATIENCE) == said
     assert asking.get(PATIENCE) == "free"
 
 
+@pytest.mark.usefixtures("period")
 def test_beyond_2_an_overlapping_call_may_be_part_of_a_ring(world: Any) -> None:
     """It waits for who is alone and waits for it."""
     first, second = (world.spawn(Service, gpus=1) for _ in range(2))
@@ -248,6 +262,7 @@ class Worker(Actor):
         return foreman.plain.call_one().get()
 
 
+@pytest.mark.usefixtures("period")
 def test_beyond_2_several_rings_through_one_actor(world: Any) -> None:
     """Each rank of a mesh waits for who waits for all of them."""
     workers, foreman = world.spawn(Worker, gpus=3), world.spawn(Foreman, gpus=1)
