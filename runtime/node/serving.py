@@ -300,8 +300,7 @@ class LoopServing:
         ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
 
         def settle(value: Any, error: BaseException | None) -> None:
-            if not ended.done():  # the actor was lost meanwhile, and does not wait
-                ended.set_result((value, error))
+            ended.set_result((value, error))
 
         def work() -> None:
             self.running.enter((call.sender, call.call), call.endpoint)
@@ -318,7 +317,11 @@ class LoopServing:
                 loop.call_soon_threadsafe(settle, value, error)
 
         self._aside.put(lambda: here.run(work))
-        return await ended
+        try:
+            return await asyncio.shield(ended)
+        except asyncio.CancelledError:  # the actor is lost; but what is under way on its thread ends before it parts
+            await ended
+            raise
 
     def _begin_task(self, call: Call, body: Body) -> None:
         running = self._actor.make_running(is_alone=False)
