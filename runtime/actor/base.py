@@ -17,6 +17,9 @@ else:
     Handle = object
 
 
+HOOKS = ("__supervise__", "__cleanup__", "_handle_undeliverable_message")  # that an actor may define
+
+
 class Actor(Handle):
     """An object that lives in one process of a mesh and is reached by messages, one at a time.
 
@@ -31,7 +34,7 @@ class Actor(Handle):
     and answers whether that is handled; else the actor fails with them. `__cleanup__(error)` is called once at the end,
     with the error or None. `_handle_undeliverable_message(envelope)` is told of messages that could not be delivered.
     `__restore__()` is called after the constructor where a mesh was healed: this actor takes the place of one that was
-    lost. Each may be `async def` where the endpoints are.
+    lost. They are `async def` where the endpoints are; with `mixed=True` they may be either.
     """
 
     _is_mixed = False
@@ -75,9 +78,23 @@ def check_class(cls: Any, taken: frozenset[str]) -> None:
             f"loop of the others: make all of them async, or all of them sync, or say class {cls.__name__}(Actor, "
             f"mixed=True), which runs the sync ones on a thread of their own"
         )
+    _check_hooks(cls)
     if hidden := sorted(taken & endpoints.keys()):
         raise ValueError(
             f"{cls.__qualname__}: endpoint {hidden[0]!r} would hide what every actor mesh has by that name"
+        )
+
+
+def _check_hooks(cls: type) -> None:
+    """ValueError where a hook is of the other kind than the endpoints; a class that mixes may have either."""
+    for name in HOOKS:
+        hook = getattr(cls, name, None)
+        if hook is None or is_mixed(cls) or inspect.iscoroutinefunction(hook) == is_async(cls):
+            continue
+        kind, life = ("not async", "an event loop") if is_async(cls) else ("async", "a thread")
+        raise ValueError(
+            f"{cls.__qualname__}: {name} is {kind}, but by its endpoints the actor runs on {life}; make it like those, "
+            f"or say class {cls.__name__}(Actor, mixed=True)"
         )
 
 

@@ -336,10 +336,63 @@ class MixedByConcurrency(Log):
     async def overlaps(self) -> None: ...
 
 
-@pytest.mark.parametrize("kind", [Mixed, MixedByInheritance, MixedByConcurrency])
-def test_07_sync_and_async_endpoints_do_not_mix(in_memory: Any, kind: type[Actor]) -> None:
-    """Such a class is refused where it is spawned, before any process hears of it."""
+@pytest.fixture
+def silent(in_memory: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Processes to which nothing may be sent."""
     procs = in_memory.procs(1)
     procs.initialized.get(PATIENCE)
-    with pytest.raises(ValueError, match="mixes both async and sync"):
-        procs.spawn("mixed", kind)
+    with monkeypatch.context() as patch:
+        patch.setattr(in_memory.session.node, "spawn", lambda *arguments, **keywords: pytest.fail("it was spawned"))
+        yield procs
+
+
+@pytest.mark.parametrize("kind", [Mixed, MixedByInheritance, MixedByConcurrency])
+def test_07_sync_and_async_endpoints_do_not_mix(silent: Any, kind: type[Actor]) -> None:
+    """Such a class is refused where it is spawned, before any process hears of it."""
+    with pytest.raises(ValueError, match="mixes both async and sync endpoints"):
+        silent.spawn("mixed", kind)
+
+
+class SyncHooks:
+    def __supervise__(self, failure: Any) -> bool:
+        return True
+
+    def __cleanup__(self, error: BaseException | None) -> None: ...
+
+    def _handle_undeliverable_message(self, envelope: Any) -> bool:
+        return True
+
+
+class AsyncHooks:
+    async def __supervise__(self, failure: Any) -> bool:
+        return True
+
+    async def __cleanup__(self, error: BaseException | None) -> None: ...
+
+    async def _handle_undeliverable_message(self, envelope: Any) -> bool:
+        return True
+
+
+class NoEndpoints(Actor):
+    """Runs on a thread."""
+
+
+HOOKS = ("__supervise__", "__cleanup__", "_handle_undeliverable_message")
+
+
+@pytest.mark.parametrize("name", HOOKS)
+@pytest.mark.parametrize(("kind", "hooks"), [(Log, AsyncHooks), (AsyncLog, SyncHooks), (NoEndpoints, AsyncHooks)])
+def test_07_hooks_are_of_the_kind_of_the_endpoints(silent: Any, kind: type[Actor], hooks: type, name: str) -> None:
+    """Others would block the loop, or never be awaited."""
+    with pytest.raises(ValueError, match=rf"{name} is (not )?async, .* its endpoints"):
+        silent.spawn("mixed", type("Hooked", (kind,), {name: vars(hooks)[name]}))
+
+
+@pytest.mark.parametrize(("kind", "hooks"), [(Log, SyncHooks), (AsyncLog, AsyncHooks), (NoEndpoints, SyncHooks)])
+def test_07_hooks_of_that_kind_are_no_mixture(in_memory: Any, kind: type[Actor], hooks: type) -> None:
+    """Nor are those of a class that says that it mixes."""
+    procs = in_memory.procs(1)
+    procs.spawn("hooked", type("Hooked", (kind, hooks), {})).initialized.get(PATIENCE)
+    for other in (SyncHooks, AsyncHooks):
+        mixed = type("Mixture", (Mixed, other), {}, mixed=True)
+        procs.spawn("mixed", mixed).initialized.get(PATIENCE)
