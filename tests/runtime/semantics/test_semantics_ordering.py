@@ -196,6 +196,21 @@ def test_03_a_mesh_whose_constructor_never_returns_can_be_stopped(world: Any) ->
             future.get(PATIENCE)
 
 
+def test_03_its_actors_alone_can_be_stopped_as_well(make_world: Any) -> None:
+    """They are, as far as anybody can tell, once the time for stopping is over; the processes go on."""
+    world = make_world(stop_timeout=0.1)
+    gate, procs = world.gate(), world.procs(1)
+    actor, other = procs.spawn("actor", SlowToMake, gate), procs.spawn("other", Log)
+    waiting = actor.read.call_one()
+    gate.wait_told()
+    assert actor.stop("enough").get(PATIENCE) is None
+    for future in (waiting, actor.read.call_one(), actor.initialized):
+        with pytest.raises(SupervisionError, match="enough"):
+            future.get(PATIENCE)
+    assert other.read.call_one().get(PATIENCE) == []
+    gate.open()
+
+
 # -- 4 ---------------------------------------------------------------------------------
 
 
