@@ -116,6 +116,16 @@ def test_08_what_python_gives_a_meaning_of_its_own_is_an_error_as_well(world: An
     assert actor.add.call_one().get(PATIENCE) == 2
 
 
+def test_08_an_exception_is_no_fault(world: Any, faults: Any) -> None:
+    """Nobody but the caller hears of it: the first fault is the one that follows."""
+    actors, slow, last = world.spawn(Counter), world.spawn(AsyncCounter), world.spawn(Counter, gpus=1, name="last")
+    for each in (actors, slow):
+        assert isinstance(each.fail.call(ValueError("no")).exception(PATIENCE), ActorError)
+        assert list(each.add.call().get(PATIENCE).values()) == [2, 2]
+    last.fail.broadcast(ValueError("no"))
+    assert faults.get(timeout=PATIENCE).mesh_name == "last"
+
+
 def test_08_an_error_of_one_rank_ends_no_other_call(world: Any) -> None:
     """Calls of the mesh that are under way, and those that follow, are not touched by it."""
     actors = world.spawn(Counter)

@@ -153,6 +153,19 @@ def test_37_a_plain_pickle_of_a_pending_mesh_waits_until_it_exists(world: Any) -
     assert copy.name.call_one().get(PATIENCE) == "made at last"
 
 
+def test_37_a_plain_pickle_of_pending_processes_is_one_of_them(world: Any) -> None:
+    """Whoever reads it may use it at once: what is sent to a process waits for it."""
+    procs, data = [world.procs(2) for _ in range(2)], []
+    for mesh in procs:
+        data.append(cloudpickle.dumps(mesh))
+    copies = [cloudpickle.loads(each) for each in data]
+    for mesh, copy in zip(procs, copies, strict=True):
+        assert copy.sizes == {"gpus": 2}
+        assert [node.node for node in copy.nodes] == [node.node for node in mesh.nodes]
+        assert list(copy.spawn("keeper", Keeper, "kept").read.call().get(PATIENCE).values()) == ["kept"] * 2
+        assert copy.initialized.get(PATIENCE) is True
+
+
 # -- 38 --------------------------------------------------------------------------------
 
 

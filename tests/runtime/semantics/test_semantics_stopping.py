@@ -155,6 +155,23 @@ def test_28_a_stop_is_no_fault(world: Any, unhandled: Any) -> None:
     assert unhandled.empty()
 
 
+def test_28_what_fails_on_the_way_to_a_stop_is_no_fault(world: Any, unhandled: Any) -> None:
+    """Its owner does not want it any more: all of a mesh, or a slice of one that goes on."""
+    members, others = world.spawn(Member, gpus=3), world.spawn(Member, gpus=1)
+    gate = world.gate()
+    for mesh in (members.slice(gpus=1), others):
+        mesh.hold.broadcast(gate)
+        gate.wait_told()
+        mesh.fail.broadcast()
+        ending = mesh.stop("enough")
+        gate.open()
+        ending.get(PATIENCE)
+    assert members.slice(gpus=2).note.call_one("goes on").get(PATIENCE)
+    members.slice(gpus=2).fail.broadcast()
+    failure = unhandled.get(timeout=PATIENCE)
+    assert (failure.mesh_name, failure.crashed_ranks) == ("member", [2])
+
+
 class Traced:
     """Tells when it is finalised."""
 
@@ -206,20 +223,26 @@ def test_29_the_client_keeps_nothing_of_meshes_that_ended(world: Any) -> None:
     node = context().actor_instance.node
 
     def kept() -> tuple[int, ...]:
-        return len(node.ledger), len(node._calls), len(node.when_down), len(node.actors())
+        host = len(world.host._ownership.meshes)
+        return len(node.ledger), len(node._calls), len(node.when_down), len(node.actors()), host
 
     procs = world.procs(1)
     procs.initialized.get(PATIENCE)
-    before = kept()
+    before, handles = kept(), []
     for _ in range(3):
-        more = world.procs(1)
-        more.spawn("member", Member).note.call_one("once").get(PATIENCE)
+        more = world.host.spawn_procs(per_host={"gpus": 1})
+        members = more.spawn("member", Member)
+        members.note.call_one("once").get(PATIENCE)
+        handles += [weakref.ref(more), weakref.ref(members)]
         more.stop().get(PATIENCE)
+        del more, members
         for mesh in (procs, this_proc()):
             member = mesh.spawn("member", Member)
             member.note.call_one("once").get(PATIENCE)
             member.stop().get(PATIENCE)
     assert kept() == before
+    gc.collect()
+    assert [handle() for handle in handles] == [None] * 6
 
 
 # -- 31 --------------------------------------------------------------------------------

@@ -22,6 +22,8 @@ from meshbook import (
     this_host,
     this_proc,
 )
+from meshbook.runtime.mesh.actors import current_node
+from meshbook.runtime.mesh.ends import when_ended
 
 PATIENCE = 60.0
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -97,6 +99,66 @@ def test_10_an_endpoint_that_answers_by_a_port_and_raises_ends_the_actor(world: 
     lost(mesh.run.call_one(abs, 1))
 
 
+class Debtor(Actor):
+    """Owes its callers answers."""
+
+    def __init__(self) -> None:
+        self.ports: list[Port[Any]] = []
+
+    @endpoint(explicit_response_port=True)
+    def owe(self, port: Port[Any], *, gate: Any = None, error: BaseException | None = None) -> None:
+        self.ports.append(port)
+        if gate is not None:
+            gate.pass_through()
+        if error is not None:
+            raise error
+
+
+@pytest.mark.parametrize("error", [ValueError("at last"), SystemExit("at last")], ids=lambda e: type(e).__name__)
+def test_10_all_who_wait_for_its_answers_are_told(world: Any, faults: Any, error: BaseException) -> None:
+    """Those whom it owed one from before, and those in the queue."""
+    mesh, gate = world.spawn(Debtor, gpus=1), world.gate()
+    owed = [mesh.owe.call_one() for _ in range(2)]
+    waiting = [mesh.owe.call_one(gate=gate, error=error), mesh.owe.call_one()]
+    gate.wait_told()
+    assert not any(future.done() for future in (*owed, *waiting))
+    gate.open()
+    for future in (*owed, *waiting, mesh.owe.call_one()):
+        lost(future, "at last")
+    assert "at last" in next_of(faults).report()
+
+
+def hold_and_raise(gate: Any, error: BaseException) -> None:
+    gate.pass_through()
+    raise error
+
+
+def test_11_whoever_waits_in_the_queue_is_told_as_well(world: Any, faults: Any, probe: Any) -> None:
+    """Whether it was asked for an answer or not: the end of the one is told to all."""
+    mesh, gate = world.spawn(probe, gpus=2), world.gate()
+    rank = mesh.slice(gpus=1)
+    rank.run.broadcast(hold_and_raise, gate, SystemExit("in a broadcast"))
+    gate.wait_told()
+    waiting = [rank.run.call_one(abs, -1), mesh.run.call(abs, -1), rank.run.choose(abs, -1)]
+    gate.open()
+    for future in waiting:
+        lost(future, "in a broadcast")
+    assert next_of(faults).crashed_ranks == [1]
+    assert mesh.slice(gpus=0).run.call_one(abs, -1).get(PATIENCE) == 1
+
+
+def test_11_calls_that_overlap_end_with_it(world: Any, faults: Any) -> None:
+    """One that raises what is no exception ends the actor, and so all others."""
+    port, _ = Channel[str].open()
+    mesh, gate = world.spawn(Overlapping, port, gpus=1), world.gate()
+    others = [mesh.wait.call_one(gate) for _ in range(2)]
+    for _ in others:
+        gate.wait_told()
+    for future in (mesh.end.call_one(), *others, mesh.wait.call_one(gate)):
+        lost(future, "KeyboardInterrupt")
+    assert "KeyboardInterrupt" in next_of(faults).report()
+
+
 @pytest.mark.parametrize(
     "error", [SystemExit(3), KeyboardInterrupt("now"), Own("of ours")], ids=lambda e: type(e).__name__
 )
@@ -106,6 +168,12 @@ def test_11_what_is_no_exception_always_ends_the_actor(world: Any, faults: Any, 
     lost(mesh.run.call_one(raise_, error), type(error).__name__)
     assert type(error).__name__ in next_of(faults).report()
     lost(mesh.run.call_one(abs, 1), type(error).__name__)
+
+
+def first_fault(world: Any, faults: Any) -> str:
+    """The name of the mesh of the first fault that nobody handled; here one is caused, which comes after all others."""
+    world.spawn(Probe, gpus=1, name="last").run.broadcast(raise_, ValueError("the last"))
+    return next_of(faults).mesh_name
 
 
 class Broken(Actor):
@@ -118,14 +186,19 @@ class Broken(Actor):
     def run(self) -> None: ...
 
 
-def test_13_a_constructor_that_fails_is_one_event_for_each_rank(world: Any, faults: Any) -> None:
-    """`spawn` does not raise it; each rank's owner is told, and calls fail."""
-    mesh = world.spawn(Broken, ValueError("at birth"), name="broken")
+@pytest.mark.parametrize("error", [ValueError("at birth"), SystemExit("at birth")], ids=lambda e: type(e).__name__)
+def test_13_a_constructor_that_fails_is_one_event_for_each_rank(world: Any, faults: Any, error: Any) -> None:
+    """`spawn` does not raise it; the owner is told of each rank, and calls fail."""
+    mesh = world.spawn(Broken, error, name="broken")
+    early = mesh.run.call()
     failures = [next_of(faults), next_of(faults)]
+    assert [len(failure.crashed_ranks) for failure in failures] == [1, 2]
     assert sorted(failures[-1].crashed_ranks) == [0, 1]
-    assert all("ValueError: at birth" in failure.report() for failure in failures)
-    lost(mesh.run.call(), "at birth")
-    lost(mesh.initialized, "at birth")
+    assert all("at birth" in failure.report() for failure in failures)
+    for future in (early, mesh.run.call(), mesh.slice(gpus=1).run.call_one(), mesh.initialized):
+        lost(future, "at birth")
+    mesh.run.broadcast()
+    assert first_fault(world, faults) == "last"
 
 
 class Parent(Actor):
@@ -147,6 +220,10 @@ class Parent(Actor):
     @endpoint
     def ask_child(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return self.child.run.call_one(function, *arguments).get()
+
+    @endpoint
+    def take_child(self, child: Any) -> None:
+        self.child = child
 
     @endpoint
     def renew_child(self) -> None:
@@ -178,6 +255,10 @@ class AsyncParent(Actor):
         return await self.child.run.call_one(function, *arguments)
 
     @endpoint
+    async def take_child(self, child: Any) -> None:
+        self.child = child
+
+    @endpoint
     async def renew_child(self) -> None:
         self.child = this_proc().spawn("second", Probe)
 
@@ -186,22 +267,72 @@ class AsyncParent(Actor):
         self.child.run.broadcast(function, *arguments)
 
 
+class Boss(Actor):
+    """Owns a mesh of probes on the processes that it is given, or on some of its own; handles what becomes of them."""
+
+    def __init__(self, note: Port[Any], procs: Any = None) -> None:
+        self.note = note
+        self.procs = procs if procs is not None else this_host().spawn_procs({"gpus": 3}, name="own")
+        self.crew: Any = self.procs.spawn("crew", Probe)
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        self.note.send((failure.mesh_name, failure.crashed_ranks, failure.report()))
+        return True
+
+    @endpoint
+    def tell(self, rank: int, function: Callable[..., Any], *arguments: Any) -> None:
+        self.crew.slice(gpus=rank).run.broadcast(function, *arguments)
+
+    @endpoint
+    def why_lost(self, rank: int) -> str:
+        """Ask until it fails."""
+        return str(self.crew.slice(gpus=rank).run.call_one(abs, 1).exception(PATIENCE))
+
+    @endpoint
+    def kill(self, rank: int) -> None:
+        """Return when it has heard of the end."""
+        node = self.procs.slice(gpus=rank).nodes[0].node
+        ended = when_ended(current_node(), [node])
+        self.procs.slice(gpus=rank).kill().get(PATIENCE)
+        ended.get(PATIENCE)
+
+
 @pytest.fixture(params=[Parent, AsyncParent])
 def parent(request: pytest.FixtureRequest) -> type[Actor]:
     return request.param  # type: ignore[no-any-return]
 
 
 def test_20_the_owner_is_told_and_not_who_holds_a_reference(world: Any, faults: Any, parent: Any) -> None:
-    """The client has a reference to the child; the parent has spawned it."""
+    """The parent has spawned the child. The client has a reference to it, and so has the actor that makes it fail."""
     port, notes = Channel[Any].open()
-    mesh = world.spawn(parent, True, port, gpus=1)
+    others, others_notes = Channel[Any].open()
+    mesh, holder = world.spawn(parent, True, port, gpus=1), world.spawn(parent, True, others, gpus=1)
     child = mesh.give_child.call_one().get(PATIENCE)
-    child.run.broadcast(raise_, ValueError("of the child"))
+    holder.take_child.call_one(child).get(PATIENCE)
+    holder.tell_child.call_one(raise_, ValueError("of the child")).get(PATIENCE)
     name, ranks, report = notes.recv().get(PATIENCE)
     assert (name, ranks) == ("child", [0])
     assert "of the child" in report
-    assert mesh.give_child.call_one().get(PATIENCE) is not None
-    assert faults.empty()
+    for each in (mesh, holder):
+        assert each.give_child.call_one().get(PATIENCE) is not None
+    assert not others_notes.recv().done()
+    assert first_fault(world, faults) == "last"
+
+
+def test_20_who_spawned_the_actors_is_told_and_not_who_spawned_the_processes(world: Any, faults: Any) -> None:
+    """Of what fails in actors. The end of a process concerns both: each hears of what is its own."""
+    port, notes = Channel[Any].open()
+    procs = world.procs(2)
+    boss = world.spawn(Boss, port, procs, gpus=1)
+    boss.tell.call_one(0, raise_, ValueError("of an actor")).get(PATIENCE)
+    name, ranks, report = notes.recv().get(PATIENCE)
+    assert (name, ranks) == ("crew", [0])
+    assert "of an actor" in report
+    world.kill(procs.slice(gpus=1))
+    assert notes.recv().get(PATIENCE)[:2] == ("crew", [0, 1])
+    failure = next_of(faults)
+    assert (failure.mesh_name, failure.crashed_ranks) == ("procs", [1])
+    assert first_fault(world, faults) == "last"
 
 
 def test_21_a_true_answer_means_handled_and_the_owner_goes_on(world: Any, faults: Any, parent: Any) -> None:
@@ -216,6 +347,25 @@ def test_21_a_true_answer_means_handled_and_the_owner_goes_on(world: Any, faults
     assert mesh.ask_child.call_one(abs, -2).get(PATIENCE) == 2
     assert not notes.recv().done()
     assert faults.empty()
+
+
+def test_21_each_failed_rank_is_told_once(world: Any, faults: Any) -> None:
+    """However much goes wrong with it, and in whatever order; the list of those that have failed grows."""
+    port, notes = Channel[Any].open()
+    boss = world.spawn(Boss, port, gpus=1)
+    for _ in range(2):
+        boss.tell.call_one(1, raise_, ValueError("of an actor")).get(PATIENCE)
+    assert "of an actor" in boss.why_lost.call_one(1).get(PATIENCE)
+    boss.kill.call_one(2).get(PATIENCE)
+    for _ in range(2):
+        assert "Killed(sig=9)" in boss.why_lost.call_one(2).get(PATIENCE)
+    boss.kill.call_one(0).get(PATIENCE)
+    told = [notes.recv().get(PATIENCE) for _ in range(3)]
+    assert [(name, ranks) for name, ranks, _ in told] == [("crew", [1]), ("crew", [1, 2]), ("crew", [1, 2, 0])]
+    assert ["of an actor" in report for _, _, report in told] == [True, False, False]
+    boss.why_lost.call_one(1).get(PATIENCE)  # all that could be told has been by now
+    assert not notes.recv().done()
+    assert first_fault(world, faults) == "last"
 
 
 @pytest.mark.parametrize("verdict", [False, None, 0])
@@ -414,6 +564,10 @@ class Overlapping(Actor):
             await gate.pass_through_async()
         finally:
             self.note.send("ended")
+
+    @concurrent_endpoint
+    async def end(self) -> None:
+        raise KeyboardInterrupt
 
     async def __cleanup__(self, error: BaseException | None) -> None:
         self.note.send("cleaned up")
