@@ -35,6 +35,7 @@ from meshbook.runtime.wire.messages import Call, Stop
 logger = logging.getLogger(__name__)
 
 Make = Callable[[], Actor]
+Constructed = Callable[[SupervisionError | None], None]
 
 
 class Host(Protocol):
@@ -79,12 +80,12 @@ class HostedActor:
         self._notices: collections.deque[Notice] = collections.deque()
         self._stops: collections.deque[Stop] = collections.deque()  # to be confirmed when all is over
         self._unreached: set[str] = set()  # where messages went that came back, and was logged
-        self._losing = threading.Lock()  # guards _lost and _cause: the first reason is the reason
+        self._losing = threading.Lock()  # guards these three: the first reason is the reason, and is told once
+        self._constructed: Constructed | None = None  # who is to be told how the constructor went
         self._lost: SupervisionError | None = None
         self._cause: BaseException | None = None
         self.is_restored = False  # it has been there before, and is lost: `__restore__` is called
         self._restoring: Awaitable[Any] | None = None  # what an `async def __restore__` has still to do, on the loop
-        self._constructed: Callable[[SupervisionError | None], None] = lambda error: None
         self._cleans_up = True
         self._is_over = False
         self._serving: ThreadServing | LoopServing | None = None
@@ -167,24 +168,25 @@ class HostedActor:
 
     # -- on the actor's own thread -----------------------------------------
 
-    def start(self, constructed: Callable[[SupervisionError | None], None]) -> None:
+    def start(self, constructed: Constructed) -> None:
         """Construct and serve on a thread of its own; `constructed` is told how the constructor went."""
         name = f"meshbook actor {self.instance.name}"
         self._thread = threading.Thread(target=self.run, args=(constructed,), name=name, daemon=True)
         self._thread.pydev_do_not_trace = False  # type: ignore[attr-defined]  # user code: breakpoints belong here
         self._thread.start()
 
-    def run(self, constructed: Callable[[SupervisionError | None], None] = lambda error: None) -> None:
+    def run(self, constructed: Constructed = lambda error: None) -> None:
         """Construct the actor and serve it on the calling thread until it is stopped."""
-        if self.construct(constructed):
+        with self._losing:
             self._constructed = constructed
+        if self.construct(self._tell_constructed):
             self._serving = LoopServing(self) if is_async(type(self._actor)) else ThreadServing(self)
             self._serving.run()
         else:
             ThreadServing(self).part()
         self._end()
 
-    def construct(self, constructed: Callable[[SupervisionError | None], None]) -> bool:
+    def construct(self, constructed: Constructed) -> bool:
         """Whether it could be made."""
         CURRENT.set(self._own_context(None))
         what = "constructor"
@@ -201,6 +203,13 @@ class HostedActor:
         if self._restoring is None:
             constructed(self._lost)  # that may have been while it was constructed
         return True
+
+    def _tell_constructed(self, lost: SupervisionError | None) -> None:
+        """Once: who has been told that it was given up does not hear of it any more."""
+        with self._losing:
+            constructed, self._constructed = self._constructed, None
+        if constructed is not None:
+            constructed(lost)
 
     def _learn_endpoints(self, actor: Any) -> None:
         endpoints = endpoints_of(type(actor))
@@ -230,7 +239,7 @@ class HostedActor:
     def _abandon(self, stop: Stop) -> None:
         """The constructor does not return, and the actor is to be stopped: it is, as far as anybody can tell."""
         if self._serving is None and self._lost is None:
-            self._lose(f"stopped: {stop.reason}; its constructor had not returned", None)
+            self._tell_constructed(self._lose(f"stopped: {stop.reason}; its constructor had not returned", None))
             self._end()
 
     # -- for who serves it ---------------------------------------------------
@@ -243,7 +252,7 @@ class HostedActor:
             await restoring
         except BaseException as error:
             self._lose(f"its __restore__ raised\n{_format(error)}", error)
-        self._constructed(self._lost)
+        self._tell_constructed(self._lost)
 
     def wait_for_work(self) -> None:
         if self._thread is not None:  # the main thread, when lent to an actor, is interrupted by signals: it only takes

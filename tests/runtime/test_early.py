@@ -85,3 +85,35 @@ def test_what_waits_for_a_spawner_that_is_gone_is_given_up() -> None:
     assert early.give_up("owner") == []
     assert early.arrived("probe-3@owner") == []
     assert early.arrived("probe-3@other") == others
+
+
+def still_expected(early: EarlyMessages, spawner: str, numbers: range) -> list[int]:
+    return [number for number in numbers if early.is_early(f"probe-{number}@{spawner}")]
+
+
+@pytest.mark.parametrize("before", [[], [3], [HIGH], [1000 + HIGH]])
+def test_a_spawner_that_begins_anew_counts_from_there(before: list[int]) -> None:
+    """Whatever it had sent before; what was kept for its former actors may yet be asked for."""
+    early = EarlyMessages()
+    for number in before:
+        early.arrived(f"probe-{number}@owner")
+    kept(early, "probe-7@owner", 1)
+    early.expect("owner", 1000)
+    assert still_expected(early, "owner", range(990, 1005)) == [1000, 1001, 1002, 1003, 1004]
+    assert still_expected(early, "other", range(3)) == [0, 1, 2]
+    assert early.arrived("probe-7@owner")
+
+
+@pytest.mark.parametrize("highest", [-1, 3, 10, 12])
+def test_what_a_spawner_has_not_sent_by_now_is_closed(highest: int) -> None:
+    """Up to the number that it says; what comes for those that are numbered higher is kept as before."""
+    early = EarlyMessages()
+    if highest >= 0:
+        early.arrived(f"probe-{highest}@owner")
+    closed = kept(early, "probe-2@owner", 1, 2) + kept(early, "probe-10@owner", 3)
+    later, others = kept(early, "probe-11@owner", 4), kept(early, "probe-2@other", 5)
+    assert early.close("owner", 10) == closed
+    assert early.close("owner", 10) == []
+    assert still_expected(early, "owner", range(9, 14)) == [11, 12, 13]
+    assert early.arrived("probe-11@owner") == later
+    assert early.arrived("probe-2@other") == others
