@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
+from meshbook.runtime import texts
 from meshbook.runtime.actor.base import Actor, check_arguments, check_class
 from meshbook.runtime.actor.context import context
 from meshbook.runtime.actor.endpoint import endpoint
@@ -19,6 +20,7 @@ from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import LaunchError, ProcessDied
 from meshbook.runtime.geometry import MeshTrait, Region
+from meshbook.runtime.lines import Line, calling_place
 from meshbook.runtime.mesh.actors import TAKEN, ActorMesh, current_node
 from meshbook.runtime.node.calls import Gather, Target
 from meshbook.runtime.node.ledger import Charge
@@ -77,7 +79,12 @@ def own(
     def stop(reason: str) -> Future[None]:
         return handle().stop(reason)
 
-    charge = Charge(key, name, owner, ranks, stop, handle, contextvars.copy_context(), are_processes=are_processes)
+    here = Line.of(calling_place(2))
+    charge = Charge(
+        *(key, name, owner, ranks, stop, handle, contextvars.copy_context()),
+        spawned_at=here if here.is_of_user else None,
+        are_processes=are_processes,
+    )
     instance.node.ledger.add(charge)
 
 
@@ -176,8 +183,11 @@ class ProcMesh(MeshTrait):
 
         The constructor runs remotely, before the first message; if it raises, calls on the mesh fail, and
         `mesh.initialized` tells why. The result is typed as `cls`: its endpoints are attributes.
-        Raises ValueError for a class that cannot be spawned, TypeError for arguments that do not fit it.
+        Raises ValueError for a class that cannot be spawned, TypeError for arguments that do not fit it, RuntimeError
+        on processes that have been stopped.
         """
+        if not isinstance(name, str):
+            raise TypeError(f"spawn(name, class, ...) begins with a name, as 'trainers', not with {name!r}")
         check_class(cls, TAKEN)
         check_arguments(cls, args, kwargs)
         return cast("A", self._spawn(name, cls, args, kwargs, on_main=False))
@@ -186,7 +196,7 @@ class ProcMesh(MeshTrait):
         self, name: str, cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any], *, on_main: bool
     ) -> ActorMesh:
         if self._ownership.stopped is not None:
-            raise RuntimeError("`ProcMesh` has already been stopped")
+            raise RuntimeError(texts.PROCS_STOPPED)
         node = current_node()
         actor = f"{name}-{next(_serial)}@{node.address.node}"  # several nodes may spawn on one process
         targets = [Target(address, actor) for address in self.nodes]
@@ -212,7 +222,7 @@ class ProcMesh(MeshTrait):
         again is no error. ValueError on a slice or a received reference.
         """
         if not self._owned:
-            raise ValueError("ProcMesh is not owned; must be stopped by an owner")
+            raise ValueError(texts.PROCS_NOT_OWNED)
         if self._ownership.stopped is None:
             current_node().ledger.end(self._name, range(len(self._nodes)))
             self._ownership.stopped = self._hosts._stop_procs(self._nodes, reason)

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from meshbook.runtime import texts
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import CURRENT, Instance, context, current_origin, name_of, spawner_of
 from meshbook.runtime.actor.failure import MeshFailure, UndeliverableMessageEnvelope
@@ -454,7 +455,7 @@ class Node:
         """Nobody answers any more for what that node has spawned here."""
         for key in self.actors():
             if spawner_of(key) == node:
-                reason = f"its owner has ended: timed out reaching controller {node} for mesh {name_of(key)}"
+                reason = f"its owner has ended: {texts.owner_lost(node, name_of(key))}"
                 self._on_message(Stop(self.address.node, 0, key, reason), ())
         for message, _ in self._early.give_up(node):
             self._refuse_unknown(message, f"its owner {node} has ended before it was spawned")
