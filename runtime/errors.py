@@ -27,7 +27,7 @@ from types import MappingProxyType
 from typing import Any
 
 from meshbook.runtime import texts
-from meshbook.runtime.lines import Line, render_in_ipython
+from meshbook.runtime.traces import Line, render_in_ipython
 
 
 class MeshbookError(Exception):

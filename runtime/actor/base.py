@@ -82,7 +82,7 @@ def check_class(cls: Any, taken: frozenset[str]) -> None:
         raise ValueError(
             f"{cls.__qualname__}: endpoint {hidden[0]!r} would hide what every actor mesh has by that name; rename it"
         )
-    if len(kinds) <= 1:
+    if not is_mixed(cls):
         _check_hooks(cls)
 
 

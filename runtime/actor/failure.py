@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from meshbook.runtime import texts
-from meshbook.runtime.lines import Line
+from meshbook.runtime.traces import Line
 
 
 class MeshFailure:

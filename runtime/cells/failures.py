@@ -11,7 +11,7 @@ from types import TracebackType
 
 from meshbook.runtime.cells.outcome import Frame, RankError
 from meshbook.runtime.cells.values import pack
-from meshbook.runtime.lines import is_ours
+from meshbook.runtime.traces import is_ours
 
 MESSAGE_CHARACTERS = 20_000  # it is shown up to three times
 _LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})

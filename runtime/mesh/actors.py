@@ -19,9 +19,9 @@ from meshbook.runtime.actor.undecorated import PlainMethod
 from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.errors import CallError, ProcessDied, SupervisionError
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
-from meshbook.runtime.lines import Line, calling_place
 from meshbook.runtime.node.calls import Arrivals, Conversions, Each, Endings, Fold, Gather, Target
 from meshbook.runtime.node.node import Node
+from meshbook.runtime.traces import Line, calling_place
 from meshbook.runtime.wire import pickling
 
 _dice = random.SystemRandom()  # the user's seed is the user's, and forks would all draw the same

@@ -20,11 +20,11 @@ from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import LaunchError, ProcessDied
 from meshbook.runtime.geometry import MeshTrait, Region
-from meshbook.runtime.lines import Line, calling_place
 from meshbook.runtime.mesh.actors import TAKEN, ActorMesh, current_node
 from meshbook.runtime.node.calls import Gather, Target
 from meshbook.runtime.node.ledger import Charge
 from meshbook.runtime.telemetry.output import LogOptions
+from meshbook.runtime.traces import Line, calling_place
 from meshbook.runtime.wire.messages import Address
 
 if TYPE_CHECKING:

@@ -24,11 +24,11 @@ from meshbook.runtime.actor.failure import MeshFailure, UndeliverableMessageEnve
 from meshbook.runtime.actor.redefinition import take_on
 from meshbook.runtime.actor.undecorated import find_undecorated
 from meshbook.runtime.errors import SupervisionError
-from meshbook.runtime.lines import format_error
 from meshbook.runtime.node.ledger import Charge
 from meshbook.runtime.node.reports import name_place, tell_failed, tell_raised, tell_stopped
 from meshbook.runtime.node.running import Running
 from meshbook.runtime.node.serving import Item, LoopServing, Notice, Step, ThreadServing
+from meshbook.runtime.traces import format_error
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body
 from meshbook.runtime.wire.messages import Call, Stop
@@ -131,7 +131,7 @@ class HostedActor:
 
         def conclude(verdict: Any, error: BaseException | None) -> None:
             if error is not None or not verdict:
-                logger.warning("%s%s", envelope, f"\n{_format(error)}" if error is not None else "")
+                logger.warning("%s%s", envelope, f"\n{format_error(error)}" if error is not None else "")
 
         self.notify(Notice("_handle_undeliverable_message", envelope, self._own_context(CURRENT.get()), conclude))
 

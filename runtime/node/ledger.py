@@ -13,7 +13,7 @@ from typing import Any
 
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.lines import Line
+from meshbook.runtime.traces import Line
 
 
 @dataclass(eq=False)

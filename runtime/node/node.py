@@ -47,6 +47,7 @@ from meshbook.runtime.node.mailbox import Mailbox
 from meshbook.runtime.node.reception import Reception
 from meshbook.runtime.node.running import Running
 from meshbook.runtime.telemetry.capture import Capture
+from meshbook.runtime.traces import name_cells
 from meshbook.runtime.transport import PeerGone, Transport
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body, Buffer, pack, unpack
@@ -436,7 +437,7 @@ class Node:
         return self.ledger.of(key)
 
     def owned_actor_failed(self, key: str, rank: int, report: str) -> None:
-        if (found := self.ledger.fail(key, rank, report)) is not None:
+        if (found := self.ledger.fail(key, rank, name_cells(report))) is not None:
             self._supervise(*found)
 
     def owned_actor_over(self, key: str, rank: int) -> None:
@@ -651,6 +652,7 @@ def _rebuild_error(status: str, body: Body) -> BaseException:
         text, data = pickling.loads(body, "an error")
     except PickleError as error:
         return ActorError(str(error))
+    text = name_cells(text)
     if status == "lost":
         return SupervisionError(text)
     try:

@@ -15,7 +15,7 @@ import os
 from meshbook.runtime import texts
 from meshbook.runtime.actor.context import Instance
 from meshbook.runtime.errors import ActorError, CallError
-from meshbook.runtime.lines import format_error, format_frames, headline
+from meshbook.runtime.traces import format_error, format_frames, headline
 
 
 def name_place(instance: Instance, endpoint: str = "") -> str:

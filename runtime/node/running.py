@@ -18,7 +18,7 @@ from typing import Any
 
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import DeadlockError
-from meshbook.runtime.lines import OWN
+from meshbook.runtime.traces import OWN
 
 Key = tuple[str, int]  # who asked, and the number of the call
 MOMENT = 0.005  # seconds until another attempt to break off a thread that is inside the runtime

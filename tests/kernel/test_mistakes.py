@@ -117,4 +117,5 @@ def test_a_mistake_with_an_actor_is_told_at_the_cells_line(notebook: Notebook, c
     assert failed.error["ename"] == name
     assert part in failed.error["evalue"]
     assert f"----> 2 {code}" in failed.traceback
+    assert "/meshbook/" not in failed.traceback, "no frames of ours"
     assert notebook.evaluate("[count for _, count in counters.add.call(0).get().items()]") == [0, 0, 0, 0]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import linecache
+import re
 import sys
 import threading
 import traceback
@@ -22,6 +23,8 @@ OWN = tuple({f"{_PACKAGE}/", *(f"{room.resolve()}/" for room in _PACKAGE.iterdir
 _LIBRARY = Path(threading.__file__).parent
 _WAITING = (f"{_LIBRARY}/asyncio/", f"{_LIBRARY}/concurrent/", f"{_LIBRARY}/threading.py", "<frozen ")
 _RUNS_CELLS = ("/IPython/core/", "/ipykernel/")
+# A frame of a traceback that comes without its source: `  File "/tmp/ipykernel_4711/123.py", line 3, in step`.
+_FRAME = re.compile(r'^( +)File "(.+)", line (\d+)(.*)$(?!\n\1 )', re.MULTILINE)
 MOST_CHARACTERS = 300  # of a headline: the traceback has all of it
 Place = tuple[CodeType, int]  # a code object, and the offset of an instruction in it
 
@@ -66,10 +69,10 @@ class Line:
         return not _is_noise(self.filename)
 
     def __str__(self) -> str:
-        """`train.py:12 in step`, or `Cell In[3], line 2`; and the line itself below, where it can be had."""
+        """`train.py:12, in step`, or `Cell In[3], line 2`; and the line itself below, where it can be had."""
         cell = _cell_of(self.filename)
         where = f"{cell}, line {self.number}" if cell else f"{self.filename.strip('<>')}:{self.number}"
-        name = "" if self.function.startswith(("<module", "<cell")) else f" in {self.function}"
+        name = "" if self.function.startswith(("<module", "<cell")) else f", in {self.function}"
         source = linecache.getline(self.filename, self.number).strip()
         return f"{where}{name}\n    {source}" if source else f"{where}{name}"
 
@@ -89,7 +92,10 @@ def _cell_of(filename: str) -> str:
     """`Cell In[3]`, as IPython names the file of a cell; empty for any other."""
     ipython = sys.modules.get("IPython")
     shell: Any = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
-    named = shell.compile.format_code_name(filename) if shell is not None else None
+    try:
+        named = shell.compile.format_code_name(filename) if shell is not None else None
+    except Exception:  # a shell of another make: its file name will do, and an error must get to who waits for it
+        named = None
     return " ".join(named) if named is not None else ""
 
 
@@ -98,19 +104,24 @@ def _cell_of(filename: str) -> str:
 
 def render_in_ipython(error: BaseException) -> list[str]:
     """The lines that IPython shows of an error of ours: without the frames of ours that raised it."""
-    trace = _without_noise(error.__traceback__) or error.__traceback__
     table = sys.modules["IPython"].get_ipython().InteractiveTB
-    # The first frame is IPython's own, of the line that runs cells: `_without_noise` leaves it.
+    trace = without_ours(error.__traceback__)
     return table.structured_traceback(type(error), error, trace, tb_offset=1)  # type: ignore[no-any-return]
 
 
-def _without_noise(trace: TracebackType | None) -> TracebackType | None:
-    if trace is None:
-        return None
-    rest = _without_noise(trace.tb_next)
-    if _is_noise(trace.tb_frame.f_code.co_filename):
-        return rest
-    return TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
+def without_ours(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames of ours; whole, where there are no others."""
+    kept: TracebackType | None = None
+    for each in reversed(list(_entries(trace))):
+        if not is_ours(each.tb_frame.f_code.co_filename):
+            kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return kept or trace
+
+
+def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
 
 
 def format_error(error: BaseException) -> str:
@@ -133,6 +144,22 @@ def format_frames(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     kept = [frame for frame in frames if not _is_noise(frame.filename)]
     return "".join(traceback.StackSummary.from_list(kept).format()).rstrip()
+
+
+def name_cells(text: str) -> str:
+    """The text of an error from another process, whose frames of this notebook's cells are named, with their lines.
+
+    A process that was sent a class of a notebook knows only the name of a file that does not exist.
+    """
+    return _FRAME.sub(_name_cell, text) if "IPython" in sys.modules else text
+
+
+def _name_cell(found: re.Match[str]) -> str:
+    indent, filename, number, rest = found.groups()
+    if not (cell := _cell_of(filename)):
+        return found[0]
+    source = linecache.getline(filename, int(number)).strip()
+    return f"{indent}{cell}, line {number}{rest}" + (f"\n{indent}  {source}" if source else "")
 
 
 def headline(error: BaseException) -> str:
