@@ -10,6 +10,7 @@ from typing import Any
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
 from meshbook.magics.faults import FaultScreen
+from meshbook.magics.folding import fold_frames
 from meshbook.magics.forwarding import CellScreen
 from meshbook.magics.meshes import MeshError, Meshes, NotebookMesh, describe_up
 from meshbook.magics.options import (
@@ -203,5 +204,6 @@ def load(shell: Any) -> MeshMagics:
     shell.push({RUNNER: magics.run_cell}, interactive=False)
     shell.events.register("pre_run_cell", magics.before_cell)
     shell.events.register("post_run_cell", magics.after_cell)
+    fold_frames(shell)
     magics.warm_up()
     return magics

@@ -26,6 +26,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from meshbook.runtime import texts
+from meshbook.runtime.traces import Line, render_in_ipython
+
 
 class MeshbookError(Exception):
     """The root of every error that meshbook itself raises."""
@@ -35,11 +38,30 @@ class CallError(MeshbookError):
     """A call failed. Where it was a `call` of a mesh, this is the error of one rank, and the rest is here.
 
     `results` is a ValueMesh of the ranks that had answered, None if none had; `failures` the errors by rank of the
-    called mesh, this one included. Neither travels with a pickled error.
+    called mesh, this one included. Neither travels with a pickled error. `called_at` is the line that made the call;
+    the text names it where the traceback does not show it, because somebody else waited.
     """
 
     results: Any = None
     failures: Mapping[int, BaseException] = MappingProxyType({})
+    called_at: Line | None = None
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if self.called_at is None or self.called_at.is_in(self.__traceback__):
+            return text
+        return f"{text}\ncalled at {self.called_at}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._parts(), {"called_at": self.called_at}
+
+    def _parts(self) -> tuple[Any, ...]:
+        """What it is made of again."""
+        return self.args
+
+    def _render_traceback_(self) -> list[str]:
+        # IPython asks for this by name.
+        return render_in_ipython(self)
 
 
 class ActorError(CallError):
@@ -49,8 +71,8 @@ class ActorError(CallError):
         super().__init__(message)
         self.exception = exception
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.args[0], self.exception)
+    def _parts(self) -> tuple[Any, ...]:
+        return self.args[0], self.exception
 
 
 class DeadlockError(CallError):
@@ -92,7 +114,7 @@ class ExitReport:
         if self.returncode >= 0:
             return f"exit code {self.returncode}"
         number = -self.returncode
-        return f"{signal.strsignal(number) or 'signal'}(sig={number})"
+        return texts.killed(signal.strsignal(number) or "signal", number)
 
     @property
     def signal_name(self) -> str:
@@ -116,9 +138,9 @@ class ExitReport:
 
     def __str__(self) -> str:
         if self.stopped:
-            return f"actor mesh is stopped due to proc mesh shutdown: {self.stopped}"
+            return f"{texts.STOPPED_WITH_PROCS}: {self.stopped}"
         where = ", ".join(filter(None, (self.signal_name, self.who)))
-        lines = [f"the process this actor was running on failed: {self.cause} ({where})"]
+        lines = [f"{texts.PROCESS_FAILED}: {self.cause} ({where})"]
         lines += self.hint.splitlines()[self.returncode is None :]
         if self.stderr:
             lines.append("its last lines on stderr:")
@@ -133,8 +155,8 @@ class ProcessDied(SupervisionError):
         super().__init__(message)
         self.report = report
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.args[0], self.report)
+    def _parts(self) -> tuple[Any, ...]:
+        return self.args[0], self.report
 
 
 class WireError(MeshbookError):

@@ -34,6 +34,8 @@ FLOORS: dict[str, int] = {
     "meshbook.runtime.errors": 1,
     "meshbook.runtime.config": 1,
     "meshbook.runtime.actor": 1,
+    "meshbook.runtime.traces": 0,
+    "meshbook.runtime.texts": 0,
     "meshbook.runtime": 0,  # the package itself: a docstring
 }
 

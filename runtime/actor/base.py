@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshbook.runtime.actor.context import context
 from meshbook.runtime.actor.endpoint import endpoints_of
+from meshbook.runtime.texts import MIXES_KINDS
 
 if TYPE_CHECKING:
     # `spawn` gives a mesh that is typed as the actor's class, so type checkers look there for what a mesh offers.
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 else:
     Handle = object
 
-
-HOOKS = ("__supervise__", "__cleanup__", "_handle_undeliverable_message")  # that an actor may define
+# Which the runtime calls where a class defines them.
+HOOKS = ("__supervise__", "__cleanup__", "__restore__", "_handle_undeliverable_message")
 
 
 class Actor(Handle):
@@ -68,34 +69,36 @@ def is_mixed(cls: type) -> bool:
 def check_class(cls: Any, taken: frozenset[str]) -> None:
     """ValueError where a class cannot be spawned as an actor; `taken` names what an actor mesh already offers."""
     if not (inspect.isclass(cls) and issubclass(cls, Actor)):
-        raise ValueError(f"{cls!r} is not a subclass of Actor")
+        hint = ": spawn takes the class, and makes the instances itself" if isinstance(cls, Actor) else ""
+        raise ValueError(f"{cls!r} is not a subclass of Actor{hint}")
     endpoints = endpoints_of(cls)
     kinds = {method.is_async for method in endpoints.values()}
     if len(kinds) > 1 and not is_mixed(cls):
         slow = ", ".join(sorted(name for name, method in endpoints.items() if method.is_async))
         raise ValueError(
-            f"{cls.__qualname__} mixes both async and sync endpoints (async: {slow}); a sync one would block the "
+            f"{cls.__qualname__} {MIXES_KINDS} endpoints (async: {slow}); a sync one would block the "
             f"loop of the others: make all of them async, or all of them sync, or say class {cls.__name__}(Actor, "
             f"mixed=True), which runs the sync ones on a thread of their own"
         )
     _check_hooks(cls)
     if hidden := sorted(taken & endpoints.keys()):
         raise ValueError(
-            f"{cls.__qualname__}: endpoint {hidden[0]!r} would hide what every actor mesh has by that name"
+            f"{cls.__qualname__}: endpoint {hidden[0]!r} would hide what every actor mesh has by that name; rename it"
         )
 
 
-def _check_hooks(cls: type) -> None:
-    """ValueError where a hook is of the other kind than the endpoints; a class that mixes may have either."""
+def _check_hooks(cls: type[Actor]) -> None:
+    """ValueError for a hook of another kind than the endpoints: nobody would await it, or it would block the loop."""
+    if is_mixed(cls):
+        return
+    ours, theirs, wanted = ("sync", "async", "an async def") if is_async(cls) else ("async", "sync", "a plain def")
     for name in HOOKS:
         hook = getattr(cls, name, None)
-        if hook is None or is_mixed(cls) or inspect.iscoroutinefunction(hook) == is_async(cls):
-            continue
-        kind, life = ("not async", "an event loop") if is_async(cls) else ("async", "a thread")
-        raise ValueError(
-            f"{cls.__qualname__}: {name} is {kind}, but by its endpoints the actor runs on {life}; make it like those, "
-            f"or say class {cls.__name__}(Actor, mixed=True)"
-        )
+        if hook is not None and inspect.iscoroutinefunction(hook) != is_async(cls):
+            raise ValueError(
+                f"{cls.__qualname__}.{name} is {ours}, but its endpoints are {theirs}: make it {wanted}, or say "
+                f"class {cls.__name__}(Actor, mixed=True)"
+            )
 
 
 def check_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
 from meshbook.runtime.geometry import Extent, Point
+from meshbook.runtime.texts import NO_REASON
 
 if TYPE_CHECKING:
     from meshbook.runtime.actor.future import Future
@@ -87,11 +88,11 @@ class Instance:
 
     def abort(self, reason: str | None = None) -> None:
         """Let this actor fail: what it is doing ends without an answer, and its owner is told the reason."""
-        self._controlled().abort_itself(reason or "no reason provided")
+        self._controlled().abort_itself(reason or NO_REASON)
 
     def kill(self, reason: str | None = None) -> None:
         """The same without `__cleanup__`."""
-        self._controlled().kill_itself(reason or "no reason provided")
+        self._controlled().kill_itself(reason or NO_REASON)
 
     def _controlled(self) -> Control:
         if self.control is None:

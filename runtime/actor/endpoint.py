@@ -10,7 +10,19 @@ import functools
 import inspect
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    NoReturn,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    cast,
+    overload,
+)
 
 from meshbook.runtime.actor.future import Future, check_timeout
 from meshbook.runtime.actor.ports import Port
@@ -85,7 +97,8 @@ class Endpoint(Generic[P, R]):
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Send to the only rank of this mesh; ValueError where it has another number of ranks."""
         if (size := len(self._mesh)) != 1:
-            raise ValueError(f"call_one requires exactly 1 actor, but mesh {self._mesh.mesh_name} has {size}")
+            name = f"{self._mesh.mesh_name}.{self._method.name}"
+            raise ValueError(f"{name}: call_one requires exactly 1 actor, but mesh has {size}; slice it, or use call")
         limit = self._take_limit(kwargs)
         self._method.check(args, kwargs)
         return self._mesh._call_one(self._method.name, (args, kwargs), limit)
@@ -140,6 +153,10 @@ class Accumulator(Generic[P, R, A]):
     """The answers of all ranks as one value: `Accumulator(mesh.loss, 0.0, operator.add).accumulate(batch)`."""
 
     def __init__(self, endpoint: Endpoint[P, R], identity: A, combine: Callable[[A, R], A]) -> None:
+        if not isinstance(endpoint, Endpoint):
+            raise TypeError(f"Accumulator takes an endpoint of an actor mesh, as mesh.step, not {endpoint!r}")
+        if not callable(combine):
+            raise TypeError(f"Accumulator takes a function of two values, as operator.add, not {combine!r}")
         self._endpoint = endpoint
         self._identity = identity
         self._combine = combine
@@ -196,7 +213,13 @@ class EndpointMethod(Generic[P, R]):
         self._measure()
 
     def _measure(self) -> None:
-        parameters = list(inspect.signature(self.function).parameters.values())[1 + self.has_port :]
+        parameters = list(inspect.signature(self.function).parameters.values())
+        own = 1 + self.has_port
+        if len(parameters) < own and not any(each.kind is each.VAR_POSITIONAL for each in parameters):
+            wanted = "self and a port" if self.has_port else "self"
+            text = f"{self.name}{inspect.signature(self.function)}"
+            raise TypeError(f"{text}: an endpoint is a method, and takes {wanted} first")
+        parameters = parameters[own:]
         self.signature = inspect.Signature(parameters)
         positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         plain = len(positional) == len(parameters)
@@ -216,6 +239,13 @@ class EndpointMethod(Generic[P, R]):
         """Whether the method has a parameter of this name, or takes any."""
         parameters = self.signature.parameters
         return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+
+    if not TYPE_CHECKING:  # who checks types is told by Python's own words
+
+        def __getattr__(self, name: str) -> NoReturn:
+            method = self.__dict__.get("name", "endpoint")
+            hint = f": say mesh.{method}.{name}(...) of the mesh that spawn gives" if hasattr(Endpoint, name) else ""
+            raise AttributeError(f"the endpoint {method!r} of a class has no {name!r}{hint}")
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name

@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from meshbook.runtime import texts
+from meshbook.runtime.traces import Line
+
 
 class MeshFailure:
     """A rank of a mesh failed: its actor raised where nobody takes the error, or its process ended.
@@ -14,11 +17,19 @@ class MeshFailure:
     `unhandled_fault_hook`. It belongs to the process that it was made in, and cannot be pickled.
     """
 
-    def __init__(self, mesh_name: str, crashed_ranks: Sequence[int], report: str, handle: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        mesh_name: str,
+        crashed_ranks: Sequence[int],
+        report: str,
+        handle: Callable[[], Any],
+        spawned_at: Line | None = None,
+    ) -> None:
         self.mesh_name = mesh_name
         self.crashed_ranks = list(crashed_ranks)  # all that have failed so far; the last one is what this is about
         self._report = report
         self._handle = handle
+        self._spawned_at = spawned_at
 
     @property
     def mesh(self) -> Any:
@@ -30,10 +41,12 @@ class MeshFailure:
         return self._report
 
     def __str__(self) -> str:
-        return f"MeshFailure of mesh {self.mesh_name}, crashed_ranks={self.crashed_ranks}: {self._report}"
+        ranks = texts.crashed_ranks(self.crashed_ranks)
+        spawned = f"\nmesh {self.mesh_name} was spawned at {self._spawned_at}" if self._spawned_at is not None else ""
+        return f"MeshFailure of mesh {self.mesh_name}, {ranks}: {self._report}{spawned}"
 
     def __repr__(self) -> str:
-        return f"<MeshFailure {self.mesh_name} crashed_ranks={self.crashed_ranks}>"
+        return f"<MeshFailure {self.mesh_name} {texts.crashed_ranks(self.crashed_ranks)}>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a MeshFailure cannot be pickled: send its report() instead")

@@ -13,7 +13,8 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Generator
-from typing import Any, Generic, Protocol, TypeVar
+from types import TracebackType
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from meshbook.runtime.actor.context import CURRENT, Waiter
 
@@ -41,8 +42,8 @@ class Future(Generic[T]):
     """The answer to a call, made by endpoints and meshes: wait with `.get()` in scripts and cells, or `await` it."""
 
     __slots__ = (
-        *("_callbacks", "_decode", "_done", "_error", "_guard", "_helper", "_index", "_inquiry", "_latch", "_value"),
-        "__weakref__",
+        *("_callbacks", "_decode", "_done", "_error", "_guard", "_helper", "_index", "_inquiry", "_latch", "_trace"),
+        *("_value", "__weakref__"),
     )
 
     _callbacks: tuple[Callable[[], None], ...]
@@ -54,6 +55,7 @@ class Future(Generic[T]):
     _inquiry: Inquiry | None
     _index: int | None  # of the target that answers; None where several do
     _latch: threading.Lock  # held until the future is settled
+    _trace: TracebackType | None  # of the error, as it came here; each who observes it adds his own lines to that
     _value: Any
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
@@ -73,6 +75,7 @@ class Future(Generic[T]):
         self._decode = None
         self._value = _UNDECODED
         self._error = None
+        self._trace = None
         self._callbacks = ()
         return self
 
@@ -120,6 +123,8 @@ class Future(Generic[T]):
             if self._done:
                 return
             self._decode, self._error = decode, error
+            if error is not None:
+                self._trace = error.__traceback__
             self._done = True
             callbacks, self._callbacks = self._callbacks, ()
         self._latch.release()
@@ -170,7 +175,9 @@ class Future(Generic[T]):
             check_timeout(timeout)
             _warn_inside_a_loop()
             self._wait(timeout)
-        return self._result()
+        if (error := self._decoded()) is not None:  # raised from here, not deeper: this frame is seen by the user
+            raise error.with_traceback(self._trace)
+        return self._value  # type: ignore[no-any-return]
 
     def cancel(self) -> bool:
         """Give up the answer: the future raises CallCancelled, and the endpoint that it waits for is interrupted.
@@ -215,17 +222,21 @@ class Future(Generic[T]):
             raise
         return None
 
-    def _result(self) -> T:
+    def _decoded(self) -> BaseException | None:
+        """Make the value, once; the error, where there is none."""
         with self._guard:
             if self._value is _UNDECODED and self._error is None:
                 assert self._decode is not None
                 try:
                     self._value = self._decode()
                 except Exception as error:
-                    self._error = error
+                    self._error, self._trace = error, error.__traceback__
                 self._decode = None
-        if self._error is not None:
-            raise self._error
+        return self._error
+
+    def _result(self) -> T:
+        if (error := self._decoded()) is not None:
+            raise error.with_traceback(self._trace)
         return self._value  # type: ignore[no-any-return]
 
     def as_asyncio(self) -> asyncio.Future[T]:
@@ -236,11 +247,12 @@ class Future(Generic[T]):
         def copy() -> None:
             if twin.done():  # a cancelled awaiter cancels nobody else
                 return
-            try:
-                twin.set_result(self._result())
-            except BaseException as error:
-                # asyncio cannot carry StopIteration, and would leave its awaiter hanging.
-                twin.set_exception(RuntimeError(repr(error)) if isinstance(error, StopIteration) else error)
+            if (error := self._decoded()) is None:
+                twin.set_result(self._value)
+            elif isinstance(error, StopIteration):  # asyncio cannot carry it, and would leave its awaiter hanging
+                twin.set_exception(RuntimeError(repr(error)))
+            else:
+                twin.set_exception(error.with_traceback(self._trace))
 
         def wake() -> None:
             with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits there any more
@@ -251,7 +263,9 @@ class Future(Generic[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         if self._done:
-            return self._result()
+            if (error := self._decoded()) is not None:
+                raise error.with_traceback(self._trace)
+            return self._value  # type: ignore[no-any-return]
         here = CURRENT.get()
         waiter: Waiter | None = here.waiter if here is not None else None
         if waiter is None or not waiter.begin_wait(self, blocking=False, bounded=False):
@@ -261,13 +275,18 @@ class Future(Generic[T]):
         finally:
             waiter.end_wait()
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Future cannot be pickled, and is of no use elsewhere: wait for it, and send its value")
+
     def __repr__(self) -> str:
         state = "pending" if not self._done else "failed" if self._error is not None else "done"
         return f"<Future {state}>"
 
 
 def check_timeout(timeout: float | None) -> None:
-    """ValueError for what is no time limit; None is without one."""
+    """ValueError, or TypeError, for what is no time limit; None is without one."""
+    if timeout is not None and not isinstance(timeout, int | float):
+        raise TypeError(f"a timeout is a number of seconds, or None, not {timeout!r}")
     if timeout is not None and not (math.isfinite(timeout) and timeout >= 0):
         raise ValueError(f"a timeout is a finite number of seconds, zero or more, not {timeout!r}")
 

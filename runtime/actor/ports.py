@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from operator import itemgetter
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from meshbook.runtime.actor.context import context
 from meshbook.runtime.actor.future import Future
@@ -23,31 +23,51 @@ class Port(Generic[T]):
     `return_undeliverable` is set to False.
     """
 
-    __slots__ = ("_address", "_number", "return_undeliverable")
+    __slots__ = ("_address", "_number", "_once", "return_undeliverable")
 
-    def __init__(self, address: Any, number: int, return_undeliverable: bool = True) -> None:
+    def __init__(self, address: Any, number: int, once: bool = False, return_undeliverable: bool = True) -> None:
         self._address = address  # of the node that receives
         self._number = number
+        self._once: bool | None = once  # takes one message; None: it has been sent from here
         self.return_undeliverable = return_undeliverable
 
     def send(self, value: T) -> None:
-        """Send a value; PickleError and MessageTooLarge are raised here."""
+        """Send a value; PickleError and MessageTooLarge are raised here.
+
+        RuntimeError for a second message to a port for one, where the first was sent by this very object.
+        """
         self._send(value, context().message_rank.rank)
 
     def _send(self, value: T, rank: int) -> None:
+        self._refuse_second()
         node: Node = context().actor_instance.node
         node.send_to_port(self._address, self._number, rank, value, returns=self.return_undeliverable)
+        self._note_sent()
 
     def exception(self, error: BaseException) -> None:
-        """Let a `recv`, or the call that this port answers, raise this error; an ActorError where it cannot travel."""
+        """Let a `recv`, or the call that this port answers, raise this error; an ActorError where it cannot travel.
+
+        RuntimeError as `send` has it.
+        """
+        _check_exception(error)
+        self._refuse_second()
         node: Node = context().actor_instance.node
         node.fail_port(self._address, self._number, error, returns=self.return_undeliverable)
+        self._note_sent()
+
+    def _refuse_second(self) -> None:
+        if self._once is None:
+            raise RuntimeError("this port was opened for one message, and has been sent it: open one with once=False")
+
+    def _note_sent(self) -> None:
+        if self._once:
+            self._once = None
 
     def _hand_over(self) -> None:
         """From now on somebody else sends here, instead of this process."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Port, (self._address, self._number, self.return_undeliverable)
+        return Port, (self._address, self._number, self._once is not False, self.return_undeliverable)
 
     def __repr__(self) -> str:
         return f"<Port {self._number} of {self._address.node}>"
@@ -104,6 +124,9 @@ class PortReceiver(Generic[T]):
         pairs: PortReceiver[tuple[int, T]] = PortReceiver(self._mailbox, lambda: self, _whole)
         return pairs
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a PortReceiver belongs to its process and cannot be pickled: send the Port, which can")
+
 
 class Channel(Generic[T]):
     """Makes ports: `port, receiver = Channel[int].open()`."""
@@ -122,7 +145,12 @@ class Channel(Generic[T]):
 def _open(once: bool, take: Callable[[Any], Any]) -> tuple[Port[Any], PortReceiver[Any]]:
     node: Node = context().actor_instance.node
     number, mailbox = node.open_port(once=once)
-    return Port(node.address, number), PortReceiver(mailbox, lambda: node.close_port(number), take)
+    return Port(node.address, number, once), PortReceiver(mailbox, lambda: node.close_port(number), take)
+
+
+def _check_exception(error: object) -> None:
+    if not isinstance(error, BaseException):
+        raise TypeError(f"Port.exception takes an exception, not {error!r}; send takes values")
 
 
 def _whole(pair: Any) -> Any:

@@ -24,12 +24,17 @@ def send(
     of `recv`. Without a port nobody takes an answer, and an exception ends the actor, as with `broadcast`. The death of
     a rank is told to a port of this process only, and not where the endpoint itself answers by a port.
 
-    Raises TypeError at once where the arguments do not fit, ValueError for another selection.
+    Raises TypeError at once for arguments that do not fit, and for what is no endpoint or port; ValueError for another
+    selection.
     """
     if not isinstance(endpoint, Endpoint):
         raise TypeError(f"send() takes an endpoint of an actor mesh, not {endpoint!r}")
     if selection not in ("all", "choose"):
         raise ValueError(f"selection is 'all' or 'choose', not {selection!r}")
+    if port is not None and not isinstance(port, Port):
+        raise TypeError(f"send() takes a Port for the answers, as Channel.open() makes them, not {port!r}")
+    if isinstance(args, str) or not isinstance(args, Sequence) or not isinstance(kwargs, Mapping):
+        raise TypeError(f"send() takes the arguments as a list and a dict: send(endpoint, [1, 2], {{}}), not {args!r}")
     mesh, method = endpoint._mesh, endpoint._method
     arguments = tuple(args), dict(kwargs)
     method.check(*arguments)

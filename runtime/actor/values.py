@@ -9,7 +9,7 @@ import functools
 import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, SupportsIndex, TypeVar
 
 from meshbook.runtime.actor.runs import runs_of
 from meshbook.runtime.geometry import Extent, MeshTrait, Point, Region
@@ -90,18 +90,26 @@ class ValueMesh(MeshTrait, Generic[T]):
         return self.items()
 
     def get(self, rank: int) -> T:
-        """The value of one rank of this mesh; ValueError where it is out of range."""
+        """The value of one rank of this mesh; ValueError where it is out of range, TypeError where it is no integer."""
+        if not isinstance(rank, SupportsIndex):
+            raise TypeError(f"a rank is an integer, not {rank!r}; item(gpus=0) takes coordinates")
         if not 0 <= rank < len(self):
             raise ValueError(f"rank {rank} is out of range: this value mesh has {len(self)} ranks")
         return self._at(self._region.ranks()[rank])
 
     def item(self, **coordinates: int) -> T:
-        """The value at one point; all dimensions are required (KeyError for a missing or an unknown one)."""
+        """The value at one point; all dimensions are required (KeyError for a missing or an unknown one).
+
+        IndexError where a coordinate is out of range, TypeError where it is no integer.
+        """
         wanted, known = set(coordinates), set(self.extent.labels)
         if wanted != known:
             wrong = ", ".join(sorted(wanted ^ known))
             raise KeyError(f"item() needs each dimension once; missing or unknown: {wrong}")
-        return self.get(self.extent.point(**coordinates).rank)
+        one = self.region.slice(**coordinates)
+        if one.labels:
+            raise TypeError(f"item() takes an integer for each dimension, not {coordinates}; slice() takes slices")
+        return self._at(one.ranks()[0])
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{point}: {value!r}" for point, value in list(self.items())[:8])

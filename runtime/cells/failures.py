@@ -11,10 +11,9 @@ from types import TracebackType
 
 from meshbook.runtime.cells.outcome import Frame, RankError
 from meshbook.runtime.cells.values import pack
-from meshbook.runtime.config import PACKAGE
+from meshbook.runtime.traces import is_ours
 
 MESSAGE_CHARACTERS = 20_000  # it is shown up to three times
-_OURS = tuple({str(PACKAGE), *(str(folder.resolve()) for folder in PACKAGE.iterdir() if folder.is_symlink())})
 _LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 # What a rank sees when its partner in a collective is gone (gloo, NCCL, the store, plain sockets).
 _PEER_GONE = re.compile(
@@ -70,7 +69,7 @@ def _after_the_runtime(trace: TracebackType | None) -> list[Frame]:
         )
         for summary in traceback.extract_tb(trace)
     ]
-    while frames and frames[-1].function == "_on_signal" and _is_ours(frames[-1].filename):
+    while frames and frames[-1].function == "_on_signal" and is_ours(frames[-1].filename):
         frames.pop()  # our handler of SIGINT: the user's code was at the frame before
     first = next((index for index, frame in enumerate(frames) if frame.filename.startswith("<cell")), len(frames))
     return frames[first:]
@@ -80,11 +79,7 @@ def is_user_code(filename: str) -> bool:
     """A cell, or a file that is neither a library's nor ours."""
     if filename.startswith("<"):
         return filename.startswith("<cell")
-    return not filename.startswith(_LIBRARIES) and "site-packages" not in filename and not _is_ours(filename)
-
-
-def _is_ours(filename: str) -> bool:
-    return filename.startswith(_OURS)
+    return not filename.startswith(_LIBRARIES) and "site-packages" not in filename and not is_ours(filename)
 
 
 def _blames_a_peer(error: BaseException) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import random
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Self
 
+from meshbook.runtime import texts
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import context
 from meshbook.runtime.actor.endpoint import Arguments, Endpoint, endpoints_of
@@ -15,10 +17,11 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.redefinition import check_replacement, find_redefined
 from meshbook.runtime.actor.undecorated import PlainMethod
 from meshbook.runtime.actor.values import ValueMesh
-from meshbook.runtime.errors import ProcessDied, SupervisionError
+from meshbook.runtime.errors import CallError, ProcessDied, SupervisionError
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
 from meshbook.runtime.node.calls import Arrivals, Conversions, Each, Endings, Fold, Gather, Target
 from meshbook.runtime.node.node import Node
+from meshbook.runtime.traces import Line, calling_place
 from meshbook.runtime.wire import pickling
 
 _dice = random.SystemRandom()  # the user's seed is the user's, and forks would all draw the same
@@ -82,8 +85,11 @@ class ActorMesh(MeshTrait):
             return made
         if not name.startswith("_") and callable(getattr(self.__dict__.get("_cls"), name, None)):
             return PlainMethod(self, self._cls, name)
-        known = ", ".join(sorted(self.__dict__.get("_methods", ()))) or "none"
-        raise AttributeError(f"actor mesh has no endpoint {name!r}; its endpoints: {known}")
+        known = sorted(self.__dict__.get("_methods", ()))
+        close = [] if name.startswith("_") else difflib.get_close_matches(name, known, 1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        listed = ", ".join(known) or "none"
+        raise AttributeError(f"{self.__dict__.get('_name')} has no endpoint {name!r}; its endpoints: {listed}{hint}")
 
     @property
     def _keys(self) -> set[str]:
@@ -161,11 +167,15 @@ class ActorMesh(MeshTrait):
         return ActorMesh(self._name, self._cls, targets, self._region, self._initialized)
 
     def _explainer(self, endpoint: str) -> Callable[[BaseException], BaseException]:
+        place = calling_place(3)  # from the frame above `_call` and its like
+
         def explain(error: BaseException) -> BaseException:
-            if not isinstance(error, SupervisionError):
-                return error
-            text = f"Endpoint call {self._name}.{endpoint}() failed, {error}"
-            return ProcessDied(text, error.report) if isinstance(error, ProcessDied) else SupervisionError(text)
+            if isinstance(error, SupervisionError):
+                text = f"{texts.endpoint_failed(self._name, endpoint)}, {error}"
+                error = ProcessDied(text, error.report) if isinstance(error, ProcessDied) else SupervisionError(text)
+            if isinstance(error, CallError) and (line := Line.of(place)).is_of_user:
+                error.called_at = line
+            return error
 
         return explain
 

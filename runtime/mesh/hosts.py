@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshbook.runtime import texts
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.future import Future
@@ -162,10 +163,11 @@ class HostMesh(MeshTrait):
         command instead of a fork: a BootstrapCommand, or a function that makes one for each point of the mesh.
         `mesh.initialized` resolves when all are up, or raises why one is not.
         Raises ValueError for a dimension that the hosts have already, or that has no size, and for a `proc_bind` that
-        does not fit; RuntimeError once the hosts have been shut down.
+        does not fit; TypeError for an argument of another kind; RuntimeError once the hosts have been shut down.
         """
         if self.is_shut_down:
-            raise RuntimeError("HostMesh has already been shut down")
+            raise RuntimeError(texts.HOSTS_SHUT_DOWN)
+        _check_kinds(per_host, bootstrap, name)
         dims = _check_dims(dict(per_host or {}), self.extent)
         extent = Extent((*self.extent.labels, *dims), (*self.extent.sizes, *dims.values()))
         mesh = f"{_as_file_name(name or 'procs')}-{secrets.token_hex(4)}"
@@ -260,7 +262,7 @@ class HostMesh(MeshTrait):
 
     def _check_owned(self) -> None:
         if not self._owned:
-            raise RuntimeError("cannot shut down `HostMesh` that is a reference instead of owned")
+            raise RuntimeError(texts.HOSTS_NOT_OWNED)
 
     async def __aenter__(self) -> Self:
         self._check_owned()
@@ -301,8 +303,19 @@ def _as_file_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:24]
 
 
+def _check_kinds(per_host: object, bootstrap: object, name: object) -> None:
+    if per_host is not None and not isinstance(per_host, Mapping):
+        raise TypeError(f"per_host maps names to sizes, as {{'gpus': 4}}; it is {per_host!r}")
+    if bootstrap is not None and not callable(bootstrap):
+        raise TypeError(f"bootstrap is a function that each process calls; {bootstrap!r} cannot be called")
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name is what the mesh is called, as 'trainers'; it is {name!r}")
+
+
 def _check_dims(dims: dict[str, int], hosts: Extent) -> dict[str, int]:
     for name, size in dims.items():
+        if not isinstance(name, str):
+            raise TypeError(f"per_host maps names to sizes, as {{'gpus': 4}}; {name!r} is no name")
         if name in hosts.labels:
             raise ValueError(f"per_host: {name!r} is a dimension of the hosts already: {dict(hosts)}")
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
+from meshbook.runtime import texts
 from meshbook.runtime.actor.base import Actor, check_arguments, check_class
 from meshbook.runtime.actor.context import context
 from meshbook.runtime.actor.endpoint import endpoint
@@ -23,6 +24,7 @@ from meshbook.runtime.mesh.healing import create_again, heal
 from meshbook.runtime.node.calls import Each, Gather, Target
 from meshbook.runtime.node.ledger import Charge
 from meshbook.runtime.telemetry.output import LogOptions
+from meshbook.runtime.traces import Line, calling_place
 from meshbook.runtime.wire.messages import Address
 
 if TYPE_CHECKING:
@@ -85,8 +87,12 @@ def own(
     def stop(reason: str) -> Future[None]:
         return handle().stop(reason)
 
-    here = contextvars.copy_context()
-    charge = Charge(key, name, owner, ranks, stop, handle, here, again, are_processes=are_processes)
+    here = Line.of(calling_place(2))
+    charge = Charge(
+        *(key, name, owner, ranks, stop, handle, contextvars.copy_context(), again),
+        spawned_at=here if here.is_of_user else None,
+        are_processes=are_processes,
+    )
     instance.node.ledger.add(charge)
 
 
@@ -186,8 +192,11 @@ class ProcMesh(MeshTrait):
 
         The constructor runs remotely, before the first message; if it raises, calls on the mesh fail, and
         `mesh.initialized` tells why. The result is typed as `cls`: its endpoints are attributes.
-        Raises ValueError for a class that cannot be spawned, TypeError for arguments that do not fit it.
+        Raises ValueError for a class that cannot be spawned, TypeError for arguments that do not fit it, RuntimeError
+        on processes that have been stopped.
         """
+        if not isinstance(name, str):
+            raise TypeError(f"spawn(name, class, ...) begins with a name, as 'trainers', not with {name!r}")
         check_class(cls, TAKEN)
         check_arguments(cls, args, kwargs)
         return cast("A", self._spawn(name, cls, args, kwargs, on_main=False))
@@ -196,7 +205,7 @@ class ProcMesh(MeshTrait):
         self, name: str, cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any], *, on_main: bool
     ) -> ActorMesh:
         if self._ownership.stopped is not None:
-            raise RuntimeError("`ProcMesh` has already been stopped")
+            raise RuntimeError(texts.PROCS_STOPPED)
         node = current_node()
         actor = node.name_actor(name)
         targets = [Target(address, actor) for address in self.nodes]
@@ -224,7 +233,7 @@ class ProcMesh(MeshTrait):
         again is no error. ValueError on a slice or a received reference.
         """
         if not self._owned:
-            raise ValueError("ProcMesh is not owned; must be stopped by an owner")
+            raise ValueError(texts.PROCS_NOT_OWNED)
         if self._ownership.stopped is None:
             ledger = current_node().ledger
             ledger.end(self._name, range(len(self._nodes)))
@@ -252,10 +261,10 @@ class ProcMesh(MeshTrait):
         if not self._owned:
             raise ValueError("ProcMesh is not owned; must be healed by an owner")
         if self._hosts.is_shut_down:
-            raise RuntimeError("HostMesh has already been shut down")
+            raise RuntimeError(texts.HOSTS_SHUT_DOWN)
         charge = current_node().ledger.get(self._name)
         if charge is None or self._ownership.stopped is not None:
-            raise RuntimeError("`ProcMesh` has already been stopped")
+            raise RuntimeError(texts.PROCS_STOPPED)
         healed = heal(current_node(), charge, self._nodes, _ask_ready)
         self._hosts._ownership.add(self)
         return healed

@@ -14,7 +14,6 @@ import inspect
 import logging
 import queue
 import threading
-import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Protocol, cast
 
@@ -26,8 +25,10 @@ from meshbook.runtime.actor.redefinition import take_on
 from meshbook.runtime.actor.undecorated import find_undecorated
 from meshbook.runtime.errors import SupervisionError
 from meshbook.runtime.node.ledger import Charge
+from meshbook.runtime.node.reports import name_place, tell_failed, tell_raised, tell_stopped
 from meshbook.runtime.node.running import Running
 from meshbook.runtime.node.serving import Item, LoopServing, Notice, Step, ThreadServing
+from meshbook.runtime.traces import format_error
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body
 from meshbook.runtime.wire.messages import Call, Stop
@@ -121,11 +122,13 @@ class HostedActor:
 
         def conclude(verdict: Any, error: BaseException | None) -> None:
             if error is not None:
-                reason = f"its __supervise__ raised\n{_format(error)}\nwhen it was told that\n{failure.report()}"
-                self._lose(reason, error)
+                raised = tell_raised(name_place(self.instance, "__supervise__"), error)
+                self._fail(f"{raised}\nwhen it was told that {failure.report()}", error)
             elif not verdict:
-                reason = f"its mesh {failure.mesh_name} has failed, and it has not handled that\n{failure.report()}"
-                self._lose(reason, SupervisionError(failure.report()))
+                has_hook = getattr(self._actor, "__supervise__", None) is not None
+                why = "its __supervise__ has not handled that" if has_hook else "it has no __supervise__"
+                why = f"its mesh {failure.mesh_name} has failed, and {why}"
+                self._fail(failure.report(), SupervisionError(failure.report()), why)
 
         self.notify(Notice("__supervise__", failure, self._own_context(charge.context.get(CURRENT)), conclude))
 
@@ -135,7 +138,7 @@ class HostedActor:
         def conclude(verdict: Any, error: BaseException | None) -> None:
             if (error is not None or not verdict) and envelope.dest not in self._unreached:
                 self._unreached.add(envelope.dest)
-                logger.warning("%s%s", envelope, f"\n{_format(error)}" if error is not None else "")
+                logger.warning("%s%s", envelope, f"\n{format_error(error)}" if error is not None else "")
 
         self.notify(Notice("_handle_undeliverable_message", envelope, self._own_context(CURRENT.get()), conclude))
 
@@ -195,7 +198,8 @@ class HostedActor:
             what = "__restore__"
             self._restoring = self._restore(actor)
         except BaseException as error:
-            lost = self._lose(f"its {what} raised\n{_format(error)}", error)
+            where = f"the {what} of {name_place(self.instance)}"
+            lost = self._fail(tell_raised(where, error), error)
             constructed(lost)
             return False
         self._learn_endpoints(actor)
@@ -239,7 +243,7 @@ class HostedActor:
     def _abandon(self, stop: Stop) -> None:
         """The constructor does not return, and the actor is to be stopped: it is, as far as anybody can tell."""
         if self._serving is None and self._lost is None:
-            self._tell_constructed(self._lose(f"stopped: {stop.reason}; its constructor had not returned", None))
+            self._tell_constructed(self._stop(f"{stop.reason}; its constructor had not returned"))
             self._end()
 
     # -- for who serves it ---------------------------------------------------
@@ -251,7 +255,7 @@ class HostedActor:
         try:
             await restoring
         except BaseException as error:
-            self._lose(f"its __restore__ raised\n{_format(error)}", error)
+            self._fail(tell_raised(f"the __restore__ of {name_place(self.instance)}", error), error)
         self._tell_constructed(self._lost)
 
     def wait_for_work(self) -> None:
@@ -369,20 +373,20 @@ class HostedActor:
             self._host.reply(call.sender, call.call, value, what, call.place[0])
 
     def raised(self, call: Call, error: Exception) -> None:
-        where = f"{self.instance.name}.{call.endpoint}() on rank {self.instance.rank} ({self.instance.actor_id})"
+        where = name_place(self.instance, call.endpoint)
         if self._lost is not None:
             if call.call:
                 self._host.reply_lost(call.sender, call.call, self._lost)
         elif self._is_ported(call):
-            self._lose(f"{where} raised, and answers by a port\n{_format(error)}", error)
+            self._fail(tell_raised(where, error), error, "it raised instead of answering by its port")
         elif call.call:
-            text = f"{where} raised {type(error).__name__}: {_say(error)}\n\n{_format(error)}"
-            self._host.reply_error(call.sender, call.call, text, error)
+            self._host.reply_error(call.sender, call.call, tell_raised(where, error), error)
         else:
-            self._lose(f"{where} raised in a broadcast, where nobody takes the error\n{_format(error)}", error)
+            self._fail(tell_raised(where, error), error, "it raised in a broadcast, where nobody takes the error")
 
     def died(self, call: Call, error: BaseException) -> None:
-        lost = self._lose(f"{self.instance.name}.{call.endpoint}() ended the actor\n{_format(error)}", error)
+        where = name_place(self.instance, call.endpoint)
+        lost = self._fail(tell_raised(where, error), error, f"{type(error).__name__} always ends an actor")
         if call.call:
             self._host.reply_lost(call.sender, call.call, lost)
 
@@ -400,26 +404,31 @@ class HostedActor:
 
     def handle_stop(self, stop: Stop) -> None:
         """All messages before this one have been handled."""
-        self._lose(f"stopped: {stop.reason}", None)
+        self._stop(stop.reason)
         self._stops.append(stop)
 
     def stop_itself(self, reason: str) -> None:
         self.post(Stop("", 0, self.instance.key, reason), ())
 
     def abort_itself(self, reason: str) -> None:
-        self._lose(f"it aborted: {reason}", Aborted(reason))
+        self._fail(f"{name_place(self.instance)} aborted: {reason}", Aborted(reason))
 
     def kill_itself(self, reason: str) -> None:
         self._cleans_up = False
-        self._lose(f"it was killed: {reason}", Aborted(reason))
+        self._fail(f"{name_place(self.instance)} killed itself: {reason}", Aborted(reason))
 
-    def _lose(self, reason: str, cause: BaseException | None) -> SupervisionError:
-        """From now on nothing is begun, and whoever asks is told why. Without a cause it is no failure."""
+    def _fail(self, report: str, cause: BaseException, why: str = "") -> SupervisionError:
+        return self._lose(tell_failed(self.instance, report, why), cause)
+
+    def _stop(self, reason: str) -> SupervisionError:
+        return self._lose(tell_stopped(self.instance, reason), None)
+
+    def _lose(self, text: str, cause: BaseException | None) -> SupervisionError:
+        """From now on nothing is begun, and whoever asks is told this. Without a cause it is no failure."""
         with self._losing:
             if self._lost is not None:
                 return self._lost
-            what = "is stopped" if cause is None else "and all its descendants have failed"
-            lost = SupervisionError(f"The actor {self.instance} in {self.instance.proc_id} {what}: {reason}")
+            lost = SupervisionError(text)
             lost.__cause__ = self._cause = cause
             self._lost = lost
         if cause is not None:
@@ -504,22 +513,4 @@ class InlineActor(HostedActor):
         if call.call:
             super().raised(call, error)
         else:  # a fault of ours in one message must not be the end of it
-            logger.error("%s.%s() failed\n%s", self.instance.name, call.endpoint, _format(error))
-
-
-def _say(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return "<exception str() failed>"  # as a traceback has it
-
-
-def _format(error: BaseException) -> str:
-    """The traceback as text, chained causes included, without the frames of this room."""
-    own = error.__traceback__
-    while own is not None and own.tb_frame.f_code.co_filename in _OWN_FILES:
-        own = own.tb_next
-    return "".join(traceback.format_exception(type(error), error, own)).rstrip()
-
-
-_OWN_FILES = {__file__, ThreadServing.run.__code__.co_filename}
+            logger.error("%s.%s() failed\n%s", self.instance.name, call.endpoint, format_error(error))

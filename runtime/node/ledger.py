@@ -14,6 +14,7 @@ from typing import Any
 
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.actor.future import Future
+from meshbook.runtime.traces import Line
 
 
 @dataclass(eq=False)
@@ -28,6 +29,7 @@ class Charge:
     handle: Callable[[], Any]  # makes a handle of it; not the one that the user has, and may drop
     context: Context  # of the code that spawned it: its faults are shown where that ran
     again: Callable[[Sequence[int]], Any]  # starts these ranks again
+    spawned_at: Line | None = None  # by the user's code
     are_processes: bool = False
     on_failure: Callable[[MeshFailure], object] | None = None  # who is told first; a true answer means handled
     failed: list[int] = field(default_factory=list)  # and not healed since
@@ -36,7 +38,7 @@ class Charge:
     def failure(self, rank: int, report: str) -> MeshFailure:
         """Note that a rank has failed."""
         self.failed.append(rank)
-        return MeshFailure(self.name, self.failed, report, self.handle)
+        return MeshFailure(self.name, self.failed, report, self.handle, self.spawned_at)
 
 
 class Ledger:

@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from meshbook.runtime import texts
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import CURRENT, Instance, context, current_origin, name_of, spawner_of
 from meshbook.runtime.actor.failure import MeshFailure, UndeliverableMessageEnvelope
@@ -48,6 +49,7 @@ from meshbook.runtime.node.mailbox import Mailbox
 from meshbook.runtime.node.reception import Reception
 from meshbook.runtime.node.running import Running
 from meshbook.runtime.telemetry.capture import Capture
+from meshbook.runtime.traces import name_cells
 from meshbook.runtime.transport import PeerGone, Transport
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body, Buffer, pack, unpack
@@ -499,7 +501,7 @@ class Node:
         return self.ledger.of(key)
 
     def owned_actor_failed(self, key: str, rank: int, report: str) -> None:
-        if (found := self.ledger.fail(key, rank, report)) is not None:
+        if (found := self.ledger.fail(key, rank, name_cells(report))) is not None:
             self._supervise(*found)
 
     def owned_actor_over(self, key: str, rank: int) -> None:
@@ -765,7 +767,7 @@ def _sender(targets: Sequence[Target]) -> str:
 
 def _why_abandoned(key: str) -> str:
     """Why an actor ends, or never comes: nobody answers for it any more."""
-    return f"its owner has ended: timed out reaching controller {spawner_of(key)} for mesh {name_of(key)}"
+    return f"its owner has ended: {texts.owner_lost(spawner_of(key), name_of(key))}"
 
 
 def _not_at_all() -> None:
@@ -814,6 +816,7 @@ def _rebuild_error(status: str, body: Body) -> BaseException:
         text, data = pickling.loads(body, "an error")
     except PickleError as error:
         return ActorError(str(error))
+    text = name_cells(text)
     if status == "lost":
         return SupervisionError(text)
     try:

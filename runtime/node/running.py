@@ -17,13 +17,12 @@ from types import CodeType, FrameType
 from typing import Any
 
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.config import PACKAGE
 from meshbook.runtime.errors import DeadlockError
+from meshbook.runtime.traces import OWN
 
 Key = tuple[str, int]  # who asked, and the number of the call
 MOMENT = 0.005  # seconds until another attempt to break off a thread that is inside the runtime
 _serial = itertools.count(1)
-_OWN = (f"{PACKAGE}/runtime/", f"{Path(__file__).resolve().parents[1]}/")  # a checkout is found through links
 _LIBRARY = f"{Path(threading.__file__).parent}/"
 _CALLS_ENDPOINTS = "_begin"  # of HostedActor: what that calls is the user's
 
@@ -162,13 +161,13 @@ class Running:
 
 def _is_inside(frame: FrameType | None) -> bool:
     """Whether a thread is in our code, or in what that calls, and not in the endpoint."""
-    while frame is not None and not frame.f_code.co_filename.startswith(_OWN):
+    while frame is not None and not frame.f_code.co_filename.startswith(OWN):
         frame = frame.f_back
     return frame is None or frame.f_code.co_name != _CALLS_ENDPOINTS
 
 
 def _is_of_user(code: CodeType) -> bool:
-    return not code.co_filename.startswith((*_OWN, _LIBRARY, "<frozen"))
+    return not code.co_filename.startswith((*OWN, _LIBRARY, "<frozen"))
 
 
 def _users_frame(frame: FrameType | None) -> FrameType | None:

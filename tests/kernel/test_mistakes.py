@@ -101,7 +101,7 @@ def test_a_cell_without_code_is_no_mistake(notebook: Notebook, cell: str) -> Non
         ("counters.add.call(step=threading.Lock())", "PickleError", "cannot be pickled"),
         ("counters.add.call(1, 2)", "TypeError", "add(step): too many positional arguments"),
         ("counters.add.call()", "TypeError", "add(step): missing a required argument: 'step'"),
-        ("counters.add.call_one(1)", "ValueError", "call_one requires exactly 1 actor, but mesh counters has 4"),
+        ("counters.add.call_one(1)", "ValueError", "call_one requires exactly 1 actor, but mesh has 4"),
         ("counters.add(1)", "TypeError", "say counters.add.call(...)"),
         ("counters.nope.call()", "AttributeError", "no endpoint 'nope'; its endpoints: add, lock"),
         ("counters.plain.call()", "RuntimeError", "mark it with @endpoint"),
@@ -117,4 +117,5 @@ def test_a_mistake_with_an_actor_is_told_at_the_cells_line(notebook: Notebook, c
     assert failed.error["ename"] == name
     assert part in failed.error["evalue"]
     assert f"----> 2 {code}" in failed.traceback
+    assert "/meshbook/" not in failed.traceback, "no frames of ours"
     assert notebook.evaluate("[count for _, count in counters.add.call(0).get().items()]") == [0, 0, 0, 0]

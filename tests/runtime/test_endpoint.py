@@ -173,7 +173,7 @@ def test_a_time_limit_that_is_none(seconds: float) -> None:
 
 @pytest.mark.parametrize("size", [0, 2, 8])
 def test_call_one_wants_one(size: int) -> None:
-    with pytest.raises(ValueError, match=f"requires exactly 1 actor, but mesh trainers has {size}"):
+    with pytest.raises(ValueError, match=rf"^trainers\.step: call_one requires exactly 1 actor, but mesh has {size};"):
         handle("step", Callee(size)).call_one(1)
 
 

@@ -255,12 +255,17 @@ class WrongColour(Member):
     async def __restore__(self) -> None: ...
 
 
+def test_beyond_1_a_restore_of_the_other_kind_is_refused_at_the_spawn(world: Any) -> None:
+    """Long before it would be needed."""
+    with pytest.raises(ValueError, match="its endpoints are sync: make it a plain def"):
+        world.procs(1).spawn("member", WrongColour)
+
+
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
         (Unrestorable, "ValueError: no checkpoint"),
         (AsyncUnrestorable, "ValueError: no checkpoint"),
-        (WrongColour, "its endpoints are sync: make it a plain def"),
     ],
 )
 def test_beyond_1_a_restore_that_fails(world: Any, faults: Any, kind: type[Actor], said: str) -> None:
@@ -270,7 +275,9 @@ def test_beyond_1_a_restore_that_fails(world: Any, faults: Any, kind: type[Actor
     members.initialized.get(PATIENCE)
     world.kill(procs.slice(gpus=0))
     faults.get(timeout=PATIENCE)
-    with pytest.raises(SupervisionError, match=f"(?s)Creating member again failed.*__restore__ raised.*{said}"):
+    with pytest.raises(
+        SupervisionError, match=f"(?s)Creating member again failed.*the __restore__ of member .* raised {said}"
+    ):
         procs.heal().get(PATIENCE)
     with pytest.raises(SupervisionError, match=said):
         members.note.call("late").get(PATIENCE)

@@ -1,0 +1,38 @@
+"""Errors of ordinary cells as IPython shows them, without meshbook's own frames: they end at the user's line.
+
+A mistake in a call is told by what is raised, at the line that made it; where in meshbook it was found out is of no use
+to who made it. `%xmode Verbose` shows those frames as well.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import TracebackType
+from typing import Any
+
+from meshbook.runtime.traces import without_ours
+
+
+def fold_frames(shell: Any) -> None:
+    """Let a shell fold them, from now on."""
+    table = shell.InteractiveTB
+    show = table.structured_traceback
+
+    @functools.wraps(show)
+    def fold(etype: Any, evalue: Any = None, etb: TracebackType | None = None, *args: Any, **kwargs: Any) -> list[str]:
+        if table.mode != "Verbose":
+            _fold_causes(evalue)
+            etb = without_ours(etb)
+        return show(etype, evalue, etb, *args, **kwargs)  # type: ignore[no-any-return]
+
+    table.structured_traceback = fold
+
+
+def _fold_causes(error: BaseException | None) -> None:
+    """IPython reads the tracebacks of causes where they are."""
+    seen = {id(error)}
+    cause = error.__cause__ or error.__context__ if error is not None else None
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        cause.__traceback__ = without_ours(cause.__traceback__)
+        cause = cause.__cause__ or cause.__context__

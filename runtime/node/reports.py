@@ -1,0 +1,45 @@
+"""What is said of an actor that raised, failed or was stopped: the root cause first, then where, then who fell with it.
+
+    trainer.step() on rank {'gpus': 0/2} (procs-04d1.0, pid 4711) raised ZeroDivisionError: division by zero
+    Traceback (most recent call last): ...
+    which failed outer.fit() on rank {} (controller, pid 4700):
+      File ...
+
+Text alone: what follows from it is for `hosting`.
+"""
+
+from __future__ import annotations
+
+import os
+
+from meshbook.runtime import texts
+from meshbook.runtime.actor.context import Instance
+from meshbook.runtime.errors import ActorError, CallError
+from meshbook.runtime.traces import format_error, format_frames, headline
+
+
+def name_place(instance: Instance, endpoint: str = "") -> str:
+    """`trainer.step() on rank {'gpus': 0/2} (procs-04d1.0, pid 4711)`; said in the process that it names."""
+    what = f"{instance.name}.{endpoint}()" if endpoint else instance.name
+    rank = f" on rank {instance.rank}" if len(instance.rank) else ""
+    return f"{what}{rank} ({instance.proc_id}, pid {os.getpid()})"
+
+
+def tell_raised(where: str, error: BaseException) -> str:
+    """What was raised, and the user's lines; an error that the call of another actor brought here as it came."""
+    if isinstance(error, CallError) and error.__cause__ is None and error.__context__ is None:
+        told = str(error) if isinstance(error, ActorError) else f"{type(error).__name__}: {error}"
+        frames = format_frames(error)
+        return f"{told}\nwhich failed {where}" + (f":\n{frames}" if frames else "")
+    return f"{where} raised {headline(error)}\n{format_error(error)}"
+
+
+def tell_failed(instance: Instance, report: str, why: str = "") -> str:
+    """An actor has failed, since what the report tells has happened; `why` that had to be the end of it."""
+    failed = texts.actor_failed(instance, instance.proc_id)
+    return f"{report}\n{failed}: {why}" if why else f"{report}\n{failed}"
+
+
+def tell_stopped(instance: Instance, reason: str) -> str:
+    """An actor was told to end."""
+    return f"The actor {instance} in {instance.proc_id} is stopped: {reason}"

@@ -1,0 +1,42 @@
+"""What Monarch programs look for in the texts of errors: these words stay as they are, whatever is said around them.
+
+A constant is a piece of a text; a function makes one that names something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+MIXES_KINDS = "mixes both async and sync"
+STOPPED_WITH_PROCS = "actor mesh is stopped due to proc mesh shutdown"
+PROCS_STOPPED = "`ProcMesh` has already been stopped"
+PROCS_NOT_OWNED = "ProcMesh is not owned; must be stopped by an owner"
+HOSTS_SHUT_DOWN = "HostMesh has already been shut down"
+HOSTS_NOT_OWNED = "cannot shut down `HostMesh` that is a reference instead of owned"
+NO_REASON = "no reason provided"
+PROCESS_FAILED = "the process this actor was running on failed"
+
+
+def endpoint_failed(mesh: str, endpoint: str) -> str:
+    """The beginning of each SupervisionError of a call."""
+    return f"Endpoint call {mesh}.{endpoint}() failed"
+
+
+def actor_failed(actor: object, process: str) -> str:
+    """Said of an actor that has failed, and of each owner that failed with it."""
+    return f"The actor {actor} in {process} and all its descendants have failed"
+
+
+def owner_lost(controller: str, mesh: str) -> str:
+    """Said to who calls an actor whose owner has ended."""
+    return f"timed out reaching controller {controller} for mesh {mesh}"
+
+
+def crashed_ranks(ranks: Iterable[int]) -> str:
+    """`crashed_ranks=[0, 3]`, in the text of a MeshFailure."""
+    return f"crashed_ranks={list(ranks)}"
+
+
+def killed(name: str, number: int) -> str:
+    """`Killed(sig=9)`, after `PROCESS_FAILED` and a colon."""
+    return f"{name}(sig={number})"

@@ -1,0 +1,186 @@
+"""Lines of the user's code: which one made a call, how tracebacks name it, and tracebacks without ours between them.
+
+For texts of errors. Nothing here knows of actors or nodes.
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import re
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, TracebackType
+from typing import Any
+
+_PACKAGE = Path(__file__).parent.parent
+# The package, and the folders that it has links to: those of a checkout.
+OWN = tuple({f"{_PACKAGE}/", *(f"{room.resolve()}/" for room in _PACKAGE.iterdir() if room.is_symlink())})
+_LIBRARY = Path(threading.__file__).parent
+_WAITING = (f"{_LIBRARY}/asyncio/", f"{_LIBRARY}/concurrent/", f"{_LIBRARY}/threading.py", "<frozen ")
+_RUNS_CELLS = ("/IPython/core/", "/ipykernel/")
+# A frame of a traceback that comes without its source: `  File "/tmp/ipykernel_4711/123.py", line 3, in step`.
+_FRAME = re.compile(r'^( +)File "(.+)", line (\d+)(.*)$(?!\n\1 )', re.MULTILINE)
+MOST_CHARACTERS = 300  # of a headline: the traceback has all of it
+Place = tuple[CodeType, int]  # a code object, and the offset of an instruction in it
+
+
+@functools.lru_cache(maxsize=1024)
+def is_ours(filename: str) -> bool:
+    """Whether a code object of this file name is meshbook's."""
+    return filename.startswith(OWN)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_noise(filename: str) -> bool:
+    """Whether it is ours, or Python's or IPython's way to come to code or to wait: what is between the user's lines."""
+    return is_ours(filename) or filename.startswith(_WAITING) or any(part in filename for part in _RUNS_CELLS)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of code, by the names that its code object has."""
+
+    filename: str
+    number: int
+    function: str
+
+    @classmethod
+    def of(cls, place: Place) -> Line:
+        code, offset = place
+        spans = code.co_lines()
+        number = next((line for start, end, line in spans if start <= offset < end), None)
+        return cls(code.co_filename, number or code.co_firstlineno, code.co_name)
+
+    def is_in(self, trace: TracebackType | None) -> bool:
+        """Whether a traceback shows this line."""
+        return any(
+            (frame.f_code.co_filename, number) == (self.filename, self.number)
+            for frame, number in traceback.walk_tb(trace)
+        )
+
+    @property
+    def is_of_user(self) -> bool:
+        """Whether a user wrote it, as far as its file tells: threads of ours begin in Python's own files."""
+        return not _is_noise(self.filename)
+
+    def __str__(self) -> str:
+        """`train.py:12, in step`, or `Cell In[3], line 2`; and the line itself below, where it can be had."""
+        cell = _cell_of(self.filename)
+        where = f"{cell}, line {self.number}" if cell else f"{self.filename.strip('<>')}:{self.number}"
+        name = "" if self.function.startswith(("<module", "<cell")) else f", in {self.function}"
+        source = linecache.getline(self.filename, self.number).strip()
+        return f"{where}{name}\n    {source}" if source else f"{where}{name}"
+
+
+def calling_place(depth: int) -> Place:
+    """The instruction that called us: in the first frame outside of meshbook, from `depth` frames above this one on.
+
+    It costs some hundred nanoseconds, so that every call can afford it. Neither frame nor line number is looked at.
+    """
+    frame = sys._getframe(depth)
+    while is_ours(frame.f_code.co_filename) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code, frame.f_lasti
+
+
+def _cell_of(filename: str) -> str:
+    """`Cell In[3]`, as IPython names the file of a cell; empty for any other."""
+    ipython = sys.modules.get("IPython")
+    shell: Any = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
+    try:
+        named = shell.compile.format_code_name(filename) if shell is not None else None
+    except Exception:  # a shell of another make: its file name will do, and an error must get to who waits for it
+        named = None
+    return " ".join(named) if named is not None else ""
+
+
+# -- tracebacks ------------------------------------------------------------------------
+
+
+def render_in_ipython(error: BaseException) -> list[str]:
+    """The lines that IPython shows of an error of ours: without the frames of ours that raised it."""
+    table = sys.modules["IPython"].get_ipython().InteractiveTB
+    trace = without_ours(error.__traceback__)
+    return table.structured_traceback(type(error), error, trace, tb_offset=1)  # type: ignore[no-any-return]
+
+
+def without_ours(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames of ours; whole, where there are no others."""
+    kept: TracebackType | None = None
+    for each in reversed(list(_entries(trace))):
+        if not is_ours(each.tb_frame.f_code.co_filename):
+            kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return kept or trace
+
+
+def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def format_error(error: BaseException) -> str:
+    """The traceback as text, its causes included, with the user's frames alone.
+
+    Ours are shown where there are no others, and the error is not one of ours either: then we have made a mistake.
+    """
+    told = traceback.TracebackException(type(error), error, error.__traceback__)
+    for raised, each in _chain(error, told):
+        kept = [frame for frame in each.stack if not _is_noise(frame.filename)]
+        if kept:
+            each.stack = traceback.StackSummary.from_list(kept)
+        elif type(raised).__module__.startswith("meshbook."):
+            each.stack = None  # type: ignore[assignment]  # its text says it all; without a stack there is no heading
+    return "".join(told.format()).rstrip()
+
+
+def format_frames(error: BaseException) -> str:
+    """The user's frames alone, as lines of a traceback; empty where there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    kept = [frame for frame in frames if not _is_noise(frame.filename)]
+    return "".join(traceback.StackSummary.from_list(kept).format()).rstrip()
+
+
+def name_cells(text: str) -> str:
+    """The text of an error from another process, whose frames of this notebook's cells are named, with their lines.
+
+    A process that was sent a class of a notebook knows only the name of a file that does not exist.
+    """
+    return _FRAME.sub(_name_cell, text) if "IPython" in sys.modules else text
+
+
+def _name_cell(found: re.Match[str]) -> str:
+    indent, filename, number, rest = found.groups()
+    if not (cell := _cell_of(filename)):
+        return found[0]
+    source = linecache.getline(filename, int(number)).strip()
+    return f"{indent}{cell}, line {number}{rest}" + (f"\n{indent}  {source}" if source else "")
+
+
+def headline(error: BaseException) -> str:
+    """`ValueError: no such device`: the type and the first line of the text."""
+    try:
+        text = str(error).strip().partition("\n")[0]
+    except Exception:
+        text = "<exception str() failed>"  # as a traceback has it
+    text = text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _chain(
+    error: BaseException | None, told: traceback.TracebackException | None
+) -> Iterator[tuple[BaseException, traceback.TracebackException]]:
+    """An exception with its causes, and with what is in a group."""
+    if error is None or told is None:
+        return
+    yield error, told
+    yield from _chain(error.__cause__, told.__cause__)
+    yield from _chain(error.__context__, told.__context__)
+    if isinstance(error, BaseExceptionGroup):
+        for inner, told_inner in zip(error.exceptions, told.exceptions or (), strict=False):
+            yield from _chain(inner, told_inner)
