@@ -35,7 +35,7 @@ class Actor(Handle):
     and answers whether that is handled; else the actor fails with them. `__cleanup__(error)` is called once at the end,
     with the error or None. `_handle_undeliverable_message(envelope)` is told of messages that could not be delivered.
     `__restore__()` is called after the constructor where a mesh was healed: this actor takes the place of one that was
-    lost. They are `async def` where the endpoints are; with `mixed=True` they may be either.
+    lost. The first three are `async def` where the endpoints are, unless the class is mixed; `__restore__` may be.
     """
 
     _is_mixed = False

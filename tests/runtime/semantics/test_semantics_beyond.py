@@ -226,7 +226,7 @@ def test_beyond_4_what_is_under_way_ends_before_the_cleanup(world: Any, faults: 
     assert gate.wait_told() == "has aborted"
     with pytest.raises(SupervisionError, match="aborted: enough"):
         mixed.read.call_one().get(PATIENCE)
-    assert "it aborted: enough" in faults.get(timeout=PATIENCE).report()
+    assert "aborted: enough" in faults.get(timeout=PATIENCE).report()
     stopping = mixed.stop()
     assert notes.told() == []
     gate.open()
