@@ -34,6 +34,8 @@ class Helper(Protocol):
 class Inquiry(Protocol):
     """The question that a future is the answer of (`runtime.node.calls`); `index` counts the targets it was put to."""
 
+    @property
+    def helper(self) -> Helper: ...
     def cancel(self, index: int | None) -> bool: ...
     def owing(self, index: int | None) -> list[Any]: ...
 
@@ -98,8 +100,8 @@ class Future(Generic[T]):
         self._helper = helper
 
     def asked(self, inquiry: Inquiry, index: int | None) -> None:
-        """Say which question this is the answer of."""
-        self._inquiry, self._index = inquiry, index
+        """Say which question this is the answer of; the answer comes in where that was asked."""
+        self._inquiry, self._index, self._helper = inquiry, index, inquiry.helper
 
     @property
     def inquiry(self) -> Inquiry | None:

@@ -109,27 +109,29 @@ class CallTable:
         return [*(each for each in found if each is not None), *((port, NO_RANK) for port in ports)]
 
 
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What all questions of a node have in common."""
+
+    table: CallTable
+    helper: Helper  # where the answers come in
+    tell: Callable[[Target, int], None]  # tells a target that its answer is not wanted
+
+
 class Inquiry:
-    """One question, put to some targets under these numbers. `tell` tells a target that its answer is not wanted."""
+    """One question, put to some targets under these numbers."""
 
-    __slots__ = ("_calls", "_endpoint", "_table", "_targets", "_tell", "helper")
+    __slots__ = ("_calls", "_desk", "_endpoint", "_targets")
 
-    def __init__(
-        self,
-        table: CallTable,
-        targets: Sequence[Target],
-        calls: Sequence[int],
-        endpoint: str,
-        *,
-        helper: Helper,
-        tell: Callable[[Target, int], None],
-    ) -> None:
-        self.helper = helper
-        self._table = table
+    def __init__(self, desk: Desk, targets: Sequence[Target], calls: Sequence[int], endpoint: str) -> None:
+        self._desk = desk
         self._targets = targets
         self._calls = calls
         self._endpoint = endpoint
-        self._tell = tell
+
+    @property
+    def helper(self) -> Helper:
+        return self._desk.helper
 
     def owing(self, index: int | None) -> list[tuple[Target, str, int]]:
         """Who of all targets, or of that one, has not answered: whose answer is needed for sure.
@@ -146,23 +148,23 @@ class Inquiry:
     def give_up(self, error: Callable[[], BaseException]) -> None:
         """Wait no longer for those that have not answered."""
         for _, _, call in self._open(None):
-            if (found := self._table.take(call)) is not None:
+            if (found := self._desk.table.take(call)) is not None:
                 found[0].refuse(found[1], error())
 
     def cancel(self, index: int | None) -> bool:
         """Take the question back; whether there was still somebody to answer it."""
         taken = False
         for _, target, call in self._open(index):
-            if (found := self._table.take(call)) is not None:
+            if (found := self._desk.table.take(call)) is not None:
                 taken = True
                 found[0].refuse(found[1], CallCancelled(f"the call of {self._endpoint}() was cancelled"))
-                self._tell(target, call)
+                self._desk.tell(target, call)
         return taken
 
     def _open(self, index: int | None) -> list[Unanswered]:
         every = list(zip(itertools.count(), self._targets, self._calls))  # the count has no end
         chosen = every if index is None or index == ANY else every[index : index + 1]
-        return [each for each in chosen if self._table.is_open(each[2])]
+        return [each for each in chosen if self._desk.table.is_open(each[2])]
 
 
 class Each:
@@ -176,7 +178,6 @@ class Each:
 
     def asked(self, inquiry: Inquiry) -> None:
         for index, future in enumerate(self.futures):
-            future.helped_by(inquiry.helper)
             future.asked(inquiry, index)
 
     def answer(self, index: int, decode: Decode) -> None:
@@ -201,7 +202,6 @@ class Arrivals:
 
     def asked(self, inquiry: Inquiry) -> None:
         for future in self.futures:
-            future.helped_by(inquiry.helper)
             # Who will answer n-th is not known: to cancel one is to cancel all that are still to come.
             future.asked(inquiry, ANY)
 
@@ -246,7 +246,6 @@ class Fold:
         self._values: list[Decode] = []
 
     def asked(self, inquiry: Inquiry) -> None:
-        self.future.helped_by(inquiry.helper)
         self.future.asked(inquiry, None)
 
     def answer(self, index: int, decode: Decode) -> None:
@@ -275,7 +274,6 @@ class Gather:
         self._missing = set(range(size))  # a set, so that an answer and a loss that race count once
 
     def asked(self, inquiry: Inquiry) -> None:
-        self.future.helped_by(inquiry.helper)
         self.future.asked(inquiry, None)
 
     def answer(self, index: int, decode: Decode) -> None:

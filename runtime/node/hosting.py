@@ -324,7 +324,7 @@ class HostedActor:
         ported = self._is_ported(call)
         try:
             method = self._find(call)
-            args, kwargs = pickling.loads(body, f"an argument of {self.instance.name}.{call.endpoint}")
+            args, kwargs = pickling.loads(body, lambda: f"an argument of {self.instance.name}.{call.endpoint}")
         except Exception as error:
             if not (ported and call.call):
                 raise

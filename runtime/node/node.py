@@ -37,7 +37,7 @@ from meshbook.runtime.errors import (
     SupervisionError,
 )
 from meshbook.runtime.geometry import Extent, Point
-from meshbook.runtime.node.calls import Asker, CallTable, Each, Explain, Inquiry, Relay, Taker, Target, Unanswered
+from meshbook.runtime.node.calls import Asker, CallTable, Desk, Each, Explain, Inquiry, Relay, Taker, Target, Unanswered
 from meshbook.runtime.node.clock import Clock
 from meshbook.runtime.node.deadlock import Step, Watch
 from meshbook.runtime.node.early import EarlyMessages
@@ -137,6 +137,7 @@ class Node:
             Down: self._on_down,
         }
         self._reception = Reception(transport, self._accept, lambda: len(self._calls) > CROWD)
+        self._desk = Desk(self._calls, self._reception, self._tell_cancelled)
         self.lead_idle, self.poke = self._reception.lead_idle, self._reception.poke
         self._watch = Watch(self.address.node, self._who_runs, self._send_probe, self.later)
         self.host_inline(KEEPER, Keeper(self))
@@ -225,9 +226,7 @@ class Node:
         With a port each target answers there by itself, and nobody tells the port of a process that dies meanwhile.
         Raises PickleError and MessageTooLarge at once, before anything is sent.
         """
-        body = pickling.dumps(
-            arguments, f"an argument of {name_of(targets[0].actor)}.{endpoint}" if targets else "arguments"
-        )
+        body = pickling.dumps(arguments, lambda: f"an argument of {name_of(targets[0].actor)}.{endpoint}")
         node, origin, labels, sizes = self.address.node, current_origin(), extent.labels, extent.sizes
         reply_to, number = port if port is not None else (None, 0)
         calls = self._open(targets, asker, endpoint) if asker is not None else [number] * len(targets)
@@ -309,7 +308,7 @@ class Node:
 
     def _open(self, targets: Sequence[Target], asker: Asker, endpoint: str) -> Sequence[int]:
         calls = self._calls.open(asker, [target.address.node for target in targets])
-        asker.asked(Inquiry(self._calls, targets, calls, endpoint, helper=self._reception, tell=self._tell_cancelled))
+        asker.asked(Inquiry(self._desk, targets, calls, endpoint))
         return calls
 
     def limit(self, future: Future[Any], seconds: float, *, name: str, count: int, first: int) -> None:

@@ -58,17 +58,16 @@ class Running:
 
     def enter(self, key: Key, endpoint: str) -> None:
         """A message begins, here."""
-        with self._guard:
-            self._key, self.endpoint, self._broken = key, endpoint, False
-            self._thread = threading.get_ident()
-            self._task = None
+        # Without the guard: who breaks a message off looks for its key, which is said last.
+        self.endpoint, self._broken, self._task = endpoint, False, None
+        self._thread = threading.get_ident()
+        self._key = key
 
     def enter_task(self, key: Key, endpoint: str) -> None:
         """A message begins in the current task."""
-        with self._guard:
-            self._key, self.endpoint, self._broken = key, endpoint, False
-            self._thread = threading.get_ident()
-            self._task = asyncio.current_task()
+        self.endpoint, self._broken, self._task = endpoint, False, asyncio.current_task()
+        self._thread = threading.get_ident()
+        self._key = key
 
     def leave(self) -> None:
         """It has ended; can be said twice. From here on nothing breaks it off."""

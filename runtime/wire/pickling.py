@@ -21,25 +21,33 @@ from meshbook.runtime.wire.frames import Body, Buffer
 _PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
 
 
-def dumps(value: Any, what: str) -> list[Buffer]:
-    """The body of a message; `what` names the value in an error ("argument of trainers.step")."""
+# What a value is, for an error ("an argument of trainers.step"); a function where to say it costs something.
+What = str | Callable[[], str]
+
+
+def dumps(value: Any, what: What) -> list[Buffer]:
+    """The body of a message."""
     try:
         if _is_plain(value):
             return [pickle.dumps(value, 5)]
         return _dumps_anything(value)
     except RecursionError as error:
-        raise PickleError(f"{what} cannot be pickled: it is nested too deeply, or contains itself") from error
+        raise PickleError(f"{_say(what)} cannot be pickled: it is nested too deeply, or contains itself") from error
     except Exception as error:
         culprit = _culprit(value)
-        raise PickleError(f"{what} cannot be pickled: {culprit}{type(error).__name__}: {error}") from error
+        raise PickleError(f"{_say(what)} cannot be pickled: {culprit}{type(error).__name__}: {error}") from error
 
 
-def loads(body: Body, what: str) -> Any:
+def _say(what: What) -> str:
+    return what if isinstance(what, str) else what()
+
+
+def loads(body: Body, what: What) -> Any:
     """The value of a body. Buffers are not copied: arrays and tensors live in the frame they came in."""
     try:
         return pickle.loads(body[0], buffers=body[1:])
     except Exception as error:
-        raise PickleError(f"{what} cannot be unpickled: {type(error).__name__}: {error}") from error
+        raise PickleError(f"{_say(what)} cannot be unpickled: {type(error).__name__}: {error}") from error
 
 
 def dumps_class(cls: type) -> bytes:

@@ -24,6 +24,8 @@ class Question:
     def __init__(self, targets: Sequence[Target]) -> None:
         self.targets = targets
 
+    helper: Any = None
+
     def cancel(self, index: int | None) -> bool:
         return False
 

@@ -27,6 +27,8 @@ class Question:
         self.targets = targets
         self.is_cancelled = False
 
+    helper: Any = None
+
     def cancel(self, index: int | None) -> bool:
         self.is_cancelled = True
         return True
