@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import faulthandler
 import gc
 import random
 import sys
@@ -33,9 +34,14 @@ WARM_PART, WARM_SECONDS = 0.2, 60.0
 LOOKS = 10
 WINDOW = 100  # answers that may be outstanding
 PATIENCE = 60.0  # seconds until what should have come counts as lost
+SHORT_PATIENCE = 5.0  # until a process that is asked whether it answers at all does not
 REST_PATIENCE = 5.0  # until sockets are closed and threads have ended
 TOLERANCE = 16.0  # MiB that one process may grow by: an allocator never gives back all that it took
 MIB = 1 << 20
+
+
+class Hung(Exception):
+    """Something was not answered; the text says what, and who answers other questions."""
 
 
 class Work:
@@ -66,8 +72,8 @@ class Work:
         """Let each write to each, and each process have processes of its own: so that every connection is made."""
         for sender in self.teams.values():
             for name, team in self.teams.items():
-                sender.cast_on.call(name, team, 1).get(timeout=PATIENCE)
-        self.teams["a"].nest.call(2).get(timeout=PATIENCE)
+                self.wait(sender.cast_on.call(name, team, 1), "a first letter")
+        self.wait(self.teams["a"].nest.call(2), "a first nested mesh")
         for kind in self._kinds:
             kind()
         self.rest()
@@ -85,9 +91,32 @@ class Work:
         while self._open:
             self._take_answer(-1)
 
+    def wait(self, future: Any, what: str) -> Any:
+        """The answer; Hung where none comes."""
+        try:
+            return future.get(timeout=PATIENCE)
+        except TimeoutError:
+            faulthandler.dump_traceback(all_threads=True)
+            raise Hung(f"{what}: no answer within {PATIENCE:g} s; {self._describe_answers(future)}") from None
+
+    def _describe_answers(self, future: Any) -> str:
+        """Who answers now: so that a lost message, a stuck actor and a stuck process can be told apart."""
+        asked = {
+            f"{name} {rank}": answer
+            for name, team in self.teams.items()
+            for rank, answer in enumerate(team.take.call_each(self._write(name, team)))
+        }
+        end = time.monotonic() + SHORT_PATIENCE
+        while time.monotonic() < end and not all(answer.done() for answer in asked.values()):
+            time.sleep(0.01)
+        silent = [name for name, answer in asked.items() if not answer.done()]
+        return (
+            f"silent peers: {', '.join(silent) or 'none'}; meanwhile it is {'there' if future.done() else 'not there'}"
+        )
+
     def _take_answer(self, index: int) -> None:
         future, expected, what = self._open.pop(index)
-        self._compare(future.get(timeout=PATIENCE), expected, what)
+        self._compare(self.wait(future, what), expected, what)
 
     def _compare(self, found: Any, expected: Any, what: str) -> None:
         found = list(found.values()) if hasattr(found, "values") else found
@@ -129,7 +158,7 @@ class Work:
     def stream(self) -> None:
         team, part = self._pick()
         letter = self._write(team, part)
-        answers = sorted(answer.get(timeout=PATIENCE) for answer in part.take.stream(letter))
+        answers = sorted(self.wait(answer, f"stream of {team}") for answer in part.take.stream(letter))
         self._compare(answers, sorted(letter.numbers.items()), f"stream of {team}")
 
     def let_cast(self) -> None:
@@ -148,10 +177,10 @@ class Work:
     def invite(self) -> None:
         """Actors on the standing processes, for a while."""
         guests: Any = self._cut(self.procs).spawn("guests", Guest)
-        self._compare(guests.greet.call(7).get(timeout=PATIENCE), [7] * len(guests), "guests")
-        guests.stop().get(timeout=PATIENCE)
+        self._compare(self.wait(guests.greet.call(7), "guests"), [7] * len(guests), "guests")
+        self.wait(guests.stop(), "the stop of guests")
         try:
-            guests.greet.call(8).get(timeout=PATIENCE)
+            self.wait(guests.greet.call(8), f"guests that were stopped, {guests.region}")
         except SupervisionError:
             return
         self.wrong.append("guests that were stopped answered")
@@ -160,8 +189,8 @@ class Work:
         """A mesh of its own processes, for a while."""
         procs = self.host.spawn_procs(per_host={"gpus": 2}, name="guests")
         guests: Any = procs.spawn("guests", Guest)
-        self._compare(guests.greet.call(9).get(timeout=PATIENCE), [9, 9], "a mesh that came")
-        procs.stop().get(timeout=PATIENCE)
+        self._compare(self.wait(guests.greet.call(9), "a mesh that came"), [9, 9], "a mesh that came")
+        self.wait(procs.stop(), "the stop of a mesh")
 
     def let_nest(self) -> None:
         depth = self._dice.choice((1, 1, 2))
@@ -197,7 +226,7 @@ def settle(work: Work) -> list[Audit]:
     work.rest()
     end = time.monotonic() + PATIENCE
     while True:
-        audits = [audit for team in work.teams.values() for audit in team.audit.call().get(PATIENCE).values()]
+        audits = [audit for team in work.teams.values() for audit in work.wait(team.audit.call(), "an audit").values()]
         missing = find_missing(audits, work.outbox)
         if not missing or time.monotonic() > end:
             work.wrong += missing + [f"{audit.name}: {fault}" for audit in audits for fault in audit.faults]
@@ -290,7 +319,16 @@ def put(report: Report, work: Work, sight: Sight, warm: Sight) -> None:
 
 def soak(seconds: float, seed: int, report: Report) -> list[str]:
     """Work for so long; what was found to be wrong."""
-    work = Work(seed)
+    try:
+        found = look_on(Work(seed), seconds, report)
+    except Hung as hung:
+        found = [str(hung)]
+    close_session()
+    left = [str(process) for process in psutil.Process().children(recursive=True)]
+    return found + [f"left behind: {process}" for process in left]
+
+
+def look_on(work: Work, seconds: float, report: Report) -> list[str]:
     warm_seconds = min(seconds * WARM_PART, WARM_SECONDS)
     work.touch_everything()
     work_for(work, warm_seconds)
@@ -302,10 +340,8 @@ def soak(seconds: float, seed: int, report: Report) -> list[str]:
         found = grown(sight, warm)
         if work.wrong:
             break
-    work.procs.stop().get(PATIENCE)
-    close_session()
-    left = [str(process) for process in psutil.Process().children(recursive=True)]
-    return work.wrong + found + [f"left behind: {process}" for process in left]
+    work.wait(work.procs.stop(), "the stop of everything")
+    return work.wrong + found
 
 
 def work_for(work: Work, seconds: float) -> None:
