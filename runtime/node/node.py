@@ -386,6 +386,8 @@ class Node:
         try:
             reply = Reply(self.address.node, call, "ok", rank)
             frame = pack(reply, pickling.dumps(value, what), self.settings.max_message_bytes)
+        except MessageTooLarge as error:
+            return self.reply_lost(to, call, SupervisionError(f"{what}: {error}"))
         except MeshbookError as error:
             return self.reply_error(to, call, str(error), error)
         return self._answer(to, frame)
