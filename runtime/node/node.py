@@ -614,6 +614,14 @@ class Node:
             except PeerGone:
                 continue
 
+    def find_lost(self, targets: Sequence[Target]) -> int | None:
+        """The first of these actors of a mesh that is lost, as far as that is known here."""
+        failed = self.ledger.failed_nodes(targets[0].actor)
+        if not failed and not self._down:
+            return None
+        nodes = enumerate(target.address.node for target in targets)
+        return next((index for index, node in nodes if node in failed or node in self._down), None)
+
     def report_of(self, node: str) -> ExitReport | None:
         """How a node ended, where it has."""
         return self._down.get(node)
