@@ -109,7 +109,10 @@ class Endpoint(Generic[P, R]):
         return self._mesh._call_each(self._method.name, (args, kwargs))
 
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Send to one rank, drawn at random: all are equally likely."""
+        """Send to one rank, drawn at random: all are equally likely.
+
+        A mesh that has lost a rank, as far as that is known here, has failed: then the future raises SupervisionError.
+        """
         limit = self._take_limit(kwargs)
         self._method.check(args, kwargs)
         return self._mesh._choose(self._method.name, (args, kwargs), limit)

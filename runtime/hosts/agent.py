@@ -54,8 +54,8 @@ def attend(node: Node, birth: AgentBirth, make_workers: Callable[[Ask, OnExit], 
     node.controller = birth.controller
     node.trust(birth.controller)
 
-    def ask_to_leave(worker: Address, reason: str) -> None:
-        node.call([Target(worker, PROCESS)], "stop", ((reason,), {}), NOWHERE, None)
+    def ask_to_leave(worker: Address, reason: str, fence: str) -> None:
+        node.call([Target(worker, PROCESS)], "stop", ((reason, fence), {}), NOWHERE, None)
 
     telling = threading.Lock()  # so that nobody hears of a new life before the end of the one before
 
@@ -107,8 +107,8 @@ class Agent(HostActor):
         return known if known is not None else {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
 
     @endpoint
-    def stop_procs(self, nodes: list[str], reason: str) -> None:
-        self._workers.stop(nodes, reason)
+    def stop_procs(self, nodes: list[str], reason: str, fence: str) -> None:
+        self._workers.stop(nodes, reason, fence)
 
     @endpoint
     def stop_all(self, reason: str) -> None:

@@ -181,6 +181,8 @@ class Process(ProcessActor):
     def __init__(self, node: Node, main: MainThread) -> None:
         self._node = node
         self._main = main
+        self._fences: set[str] = set()  # that have come
+        self._leaving: tuple[str, str] | None = None  # why it is to leave, and the fence that has not come
 
     @endpoint
     def ready(self) -> int:
@@ -193,14 +195,27 @@ class Process(ProcessActor):
             self._node.capture.choose(options)
 
     @endpoint
-    def stop(self, reason: str) -> None:
+    def fence(self, fence: str) -> None:
+        self._fences.add(fence)
+        if self._leaving is not None:
+            self.stop(*self._leaving)
+
+    @endpoint
+    def stop(self, reason: str, fence: str = "") -> None:
+        if fence and fence not in self._fences:
+            self._leaving = reason, fence
+            return
+        self._leaving = None
+        self._leave(reason)
+
+    def _leave(self, reason: str) -> None:
         self._node.is_leaving = True
         # Every actor ends after the messages it has been sent; the last of them lets the main thread go. One that does
         # not end in time is the agent's business.
         targets = [Target(self._node.address, name) for name in self._node.actors() if name != PROCESS]
         if not targets:
-            return self._main.end()
+            self._main.end()
+            return
         everyone = Gather(Extent(("actors",), (len(targets),)).region)
         self._node.stop(targets, reason, everyone)
         everyone.future.when_done(self._main.end)
-        return None

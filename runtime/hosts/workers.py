@@ -32,7 +32,7 @@ from meshbook.runtime.telemetry.last_words import last_words, remove_files
 from meshbook.runtime.wire.messages import Address
 
 OnExit = Callable[[ExitReport, list[Address]], None]
-Ask = Callable[[Address, str], None]
+Ask = Callable[[Address, str, str], None]  # the worker, why, and the fence that it waits for
 
 
 class Starter(Protocol):
@@ -99,11 +99,12 @@ class Workers:
         self._requests.put(births)
         self._ring()
 
-    def stop(self, nodes: Iterable[str], reason: str) -> list[Worker]:
+    def stop(self, nodes: Iterable[str], reason: str, fence: str = "") -> list[Worker]:
         """Ask these workers, and those that they own, to leave; kill who has not left by the time limit.
 
-        Returns all of them, also those that had been asked before.
+        These themselves wait for the fence, if there is one. Returns all, also those that had been asked before.
         """
+        nodes = set(nodes)
         with self._lock:
             workers = self._with_owned(nodes)
             asked = [worker for worker in workers if not worker.stopping]
@@ -112,7 +113,7 @@ class Workers:
                 worker.killed = worker.killed or not worker.pid  # at its birth: nothing of the user's runs in it
         for worker in asked:
             if worker.pid:
-                self._ask_to_leave(worker.address, reason)
+                self._ask_to_leave(worker.address, reason, fence if worker.address.node in nodes else "")
         if asked:
             self._watch(self._kill_late, asked)
         return workers

@@ -127,7 +127,12 @@ class ActorMesh(MeshTrait):
         return self._call_rank(0, endpoint, arguments, limit)
 
     def _choose(self, endpoint: str, arguments: Arguments, limit: float | None = None) -> Future[Any]:
-        return self._call_rank(_dice.randrange(len(self._picked)), endpoint, arguments, limit)
+        return self._call_rank(self._draw(), endpoint, arguments, limit)
+
+    def _draw(self) -> int:
+        """A rank at random; but one that is lost, if that is known here: then the mesh has failed, and not by luck."""
+        lost = current_node().find_lost(self._picked)
+        return lost if lost is not None else _dice.randrange(len(self._picked))
 
     def _limit(self, future: Future[Any], endpoint: str, seconds: float, first: int = 0) -> None:
         name = f"{self._name}.{endpoint}"
@@ -151,7 +156,7 @@ class ActorMesh(MeshTrait):
     def _send(
         self, endpoint: str, arguments: Arguments, *, chosen: bool, port: tuple[Any, int], has_port: bool
     ) -> None:
-        first = _dice.randrange(len(self._picked)) if chosen else 0
+        first = self._draw() if chosen else 0
         node, targets = current_node(), self._picked[first : first + 1] if chosen else self._picked
         if not port[1]:
             node.call(targets, endpoint, arguments, self._extent, None, first=first)

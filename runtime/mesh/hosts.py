@@ -23,7 +23,7 @@ from meshbook.runtime.mesh.birth import Birth, World, inherited_environment, inh
 from meshbook.runtime.mesh.births import Births
 from meshbook.runtime.mesh.commands import Commands, Start, plan_starts
 from meshbook.runtime.mesh.ends import HostOwnership, when_ended
-from meshbook.runtime.mesh.procs import ProcMesh, own
+from meshbook.runtime.mesh.procs import PROCESS, ProcMesh, own
 from meshbook.runtime.node.calls import Target
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.messages import Address
@@ -44,8 +44,11 @@ class HostActor(Actor):
         raise NotImplementedError
 
     @endpoint
-    def stop_procs(self, nodes: list[str], reason: str) -> None:
-        """Ask these workers to leave; those that do not in time are killed. Each end is announced."""
+    def stop_procs(self, nodes: list[str], reason: str, fence: str) -> None:
+        """Ask these workers to leave; those that do not in time are killed. Each end is announced.
+
+        They leave when this fence has come to them, which whoever asks here has sent them.
+        """
         raise NotImplementedError
 
     @endpoint
@@ -278,7 +281,12 @@ class HostMesh(MeshTrait):
     def _stop_procs(self, nodes: Sequence[Address], reason: str) -> Future[None]:
         names = [node.node for node in nodes]
         ended = when_ended(current_node(), names)
-        self._hosts().stop_procs.call(names, reason)  # each agent ignores the names that are not its own
+        # They are asked by their agent, which has to know first that they leave. What this process has sent them before
+        # goes another way, and must not come later: the fence follows it.
+        fence = secrets.token_hex(4)
+        self._hosts().stop_procs.call(names, reason, fence)  # each agent ignores the names that are not its own
+        targets = [Target(node, PROCESS) for node in nodes]
+        current_node().call(targets, "fence", ((fence,), {}), Extent((), ()), None)
         return ended
 
     def _signal_procs(self, nodes: Sequence[Address], number: int) -> Future[None]:

@@ -51,8 +51,13 @@ class ProcessActor(Actor):
         raise NotImplementedError
 
     @endpoint
-    def stop(self, reason: str) -> None:
-        """Stop the actors and leave the process."""
+    def fence(self, fence: str) -> None:
+        """All that its sender has sent to this process before it is here."""
+        raise NotImplementedError
+
+    @endpoint
+    def stop(self, reason: str, fence: str = "") -> None:
+        """Stop the actors and leave the process, once this fence is here."""
         raise NotImplementedError
 
 

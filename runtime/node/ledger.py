@@ -71,6 +71,14 @@ class Ledger:
                 return None
             return charge, charge.failure(rank, report)
 
+    def failed_nodes(self, key: str) -> Collection[str]:
+        """The processes in which ranks of a mesh have failed."""
+        charge = self._charges.get(key)
+        if charge is None or not charge.failed:
+            return ()
+        with self._lock:
+            return {node for node, rank in charge.ranks.items() if rank in charge.failed}
+
     def end(self, key: str, ranks: Iterable[int]) -> None:
         """These ranks of a mesh are stopped, or about to be: nothing of them is a failure any more."""
         with self._lock:

@@ -385,6 +385,8 @@ class Node:
         try:
             reply = Reply(self.address.node, call, "ok", rank)
             frame = pack(reply, pickling.dumps(value, what), self.settings.max_message_bytes)
+        except MessageTooLarge as error:
+            return self.reply_lost(to, call, SupervisionError(f"{what}: {error}"))
         except MeshbookError as error:
             return self.reply_error(to, call, str(error), error)
         return self._answer(to, frame)
@@ -610,6 +612,14 @@ class Node:
                 self._send(peer, frame)
             except PeerGone:
                 continue
+
+    def find_lost(self, targets: Sequence[Target]) -> int | None:
+        """The first of these actors of a mesh that is lost, as far as that is known here."""
+        failed = self.ledger.failed_nodes(targets[0].actor)
+        if not failed and not self._down:
+            return None
+        nodes = enumerate(target.address.node for target in targets)
+        return next((index for index, node in nodes if node in failed or node in self._down), None)
 
     def report_of(self, node: str) -> ExitReport | None:
         """How a node ended, where it has."""

@@ -123,6 +123,19 @@ def test_a_failure_says_of_which_mesh_it_is_and_what_was_known_then(ledger: Ledg
     assert failures[0].mesh == "b"
 
 
+def test_where_a_mesh_has_failed_is_known_until_it_is_healed_or_stopped(ledger: Ledger) -> None:
+    assert set(ledger.failed_nodes("a")) == set()
+    ledger.fail("a", 1, "raised")
+    lost(ledger, "p.2")
+    assert set(ledger.failed_nodes("a")) == {"p.1", "p.2"}
+    assert set(ledger.failed_nodes("b")) == {"p.2"}
+    to_renew(ledger, {"p.2"})
+    assert set(ledger.failed_nodes("a")) == {"p.1"}
+    ledger.end("a", [1])
+    assert set(ledger.failed_nodes("a")) == set()
+    assert set(ledger.failed_nodes("nothing")) == set()
+
+
 def test_nobody_answers_for_what_is_not_here(ledger: Ledger) -> None:
     assert ledger.fail("nothing", 0, "raised") is None
     assert lost(ledger, "q.0") == []

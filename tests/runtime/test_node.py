@@ -366,7 +366,7 @@ LIMIT = 20_000
     ("function", "kind", "said"),
     [
         (threading.Lock, ActorError, r"result of \w+-\d\.run cannot be pickled: TypeError.*lock"),
-        (lambda: b"x" * LIMIT, ActorError, f"is over the limit of {LIMIT:,}.*MESHBOOK_MAX_MESSAGE_BYTES"),
+        (lambda: b"x" * LIMIT, SupervisionError, f"is over the limit of {LIMIT:,}.*MESHBOOK_MAX_MESSAGE_BYTES"),
         (DoesNotArrive, None, "result of an endpoint cannot be unpickled: RuntimeError: broken on arrival"),
         (lambda: raises(ValueError("x" * LIMIT)), ActorError, "ValueError: xxx"),
         (lambda: raises(Unspeakable()), ActorError, "Unspeakable"),

@@ -173,6 +173,24 @@ def test_17_all_actors_of_a_dead_process_are_lost_and_no_other_process(world: An
     assert list(elsewhere.rank.call().get(PATIENCE).values()) == [0, 1]
 
 
+def test_17_a_failed_mesh_chooses_no_other_rank(world: Any) -> None:
+    """It has failed as a whole: whether the call fails is no matter of luck. Where a slice has no failed rank it goes
+    on, and so does another mesh."""
+    procs = world.procs(4)
+    members, others = procs.spawn("member", Member), procs.spawn("other", Member)
+    members.initialized.get(PATIENCE)
+    with pytest.raises(SupervisionError, match="it had enough"):
+        members.slice(gpus=2).end.call_one().get(PATIENCE)
+    world.kill(procs.slice(gpus=3))
+    for part, said in ((members, "it had enough|Killed"), (members.slice(gpus=slice(1, 3)), "it had enough")):
+        for _ in range(8):
+            with pytest.raises(SupervisionError, match=said):
+                part.rank.choose().get(PATIENCE)
+    assert {members.slice(gpus=slice(0, 2)).rank.choose().get(PATIENCE) for _ in range(8)} <= {0, 1}
+    assert {others.slice(gpus=slice(0, 3)).rank.choose().get(PATIENCE) for _ in range(8)} <= {0, 1, 2}
+    died(others.rank.choose())
+
+
 # -- 18 --------------------------------------------------------------------------------
 
 

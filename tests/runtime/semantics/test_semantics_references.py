@@ -13,7 +13,6 @@ import cloudpickle
 import pytest
 
 from meshbook import Actor, ActorError, Channel, SupervisionError, endpoint, this_host, this_proc
-from meshbook.runtime.errors import CallError
 
 PATIENCE = 60.0
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -353,8 +352,10 @@ def test_43_an_argument_over_the_limit_is_an_error_of_the_caller(make_world: Any
 
 
 def test_43_a_result_over_the_limit_is_an_error_of_the_caller(make_world: Any) -> None:
-    """The actor lives, so it is the error of this call alone."""
+    """The same one, though the actor lives: no answer can come. It is the error of this call alone, and no fault."""
     keeper = make_world(max_message_bytes=100_000).spawn(Keeper)
-    with pytest.raises(CallError, match="MESHBOOK_MAX_MESSAGE_BYTES"):
-        keeper.make.call(100_000).get(PATIENCE)
+    calls = [keeper.make.call(100_000), keeper.slice(gpus=1).make.call_one(100_000), *keeper.make.stream(100_000)]
+    for call in calls:
+        with pytest.raises(SupervisionError, match=r"(?s)keeper\.make.* over the limit .*MESHBOOK_MAX_MESSAGE_BYTES"):
+            call.get(PATIENCE)
     assert [len(made) for made in keeper.make.call(50_000).get(PATIENCE).values()] == [50_000, 50_000]

@@ -170,3 +170,53 @@ def test_32_a_client_is_shut_down_once_and_for_all(folder: Path) -> None:
     refused = "shutdown_context() has ended meshbook in this process, where it cannot be started again"
     assert [line.partition(":")[0] for line in lines[2:6]] == [refused] * 4
     assert lines[6:] == ["[]", "the exit handler ran"]
+
+
+# -- 42 --------------------------------------------------------------------------------
+
+BY_VALUE = """
+import sys
+from meshbook import Actor, endpoint, this_host, this_proc
+
+LEVEL = "at the spawn"
+
+class Value: ...
+
+def level() -> str:
+    return LEVEL
+
+class Holder(Actor):
+    @endpoint
+    def look(self, value):
+        return LEVEL, level(), isinstance(value, Value), hasattr(sys.modules["__main__"], "Value")
+
+    @endpoint
+    def change(self) -> None:
+        global LEVEL
+        LEVEL = "by the actor"
+
+procs = this_host().spawn_procs()
+there, here = (mesh.spawn("holder", Holder) for mesh in (procs, this_proc()))
+there.look.call_one(Value()).get(60)
+LEVEL = "by the client"
+for holder in (there, here):
+    print(*holder.look.call_one(Value()).get(60), sep=", ")
+there.change.call_one().get(60)
+print(LEVEL)
+print(*there.look.call_one(Value()).get(60), sep=", ")
+here.change.call_one().get(60)
+print(LEVEL)
+"""
+
+
+def test_42_what_a_script_defines_travels_by_value(run_script: Callable[..., Any]) -> None:
+    """In another process its classes, functions and globals are copies of the time of the spawn; in the own one not."""
+    script = run_script(BY_VALUE, **QUICK)
+    lines = [script.read_line() for _ in range(5)]
+    assert lines == [
+        "at the spawn, at the spawn, True, False",
+        "by the client, by the client, True, True",
+        "by the client",
+        "by the actor, by the actor, True, False",
+        "by the actor",
+    ]
