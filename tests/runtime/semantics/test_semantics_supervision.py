@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import sys
 from collections.abc import Callable
@@ -531,6 +532,34 @@ def test_26_what_an_actor_owns_is_cleaned_up_before_it(world: Any, faults: Any, 
     assert faults.empty()
 
 
+class Landlord(Mourner):
+    """Owns processes, with a mourner on each."""
+
+    def __init__(self, note: Port[Any]) -> None:
+        super().__init__(note, "landlord")
+        self.procs = this_host().spawn_procs({"gpus": 2})
+        self.tenants = self.procs.spawn("tenant", Mourner, note, "tenant")
+        self.tenants.initialized.get(PATIENCE)
+
+    @endpoint
+    def give_tenants(self) -> Any:
+        return self.tenants
+
+
+@pytest.mark.parametrize("ends", ["actors", "processes"])
+def test_26_processes_that_an_actor_owns_end_before_it(world: Any, faults: Any, ends: str) -> None:
+    """With all that is in them; and it was no fault."""
+    port, notes = Channel[Any].open()
+    procs = world.procs(1)
+    mesh = procs.spawn("landlord", Landlord, port)
+    tenants = mesh.give_tenants.call_one().get(PATIENCE)
+    (mesh if ends == "actors" else procs).stop().get(PATIENCE)
+    told = [notes.recv().get(PATIENCE) for _ in range(3)]
+    assert told == [("tenant", "None"), ("tenant", "None"), ("landlord", "None")]
+    lost(tenants.run.call(abs, 1), "stopped|has ended")
+    assert faults.empty()
+
+
 def test_26_a_failure_ends_what_the_actor_owns(world: Any, faults: Any) -> None:
     """And `__cleanup__` is told the error."""
     port, notes = Channel[Any].open()
@@ -563,6 +592,7 @@ class Overlapping(Actor):
         try:
             await gate.pass_through_async()
         finally:
+            await asyncio.sleep(0)  # cancelled is not ended
             self.note.send("ended")
 
     @concurrent_endpoint
