@@ -22,7 +22,7 @@ def fold_frames(shell: Any) -> None:
     def fold(etype: Any, evalue: Any = None, etb: TracebackType | None = None, *args: Any, **kwargs: Any) -> list[str]:
         if table.mode != "Verbose":
             _fold_causes(evalue)
-            etb = without_ours(etb)
+            etb = without_ours(etb) or etb
         return show(etype, evalue, etb, *args, **kwargs)  # type: ignore[no-any-return]
 
     table.structured_traceback = fold
@@ -34,5 +34,5 @@ def _fold_causes(error: BaseException | None) -> None:
     cause = error.__cause__ or error.__context__ if error is not None else None
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
-        cause.__traceback__ = without_ours(cause.__traceback__)
+        cause.__traceback__ = without_ours(cause.__traceback__) or cause.__traceback__
         cause = cause.__cause__ or cause.__context__

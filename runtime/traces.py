@@ -105,17 +105,17 @@ def _cell_of(filename: str) -> str:
 def render_in_ipython(error: BaseException) -> list[str]:
     """The lines that IPython shows of an error of ours: without the frames of ours that raised it."""
     table = sys.modules["IPython"].get_ipython().InteractiveTB
-    trace = without_ours(error.__traceback__)
+    trace = without_ours(error.__traceback__) or error.__traceback__
     return table.structured_traceback(type(error), error, trace, tb_offset=1)  # type: ignore[no-any-return]
 
 
 def without_ours(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback without the frames of ours; whole, where there are no others."""
+    """A traceback without the frames of ours; None where there are no others."""
     kept: TracebackType | None = None
     for each in reversed(list(_entries(trace))):
         if not is_ours(each.tb_frame.f_code.co_filename):
             kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
-    return kept or trace
+    return kept
 
 
 def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:

@@ -106,6 +106,7 @@ def check_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     try:
         inspect.signature(cls).bind(*args, **kwargs)
     except TypeError as error:
-        raise TypeError(f"{cls.__qualname__}{inspect.signature(cls)}: {error}") from None
+        signature = inspect.signature(cls).replace(return_annotation=inspect.Signature.empty)
+        raise TypeError(f"{cls.__qualname__}{signature}: {error}") from None
     except ValueError:
         pass  # a constructor written in C has no signature to check against

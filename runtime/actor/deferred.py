@@ -35,7 +35,10 @@ def returns_future(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P,
 
     @functools.wraps(function)
     def defer(*args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        signature.bind(*args, **kwargs)
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{function.__qualname__}{signature}: {error}") from None
         return Deferred.of(lambda: function(*args, **kwargs), function.__qualname__)
 
     return defer

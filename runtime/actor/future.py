@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from meshbook.runtime.actor.context import CURRENT, Waiter
+from meshbook.runtime.traces import without_ours
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -126,7 +127,7 @@ class Future(Generic[T]):
                 return
             self._decode, self._error = decode, error
             if error is not None:
-                self._trace = error.__traceback__
+                self._trace = without_ours(error.__traceback__)
             self._done = True
             callbacks, self._callbacks = self._callbacks, ()
         self._latch.release()
@@ -156,7 +157,10 @@ class Future(Generic[T]):
         twin._helper, twin._inquiry, twin._index = self._helper, self._inquiry, self._index
 
         def settle() -> None:
-            twin.resolve(lambda: make(self._result()))
+            if (error := self._error) is not None:
+                twin.fail(error.with_traceback(self._trace))
+            else:
+                twin.resolve(lambda: make(self._result()))
 
         if not self._postpone(settle):
             settle()
@@ -232,7 +236,7 @@ class Future(Generic[T]):
                 try:
                     self._value = self._decode()
                 except Exception as error:
-                    self._error, self._trace = error, error.__traceback__
+                    self._error, self._trace = error, without_ours(error.__traceback__)
                 self._decode = None
         return self._error
 
@@ -285,12 +289,12 @@ class Future(Generic[T]):
         return f"<Future {state}>"
 
 
-def check_timeout(timeout: float | None) -> None:
+def check_timeout(timeout: float | None, name: str = "a timeout") -> None:
     """ValueError, or TypeError, for what is no time limit; None is without one."""
     if timeout is not None and not isinstance(timeout, int | float):
-        raise TypeError(f"a timeout is a number of seconds, or None, not {timeout!r}")
+        raise TypeError(f"{name} is a number of seconds, or None, not {timeout!r}")
     if timeout is not None and not (math.isfinite(timeout) and timeout >= 0):
-        raise ValueError(f"a timeout is a finite number of seconds, zero or more, not {timeout!r}")
+        raise ValueError(f"{name} is a finite number of seconds, zero or more, not {timeout!r}")
 
 
 def _warn_inside_a_loop() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import math
 import os
 import secrets
 import subprocess
@@ -18,7 +17,7 @@ from typing import IO, Any, Protocol
 import msgspec
 
 from meshbook.runtime.actor.context import Context, Instance, context, provide_client
-from meshbook.runtime.actor.future import Future
+from meshbook.runtime.actor.future import Future, check_timeout
 from meshbook.runtime.config import PACKAGE, Settings, settings_in_force
 from meshbook.runtime.errors import ExitReport, LaunchError, MeshbookError
 from meshbook.runtime.geometry import Extent
@@ -271,8 +270,7 @@ def shutdown_context(host_timeout: float | None = None) -> Future[None]:
     Without a client, as in a worker, there is nothing to do. Again is no error. ValueError for a timeout that is
     negative or not finite.
     """
-    if host_timeout is not None and not (math.isfinite(host_timeout) and host_timeout >= 0):
-        raise ValueError(f"host_timeout is a finite number of seconds, zero or more, not {host_timeout!r}")
+    check_timeout(host_timeout, "host_timeout")
     with _Current.lock:
         session, _Current.session = _Current.session, None
         if session is not None:

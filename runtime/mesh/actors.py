@@ -187,7 +187,7 @@ class ActorMesh(MeshTrait):
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """End the actors of this mesh (a slice: of this slice) after the messages they have been sent so far."""
         node = current_node()
-        asker = Endings(self._region, lambda index: node.report_of(self._picked[index].address.node) is not None)
+        asker = Endings(self._region, lambda index: node.has_ended(self._picked[index].address))
         for key in self._keys:
             node.ledger.end(key, self._region.ranks())
         node.stop(self._picked, reason, asker)

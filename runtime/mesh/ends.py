@@ -18,6 +18,7 @@ class HostOwnership:
 
     def __init__(self) -> None:
         self.shutdown: Future[None] | None = None
+        self.is_over = False  # the session has ended, and its hosts with it
         self.meshes: dict[str, ProcMesh] = {}  # that live
 
     def add(self, mesh: ProcMesh) -> None:
@@ -30,6 +31,11 @@ class HostOwnership:
 
         self.meshes[mesh.name] = mesh
         when_ended(current_node(), [address.node for address in mesh.nodes]).when_done(forget)
+
+    def end_meshes(self, ended: Future[None]) -> None:
+        """They are stopped with their hosts: nothing is spawned on them any more."""
+        for mesh in list(self.meshes.values()):
+            mesh.note_end(ended)
 
 
 def when_ended(node: Node, names: Sequence[str]) -> Future[None]:

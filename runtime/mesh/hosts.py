@@ -16,6 +16,7 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.config import OVERRIDES
+from meshbook.runtime.errors import SupervisionError
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
 from meshbook.runtime.mesh.actors import ActorMesh, current_node
 from meshbook.runtime.mesh.binding import Given
@@ -101,6 +102,8 @@ class HostMesh(MeshTrait):
     @property
     def initialized(self) -> Future[bool]:
         """Resolves to True once every host takes requests. Raises SupervisionError where one is gone, with how."""
+        if self._ownership.is_over:
+            return Future.failed(SupervisionError(f"{texts.HOSTS_SHUT_DOWN}: its session has ended"))
         return self._hosts().gpus.call().then(lambda gpus: True)
 
     @property
@@ -243,6 +246,7 @@ class HostMesh(MeshTrait):
         self._check_owned()
         if self._ownership.shutdown is None:
             self._ownership.shutdown = when_ended(current_node(), [agent.node for agent in self._agents])
+            self._ownership.end_meshes(self._ownership.shutdown)
             self._hosts().shutdown.broadcast("its host was shut down")
         return self._ownership.shutdown
 
@@ -253,6 +257,8 @@ class HostMesh(MeshTrait):
         slice or a received reference.
         """
         self._check_owned()
+        if self._ownership.shutdown is not None:
+            return self._ownership.shutdown
         meshes = list(self._ownership.meshes.values())
         for mesh in meshes:
             mesh.stop("its host mesh was stopped")
@@ -260,8 +266,10 @@ class HostMesh(MeshTrait):
 
     def note_end(self) -> None:
         """The session has ended, and the hosts with it: from now on nothing can be spawned here."""
+        self._ownership.is_over = True
         if self._ownership.shutdown is None:
             self._ownership.shutdown = Future.completed(None)
+            self._ownership.end_meshes(self._ownership.shutdown)
 
     def _check_owned(self) -> None:
         if not self._owned:

@@ -210,7 +210,7 @@ class ProcMesh(MeshTrait):
         self, name: str, cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any], *, on_main: bool
     ) -> ActorMesh:
         if self._ownership.stopped is not None:
-            raise RuntimeError(texts.PROCS_STOPPED)
+            raise RuntimeError(f"{texts.PROCS_STOPPED}: {self._name}; spawn_procs() of its hosts makes another one")
         node = current_node()
         actor = node.name_actor(name)
         targets = [Target(address, actor) for address in self.nodes]
@@ -246,6 +246,11 @@ class ProcMesh(MeshTrait):
             names = {address.node for address in self._nodes}
             self._ownership.stopped.when_done(lambda: ledger.forget(names))  # actors in those that had failed before
         return self._ownership.stopped
+
+    def note_end(self, ended: Future[None]) -> None:
+        """Its hosts are being stopped, and so it is."""
+        if self._ownership.stopped is None:
+            self._ownership.stopped = ended
 
     def heal(self) -> Future[list[int]]:
         """Start the processes of this mesh again that have died, and create their actors again.

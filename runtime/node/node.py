@@ -50,7 +50,7 @@ from meshbook.runtime.node.reception import Reception
 from meshbook.runtime.node.running import Running
 from meshbook.runtime.telemetry.capture import Capture
 from meshbook.runtime.traces import name_cells
-from meshbook.runtime.transport import PeerGone, Transport
+from meshbook.runtime.transport import PeerGone, RunEnded, Transport
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body, Buffer, pack, unpack
 from meshbook.runtime.wire.messages import Address, Call, Creator, Down, Hello, Place, Reply, Spawn, Stop
@@ -126,6 +126,7 @@ class Node:
         self._book: dict[str, Address] = {self.address.node: self.address}
         self._down: dict[str, ExitReport] = {}
         self._lives: dict[str, int] = {}  # of nodes that were heard of: how many they have had before the present one
+        self._of_ended_runs: set[str] = set()  # the URLs of nodes that somebody still has handles of
         self._logged: set[str] = set()
         self._closed = False
         self._handlers: dict[type, Callable[[Any, Body], None]] = {
@@ -351,7 +352,7 @@ class Node:
                 raise PeerGone
             self._send(to, frame)
         except PeerGone as gone:
-            error = self._why_gone(to.node, str(gone))
+            error = self._why_gone(to, gone)
             if (found := self._take_back(question)) is not None:
                 found[0].refuse(found[1], error)
             elif isinstance(question, Call) and question.reply_to is not None:
@@ -367,17 +368,22 @@ class Node:
 
     def _send(self, to: Address, frame: Buffer) -> None:
         if to.node == self.address.node:
+            if to.url != self.address.url:  # another controller of this process, before this one
+                raise RunEnded("its run has ended: this process called close_session()")
             self._accept(frame)
         else:
             self._transport.send(to, frame)
 
-    def _why_gone(self, node: str, text: str) -> SupervisionError:
-        report = self._down.get(node)
+    def _why_gone(self, to: Address, gone: PeerGone) -> SupervisionError:
+        report = self._down.get(to.node)
         if report is not None:
             return _loss(report)
         if self._closed:
             return SupervisionError("this process's runtime was shut down; restart it to call actors again")
-        return SupervisionError(f"node {node} is gone: {text}")
+        if isinstance(gone, RunEnded):
+            self._of_ended_runs.add(to.url)
+            return SupervisionError(f"{texts.STOPPED_WITH_PROCS}: {gone}")
+        return SupervisionError(f"node {to.node} is gone: {gone}")
 
     # -- answering (Host) ------------------------------------------------------
 
@@ -432,7 +438,7 @@ class Node:
                 raise PeerGone
             self._send(to, frame)
         except PeerGone as gone:
-            self.message_returned(reply.by, f"{to.node}/port {reply.call}", str(self._why_gone(to.node, str(gone))))
+            self.message_returned(reply.by, f"{to.node}/port {reply.call}", str(self._why_gone(to, gone)))
 
     # -- messages that nobody could take (Host, Kept) ----------------------------------
 
@@ -620,6 +626,10 @@ class Node:
             return None
         nodes = enumerate(target.address.node for target in targets)
         return next((index for index, node in nodes if node in failed or node in self._down), None)
+
+    def has_ended(self, address: Address) -> bool:
+        """Whether a node is known to have ended, maybe with its whole run."""
+        return address.node in self._down or address.url in self._of_ended_runs
 
     def report_of(self, node: str) -> ExitReport | None:
         """How a node ended, where it has."""

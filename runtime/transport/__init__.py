@@ -12,6 +12,10 @@ class PeerGone(ConnectionError):
     """The peer was given up (`forget`); nothing can be sent there any more."""
 
 
+class RunEnded(PeerGone):
+    """The peer was of a run that has ended: whoever holds its address has it from there."""
+
+
 class Transport(Protocol):
     """An inbox with an address, and the way to other inboxes.
 

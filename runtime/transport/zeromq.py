@@ -19,7 +19,7 @@ import zmq.auth
 from zmq.auth.thread import ThreadAuthenticator
 
 from meshbook.runtime.config import Settings
-from meshbook.runtime.transport import PeerGone
+from meshbook.runtime.transport import PeerGone, RunEnded
 from meshbook.runtime.wire.frames import Buffer
 from meshbook.runtime.wire.messages import Address
 
@@ -185,9 +185,9 @@ class ZmqTransport:
 
 
 def _check_run(to: Address) -> None:
-    """PeerGone for a handle of a run that has ended: ZeroMQ would wait for its socket for ever."""
+    """RunEnded for a handle of a run that has ended: ZeroMQ would wait for its socket for ever."""
     if to.url.startswith(IPC) and not Path(to.url.removeprefix(IPC)).parent.is_dir():
-        raise PeerGone("its run has ended: its controller did, or called close_session()")
+        raise RunEnded("its run has ended: its controller ended, or called close_session()")
 
 
 class _Known:

@@ -193,7 +193,7 @@ def test_a_closed_session_takes_its_meshes_along(open_notebook: Callable[..., No
     )
     notebook.wait_until(lambda: cell.stdout == "[mesh 1] said\n")
     stale = notebook.run_failing("old.spawn('talkers', Talker).say.call().get()")
-    assert "is gone: its run has ended" in stale.error["evalue"]
+    assert "`ProcMesh` has already been stopped" in stale.error["evalue"]
 
 
 # --- the kernel dies ---

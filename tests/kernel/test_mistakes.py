@@ -29,6 +29,9 @@ def notebook(make_notebook: Any) -> Iterator[Notebook]:
             "    def add(self, step): self.count += step; return self.count\n"
             "    @endpoint\n"
             "    def lock(self): import threading; return threading.Lock()\n"
+            "    @endpoint\n"
+            "    def divide(self, x):\n"
+            "        return 1 / x\n"
             "    def plain(self): pass\n"
             "counters = mesh.spawn('counters', Counter)"
         )
@@ -103,7 +106,7 @@ def test_a_cell_without_code_is_no_mistake(notebook: Notebook, cell: str) -> Non
         ("counters.add.call()", "TypeError", "add(step): missing a required argument: 'step'"),
         ("counters.add.call_one(1)", "ValueError", "call_one requires exactly 1 actor, but mesh has 4"),
         ("counters.add(1)", "TypeError", "say counters.add.call(...)"),
-        ("counters.nope.call()", "AttributeError", "no endpoint 'nope'; its endpoints: add, lock"),
+        ("counters.nope.call()", "AttributeError", "no endpoint 'nope'; its endpoints: add, divide, lock"),
         ("counters.plain.call()", "RuntimeError", "mark it with @endpoint"),
         ("counters.lock.call().get()", "ActorError", "cannot be pickled: TypeError"),
         ("counters.slice(gpus=9)", "IndexError", "gpus=9 is out of range"),
@@ -119,3 +122,32 @@ def test_a_mistake_with_an_actor_is_told_at_the_cells_line(notebook: Notebook, c
     assert f"----> 2 {code}" in failed.traceback
     assert "/meshbook/" not in failed.traceback, "no frames of ours"
     assert notebook.evaluate("[count for _, count in counters.add.call(0).get().items()]") == [0, 0, 0, 0]
+
+
+def test_the_error_of_an_actor_names_the_cells_that_called_and_that_raised(notebook: Notebook) -> None:
+    """Neither is the one that waits, which IPython shows; and nothing of the runtime is in between."""
+    asked = notebook.run("def ask():\n    return counters.divide.call(0)\nfuture = ask()")
+    assert asked.reply is not None
+    failed = notebook.run_failing("x = 1\nfuture.get()")
+    assert failed.error["ename"] == "ActorError"
+    first, *_ = failed.error["evalue"].splitlines()
+    assert first.startswith("counters.divide() on rank {'hosts': 0/2, 'gpus': 0/2} (")
+    assert first.endswith(") raised ZeroDivisionError: division by zero")
+    asked_in = asked.reply["execution_count"]
+    assert f"called at Cell In[{asked_in}], line 2, in ask\n    return counters.divide.call(0)" in failed.traceback
+    assert ", line 11, in divide\n    return 1 / x" in failed.traceback
+    assert "  Cell In[" in failed.traceback
+    assert "----> 2 future.get()" in failed.traceback
+    assert "/meshbook/" not in failed.traceback
+    assert "/tmp/ipykernel" not in failed.traceback
+    awaited = notebook.run_failing("await future")
+    assert "----> 1 await future" in awaited.traceback
+    assert "/meshbook/" not in awaited.traceback
+
+
+def test_verbose_tracebacks_have_the_frames_of_the_runtime(notebook: Notebook) -> None:
+    """For who wants to know."""
+    notebook.run("%xmode Verbose")
+    assert "/meshbook/" in notebook.run_failing("counters.add.call(1, 2)").traceback
+    notebook.run("%xmode Context")
+    assert "/meshbook/" not in notebook.run_failing("counters.add.call(1, 2)").traceback

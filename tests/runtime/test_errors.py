@@ -13,7 +13,10 @@ import pytest
 
 from meshbook.runtime.errors import (
     ActorError,
+    CallCancelled,
     CallError,
+    CallTimeout,
+    DeadlockError,
     ExitReport,
     LaunchError,
     MeshbookError,
@@ -24,6 +27,7 @@ from meshbook.runtime.errors import (
     SupervisionError,
     WireError,
 )
+from meshbook.runtime.traces import Line
 
 FAILED = "the process this actor was running on failed: "
 
@@ -109,6 +113,16 @@ def test_errors_travel_whole(error: Any, travel: Callable[[Any], Any], dumps: An
     assert str(again) == str(error)
     assert repr(getattr(again, "exception", None)) == repr(getattr(error, "exception", None))
     assert getattr(again, "report", None) == getattr(error, "report", None)
+
+
+@pytest.mark.parametrize("kind", [ActorError, SupervisionError, DeadlockError, CallTimeout, CallCancelled])
+def test_an_error_of_a_call_travels_with_its_line_and_without_the_other_answers(kind: type[CallError]) -> None:
+    error = kind("text")
+    error.called_at = Line("/nowhere/train.py", 3, "fit")
+    error.results, error.failures = object(), {0: error}
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error) == "text\ncalled at /nowhere/train.py:3, in fit"
+    assert (again.args, again.results, dict(again.failures)) == (("text",), None, {})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,86 @@
+"""Handles that outlive their session: whoever uses one is told, at once, also when another session has begun."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from meshbook import Actor, Channel, SupervisionError, close_session, endpoint, this_host, this_proc
+
+PATIENCE = 60.0
+pytestmark = pytest.mark.process
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Echo(Actor):
+    @endpoint
+    def echo(self, value: int) -> int:
+        return value
+
+
+class Former:
+    """What is left of a session that was closed."""
+
+    def __init__(self) -> None:
+        self.host = this_host()
+        self.procs = self.host.spawn_procs(per_host={"gpus": 2})
+        self.own_proc = this_proc()
+        self.echo = self.procs.spawn("echo", Echo)
+        self.own_echo = self.own_proc.spawn("own", Echo)
+        self.port, self.receiver = Channel[int].open()
+        assert self.own_echo.echo.call_one(1).get(PATIENCE) == 1
+        assert list(self.echo.echo.call(2).get(PATIENCE).values()) == [2, 2]
+        close_session()
+
+
+@pytest.fixture(scope="module")
+def former() -> Iterator[Former]:
+    former = Former()
+    this_host()  # another session begins
+    yield former
+    close_session()
+
+
+def lost(future: Any) -> str:
+    with pytest.raises(SupervisionError) as caught:
+        future.get(PATIENCE)
+    return str(caught.value)
+
+
+def test_calls_say_that_the_run_has_ended(former: Former) -> None:
+    """Of actors elsewhere, and of those that lived in this very process, where another controller is now."""
+    for mesh, name in ((former.echo, "echo"), (former.own_echo, "own")):
+        text = lost(mesh.echo.call(1))
+        assert text.startswith(
+            f"Endpoint call {name}.echo() failed, actor mesh is stopped due to proc mesh shutdown: its run has ended"
+        )
+        assert "called at" in text
+    assert "its run has ended" in lost(former.procs.initialized)
+    assert "its session has ended" in lost(former.host.initialized)
+
+
+def test_nothing_is_spawned_there_any_more(former: Former) -> None:
+    with pytest.raises(RuntimeError, match="HostMesh has already been shut down"):
+        former.host.spawn_procs()
+    with pytest.raises(RuntimeError, match="`ProcMesh` has already been stopped"):
+        former.procs.spawn("echo", Echo)
+    assert "its run has ended" in lost(former.own_proc.spawn("own", Echo).initialized)
+
+
+def test_stopping_is_no_error(former: Former) -> None:
+    for ended in (former.echo.stop(), former.own_echo.stop(), former.procs.stop(), former.host.stop()):
+        assert ended.get(PATIENCE) is None
+    assert former.host.shutdown().get(PATIENCE) is None
+
+
+def test_ports_of_it_reach_nobody(former: Former) -> None:
+    """Not somebody of the new session either, who has a port of the same number."""
+    ports = [Channel[int].open() for _ in range(former.port._number + 1)]
+    former.port.send(3)
+    assert "shut down" in lost(former.receiver.recv())
+    for _, receiver in ports:
+        assert not receiver.recv().done()
