@@ -21,6 +21,7 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.geometry import Extent
+from meshbook.runtime.hosts.in_process import let_go
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.node.calls import Gather, Target
 from meshbook.runtime.node.node import Node
@@ -161,7 +162,7 @@ class Session:
 
     def close(self) -> None:
         for node in self._nodes:
-            node.close()
+            let_go(node)
 
 
 @pytest.fixture
