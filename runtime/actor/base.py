@@ -95,9 +95,9 @@ def _check_hooks(cls: type[Actor]) -> None:
     for name in HOOKS:
         hook = getattr(cls, name, None)
         if hook is not None and inspect.iscoroutinefunction(hook) != is_async(cls):
+            mixed = f", or say class {cls.__name__}(Actor, mixed=True)" if is_async(cls) else ""
             raise ValueError(
-                f"{cls.__qualname__}.{name} is {ours}, but its endpoints are {theirs}: make it {wanted}, or say "
-                f"class {cls.__name__}(Actor, mixed=True)"
+                f"{cls.__qualname__}.{name} is {ours}, but its endpoints are {theirs}: make it {wanted}{mixed}"
             )
 
 

@@ -198,12 +198,12 @@ MISTAKES: list[tuple[type[Exception], str, Callable[[Any], Any]]] = [
     (ValueError, "Hiding: endpoint 'slice' would hide.*rename it", lambda w: w.procs.spawn("x", Hiding)),
     (
         ValueError,
-        r"AsyncCleanup\.__cleanup__ is async, but its endpoints are sync: make it a plain def",
+        r"AsyncCleanup\.__cleanup__ is async, but its endpoints are sync: make it a plain def$",
         lambda w: w.procs.spawn("x", AsyncCleanup),
     ),
     (
         ValueError,
-        r"SyncCleanup\.__cleanup__ is sync, but its endpoints are async: make it an async def",
+        r"SyncCleanup\.__cleanup__ is sync, but its endpoints are async: make it an async def, or say .*mixed=True",
         lambda w: w.procs.spawn("x", SyncCleanup),
     ),
     (ValueError, r"AsyncSupervise\.__supervise__ is async", lambda w: w.procs.spawn("x", AsyncSupervise)),
