@@ -171,8 +171,9 @@ class ActorMesh(MeshTrait):
         targets = [dataclasses.replace(target, manner="port" if has_port else "method") for target in self._targets]
         return ActorMesh(self._name, self._cls, targets, self._region, self._initialized)
 
-    def _explainer(self, endpoint: str) -> Callable[[BaseException], BaseException]:
-        place = calling_place(3)  # from the frame above `_call` and its like
+    def _explainer(self, endpoint: str, depth: int = 4) -> Callable[[BaseException], BaseException]:
+        # Above us are `_call` or its like, and a verb: who called that is at this depth, or higher. Each look costs.
+        place = calling_place(depth)
 
         def explain(error: BaseException) -> BaseException:
             if isinstance(error, SupervisionError):
@@ -220,7 +221,7 @@ class ActorMesh(MeshTrait):
                 self._know(old)
 
         self._know(new)
-        asker = Conversions(self._region, self._explainer("reload"), undo)
+        asker = Conversions(self._region, self._explainer("reload", depth=3), undo)
         targets = [dataclasses.replace(target, manner="reload") for target in self._picked]
         try:
             current_node().call(targets, "reload", arguments, self._extent, asker)
