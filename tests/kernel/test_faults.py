@@ -43,7 +43,7 @@ def test_a_fault_is_an_error_of_the_cell_that_spawned_the_mesh(fragile: Notebook
     assert spawning.error["ename"] == "MeshFailure"
     assert spawning.error["evalue"] == "rank 0 of mesh fragile has failed"
     assert "ValueError: for nobody" in spawning.traceback
-    assert "line 7, in fail" in spawning.traceback
+    assert "line 7, in fail\n    raise ValueError(why)" in spawning.traceback
     assert not failing.contents("error")
     assert fragile.run("1 + 1").result == "2"
     stop(fragile)
