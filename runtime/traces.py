@@ -82,7 +82,10 @@ def calling_place(depth: int) -> Place:
 
     It costs some hundred nanoseconds, so that every call can afford it. Neither frame nor line number is looked at.
     """
-    frame = sys._getframe(depth)
+    try:
+        frame = sys._getframe(depth)
+    except ValueError:  # called from C, as a thread's first function: there is no line
+        frame = sys._getframe()
     while is_ours(frame.f_code.co_filename) and frame.f_back is not None:
         frame = frame.f_back
     return frame.f_code, frame.f_lasti

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import operator
 import pickle
@@ -176,6 +177,13 @@ def test_an_error_that_travels_keeps_the_line(world: Any) -> None:
     again = pickle.loads(pickle.dumps(error))
     assert str(again).endswith("# made here")
     assert (type(again), again.args) == (type(error), error.args)
+
+
+def test_a_call_that_no_line_made_is_a_call(world: Any) -> None:
+    """A thread may begin in a verb, straight from C; then there is nobody to name."""
+    port, receiver = Channel[int].open()
+    _thread.start_new_thread(world.spawn(Worker, gpus=1).run.call, (port.send, 1))
+    assert receiver.recv().get(PATIENCE) == 1
 
 
 class Traced:
