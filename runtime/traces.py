@@ -176,14 +176,15 @@ def headline(error: BaseException) -> str:
 
 
 def _chain(
-    error: BaseException | None, told: traceback.TracebackException | None
+    error: BaseException, told: traceback.TracebackException
 ) -> Iterator[tuple[BaseException, traceback.TracebackException]]:
-    """An exception with its causes, and with what is in a group."""
-    if error is None or told is None:
-        return
-    yield error, told
-    yield from _chain(error.__cause__, told.__cause__)
-    yield from _chain(error.__context__, told.__context__)
-    if isinstance(error, BaseExceptionGroup):
-        for inner, told_inner in zip(error.exceptions, told.exceptions or (), strict=False):
-            yield from _chain(inner, told_inner)
+    """An exception with its causes, and with what is in a group. Not by recursion: a chain may be of thousands."""
+    waiting: list[tuple[BaseException | None, traceback.TracebackException | None]] = [(error, told)]
+    while waiting:
+        raised, words = waiting.pop()
+        if raised is None or words is None:  # of a circle it is told once
+            continue
+        yield raised, words
+        waiting += [(raised.__cause__, words.__cause__), (raised.__context__, words.__context__)]
+        if isinstance(raised, BaseExceptionGroup):
+            waiting += zip(raised.exceptions, words.exceptions or (), strict=False)

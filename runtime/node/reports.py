@@ -2,7 +2,7 @@
 
     trainer.step() on rank {'gpus': 0/2} (procs-04d1.0, pid 4711) raised ZeroDivisionError: division by zero
     Traceback (most recent call last): ...
-    which failed outer.fit() on rank {} (controller, pid 4700):
+    which failed outer.fit() (controller, pid 4700):
       File ...
 
 Text alone: what follows from it is for `hosting`.

@@ -189,6 +189,18 @@ def test_frames_of_ours_and_of_asyncio_are_folded_away(wait: Any) -> None:
     assert "asyncio/" not in text
 
 
+def test_a_chain_may_be_long_or_a_circle() -> None:
+    """It is told, and does not end the actor that has to tell it."""
+    error: BaseException = ValueError("0")
+    for number in range(1, 3000):
+        before, error = error, ValueError(str(number))
+        error.__context__ = before
+    assert format_error(error).count("During handling") > 900
+    error.__cause__, before = before, error
+    before.__cause__.__context__ = error  # type: ignore[union-attr]
+    assert "ValueError: 2999" in format_error(error)
+
+
 def test_ours_are_shown_where_there_are_no_others() -> None:
     """That is a mistake of ours, and somebody will want to see it; but not where the error itself is one of ours."""
     error = raised_by(lambda: Future.failed(ValueError("of ours")).get())
