@@ -167,7 +167,7 @@ def runtime_dir() -> Iterator[Path]:
     """A folder for runs that no other test has. Short: a socket's path has 107 bytes."""
     folder = Path(tempfile.mkdtemp(prefix="mb-", dir="/tmp"))
     yield folder
-    shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)  # a process that ends may be removing files of its own
 
 
 class Script:

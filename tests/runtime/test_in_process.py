@@ -119,7 +119,7 @@ def test_it_leaves_no_thread_and_no_descriptor(monkeypatch: pytest.MonkeyPatch) 
     for thread in set(threading.enumerate()) - threads:
         thread.join(PATIENCE)
         assert not thread.is_alive()
-    assert descriptors_in_use() == descriptors
+    assert descriptors_in_use() <= descriptors  # what tests before this one left is closed in its own time
 
 
 def descriptors_in_use() -> int:
