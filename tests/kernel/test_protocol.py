@@ -15,10 +15,19 @@ if TYPE_CHECKING:
     from tests.kernel.conftest import Notebook
 
 pytestmark = pytest.mark.kernel
+WARM_UP = (
+    "import meshbook\nwith_it = meshbook.this_host().spawn_procs()\nwith_it.initialized.get()\nwith_it.stop().get()"
+)
 
 
 class TestConformance(jupyter_kernel_test.KernelTests):
     """Ordinary cells: an IPython kernel's behaviour, unchanged."""
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        # The kernel starts its agent and fork server in the background: no test shall be blamed for them.
+        cls.kc.execute_interactive(WARM_UP, store_history=False, timeout=60)
 
     kernel_name = "meshbook"
     language_name = "python"
