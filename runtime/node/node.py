@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextvars
 import logging
-import pickle
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -27,11 +26,9 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.ports import ResponsePort
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import (
-    ActorError,
     ExitReport,
     MeshbookError,
     MessageTooLarge,
-    PickleError,
     ProcessDied,
     RefusedMessage,
     SupervisionError,
@@ -41,7 +38,9 @@ from meshbook.runtime.node.calls import Asker, CallTable, Desk, Each, Explain, I
 from meshbook.runtime.node.clock import Clock
 from meshbook.runtime.node.deadlock import Step, Watch
 from meshbook.runtime.node.early import EarlyMessages
+from meshbook.runtime.node.failures import pack_error, pickle_exception, rebuild_error
 from meshbook.runtime.node.hosting import HostedActor, InlineActor
+from meshbook.runtime.node.identity import creator_of, instance_of, point_of
 from meshbook.runtime.node.keeper import KEEPER, Keeper
 from meshbook.runtime.node.ledger import Charge, Ledger
 from meshbook.runtime.node.limits import TimeLimit
@@ -53,7 +52,7 @@ from meshbook.runtime.traces import name_cells
 from meshbook.runtime.transport import PeerGone, RunEnded, Transport
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body, Buffer, pack, unpack
-from meshbook.runtime.wire.messages import Address, Call, Creator, Down, Hello, Place, Reply, Spawn, Stop
+from meshbook.runtime.wire.messages import Address, Call, Creator, Down, Hello, Reply, Spawn, Stop
 
 logger = logging.getLogger(__name__)
 
@@ -279,7 +278,7 @@ class Node:
     ) -> Creation:
         """What creates an actor at each target, any number of times: the arguments are those of now."""
         body = pickling.dumps(construct, f"an argument of {construct[0].__qualname__}")
-        creator = _creator(context().actor_instance)
+        creator = creator_of(context().actor_instance)
         kept = [part if isinstance(part, bytes) else bytes(part) for part in body]
         return Creation(tuple(targets), extent, kept, current_origin(), creator, on_main)
 
@@ -429,7 +428,7 @@ class Node:
             # One that is no Exception would end whoever it is raised in.
             status: Literal["sent", "error"] = "sent" if isinstance(error, Exception) else "error"
             reply = Reply(self.address.node, number, status, 0, _own_key() if returns else "")
-            self._send_to(to, reply, self._pack_error(reply, text, _pickle_exception(error)))
+            self._send_to(to, reply, pack_error(reply, text, pickle_exception(error), self.settings.max_message_bytes))
 
     def _send_to(self, to: Address, reply: Reply, frame: Buffer) -> None:
         self._book.setdefault(to.node, to)  # a port may come from a node that this one has never heard of
@@ -454,19 +453,17 @@ class Node:
             sender.take_back(UndeliverableMessageEnvelope(sender.instance.actor_id, dest, error))
 
     def reply_error(self, to: str, call: int, text: str, error: BaseException) -> None:
-        self._answer(to, self._pack_error(Reply(self.address.node, call, "error"), text, _pickle_exception(error)))
+        self._answer(
+            to,
+            pack_error(
+                Reply(self.address.node, call, "error"), text, pickle_exception(error), self.settings.max_message_bytes
+            ),
+        )
 
     def reply_lost(self, to: str, call: int, error: SupervisionError) -> None:
-        self._answer(to, self._pack_error(Reply(self.address.node, call, "lost"), str(error), None))
-
-    def _pack_error(self, reply: Reply, text: str, exception: bytes | None) -> Buffer:
-        limit = self.settings.max_message_bytes
-        try:
-            return pack(reply, pickling.dumps((text, exception), "an error"), limit)
-        except MessageTooLarge:
-            # Who asked must hear that it failed, if not all of it. A character has four bytes at most.
-            beginning = f"{text[: limit // 8]}… [cut: the error is over MESHBOOK_MAX_MESSAGE_BYTES]"
-            return pack(reply, pickling.dumps((beginning, None), "an error"), limit)
+        self._answer(
+            to, pack_error(Reply(self.address.node, call, "lost"), str(error), None, self.settings.max_message_bytes)
+        )
 
     def _answer(self, to: str, frame: Buffer) -> None:
         try:
@@ -687,7 +684,7 @@ class Node:
             before = self._actors.get(key)
             is_there = before is not None and not before.is_lost
             if not is_there:
-                hosted = self._host(HostedActor, key, make, _point(spawn.place), "", _instance(spawn.creator))
+                hosted = self._host(HostedActor, key, make, point_of(spawn.place), "", instance_of(spawn.creator))
                 hosted.is_restored = spawn.again
                 self._ended.pop(key, None)
                 if before is not None:  # it is still at its `__cleanup__`; of those with one name one lives at a time
@@ -734,7 +731,7 @@ class Node:
         if reply.status == "ok":
             asker.answer(index, lambda: pickling.loads(body, "the result of an endpoint"))
         else:
-            asker.refuse(index, _rebuild_error(reply.status, body))
+            asker.refuse(index, rebuild_error(reply.status, body))
         return None
 
     def _on_down(self, down: Down, body: Body) -> None:
@@ -795,51 +792,3 @@ def _not_at_all() -> None:
 
 def _log_fault(charge: Charge, failure: MeshFailure) -> None:
     logger.error("%s", failure)
-
-
-def _creator(instance: Instance) -> Creator | None:
-    """An instance as it travels; None for a client."""
-    if instance.control is None and instance.node is not None:
-        return None
-    place = instance.rank.rank, instance.rank.extent.labels, instance.rank.extent.sizes
-    above = _creator(instance.creator) if instance.creator is not None else None
-    return Creator(instance.key, instance.class_name, place, above)
-
-
-def _instance(creator: Creator | None) -> Instance | None:
-    """The instance of an actor elsewhere, as far as its descendants know it."""
-    if creator is None:
-        return None
-    return Instance(creator.key, creator.class_name, _point(creator.place), None, None, _instance(creator.creator))
-
-
-def _point(place: Place) -> Point:
-    rank, labels, sizes = place
-    return Extent(labels, sizes).point(rank)
-
-
-def _pickle_exception(error: BaseException) -> bytes | None:
-    """The exception as bytes, where it survives the round trip; many with a constructor of their own do not."""
-    try:
-        body = pickling.dumps(error, "an exception")
-        data = b"".join(map(bytes, body)) if len(body) == 1 else None
-        if data is not None:
-            pickle.loads(data)
-        return data
-    except Exception:
-        return None
-
-
-def _rebuild_error(status: str, body: Body) -> BaseException:
-    try:
-        text, data = pickling.loads(body, "an error")
-    except PickleError as error:
-        return ActorError(str(error))
-    text = name_cells(text)
-    if status == "lost":
-        return SupervisionError(text)
-    try:
-        exception = pickle.loads(data) if data is not None else None
-    except Exception:
-        return ActorError(text)  # its class does not exist in this process
-    return exception if status == "sent" and exception is not None else ActorError(text, exception)
