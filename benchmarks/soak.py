@@ -108,7 +108,7 @@ class Work:
         }
         end = time.monotonic() + SHORT_PATIENCE
         while time.monotonic() < end and not all(answer.done() for answer in asked.values()):
-            time.sleep(0.01)
+            time.sleep(0.01)  # several futures, and no one thing that tells of all of them
         silent = [name for name, answer in asked.items() if not answer.done()]
         return (
             f"silent peers: {', '.join(silent) or 'none'}; meanwhile it is {'there' if future.done() else 'not there'}"
@@ -231,7 +231,7 @@ def settle(work: Work) -> list[Audit]:
         if not missing or time.monotonic() > end:
             work.wrong += missing + [f"{audit.name}: {fault}" for audit in audits for fault in audit.faults]
             return audits
-        time.sleep(0.01)
+        time.sleep(0.01)  # letters are under way between others: nothing tells when the last has come
 
 
 def find_missing(audits: list[Audit], outbox: Outbox) -> list[str]:
@@ -274,7 +274,7 @@ def look_at_rest(work: Work, warm: Sight) -> Sight:
         sight = look(work)
         if not grown(sight, warm) or time.monotonic() > end:
             return sight
-        time.sleep(0.1)
+        time.sleep(0.1)  # sockets and threads of others end in their own time, and tell nobody
 
 
 def grown(sight: Sight, warm: Sight) -> list[str]:

@@ -103,7 +103,7 @@ class Faults:
                 charge.context.run(unhandled_fault_hook(), failure)
             except SystemExit as exit_:
                 _exit(exit_)
-            except BaseException:
+            except BaseException:  # of the user's hook: it is told, and the next fault still comes there
                 traceback.print_exc()
 
 

@@ -8,6 +8,7 @@ to it. Each node clears what it knows of the end when it hears of the new life, 
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -78,4 +79,4 @@ def resolve_after(future: Future[Any], parts: Sequence[Future[Any]], value: Any)
     if not parts:
         future.resolve(lambda: value)
     for part in parts:
-        part.when_done(lambda part=part: look(part))  # type: ignore[misc]
+        part.when_done(functools.partial(look, part))

@@ -29,6 +29,7 @@ class Clock:
             heapq.heappush(self._due, (time.monotonic() + seconds, next(self._order), callback))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="meshbook clock", daemon=True)
+                # A debugger that stops all threads must not stop the time.
                 self._thread.pydev_do_not_trace = True  # type: ignore[attr-defined]
                 self._thread.start()
             self._changed.notify()

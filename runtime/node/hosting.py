@@ -10,6 +10,7 @@ by then, and `__cleanup__` has run.
 from __future__ import annotations
 
 import collections
+import functools
 import inspect
 import logging
 import queue
@@ -445,7 +446,7 @@ class HostedActor:
         """What is to be done now that it is lost: end what it owns, then let it clean up."""
         CURRENT.set(self._own_context(CURRENT.get()))
         for charge in self._host.charges_of(self.instance.key):
-            yield lambda charge=charge: charge.stop(f"its owner {self.instance} has ended")  # type: ignore[misc]
+            yield functools.partial(charge.stop, f"its owner {self.instance} has ended")
         cleanup = getattr(self._actor, "__cleanup__", None)
         if cleanup is not None and self._cleans_up:
             yield lambda: cleanup(self._cause)
