@@ -26,6 +26,7 @@ from meshbook.runtime.hosts.faults import set_unhandled_fault_hook, unhandled_fa
 SCRATCH = Path(tempfile.mkdtemp(prefix="mb-", dir="/tmp"))
 RUNTIME_DIR = SCRATCH / "run"
 TEST_ID = uuid.uuid4().hex
+TEST_MARK = f"MESHBOOK_TEST_ID={TEST_ID}"
 
 # Set before any test module is imported: what starts from here inherits it. The id finds processes that left
 # the family (a session of their own, a dead parent); the rest keeps the user's settings and history out.
@@ -46,7 +47,7 @@ def _run_leaves_nothing_behind() -> Iterator[None]:
     RUNTIME_DIR.mkdir(mode=0o700)
     yield
     try:
-        _end_and_complain(_family() | _marked_processes(), "the test run")
+        _end_and_complain(_all_processes(), "the test run")
         left = sorted(str(path.relative_to(RUNTIME_DIR)) for path in RUNTIME_DIR.iterdir())
         assert not left, f"run directories left behind in MESHBOOK_RUNTIME_DIR: {left}"
     finally:
@@ -79,7 +80,7 @@ def _starts_processes(node: pytest.Item) -> bool:
 
 
 def _all_processes() -> set[psutil.Process]:
-    return _family() | _marked_processes()
+    return _family() | _marked_processes(TEST_MARK)
 
 
 def _family() -> set[psutil.Process]:
@@ -104,15 +105,14 @@ def _children(pid: int) -> list[int]:
     return pids
 
 
-def _marked_processes() -> set[psutil.Process]:
-    """The processes that carry the id of this run, whoever their parent is."""
-    mark = f"MESHBOOK_TEST_ID={TEST_ID}".encode()
+def _marked_processes(mark: str) -> set[psutil.Process]:
+    """The processes with this in their environment, whoever their parent is."""
     found: set[psutil.Process] = set()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
-            if mark not in (entry / "environ").read_bytes().split(b"\0"):
+            if mark.encode() not in (entry / "environ").read_bytes().split(b"\0"):
                 continue
         except OSError:  # ended meanwhile, or another user's
             continue
@@ -179,7 +179,7 @@ class Script:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"MESHBOOK_RUNTIME_DIR": str(folder)} | environment,
+            env=os.environ | {"MESHBOOK_RUNTIME_DIR": str(folder), "MESHBOOK_SCRIPT": str(file)} | environment,
         )
         self._file = file
 
@@ -197,6 +197,10 @@ class Script:
     def family(self) -> list[psutil.Process]:
         """Everything that it started, and that was started by this, and so on."""
         return psutil.Process(self.process.pid).children(recursive=True)
+
+    def processes(self) -> set[psutil.Process]:
+        """It, and everything that came of it, whoever is the parent now."""
+        return _marked_processes(f"MESHBOOK_SCRIPT={self._file}")
 
     def close(self) -> None:
         with self.process:

@@ -1,4 +1,4 @@
-"""Deaths of processes, whoever dies and however: who waited gets the reason, and nothing is left behind."""
+"""Faults of the controller and of its host agent: everything of the run is gone within two seconds, whatever it did."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ import cloudpickle
 import psutil
 import pytest
 
-from meshbook import Actor, SupervisionError, endpoint
+from meshbook import Actor, endpoint
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import LaunchError, ProcessDied
 from meshbook.runtime.hosts.session import Session
@@ -27,154 +25,12 @@ pytestmark = pytest.mark.process
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-class Probe(Actor):
-    """Runs what it is sent."""
-
-    @endpoint
-    def run(self, function: Any, *arguments: Any) -> Any:
-        return function(*arguments)
-
-
-def wait_for_ever() -> None:
-    threading.Event().wait()
-
-
-def pids(probe: Any) -> list[int]:
-    return list(probe.run.call(os.getpid).get(PATIENCE).values())
-
-
-def died(future: Any) -> ProcessDied:
-    with pytest.raises(ProcessDied) as caught:
-        future.get(PATIENCE)
-    return caught.value
-
-
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
     """Who still lives when nobody should any more."""
     return psutil.wait_procs(processes, timeout=AT_ONCE)[1]
 
 
-# -- of a worker -------------------------------------------------------------------------
-
-
-def test_a_killed_worker(spawn_procs):
-    probe = spawn_procs(3).spawn("probe", Probe)
-
-    def speak() -> None:
-        print("through Python", file=sys.stderr)
-        os.write(2, b"past Python\n")
-
-    killed = psutil.Process(pids(probe)[1])
-    probe.slice(gpus=1).run.call(speak).get(PATIENCE)
-    waiting = probe.slice(gpus=1).run.call_one(wait_for_ever)
-    gathered = probe.run.call(os.getpid)
-    killed.kill()
-    for future in (waiting, gathered):
-        error = died(future)
-        assert f"Killed(sig=9) (SIGKILL, {error.report.node}, pid {killed.pid})" in str(error)
-        assert "Endpoint call probe.run() failed" in str(error)
-        assert error.report.stderr == ("through Python", "past Python")
-        assert "it came from outside meshbook" in str(error)
-    late = probe.run.call_each(os.getpid)
-    assert late[1].done()
-    assert died(late[1]).report.pid == killed.pid
-
-
-def test_the_other_ranks_answer(spawn_procs):
-    probe = spawn_procs(3).spawn("probe", Probe)
-    before = pids(probe)
-    killed = probe.slice(gpus=1).run.call_one(os.kill, before[1], signal.SIGKILL)
-    died(killed)
-    others = probe.run.call_each(os.getpid)
-    assert [others[rank].get(PATIENCE) for rank in (0, 2)] == [before[0], before[2]]
-
-
-def test_a_worker_that_waits_for_another_hears_of_its_death(spawn_procs):
-    def ask(other: Any) -> str:
-        return type(other.run.call_one(wait_for_ever).exception(PATIENCE)).__name__
-
-    probe = spawn_procs(2).spawn("probe", Probe)
-    other = psutil.Process(pids(probe)[0])
-    asking = probe.slice(gpus=1).run.call_one(ask, probe.slice(gpus=0))
-    other.kill()
-    assert asking.get(PATIENCE) == "ProcessDied"
-
-
-def segfault() -> None:
-    import ctypes
-
-    ctypes.string_at(0)
-
-
-def fall_silent() -> None:
-    os._exit(3)
-
-
-@pytest.mark.parametrize(
-    ("end", "said"),
-    [
-        (segfault, ["SIGSEGV", "Segmentation fault(sig=11)", "Fatal Python error: Segmentation fault", "in segfault"]),
-        (os.abort, ["SIGABRT", "Fatal Python error: Aborted", "in run"]),
-        (fall_silent, ["exit code 3"]),
-        (lambda: os.kill(os.getpid(), signal.SIGTERM), ["SIGTERM"]),
-    ],
-    ids=["segmentation fault", "abort", "exit", "SIGTERM"],
-)
-@pytest.mark.parametrize("asked", [True, False], ids=["call", "broadcast"])
-def test_a_worker_that_ends_itself(spawn_procs, end: Callable[[], None], said: list[str], asked: bool):
-    probe = spawn_procs().spawn("probe", Probe)
-    probe.initialized.get(PATIENCE)
-    if not asked:
-        probe.run.broadcast(end)
-    text = str(died(probe.run.call_one(end if asked else wait_for_ever)))
-    assert [each for each in said if each not in text] == [], text
-
-
-def test_a_worker_that_ends_while_an_actor_is_made(spawn_procs):
-    class Ends(Probe):
-        def __init__(self) -> None:
-            os._exit(7)
-
-    probe = spawn_procs().spawn("ends", Ends)
-    early = probe.run.call_one(os.getpid)
-    assert [died(future).report.returncode for future in (probe.initialized, early)] == [7, 7]
-
-
-def test_a_mesh_that_lost_a_worker_is_stopped(spawn_procs):
-    mesh = spawn_procs(2)
-    probe = mesh.spawn("probe", Probe)
-    processes = [psutil.Process(pid) for pid in pids(probe)]
-    processes[0].kill()
-    died(probe.slice(gpus=0).run.call(wait_for_ever))
-    mesh.stop().get(PATIENCE)
-    assert alive(processes) == []
-    with pytest.raises(SupervisionError, match="stopped"):
-        probe.slice(gpus=1).run.call_one(os.getpid).get(PATIENCE)
-
-
-def test_a_worker_in_an_endless_loop_is_killed_in_time(spawn_procs, session):
-    def loop_in_python() -> None:
-        while True:
-            pass
-
-    def loop_in_c() -> None:
-        import collections
-        import itertools
-
-        collections.deque(itertools.repeat(0), maxlen=0)  # never lets another thread of Python's run
-
-    mesh = spawn_procs(2)
-    probe = mesh.spawn("probe", Probe)
-    processes = [psutil.Process(pid) for pid in pids(probe)]
-    for rank, loop in enumerate((loop_in_python, loop_in_c)):
-        probe.slice(gpus=rank).run.broadcast(loop)
-    begun = time.monotonic()
-    mesh.stop().get(PATIENCE)
-    assert time.monotonic() - begun < session.settings.stop_timeout + AT_ONCE
-    assert alive(processes) == []
-
-
-# -- of the controller ---------------------------------------------------------------------
+# -- the controller, its workers at work ---------------------------------------------------
 
 CONTROLLER = """
 import os, signal, subprocess, sys, time
@@ -264,22 +120,111 @@ def test_a_script_that_ends_leaves_nothing(run_script, runtime_dir: Path, end: s
     assert list(runtime_dir.iterdir()) == []
 
 
-# -- of the agent --------------------------------------------------------------------------
+# -- the controller, in the middle of things -----------------------------------------------
+
+BUSY_CONTROLLER = """
+import os, sys, time
+from meshbook import Actor, endpoint, this_host, this_proc
+
+class Here(Actor):
+    @endpoint
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+class Worker(Actor):
+    def __init__(self, here) -> None:
+        self.here = here
+
+    def __restore__(self) -> None:
+        self.here.say.call("healing").get()
+        time.sleep(1000)
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def own(self) -> None:
+        self.children = this_host().spawn_procs(per_host={"gpus": 2})
+        self.grandchildren = self.children.spawn("child", Parent).own.call().get()
+        self.here.say.call("owning").get()
+        time.sleep(1000)
+
+class Parent(Actor):
+    @endpoint
+    def own(self) -> None:
+        self.children = this_host().spawn_procs()
+        self.children.initialized.get()
+
+def tell_and_wait() -> None:
+    here.say.broadcast("spawning")
+    time.sleep(1000)
+
+here = this_proc().spawn("here", Here)
+"""
+BUSY: dict[str, tuple[str, list[str], int]] = {  # what it does, what is said, how many processes there are by then
+    "first spawn": ("this_host().spawn_procs(per_host={'gpus': 4}); print('asked', flush=True)", ["asked"], 2),
+    "spawn": ("this_host().spawn_procs(per_host={'gpus': 4}, bootstrap=tell_and_wait)", ["spawning"], 4),
+    "owners": (
+        "this_host().spawn_procs(per_host={'gpus': 2}).spawn('worker', Worker, here).own.broadcast()",
+        ["owning"] * 2,
+        1 + 2 + 2 + 4 + 4,
+    ),
+    "heal": (
+        "procs = this_host().spawn_procs(per_host={'gpus': 2})\n"
+        "worker = procs.spawn('worker', Worker, here)\n"
+        "sys.modules['meshbook'].unhandled_fault_hook = lambda failure: None\n"
+        "os.kill(worker.slice(gpus=1).pid.call_one().get(), 9)\n"
+        "worker.pid.call().exception()\n"
+        "procs.heal()",
+        ["healing"],
+        5,
+    ),
+}
+
+
+@pytest.mark.parametrize("work", BUSY)
+def test_a_controller_killed_in_the_middle(run_script, runtime_dir: Path, work: str):
+    source, said, count = BUSY[work]
+    script = run_script(f"{BUSY_CONTROLLER}\n{source}\ntime.sleep(1000)", MESHBOOK_PRELOAD="")
+    assert [script.read_line() for _ in said] == said
+    before = script.processes()
+    assert len(before) >= count
+    script.process.kill()
+    # What was forked at that very moment is no member of what was seen before.
+    assert alive([*before, *script.processes()]) == []
+    assert script.processes() == set()
+    assert list(runtime_dir.iterdir()) == []
+
+
+# -- the agent -----------------------------------------------------------------------------
+
+
+class Probe(Actor):
+    """Runs what it is sent."""
+
+    @endpoint
+    def run(self, function: Any, *arguments: Any) -> Any:
+        return function(*arguments)
 
 
 def test_a_killed_agent(own_session: Session):
+    def wait_for_ever() -> None:
+        threading.Event().wait()
+
     def leave_one_behind() -> int:
         return subprocess.Popen(["sleep", "1000"]).pid
 
     probe = own_session.host.spawn_procs(per_host={"gpus": 2}).spawn("probe", Probe)
-    started = [*pids(probe), *probe.run.call(leave_one_behind).get(PATIENCE).values()]
+    started = [pid for work in (os.getpid, leave_one_behind) for pid in probe.run.call(work).get(PATIENCE).values()]
     agent = psutil.Process(own_session._agent.pid)
     processes = [agent, *agent.children(recursive=True)]
     assert set(started) <= {process.pid for process in processes}
     waiting = probe.run.call_each(wait_for_ever)
     agent.kill()
     for future in (*waiting, probe.run.call(os.getpid)):
-        assert f"its host agent ended: Killed(sig=9) (agent, pid {agent.pid})" in str(died(future))
+        with pytest.raises(ProcessDied, match=rf"its host agent ended: Killed\(sig=9\) \(agent, pid {agent.pid}\)"):
+            future.get(PATIENCE)
     assert alive(processes) == []
     with pytest.raises((LaunchError, ProcessDied), match=r"close_session\(\) makes room for a new one"):
         own_session.host.spawn_procs().initialized.get(PATIENCE)

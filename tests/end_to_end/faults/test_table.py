@@ -1,0 +1,55 @@
+"""Holds `docs/faults.md`: each thing that may break has its row there, and each row the tests that show it.
+
+A new row comes with its tests, in a file beside this one: `test_workers.py` and `test_controller.py` are of processes
+that die. Who adds a row names the file as a link, and after it each of its tests.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "faults.md"
+# What the page has to speak of; a row that nobody shows any more must not just go.
+SUBJECTS = {
+    "An endpoint raises",
+    "A worker is killed, segfaults, aborts, exits",
+    "The host agent dies",
+    "The controller is killed",
+    "10^6 lines of output from each rank",
+}
+
+
+def rows() -> dict[str, str]:
+    """The subjects of the table, each with its last column."""
+    lines = [line.strip("| \n").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    return {subject: shown for subject, _, shown in lines[1:]}
+
+
+def named_tests(shown: str) -> list[tuple[Path, str]]:
+    """The tests that a last column names: each belongs to the link before it."""
+    found: list[tuple[Path, str]] = []
+    file = PAGE
+    for link, test in re.findall(r"\]\((\S+?)\)|`(test_\w+)`(?!\])", shown):
+        if link:
+            file = (PAGE.parent / link).resolve()
+        else:
+            found.append((file, test))
+    return found
+
+
+def test_every_subject_has_its_row() -> None:
+    assert set(rows()) == SUBJECTS
+
+
+@pytest.mark.parametrize("subject", sorted(SUBJECTS))
+def test_every_row_is_shown_by_tests(subject: str) -> None:
+    named = named_tests(rows()[subject])
+    assert named
+    for file, test in named:
+        defined = {node.name for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)}
+        assert test in defined, f"{file.name} has no {test}"

@@ -1,0 +1,216 @@
+"""Faults of a worker: an endpoint that raises, and deaths of every kind. Who waited gets the reason; the mesh heals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import psutil
+import pytest
+
+from meshbook import Actor, ActorError, SupervisionError, endpoint
+from meshbook.runtime.errors import ProcessDied
+
+PATIENCE = 60.0
+AT_ONCE = 2.0  # the promise to users: nothing is left two seconds after a death
+TELLING = 0.1  # the promise: who waits for one that dies knows by then
+pytestmark = pytest.mark.process
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Probe(Actor):
+    """Runs what it is sent."""
+
+    @endpoint
+    def run(self, function: Any, *arguments: Any) -> Any:
+        return function(*arguments)
+
+
+def wait_for_ever() -> None:
+    threading.Event().wait()
+
+
+def pids(probe: Any) -> list[int]:
+    return list(probe.run.call(os.getpid).get(PATIENCE).values())
+
+
+def died(future: Any) -> ProcessDied:
+    with pytest.raises(ProcessDied) as caught:
+        future.get(PATIENCE)
+    return caught.value
+
+
+def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Who still lives when nobody should any more."""
+    return psutil.wait_procs(processes, timeout=AT_ONCE)[1]
+
+
+def lose_the_key() -> None:
+    raise KeyError("lost") from ValueError("never had it")
+
+
+def test_an_endpoint_that_raises(spawn_procs, faults):
+    """Its caller gets the error with the remote traceback, the answers of the others with it; the actor lives on."""
+
+    def lose_it_on_rank_1(pid: int) -> int:
+        if os.getpid() == pid:
+            lose_the_key()
+        return os.getpid()
+
+    probe = spawn_procs(3).spawn("probe", Probe)
+    before = pids(probe)
+    with pytest.raises(ActorError) as caught:
+        probe.run.call(lose_it_on_rank_1, before[1]).get(PATIENCE)
+    assert isinstance(caught.value.exception, KeyError)
+    said = ["KeyError: 'lost'", "in lose_the_key", "ValueError: never had it", "gpus': 1/3"]
+    assert [each for each in said if each not in str(caught.value)] == [], str(caught.value)
+    assert list(caught.value.failures) == [1]
+    assert sorted(caught.value.results.values()) == sorted((before[0], before[2]))
+    assert pids(probe) == before
+    assert faults.empty()
+
+
+def test_a_killed_worker(spawn_procs):
+    probe = spawn_procs(3).spawn("probe", Probe)
+
+    def speak() -> None:
+        print("through Python", file=sys.stderr)
+        os.write(2, b"past Python\n")
+
+    killed = psutil.Process(pids(probe)[1])
+    probe.slice(gpus=1).run.call(speak).get(PATIENCE)
+    waiting = probe.slice(gpus=1).run.call_one(wait_for_ever)
+    gathered = probe.run.call(os.getpid)
+    killed.kill()
+    for future in (waiting, gathered):
+        error = died(future)
+        assert f"Killed(sig=9) (SIGKILL, {error.report.node}, pid {killed.pid})" in str(error)
+        assert "Endpoint call probe.run() failed" in str(error)
+        assert error.report.stderr == ("through Python", "past Python")
+        assert "it came from outside meshbook" in str(error)
+    late = probe.run.call_each(os.getpid)
+    assert late[1].done()
+    assert died(late[1]).report.pid == killed.pid
+
+
+def test_the_other_ranks_answer(spawn_procs):
+    probe = spawn_procs(3).spawn("probe", Probe)
+    before = pids(probe)
+    killed = probe.slice(gpus=1).run.call_one(os.kill, before[1], signal.SIGKILL)
+    died(killed)
+    others = probe.run.call_each(os.getpid)
+    assert [others[rank].get(PATIENCE) for rank in (0, 2)] == [before[0], before[2]]
+
+
+def test_a_worker_that_waits_for_another_hears_of_its_death(spawn_procs):
+    def ask(other: Any) -> str:
+        return type(other.run.call_one(wait_for_ever).exception(PATIENCE)).__name__
+
+    probe = spawn_procs(2).spawn("probe", Probe)
+    other = psutil.Process(pids(probe)[0])
+    asking = probe.slice(gpus=1).run.call_one(ask, probe.slice(gpus=0))
+    other.kill()
+    assert asking.get(PATIENCE) == "ProcessDied"
+
+
+def segfault() -> None:
+    import ctypes
+
+    ctypes.string_at(0)
+
+
+def fall_silent() -> None:
+    os._exit(3)
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (segfault, ["SIGSEGV", "Segmentation fault(sig=11)", "Fatal Python error: Segmentation fault", "in segfault"]),
+        (os.abort, ["SIGABRT", "Fatal Python error: Aborted", "in run"]),
+        (fall_silent, ["exit code 3"]),
+        (lambda: os.kill(os.getpid(), signal.SIGTERM), ["SIGTERM"]),
+    ],
+    ids=["segmentation fault", "abort", "exit", "SIGTERM"],
+)
+@pytest.mark.parametrize("asked", [True, False], ids=["call", "broadcast"])
+def test_a_worker_that_ends_itself(spawn_procs, faults, end: Callable[[], None], said: list[str], asked: bool):
+    """Whoever waits and whoever owns it are told the same; then the mesh is healed."""
+    mesh = spawn_procs(2)
+    probe = mesh.spawn("probe", Probe)
+    before = pids(probe)
+    last = probe.slice(gpus=1)
+    if not asked:
+        last.run.broadcast(end)
+    text = str(died(last.run.call_one(end if asked else wait_for_ever)))
+    for told in (text, faults.get(timeout=PATIENCE).report(), str(died(probe.run.call(os.getpid)))):
+        assert [each for each in said if each not in told] == [], told
+    assert mesh.heal().get(PATIENCE) == [1]
+    after = pids(probe)
+    assert (after[0] == before[0], after[1] == before[1]) == (True, False)
+
+
+def test_who_waits_for_a_killed_worker_knows_at_once(spawn_procs):
+    """The best of three, since other processes of the machine may take their time in between."""
+    mesh = spawn_procs(2)
+    probe = mesh.spawn("probe", Probe)
+    taken = []
+    for _ in range(3):
+        pid = pids(probe)[1]
+        waiting = probe.slice(gpus=1).run.call_one(wait_for_ever)
+        begun = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        died(waiting)
+        taken.append(time.monotonic() - begun)
+        mesh.heal().get(PATIENCE)
+    assert min(taken) < TELLING, taken
+
+
+def test_a_worker_that_ends_while_an_actor_is_made(spawn_procs):
+    class Ends(Probe):
+        def __init__(self) -> None:
+            os._exit(7)
+
+    probe = spawn_procs().spawn("ends", Ends)
+    early = probe.run.call_one(os.getpid)
+    assert [died(future).report.returncode for future in (probe.initialized, early)] == [7, 7]
+
+
+def test_a_mesh_that_lost_a_worker_is_stopped(spawn_procs):
+    mesh = spawn_procs(2)
+    probe = mesh.spawn("probe", Probe)
+    processes = [psutil.Process(pid) for pid in pids(probe)]
+    processes[0].kill()
+    died(probe.slice(gpus=0).run.call(wait_for_ever))
+    mesh.stop().get(PATIENCE)
+    assert alive(processes) == []
+    with pytest.raises(SupervisionError, match="stopped"):
+        probe.slice(gpus=1).run.call_one(os.getpid).get(PATIENCE)
+
+
+def test_a_worker_in_an_endless_loop_is_killed_in_time(spawn_procs, session):
+    def loop_in_python() -> None:
+        while True:
+            pass
+
+    def loop_in_c() -> None:
+        import collections
+        import itertools
+
+        collections.deque(itertools.repeat(0), maxlen=0)  # never lets another thread of Python's run
+
+    mesh = spawn_procs(2)
+    probe = mesh.spawn("probe", Probe)
+    processes = [psutil.Process(pid) for pid in pids(probe)]
+    for rank, loop in enumerate((loop_in_python, loop_in_c)):
+        probe.slice(gpus=rank).run.broadcast(loop)
+    begun = time.monotonic()
+    mesh.stop().get(PATIENCE)
+    assert time.monotonic() - begun < session.settings.stop_timeout + AT_ONCE
+    assert alive(processes) == []
