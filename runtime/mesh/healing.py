@@ -1,6 +1,6 @@
 """Healing a mesh: processes that have died are started again under their names, and their actors are created again.
 
-    what has failed (ledger) -> births again (agents) -> constructors, `__restore__` -> the future resolves
+    what has failed (ledger) -> births again (agents) -> constructors, `__restore__` -> what follows -> resolved
 
 A process that comes again has the name and the address of the one before, so that every handle, wherever it is, refers
 to it. Each node clears what it knows of the end when it hears of the new life, by the agent or by the process itself.
@@ -8,6 +8,7 @@ to it. Each node clears what it knows of the end when it hears of the new life, 
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import threading
 from collections.abc import Callable, Sequence
@@ -21,10 +22,16 @@ from meshbook.runtime.node.node import Creation, Node
 from meshbook.runtime.wire.messages import Address
 
 Ask = Callable[[Sequence[Address]], Sequence[Future[Any]]]
+Afterwards = Callable[[list[int]], Sequence[Future[Any]]]
 
 
-def heal(node: Node, charge: Charge, nodes: Sequence[Address], ask_ready: Ask) -> Future[list[int]]:
-    """What `ProcMesh.heal` does: `charge` is of the processes, `nodes` are theirs, by rank."""
+def heal(
+    node: Node, charge: Charge, nodes: Sequence[Address], ask_ready: Ask, afterwards: Afterwards
+) -> Future[list[int]]:
+    """What `ProcMesh.heal` does: `charge` is of the processes, `nodes` are theirs, by rank.
+
+    `afterwards` is told which ranks were healed, once all are constructed, and begins what has to follow.
+    """
     healed: Future[list[int]] = Future.pending()
     with node.noting:  # an end that is being noted is noted to its end: its calls have failed, and no later ones will
         earlier, charge.healing = charge.healing, healed
@@ -41,7 +48,9 @@ def heal(node: Node, charge: Charge, nodes: Sequence[Address], ask_ready: Ask) -
         waiting.append(earlier)
     touched = {name for name, _ in created}
     ranks = [rank for rank, address in enumerate(nodes) if rank in dead or address.node in touched]
-    resolve_after(healed, [*waiting, *(future for _, future in created)], ranks)
+    made: Future[list[int]] = Future.pending()
+    go_on_after(made, healed, afterwards)
+    resolve_after(made, [*waiting, *(future for _, future in created)], ranks)
     return healed
 
 
@@ -58,6 +67,22 @@ def create_again(node: Node, name: str, creation: Creation, ranks: Sequence[int]
         charge.healing = Future.pending()
         resolve_after(charge.healing, asker.futures, None)
     return asker.futures
+
+
+def go_on_after(made: Future[list[int]], done: Future[list[int]], afterwards: Afterwards) -> None:
+    """Settle `done` once `made` is, and what `afterwards` begins then, for whoever asks here."""
+    here = contextvars.copy_context()  # that settles `made` is no part of the caller
+
+    def go_on() -> None:
+        try:
+            ranks = made.get()
+            following = here.run(afterwards, ranks) if ranks else ()
+        except BaseException as error:
+            done.fail(error)
+        else:
+            resolve_after(done, following, ranks)
+
+    made.when_done(go_on)
 
 
 def resolve_after(future: Future[Any], parts: Sequence[Future[Any]], value: Any) -> None:

@@ -61,10 +61,16 @@ class ProcessActor(Actor):
         raise NotImplementedError
 
 
-class Ownership:
-    """What an owned mesh and its slices share: whether it has been stopped."""
+# Told the mesh and the ranks that were healed; what it begins is waited for. It must not wait itself.
+Afterwards = Callable[["ProcMesh", list[int]], Future[Any] | None]
 
-    stopped: Future[None] | None = None
+
+class Ownership:
+    """What an owned mesh and its slices share: whether it has been stopped, and what follows each heal."""
+
+    def __init__(self) -> None:
+        self.stopped: Future[None] | None = None
+        self.afterwards: list[Afterwards] = []
 
 
 class Stoppable(Protocol):
@@ -275,9 +281,22 @@ class ProcMesh(MeshTrait):
         charge = current_node().ledger.get(self._name)
         if charge is None or self._ownership.stopped is not None:
             raise RuntimeError(texts.PROCS_STOPPED)
-        healed = heal(current_node(), charge, self._nodes, _ask_ready)
+        healed = heal(current_node(), charge, self._nodes, _ask_ready, self._follow_up)
         self._hosts._ownership.add(self)
         return healed
+
+    def after_heal(self, begin: Afterwards) -> None:
+        """Let `begin(mesh, ranks)` be called after each heal, with the ranks that were healed.
+
+        It is called where this mesh is owned, once their processes are up and their actors constructed. What it
+        returns, a future or None, is waited for by the heal, which fails where that does. It runs on a receiving
+        thread, so it begins things and does not wait for them.
+        """
+        self._ownership.afterwards.append(begin)
+
+    def _follow_up(self, ranks: list[int]) -> list[Future[Any]]:
+        begun = [begin(self, ranks) for begin in self._ownership.afterwards]
+        return [future for future in begun if future is not None]
 
     def dismiss(self, reason: str) -> Future[None]:
         """Let the processes of this mesh or slice leave ahead of the others, as `stop` does for all of them."""

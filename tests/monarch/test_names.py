@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -12,6 +13,7 @@ import pytest
 import meshbook
 from meshbook.monarch import rdma
 from meshbook.runtime import geometry
+from meshbook.runtime.actor.future import Future
 from meshbook.runtime.hosts import faults
 
 MODULES = [
@@ -51,6 +53,12 @@ def test_errors_and_spmd_are_those_of_meshbook(alias):
 def test_what_is_said_of_rdma_is_true(alias):
     asked = load("monarch.rdma")
     assert (asked.get_rdma_backend(), asked.is_rdma_available(), asked.is_ibverbs_available()) == ("none", False, False)
+
+
+def test_a_mesh_is_healed_by_its_name(alias):
+    healed = Future.completed([1])
+    mesh = SimpleNamespace(heal=lambda: healed)
+    assert load("monarch").heal_mesh(mesh) is healed
 
 
 @pytest.mark.parametrize("module", MODULES)

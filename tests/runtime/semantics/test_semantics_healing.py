@@ -13,6 +13,7 @@ import pytest
 from meshbook import (
     Actor,
     Channel,
+    Future,
     MeshFailure,
     ProcMesh,
     SupervisionError,
@@ -550,3 +551,42 @@ def test_beyond_1_a_mesh_without_actors(world: Any, faults: Any, kind: type[Acto
     owner.kill.call_one(1).get(PATIENCE)
     assert notes.recv().get(PATIENCE) == ("procs", [1], [1])
     assert faults.empty()
+
+
+# -- what follows a heal ----------------------------------------------------------------
+
+
+def test_beyond_1_what_is_to_follow_is_waited_for(world: Any) -> None:
+    """Groups of processes are made anew then: the new ranks are up, and the heal is not over."""
+    procs, gate, told = world.procs(3), world.gate(), []
+    members = procs.spawn("member", Member)
+
+    def follow(mesh: ProcMesh, ranks: list[int]) -> Any:
+        told.append((mesh, ranks))
+        return members.slice(gpus=1).hold.call_one(gate, "asked")
+
+    procs.after_heal(lambda mesh, ranks: None)
+    procs.after_heal(follow)
+    assert procs.heal().get(PATIENCE) == []
+    assert told == []
+    world.kill(procs.slice(gpus=1))
+    healing = procs.heal()
+    assert gate.wait_told() == "asked"
+    assert not healing.done()
+    gate.open()
+    assert healing.get(PATIENCE) == [1]
+    assert told == [(procs, [1])]
+
+
+def test_beyond_1_a_heal_fails_with_what_should_follow(world: Any) -> None:
+    """Whether that cannot begin or fails; the ranks are well."""
+    procs = world.procs(2)
+    members = procs.spawn("member", Member)
+    members.initialized.get(PATIENCE)
+    follow = [lambda: Future.failed(ValueError("did not come")), lambda: int("no number")]
+    procs.after_heal(lambda mesh, ranks: follow.pop()())
+    for said in ("no number", "did not come"):
+        world.kill(procs.slice(gpus=1))
+        with pytest.raises(ValueError, match=said):
+            procs.heal().get(PATIENCE)
+        assert values(members.run.call(rank_of)) == [0, 1]
