@@ -16,9 +16,10 @@ from typing import Any
 
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import ProcessDied, SupervisionError
+from meshbook.runtime.node.asking import Creation
 from meshbook.runtime.node.calls import Each
 from meshbook.runtime.node.ledger import Charge
-from meshbook.runtime.node.node import Creation, Node
+from meshbook.runtime.node.node import Node
 from meshbook.runtime.wire.messages import Address
 
 Ask = Callable[[Sequence[Address]], Sequence[Future[Any]]]

@@ -8,8 +8,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import TypeAlias
 
 logger = logging.getLogger(__name__)
+
+Later: TypeAlias = Callable[[float, Callable[[], object]], None]  # call this back after so many seconds
 
 
 class Clock:

@@ -16,16 +16,15 @@ import logging
 import queue
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
-from meshbook.runtime.actor.base import Actor, is_async, is_mixed
+from meshbook.runtime.actor.base import Actor, is_async
 from meshbook.runtime.actor.context import CURRENT, Context, Instance
-from meshbook.runtime.actor.endpoint import endpoints_of
 from meshbook.runtime.actor.failure import MeshFailure, UndeliverableMessageEnvelope
 from meshbook.runtime.actor.redefinition import take_on
-from meshbook.runtime.actor.undecorated import find_undecorated
 from meshbook.runtime.errors import SupervisionError
 from meshbook.runtime.node.ledger import Charge
+from meshbook.runtime.node.repertoire import Repertoire
 from meshbook.runtime.node.reports import name_place, tell_failed, tell_raised, tell_stopped
 from meshbook.runtime.node.running import Running
 from meshbook.runtime.node.serving import Item, LoopServing, Notice, Step, ThreadServing
@@ -73,10 +72,7 @@ class HostedActor:
         self._host = host
         self._make = make
         self._actor: Any = None
-        self._methods: dict[str, Callable[..., Any]] = {}
-        self._concurrent: frozenset[str] = frozenset()  # the endpoints whose calls overlap
-        self._sync: frozenset[str] = frozenset()  # those that block, where the actor is served on a loop
-        self._ported: frozenset[str] = frozenset()  # the endpoints that answer by a port
+        self._repertoire = Repertoire(None)
         self._owed: dict[int, Call] = {}  # by identity, since one port may be named twice: what it has yet to answer
         self._unwanted: set[tuple[str, int]] = set()  # calls that were taken back while they were in the queue
         self._notices: collections.deque[Notice] = collections.deque()
@@ -203,8 +199,7 @@ class HostedActor:
             lost = self._fail(tell_raised(where, error), error)
             constructed(lost)
             return False
-        self._learn_endpoints(actor)
-        self._actor = actor
+        self._actor, self._repertoire = actor, Repertoire(actor)
         if self._restoring is None:
             constructed(self._lost)  # that may have been while it was constructed
         return True
@@ -215,13 +210,6 @@ class HostedActor:
             constructed, self._constructed = self._constructed, None
         if constructed is not None:
             constructed(lost)
-
-    def _learn_endpoints(self, actor: Any) -> None:
-        endpoints = endpoints_of(type(actor))
-        self._methods = {name: getattr(actor, name) for name in endpoints}
-        self._concurrent = frozenset(name for name, method in endpoints.items() if method.is_concurrent)
-        self._sync = frozenset(name for name, method in endpoints.items() if not method.is_async)
-        self._ported = frozenset(name for name, method in endpoints.items() if method.has_port)
 
     def _restore(self, actor: Actor) -> Awaitable[Any] | None:
         """Let an actor that was lost take up where it was; what is to be awaited where that is done on the loop."""
@@ -275,15 +263,10 @@ class HostedActor:
         return self._serving.running if self._serving is not None else None
 
     def is_concurrent(self, call: Call) -> bool:
-        return not call.manner and call.endpoint in self._concurrent
+        return self._repertoire.is_concurrent(call)
 
     def is_sync(self, call: Call) -> bool:
-        """Whether an actor that is served on a loop has to run this beside it."""
-        if self.is_reload(call):
-            return False
-        if call.manner:
-            return self.is_mixed and not inspect.iscoroutinefunction(getattr(self._actor, call.endpoint, None))
-        return call.endpoint in self._sync
+        return self._repertoire.is_sync(call)
 
     def is_reload(self, call: Call) -> bool:
         """Whether it stands between the messages before and after it: none may be under way."""
@@ -291,8 +274,7 @@ class HostedActor:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether some of its methods run on the loop, and others on a thread beside it."""
-        return is_mixed(type(self._actor))
+        return self._repertoire.is_mixed
 
     def is_unwanted(self, call: Call) -> bool:
         """Whether the call was taken back. When the queue is empty there is nothing left that could have been."""
@@ -322,9 +304,9 @@ class HostedActor:
         """Run the endpoint; of an async one, what is to be awaited."""
         if self.is_reload(call):
             return self._reload(body)
-        ported = self._is_ported(call)
+        ported = self._repertoire.is_ported(call)
         try:
-            method = self._find(call)
+            method = self._repertoire.find(call)
             args, kwargs = pickling.loads(body, lambda: f"an argument of {self.instance.name}.{call.endpoint}")
         except Exception as error:
             if not (ported and call.call):
@@ -340,18 +322,7 @@ class HostedActor:
         cls = pickling.loads([data], what)
         take_on(self._actor, cls)
         self.instance.class_name = f"{cls.__module__}.{cls.__qualname__}"
-        self._learn_endpoints(self._actor)
-
-    def _find(self, call: Call) -> Callable[..., Any]:
-        if call.manner:
-            return cast("Callable[..., Any]", find_undecorated(type(self._actor), call.endpoint).__get__(self._actor))
-        if (method := self._methods.get(call.endpoint)) is not None:
-            return method
-        known = ", ".join(sorted(self._methods)) or "none"
-        raise AttributeError(f"{self.instance.class_name} has no endpoint {call.endpoint!r}; it has: {known}")
-
-    def _is_ported(self, call: Call) -> bool:
-        return call.manner == "port" if call.manner else call.endpoint in self._ported
+        self._repertoire = Repertoire(self._actor)
 
     def _begin(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # A function of its own: by its name `running` knows where our code ends and the user's begins.
@@ -365,7 +336,7 @@ class HostedActor:
     # -- how a message ends --------------------------------------------------
 
     def returned(self, call: Call, value: Any) -> None:
-        if not call.call or self._is_ported(call):
+        if not call.call or self._repertoire.is_ported(call):
             return
         if self._lost is not None and self._cause is not None:  # it aborted, and went on
             self._host.reply_lost(call.sender, call.call, self._lost)
@@ -378,7 +349,7 @@ class HostedActor:
         if self._lost is not None:
             if call.call:
                 self._host.reply_lost(call.sender, call.call, self._lost)
-        elif self._is_ported(call):
+        elif self._repertoire.is_ported(call):
             self._fail(tell_raised(where, error), error, "it raised instead of answering by its port")
         elif call.call:
             self._host.reply_error(call.sender, call.call, tell_raised(where, error), error)
@@ -459,7 +430,7 @@ class HostedActor:
 
     def release(self) -> None:
         """Let go of the actor, which has ended."""
-        self._actor, self._methods = None, {}
+        self._actor, self._repertoire = None, Repertoire(None)
 
     def refuse(self, message: Call | Stop, body: Body) -> None:
         """The actor is lost: say so."""
@@ -495,23 +466,3 @@ class HostedActor:
                 return
             if stop.call:
                 self._host.reply(stop.sender, stop.call, None, "a stop")
-
-
-class InlineActor(HostedActor):
-    """An actor of the runtime that runs on the receiving thread, in the order of arrival; it must never wait."""
-
-    def post(self, message: Call | Stop, body: Body) -> None:
-        if isinstance(message, Call):
-            token = CURRENT.set(self.context_of(message, None))
-            try:
-                self.returned(message, self.begin(message, body))
-            except Exception as error:
-                self.raised(message, error)
-            finally:
-                CURRENT.reset(token)
-
-    def raised(self, call: Call, error: Exception) -> None:
-        if call.call:
-            super().raised(call, error)
-        else:  # a fault of ours in one message must not be the end of it
-            logger.error("%s.%s() failed\n%s", self.instance.name, call.endpoint, format_error(error))

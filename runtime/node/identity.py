@@ -6,6 +6,8 @@ from meshbook.runtime.actor.context import Instance
 from meshbook.runtime.geometry import Extent, Point
 from meshbook.runtime.wire.messages import Creator, Place
 
+NOWHERE = Extent((), ())
+
 
 def creator_of(instance: Instance) -> Creator | None:
     """An instance as it travels; None for a client."""
