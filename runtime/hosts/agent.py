@@ -107,6 +107,14 @@ class Agent(HostActor):
         return known if known is not None else {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
 
     @endpoint
+    def keep_spares(self, like: Birth, count: int) -> None:
+        self._workers.keep_spares(like, count)
+
+    @endpoint
+    def spares(self, mesh: str) -> int:
+        return self._workers.count_spares(mesh)
+
+    @endpoint
     def stop_procs(self, nodes: list[str], reason: str, fence: str) -> None:
         self._workers.stop(nodes, reason, fence)
 

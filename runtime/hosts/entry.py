@@ -28,7 +28,7 @@ def main() -> None:
     try:
         import_from(PACKAGE)
         # Only now is there such a package, and the one that the controller has.
-        from meshbook.runtime.hosts import worker
+        from meshbook.runtime.hosts import standby, worker
     except ImportError as error:
         sys.exit(
             f"{sys.executable} has not what meshbook needs: {error}. Run: {sys.executable} -m pip install meshbook"
@@ -36,7 +36,7 @@ def main() -> None:
     birth = pickle.loads(pickled)
     worker.settle(birth)
     file.unlink()
-    worker.run(birth, file.parent)
+    standby.run(birth, file.parent)
 
 
 def check_version(wanted: tuple[int, int]) -> None:

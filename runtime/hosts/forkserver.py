@@ -24,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 
-from meshbook.runtime.hosts import worker
+from meshbook.runtime.hosts import standby, worker
 from meshbook.runtime.hosts.ending import spare_finalizers
 from meshbook.runtime.hosts.handover import bind, execute
 from meshbook.runtime.hosts.linux import (
@@ -76,7 +76,7 @@ def main() -> None:
     if birth.start.command is not None:
         execute(birth, folder)
     become(birth)
-    worker.run(birth, folder)
+    standby.run(birth, folder)
 
 
 def preload(names: list[str]) -> None:

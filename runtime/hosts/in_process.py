@@ -161,6 +161,9 @@ class ThreadWorkers(Workers):
     def _end_orphans(self) -> None:
         """There are none."""
 
+    def keep_spares(self, like: Birth, count: int) -> None:
+        """A thread is there at once, and needs no other that waits."""
+
     def limit(self, seconds: float) -> None:
         self._limit = seconds
 

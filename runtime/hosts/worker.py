@@ -51,8 +51,8 @@ def settle(birth: Birth) -> None:
     sys.modules["__main__"] = types.ModuleType("__main__")
 
 
-def run(birth: Birth, folder: Path) -> None:
-    """Be this worker until told to stop; then end the process."""
+def run(birth: Birth, folder: Path, *, is_prepared: bool = False) -> None:
+    """Be this worker until told to stop; then end the process. `is_prepared`: its bootstrap has run."""
     # A segmentation fault leaves Python's stack on stderr, where the agent reads it. Of the thread at fault alone: the
     # others would push it out of the last lines.
     faulthandler.enable(file=2, all_threads=False)
@@ -63,7 +63,7 @@ def run(birth: Birth, folder: Path) -> None:
     provide_client(lambda: client_of(node, birth))
     capture = make_capture(node, birth, folder)
     print_logs(logging.INFO if birth.world.settings.enable_log_forwarding else None)
-    ready = prepare(birth)
+    ready = is_prepared or prepare(birth)
     if ready:
         serve(node, birth)
     node.release_actors()

@@ -27,11 +27,13 @@ from meshbook.runtime.hosts.forkserver import Answer, Started
 from meshbook.runtime.hosts.handover import command_line, drop_birth, is_left
 from meshbook.runtime.hosts.linux import end_descendants
 from meshbook.runtime.hosts.server import Server
+from meshbook.runtime.hosts.spares import Spare, Spares
 from meshbook.runtime.mesh.birth import Birth
 from meshbook.runtime.telemetry.last_words import last_words, remove_files
 from meshbook.runtime.wire.messages import Address
 
 OnExit = Callable[[ExitReport, list[Address]], None]
+OnSpareLost = Callable[[str, ExitReport], None]  # of this mesh
 Ask = Callable[[Address, str, str], None]  # the worker, why, and the fence that it waits for
 
 
@@ -75,15 +77,24 @@ class Workers:
     that live on: O(workers) messages an end, fine for the hundreds that one host has.
     """
 
-    def __init__(self, folder: Path, settings: Settings, ask_to_leave: Ask, on_exit: OnExit) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: Settings,
+        ask_to_leave: Ask,
+        on_exit: OnExit,
+        on_spare_lost: OnSpareLost = lambda mesh, report: None,
+    ) -> None:
         self._folder = folder
         self._settings = settings
         self._ask_to_leave = ask_to_leave
         self._on_exit = on_exit
+        self._on_spare_lost = on_spare_lost
         self._lock = threading.Lock()  # guards _by_node, _by_pid, and the life of each worker
         self._by_node: dict[str, Worker] = {}
         self._by_pid: dict[int, Worker] = {}
-        self._requests: queue.SimpleQueue[Sequence[Birth]] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[tuple[str, Sequence[Birth]]] = queue.SimpleQueue()
+        self._spares = Spares(folder)
         self._bell, self._ringer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._server: Starter | None = None
         self._selector = selectors.DefaultSelector()
@@ -96,7 +107,7 @@ class Workers:
         workers = [_worker_of(birth) for birth in births]
         with self._lock:
             self._by_node |= {worker.address.node: worker for worker in workers}
-        self._requests.put(births)
+        self._requests.put((births[0].world.mesh, births))
         self._ring()
 
     def stop(self, nodes: Iterable[str], reason: str, fence: str = "") -> list[Worker]:
@@ -116,7 +127,31 @@ class Workers:
                 self._ask_to_leave(worker.address, reason, fence if worker.address.node in nodes else "")
         if asked:
             self._watch(self._kill_late, asked)
+        self._dismiss_spares({worker.mesh for worker in asked} | {node.rpartition(".")[0] for node in nodes})
         return workers
+
+    def _dismiss_spares(self, meshes: Iterable[str]) -> None:
+        """Those of meshes that nobody is to be a rank of any more."""
+        with self._lock:
+            living = {worker.mesh for worker in self._by_node.values() if not worker.stopping}
+        if spares := self._spares.dismiss(set(meshes) - living):
+            self._watch(self._kill_late_spares, spares)
+
+    def _kill_late_spares(self, spares: Sequence[Spare]) -> None:
+        end = time.monotonic() + self._settings.stop_timeout
+        for spare in spares:
+            if not spare.ended.wait(max(0.0, end - time.monotonic())) and spare.pid:
+                self._send_signal(spare.pid, signal.SIGKILL)
+
+    def keep_spares(self, like: Birth, count: int) -> None:
+        """From now on so many processes wait to become a rank of the mesh of this birth, until it is stopped."""
+        self._spares.keep(like, count)
+        self._requests.put((like.world.mesh, []))
+        self._ring()
+
+    def count_spares(self, mesh: str) -> int:
+        """How many of them are warm."""
+        return self._spares.count(mesh)
 
     def finish(self) -> None:
         """Let `serve` return."""
@@ -174,6 +209,10 @@ class Workers:
         """How long it may take to leave."""
         return worker.settings.stop_timeout
 
+    def _kill_mute_spare(self, spare: Spare) -> None:
+        if not spare.ended.wait(self._settings.launch_timeout) and is_left(self._folder, spare.node):
+            self._send_signal(spare.pid, signal.SIGKILL)
+
     def _kill_mute(self, worker: Worker) -> None:
         """A command may run on without ever becoming the worker that somebody waits for."""
         node, seconds = worker.address.node, self._settings.launch_timeout
@@ -216,7 +255,7 @@ class Workers:
 
     def _pass_requests(self) -> None:
         while not self._requests.empty():
-            births = self._requests.get()
+            mesh, births = self._requests.get()
             with self._lock:
                 workers = [self._by_node[birth.address.node] for birth in births]
                 for worker in workers:
@@ -227,12 +266,25 @@ class Workers:
             except OSError as error:
                 self._end_all(workers, f"the fork server did not start: {error}")
                 continue
-            server.ask(births)
-            self._selector.modify(server.channel, server.events)
+            server.ask([birth for birth in births if not self._start_from_spare(birth)])
+            self._fill_up(server, mesh)
+
+    def _start_from_spare(self, birth: Birth) -> bool:
+        if (pid := self._spares.take(birth)) == 0:
+            return False
+        self._started(birth.address.node, pid)
+        return True
+
+    def _fill_up(self, server: Starter, mesh: str) -> None:
+        """Start the spares that this mesh lacks."""
+        server.ask(self._spares.missing(mesh))
+        self._selector.modify(server.channel, server.events)
 
     def _take(self, answer: Answer) -> None:
         if not isinstance(answer, Started):
             self._exited(answer.pid, answer.returncode)
+        elif answer.node not in self._by_node:
+            self._spare_started(answer)
         elif answer.error:
             self._end(self._by_node[answer.node], None, answer.error)
         else:
@@ -250,9 +302,31 @@ class Workers:
 
     def _exited(self, pid: int, returncode: int) -> None:
         with self._lock:
-            worker = self._by_pid.pop(pid)
+            worker = self._by_pid.pop(pid, None)
             self._send_signal(pid, signal.SIGKILL)  # what it started, and left behind
-        self._end(worker, returncode, self._why_unborn(worker))
+        if worker is None:
+            self._spare_exited(pid, returncode)
+        else:
+            self._end(worker, returncode, self._why_unborn(worker))
+
+    def _spare_started(self, started: Started) -> None:
+        spare = self._spares.started(started.node, started.pid)
+        if spare is not None and spare.birth.start.command:
+            self._watch(self._kill_mute_spare, spare)
+
+    def _spare_exited(self, pid: int, returncode: int) -> None:
+        """One that was warm is replaced; another one would end as this did."""
+        spare = self._spares.find(pid)
+        if spare is None:
+            return
+        mesh, node = spare.birth.world.mesh, spare.birth.address.node
+        words = last_words(self._folder, node, self._settings.stderr_lines)
+        report = ExitReport(node, pid, returncode, words)
+        is_wanted, was_warm = mesh in self._spares.meshes(), self._spares.ended(spare)
+        if is_wanted:
+            self._on_spare_lost(mesh, report)
+        if was_warm and self._server is not None:
+            self._fill_up(self._server, mesh)
 
     def _why_unborn(self, worker: Worker) -> str:
         """Nothing for one that became a worker before it ended."""
@@ -270,6 +344,7 @@ class Workers:
         with self._lock:
             workers = [worker for worker in self._by_node.values() if worker.requested]
             self._by_pid.clear()
+        self._spares.lose_all()
         self._end_all(workers, trouble)
 
     def _end_all(self, workers: Iterable[Worker], trouble: str) -> None:
@@ -301,6 +376,7 @@ class Workers:
         self._on_exit(report, others)
         worker.ended.set()
         self.stop(owned, f"its owner has ended ({node})")
+        self._dismiss_spares(self._spares.meshes(owner=node))
 
     def _kill_all(self) -> None:
         """The controller is gone: no time for goodbyes."""

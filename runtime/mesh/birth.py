@@ -53,6 +53,7 @@ class Birth(msgspec.Struct, frozen=True, kw_only=True):
     world: World
     start: Start = Start()
     life: int = 0  # how many it has had before: it died, and its mesh was healed
+    is_spare: bool = False  # it has no rank yet, and takes the place of one that dies
     told: dict[str, str] = {}  # what was set in its environment later, of its rank and rendezvous
 
     def environment(self) -> dict[str, str]:
@@ -60,6 +61,8 @@ class Birth(msgspec.Struct, frozen=True, kw_only=True):
         command = self.start.command
         inherited = self.world.environment if command is None or command.inherit_env else {}
         named = {} if command is None else command.env
+        if self.is_spare:
+            return inherited | named
         return self.world.rendezvous | inherited | named | self.ranks()
 
     def search_path(self) -> list[str]:

@@ -91,6 +91,19 @@ def plan_starts(
     return starts
 
 
+def start_of_spares(starts: Sequence[Start]) -> Start:
+    """How what may become any of these ranks is started: it is bound to CPUs only then.
+
+    Raises ValueError where the command depends on the rank.
+    """
+    command = starts[0].command
+    if any(start.command != command for start in starts):
+        raise ValueError("spares may become any rank, so bootstrap_command must be the same for all")
+    if any(start.binding.numactl for start in starts):
+        raise ValueError("spares may become any rank, so proc_bind can have 'cpus' alone: numactl binds at the start")
+    return Start(command)
+
+
 def _command_for(point: Point, commands: Commands | None, python: str) -> BootstrapCommand | None:
     if commands is None:
         return _run_by(python) if python else None

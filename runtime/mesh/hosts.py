@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from meshbook.runtime import texts
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
@@ -22,7 +24,7 @@ from meshbook.runtime.mesh.actors import ActorMesh, current_node
 from meshbook.runtime.mesh.binding import Given
 from meshbook.runtime.mesh.birth import Birth, World, inherited_environment, inherited_path, installed_path
 from meshbook.runtime.mesh.births import Births
-from meshbook.runtime.mesh.commands import Commands, Start, plan_starts
+from meshbook.runtime.mesh.commands import Commands, Start, plan_starts, start_of_spares
 from meshbook.runtime.mesh.ends import HostOwnership, when_ended
 from meshbook.runtime.mesh.procs import PROCESS, ProcMesh, own
 from meshbook.runtime.node.calls import Target
@@ -42,6 +44,16 @@ class HostActor(Actor):
     @endpoint
     def spawn_procs(self, births: list[Birth]) -> None:
         """Start these workers; one that does not come up is reported as ended."""
+        raise NotImplementedError
+
+    @endpoint
+    def keep_spares(self, like: Birth, count: int) -> None:
+        """From now on so many workers wait to become a rank of the mesh of this birth, until it is stopped."""
+        raise NotImplementedError
+
+    @endpoint
+    def spares(self, mesh: str) -> int:
+        """How many of them wait."""
         raise NotImplementedError
 
     @endpoint
@@ -159,6 +171,7 @@ class HostMesh(MeshTrait):
         bootstrap_command: Commands | None = None,
         *,
         env: Mapping[str, str] | None = None,
+        spares: int = 0,
     ) -> ProcMesh:
         """Start worker processes on every host and return their mesh at once.
 
@@ -168,12 +181,19 @@ class HostMesh(MeshTrait):
         `physcpubind`, `interleave` and `preferred` are numactl's. `bootstrap_command` starts the processes by a
         command instead of a fork: a BootstrapCommand, or a function that makes one for each point of the mesh.
         `mesh.initialized` resolves when all are up, or raises why one is not.
+
+        `spares`: so many more processes are kept on each host, started as these are, with `bootstrap` run, so that
+        `heal` and `resize` need not wait for that. One that is used is replaced. They have no rank: RANK and its like
+        are not set when their bootstrap runs, and it can call no actors. A bootstrap that fails in one ends it, and
+        the mesh has to do without; `events()` tell.
+
         Raises ValueError for a dimension that the hosts have already, or that has no size, and for a `proc_bind` that
-        does not fit; TypeError for an argument of another kind; RuntimeError once the hosts have been shut down.
+        does not fit, and for spares where each rank has a command of its own; TypeError for an argument of another
+        kind; RuntimeError once the hosts have been shut down.
         """
         if self.is_shut_down:
             raise RuntimeError(texts.HOSTS_SHUT_DOWN)
-        _check_kinds(per_host, bootstrap, name)
+        _check_kinds(per_host, bootstrap, name, spares)
         dims = _check_dims(dict(per_host or {}), self.extent)
         extent = Extent((*self.extent.labels, *dims), (*self.extent.sizes, *dims.values()))
         mesh = f"{_as_file_name(name or 'procs')}-{secrets.token_hex(4)}"
@@ -181,6 +201,7 @@ class HostMesh(MeshTrait):
         starts = plan_starts(
             extent, local, proc_bind=proc_bind, commands=bootstrap_command, python=self._python, env=env
         )
+        spare_start = start_of_spares(starts) if spares else None
         all_births: list[Birth] = []
         agents = [agent for agent in self._picked() for _ in range(local)]
         for index, agent in enumerate(self._picked()):
@@ -188,12 +209,20 @@ class HostMesh(MeshTrait):
             all_births += [self._birth(world, index * local + place, place, local, starts) for place in range(local)]
         births, nodes = Births(agents, all_births, _ask_for), [birth.address for birth in all_births]
         births.start(range(len(nodes)))
+        if spare_start is not None:
+            self._keep_spares(all_births[::local], spare_start, spares)
         make = functools.partial(ProcMesh, mesh, nodes, extent.region, self, owned=True, stream_logs=self.stream_logs)
         ranks = {node.node: rank for rank, node in enumerate(nodes)}
         own(mesh, name or "procs", ranks, make, births.start_again, are_processes=True)
         procs = make()
         self._ownership.add(procs)
         return procs
+
+    def _keep_spares(self, firsts: Sequence[Birth], start: Start, count: int) -> None:
+        """On each host, of which this is the first rank."""
+        for birth in firsts:
+            like = msgspec.structs.replace(birth, start=start)
+            _on_agent(birth.world.agent).keep_spares.broadcast(like, count)
 
     def _world(
         self,
@@ -286,6 +315,9 @@ class HostMesh(MeshTrait):
 
     # -- for the meshes on them ----------------------------------------------------
 
+    def _count_spares(self, mesh: str) -> Future[int]:
+        return self._hosts().spares.call(mesh).then(lambda counts: sum(counts.values()))
+
     def _stop_procs(self, nodes: Sequence[Address], reason: str) -> Future[None]:
         names = [node.node for node in nodes]
         ended = when_ended(current_node(), names)
@@ -309,9 +341,12 @@ class HostMesh(MeshTrait):
         return made, (self._agents, self._region, self._inbox)
 
 
+def _on_agent(agent: Address) -> ActorMesh:
+    return ActorMesh("hosts", HostActor, [Target(agent, HOST)], Extent((), ()).region)
+
+
 def _ask_for(agent: Address, births: list[Birth]) -> Future[None]:
-    host = ActorMesh("hosts", HostActor, [Target(agent, HOST)], Extent((), ()).region)
-    return host.spawn_procs.call_one(births)
+    return _on_agent(agent).spawn_procs.call_one(births)
 
 
 def _as_file_name(name: str) -> str:
@@ -319,13 +354,17 @@ def _as_file_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:24]
 
 
-def _check_kinds(per_host: object, bootstrap: object, name: object) -> None:
+def _check_kinds(per_host: object, bootstrap: object, name: object, spares: object) -> None:
     if per_host is not None and not isinstance(per_host, Mapping):
         raise TypeError(f"per_host maps names to sizes, as {{'gpus': 4}}; it is {per_host!r}")
     if bootstrap is not None and not callable(bootstrap):
         raise TypeError(f"bootstrap is a function that each process calls; {bootstrap!r} cannot be called")
     if name is not None and not isinstance(name, str):
         raise TypeError(f"name is what the mesh is called, as 'trainers'; it is {name!r}")
+    if not isinstance(spares, int) or isinstance(spares, bool):
+        raise TypeError(f"spares is a number of processes for each host; it is {spares!r}")
+    if spares < 0:
+        raise ValueError(f"spares is a number of processes for each host, zero or more; it is {spares}")
 
 
 def _check_dims(dims: dict[str, int], hosts: Extent) -> dict[str, int]:

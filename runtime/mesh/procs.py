@@ -298,6 +298,10 @@ class ProcMesh(MeshTrait):
         begun = [begin(self, ranks) for begin in self._ownership.afterwards]
         return [future for future in begun if future is not None]
 
+    def spares(self) -> Future[int]:
+        """How many processes wait to take the place of one that dies: warm ones, on all hosts of this mesh."""
+        return self._hosts._count_spares(self._name)
+
     def dismiss(self, reason: str) -> Future[None]:
         """Let the processes of this mesh or slice leave ahead of the others, as `stop` does for all of them."""
         return self._hosts._stop_procs(self.nodes, reason)

@@ -1,0 +1,178 @@
+"""The spares of one host as its agent sees them: how many are kept for which mesh, which are there, who is called.
+
+keep -> missing -> (forked) -> started -> take -> called: it is a rank now
+                                       -> ended, or dismissed with its mesh
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pickle
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from meshbook.runtime.hosts.standby import call_file, place_file
+from meshbook.runtime.mesh.birth import Birth
+from meshbook.runtime.telemetry.last_words import remove_files
+
+
+@dataclass
+class Spare:
+    """One spare from the asking to the end."""
+
+    birth: Birth
+    call: int  # the writing end of what it waits at, until it is called or nobody needs it any more
+    pid: int = 0
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def node(self) -> str:
+        return self.birth.address.node
+
+    def tell(self, word: bytes) -> None:
+        """The last word to it: that it is called, or none."""
+        if self.call >= 0:
+            os.write(self.call, word)
+            os.close(self.call)
+            self.call = -1
+
+
+@dataclass
+class Stock:
+    """The spares of one mesh."""
+
+    like: Birth  # what they are born with
+    count: int
+    spares: dict[str, Spare] = field(default_factory=dict)  # the oldest first
+
+
+class Spares:
+    """All spares of this host. A spare that ends before it is warm is not replaced: the next would end so, too."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()  # guards both
+        self._stocks: dict[str, Stock] = {}
+        self._by_pid: dict[int, Spare] = {}  # those that have been started and live, dismissed ones too
+        self._numbers = itertools.count()
+
+    def keep(self, like: Birth, count: int) -> None:
+        """From now on so many are wanted for the mesh of this birth."""
+        with self._lock:
+            self._stocks[like.world.mesh] = Stock(like, count)
+
+    def missing(self, mesh: str) -> list[Birth]:
+        """The births of those that are to be started now; they are known from here on."""
+        with self._lock:
+            stock = self._stocks.get(mesh)
+            made = [self._make(stock.like) for _ in range(stock.count - len(stock.spares))] if stock is not None else []
+            if stock is not None:
+                stock.spares |= {spare.node: spare for spare in made}
+        return [spare.birth for spare in made]
+
+    def _make(self, like: Birth) -> Spare:
+        node = f"{like.world.mesh}.spare-{next(self._numbers)}"
+        address = msgspec.structs.replace(like.address, node=node)
+        path = call_file(self._folder, node)
+        os.mkfifo(path, 0o600)
+        # Also for reading: else it could not be opened before the spare reads, nor without waiting.
+        call = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        return Spare(msgspec.structs.replace(like, address=address, is_spare=True), call)
+
+    def started(self, node: str, pid: int) -> Spare | None:
+        """This one was forked; pid 0: it could not be. None where it was dismissed before."""
+        with self._lock:
+            spare = self._find(node)
+            if spare is not None and pid:
+                spare.pid, self._by_pid[pid] = pid, spare
+        if spare is not None and not pid:
+            self._forget(spare)
+        return spare
+
+    def find(self, pid: int) -> Spare | None:
+        """The spare that is this process."""
+        with self._lock:
+            return self._by_pid.get(pid)
+
+    def is_warm(self, spare: Spare) -> bool:
+        """Whether it waits."""
+        return bool(spare.pid) and not call_file(self._folder, spare.node).exists()
+
+    def count(self, mesh: str) -> int:
+        """How many wait for this mesh."""
+        with self._lock:
+            stock = self._stocks.get(mesh)
+            return sum(map(self.is_warm, stock.spares.values())) if stock is not None else 0
+
+    def take(self, birth: Birth) -> int:
+        """Let a warm one become this rank, which has not been asked for otherwise; its process id, 0 if there is none.
+
+        One that is not warm may never be: its bootstrap may fail, and the rank would be lost once more.
+        """
+        with self._lock:
+            stock = self._stocks.get(birth.world.mesh)
+            ready = [] if stock is None else list(filter(self.is_warm, stock.spares.values()))
+            if stock is None or not ready:
+                return 0
+            spare = stock.spares.pop(ready[0].node)
+            del self._by_pid[spare.pid]
+        self._call(spare, birth)
+        return spare.pid
+
+    def _call(self, spare: Spare, birth: Birth) -> None:
+        for suffix in (".out", ".err"):  # what its bootstrap printed is that rank's
+            with contextlib.suppress(FileNotFoundError):
+                (self._folder / f"{spare.node}{suffix}").rename(self._folder / f"{birth.address.node}{suffix}")
+        with open(os.open(place_file(self._folder, spare.node), os.O_CREAT | os.O_WRONLY, 0o600), "wb") as file:
+            pickle.dump(birth, file)
+        spare.tell(b"!")
+
+    def ended(self, spare: Spare) -> bool:
+        """Forget one that has ended unused; whether another is to be started."""
+        was_warm = self.is_warm(spare)
+        self._forget(spare)
+        spare.ended.set()
+        return was_warm
+
+    def dismiss(self, meshes: Iterable[str]) -> list[Spare]:
+        """Let those of these meshes leave, and keep none any more; who has to."""
+        with self._lock:
+            stocks = [self._stocks.pop(mesh) for mesh in meshes if mesh in self._stocks]
+        spares = [spare for stock in stocks for spare in stock.spares.values()]
+        for spare in spares:
+            spare.tell(b"")
+            if not self.is_warm(spare):  # it finds nothing to wait at
+                call_file(self._folder, spare.node).unlink(missing_ok=True)
+        return spares
+
+    def meshes(self, owner: str = "") -> list[str]:
+        """For which meshes there are any: of all nodes, or of this one."""
+        with self._lock:
+            return [mesh for mesh, stock in self._stocks.items() if owner in ("", stock.like.world.owner)]
+
+    def lose_all(self) -> None:
+        """Their fork server has ended, and they with it."""
+        with self._lock:
+            waiting = itertools.chain.from_iterable(stock.spares.values() for stock in self._stocks.values())
+            spares = [*self._by_pid.values(), *waiting]
+        for spare in spares:
+            self.ended(spare)
+
+    def _find(self, node: str) -> Spare | None:
+        return next((stock.spares[node] for stock in self._stocks.values() if node in stock.spares), None)
+
+    def _forget(self, spare: Spare) -> None:
+        with self._lock:
+            self._by_pid.pop(spare.pid, None)
+            if (stock := self._stocks.get(spare.birth.world.mesh)) is not None:
+                stock.spares.pop(spare.node, None)
+        spare.tell(b"")
+        for path in (call_file(self._folder, spare.node), place_file(self._folder, spare.node)):
+            path.unlink(missing_ok=True)
+        remove_files(self._folder, spare.node)

@@ -1,0 +1,81 @@
+"""A spare: a worker that has done all that can be done before it knows which rank it is, and waits to be called.
+
+It calls itself warm by removing the FIFO at which it waits: a byte there means that its birth lies beside it, and the
+end that nobody needs it. The agent's side is in `spares`.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import sys
+from pathlib import Path
+
+from meshbook.runtime.actor.context import Context, provide_client
+from meshbook.runtime.config import begin_with
+from meshbook.runtime.hosts import worker
+from meshbook.runtime.hosts.ending import leave, run_finalisers
+from meshbook.runtime.hosts.handover import bind
+from meshbook.runtime.mesh.birth import Birth
+
+
+def call_file(folder: Path, node: str) -> Path:
+    """The FIFO of a spare; it is there until the spare is warm."""
+    return folder / f"{node}.call"
+
+
+def place_file(folder: Path, node: str) -> Path:
+    """Where its birth as a rank is left for it."""
+    return folder / f"{node}.place"
+
+
+def stand_by(birth: Birth, folder: Path) -> Birth:
+    """Prepare as any worker of this mesh does, then wait for a place in it: the birth of the rank to become."""
+    faulthandler.enable(file=2, all_threads=False)
+    begin_with(birth.world.settings)
+    worker.limit_threads(birth)
+    provide_client(_refuse)
+    if not worker.prepare(birth):
+        leave(1)
+    sys.stdout.flush()
+    place = _wait(folder, birth.address.node)
+    take_over(place)
+    return place
+
+
+def take_over(birth: Birth) -> None:
+    """Be that rank to whoever looks at the environment; what the bootstrap has set stays."""
+    for name, value in (birth.world.rendezvous | birth.ranks()).items():
+        os.environ.setdefault(name, value)
+    bind(birth.start.binding.cpus)
+
+
+def _wait(folder: Path, node: str) -> Birth:
+    path = call_file(folder, node)
+    try:
+        calling = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # its agent has it open for writing
+        path.unlink()
+        is_called = bool(os.read(calling, 1))
+    except FileNotFoundError:
+        is_called = False  # nobody needs it any more
+    if not is_called:
+        run_finalisers()
+        leave(0)
+    os.close(calling)
+    place = place_file(folder, node)
+    found: Birth = pickle.loads(place.read_bytes())
+    place.unlink()
+    return found
+
+
+def _refuse() -> Context:
+    raise RuntimeError("this is a spare process: it can reach actors and hosts once it has become a rank")
+
+
+def run(birth: Birth, folder: Path) -> None:
+    """Be this worker, or the one that it becomes, until told to stop; then end the process."""
+    if birth.is_spare:
+        worker.run(stand_by(birth, folder), folder, is_prepared=True)
+    else:
+        worker.run(birth, folder)
