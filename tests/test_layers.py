@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("kernel", "magics", "runtime", "widgets")
+OWN_FOLDERS = ("monarch", "testing")  # that lie in meshbook/ itself
 
 # A room is a folder or a module; what lies in a folder belongs to its room.
 FLOORS: dict[str, int] = {
@@ -19,6 +20,7 @@ FLOORS: dict[str, int] = {
     "meshbook": 7,  # the facade
     "meshbook.magics": 7,
     "meshbook.monarch": 7,
+    "meshbook.testing": 7,
     "meshbook.runtime.tensor": 6,
     "meshbook.runtime.spmd": 6,
     "meshbook.runtime.cells": 6,
@@ -65,7 +67,8 @@ def room_of(name: str) -> str:
 
 def sources() -> list[Path]:
     # meshbook/ itself holds links to the other folders, so only its own files are taken.
-    own = sorted([*(ROOT / "meshbook").glob("*.py"), *(ROOT / "meshbook" / "monarch").rglob("*.py")])
+    own = sorted((ROOT / "meshbook").glob("*.py"))
+    own += [file for folder in OWN_FOLDERS for file in sorted((ROOT / "meshbook" / folder).rglob("*.py"))]
     return own + [file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py"))]
 
 

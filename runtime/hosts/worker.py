@@ -36,6 +36,7 @@ from meshbook.runtime.telemetry.capture import CHUNK_CHARACTERS, Capture
 from meshbook.runtime.telemetry.logs import print_logs
 from meshbook.runtime.telemetry.output import TELEMETRY, LogOptions, OutputChunk
 from meshbook.runtime.transport import Transport
+from meshbook.runtime.transport.disturbed import DisturbedTransport
 from meshbook.runtime.transport.zeromq import ZmqTransport
 from meshbook.runtime.wire import pickling
 
@@ -59,13 +60,14 @@ def run(birth: Birth, folder: Path, *, is_prepared: bool = False) -> None:
     begin_with(birth.world.settings)
     limit_threads(birth)
     transport = ZmqTransport(birth.address.node, birth.address.url, birth.world.settings)
-    node = make_node(transport, birth)
+    link = DisturbedTransport(transport, birth.world.settings.high_water_mark)
+    node = make_node(link, birth)
     provide_client(lambda: client_of(node, birth))
     capture = make_capture(node, birth, folder)
     print_logs(logging.INFO if birth.world.settings.enable_log_forwarding else None)
     ready = is_prepared or prepare(birth)
     if ready:
-        serve(node, birth)
+        serve(node, birth, link)
     node.release_actors()
     run_finalisers()  # they may still print, and call others
     capture.close()
@@ -115,12 +117,12 @@ def prepare(birth: Birth) -> bool:
     return True
 
 
-def serve(node: Node, birth: Birth) -> None:
-    """Serve actors until told to stop."""
+def serve(node: Node, birth: Birth, link: DisturbedTransport | None = None) -> None:
+    """Serve actors until told to stop. `link` is what can be disturbed, where something can."""
     main = MainThread()
     node.run_on_main = main.submit
     place = Extent(birth.world.labels, birth.world.sizes).point(birth.rank)
-    process = node.host(PROCESS, lambda: Process(node, main), rank=place, class_name="ProcessActor")
+    process = node.host(PROCESS, lambda: Process(node, main, link), rank=place, class_name="ProcessActor")
     process.start(lambda error: None)
     node.start()
     main.run()
@@ -178,9 +180,10 @@ class MainThread:
 class Process(ProcessActor):
     """The answers of this process."""
 
-    def __init__(self, node: Node, main: MainThread) -> None:
+    def __init__(self, node: Node, main: MainThread, link: DisturbedTransport | None) -> None:
         self._node = node
         self._main = main
+        self._link = link
         self._fences: set[str] = set()  # that have come
         self._leaving: tuple[str, str] | None = None  # why it is to leave, and the fence that has not come
 
@@ -219,3 +222,20 @@ class Process(ProcessActor):
         everyone = Gather(Extent(("actors",), (len(targets),)).region)
         self._node.stop(targets, reason, everyone)
         everyone.future.when_done(self._main.end)
+
+    @endpoint
+    def slow(self, seconds: float, latency: float) -> None:
+        self._disturbable().slow(seconds, latency)
+
+    @endpoint
+    def cut(self, seconds: float) -> None:
+        self._disturbable().cut(seconds)
+
+    @endpoint
+    def mend(self) -> None:
+        self._disturbable().mend()
+
+    def _disturbable(self) -> DisturbedTransport:
+        if self._link is None:
+            raise RuntimeError("this worker is a thread of its controller's process: it has no link to disturb")
+        return self._link

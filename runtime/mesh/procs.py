@@ -60,6 +60,21 @@ class ProcessActor(Actor):
         """Stop the actors and leave the process, once this fence is here."""
         raise NotImplementedError
 
+    @endpoint
+    def slow(self, seconds: float, latency: float) -> None:
+        """For tests: for so long let what this process sends leave so many seconds late."""
+        raise NotImplementedError
+
+    @endpoint
+    def cut(self, seconds: float) -> None:
+        """For tests: for so long let nothing leave this process, and nothing come in. Nothing is lost."""
+        raise NotImplementedError
+
+    @endpoint
+    def mend(self) -> None:
+        """End what is left of both; answered once everything that was held has left."""
+        raise NotImplementedError
+
 
 # Told the mesh and the ranks that were healed; what it begins is waited for. It must not wait itself.
 Afterwards = Callable[["ProcMesh", list[int]], Future[Any] | None]

@@ -1,0 +1,223 @@
+"""`chaos`: does to the processes of a mesh what a plan says, and leaves them as it found them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import heapq
+import itertools
+import logging
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING
+
+from meshbook.runtime.errors import MeshbookError
+from meshbook.runtime.mesh.actors import ActorMesh, current_node
+from meshbook.runtime.mesh.procs import PROCESS, ProcessActor, ProcMesh
+from meshbook.runtime.node.calls import Target
+from meshbook.testing.plan import Event, Range, Rates, plan
+from meshbook.testing.report import Injected, Report
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+logger = logging.getLogger(__name__)
+PATIENCE = 10.0  # seconds that a host agent, or a process that lives, gets to answer
+
+
+def chaos(
+    mesh: ProcMesh,
+    *,
+    kill: float = 0.0,
+    stop: float = 0.0,
+    delay: float = 0.0,
+    drop: float = 0.0,
+    seed: int = 0,
+    only: Collection[int] | None = None,
+    spare_ranks: Collection[int] = (),
+    lasting: Range = (0.05, 0.5),
+    latency: float = 0.05,
+    seconds: float = math.inf,
+    most: int | None = None,
+) -> Chaos:
+    """While the block runs, let faults befall the processes of a mesh: for tests of what has to survive them.
+
+        procs = this_host().spawn_procs(per_host={"gpus": 4})
+        workers = procs.spawn("workers", Worker)
+        with chaos(procs, kill=0.5, stop=1, seed=7) as report:
+            train(procs, workers)  # heals when a rank dies
+        assert report.counts()["kill"] > 0, report
+
+    `kill`, `stop`, `delay` and `drop` are mean numbers a second, over all ranks; the times between are random, and
+    they, the kinds and the ranks are the same for the same seed. A kill is a SIGKILL. A stopped process (SIGSTOP)
+    continues after a time within `lasting`, in seconds. For such a time a delayed one sends each message `latency`
+    seconds late, and one whose link is dropped sends and gets nothing; then all comes, in order, and nothing is lost.
+
+    `only` or `spare_ranks` choose the ranks, as counted in this mesh or slice. It ends after `seconds`, or after `most`
+    faults, and with the block, which leaves all processes running and all links up, and waits for that: a link that is
+    dropped comes back by itself. Who was killed stays dead until the mesh is healed. A rank that is dead when its fault
+    is due is left out, and the report says so.
+
+    Also `async with`, in a cell or an async endpoint. Workers that are threads have no signals and no links.
+    ValueError for a rate or a time that cannot be, and for ranks that the mesh does not have.
+    """
+    rates = Rates(kill, stop, delay, drop)
+    _check(rates, lasting, latency)
+    ranks = _pick(len(mesh), only, spare_ranks)
+    events = plan(seed, ranks, rates, lasting=lasting, seconds=seconds, most=most)
+    return Chaos(mesh, events, Report(seed), latency)
+
+
+class Chaos:
+    """Faults that befall a mesh; made by `chaos`. Entered, it is the `Report` of what has been done."""
+
+    def __init__(self, mesh: ProcMesh, events: Iterator[Event], report: Report, latency: float) -> None:
+        self._events = events
+        self._report = report
+        self._ranks = _Ranks(mesh, latency)
+        self._over = threading.Event()
+        # In this context: the thread speaks for whoever enters.
+        run = contextvars.copy_context().run
+        self._thread = threading.Thread(target=run, args=(self._run,), name="meshbook chaos", daemon=True)
+
+    def __enter__(self) -> Report:
+        self._thread.start()
+        return self._report
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    async def __aenter__(self) -> Report:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.__exit__, kind, error, trace)
+
+    def _run(self) -> None:
+        begun = time.monotonic()
+        try:
+            for at, event, begins in with_ends(self._events):
+                if self._over.wait(max(0.0, begun + at - time.monotonic())):
+                    break
+                if not begins:
+                    self._ranks.end(event)
+                else:
+                    outcome = self._ranks.begin(event)
+                    self._report.events.append(Injected(event, time.monotonic() - begun, outcome))
+        finally:
+            self._ranks.restore()
+
+
+def with_ends(events: Iterator[Event]) -> Iterator[tuple[float, Event, bool]]:
+    """The beginnings of all faults, and the ends of those that somebody has to end, in the order of time."""
+    ends: list[tuple[float, int, Event]] = []  # the number is for events that end at the same time
+    for number, event in enumerate(events):
+        while ends and ends[0][0] <= event.at:
+            at, _, ended = heapq.heappop(ends)
+            yield at, ended, False
+        yield event.at, event, True
+        if event.kind == "stop":
+            heapq.heappush(ends, (event.at + event.seconds, number, event))
+    for at, _, ended in sorted(ends):
+        yield at, ended, False
+
+
+class _Ranks:
+    """The processes of a mesh, each to be hurt and to be let go."""
+
+    def __init__(self, mesh: ProcMesh, latency: float) -> None:
+        self._mesh = mesh
+        self._latency = latency
+        self._parts = [mesh.slice(**mesh.extent.point(rank)) for rank in range(len(mesh))]
+        self._stopped: set[int] = set()
+        self._disturbed: dict[int, float] = {}  # until when, at the latest
+
+    def begin(self, event: Event) -> str:
+        """Do it; "done", or why not."""
+        (address,) = self._parts[event.rank].nodes
+        if current_node().report_of(address.node) is not None:
+            return "it was dead"
+        return _try(functools.partial(self._begin, event)) or "done"
+
+    def _begin(self, event: Event) -> None:
+        rank = event.rank
+        if event.kind == "kill":
+            self._signal(rank, signal.SIGKILL)
+        elif event.kind == "stop":
+            self._stopped.add(rank)
+            self._signal(rank, signal.SIGSTOP)
+        else:
+            self._disturbed[rank] = time.monotonic() + event.seconds
+            self._disturb(event)
+
+    def _disturb(self, event: Event) -> None:
+        link = self._links(event.rank)
+        # Nobody waits for these: the answer of one that is cut off comes when that is over.
+        if event.kind == "delay":
+            link.slow.call(event.seconds, self._latency)
+        else:
+            link.cut.call(event.seconds)
+
+    def end(self, event: Event) -> None:
+        """Let one that was stopped go on."""
+        self._continue(event.rank)
+
+    def restore(self) -> None:
+        """Let all go on, and all links be up, whatever came of them meanwhile."""
+        for rank in sorted(self._stopped):
+            self._continue(rank)
+        asked = {rank: self._links(rank).mend.call() for rank in sorted(self._disturbed)}
+        for rank, mended in asked.items():
+            try:
+                # One that is cut off hears of it when that is over; one that has ended since has nothing to mend.
+                mended.exception(max(0.0, self._disturbed[rank] - time.monotonic()) + PATIENCE)
+            except TimeoutError:
+                logger.warning("chaos could not mend the link of rank %d: it does not answer", rank)
+
+    def _continue(self, rank: int) -> None:
+        self._stopped.discard(rank)
+        if trouble := _try(functools.partial(self._signal, rank, signal.SIGCONT)):
+            logger.warning("chaos could not let rank %d go on: %s", rank, trouble)
+
+    def _signal(self, rank: int, number: int) -> None:
+        self._parts[rank].kill(number).get(PATIENCE)
+
+    def _links(self, rank: int) -> ActorMesh:
+        part = self._parts[rank]
+        return ActorMesh(
+            "links", ProcessActor, [Target(address, PROCESS) for address in part.nodes], part.extent.region
+        )
+
+
+def _try(work: Callable[[], None]) -> str:
+    """Why it did not work; empty where it did."""
+    try:
+        work()
+    except (MeshbookError, TimeoutError) as error:
+        return str(error) or type(error).__name__
+    return ""
+
+
+def _pick(count: int, only: Collection[int] | None, spare_ranks: Collection[int]) -> list[int]:
+    unknown = sorted({*(only or ()), *spare_ranks} - set(range(count)))
+    if unknown:
+        raise ValueError(f"the mesh has ranks 0 to {count - 1}, and not {', '.join(map(str, unknown))}")
+    return [rank for rank in range(count) if (only is None or rank in only) and rank not in spare_ranks]
+
+
+def _check(rates: Rates, lasting: Range, latency: float) -> None:
+    numbers = dict(rates._asdict(), latency=latency)
+    for name, value in itertools.chain(numbers.items(), (("lasting", each) for each in lasting)):
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name} is {value!r}: it needs a finite number, zero or more")
+    if lasting[0] > lasting[1]:
+        raise ValueError(f"lasting is {lasting!r}: the least comes first")
