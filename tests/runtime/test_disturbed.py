@@ -177,5 +177,7 @@ def test_many_threads_over_many_disturbances_keep_their_order(here: DisturbedTra
         here.cut(0.002) if number % 2 else here.slow(0.002, 0.001)
         here.mend()
     frames = [frame.split(b":") for frame in take(there, 900)]
+    for thread in threads:
+        thread.join(PATIENCE)
     for who in range(3):
         assert [int(number) for sender, number in frames if int(sender) == who] == list(range(300))
