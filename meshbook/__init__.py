@@ -22,10 +22,11 @@ from meshbook.runtime.errors import ActorError, CallTimeout, DeadlockError, Mesh
 from meshbook.runtime.geometry import Extent, Point
 from meshbook.runtime.hosts import faults as _faults
 from meshbook.runtime.hosts.controllers import get_or_spawn_controller
-from meshbook.runtime.hosts.session import close_session, install_client, shutdown_context, this_host, this_proc
+from meshbook.runtime.hosts.session import close_session, events, install_client, shutdown_context, this_host, this_proc
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.commands import BootstrapCommand, default_bootstrap_cmd
 from meshbook.runtime.mesh.hosts import HostMesh
+from meshbook.runtime.mesh.policies import Restarts
 from meshbook.runtime.mesh.procs import ProcMesh
 
 __version__ = "0.1.0"
@@ -48,6 +49,7 @@ __all__ = [
     "Port",
     "PortReceiver",
     "ProcMesh",
+    "Restarts",
     "SupervisionError",
     "UndeliverableMessageEnvelope",
     "ValueMesh",
@@ -60,6 +62,7 @@ __all__ = [
     "current_size",
     "default_bootstrap_cmd",
     "endpoint",
+    "events",
     "get_or_spawn_controller",
     "returns_future",
     "send",

@@ -24,12 +24,14 @@ class MeshFailure:
         report: str,
         handle: Callable[[], Any],
         spawned_at: Line | None = None,
+        remark: str = "",
     ) -> None:
         self.mesh_name = mesh_name
         self.crashed_ranks = list(crashed_ranks)  # all that have failed so far; the last one is what this is about
         self._report = report
         self._handle = handle
         self._spawned_at = spawned_at
+        self.remark = remark  # what was tried, before somebody is told
 
     @property
     def mesh(self) -> Any:
@@ -38,12 +40,16 @@ class MeshFailure:
 
     def report(self) -> str:
         """What happened and where, the root cause first."""
-        return self._report
+        return f"{self._report}\n{self.remark}" if self.remark else self._report
+
+    def also(self, remark: str) -> MeshFailure:
+        """The same failure, with a remark on what was tried."""
+        return MeshFailure(self.mesh_name, self.crashed_ranks, self._report, self._handle, self._spawned_at, remark)
 
     def __str__(self) -> str:
         ranks = texts.crashed_ranks(self.crashed_ranks)
         spawned = f"\nmesh {self.mesh_name} was spawned at {self._spawned_at}" if self._spawned_at is not None else ""
-        return f"MeshFailure of mesh {self.mesh_name}, {ranks}: {self._report}{spawned}"
+        return f"MeshFailure of mesh {self.mesh_name}, {ranks}: {self.report()}{spawned}"
 
     def __repr__(self) -> str:
         return f"<MeshFailure {self.mesh_name} {texts.crashed_ranks(self.crashed_ranks)}>"

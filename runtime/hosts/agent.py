@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,13 +22,14 @@ from meshbook.runtime.hosts.launch import AgentBirth, RunFolder
 from meshbook.runtime.hosts.linux import adopt_orphans
 from meshbook.runtime.hosts.machine import count_gpus, free_port
 from meshbook.runtime.hosts.roster import ROSTER
-from meshbook.runtime.hosts.workers import Ask, OnExit, Workers
+from meshbook.runtime.hosts.workers import Ask, OnExit, OnSpare, Workers
 from meshbook.runtime.mesh.birth import Birth
 from meshbook.runtime.mesh.hosts import HOST, HostActor
 from meshbook.runtime.mesh.procs import PROCESS
 from meshbook.runtime.node.calls import Target
 from meshbook.runtime.node.keeper import KEEPER
 from meshbook.runtime.node.node import Node
+from meshbook.runtime.telemetry.events import Kind
 from meshbook.runtime.transport.zeromq import ZmqTransport
 from meshbook.runtime.wire.messages import Address
 
@@ -43,13 +44,13 @@ def main() -> None:
     folder = RunFolder(Path(birth.folder))
     node = Node(ZmqTransport(birth.address.node, birth.address.url, birth.settings), birth.run, birth.settings)
     provide_client(lambda: Context(Instance("agent", "agent", NOWHERE.point(0), node)))
-    workers = attend(node, birth, lambda ask, on_exit: Workers(folder.path, birth.settings, ask, on_exit))
+    workers = attend(node, birth, lambda *ways: Workers(folder.path, birth.settings, *ways))
     workers.serve(sys.stdin.fileno())
     folder.close()
     os._exit(0)  # every worker is gone and nobody listens: there is nothing left to tidy, and nothing to wait for
 
 
-def attend(node: Node, birth: AgentBirth, make_workers: Callable[[Ask, OnExit], Workers]) -> Workers:
+def attend(node: Node, birth: AgentBirth, make_workers: Callable[[Ask, OnExit, OnSpare], Workers]) -> Workers:
     """Make this node that of an agent, which takes messages from now on; the caller serves the workers."""
     node.controller = birth.controller
     node.trust(birth.controller)
@@ -63,7 +64,10 @@ def attend(node: Node, birth: AgentBirth, make_workers: Callable[[Ask, OnExit], 
         with telling:
             node.announce_down(report, [birth.controller, *others])
 
-    workers = make_workers(ask_to_leave, on_exit)
+    def on_spare(kind: Kind, mesh: str, ranks: Sequence[int], text: str) -> None:
+        node.tell_event(kind, mesh, mesh, ranks, text)
+
+    workers = make_workers(ask_to_leave, on_exit, on_spare)
     node.host(HOST, lambda: Agent(node, workers, telling), class_name="HostActor").start(lambda error: None)
     node.start()
     return workers

@@ -30,6 +30,7 @@ from meshbook.runtime.mesh.places import Places
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.node.calls import Each, Gather, Target
 from meshbook.runtime.node.node import Node
+from meshbook.runtime.telemetry.events import Event, EventLog
 from meshbook.runtime.telemetry.forwarding import Forwarder, ScriptScreen
 from meshbook.runtime.telemetry.last_words import last_lines
 from meshbook.runtime.telemetry.output import TELEMETRY, OutputStore, TelemetryActor
@@ -63,6 +64,7 @@ class Session:
         self.run = secrets.token_hex(4)
         self.folder = make_folder(self.settings, self.run)
         self.output = OutputStore()
+        self.events = EventLog()
         self.forwarder = Forwarder(ScriptScreen())
         self.output.set_default(self.forwarder.take)
         self._roster = Roster()
@@ -84,7 +86,7 @@ class Session:
 
     def _start_node(self) -> Node:
         node = Node(self._connect("controller"), self.run, self.settings)
-        node.host_inline(TELEMETRY, TelemetryActor(self.output))
+        node.host_inline(TELEMETRY, TelemetryActor(self.output, self.events))
         node.host_inline(ROSTER, self._roster)
         node.host(CONTROLLERS, Controllers, class_name="Controllers").start(lambda error: None)
         node.when_down += [self._roster.ended, self.output.ended]
@@ -143,6 +145,8 @@ class Session:
             hint=trouble,
             stopped=self._why_stopped(),
         )
+        if not report.stopped:
+            self.node.tell_event("host lost", AGENT, "", [], str(report))
         # The guests first: who waits for the end of the host waits for theirs, too.
         for node in self._roster.guests_of(AGENT):
             self.node.announce_down(report.of_guest(node), ())
@@ -251,6 +255,16 @@ def current_session() -> Session:
 def running_session() -> Session | None:
     """The session of this process if there is one."""
     return _Current.session
+
+
+def events() -> list[Event]:
+    """What has happened to the meshes of this session so far, the oldest first: the last thousand events.
+
+    Ranks that failed, were respawned or given up, and were healed; meshes that were resized; spares and hosts. Those
+    of meshes that actors own are here, too. Empty in a worker, and where no session runs.
+    """
+    session = running_session()
+    return [] if session is None else list(session.events)
 
 
 def close_session() -> None:

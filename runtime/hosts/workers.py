@@ -29,11 +29,12 @@ from meshbook.runtime.hosts.linux import end_descendants
 from meshbook.runtime.hosts.server import Server
 from meshbook.runtime.hosts.spares import Spare, Spares
 from meshbook.runtime.mesh.birth import Birth
+from meshbook.runtime.telemetry.events import Kind
 from meshbook.runtime.telemetry.last_words import last_words, remove_files
 from meshbook.runtime.wire.messages import Address
 
 OnExit = Callable[[ExitReport, list[Address]], None]
-OnSpareLost = Callable[[str, ExitReport], None]  # of this mesh
+OnSpare = Callable[[Kind, str, Sequence[int], str], None]  # what happened to one of this mesh, and of which ranks
 Ask = Callable[[Address, str, str], None]  # the worker, why, and the fence that it waits for
 
 
@@ -74,7 +75,8 @@ class Workers:
     """All workers of this host.
 
     `ask_to_leave` sends a worker the message that ends it. `on_exit` is told of each end, with the addresses of those
-    that live on: O(workers) messages an end, fine for the hundreds that one host has.
+    that live on: O(workers) messages an end, fine for the hundreds that one host has. `on_spare` is told what
+    becomes of spares.
     """
 
     def __init__(
@@ -83,13 +85,13 @@ class Workers:
         settings: Settings,
         ask_to_leave: Ask,
         on_exit: OnExit,
-        on_spare_lost: OnSpareLost = lambda mesh, report: None,
+        on_spare: OnSpare,
     ) -> None:
         self._folder = folder
         self._settings = settings
         self._ask_to_leave = ask_to_leave
         self._on_exit = on_exit
-        self._on_spare_lost = on_spare_lost
+        self._on_spare = on_spare
         self._lock = threading.Lock()  # guards _by_node, _by_pid, and the life of each worker
         self._by_node: dict[str, Worker] = {}
         self._by_pid: dict[int, Worker] = {}
@@ -272,6 +274,7 @@ class Workers:
     def _start_from_spare(self, birth: Birth) -> bool:
         if (pid := self._spares.take(birth)) == 0:
             return False
+        self._on_spare("spare used", birth.world.mesh, [birth.rank], f"pid {pid}")
         self._started(birth.address.node, pid)
         return True
 
@@ -324,7 +327,7 @@ class Workers:
         report = ExitReport(node, pid, returncode, words)
         is_wanted, was_warm = mesh in self._spares.meshes(), self._spares.ended(spare)
         if is_wanted:
-            self._on_spare_lost(mesh, report)
+            self._on_spare("spare lost", mesh, [], str(report))
         if was_warm and self._server is not None:
             self._fill_up(self._server, mesh)
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextvars
 import functools
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from meshbook.runtime.actor.future import Future
@@ -27,21 +28,30 @@ Afterwards = Callable[[list[int]], Sequence[Future[Any]]]
 
 
 def heal(
-    node: Node, charge: Charge, nodes: Sequence[Address], ask_ready: Ask, afterwards: Afterwards
+    node: Node,
+    charge: Charge,
+    nodes: Sequence[Address],
+    ask_ready: Ask,
+    afterwards: Afterwards,
+    *,
+    only: Collection[int] | None = None,
 ) -> Future[list[int]]:
     """What `ProcMesh.heal` does: `charge` is of the processes, `nodes` are theirs, by rank.
 
-    `afterwards` is told which ranks were healed, once all are constructed, and begins what has to follow.
+    `afterwards` is told which ranks were healed, once all are constructed, and begins what has to follow. `only` these
+    processes, and no actors in other ones.
     """
     healed: Future[list[int]] = Future.pending()
+    tell_when_healed(node, charge, healed)
     with node.noting:  # an end that is being noted is noted to its end: its calls have failed, and no later ones will
         earlier, charge.healing = charge.healing, healed
-        dead = node.ledger.heal(charge.key)
+        dead = node.ledger.heal(charge.key, only)
     try:
         charge.again(dead)
         reborn = [nodes[rank] for rank in dead]
         waiting = [*ask_ready(reborn)] if reborn else []
-        created = node.create_again(reborn=reborn, alive={address.node for address in nodes})
+        alive = {address.node for address in nodes} if only is None else ()
+        created = node.create_again(reborn=reborn, alive=alive)
     except BaseException as error:
         healed.fail(error)
         raise
@@ -53,6 +63,18 @@ def heal(
     go_on_after(made, healed, afterwards)
     resolve_after(made, [*waiting, *(future for _, future in created)], ranks)
     return healed
+
+
+def tell_when_healed(node: Node, charge: Charge, healed: Future[list[int]]) -> None:
+    """Note it as an event, where there was something to heal and that went well."""
+    begun = time.monotonic()
+
+    def tell() -> None:
+        if healed.exception() is None and (ranks := healed.get()):
+            seconds = time.monotonic() - begun
+            node.tell_event("healed", charge.name, charge.procs, ranks, f"in {seconds:.3f} s")
+
+    healed.when_done(tell)
 
 
 def create_again(node: Node, name: str, creation: Creation, ranks: Sequence[int]) -> Sequence[Future[Any]]:

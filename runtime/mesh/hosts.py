@@ -26,7 +26,8 @@ from meshbook.runtime.mesh.birth import Birth, World, inherited_environment, inh
 from meshbook.runtime.mesh.births import Births
 from meshbook.runtime.mesh.commands import Commands, Start, plan_starts, start_of_spares
 from meshbook.runtime.mesh.ends import HostOwnership, when_ended
-from meshbook.runtime.mesh.procs import PROCESS, ProcMesh, own
+from meshbook.runtime.mesh.policies import OnFailure, Restarts, policy_of
+from meshbook.runtime.mesh.procs import PROCESS, Ownership, ProcMesh, own
 from meshbook.runtime.node.calls import Target
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.messages import Address
@@ -172,6 +173,8 @@ class HostMesh(MeshTrait):
         *,
         env: Mapping[str, str] | None = None,
         spares: int = 0,
+        on_failure: OnFailure = "raise",
+        restarts: Restarts | None = None,
     ) -> ProcMesh:
         """Start worker processes on every host and return their mesh at once.
 
@@ -187,6 +190,10 @@ class HostMesh(MeshTrait):
         are not set when their bootstrap runs, and it can call no actors. A bootstrap that fails in one ends it, and
         the mesh has to do without; `events()` tell.
 
+        `on_failure` says what becomes of processes that die, and of the actors spawned on them: "raise", "respawn" or a
+        function that decides, as `ProcMesh.with_policy` has it. Who has spawned actors there from another process is
+        told of their end in any case.
+
         Raises ValueError for a dimension that the hosts have already, or that has no size, and for a `proc_bind` that
         does not fit, and for spares where each rank has a command of its own; TypeError for an argument of another
         kind; RuntimeError once the hosts have been shut down.
@@ -201,6 +208,7 @@ class HostMesh(MeshTrait):
         starts = plan_starts(
             extent, local, proc_bind=proc_bind, commands=bootstrap_command, python=self._python, env=env
         )
+        policy = policy_of(on_failure, restarts)
         spare_start = start_of_spares(starts) if spares else None
         all_births: list[Birth] = []
         agents = [agent for agent in self._picked() for _ in range(local)]
@@ -211,9 +219,16 @@ class HostMesh(MeshTrait):
         births.start(range(len(nodes)))
         if spare_start is not None:
             self._keep_spares(all_births[::local], spare_start, spares)
-        make = functools.partial(ProcMesh, mesh, nodes, extent.region, self, owned=True, stream_logs=self.stream_logs)
+        make = functools.partial(
+            ProcMesh,
+            *(mesh, nodes, extent.region, self),
+            ownership=Ownership(),
+            owned=True,
+            stream_logs=self.stream_logs,
+            policy=policy,
+        )
         ranks = {node.node: rank for rank, node in enumerate(nodes)}
-        own(mesh, name or "procs", ranks, make, births.start_again, are_processes=True)
+        own(mesh, name or "procs", ranks, make, births.start_again, are_processes=True, policy=policy)
         procs = make()
         self._ownership.add(procs)
         return procs

@@ -8,7 +8,7 @@ import logging
 import math
 import signal
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from meshbook.runtime import texts
@@ -21,8 +21,9 @@ from meshbook.runtime.errors import LaunchError, ProcessDied
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
 from meshbook.runtime.mesh.actors import TAKEN, ActorMesh, current_node
 from meshbook.runtime.mesh.healing import create_again, heal
+from meshbook.runtime.mesh.policies import OnFailure, Respawning, Restarts, policy_of
 from meshbook.runtime.node.calls import Each, Gather, Target
-from meshbook.runtime.node.ledger import Charge
+from meshbook.runtime.node.ledger import Charge, Policy
 from meshbook.runtime.telemetry.output import LogOptions
 from meshbook.runtime.traces import Line, calling_place
 from meshbook.runtime.wire.messages import Address
@@ -102,6 +103,7 @@ def own(
     again: Callable[[Sequence[int]], Any],
     *,
     are_processes: bool = False,
+    policy: Policy | None = None,
 ) -> None:
     """Note that whoever runs here answers for a mesh.
 
@@ -118,6 +120,7 @@ def own(
         *(key, name, owner, ranks, stop, handle, contextvars.copy_context(), again),
         spawned_at=here if here.is_of_user else None,
         are_processes=are_processes,
+        policy=policy,
     )
     instance.node.ledger.add(charge)
 
@@ -145,6 +148,7 @@ class ProcMesh(MeshTrait):
         ownership: Ownership | None = None,
         owned: bool = False,
         stream_logs: bool | None = None,
+        policy: Respawning | None = None,
     ) -> None:
         self._name = name
         self._nodes = tuple(nodes)  # by rank of the mesh as it was spawned
@@ -153,6 +157,7 @@ class ProcMesh(MeshTrait):
         self._ownership = ownership or Ownership()
         self._owned = owned
         self._streams = stream_logs  # whether its output was to be forwarded at the spawn; None: as this process's is
+        self._policy = policy  # for what is spawned by this handle
         self._initialized: Future[bool] | None = None
 
     @property
@@ -209,9 +214,29 @@ class ProcMesh(MeshTrait):
         return self
 
     def _with_region(self, region: Region) -> ProcMesh:
+        return self._twin(region, owned=False, policy=self._policy)
+
+    def _twin(self, region: Region, *, owned: bool, policy: Respawning | None) -> ProcMesh:
         return ProcMesh(
-            self._name, self._nodes, region, self._hosts, ownership=self._ownership, stream_logs=self._streams
+            *(self._name, self._nodes, region, self._hosts),
+            ownership=self._ownership,
+            owned=owned,
+            stream_logs=self._streams,
+            policy=policy,
         )
+
+    def with_policy(self, on_failure: OnFailure, restarts: Restarts | None = None) -> ProcMesh:
+        """The same processes; what is spawned by the handle that this returns is treated like this when it fails.
+
+        `"raise"`: its owner is told, by `__supervise__` or `unhandled_fault_hook`. `"respawn"`: ranks that fail come
+        back by themselves, as by `heal`: the actor alone where its process lives, else the process with all its actors.
+        A function is asked each time, with the MeshFailure, and answers with one of these words; it runs on a thread of
+        its own. The owner only hears of what is not respawned: the answer is "raise", or nobody here owns the process,
+        or a rank was respawned as often as `restarts` allows (`Restarts(most=3, within=60.0)`). Calls to a rank that
+        fails raise in any case; the next ones reach the new one. `heal()` waits for a respawn that is under way.
+        Raises ValueError for another word.
+        """
+        return self._twin(self._region, owned=self._owned, policy=policy_of(on_failure, restarts))
 
     def spawn(self, name: str, cls: type[A], *args: Any, **kwargs: Any) -> A:
         """Create an actor of `cls` on every process and return the actor mesh at once.
@@ -240,7 +265,8 @@ class ProcMesh(MeshTrait):
         mesh = ActorMesh(name, cls, targets, self.extent.region, asker.future.then(lambda _: None))
         ranks = {address.node: rank for rank, address in enumerate(self.nodes)}
         handle = functools.partial(ActorMesh, name, cls, targets, self.extent.region)
-        own(actor, name, ranks, handle, functools.partial(create_again, node, name, creation))
+        again = functools.partial(create_again, node, name, creation)
+        own(actor, name, ranks, handle, again, policy=self._policy)
         try:
             node.create(creation, range(len(targets)), asker)
         except BaseException:
@@ -289,6 +315,9 @@ class ProcMesh(MeshTrait):
         SupervisionError for a constructor or a `__restore__` that fails. A second `heal` waits for the first.
         RuntimeError once the mesh was stopped; ValueError on a slice or a received reference.
         """
+        return self._heal()
+
+    def _heal(self, only: Collection[int] | None = None) -> Future[list[int]]:
         if not self._owned:
             raise ValueError("ProcMesh is not owned; must be healed by an owner")
         if self._hosts.is_shut_down:
@@ -296,7 +325,7 @@ class ProcMesh(MeshTrait):
         charge = current_node().ledger.get(self._name)
         if charge is None or self._ownership.stopped is not None:
             raise RuntimeError(texts.PROCS_STOPPED)
-        healed = heal(current_node(), charge, self._nodes, _ask_ready, self._follow_up)
+        healed = heal(current_node(), charge, self._nodes, _ask_ready, self._follow_up, only=only)
         self._hosts._ownership.add(self)
         return healed
 

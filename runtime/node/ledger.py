@@ -10,11 +10,18 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.traces import Line
+
+
+class Policy(Protocol):
+    """Decides what becomes of a failure, somewhere else and later: none of its own business is done meanwhile."""
+
+    def take(self, charge: Charge, failure: MeshFailure, otherwise: Callable[[MeshFailure], None]) -> None:
+        """Take it in. `otherwise` gets the failure back where nothing comes of it. Never waits."""
 
 
 @dataclass(eq=False)
@@ -32,13 +39,27 @@ class Charge:
     spawned_at: Line | None = None  # by the user's code
     are_processes: bool = False
     on_failure: Callable[[MeshFailure], object] | None = None  # who is told first; a true answer means handled
+    policy: Policy | None = None  # what then decides
     failed: list[int] = field(default_factory=list)  # and not healed since
     healing: Future[Any] | None = None  # the last time that it was healed
 
     def failure(self, rank: int, report: str) -> MeshFailure:
         """Note that a rank has failed."""
         self.failed.append(rank)
+        return self.tell(report)
+
+    def tell(self, report: str) -> MeshFailure:
+        """What its owner is told of the rank that has failed last."""
         return MeshFailure(self.name, self.failed, report, self.handle, self.spawned_at)
+
+    @property
+    def procs(self) -> str:
+        """The name of the process mesh, or of the first one, that it is on."""
+        return self.key if self.are_processes else next(iter(self.ranks), "").rpartition(".")[0]
+
+    def node_of(self, rank: int) -> str:
+        """The process of a rank; none where that was stopped."""
+        return next((node for node, each in self.ranks.items() if each == rank), "")
 
 
 class Ledger:
@@ -99,19 +120,25 @@ class Ledger:
             told = [(charge, charge.failure(charge.ranks[node], report)) for charge in well]
             return [each for each in told if not (each[0].are_processes and each[0].owner in with_actors)]
 
+    def processes_on(self, node: str) -> Charge | None:
+        """The process mesh of which this node is one, where it was spawned from here."""
+        with self._lock:
+            return next((each for each in self._charges.values() if each.are_processes and node in each.ranks), None)
+
     def forget(self, nodes: Collection[str]) -> None:
         """These processes have ended, however that was, and will not come again."""
         with self._lock:
             self._drop_all(list(self._charges.values()), nodes)
 
-    def heal(self, key: str) -> list[int]:
-        """A mesh is to be healed: which of its ranks have failed, in order. From now on they are well."""
+    def heal(self, key: str, only: Collection[int] | None = None) -> list[int]:
+        """A mesh is to be healed: which of its ranks, or of these, have failed, in order. From now on they are well."""
         with self._lock:
             charge = self._charges.get(key)
             if charge is None:
                 return []
-            failed, charge.failed = sorted(charge.failed), []
-            return failed
+            failed = [rank for rank in charge.failed if only is None or rank in only]
+            charge.failed = [rank for rank in charge.failed if rank not in failed]
+            return sorted(failed)
 
     def heal_actors(self, *, reborn: Collection[str], alive: Collection[str] = ()) -> list[tuple[Charge, list[int]]]:
         """Which actors are to be created again: all in the processes that are, and in the others those that failed."""

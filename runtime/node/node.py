@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -30,6 +31,8 @@ from meshbook.runtime.node.reception import Reception
 from meshbook.runtime.node.routes import Routes, loss
 from meshbook.runtime.node.supervision import ACTORS_A_LIFE, OnFault, Supervision, log_fault
 from meshbook.runtime.telemetry.capture import Capture
+from meshbook.runtime.telemetry.events import Event, Kind
+from meshbook.runtime.telemetry.output import TELEMETRY
 from meshbook.runtime.transport import PeerGone, Transport
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body, Buffer, pack, unpack
@@ -98,6 +101,7 @@ class Node:
             self._questions,
             self._directory.find,
             on_fault=lambda charge, failure: self.on_fault(charge, failure),  # the one that is set by then
+            happened=lambda kind, charge, ranks, text: self.tell_event(kind, charge.name, charge.procs, ranks, text),
             life=life,
         )
         self._handlers: dict[type, Callable[[Any, Body], None]] = {
@@ -129,7 +133,7 @@ class Node:
         self.ledger, self.charges_of, self.name_actor = over.ledger, over.charges_of, over.name_actor
         self.actor_failed, self.actor_gone, self.find_lost = over.actor_failed, over.actor_gone, over.find_lost
         self.owned_actor_failed, self.owned_actor_over = over.owned_actor_failed, over.owned_actor_over
-        self.create_again = over.create_again
+        self.create_again, self.pass_on = over.create_again, over.pass_on
 
     def start(self) -> None:
         """Begin to receive."""
@@ -174,6 +178,11 @@ class Node:
     def send_probe(self, target: Target, path: list[Step]) -> None:
         """Ask the keeper of this actor whom that waits for."""
         self._tell(target.address, "probe", path, target.actor)
+
+    def tell_event(self, kind: Kind, mesh: str, procs: str, ranks: Sequence[int], text: str) -> None:
+        """Let the controller of this run note what has happened to a mesh, or to these ranks of it."""
+        event = Event(time.time(), kind, mesh, procs, tuple(ranks), text)
+        self.call([Target(self.controller, TELEMETRY)], "happened", ((event,), {}), Extent((), ()), None)
 
     # -- ends and new beginnings of other nodes ------------------------------------
 

@@ -6,6 +6,7 @@ actor is asked (`__supervise__`), and a failure of the client's goes to whoever 
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
@@ -18,8 +19,9 @@ from meshbook.runtime.errors import ExitReport, SupervisionError
 from meshbook.runtime.node.asking import Questions
 from meshbook.runtime.node.calls import Target
 from meshbook.runtime.node.hosting import HostedActor
-from meshbook.runtime.node.ledger import Charge, Ledger
+from meshbook.runtime.node.ledger import Charge, Ledger, Policy
 from meshbook.runtime.node.routes import Routes
+from meshbook.runtime.telemetry.events import Kind
 from meshbook.runtime.traces import name_cells
 from meshbook.runtime.wire.messages import Address
 
@@ -27,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 ACTORS_A_LIFE = 1_000_000
 OnFault = Callable[[Charge, MeshFailure], None]
+Happened = Callable[[Kind, Charge, Sequence[int], str], None]
 
 
 class Supervision:
@@ -39,6 +42,7 @@ class Supervision:
         find: Callable[[str], HostedActor | None],
         *,
         on_fault: OnFault,
+        happened: Happened,
         life: int,
     ) -> None:
         self.ledger = Ledger()  # the meshes that were spawned from here
@@ -46,6 +50,7 @@ class Supervision:
         self._tell = questions.tell
         self._find = find
         self._on_fault = on_fault  # for failures of the client's meshes
+        self._happened = happened
         # A node that is started again counts on: what was meant for an actor of its life before must find nobody.
         self._number = life * ACTORS_A_LIFE  # of the next actor that is spawned from here
         self._numbering = threading.Lock()  # guards _number
@@ -80,17 +85,39 @@ class Supervision:
 
     def owned_actor_failed(self, key: str, rank: int, report: str) -> None:
         if (found := self.ledger.fail(key, rank, name_cells(report))) is not None:
+            self._happened("failed", found[0], [rank], report)
             self._supervise(*found)
 
     def owned_actor_over(self, key: str, rank: int) -> None:
         self.ledger.end(key, [rank])
 
     def lose(self, report: ExitReport) -> None:
-        """A process has ended: whoever owns meshes on it is told."""
-        for charge, failure in self.ledger.lose(report.node, str(report), stopped=bool(report.stopped)):
-            self._supervise(charge, failure)
+        """A process has ended: whoever owns meshes on it is told, unless its own mesh sees to that."""
+        told = self.ledger.lose(report.node, str(report), stopped=bool(report.stopped))
+        procs = self.ledger.processes_on(report.node) if told else None
+        if procs is not None:
+            self._happened("failed", procs, [procs.ranks[report.node]], str(report))
+        if procs is None or procs.policy is None:
+            for charge, failure in told:
+                self._supervise(charge, failure)
+        else:
+            procs.policy.take(procs, procs.tell(str(report)), functools.partial(self._pass_on_all, procs.policy, told))
+
+    def _pass_on_all(self, policy: Policy, told: Sequence[tuple[Charge, MeshFailure]], loss: MeshFailure) -> None:
+        """The process stays dead, by this policy: what that means to others. It is not asked again for its actors."""
+        for charge, failure in told:
+            if charge.policy is policy:
+                self.pass_on(charge, failure.also(loss.remark))
+            else:
+                self._supervise(charge, failure)
 
     def _supervise(self, charge: Charge, failure: MeshFailure) -> None:
+        if charge.policy is None:
+            self.pass_on(charge, failure)
+        else:
+            charge.policy.take(charge, failure, functools.partial(self.pass_on, charge))
+
+    def pass_on(self, charge: Charge, failure: MeshFailure) -> None:
         """Whoever owns the mesh is told. An owner that has ended takes its meshes with it, and needs not know."""
         if charge.on_failure is not None and charge.on_failure(failure):
             return

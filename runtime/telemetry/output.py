@@ -16,6 +16,7 @@ import msgspec
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.errors import ExitReport
+from meshbook.runtime.telemetry.events import Event, EventLog
 
 logger = logging.getLogger(__name__)
 
@@ -145,8 +146,14 @@ class Ring:
 class TelemetryActor(Actor):
     """Takes events in; hosted inline, so that output is in the store before the reply that follows it."""
 
-    def __init__(self, store: OutputStore) -> None:
+    def __init__(self, store: OutputStore, events: EventLog) -> None:
         self._store = store
+        self._events = events
+
+    @endpoint
+    def happened(self, event: Event) -> None:
+        """Note what happened to a mesh."""
+        self._events.add(event)
 
     @endpoint
     def output(self, chunk: Chunk) -> None:

@@ -21,7 +21,7 @@ MODULES = [
     *("monarch.exceptions", "monarch.job", "monarch.rdma", "monarch.spmd"),
     "monarch._rust_bindings.monarch_hyperactor.supervision",
 ]
-OURS_ALONE = {"ActorMesh", "MeshbookError", "close_session"}
+OURS_ALONE = {"ActorMesh", "MeshbookError", "Restarts", "close_session", "events"}
 
 
 def load(name: str) -> Any:

@@ -6,20 +6,23 @@
 from __future__ import annotations
 
 import operator
-from typing import reveal_type
+from typing import Literal, reveal_type
 
 from meshbook import (
     Accumulator,
     Actor,
     Channel,
     HostMesh,
+    MeshFailure,
     Port,
     ProcMesh,
+    Restarts,
     ValueMesh,
     as_endpoint,
     concurrent_endpoint,
     current_actor_name,
     endpoint,
+    events,
     returns_future,
     send,
     this_host,
@@ -81,10 +84,21 @@ async def total(x: int, *, scale: float = 1.0) -> float:
     return x * scale
 
 
+def decide(failure: MeshFailure) -> Literal["raise", "respawn"]:
+    return "respawn" if len(failure.crashed_ranks) < 3 else "raise"
+
+
 def spawns(procs: ProcMesh) -> Trainer:
     reveal_type(this_host())  # -> HostMesh
     reveal_type(this_host().spawn_procs(per_host={"gpus": 2}))  # -> ProcMesh
     reveal_type(procs.spawn("trainer", Trainer, 0.1))  # -> Trainer
+    reveal_type(procs.heal())  # -> Future[list[int]]
+    reveal_type(procs.spares())  # -> Future[int]
+    reveal_type(procs.with_policy("respawn", Restarts(most=1)))  # -> ProcMesh
+    this_host().spawn_procs(per_host={"gpus": 2}, spares=1, on_failure=decide, restarts=Restarts(within=5))
+    this_host().spawn_procs(on_failure="restart")  # error: arg-type
+    procs.with_policy(lambda failure: True)  # error: arg-type
+    reveal_type([event.ranks for event in events()])  # -> list[tuple[int, ...]]
     procs.spawn("text", str)  # error: type-var
     Trainer("fast")  # error: arg-type
     return procs.spawn("trainer", Trainer, 0.1)

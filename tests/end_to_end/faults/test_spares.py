@@ -14,7 +14,7 @@ import cloudpickle
 import psutil
 import pytest
 
-from meshbook import Actor, ProcMesh, default_bootstrap_cmd, endpoint
+from meshbook import Actor, ProcMesh, default_bootstrap_cmd, endpoint, events
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.mesh.ends import when_ended
 
@@ -102,6 +102,8 @@ def test_a_spare_takes_the_place_of_a_rank_that_died(spawn_procs, session, fifo,
     kill(procs.slice(gpus=1), session)
     assert procs.heal().get(PATIENCE) == [1]
     assert list(probe.run.call(who).get(PATIENCE).values()) == [before[0], (spare, before[1][1])]
+    [used] = [event for event in events() if (event.kind, event.procs) == ("spare used", procs.name)]
+    assert (used.ranks, used.text) == ((1,), f"pid {spare}")
     [another] = pids_and_bootings(fifo, 1)  # it is replaced
     wait_warm(procs, 1)
     processes = [psutil.Process(pid) for pid in (before[0][0], spare, another)]
@@ -145,6 +147,9 @@ def test_a_spare_whose_bootstrap_fails_is_done_without(spawn_procs, session):
     assert procs.heal().get(PATIENCE) == [1]
     assert [found["BOOTED"] for _, found in probe.run.call(who).get(PATIENCE).values()] == ["as 0", "as 1"]
     assert procs.spares().get(PATIENCE) == 0
+    lost = [event.text for event in events() if (event.kind, event.procs) == ("spare lost", procs.name)]
+    assert 1 <= len(lost) <= 4  # two, and after the heal two more
+    assert "KeyError: 'RANK'" in lost[0]
 
 
 def test_a_spare_that_is_killed_is_replaced(spawn_procs, session, fifo):

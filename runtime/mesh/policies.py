@@ -1,0 +1,149 @@
+"""What becomes of failed ranks by themselves: `spawn_procs(..., on_failure="respawn")`, `procs.with_policy(...)`.
+
+failure -> decide: "raise" or "respawn" -> within the limit? -> heal
+                                        -> else it goes on to `__supervise__`, and to `unhandled_fault_hook`
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from meshbook.runtime.actor.failure import MeshFailure
+from meshbook.runtime.errors import MeshbookError
+from meshbook.runtime.mesh.actors import current_node
+from meshbook.runtime.node.ledger import Charge
+from meshbook.runtime.node.node import Node
+
+Verdict: TypeAlias = Literal["raise", "respawn"]
+OnFailure: TypeAlias = Verdict | Callable[[MeshFailure], Verdict]
+
+
+@dataclass(frozen=True)
+class Restarts:
+    """How often a policy respawns: each rank `most` times within so many seconds; then its failure is raised."""
+
+    most: int = 3
+    within: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.most < 1 or not self.within > 0:
+            raise ValueError(f"{self} allows none: on_failure='raise' says that")
+
+
+class Budget:
+    """Which restarts there have been. Pure: the time is passed in."""
+
+    def __init__(self, limit: Restarts) -> None:
+        self._limit = limit
+        self._times: dict[tuple[str, int], collections.deque[float]] = {}  # by mesh and rank
+
+    def take(self, key: str, rank: int, now: float) -> bool:
+        """Whether this rank may be restarted once more; it is counted."""
+        times = self._times.setdefault((key, rank), collections.deque())
+        while times and times[0] <= now - self._limit.within:
+            times.popleft()
+        if len(times) >= self._limit.most:
+            return False
+        times.append(now)
+        return True
+
+
+class Respawning:
+    """The policy of one process mesh, or of what was spawned by one handle of it.
+
+    Failures are settled one after the other, on a thread that is there while there are any: a policy may be a function
+    of the user's, and where failures come in nobody waits.
+    """
+
+    def __init__(self, on_failure: OnFailure, restarts: Restarts) -> None:
+        self._on_failure = on_failure
+        self._restarts = restarts
+        self._budget = Budget(restarts)
+        self._lock = threading.Lock()  # guards the thread: whoever puts something in the queue, it is taken out
+        self._waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._is_running = False
+
+    def take(self, charge: Charge, failure: MeshFailure, otherwise: Callable[[MeshFailure], None]) -> None:
+        """Take a failure in. `otherwise` gets it back where nothing comes of it."""
+        # In the surroundings of the code that spawned the mesh: it is healed, and shown, on behalf of that.
+        settle = functools.partial(charge.context.copy().run, self._settle, charge, failure, otherwise)
+        with self._lock:
+            self._waiting.put(settle)
+            if not self._is_running:
+                self._is_running = True
+                threading.Thread(target=self._run, name="meshbook respawning", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if self._waiting.empty():
+                    self._is_running = False
+                    return
+            self._waiting.get()()
+
+    def _settle(self, charge: Charge, failure: MeshFailure, otherwise: Callable[[MeshFailure], None]) -> None:
+        rank = failure.crashed_ranks[-1]
+        if rank not in charge.failed:  # it was healed with others, or stopped
+            return
+        node = current_node()
+        remark = self._decide(failure)
+        if remark is None:
+            remark = self._respawn(node, charge, rank)
+        if remark is None:
+            return
+        if remark:
+            node.tell_event("given up", charge.name, charge.procs, [rank], remark)
+        otherwise(failure.also(remark))
+
+    def _decide(self, failure: MeshFailure) -> str | None:
+        """None to respawn; else what is to be said of it besides."""
+        try:
+            verdict: Any = self._on_failure(failure) if callable(self._on_failure) else self._on_failure
+        except BaseException as error:
+            return f"on_failure was asked, and raised {type(error).__name__}: {error}"
+        if verdict == "respawn":
+            return None
+        return "" if verdict == "raise" else f'on_failure was asked, and answered {verdict!r}: "raise" or "respawn"'
+
+    def _respawn(self, node: Node, charge: Charge, rank: int) -> str | None:
+        """Start it again; what kept us from it, if something did."""
+        process = charge.node_of(rank)
+        is_dead = charge.are_processes or node.report_of(process) is not None
+        procs = node.ledger.processes_on(process) if is_dead else None
+        if is_dead and procs is None:
+            return "it cannot be respawned from here: its process belongs to another owner"
+        lost = procs or charge
+        if not self._budget.take(lost.key, lost.ranks[process], time.monotonic()):
+            limit = self._restarts
+            return f"it was respawned {limit.most} times within {limit.within:g} s already, which is its limit"
+        node.tell_event("respawned", lost.name, lost.procs, [lost.ranks[process]], "by the policy of its mesh")
+        return _start_again(node, lost, lost.ranks[process])
+
+
+def _start_again(node: Node, lost: Charge, rank: int) -> str | None:
+    try:
+        if lost.are_processes:
+            lost.handle()._heal([rank])
+        else:
+            lost.again(node.ledger.heal(lost.key, [rank]))
+    except (MeshbookError, RuntimeError) as error:
+        return f"it could not be respawned: {error}"
+    return None
+
+
+def policy_of(on_failure: OnFailure, restarts: Restarts | None) -> Respawning | None:
+    """What settles failures; None where they are raised. ValueError for a word that says nothing."""
+    if on_failure == "raise":
+        return None
+    if on_failure != "respawn" and not callable(on_failure):
+        raise ValueError(
+            f'on_failure is "raise", "respawn" or a function that answers with one of them: {on_failure!r}'
+        )
+    return Respawning(on_failure, restarts or Restarts())

@@ -1,0 +1,72 @@
+"""What happens to meshes, as events: the controller of a run keeps the last of them, wherever they happened."""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import msgspec
+
+from meshbook.runtime.geometry.ranges import name_ranks
+
+MOST = 1000  # that are kept
+# "respawned" and "given up" is what a policy (`spawn_procs(on_failure=...)`) decides; "healed": they are there again.
+Kind = Literal["failed", "respawned", "given up", "healed", "resized", "spare used", "spare lost", "host lost"]
+
+
+class Event(msgspec.Struct, frozen=True, array_like=True):
+    """One thing that happened to a mesh, or to ranks of it.
+
+    `time` is in seconds since 1970, by the clock of the process where it was noted. `mesh` is the name that the user
+    has given, `procs` the unique one of the processes concerned (`ProcMesh.name`), `ranks` are those of `mesh`.
+    """
+
+    time: float
+    kind: Kind
+    mesh: str
+    procs: str
+    ranks: tuple[int, ...]
+    text: str
+
+    def __str__(self) -> str:
+        clock = time.strftime("%H:%M:%S", time.localtime(self.time))
+        of = f" {name_ranks(self.ranks)}" if self.ranks else ""
+        return f"{clock} {self.mesh}{of} {self.kind}: {self.text.partition(chr(10))[0]}"
+
+
+class EventLog:
+    """The last events, the oldest first."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._lock = threading.Lock()  # guards these two
+        self._events: collections.deque[Event] = collections.deque(maxlen=most)
+        self._count = 0
+        self.when_added: list[Callable[[Event], None]] = []  # called where events come in: they may only note them
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(self.since(0))
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    @property
+    def count(self) -> int:
+        """How many there have been, those that are forgotten included."""
+        return self._count
+
+    def add(self, event: Event) -> None:
+        """Note what happened."""
+        with self._lock:
+            self._events.append(event)
+            self._count += 1
+        for listener in list(self.when_added):
+            listener(event)
+
+    def since(self, count: int) -> list[Event]:
+        """Those that came after there had been `count`, as far as they are kept."""
+        with self._lock:
+            new = min(self._count - count, len(self._events))
+            return list(self._events)[len(self._events) - new :] if new > 0 else []
