@@ -32,6 +32,7 @@ FLOORS: dict[str, int] = {
     "meshbook.runtime.transport": 3,
     "meshbook.runtime.wire": 2,
     "meshbook.runtime.telemetry": 2,
+    "meshbook.runtime.collectives": 2,
     "meshbook.runtime.geometry": 1,
     "meshbook.runtime.errors": 1,
     "meshbook.runtime.config": 1,
