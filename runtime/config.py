@@ -29,6 +29,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     high_water_mark: int = 10_000  # messages queued per peer before a sender has to wait
     launch_timeout: float = 60.0
     stop_timeout: float = 3.0  # a worker that has not left by then is killed
+    host_timeout: float = 1.7  # a host that has not been heard for so long is lost: 2 s, with what it takes to tell
     stderr_lines: int = 20
     enable_log_forwarding: bool = False  # whether the controller shows what ranks print; in a notebook it does
     # What the fork server imports, so that workers have it at birth. Names, not imports: see design of the floors.
@@ -51,7 +52,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # What all processes of a run have to agree on, and its fork server has used already: settled when the run begins.
-RUN_WIDE = frozenset({"runtime_dir", "max_message_bytes", "high_water_mark", "launch_timeout", "preload"})
+RUN_WIDE = frozenset(
+    {"runtime_dir", "max_message_bytes", "high_water_mark", "launch_timeout", "host_timeout", "preload"}
+)
 _KINDS = {"str": str, "int": int, "float": float, "bool": bool}
 
 

@@ -30,6 +30,7 @@ from meshbook.runtime.node.calls import Target
 from meshbook.runtime.node.keeper import KEEPER
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.telemetry.events import Kind
+from meshbook.runtime.transport.home import Home
 from meshbook.runtime.transport.zeromq import ZmqTransport
 from meshbook.runtime.wire.messages import Address
 
@@ -42,7 +43,8 @@ def main() -> None:
     adopt_orphans()  # what workers started and left behind comes here, and is ended with the run
     birth = msgspec.json.decode(sys.stdin.buffer.readline(), type=AgentBirth)
     folder = RunFolder(Path(birth.folder))
-    node = Node(ZmqTransport(birth.address.node, birth.address.url, birth.settings), birth.run, birth.settings)
+    home = Home.of_first_host(folder.path)
+    node = Node(ZmqTransport(birth.address.node, home, birth.settings), birth.run, birth.settings)
     provide_client(lambda: Context(Instance("agent", "agent", NOWHERE.point(0), node)))
     workers = attend(node, birth, lambda *ways: Workers(folder.path, birth.settings, *ways))
     workers.serve(sys.stdin.fileno())

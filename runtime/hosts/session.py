@@ -35,7 +35,8 @@ from meshbook.runtime.telemetry.forwarding import Forwarder, ScriptScreen
 from meshbook.runtime.telemetry.last_words import last_lines
 from meshbook.runtime.telemetry.output import TELEMETRY, OutputStore, TelemetryActor
 from meshbook.runtime.transport import Transport
-from meshbook.runtime.transport.zeromq import ZmqTransport, ipc_url
+from meshbook.runtime.transport.home import Home
+from meshbook.runtime.transport.zeromq import ZmqTransport
 from meshbook.runtime.wire.messages import Address
 
 NOWHERE = Extent((), ())
@@ -69,8 +70,7 @@ class Session:
         self.output.set_default(self.forwarder.take)
         self._roster = Roster()
         self._faults = Faults()
-        self._inbox = self._inbox_prefix()
-        self._agent_address = Address(AGENT, f"{self._inbox}{AGENT}")
+        self._agent_address = Address(AGENT, f"{self._inbox_prefix()}{AGENT}")
         self._closing = threading.Lock()  # taken once, by whoever closes first
         try:
             self.node = self._start_node()
@@ -78,7 +78,7 @@ class Session:
         except (OSError, ValueError) as error:
             self._give_up()
             raise LaunchError(f"the host agent cannot be started: {error}") from error
-        self.host = HostMesh([self._agent_address], NOWHERE.region, self._inbox, owned=True, is_fake_in_process=True)
+        self.host = HostMesh([self._agent_address], NOWHERE.region, owned=True, is_fake_in_process=True)
         self.node.places = Places(self.host, self.node.address)
         self.context = Context(Instance("client", "client", NOWHERE.point(0), self.node))
         self._watcher = threading.Thread(target=self._watch_agent, name="meshbook agent watcher", daemon=True)
@@ -115,7 +115,7 @@ class Session:
         return f"ipc://{self.folder.path}/"
 
     def _connect(self, node: str) -> Transport:
-        return ZmqTransport(node, ipc_url(self.folder.path, node), self.settings)
+        return ZmqTransport(node, Home.of_first_host(self.folder.path), self.settings)
 
     def _launch(self) -> AgentProcess:
         with open(self.folder.path / "agent.log", "wb") as log:

@@ -37,6 +37,7 @@ from meshbook.runtime.telemetry.logs import print_logs
 from meshbook.runtime.telemetry.output import TELEMETRY, LogOptions, OutputChunk
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.disturbed import DisturbedTransport
+from meshbook.runtime.transport.home import Home, host_of
 from meshbook.runtime.transport.zeromq import ZmqTransport
 from meshbook.runtime.wire import pickling
 
@@ -59,7 +60,8 @@ def run(birth: Birth, folder: Path, *, is_prepared: bool = False) -> None:
     faulthandler.enable(file=2, all_threads=False)
     begin_with(birth.world.settings)
     limit_threads(birth)
-    transport = ZmqTransport(birth.address.node, birth.address.url, birth.world.settings)
+    home = Home(folder, host_of(birth.address), host_of(birth.world.controller))
+    transport = ZmqTransport(birth.address.node, home, birth.world.settings)
     link = DisturbedTransport(transport, birth.world.settings.high_water_mark)
     node = make_node(link, birth)
     provide_client(lambda: client_of(node, birth))

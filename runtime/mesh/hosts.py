@@ -29,6 +29,7 @@ from meshbook.runtime.mesh.ends import HostOwnership, when_ended
 from meshbook.runtime.mesh.policies import OnFailure, Restarts, policy_of
 from meshbook.runtime.mesh.procs import PROCESS, Ownership, ProcMesh, own
 from meshbook.runtime.node.calls import Target
+from meshbook.runtime.transport.home import host_of
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.messages import Address
 
@@ -88,7 +89,6 @@ class HostMesh(MeshTrait):
         self,
         agents: Sequence[Address],
         region: Region,
-        inbox: str,
         *,
         owned: bool = False,
         python: str = "",
@@ -97,7 +97,6 @@ class HostMesh(MeshTrait):
     ) -> None:
         self._agents = tuple(agents)
         self._region = region
-        self._inbox = inbox  # the URL prefix of the inboxes of workers on these hosts
         self._owned = owned
         self._python = python  # the interpreter of processes; empty: ours, forked
         self._is_fake = is_fake_in_process
@@ -150,7 +149,6 @@ class HostMesh(MeshTrait):
         return HostMesh(
             self._agents,
             region,
-            self._inbox,
             owned=owned,
             python=python,
             is_fake_in_process=self._is_fake,
@@ -271,7 +269,7 @@ class HostMesh(MeshTrait):
     def _birth(self, world: World, rank: int, local_rank: int, local_size: int, starts: Sequence[Start]) -> Birth:
         name = f"{world.mesh}.{rank}"
         return Birth(
-            address=Address(name, f"{self._inbox}{name}"),
+            address=Address(name, f"{host_of(world.agent)}{name}"),
             rank=rank,
             local_rank=local_rank,
             local_size=local_size,
@@ -353,7 +351,7 @@ class HostMesh(MeshTrait):
 
     def __reduce__(self) -> tuple[Any, ...]:
         made = functools.partial(HostMesh, python=self._python, is_fake_in_process=self._is_fake)
-        return made, (self._agents, self._region, self._inbox)
+        return made, (self._agents, self._region)
 
 
 def _on_agent(agent: Address) -> ActorMesh:

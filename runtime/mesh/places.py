@@ -6,6 +6,7 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.birth import Birth
 from meshbook.runtime.mesh.hosts import HostMesh
 from meshbook.runtime.mesh.procs import ProcMesh
+from meshbook.runtime.transport.home import host_of
 from meshbook.runtime.wire.messages import Address
 
 NOWHERE = Extent((), ())
@@ -28,22 +29,17 @@ class Places:
         if self._birth is None:
             return self.proc()
         world = self._birth.world
-        inbox = inbox_of(self._birth)
+        inbox = host_of(self._birth.address)
         names = [f"{world.mesh}.{rank}" for rank in range(Extent(world.labels, world.sizes).nelements)]
         nodes = [Address(name, f"{inbox}{name}") for name in names]
         return ProcMesh(world.mesh, nodes, Extent(world.labels, world.sizes).region, self.host)
-
-
-def inbox_of(birth: Birth) -> str:
-    """The prefix of the inboxes of all workers on a host."""
-    return birth.address.url.removesuffix(birth.address.node)
 
 
 def places_of(birth: Birth) -> Places:
     """Where a worker is."""
     world = birth.world
     host = HostMesh(
-        *([world.agent], NOWHERE.region, inbox_of(birth)),
+        *([world.agent], NOWHERE.region),
         python=world.python,
         is_fake_in_process=world.is_fake_host,
     )

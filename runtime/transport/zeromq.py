@@ -1,8 +1,8 @@
 """Nodes in processes, joined by ZeroMQ: one PULL inbox per node, one guarded PUSH socket per peer.
 
 Sends go out from the calling thread, a thread hop less than through an I/O loop. PUSH and PULL never drop: at the
-high-water mark the sender waits. On one host the sockets are files in a folder that only this user can enter; between
-hosts they are TCP with CURVE, and a peer whose public key the run does not know is refused before a byte is read.
+high-water mark the sender waits. The sockets are files in a folder that only this user can enter. What is for another
+host goes to the gateway of this one, by the same kind of socket (see `home`).
 """
 
 from __future__ import annotations
@@ -10,68 +10,34 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import zmq
-import zmq.auth
-from zmq.auth.thread import ThreadAuthenticator
 
 from meshbook.runtime.config import Settings
 from meshbook.runtime.transport import PeerGone, RunEnded
+from meshbook.runtime.transport.home import GATEWAY, IPC, Home, LaneRequest
 from meshbook.runtime.wire.frames import Buffer
 from meshbook.runtime.wire.messages import Address
 
 RECONNECT_MS = 5  # peers are often addressed before they have bound their inbox; the default of 100 would be felt
 LINGER_MS = 300  # what is queued at close gets this long to leave
-IPC = "ipc://"
 DOOR = "inproc://door"  # each node has a context of its own
+RUN_ENDED = "its run has ended: its controller ended, or called close_session()"
 BLOCKED_POLL_MS = 50  # how often a sender at the high-water mark looks whether its peer has been given up
 
 
-@dataclass(frozen=True)
-class KeyPair:
-    """A CURVE key pair (Z85 text, as `zmq.curve_keypair` makes it)."""
-
-    public: bytes
-    secret: bytes
-
-    @classmethod
-    def generate(cls) -> KeyPair:
-        return cls(*zmq.curve_keypair())
-
-
-def ipc_url(folder: Path, node: str) -> str:
-    """Where the node of this name is reached on one host. ValueError where the path is too long for a socket."""
-    path = str(folder / node)
-    if len(path.encode()) > 107:
-        raise ValueError(
-            f"{path} is over 107 bytes, the limit of a Unix socket: set MESHBOOK_RUNTIME_DIR to a shorter folder"
-        )
-    return IPC + path
-
-
 class ZmqTransport:
-    """The `Transport` over ZeroMQ. For TCP, `keys` are this node's and `trusted` the public keys that may connect."""
+    """The `Transport` over ZeroMQ, of the node of this name on this host."""
 
-    def __init__(
-        self,
-        node: str,
-        url: str,
-        settings: Settings,
-        *,
-        keys: KeyPair | None = None,
-        trusted: Collection[bytes] = (),
-    ) -> None:
-        self._settings = settings
-        self._keys = keys
-        self._context = zmq.Context()
-        self._authenticator = self._authenticate(trusted) if keys else None
-        self._inbox = self._bind(url, node)
-        bound = self._inbox.getsockopt_string(zmq.LAST_ENDPOINT)
-        self.address = Address(node, bound, keys.public if keys else b"")
+    def __init__(self, node: str, home: Home, settings: Settings) -> None:
+        self.address = home.address(node)
         self.greeting: Buffer = b""
+        self._home = home
+        self._settings = settings
+        self._context = zmq.Context()
+        self._inbox = self._bind(home.socket(node))
         self._token = secrets.token_bytes(16)  # what this node sends itself to make `receive` return
         self._knocking = threading.RLock()  # guards _door; a signal handler may knock while its thread knocks
         self._door = self._connect_door()
@@ -80,27 +46,15 @@ class ZmqTransport:
         self._closed = False
         self._ended = False  # of the receiving thread: the inbox has been read to its end
 
-    def _authenticate(self, trusted: Collection[bytes]) -> ThreadAuthenticator:
-        authenticator = ThreadAuthenticator(self._context)
-        authenticator.start()
-        authenticator.configure_curve_callback(credentials_provider=_Known(frozenset(trusted)))
-        return authenticator
-
-    def _bind(self, url: str, node: str) -> zmq.Socket[bytes]:
-        if url.startswith("tcp://") and self._keys is None:
-            raise ValueError(f"{url}: a TCP inbox needs CURVE keys")
+    def _bind(self, url: str) -> zmq.Socket[bytes]:
         inbox = self._context.socket(zmq.PULL)
         inbox.rcvhwm = self._settings.high_water_mark
         inbox.maxmsgsize = self._settings.max_message_bytes
-        if self._keys is not None:
-            inbox.curve_server = True
-            inbox.curve_publickey, inbox.curve_secretkey = self._keys.public, self._keys.secret
-            _set_heartbeat(inbox)
         try:
             inbox.bind(url)
         except zmq.ZMQError as error:
             inbox.close(0)
-            raise OSError(f"node {node} cannot listen on {url}: {error}") from error
+            raise OSError(f"node {self.address.node} cannot listen on {url}: {error}") from error
         return inbox
 
     def send(self, to: Address, frame: Buffer) -> None:
@@ -112,11 +66,20 @@ class ZmqTransport:
             if self._closed:
                 raise PeerGone("this node is closed")
             if (peer := self._peers.get(to.node)) is None:
-                _check_run(to)
-                peer = _Peer(self._context, to, self._settings, self._keys)
+                peer = self._open(to)
                 peer.send(self.greeting)  # before any other thread can see the socket
                 self._peers[to.node] = peer
             return peer
+
+    def _open(self, to: Address) -> _Peer:
+        if not self._home.is_elsewhere(to):
+            _check_run(to)
+            return _Peer(self._context, to.node, self._home.nearest(to), self._settings)
+        if not (self._home.folder / GATEWAY).exists():
+            raise RunEnded(RUN_ENDED)
+        peer = _Peer(self._context, to.node, self._home.lane(to), self._settings)
+        peer.ask_gateway(self._home.socket(GATEWAY), LaneRequest(to, self.address))
+        return peer
 
     def receive(self) -> Buffer | None:
         return self._receive(0)
@@ -169,8 +132,6 @@ class ZmqTransport:
         self.knock()
         with self._knocking:
             self._door.close()
-        if self._authenticator is not None:
-            self._authenticator.stop()
 
     def _connect_door(self) -> zmq.Socket[bytes]:
         door = self._context.socket(zmq.PUSH)
@@ -187,35 +148,32 @@ class ZmqTransport:
 def _check_run(to: Address) -> None:
     """RunEnded for a handle of a run that has ended: ZeroMQ would wait for its socket for ever."""
     if to.url.startswith(IPC) and not Path(to.url.removeprefix(IPC)).parent.is_dir():
-        raise RunEnded("its run has ended: its controller ended, or called close_session()")
-
-
-class _Known:
-    """The public keys that may connect, in the form pyzmq's authenticator asks for (keys are Z85 text)."""
-
-    def __init__(self, trusted: frozenset[bytes]) -> None:
-        self._trusted = trusted
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        del domain
-        return key in self._trusted
+        raise RunEnded(RUN_ENDED)
 
 
 class _Peer:
     """One outbound socket. ZeroMQ sockets may change threads only under a full fence: hence the lock."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], to: Address, settings: Settings, keys: KeyPair | None):
-        self._node = to.node
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], node: str, url: str, settings: Settings) -> None:
+        self._context = context
+        self._node = node
         self._lock = threading.Lock()  # guards _socket
         self._gone = False
-        self._socket = context.socket(zmq.PUSH)
-        self._socket.sndhwm = settings.high_water_mark
-        self._socket.reconnect_ivl = RECONNECT_MS
-        self._socket.linger = LINGER_MS
-        if to.key:
-            _set_keys(self._socket, to, keys)
-            _set_heartbeat(self._socket)
-        self._socket.connect(to.url)
+        self._socket = self._connect(url, settings.high_water_mark)
+        self._asking: zmq.Socket[bytes] | None = None
+
+    def _connect(self, url: str, high_water_mark: int) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.PUSH)
+        socket.sndhwm = high_water_mark
+        socket.reconnect_ivl = RECONNECT_MS
+        socket.linger = LINGER_MS
+        socket.connect(url)
+        return socket
+
+    def ask_gateway(self, url: str, request: LaneRequest) -> None:
+        """Let the gateway of this host bind the lane that this socket connects to."""
+        self._asking = self._connect(url, 1)  # stays open: closed, it would forget the request if the gateway is slow
+        self._asking.send(msgspec.msgpack.encode(request))
 
     def send(self, frame: Buffer) -> None:
         with self._lock:
@@ -235,22 +193,14 @@ class _Peer:
     def abandon(self) -> None:
         self._gone = True  # a sender that waits under the lock sees it and leaves
         with self._lock:
-            self._socket.close(0)
+            self._close(0)
 
     def close(self) -> None:
         with self._lock:
             self._gone = True
-            self._socket.close()
+            self._close(None)
 
-
-def _set_keys(socket: zmq.Socket[bytes], to: Address, keys: KeyPair | None) -> None:
-    if keys is None:
-        raise PeerGone(f"node {to.node} at {to.url} wants CURVE, and this node has no keys")
-    socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
-    socket.curve_serverkey = to.key
-
-
-def _set_heartbeat(socket: zmq.Socket[bytes]) -> None:
-    """Notice a cut link within about a second; ZeroMQ reconnects by itself and what is queued resumes in order."""
-    socket.heartbeat_ivl = 300
-    socket.heartbeat_timeout = 1000
+    def _close(self, linger: int | None) -> None:
+        self._socket.close(linger)
+        if self._asking is not None:
+            self._asking.close(linger)

@@ -16,11 +16,10 @@ Place = tuple[int, tuple[str, ...], tuple[int, ...]]  # rank, dimension names, s
 
 
 class Address(msgspec.Struct, frozen=True, array_like=True):
-    """Where a node is reached: its id, its socket's URL, and its public CURVE key (empty on one host)."""
+    """Where a node is reached: its id, and its URL, which begins with that of its host."""
 
     node: str
     url: str
-    key: bytes = b""
 
 
 class Creator(msgspec.Struct, frozen=True, array_like=True):

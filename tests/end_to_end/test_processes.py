@@ -496,9 +496,8 @@ def test_errors_of_endpoints_are_not_deaths(spawn_procs):
 
 
 def test_a_worker_that_cannot_be_started_is_a_launch_error(host: HostMesh, monkeypatch, session):
-    unreachable = HostMesh(
-        [session._agent_address], host.region, "ipc:///proc/"
-    )  # a folder where nobody can make a socket
-    mesh = unreachable.spawn_procs()
+    monkeypatch.setattr("meshbook.runtime.mesh.hosts.secrets.token_hex", lambda size: "taken")
+    (session.folder.path / "procs-taken.0").mkdir()  # where its socket would be
+    mesh = host.spawn_procs()
     with pytest.raises((LaunchError, ProcessDied), match="cannot listen"):
         mesh.initialized.get(PATIENCE)

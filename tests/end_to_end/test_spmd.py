@@ -66,7 +66,7 @@ def read(procs: Any, *names: str) -> list[list[str | None]]:
 @pytest.fixture
 def hosts(host: HostMesh) -> Iterator[Any]:
     """Two hosts, which are this machine both times: processes of 2 x 2."""
-    two = HostMesh(host._agents * 2, Extent.of(hosts=2).region, host._inbox)
+    two = HostMesh(host._agents * 2, Extent.of(hosts=2).region)
     procs = two.spawn_procs(per_host={"gpus": 2})
     yield procs
     procs.stop().get(PATIENCE)

@@ -26,8 +26,9 @@ from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.node.calls import Gather, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport import Transport
+from meshbook.runtime.transport.home import Home
 from meshbook.runtime.transport.memory import Switchboard
-from meshbook.runtime.transport.zeromq import ZmqTransport, ipc_url
+from meshbook.runtime.transport.zeromq import ZmqTransport
 
 A = TypeVar("A", bound=Actor)
 Connect = Callable[[str, Settings], Transport]
@@ -179,7 +180,7 @@ def connect(request: pytest.FixtureRequest, folder: Path) -> Connect:
     if request.param == "memory":
         board = Switchboard()
         return lambda name, settings: board.transport(name, settings.high_water_mark)
-    return lambda name, settings: ZmqTransport(name, ipc_url(folder, name), settings)
+    return lambda name, settings: ZmqTransport(name, Home.of_first_host(folder), settings)
 
 
 @pytest.fixture

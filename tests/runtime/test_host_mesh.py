@@ -17,7 +17,7 @@ AGENTS = [Address(f"agent-{number}", f"memory://agent-{number}") for number in r
 
 
 def hosts(**keywords: Any) -> HostMesh:
-    return HostMesh(AGENTS, Extent.of(hosts=2).region, "memory://", **keywords)
+    return HostMesh(AGENTS, Extent.of(hosts=2).region, **keywords)
 
 
 def python_of(mesh: HostMesh) -> str:

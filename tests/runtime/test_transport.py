@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
 
 from meshbook.runtime.config import Settings
 from meshbook.runtime.transport import PeerGone, Transport
+from meshbook.runtime.transport.home import Home
 from meshbook.runtime.transport.memory import Switchboard
-from meshbook.runtime.transport.zeromq import KeyPair, ZmqTransport, ipc_url
+from meshbook.runtime.transport.zeromq import ZmqTransport
 from meshbook.runtime.wire.messages import Address
 
 PATIENCE = 10.0
@@ -184,96 +184,14 @@ def test_remembering_a_peer_that_was_not_forgotten_changes_nothing(opened: Open)
 # -- sockets ---------------------------------------------------------------------
 
 
-@pytest.fixture
-def secure(transports: list[Transport]) -> Callable[..., ZmqTransport]:
-    """TCP transports with CURVE keys: `secure(name, keys, trusted)`."""
-
-    def make(name: str, keys: KeyPair, trusted: list[KeyPair]) -> ZmqTransport:
-        known = [pair.public for pair in trusted]
-        transport = ZmqTransport(name, "tcp://127.0.0.1:*", Settings(), keys=keys, trusted=known)
-        transport.greeting = b"hello from " + name.encode()
-        transports.append(transport)
-        return transport
-
-    return make
-
-
-def test_tcp_with_a_trusted_key(secure: Callable[..., ZmqTransport]) -> None:
-    one, two = KeyPair.generate(), KeyPair.generate()
-    here, there = secure("here", one, [two]), secure("there", two, [one])
-    here.send(there.address, b"there")
-    there.send(here.address, b"back")
-    assert received(there, 2) == [b"hello from here", b"there"]
-    assert received(here, 2) == [b"hello from there", b"back"]
-
-
-def test_tcp_with_an_unknown_key_is_refused(secure: Callable[..., ZmqTransport]) -> None:
-    trusted, stranger, own = KeyPair.generate(), KeyPair.generate(), KeyPair.generate()
-    there = secure("there", own, [trusted])
-    refused = secure("stranger", stranger, [])
-    refused.send(there.address, b"let me in")
-    # That a handshake failed is visible only at the stranger; what the other one hears next is from a friend.
-    assert wait_for_event(refused, there.address) == "refused"
-    secure("friend", trusted, []).send(there.address, b"it is me")
-    assert received(there, 2) == [b"hello from friend", b"it is me"]
-
-
-def wait_for_event(transport: ZmqTransport, to: Address) -> str:
-    """Whether a connection to `to` with this transport's keys is accepted or refused."""
-    from zmq.utils.monitor import recv_monitor_message
-
-    context = zmq.Context()
-    socket = context.socket(zmq.PUSH)
-    assert transport._keys is not None
-    socket.curve_publickey, socket.curve_secretkey = transport._keys.public, transport._keys.secret
-    socket.curve_serverkey = to.key
-    monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
-    monitor.rcvtimeo = int(PATIENCE * 1000)
-    socket.connect(to.url)
-    event = recv_monitor_message(monitor)["event"]
-    socket.disable_monitor()
-    context.destroy(0)
-    return "accepted" if event == zmq.EVENT_HANDSHAKE_SUCCEEDED else "refused"
-
-
-def test_tcp_without_a_key_is_refused(secure: Callable[..., ZmqTransport]) -> None:
-    own, trusted = KeyPair.generate(), KeyPair.generate()
-    there = secure("there", own, [trusted])
-    context = zmq.Context()
-    plain = context.socket(zmq.PUSH)
-    failed = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_DISCONNECTED
-    monitor = plain.get_monitor_socket(failed)
-    monitor.rcvtimeo = int(PATIENCE * 1000)
-    plain.connect(there.address.url)
-    plain.send(b"let me in")
-    monitor.recv_multipart()  # raises zmq.Again where the connection stands
-    plain.disable_monitor()
-    context.destroy(0)
-    secure("friend", trusted, []).send(there.address, b"it is me")
-    assert received(there, 2) == [b"hello from friend", b"it is me"]
-
-
-def test_tcp_needs_keys() -> None:
-    with pytest.raises(ValueError, match="CURVE"):
-        ZmqTransport("here", "tcp://127.0.0.1:*", Settings())
-
-
-def test_a_peer_with_a_key_needs_ours(folder: Path) -> None:
-    here = ZmqTransport("here", ipc_url(folder, "here"), Settings())
-    with pytest.raises(PeerGone, match="CURVE"):
-        here.send(Address("there", "tcp://127.0.0.1:1", KeyPair.generate().public), b"x")
-    here.close()
-    assert here.receive() is None
-
-
 def test_a_taken_address_is_an_error_that_names_it(folder: Path) -> None:
     with pytest.raises(OSError, match="node here cannot listen on ipc:///nowhere"):
-        ZmqTransport("here", "ipc:///nowhere/at/all", Settings())
+        ZmqTransport("here", Home.of_first_host(Path("/nowhere/at/all")), Settings())
 
 
 def test_a_path_too_long_for_a_socket_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="MESHBOOK_RUNTIME_DIR"):
-        ipc_url(tmp_path / ("x" * 100), "node")
+        Home.of_first_host(tmp_path / ("x" * 100)).socket("node")
 
 
 def test_sending_to_no_node_of_this_process() -> None:

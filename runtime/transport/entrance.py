@@ -1,0 +1,150 @@
+"""The lines between gateways: the socket where those of other hosts come in, and the one that goes out to such a place.
+
+Who has not the keys of the run is not let in, and is counted; the first of each kind is logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import zmq
+
+from meshbook.runtime.errors import RefusedMessage
+from meshbook.runtime.transport.curve import Guard, Handshakes, KeyPair, authenticate, guard
+from meshbook.runtime.transport.home import TCP
+from meshbook.runtime.transport.link import AnyLinkMessage, LinkMessage, pack, unpack
+from meshbook.runtime.transport.window import PIECE_BYTES
+from meshbook.runtime.wire.frames import Buffer
+
+logger = logging.getLogger(__name__)
+
+Context = zmq.Context[zmq.Socket[bytes]]
+LINGER_MS = 100  # for the last word
+MOST_BYTES = PIECE_BYTES + (1 << 20)  # of a message: a piece, or the positions of many streams
+BATCH = 100  # messages that are read before others get their turn
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message and the bytes beside it; `line` is what an answer goes by."""
+
+    message: AnyLinkMessage
+    data: Buffer
+    line: Line
+
+
+class Line:
+    """A way to another gateway, for as long as its connection stands; what is sent last may get lost with that."""
+
+    def __init__(self, socket: zmq.Socket[bytes], who: bytes | None = None) -> None:
+        self._socket = socket
+        self.who = who  # of the socket's peers; None where it has but one
+
+    def send(self, message: LinkMessage, data: Buffer = b"") -> bool:
+        """Whether the connection still stood, as far as that is known."""
+        frame = pack(message, data)
+        try:
+            self._socket.send_multipart([frame] if self.who is None else [self.who, frame], zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError as error:
+            if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                return False
+            raise
+        return True
+
+
+class Strangers:
+    """Counts what is refused, and logs the first of each kind."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._known: set[str] = set()
+
+    def refuse(self, why: str) -> None:
+        self.count += 1
+        if why not in self._known and len(self._known) < 100:
+            self._known.add(why)
+            logger.warning("the gateway refused a peer: %s", why)
+
+
+class Entrance:
+    """Where the gateways of other hosts connect: `tcp://<ip>:<port>`, for those with the keys of the run alone."""
+
+    def __init__(self, context: Context, ip: str, keys: KeyPair, strangers: Strangers) -> None:
+        self._strangers = strangers
+        self._guard = Guard(context, keys)
+        self.socket = context.socket(zmq.ROUTER)
+        self._handshakes = Handshakes(self.socket)
+        self.monitor = self._handshakes.monitor
+        self.socket.linger, self.socket.sndhwm, self.socket.maxmsgsize = LINGER_MS, 0, MOST_BYTES
+        self.socket.router_mandatory = True  # so that it is told when a peer has gone
+        guard(self.socket, keys)
+        address = f"[{ip}]" if ":" in ip else ip
+        self.socket.ipv6 = ":" in ip
+        try:
+            self.socket.bind(f"{TCP}{address}:*")
+        except zmq.ZMQError as error:
+            self.close()
+            raise OSError(f"the gateway cannot listen on {ip}: {error}") from error
+
+    @property
+    def prefix(self) -> str:
+        """What the addresses of this host begin with."""
+        return self.socket.getsockopt_string(zmq.LAST_ENDPOINT) + "/"
+
+    def read(self) -> Iterator[Received]:
+        """What has come, at most a batch of it."""
+        return _read(self.socket, self._strangers)
+
+    def note_strangers(self) -> None:
+        """Count who was not let in, once the monitor has something to say."""
+        for why in self._handshakes.failures():
+            self._strangers.refuse(why)
+
+    def close(self) -> None:
+        self.socket.disable_monitor()
+        self.monitor.close(0)
+        self.socket.close()
+        self._guard.close()
+
+
+class Dialled:
+    """A connection to the entrance of another host. When it breaks, another one takes its place."""
+
+    def __init__(self, context: Context, prefix: str, keys: KeyPair, strangers: Strangers) -> None:
+        self._strangers = strangers
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.linger, self.socket.sndhwm, self.socket.maxmsgsize = LINGER_MS, 0, MOST_BYTES
+        self.socket.reconnect_ivl = -1  # by itself it would go on as if nothing had got lost in between
+        self.socket.routing_id = secrets.token_bytes(8)
+        self.socket.ipv6 = "[" in prefix
+        authenticate(self.socket, keys)
+        self.socket.connect(prefix.rstrip("/"))
+        self.line = Line(self.socket)
+
+    def read(self) -> Iterator[Received]:
+        """What has come, at most a batch of it."""
+        return _read(self.socket, self._strangers)
+
+    def close(self, *, linger: bool = False) -> None:
+        self.socket.close(None if linger else 0)
+
+
+def _read(socket: zmq.Socket[bytes], strangers: Strangers) -> Iterator[Received]:
+    has_many_peers = socket.type == zmq.ROUTER
+    for _ in range(BATCH):
+        try:
+            parts = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return
+        who = parts.pop(0).bytes if has_many_peers else None
+        try:
+            if len(parts) != 1:
+                raise RefusedMessage(f"a message of {len(parts)} parts on a link")
+            message, data = unpack(parts[0].buffer)
+        except RefusedMessage as error:
+            strangers.refuse(str(error))
+        else:
+            yield Received(message, data, Line(socket, who))

@@ -1,0 +1,311 @@
+"""The gateway of a host: all that its processes send to other hosts goes through it, and all that comes from there.
+
+    a process -> lane (ipc) -> gateway ==== link (TCP, CURVE) ==== gateway -> inbox (ipc) -> a process
+
+There is one where a run has more than one host, as a thread of the host's agent, where no code of the user's runs. It
+reads a lane only while the link has room for its node, so a slow receiver slows its senders and nobody else. What a
+link has to keep and to tell is decided in `link` and `window`, how long a host has been silent in `pulse`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+import zmq
+
+from meshbook.runtime.config import Settings
+from meshbook.runtime.transport.curve import KeyPair
+from meshbook.runtime.transport.entrance import BATCH, Context, Dialled, Entrance, Received, Strangers
+from meshbook.runtime.transport.home import GATEWAY, Home, LaneRequest, describe, host_of
+from meshbook.runtime.transport.link import Attach, Bye, Part, Refused
+from meshbook.runtime.transport.neighbour import Neighbour
+from meshbook.runtime.wire.messages import Address
+
+logger = logging.getLogger(__name__)
+
+LOOK_MS = 50  # how often silence is looked at
+CLOSE_SECONDS = 1.0
+LANE_MARK = 64  # messages that wait in a lane; more wait at their sender
+RECONNECT_MS = 5  # to a process that has not bound its inbox yet
+LONGEST_RECONNECT_MS = 50
+
+
+class Events(Protocol):
+    """What a gateway tells its agent; on its own thread, which must not wait."""
+
+    def attached(self, host: str) -> None:
+        """The link to this host stands for the first time."""
+
+    def silent(self, host: str, seconds: float) -> None:
+        """This host has not been heard for the grace time. It is given up."""
+
+    def dismissed(self, host: str, why: str) -> None:
+        """This host says that we are, or that it is, no part of the run any more."""
+
+    def stranded(self, request: LaneRequest) -> None:
+        """A process here wants to reach a node on a host that is none of the run's, or not any more."""
+
+
+@dataclass
+class Lane:
+    """What the processes of this host send to one node of another."""
+
+    to: Address
+    socket: zmq.Socket[bytes]
+
+
+class Gateway:
+    """See the module. `entrance_at` is the IP address to listen on; without one no other host can connect here."""
+
+    def __init__(self, keys: KeyPair, settings: Settings, *, entrance_at: str = "") -> None:
+        self._keys = keys
+        self._settings = settings
+        self._context: Context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, 16_384)
+        self.strangers = Strangers()
+        self._entrance = Entrance(self._context, entrance_at, keys, self.strangers) if entrance_at else None
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._calling = threading.Lock()  # guards _bell
+        self._bell, self._ringer = self._pair()
+        self._poller = zmq.Poller()
+        self._neighbours: dict[str, Neighbour] = {}  # by prefix
+        self._given_up: dict[str, str] = {}  # hosts, and why
+        self._lanes: dict[str, Lane] = {}  # by the URL of the node
+        self._inboxes: dict[str, zmq.Socket[bytes]] = {}  # of processes here, by node
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="meshbook gateway", daemon=True)
+
+    @property
+    def prefix(self) -> str:
+        """What the addresses of this host begin with, where others can connect."""
+        assert self._entrance is not None
+        return self._entrance.prefix
+
+    def start(self, home: Home, events: Events) -> None:
+        """Begin to serve the processes of this host."""
+        self._home, self._events = home, events
+        self._door = self._context.socket(zmq.PULL)
+        self._door.bind(home.socket(GATEWAY))
+        self._thread.start()
+
+    def link(self, host: str, *, dial: bool) -> None:
+        """Have a link to the gateway of this host; who dials, the other must listen."""
+        self._do(lambda: self._add(host, dial=dial))
+
+    def give_up(self, host: str, why: str) -> None:
+        """This host is no part of the run any more: drop what is for it, and refuse it."""
+        self._do(lambda: self._give_up(host, why))
+
+    def forget(self, node: str) -> None:
+        """A process of this host has ended: drop what waits in its inbox. What comes from now on is for the next."""
+        self._do(lambda: self._forget(node))
+
+    def close(self, why: str) -> None:
+        """Tell the other gateways that this host leaves, and end."""
+        self._do(lambda: self._end(why))
+        self._thread.join(CLOSE_SECONDS)
+
+    def _pair(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+        bell, ringer = self._context.socket(zmq.PULL), self._context.socket(zmq.PUSH)
+        bell.bind("inproc://bell")
+        ringer.connect("inproc://bell")
+        return bell, ringer
+
+    def _do(self, command: Callable[[], None]) -> None:
+        self._commands.put(command)
+        with self._calling, contextlib.suppress(zmq.ZMQError):  # full of rings, or ended
+            self._ringer.send(b"", zmq.NOBLOCK)
+
+    # -- the thread --------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._poller.register(self._bell, zmq.POLLIN)
+        self._poller.register(self._door, zmq.POLLIN)
+        if self._entrance is not None:
+            self._poller.register(self._entrance.socket, zmq.POLLIN)
+            self._poller.register(self._entrance.monitor, zmq.POLLIN)
+        while not self._ended:
+            try:
+                self._serve_once()
+            except Exception:
+                # A fault of ours in one message must not cut this host off.
+                logger.exception("the gateway could not handle something")
+        self._context.destroy()
+
+    def _serve_once(self) -> None:
+        ready = {socket for socket, _ in self._poller.poll(LOOK_MS)}
+        if self._bell in ready:
+            self._obey()
+        if self._ended:
+            return
+        if self._door in ready:
+            self._open_lanes()
+        self._read_links(ready)
+        for lane in [lane for lane in self._lanes.values() if lane.socket in ready]:
+            self._read_lane(lane)
+        for node in [node for node, inbox in self._inboxes.items() if inbox in ready]:
+            self._hand_over_more(node)
+        self._look_after_links(time.monotonic())
+
+    def _obey(self) -> None:
+        while self._bell.poll(0):
+            self._bell.recv()
+        while not self._commands.empty():
+            self._commands.get()()
+
+    def _end(self, why: str) -> None:
+        for neighbour in self._neighbours.values():
+            neighbour.say(Bye(why))
+        if self._entrance is not None:
+            self._entrance.close()
+        self._ended = True
+
+    # -- links ---------------------------------------------------------------------------
+
+    def _add(self, host: str, *, dial: bool) -> None:
+        if host in self._neighbours or host in self._given_up:
+            return
+        make = functools.partial(Dialled, self._context, host, self._keys, self.strangers) if dial else None
+        grace = self._settings.host_timeout
+        self._neighbours[host] = Neighbour(self._home.prefix, host, grace, self._poller, make)
+
+    def _give_up(self, host: str, why: str) -> None:
+        self._given_up[host] = why
+        if (neighbour := self._neighbours.pop(host, None)) is not None:
+            neighbour.say(Refused(why))
+        for lane in [lane for lane in self._lanes.values() if host_of(lane.to) == host]:
+            self._close_lane(lane)
+
+    def _read_links(self, ready: set[object]) -> None:
+        if self._entrance is not None:
+            if self._entrance.monitor in ready:
+                self._entrance.note_strangers()
+            if self._entrance.socket in ready:
+                for received in self._entrance.read():
+                    self._take_from_entrance(received)
+        for neighbour in list(self._neighbours.values()):
+            for received in neighbour.read(ready):
+                self._take(neighbour, received)
+
+    def _take_from_entrance(self, received: Received) -> None:
+        host = received.message.host if isinstance(received.message, Attach) else ""
+        if host in self._given_up:
+            received.line.send(Refused(self._given_up[host]))
+        elif host and host not in self._neighbours:
+            self.strangers.refuse(f"{describe(host)} is no host of this run, or not yet")
+        elif (found := self._neighbours.get(host) or self._on(received)) is not None:
+            self._take(found, received)
+
+    def _on(self, received: Received) -> Neighbour | None:
+        """Whose connection that is; nobody's where the other host has made another one since."""
+        return next((each for each in self._neighbours.values() if each.is_on(received.line)), None)
+
+    def _take(self, neighbour: Neighbour, received: Received) -> None:
+        message = received.message
+        if isinstance(message, Bye | Refused):
+            self._events.dismissed(neighbour.host, message.why)
+            return
+        was_attached = neighbour.link.was_attached
+        for node in neighbour.take(received):
+            if isinstance(message, Part):
+                self._hand_over(neighbour, node)
+            elif (lane := self._lanes.get(neighbour.host + node)) is not None:
+                self._watch_lane(lane, neighbour)
+        if neighbour.link.was_attached and not was_attached:
+            self._events.attached(neighbour.host)
+
+    def _look_after_links(self, now: float) -> None:
+        for neighbour in list(self._neighbours.values()):
+            silence = neighbour.look_after(now)
+            if silence > self._grace_of(neighbour):
+                self._give_up(neighbour.host, f"it had not been heard for {silence:.1f} s")
+                self._events.silent(neighbour.host, silence)
+
+    def _grace_of(self, neighbour: Neighbour) -> float:
+        return self._settings.host_timeout if neighbour.link.was_attached else self._settings.launch_timeout
+
+    # -- from processes here to other hosts ----------------------------------------------------
+
+    def _open_lanes(self) -> None:
+        while self._door.poll(0):
+            try:
+                request = msgspec.msgpack.decode(self._door.recv(), type=LaneRequest)
+            except (msgspec.DecodeError, msgspec.ValidationError) as error:
+                self.strangers.refuse(f"no request for a lane: {error}")
+                continue
+            self._open_lane(request)
+
+    def _open_lane(self, request: LaneRequest) -> None:
+        neighbour = self._neighbours.get(host_of(request.to))
+        if neighbour is None:
+            self._events.stranded(request)
+        elif request.to.url not in self._lanes:
+            socket = self._context.socket(zmq.PULL)
+            socket.rcvhwm = LANE_MARK
+            socket.bind(self._home.lane(request.to))
+            lane = self._lanes[request.to.url] = Lane(request.to, socket)
+            self._watch_lane(lane, neighbour)
+
+    def _watch_lane(self, lane: Lane, neighbour: Neighbour) -> None:
+        """Read the lane while there is room for its node."""
+        self._poller.register(lane.socket, zmq.POLLIN if neighbour.link.has_room(lane.to.node) else 0)
+
+    def _read_lane(self, lane: Lane) -> None:
+        node, neighbour = lane.to.node, self._neighbours[host_of(lane.to)]
+        for _ in range(BATCH):
+            if not neighbour.link.has_room(node):
+                break
+            try:
+                frame = lane.socket.recv(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                break
+            neighbour.put(node, frame.buffer)
+        self._watch_lane(lane, neighbour)
+
+    def _close_lane(self, lane: Lane) -> None:
+        del self._lanes[lane.to.url]
+        self._poller.register(lane.socket, 0)
+        lane.socket.close(0)
+
+    # -- from other hosts to processes here ----------------------------------------------------
+
+    def _hand_over(self, neighbour: Neighbour, node: str) -> None:
+        """Give a process here what has come for it from this host, as far as it takes it."""
+        while (frame := neighbour.link.first(node)) is not None:
+            try:
+                self._inbox(node).send(frame, zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                self._poller.register(self._inbox(node), zmq.POLLOUT)
+                return
+            neighbour.link.took(node)
+
+    def _hand_over_more(self, node: str) -> None:
+        """The process takes messages again."""
+        self._poller.register(self._inbox(node), 0)
+        for neighbour in self._neighbours.values():
+            self._hand_over(neighbour, node)
+
+    def _inbox(self, node: str) -> zmq.Socket[bytes]:
+        if (inbox := self._inboxes.get(node)) is None:
+            inbox = self._inboxes[node] = self._context.socket(zmq.PUSH)
+            inbox.sndhwm = self._settings.high_water_mark
+            inbox.reconnect_ivl, inbox.reconnect_ivl_max = RECONNECT_MS, LONGEST_RECONNECT_MS
+            inbox.connect(self._home.socket(node))
+        return inbox
+
+    def _forget(self, node: str) -> None:
+        if (inbox := self._inboxes.pop(node, None)) is not None:
+            self._poller.register(inbox, 0)
+            inbox.close(0)
+        for neighbour in self._neighbours.values():
+            while neighbour.link.first(node) is not None:
+                neighbour.link.took(node)

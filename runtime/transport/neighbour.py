@@ -1,0 +1,150 @@
+"""Another host, as the gateway of this one sees it: the link, the connection that carries it now, and its silence."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import zmq
+
+from meshbook.runtime.transport.entrance import Dialled, Line, Received
+from meshbook.runtime.transport.link import Attach, Attached, Bye, Link, LinkMessage, Part, Ping, Refused, Taken
+from meshbook.runtime.transport.pulse import Pulse
+from meshbook.runtime.transport.window import Gap
+from meshbook.runtime.wire.frames import Buffer
+
+BEATS = 7  # how often a host says something within the grace time
+BROKEN = 0.35  # of the grace time: after such a silence a connection is given up for another one
+FIRST_TRY = 0.2  # seconds until a connection that does not stand is given up for another one
+NEXT_TRY = 1.5  # times as long for the next one: the other host may be busy
+LONGEST_TRY = 5.0
+
+
+class Neighbour:
+    """For the gateway's thread alone. `dial` makes a connection; without it the other host makes them."""
+
+    def __init__(self, here: str, host: str, grace: float, poller: zmq.Poller, dial: Callable[[], Dialled] | None):
+        self.host = host
+        self.link = Link()
+        self._here = here
+        self._grace = grace
+        self._poller = poller
+        self._dial = dial
+        self._dialled: Dialled | None = None
+        self._line: Line | None = None
+        self._attempt = 0
+        self._again_at = 0.0
+        self._try = FIRST_TRY
+        self._pulse = Pulse(time.monotonic())
+
+    # -- the connection ------------------------------------------------------------------
+
+    def is_on(self, line: Line) -> bool:
+        """Whether this line is the one that carries the link now."""
+        return self._line is not None and self._line.who == line.who
+
+    def read(self, ready: set[object]) -> Iterator[Received]:
+        """What has come on the connection from here, if that is among these sockets."""
+        if self._dialled is not None and self._dialled.socket in ready:
+            yield from self._dialled.read()
+
+    def look_after(self, now: float) -> float:
+        """Keep the link alive, and return for how long the other host has been silent."""
+        silence = self._pulse.silence(now)
+        if self._dial is not None and now >= self._again_at and self._is_broken(silence):
+            self._redial(now)
+        if self._pulse.is_due(now, self._grace / BEATS):
+            self._send(Ping())
+        if self.link.is_attached and (news := self.link.news()) is not None:
+            self._send(news)
+        return silence
+
+    def _is_broken(self, silence: float) -> bool:
+        return not self.link.is_attached or silence > self._grace * BROKEN
+
+    def _redial(self, now: float) -> None:
+        assert self._dial is not None
+        self.link.detach()
+        self.hang_up()
+        self._attempt += 1
+        self._dialled = self._dial()
+        self._poller.register(self._dialled.socket, zmq.POLLIN)
+        self._line = self._dialled.line
+        self._send(Attach(self._here, self._attempt, self.link.positions()))
+        self._again_at = now + self._try
+        self._try = min(self._try * NEXT_TRY, LONGEST_TRY)
+
+    def hang_up(self, *, linger: bool = False) -> None:
+        """Close the connection from here; with `linger` what was said last still leaves."""
+        self._line = None
+        if self._dialled is not None:
+            self._poller.unregister(self._dialled.socket)
+            self._dialled.close(linger=linger)
+            self._dialled = None
+
+    def say(self, message: Bye | Refused) -> None:
+        """The last word."""
+        self._send(message)
+        self.hang_up(linger=True)
+
+    # -- what comes ------------------------------------------------------------------------
+
+    def take(self, received: Received) -> set[str]:
+        """Handle a message; for the nodes that are returned something has changed: there is room, or a frame."""
+        self._pulse.hear(time.monotonic())
+        message = received.message
+        if isinstance(message, Part):
+            return self._take_part(message, received.data)
+        if isinstance(message, Taken):
+            return self._take_news(message)
+        if isinstance(message, Attach) and message.attempt > self._attempt:
+            self._attempt, self._line = message.attempt, received.line
+            self._send(Attached(message.attempt, self.link.positions()))
+            return self._attach(message.received)
+        if isinstance(message, Attached) and message.attempt == self._attempt and not self.link.is_attached:
+            self._try = FIRST_TRY
+            return self._attach(message.received)
+        return set()
+
+    def _take_part(self, part: Part, data: Buffer) -> set[str]:
+        try:
+            self.link.take_in(part, data)
+        except Gap:
+            self._lose()
+            return set()
+        return {part.node}
+
+    def _take_news(self, news: Taken) -> set[str]:
+        self.link.acknowledge(news.positions)
+        for node in news.positions:
+            self.flush(node)
+        return set(news.positions)
+
+    def _attach(self, received: dict[str, int]) -> set[str]:
+        self.link.attach(received)
+        if (news := self.link.news(anyway=True)) is not None:
+            self._send(news)  # what was told on the connection before may not have arrived
+        for part, data in self.link.all_due():
+            self._send(part, data)
+        return self.link.receivers()
+
+    # -- what goes -------------------------------------------------------------------------
+
+    def put(self, node: str, frame: Buffer) -> None:
+        """Send a frame to a node of the other host."""
+        self.link.put(node, frame)
+        self.flush(node)
+
+    def flush(self, node: str) -> None:
+        """Send what is due to this node."""
+        for part, data in self.link.due(node):
+            self._send(part, data)
+
+    def _send(self, message: LinkMessage, data: Buffer = b"") -> None:
+        if self._line is not None and not self._line.send(message, data):
+            self._lose()
+
+    def _lose(self) -> None:
+        """This connection is of no use any more. Who dials makes another one, soon or when it hears nothing."""
+        self.link.detach()
+        self._line = None

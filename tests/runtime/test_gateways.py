@@ -1,0 +1,440 @@
+"""Frames between hosts: two gateways on this machine, each with a folder of its own, over real TCP with CURVE."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from meshbook.runtime.config import Settings
+from meshbook.runtime.transport import PeerGone, RunEnded
+from meshbook.runtime.transport.curve import KeyPair, authenticate
+from meshbook.runtime.transport.gateway import Gateway
+from meshbook.runtime.transport.home import Home, LaneRequest
+from meshbook.runtime.transport.link import Attach, Ping, pack
+from meshbook.runtime.transport.zeromq import ZmqTransport
+from meshbook.runtime.wire.messages import Address
+
+PATIENCE = 10.0
+SETTINGS = Settings(high_water_mark=100, host_timeout=0.8, launch_timeout=PATIENCE)
+KEYS = KeyPair.generate()
+
+
+class Notes:
+    """What a gateway tells."""
+
+    def __init__(self) -> None:
+        self.told: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+
+    def attached(self, host: str) -> None:
+        self.told.put(("attached", host))
+
+    def silent(self, host: str, seconds: float) -> None:
+        self.told.put(("silent", host))
+
+    def dismissed(self, host: str, why: str) -> None:
+        self.told.put(("dismissed", host, why))
+
+    def stranded(self, request: LaneRequest) -> None:
+        self.told.put(("stranded", request))
+
+    def next(self) -> tuple[Any, ...]:
+        return self.told.get(timeout=PATIENCE)
+
+
+class Host:
+    """A gateway and the transports of its host."""
+
+    def __init__(self, folder: Path, first: Host | None = None) -> None:
+        folder.mkdir()
+        self.notes = Notes()
+        self.gateway = Gateway(KEYS, SETTINGS, entrance_at="127.0.0.1" if first else "")
+        self.home = Home(folder, self.gateway.prefix, first.home.first) if first else Home.of_first_host(folder)
+        self.gateway.start(self.home, self.notes)
+        self._nodes: list[ZmqTransport] = []
+
+    def node(self, name: str) -> ZmqTransport:
+        transport = ZmqTransport(name, self.home, SETTINGS)
+        transport.greeting = b"hello from " + name.encode()
+        self._nodes.append(transport)
+        return transport
+
+    def close(self) -> None:
+        for transport in self._nodes:
+            transport.close()
+            while transport.receive() is not None:
+                pass
+        self.gateway.close("the test is over")
+
+
+@pytest.fixture
+def hosts(folder: Path) -> Iterator[Callable[[int], list[Host]]]:
+    """So many hosts, each linked to each; the first is the only one that nobody can connect to."""
+    made: list[Host] = []
+
+    def make(count: int) -> list[Host]:
+        made.append(Host(folder / "0"))
+        made.extend(Host(folder / str(number), made[0]) for number in range(1, count))
+        for number, dialling in enumerate(made):
+            for listening in made[number + 1 :]:
+                join(dialling, listening)
+        return made
+
+    yield make
+    for host in made:
+        host.close()
+
+
+def join(dialling: Host, listening: Host) -> None:
+    listening.gateway.link(dialling.home.prefix, dial=False)
+    dialling.gateway.link(listening.home.prefix, dial=True)
+    assert dialling.notes.next() == ("attached", listening.home.prefix)
+    assert listening.notes.next() == ("attached", dialling.home.prefix)
+
+
+def received(transport: ZmqTransport, count: int) -> list[bytes]:
+    return [bytes(transport.receive() or b"") for _ in range(count)]
+
+
+def test_frames_go_between_all_hosts(hosts: Callable[[int], list[Host]]) -> None:
+    nodes = [host.node(f"node-{number}") for number, host in enumerate(hosts(3))]
+    for sender in nodes:
+        for receiver in nodes:
+            if receiver is not sender:
+                sender.send(receiver.address, b"to " + receiver.address.node.encode())
+    for number, receiver in enumerate(nodes):
+        others = {f"hello from node-{other}".encode() for other in range(3) if other != number}
+        assert set(received(receiver, 4)) == others | {f"to node-{number}".encode()}
+
+
+@pytest.mark.parametrize("size", [0, 1, 300_000, 20_000_000])
+def test_frames_of_any_size_arrive_whole(hosts: Callable[[int], list[Host]], size: int) -> None:
+    here, there = (host.node("node") for host in hosts(2))
+    frame = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+    here.send(there.address, frame)
+    assert received(there, 2) == [b"hello from node", frame]
+
+
+def test_a_node_may_be_addressed_before_it_is_there(hosts: Callable[[int], list[Host]]) -> None:
+    first, second = hosts(2)
+    first.node("here").send(second.home.address("there"), b"x")
+    assert received(second.node("there"), 2)[1] == b"x"
+
+
+def test_a_slow_receiver_slows_its_sender_and_nobody_else(hosts: Callable[[int], list[Host]]) -> None:
+    first, second = hosts(2)
+    here, slow, quick = first.node("here"), second.node("slow"), second.node("quick")
+    count = 20_000
+    sent: list[int] = []
+
+    def flood() -> None:
+        for number in range(count):
+            here.send(slow.address, b"%d" % number)
+            sent.append(number)
+
+    thread = threading.Thread(target=flood, daemon=True)
+    thread.start()
+    for number in range(100):
+        here.send(quick.address, b"%d" % number)
+    assert received(quick, 101)[1:] == [b"%d" % number for number in range(100)]
+    thread.join(0.5)
+    assert len(sent) < count  # else nothing holds it up
+    assert received(slow, count + 1)[1:] == [b"%d" % number for number in range(count)]
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+def test_what_waits_for_a_process_that_ended_is_dropped(hosts: Callable[[int], list[Host]]) -> None:
+    """What comes after its end is for the one that takes its place."""
+    first, second = hosts(2)
+    here = first.node("here")
+    marker = second.node("marker")
+    here.send(second.home.address("there"), b"for the one before")
+    here.send(marker.address, b"")  # overtakes nothing: what is before it is at the other gateway, or soon
+    assert received(marker, 2)
+    second.gateway.forget("there")
+    here.forget("there")
+    here.remember("there")
+    here.send(second.home.address("there"), b"for the next one")
+    there = second.node("there")
+    frames = received(there, 2)
+    if frames[1] != b"for the next one":  # it was slower than the marker
+        frames = received(there, 2)
+    assert frames == [b"hello from here", b"for the next one"]
+
+
+# -- connections that break --------------------------------------------------------------------
+
+
+class Relay:
+    """A TCP relay that can be cut: nothing goes through any more, and nobody is told."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._open = threading.Event()
+        self._open.set()
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                one, _ = self._listener.accept()
+            except OSError:
+                return None
+            self._open.wait()
+            try:
+                other = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:  # the test is over
+                return one.close()
+            self._pairs.append((one, other))
+            for pair in ((one, other), (other, one)):
+                threading.Thread(target=self._pump, args=pair, daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+        try:
+            while data := source.recv(65536):
+                self._open.wait()
+                target.sendall(data)
+        except OSError:
+            return
+
+    def cut(self) -> None:
+        self._open.clear()
+
+    def heal(self) -> None:
+        self._open.set()
+
+    def reset(self) -> None:
+        """Break every connection in the middle of whatever it carries."""
+        for pair in self._pairs:
+            for end in pair:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)  # a thread that reads it keeps it open
+                end.close()
+        self._pairs.clear()
+
+    def close(self) -> None:
+        self._listener.close()
+        self.heal()
+        self.reset()
+
+
+@pytest.fixture
+def relayed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Host, Host, Relay]]:
+    """Two hosts with a relay between them."""
+    from meshbook.runtime.transport import gateway
+
+    first = Host(folder / "0")
+    second = Host(folder / "1", first)
+    relay = Relay(int(second.home.prefix.rstrip("/").rpartition(":")[2]))
+    dialled = gateway.Dialled
+
+    def dial(context: Any, prefix: str, *rest: Any) -> Any:
+        return dialled(context, f"tcp://127.0.0.1:{relay.port}/", *rest)
+
+    monkeypatch.setattr(gateway, "Dialled", dial)
+    join(first, second)
+    yield first, second, relay
+    first.close()
+    second.close()
+    relay.close()
+
+
+def test_connections_that_break_lose_nothing(relayed: tuple[Host, Host, Relay]) -> None:
+    first, second, relay = relayed
+    here, there = first.node("here"), second.node("there")
+    count = 3000
+
+    def send(sender: ZmqTransport, to: Address) -> None:
+        for number in range(count):
+            sender.send(to, b"%d" % number * (1 + number % 7 * 100))
+
+    threads = [
+        threading.Thread(target=send, args=pair, daemon=True) for pair in ((here, there.address), (there, here.address))
+    ]
+    for thread in threads:
+        thread.start()
+    wanted = [b"%d" % number * (1 + number % 7 * 100) for number in range(count)]
+    frames: dict[str, list[bytes]] = {"here": [], "there": []}
+    for step in range(6):
+        frames["there"] += received(there, 400)
+        frames["here"] += received(here, 400)
+        if step % 2:
+            relay.reset()
+    for node in (here, there):
+        frames[node.address.node] += received(node, count + 1 - 2400)
+    assert frames["there"][1:] == wanted
+    assert frames["here"][1:] == wanted
+    for thread in threads:
+        thread.join(PATIENCE)
+
+
+def test_a_cut_below_the_grace_time_loses_nothing(relayed: tuple[Host, Host, Relay]) -> None:
+    first, second, relay = relayed
+    here, there = first.node("here"), second.node("there")
+    here.send(there.address, b"before")
+    assert received(there, 2)[1] == b"before"
+    relay.cut()
+    here.send(there.address, b"during")
+    threading.Timer(SETTINGS.host_timeout / 2, relay.heal).start()
+    assert received(there, 1) == [b"during"]
+    there.send(here.address, b"back")
+    assert received(here, 2)[1] == b"back"
+    assert first.notes.told.empty()
+    assert second.notes.told.empty()
+
+
+def test_after_the_grace_time_each_gives_the_other_up(relayed: tuple[Host, Host, Relay]) -> None:
+    first, second, relay = relayed
+    here = first.node("here")
+    relay.cut()
+    assert first.notes.next() == ("silent", second.home.prefix)
+    assert second.notes.next() == ("silent", first.home.prefix)
+    request = LaneRequest(second.home.address("there"), here.address)
+    here.send(request.to, b"to nobody")
+    assert first.notes.next() == ("stranded", request)
+
+
+# -- leaving ---------------------------------------------------------------------------------------
+
+
+def test_who_leaves_says_so(hosts: Callable[[int], list[Host]]) -> None:
+    first, second = hosts(2)
+    second.gateway.close("its work is done")
+    assert first.notes.next() == ("dismissed", second.home.prefix, "its work is done")
+
+
+def test_who_is_given_up_is_told_and_refused_ever_after(hosts: Callable[[int], list[Host]]) -> None:
+    first, second, third = hosts(3)
+    third.gateway.give_up(second.home.prefix, "it was lost")
+    assert second.notes.next() == ("dismissed", third.home.prefix, "it was lost")
+    second.gateway.give_up(third.home.prefix, "it said so")
+    late = Host(second.home.folder.with_name("late"), first)
+    late.gateway.give_up(second.home.prefix, "it is lost")
+    with dialled(late.home.prefix, KEYS) as stranger:
+        stranger.send(pack(Attach(second.home.prefix, 1, {})))
+        assert b"it is lost" in stranger.recv()
+    late.close()
+
+
+def test_without_a_gateway_an_address_of_another_host_is_of_a_run_that_has_ended(folder: Path) -> None:
+    here = ZmqTransport("here", Home.of_first_host(folder), SETTINGS)
+    with pytest.raises(RunEnded):
+        here.send(Address("there", "tcp://127.0.0.1:1/there"), b"x")
+    here.close()
+    assert here.receive() is None
+    with pytest.raises(PeerGone):
+        here.send(Address("there", "tcp://127.0.0.1:1/there"), b"x")
+
+
+# -- strangers ---------------------------------------------------------------------------------------
+
+
+class dialled:
+    """A socket that is connected to the entrance of a gateway, with these keys."""
+
+    def __init__(self, prefix: str, keys: KeyPair) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.rcvtimeo = int(PATIENCE * 1000)
+        authenticate(self._socket, keys)
+        self._socket.connect(prefix.rstrip("/"))
+
+    def __enter__(self) -> zmq.Socket[bytes]:
+        return self._socket
+
+    def __exit__(self, *error: object) -> None:
+        self._context.destroy(0)
+
+
+def wait_for_strangers(host: Host, count: int) -> None:
+    deadline = threading.Event()
+    for _ in range(1000):
+        if host.gateway.strangers.count >= count:
+            return
+        deadline.wait(0.01)
+    raise AssertionError(host.gateway.strangers.count)
+
+
+def knock_with_garbage(prefix: str) -> None:
+    ip, _, port = prefix.removeprefix("tcp://").rstrip("/").rpartition(":")
+    with socket.create_connection((ip, int(port))) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        stranger.settimeout(PATIENCE)
+        with contextlib.suppress(ConnectionResetError):
+            while stranger.recv(4096):
+                pass  # until it is hung up on
+
+
+def knock_without_a_key(prefix: str) -> None:
+    knock(prefix, None)
+
+
+def knock_with_another_key(prefix: str) -> None:
+    knock(prefix, KeyPair.generate())
+
+
+def knock_with_another_client_key(prefix: str) -> None:
+    knock(prefix, KeyPair(KEYS.public, KeyPair.generate().secret))
+
+
+def knock(prefix: str, keys: KeyPair | None) -> None:
+    context = zmq.Context()
+    stranger = context.socket(zmq.DEALER)
+    if keys is not None:
+        authenticate(stranger, keys)
+    failed = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    monitor = stranger.get_monitor_socket(failed | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_DISCONNECTED)
+    monitor.rcvtimeo = int(PATIENCE * 1000)
+    stranger.connect(prefix.rstrip("/"))
+    stranger.send(pack(Ping()))
+    monitor.recv_multipart()  # raises zmq.Again where the connection stands
+    stranger.disable_monitor()
+    context.destroy(0)
+
+
+@pytest.mark.parametrize(
+    "stranger", [knock_with_garbage, knock_without_a_key, knock_with_another_key, knock_with_another_client_key]
+)
+def test_strangers_are_refused_counted_and_logged_once(
+    hosts: Callable[[int], list[Host]], caplog: pytest.LogCaptureFixture, stranger: Callable[[str], None]
+) -> None:
+    first, second = hosts(2)
+    with caplog.at_level(logging.WARNING):
+        for count in (1, 2):
+            stranger(second.home.prefix)
+            wait_for_strangers(second, count)
+    assert len({record.getMessage() for record in caplog.records}) == len(caplog.records) >= 1
+    here, there = first.node("here"), second.node("there")
+    here.send(there.address, b"it is me")
+    assert received(there, 2)[1] == b"it is me"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [[b"garbage"], [b"one", b"two"], [pack(Attach("tcp://10.0.0.1:1/", 1, {}))]],
+    ids=["no message", "two parts", "another host"],
+)
+def test_garbage_with_the_right_key_is_refused(
+    hosts: Callable[[int], list[Host]], caplog: pytest.LogCaptureFixture, parts: list[bytes]
+) -> None:
+    first, second = hosts(2)
+    with caplog.at_level(logging.WARNING), dialled(second.home.prefix, KEYS) as peer:
+        for count in (1, 2):
+            peer.send_multipart(parts)
+            wait_for_strangers(second, count)
+    assert len(caplog.records) == 1
+    here, there = first.node("here"), second.node("there")
+    here.send(there.address, b"it is me")
+    assert received(there, 2)[1] == b"it is me"
