@@ -129,9 +129,10 @@ class Spares:
         for suffix in (".out", ".err"):  # what its bootstrap printed is that rank's
             with contextlib.suppress(FileNotFoundError):
                 (self._folder / f"{spare.node}{suffix}").rename(self._folder / f"{birth.address.node}{suffix}")
-        with open(os.open(place_file(self._folder, spare.node), os.O_CREAT | os.O_WRONLY, 0o600), "wb") as file:
+        node = birth.address.node
+        with open(os.open(place_file(self._folder, node), os.O_CREAT | os.O_WRONLY, 0o600), "wb") as file:
             pickle.dump(birth, file)
-        spare.tell(b"!")
+        spare.tell(node.encode())
 
     def ended(self, spare: Spare) -> bool:
         """Forget one that has ended unused; whether another is to be started."""
@@ -173,6 +174,5 @@ class Spares:
             if (stock := self._stocks.get(spare.birth.world.mesh)) is not None:
                 stock.spares.pop(spare.node, None)
         spare.tell(b"")
-        for path in (call_file(self._folder, spare.node), place_file(self._folder, spare.node)):
-            path.unlink(missing_ok=True)
+        call_file(self._folder, spare.node).unlink(missing_ok=True)
         remove_files(self._folder, spare.node)

@@ -1,7 +1,7 @@
 """A spare: a worker that has done all that can be done before it knows which rank it is, and waits to be called.
 
-It calls itself warm by removing the FIFO at which it waits: a byte there means that its birth lies beside it, and the
-end that nobody needs it. The agent's side is in `spares`.
+It calls itself warm by removing the FIFO at which it waits: a name there is that of the rank that it becomes, whose
+birth lies beside it, and the end means that nobody needs it. The agent's side is in `spares`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def call_file(folder: Path, node: str) -> Path:
 
 
 def place_file(folder: Path, node: str) -> Path:
-    """Where its birth as a rank is left for it."""
+    """Where the birth of a rank is left for the spare that becomes it, which removes it."""
     return folder / f"{node}.place"
 
 
@@ -56,14 +56,14 @@ def _wait(folder: Path, node: str) -> Birth:
     try:
         calling = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # its agent has it open for writing
         path.unlink()
-        is_called = bool(os.read(calling, 1))
+        node_to_become = os.read(calling, 4096).decode()
     except FileNotFoundError:
-        is_called = False  # nobody needs it any more
-    if not is_called:
+        node_to_become = ""  # nobody needs it any more
+    if not node_to_become:
         run_finalisers()
         leave(0)
     os.close(calling)
-    place = place_file(folder, node)
+    place = place_file(folder, node_to_become)
     found: Birth = pickle.loads(place.read_bytes())
     place.unlink()
     return found

@@ -28,6 +28,7 @@ from meshbook.runtime.hosts.handover import command_line, drop_birth, is_left
 from meshbook.runtime.hosts.linux import end_descendants
 from meshbook.runtime.hosts.server import Server
 from meshbook.runtime.hosts.spares import Spare, Spares
+from meshbook.runtime.hosts.standby import place_file
 from meshbook.runtime.mesh.birth import Birth
 from meshbook.runtime.telemetry.events import Kind
 from meshbook.runtime.telemetry.last_words import last_words, remove_files
@@ -366,6 +367,7 @@ class Workers:
             life=worker.life,
         )
         drop_birth(self._folder, node)
+        place_file(self._folder, node).unlink(missing_ok=True)  # of one that was killed before it had taken it
         with self._lock:
             self._by_node.pop(node, None)
             # One that is told to stop waits for what it owns.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -229,3 +230,20 @@ def test_what_depends_on_the_rank_has_no_spares(host):
         host.spawn_procs(per_host={"gpus": 2}, spares=1, bootstrap_command=command)
     with pytest.raises(ValueError, match="numactl binds at the start"):
         host.spawn_procs(per_host={"gpus": 1}, spares=1, proc_bind=[{"cpunodebind": "0"}])
+
+
+def test_a_spare_that_dies_as_it_is_called_leaves_nothing(spawn_procs, session, fifo):
+    """It was called, and had not taken the birth of the rank that it was to become."""
+    procs = spawn_procs(spares=1, bootstrap=booting(fifo.path))
+    procs.initialized.get(PATIENCE)
+    [spare] = [pid for pid, rank in pids_and_bootings(fifo, 2).items() if rank == "None"]
+    wait_warm(procs, 1)
+    os.kill(spare, signal.SIGSTOP)
+    kill(procs, session)
+    healing = procs.heal()
+    while not list(session.folder.path.glob("*.place")):
+        os.sched_yield()
+    os.kill(spare, signal.SIGKILL)
+    assert healing.exception(PATIENCE) is not None
+    assert procs.heal().get(PATIENCE) == [0]
+    assert list(session.folder.path.glob("*.place")) == []
