@@ -298,12 +298,22 @@ def grown(sight: Sight, warm: Sight) -> list[str]:
 
 
 def put(report: Report, work: Work, sight: Sight, warm: Sight) -> None:
+    put_growth(report, sight, warm)
+    report.put("lost, reordered or wrong", len(work.wrong), "", "0")
+    report.put("letters taken so far", sight.letters, "")
+    for kind in ("invite", "come_and_go", "let_nest"):
+        report.put(f"{kind}, so far", work.done[kind], "")
+
+
+def put_growth(report: Report, sight: Sight, warm: Sight) -> None:
+    """What there is more of than there was when it was warm."""
     pairs = {name: (now, warm.footprints[name]) for name, now in sight.footprints.items()}
     growth = {name: now.memory - before.memory for name, (now, before) in pairs.items()}
     aim = f"at most {TOLERANCE:g}"
     for name in ("controller", "agent", "fork server"):
         report.put(f"growth of the {name}", growth[name], "MiB", aim)
-    report.put("growth of a worker, the most", max(growth[name] for name in growth if "worker" in name), "MiB", aim)
+    if workers := [growth[name] for name in growth if "worker" in name]:
+        report.put("growth of a worker, the most", max(workers), "MiB", aim)
     report.put(
         "descriptors, more", sum(now.descriptors - before.descriptors for now, before in pairs.values()), "", "0"
     )
@@ -311,10 +321,6 @@ def put(report: Report, work: Work, sight: Sight, warm: Sight) -> None:
     report.put("processes, more", sight.processes - warm.processes, "", "0")
     report.put("files of the run, more", sight.files - warm.files, "", "0")
     report.put("calls that wait for an answer", sight.open_calls, "", "0")
-    report.put("lost, reordered or wrong", len(work.wrong), "", "0")
-    report.put("letters taken so far", sight.letters, "")
-    for kind in ("invite", "come_and_go", "let_nest"):
-        report.put(f"{kind}, so far", work.done[kind], "")
 
 
 def soak(seconds: float, seed: int, report: Report) -> list[str]:

@@ -1,0 +1,319 @@
+"""Whether work survives faults: an elastic job counts to a known sum while processes are killed, stopped and cut off.
+
+    python benchmarks/chaos.py [--minutes N | --seconds N] [--faults N] [--seed N] [--json FILE]
+
+The controller hands numbered pieces of work to the ranks of a mesh; half of each piece its rank asks another rank for.
+A piece that is lost is handed out again, and a mesh that has lost a rank is healed, while the others go on. Between the
+parts of a run all comes to rest, and is compared with how it was when warm: nothing may have grown. Fails, and says
+why, where the sum is wrong, an answer does not come, an error is another one than was to be expected, or anything piles
+up or is left behind. The same seed makes the same faults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import faulthandler
+import gc
+import os
+import queue
+import statistics
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+from report import Report, json_option
+from soak import REST_PATIENCE, SHORT_PATIENCE, Footprint, Hung, Sight, footprint, grown, put_growth
+
+import meshbook
+from meshbook import Actor, ActorError, SupervisionError, close_session, context, endpoint, this_host
+from meshbook.runtime.hosts.session import current_session
+from meshbook.testing import Report as Faults
+from meshbook.testing import chaos
+
+RANKS, SPARES = 4, 1
+NUMBERS = 2000  # of one piece
+WINDOW = 4  # pieces that a rank has at a time
+PARTS = 10
+SHARES = {"kill": 0.4, "stop": 0.25, "drop": 0.2, "delay": 0.15}  # of all faults
+PATIENCE = 60.0  # seconds until what should have come counts as lost
+MARK = f"MESHBOOK_CHAOS_{uuid.uuid4().hex}"
+
+
+class Half(Actor):
+    """Adds up what others ask for."""
+
+    @endpoint
+    def add(self, first: int, last: int) -> int:
+        return sum(range(first, last))
+
+    @endpoint
+    def here(self) -> None:
+        """Answer."""
+
+
+class Adder(Actor):
+    """Adds up pieces, each half of it by another rank."""
+
+    def __init__(self, halves: Any) -> None:
+        self.halves = halves
+
+    @endpoint
+    def add(self, piece: int, partner: int) -> int:
+        first = piece * NUMBERS
+        other = self.halves.slice(gpus=partner).add.call_one(first + NUMBERS // 2, first + NUMBERS)
+        return sum(range(first, first + NUMBERS // 2)) + int(other.get())
+
+    @endpoint
+    def here(self) -> None:
+        """Answer."""
+
+
+class Job:
+    """The pieces of work: which are to be done, who has them, and what came of them."""
+
+    def __init__(self) -> None:
+        self.procs = this_host().spawn_procs(per_host={"gpus": RANKS}, spares=SPARES, name="chaos")
+        self.halves: Any = self.procs.spawn("halves", Half)
+        self.adders: Any = self.procs.spawn("adders", Adder, self.halves)
+        self._meshes = {"halves": self.halves, "adders": self.adders}
+        self.sums: dict[int, int] = {}  # by piece
+        self.wrong: list[str] = []
+        self.lost = 0  # pieces, as often as they were
+        self.heals: list[float] = []  # seconds of each
+        self.slowest = 0.0  # seconds that a piece took
+        self._next = 0
+        self._again: collections.deque[int] = collections.deque()
+        self._out: collections.Counter[int] = collections.Counter()  # pieces by rank
+        self._away: set[int] = set()  # ranks that are to be healed
+        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._healing = False
+
+    def work_for(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self._hand_out(new=True)
+            self._take_event()
+
+    def rest(self) -> None:
+        """Until all pieces that were handed out are done, and the mesh is well."""
+        self._hand_out(new=False)
+        while self._healing or self._out.total() or self._again:
+            self._take_event()
+            self._hand_out(new=False)
+
+    # -- handing out ---------------------------------------------------------
+
+    def _hand_out(self, *, new: bool) -> None:
+        for rank in range(RANKS):
+            while rank not in self._away and self._out[rank] < WINDOW and (self._again or new):
+                self._give(rank, self._again.popleft() if self._again else self._number())
+
+    def _number(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+    def _give(self, rank: int, piece: int) -> None:
+        partner = (rank + 1 + piece % (RANKS - 1)) % RANKS
+        begun = time.monotonic()
+        answer = self.adders.slice(gpus=rank).add.call_one(piece, partner)
+        self._out[rank] += 1
+        answer.when_done(lambda: self._events.put((rank, piece, begun, answer)))
+
+    # -- what comes of it ----------------------------------------------------
+
+    def _take_event(self) -> None:
+        try:
+            event = self._events.get(timeout=PATIENCE)
+        except queue.Empty:
+            faulthandler.dump_traceback(all_threads=True)
+            raise Hung(f"nothing came within {PATIENCE:g} s: {self._describe()}") from None
+        if len(event) == 2:
+            self._healed(*event)
+        else:
+            self._answered(*event)
+
+    def _describe(self) -> str:
+        """Who answers now, and who is there: to tell lost messages from actors and processes that are stuck."""
+        answers = {
+            f"{name} {rank}": mesh.slice(gpus=rank).here.call_one()
+            for name, mesh in self._meshes.items()
+            for rank in range(RANKS)
+        }
+        time.sleep(SHORT_PATIENCE)  # several futures, and no one thing that tells of all of them
+        silent = [name for name, answer in answers.items() if not answer.done()]
+        processes = [f"{each.pid} {each.status()}" for each in psutil.Process().children(recursive=True)]
+        return (
+            f"pieces out: {dict(self._out)}; ranks away: {self._away or 'none'}; healing: {self._healing}; "
+            f"silent: {', '.join(silent) or 'none'}; processes: {', '.join(processes)}"
+        )
+
+    def _answered(self, rank: int, piece: int, begun: float, answer: Any) -> None:
+        self._out[rank] -= 1
+        self.slowest = max(self.slowest, time.monotonic() - begun)
+        error = answer.exception()
+        if error is None:
+            self._note(piece, answer.get())
+            return
+        self.lost += 1
+        self._again.append(piece)
+        if isinstance(error, SupervisionError):
+            self._away.add(rank)
+        elif not (isinstance(error, ActorError) and isinstance(error.exception, SupervisionError)):
+            self.wrong.append(f"piece {piece} on rank {rank}: {error!r}")
+        self._heal()
+
+    def _note(self, piece: int, found: int) -> None:
+        if piece in self.sums:
+            self.wrong.append(f"piece {piece} was done twice")
+        self.sums[piece] = found
+
+    def _heal(self) -> None:
+        if not self._healing:
+            self._healing = True
+            begun = time.monotonic()
+            healed = self.procs.heal()
+            healed.when_done(lambda: self._events.put((begun, healed)))
+
+    def _healed(self, begun: float, healed: Any) -> None:
+        self._healing = False
+        error = healed.exception()
+        if error is None:
+            self._away.clear()  # who has died since then is felt by the next piece
+            if healed.get():
+                self.heals.append(time.monotonic() - begun)
+        elif isinstance(error, SupervisionError):
+            self._heal()  # one has died on the way
+        else:
+            self.wrong.append(f"heal() raised {error!r}")
+
+    def check(self) -> list[str]:
+        """What is wrong with what was done."""
+        count = self._next * NUMBERS
+        found, due = sum(self.sums.values()), count * (count - 1) // 2
+        missing = self._next - len(self.sums)
+        sums = [] if found == due else [f"the sum is {found} instead of {due}, {missing} pieces are missing"]
+        return self.wrong + sums
+
+
+# -- faults ------------------------------------------------------------------------
+
+
+def work_under_faults(job: Job, seconds: float, faults: int, seed: int) -> Faults:
+    """Work for so long, and until all of it is done."""
+    rates = {kind: share * faults / seconds for kind, share in SHARES.items()}
+    with chaos(job.procs, **rates, seed=seed) as done:
+        job.work_for(seconds)
+    job.rest()
+    return done
+
+
+# -- looking -----------------------------------------------------------------------
+
+
+def look(job: Job) -> Sight:
+    """The controller, its agent and fork server; workers come and go."""
+    gc.collect()
+    controller = psutil.Process()
+    (agent,) = controller.children()
+    (server,) = agent.children()
+    found: dict[str, Footprint] = {
+        name: footprint(process)
+        for name, process in {"controller": controller, "agent": agent, "fork server": server}.items()
+    }
+    return Sight(
+        footprints=found,
+        processes=len(controller.children(recursive=True)),
+        files=len(list(current_session().folder.path.iterdir())),
+        open_calls=context().actor_instance.node.open_calls,
+        letters=len(job.sums),
+    )
+
+
+def look_at_rest(job: Job, warm: Sight | None = None) -> Sight:
+    """Until everything is as it was, or patience has ended: spares are replaced, and threads end, a little later."""
+    end = time.monotonic() + REST_PATIENCE
+    while True:
+        is_full = job.procs.spares().get(PATIENCE) == SPARES
+        sight = look(job)
+        if (is_full and (warm is None or not grown(sight, warm))) or time.monotonic() > end:
+            return sight
+        time.sleep(0.1)  # they end in their own time, and tell nobody
+
+
+def put(report: Report, job: Job, faults: collections.Counter[str]) -> None:
+    for kind in SHARES:
+        report.put(f"faults, {kind}, so far", faults[kind], "")
+    report.put("faults, all, so far", faults.total(), "")
+    report.put("heals, so far", len(job.heals), "")
+    if job.heals:
+        report.put("heal(), median", statistics.median(job.heals) * 1e3, "ms", "under 500")
+        report.put("heal(), the longest so far", max(job.heals) * 1e3, "ms")
+    report.put("the slowest piece so far", job.slowest, "s")
+    report.put("pieces done, so far", len(job.sums), "")
+    report.put("pieces lost and done again, so far", job.lost, "")
+    report.put("wrong", len(job.check()), "", "0")
+
+
+def marked_processes() -> Iterator[str]:
+    """What carries this run's mark and is not this process."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # ended meanwhile, or another user's
+            if process.pid != os.getpid() and process.environ().get(MARK) == "1":
+                yield str(process)
+
+
+def run(seconds: float, faults: int, seed: int, report: Report) -> list[str]:
+    """Work under faults for so long; what was found to be wrong."""
+    try:
+        found = run_parts(Job(), seconds / PARTS, faults / PARTS, seed, report)
+    except Hung as hung:
+        found = [str(hung)]
+    close_session()
+    return found + [f"left behind: {process}" for process in marked_processes()]
+
+
+def run_parts(job: Job, seconds: float, faults: float, seed: int, report: Report) -> list[str]:
+    done: collections.Counter[str] = collections.Counter()
+    warm, found = None, []
+    for part in range(PARTS):
+        count = round(faults * (part + 1)) - round(faults * part)
+        done.update(work_under_faults(job, seconds, count, seed + part).counts())
+        sight = look_at_rest(job, warm)
+        warm = warm or sight  # the first part warms everything up
+        put(report, job, done)
+        put_growth(report, sight, warm)
+        found = job.check() + grown(sight, warm)
+        print(f"part {part + 1} of {PARTS}: {done.total()} faults, {len(job.sums)} pieces", file=sys.stderr)
+        if job.wrong:
+            break
+    job.procs.stop().get(PATIENCE)
+    return found
+
+
+def main() -> int:
+    parser = json_option(argparse.ArgumentParser(description="An elastic job under faults: right sum, nothing left."))
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--seconds", type=float, help="instead of minutes")
+    parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    os.environ[MARK] = "1"
+    meshbook.unhandled_fault_hook = lambda failure: None  # type: ignore[attr-defined]  # they are on purpose
+    seconds = options.minutes * 60 if options.seconds is None else options.seconds
+    report = Report()
+    found = run(seconds, options.faults, options.seed, report)
+    options.rounds = PARTS
+    heading = f"{RANKS} ranks and {SPARES} spare, some {options.faults} faults in {seconds:g} s, seed {options.seed}"
+    report.present(heading, options)
+    for trouble in found:
+        print(f"FOUND: {trouble}", file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""Other runtimes, for those benchmarks that put one beside ours in the same run; each only where it is installed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+SETTLED = 0.3  # seconds until what was asked for certainly runs
+Death = Callable[[], float]  # seconds from a worker's SIGKILL until who waits for it knows
+
+
+class Sleeper:
+    """An actor of either."""
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def sleep(self) -> None:
+        time.sleep(600)
+
+
+def seconds_to_know(pid: int, wait: Callable[[], object], error: type[Exception]) -> float:
+    """Kill this process; how long until `wait` raises this error."""
+    time.sleep(SETTLED)
+    begun = time.perf_counter()
+    os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(error):
+        wait()
+    return time.perf_counter() - begun
+
+
+@contextlib.contextmanager
+def dask() -> Iterator[Death | None]:
+    """A cluster of Dask on this machine, a fresh worker for each death; None where it is not installed."""
+    if importlib.util.find_spec("distributed") is None:
+        yield None
+        return
+    import distributed
+
+    with (
+        distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+
+        def die() -> float:
+            client.wait_for_workers(1)
+            sleeper: Any = client.submit(Sleeper, actor=True, pure=False).result()
+            pid, waiting = sleeper.pid().result(), sleeper.sleep()
+            return seconds_to_know(pid, waiting.result, OSError)
+
+        yield die
+
+
+@contextlib.contextmanager
+def ray() -> Iterator[Death | None]:
+    """The same for Ray."""
+    if importlib.util.find_spec("ray") is None:
+        yield None
+        return
+    import ray as runtime
+
+    runtime.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+
+    def die() -> float:
+        sleeper = runtime.remote(Sleeper).remote()
+        pid, waiting = runtime.get(sleeper.pid.remote()), sleeper.sleep.remote()
+        return seconds_to_know(pid, lambda: runtime.get(waiting), runtime.exceptions.RayActorError)
+
+    try:
+        yield die
+    finally:
+        runtime.shutdown()
