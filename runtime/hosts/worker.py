@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import faulthandler
+import functools
 import inspect
 import logging
 import os
@@ -19,6 +20,8 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from meshbook.runtime.actor.context import Context, Instance, provide_client
 from meshbook.runtime.actor.endpoint import endpoint
@@ -66,6 +69,7 @@ def run(birth: Birth, folder: Path, *, is_prepared: bool = False) -> None:
     node = make_node(link, birth)
     provide_client(lambda: client_of(node, birth))
     capture = make_capture(node, birth, folder)
+    node.take_place = functools.partial(move, node)
     print_logs(logging.INFO if birth.world.settings.enable_log_forwarding else None)
     ready = is_prepared or prepare(birth)
     if ready:
@@ -85,7 +89,28 @@ def make_node(transport: Transport, birth: Birth) -> Node:
     node.controller, node.place, node.places = world.controller, birth, places_of(birth)
     node.trust(world.controller)
     node.trust(world.agent)
+    node.take_place = functools.partial(take_place, node)
     return node
+
+
+def take_place(node: Node, birth: Birth) -> Birth:
+    """Be another rank, or the same of more, or of fewer: what this process finds out for itself is kept."""
+    before: Birth = node.place
+    world = msgspec.structs.replace(birth.world, rendezvous=before.world.rendezvous)
+    place = msgspec.structs.replace(birth, world=world, told=before.told)
+    node.places = places_of(place)
+    return place
+
+
+def move(node: Node, birth: Birth) -> Birth:
+    """The same, with what others see of a process. Variables that were changed meanwhile stay."""
+    before, place = node.place, take_place(node, birth)
+    for name, value in place.ranks().items():
+        if os.environ.get(name) == before.ranks()[name]:
+            os.environ[name] = value
+    if node.capture is not None:
+        node.capture.rank = place.rank
+    return place
 
 
 def client_of(node: Node, birth: Birth) -> Context:

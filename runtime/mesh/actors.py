@@ -190,7 +190,7 @@ class ActorMesh(MeshTrait):
         node = current_node()
         asker = Endings(self._region, lambda index: node.has_ended(self._picked[index].address))
         for key in self._keys:
-            node.ledger.end(key, self._region.ranks())
+            node.ledger.end(key, {target.address.node for target in self._picked})
         node.stop(self._picked, reason, asker)
         return asker.future.then(lambda _: None)
 

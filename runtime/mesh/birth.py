@@ -38,6 +38,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     installed: tuple[str, ...] = ()  # the part of the search path that is that interpreter's own
     settings: Settings
     bootstrap: bytes = b""  # a pickled callable that runs before any actor
+    nodes: tuple[Address, ...] = ()  # of this mesh, by rank, where it was resized; else they are named by their ranks
     rendezvous: dict[str, str] = {}  # MASTER_ADDR and MASTER_PORT, which the agent finds
     python: str = ""  # the interpreter that was chosen for this host, also for what these processes spawn
     is_fake_host: bool = False  # see `HostMesh.is_fake_in_process`

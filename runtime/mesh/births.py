@@ -1,4 +1,4 @@
-"""How the processes of a mesh were started, so that each of them can be started again."""
+"""How the processes of a mesh were started, so that each can be started again, and more like them."""
 
 from __future__ import annotations
 
@@ -8,26 +8,65 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from meshbook.runtime.actor.future import Future
+from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.birth import Birth
+from meshbook.runtime.mesh.commands import Start
 from meshbook.runtime.mesh.ends import mark_unborn
 from meshbook.runtime.wire.messages import Address
 
 Ask = Callable[[Address, list[Birth]], Future[None]]
+PlanStarts = Callable[[Extent, int], list[Start]]  # for a mesh of this extent, with so many processes on each host
 
 
 class Births:
-    """The births of a mesh, by rank, and on which host each is; `ask` asks a host's agent for some."""
+    """The births of a mesh, by rank; `ask` asks a host's agent for some, `plan_starts` says how each is started."""
 
-    def __init__(self, agents: Sequence[Address], births: Sequence[Birth], ask: Ask) -> None:
-        self._agents = agents
+    def __init__(self, births: Sequence[Birth], ask: Ask, plan_starts: PlanStarts) -> None:
         self._births = list(births)
         self._ask = ask
+        self._plan_starts = plan_starts
+        self._numbers = itertools.count(len(births))  # of processes that a resize brings: names are used once
+
+    def __getitem__(self, rank: int) -> Birth:
+        return self._births[rank]
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """Where the processes are, by rank."""
+        return tuple(birth.address for birth in self._births)
+
+    def resize(self, stays: Sequence[int | None], extent: Extent) -> None:
+        """Have a mesh of this extent: for each rank which one it has been, or none. The new ones are not started.
+
+        ValueError where nothing says how to start those.
+        """
+        before, local = self._births, self._births[0].local_size
+        firsts = before[::local]  # of each host
+        local = extent.nelements // len(firsts)
+        starts = self._plan_starts(extent, local) if None in stays else []
+        births = [
+            before[old] if old is not None else self._new(firsts[rank // local], starts[rank])
+            for rank, old in enumerate(stays)
+        ]
+        nodes = tuple(birth.address for birth in births)
+        worlds = [msgspec.structs.replace(first.world, sizes=extent.sizes, nodes=nodes) for first in firsts]
+        self._births = [
+            msgspec.structs.replace(
+                birth, rank=rank, local_rank=rank % local, local_size=local, world=worlds[rank // local]
+            )
+            for rank, birth in enumerate(births)
+        ]
+
+    def _new(self, like: Birth, start: Start) -> Birth:
+        node = f"{like.world.mesh}.{next(self._numbers)}"
+        url = like.address.url.removesuffix(like.address.node) + node
+        return msgspec.structs.replace(like, address=Address(node, url), start=start, life=0)
 
     def start(self, ranks: Sequence[int]) -> None:
         """Ask for these processes; whoever waits for one that cannot be started is told."""
-        for agent, group in itertools.groupby(ranks, self._agents.__getitem__):
-            births = [self._births[rank] for rank in group]
+        for agent, group in itertools.groupby((self._births[rank] for rank in ranks), lambda birth: birth.world.agent):
+            births = list(group)
             mark_unborn(self._ask(agent, births), births)
 
     def start_again(self, ranks: Sequence[int]) -> None:

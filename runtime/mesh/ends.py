@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import ExitReport, ProcessDied
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.birth import Birth
-from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.node.node import Node
+
+if TYPE_CHECKING:
+    from meshbook.runtime.mesh.procs import ProcMesh
 
 
 class HostOwnership:
@@ -22,15 +25,22 @@ class HostOwnership:
         self.meshes: dict[str, ProcMesh] = {}  # that live
 
     def add(self, mesh: ProcMesh) -> None:
-        """Know a mesh until its processes have ended. Again is no error: they may have been started again."""
-        if mesh.name in self.meshes:
-            return
-
-        def forget() -> None:
-            del self.meshes[mesh.name]
-
+        """Know a mesh, by its newest handle, until its processes have ended. They may have been started again."""
+        is_watched = mesh.name in self.meshes
         self.meshes[mesh.name] = mesh
-        when_ended(current_node(), [address.node for address in mesh.nodes]).when_done(forget)
+        if not is_watched:
+            self._watch(mesh)
+
+    def _watch(self, mesh: ProcMesh) -> None:
+        def look() -> None:
+            newest = self.meshes[mesh.name]
+            if any(node.report_of(address.node) is None for address in newest.nodes):  # it was resized
+                self._watch(newest)
+            else:
+                del self.meshes[mesh.name]
+
+        node = current_node()
+        when_ended(node, [address.node for address in mesh.nodes]).when_done(look)
 
     def end_meshes(self, ended: Future[None]) -> None:
         """They are stopped with their hosts: nothing is spawned on them any more."""

@@ -60,7 +60,7 @@ def heal(
     touched = {name for name, _ in created}
     ranks = [rank for rank, address in enumerate(nodes) if rank in dead or address.node in touched]
     made: Future[list[int]] = Future.pending()
-    go_on_after(made, healed, afterwards)
+    go_on_after(made, healed, lambda ranks: afterwards(ranks) if ranks else ())
     resolve_after(made, [*waiting, *(future for _, future in created)], ranks)
     return healed
 
@@ -99,7 +99,7 @@ def go_on_after(made: Future[list[int]], done: Future[list[int]], afterwards: Af
     def go_on() -> None:
         try:
             ranks = made.get()
-            following = here.run(afterwards, ranks) if ranks else ()
+            following = here.run(afterwards, ranks)
         except BaseException as error:
             done.fail(error)
         else:

@@ -26,8 +26,9 @@ from meshbook.runtime.mesh.birth import Birth, World, inherited_environment, inh
 from meshbook.runtime.mesh.births import Births
 from meshbook.runtime.mesh.commands import Commands, Start, plan_starts, start_of_spares
 from meshbook.runtime.mesh.ends import HostOwnership, when_ended
+from meshbook.runtime.mesh.ownership import Ownership, own
 from meshbook.runtime.mesh.policies import OnFailure, Restarts, policy_of
-from meshbook.runtime.mesh.procs import PROCESS, Ownership, ProcMesh, own
+from meshbook.runtime.mesh.procs import PROCESS, ProcMesh
 from meshbook.runtime.node.calls import Target
 from meshbook.runtime.transport.home import host_of
 from meshbook.runtime.wire import pickling
@@ -203,31 +204,30 @@ class HostMesh(MeshTrait):
         extent = Extent((*self.extent.labels, *dims), (*self.extent.sizes, *dims.values()))
         mesh = f"{_as_file_name(name or 'procs')}-{secrets.token_hex(4)}"
         local = Extent(tuple(dims), tuple(dims.values())).nelements
-        starts = plan_starts(
-            extent, local, proc_bind=proc_bind, commands=bootstrap_command, python=self._python, env=env
+        plan = functools.partial(
+            plan_starts, proc_bind=proc_bind, commands=bootstrap_command, python=self._python, env=env
         )
+        starts = plan(extent, local)
         policy = policy_of(on_failure, restarts)
         spare_start = start_of_spares(starts) if spares else None
         all_births: list[Birth] = []
-        agents = [agent for agent in self._picked() for _ in range(local)]
         for index, agent in enumerate(self._picked()):
             world = self._world(mesh, extent, agent, bootstrap, env)
             all_births += [self._birth(world, index * local + place, place, local, starts) for place in range(local)]
-        births, nodes = Births(agents, all_births, _ask_for), [birth.address for birth in all_births]
+        births, nodes = Births(all_births, _ask_for, plan), [birth.address for birth in all_births]
         births.start(range(len(nodes)))
         if spare_start is not None:
             self._keep_spares(all_births[::local], spare_start, spares)
-        make = functools.partial(
-            ProcMesh,
+        ownership = Ownership(births)
+        procs = ownership.current = ProcMesh(
             *(mesh, nodes, extent.region, self),
-            ownership=Ownership(),
+            ownership=ownership,
             owned=True,
             stream_logs=self.stream_logs,
             policy=policy,
         )
         ranks = {node.node: rank for rank, node in enumerate(nodes)}
-        own(mesh, name or "procs", ranks, make, births.start_again, are_processes=True, policy=policy)
-        procs = make()
+        own(mesh, name or "procs", ranks, ownership.handle, births.start_again, are_processes=True, policy=policy)
         self._ownership.add(procs)
         return procs
 

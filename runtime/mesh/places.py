@@ -31,7 +31,7 @@ class Places:
         world = self._birth.world
         inbox = host_of(self._birth.address)
         names = [f"{world.mesh}.{rank}" for rank in range(Extent(world.labels, world.sizes).nelements)]
-        nodes = [Address(name, f"{inbox}{name}") for name in names]
+        nodes = world.nodes or [Address(name, f"{inbox}{name}") for name in names]
         return ProcMesh(world.mesh, nodes, Extent(world.labels, world.sizes).region, self.host)
 
 

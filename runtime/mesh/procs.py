@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import contextvars
 import functools
 import logging
 import math
 import signal
 import warnings
 from collections.abc import Callable, Collection, Generator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from meshbook.runtime import texts
 from meshbook.runtime.actor.base import Actor, check_arguments, check_class
-from meshbook.runtime.actor.context import context
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import LaunchError, ProcessDied
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
 from meshbook.runtime.mesh.actors import TAKEN, ActorMesh, current_node
-from meshbook.runtime.mesh.healing import create_again, heal
+from meshbook.runtime.mesh.healing import heal
+from meshbook.runtime.mesh.ownership import Afterwards, Ownership, own
 from meshbook.runtime.mesh.policies import OnFailure, Respawning, Restarts, policy_of
+from meshbook.runtime.mesh.resizing import Change, check_sizes
+from meshbook.runtime.mesh.spawned import Spawned
 from meshbook.runtime.node.calls import Each, Gather, Target
-from meshbook.runtime.node.ledger import Charge, Policy
+from meshbook.runtime.node.ledger import Charge
 from meshbook.runtime.telemetry.output import LogOptions
-from meshbook.runtime.traces import Line, calling_place
 from meshbook.runtime.wire.messages import Address
 
 if TYPE_CHECKING:
@@ -75,54 +75,6 @@ class ProcessActor(Actor):
     def mend(self) -> None:
         """End what is left of both; answered once everything that was held has left."""
         raise NotImplementedError
-
-
-# Told the mesh and the ranks that were healed; what it begins is waited for. It must not wait itself.
-Afterwards = Callable[["ProcMesh", list[int]], Future[Any] | None]
-
-
-class Ownership:
-    """What an owned mesh and its slices share: whether it has been stopped, and what follows each heal."""
-
-    def __init__(self) -> None:
-        self.stopped: Future[None] | None = None
-        self.afterwards: list[Afterwards] = []
-
-
-class Stoppable(Protocol):
-    """A mesh that somebody owns."""
-
-    def stop(self, reason: str = ...) -> Future[None]: ...
-
-
-def own(
-    key: str,
-    name: str,
-    ranks: dict[str, int],
-    handle: Callable[[], Stoppable],
-    again: Callable[[Sequence[int]], Any],
-    *,
-    are_processes: bool = False,
-    policy: Policy | None = None,
-) -> None:
-    """Note that whoever runs here answers for a mesh.
-
-    `ranks` by node; `handle` makes a handle of it, and not the one that the user has; `again` starts ranks again.
-    """
-    instance = context().actor_instance
-    owner = instance.key if instance.control is not None else ""
-
-    def stop(reason: str) -> Future[None]:
-        return handle().stop(reason)
-
-    here = Line.of(calling_place(2))
-    charge = Charge(
-        *(key, name, owner, ranks, stop, handle, contextvars.copy_context(), again),
-        spawned_at=here if here.is_of_user else None,
-        are_processes=are_processes,
-        policy=policy,
-    )
-    instance.node.ledger.add(charge)
 
 
 def heed_failures(mesh: Any, handle: Callable[[MeshFailure], object]) -> None:
@@ -264,13 +216,12 @@ class ProcMesh(MeshTrait):
         asker = Gather(self.extent.region)
         mesh = ActorMesh(name, cls, targets, self.extent.region, asker.future.then(lambda _: None))
         ranks = {address.node: rank for rank, address in enumerate(self.nodes)}
-        handle = functools.partial(ActorMesh, name, cls, targets, self.extent.region)
-        again = functools.partial(create_again, node, name, creation)
-        own(actor, name, ranks, handle, again, policy=self._policy)
+        spawned = Spawned(node, name, cls, creation)
+        own(actor, name, ranks, spawned.handle, spawned.again, policy=self._policy, spawned=spawned)
         try:
             node.create(creation, range(len(targets)), asker)
         except BaseException:
-            node.ledger.end(actor, ranks.values())
+            node.ledger.end(actor, ranks)
             raise
         return mesh
 
@@ -287,10 +238,10 @@ class ProcMesh(MeshTrait):
         if not self._owned:
             raise ValueError(texts.PROCS_NOT_OWNED)
         if self._ownership.stopped is None:
-            ledger = current_node().ledger
-            ledger.end(self._name, range(len(self._nodes)))
-            self._ownership.stopped = self._hosts._stop_procs(self._nodes, reason)
-            names = {address.node for address in self._nodes}
+            ledger, nodes = current_node().ledger, self._ownership.current.nodes
+            names = {address.node for address in nodes}
+            ledger.end(self._name, names)
+            self._ownership.stopped = self._hosts._stop_procs(nodes, reason)
             self._ownership.stopped.when_done(lambda: ledger.forget(names))  # actors in those that had failed before
         return self._ownership.stopped
 
@@ -318,23 +269,83 @@ class ProcMesh(MeshTrait):
         return self._heal()
 
     def _heal(self, only: Collection[int] | None = None) -> Future[list[int]]:
+        current, charge = self._to_change("healed")
+        healed = heal(current_node(), charge, current._nodes, _ask_ready, current._follow_up, only=only)
+        self._hosts._ownership.add(current)
+        return healed
+
+    def _to_change(self, what: str) -> tuple[ProcMesh, Charge]:
+        """This mesh as it is now; RuntimeError or ValueError where it cannot be changed from here."""
         if not self._owned:
-            raise ValueError("ProcMesh is not owned; must be healed by an owner")
+            raise ValueError(f"ProcMesh is not owned; must be {what} by an owner")
         if self._hosts.is_shut_down:
             raise RuntimeError(texts.HOSTS_SHUT_DOWN)
         charge = current_node().ledger.get(self._name)
         if charge is None or self._ownership.stopped is not None:
             raise RuntimeError(texts.PROCS_STOPPED)
-        healed = heal(current_node(), charge, self._nodes, _ask_ready, self._follow_up, only=only)
-        self._hosts._ownership.add(self)
-        return healed
+        return self._ownership.current, charge
+
+    def resize(self, **sizes: int) -> ProcMesh:
+        """Let this mesh have other sizes, as `procs = procs.resize(gpus=6)`, and return a handle of it at once.
+
+        A rank is its coordinates: those that are in the mesh before and after keep their processes, actors and state.
+        Those that are new get processes as the first ones did (from spares where there are any), and the actors that
+        were spawned from this process on the whole mesh: made with the arguments of the spawn, and not restored. Those
+        that are gone are stopped, with cleanup. Dead ranks are not healed, but may be removed. Dimensions of the hosts
+        do not change.
+
+        Handles are immutable. Others of this mesh go on reaching the processes that they are of, and calls to removed
+        ones raise SupervisionError; `stop` and `heal` are of the mesh as it is now, by whichever handle. `all_of` gives
+        the new handle of an actor mesh. In the processes that stay, RANK, WORLD_SIZE and their like are set anew unless
+        they were changed, and so is `context().actor_instance.rank` of the actors that are on the whole mesh;
+        `current_rank()` is of the handle that was called, as ever. Actors on a slice stay on what is left of it.
+
+        The new handle's `initialized` resolves when new processes and actors are up, removed ones have ended, and what
+        follows is over (`after_heal`). ValueError for sizes that cannot be, on a slice and on a received reference;
+        RuntimeError once the mesh was stopped.
+        """
+        with self._ownership.resizing:
+            current, charge = self._to_change("resized")
+            before, after = current.extent, check_sizes(current.extent, self._hosts.extent, sizes)
+            births = self._ownership.births
+            if before == after or births is None:
+                return current
+            with current_node().noting:
+                change = Change(current_node(), self._name, births, before, after)
+                resized = self._ownership.current = current._like(change.nodes, after.region)
+            done = change.begin(self._hosts, _ask_ready, resized._follow_up)
+            resized._initialized = done.then(lambda ranks: True)
+            self._hosts._ownership.add(resized)
+        text = f"from {dict(before)} to {dict(after)}"
+        current_node().tell_event("resized", charge.name, charge.procs, change.new, text)
+        return resized
+
+    def _like(self, nodes: Sequence[Address], region: Region) -> ProcMesh:
+        return ProcMesh(
+            *(self._name, nodes, region, self._hosts),
+            ownership=self._ownership,
+            owned=True,
+            stream_logs=self._streams,
+            policy=self._policy,
+        )
+
+    def all_of(self, actors: A) -> A:
+        """The handle of the same actors on all of their processes as these are now: after a `resize`, on the new ones.
+
+        ValueError where they were not spawned from this process, or have been stopped.
+        """
+        charge = current_node().ledger.get(next(iter(cast("Any", actors)._keys)))
+        if charge is None:
+            raise ValueError(f"{actors!r} were not spawned from here, or have been stopped")
+        return cast("A", charge.handle())
 
     def after_heal(self, begin: Afterwards) -> None:
-        """Let `begin(mesh, ranks)` be called after each heal, with the ranks that were healed.
+        """Let `begin(mesh, ranks)` be called after each heal, with the ranks that were healed, and after each resize.
 
-        It is called where this mesh is owned, once their processes are up and their actors constructed. What it
-        returns, a future or None, is waited for by the heal, which fails where that does. It runs on a receiving
-        thread, so it begins things and does not wait for them.
+        It is called where this mesh is owned, once their processes are up and their actors constructed. After a resize
+        the ranks are the new ones, and may be none. What it returns, a future or None, is waited for by the heal or by
+        the new handle's `initialized`, which fail where that does. It runs on a receiving thread, so it begins things
+        and does not wait for them.
         """
         self._ownership.afterwards.append(begin)
 

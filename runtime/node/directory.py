@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Protocol
 
 import msgspec
@@ -30,7 +30,7 @@ from meshbook.runtime.node.routes import Routes
 from meshbook.runtime.node.running import Running
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body
-from meshbook.runtime.wire.messages import Address, Call, Spawn, Stop
+from meshbook.runtime.wire.messages import Address, Call, Place, Spawn, Stop
 
 REMEMBERED = 4096  # actors that have ended, of which the node still knows why
 
@@ -81,6 +81,14 @@ class Directory:
     def find(self, key: str) -> HostedActor | None:
         """The actor of this key, if it lives here."""
         return self._actors.get(key)
+
+    def move(self, place: Any, at: Place, keys: Collection[str]) -> None:
+        """The process has this place now; the actors of these keys are at this point of their mesh."""
+        for hosted in list(self._actors.values()):
+            hosted.instance.birth = place
+        for key in keys:
+            if (moved := self._actors.get(key)) is not None:
+                moved.instance.rank = point_of(at)
 
     def release_actors(self) -> None:
         """Let go of the actors' objects, once all have ended, so that their finalisers run."""

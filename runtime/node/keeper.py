@@ -5,17 +5,19 @@ cancel, where  about a call that was sent to an actor here
 undelivered    a message that an actor here has sent, and that nobody could take
 probe          a question that follows who waits for whom
 reborn         a process that had ended is started again
+moved          the mesh of this process was resized: its rank may be another one
 renewed        of what a node had spawned here before that, nothing more is to come
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Collection
+from typing import Any, Protocol
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.node.deadlock import Step
-from meshbook.runtime.wire.messages import Address
+from meshbook.runtime.wire.messages import Address, Place
 
 KEEPER = "keeper"
 
@@ -23,14 +25,15 @@ KEEPER = "keeper"
 class Kept(Protocol):
     """What the keeper needs of its node. Nothing of it waits."""
 
-    def owned_actor_failed(self, key: str, rank: int, report: str) -> None: ...
-    def owned_actor_over(self, key: str, rank: int) -> None: ...
+    def owned_actor_failed(self, key: str, node: str, report: str) -> None: ...
+    def owned_actor_over(self, key: str, node: str) -> None: ...
     def message_returned(self, key: str, dest: str, error: str) -> None: ...
     def break_off(self, key: str, sender: str, call: int) -> None: ...
     def where_is(self, key: str, sender: str, call: int) -> str: ...
     def follow(self, path: list[Step], key: str) -> None: ...
     def begin_again(self, address: Address, life: int) -> None: ...
     def close_early(self, spawner: str, number: int) -> None: ...
+    def move(self, place: Any, at: Place, keys: Collection[str]) -> None: ...
 
 
 class Keeper(Actor):
@@ -40,14 +43,14 @@ class Keeper(Actor):
         self._node = node
 
     @endpoint
-    def failed(self, key: str, rank: int, report: str) -> None:
-        """An actor that was spawned from here has failed."""
-        self._node.owned_actor_failed(key, rank, report)
+    def failed(self, key: str, node: str, report: str) -> None:
+        """An actor on that node, spawned from here, has failed."""
+        self._node.owned_actor_failed(key, node, report)
 
     @endpoint
-    def over(self, key: str, rank: int) -> None:
-        """An actor that was spawned from here is gone, its `__cleanup__` included."""
-        self._node.owned_actor_over(key, rank)
+    def over(self, key: str, node: str) -> None:
+        """An actor on that node, spawned from here, is gone, its `__cleanup__` included."""
+        self._node.owned_actor_over(key, node)
 
     @endpoint
     def undelivered(self, key: str, dest: str, error: str) -> None:
@@ -73,6 +76,11 @@ class Keeper(Actor):
     def reborn(self, address: Address, life: int) -> None:
         """This process is about to be started again, at the same address; `life` counts those it has had."""
         self._node.begin_again(address, life)
+
+    @endpoint
+    def moved(self, place: Any, at: Place, keys: list[str]) -> None:
+        """This process has this place now (a `runtime.mesh.Birth`), and these actors this point of their mesh."""
+        self._node.move(place, at, keys)
 
     @endpoint
     def renewed(self, spawner: str, number: int) -> None:

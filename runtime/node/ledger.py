@@ -40,6 +40,7 @@ class Charge:
     are_processes: bool = False
     on_failure: Callable[[MeshFailure], object] | None = None  # who is told first; a true answer means handled
     policy: Policy | None = None  # what then decides
+    spawned: Any = None  # of actors: a `runtime.mesh.spawned.Spawned`
     failed: list[int] = field(default_factory=list)  # and not healed since
     healing: Future[Any] | None = None  # the last time that it was healed
 
@@ -84,11 +85,17 @@ class Ledger:
         with self._lock:
             return [charge for charge in reversed(self._charges.values()) if charge.owner == owner]
 
-    def fail(self, key: str, rank: int, report: str) -> tuple[Charge, MeshFailure] | None:
-        """An actor has failed; None where nobody answers for that rank any more, or it has failed before."""
+    def actors(self) -> list[Charge]:
+        """The actor meshes."""
+        with self._lock:
+            return [charge for charge in self._charges.values() if not charge.are_processes]
+
+    def fail(self, key: str, node: str, report: str) -> tuple[Charge, MeshFailure] | None:
+        """An actor there has failed; None where nobody answers for it any more, or it has failed before."""
         with self._lock:
             charge = self._charges.get(key)
-            if charge is None or rank in charge.failed or rank not in charge.ranks.values():
+            rank = charge.ranks.get(node) if charge is not None else None
+            if charge is None or rank is None or rank in charge.failed:
                 return None
             return charge, charge.failure(rank, report)
 
@@ -100,13 +107,20 @@ class Ledger:
         with self._lock:
             return {node for node, rank in charge.ranks.items() if rank in charge.failed}
 
-    def end(self, key: str, ranks: Iterable[int]) -> None:
-        """These ranks of a mesh are stopped, or about to be: nothing of them is a failure any more."""
+    def end(self, key: str, nodes: Collection[str]) -> None:
+        """A mesh is stopped there, or about to be: nothing of it there is a failure any more."""
         with self._lock:
             charge = self._charges.get(key)
             if charge is not None:
-                ended = set(ranks)
-                self._drop(charge, {node for node, rank in charge.ranks.items() if rank in ended})
+                self._drop(charge, nodes)
+
+    def move(self, key: str, ranks: dict[str, int]) -> None:
+        """A mesh was resized: its ranks by node now. What has failed has, by whichever rank."""
+        with self._lock:
+            charge = self._charges[key]
+            failed = [node for node, rank in charge.ranks.items() if rank in charge.failed]
+            charge.ranks = ranks
+            charge.failed = [ranks[node] for node in failed]
 
     def lose(self, node: str, report: str, *, stopped: bool) -> list[tuple[Charge, MeshFailure]]:
         """A process has ended: what that means to whom. Nobody hears of the process who hears of actors in it."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from meshbook.runtime.config import Settings
@@ -36,7 +36,7 @@ from meshbook.runtime.telemetry.output import TELEMETRY
 from meshbook.runtime.transport import PeerGone, Transport
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body, Buffer, pack, unpack
-from meshbook.runtime.wire.messages import Address, Call, Down, Hello, Reply, Spawn, Stop
+from meshbook.runtime.wire.messages import Address, Call, Down, Hello, Place, Reply, Spawn, Stop
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +71,7 @@ class Node:
         self.capture: Capture | None = None  # of a worker: where its output goes
         self.place: Any = None  # what `Instance.birth` of the actors here is
         self.places: Places | None = None  # set by who starts the node
+        self.take_place: Callable[[Any], Any] = lambda place: place  # of a worker: what it does in a mesh resized
         self.on_fault: OnFault = log_fault  # for failures of the client's meshes
         self.is_leaving = False  # the process is about to end: nobody needs to hear of each actor's end
         self._transport = transport
@@ -183,6 +184,11 @@ class Node:
         """Let the controller of this run note what has happened to a mesh, or to these ranks of it."""
         event = Event(time.time(), kind, mesh, procs, tuple(ranks), text)
         self.call([Target(self.controller, TELEMETRY)], "happened", ((event,), {}), Extent((), ()), None)
+
+    def move(self, place: Any, at: Place, keys: Collection[str]) -> None:
+        """Have another place, since the mesh of this process was resized; these actors are at this point of it."""
+        self.place = self.take_place(place)
+        self._directory.move(self.place, at, keys)
 
     # -- ends and new beginnings of other nodes ------------------------------------
 

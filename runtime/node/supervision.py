@@ -69,13 +69,13 @@ class Supervision:
         if spawner is None:
             logger.error("%s", error)  # an actor of the runtime
         else:
-            self._tell(spawner, "failed", instance.key, instance.rank.rank, str(error))
+            self._tell(spawner, "failed", instance.key, self._routes.own.node, str(error))
 
     def actor_gone(self, instance: Instance, error: SupervisionError) -> None:
         """An actor here is gone. Of one that failed the owner knows, and may heal it."""
         spawner = self._routes.find(spawner_of(instance.key))
         if spawner is not None and error.__cause__ is None:
-            self._tell(spawner, "over", instance.key, instance.rank.rank)
+            self._tell(spawner, "over", instance.key, self._routes.own.node)
 
     # -- actors elsewhere, spawned from here -----------------------------------------------
 
@@ -83,13 +83,13 @@ class Supervision:
         """What an actor owns, the newest first."""
         return self.ledger.of(key)
 
-    def owned_actor_failed(self, key: str, rank: int, report: str) -> None:
-        if (found := self.ledger.fail(key, rank, name_cells(report))) is not None:
-            self._happened("failed", found[0], [rank], report)
+    def owned_actor_failed(self, key: str, node: str, report: str) -> None:
+        if (found := self.ledger.fail(key, node, name_cells(report))) is not None:
+            self._happened("failed", found[0], found[1].crashed_ranks[-1:], report)
             self._supervise(*found)
 
-    def owned_actor_over(self, key: str, rank: int) -> None:
-        self.ledger.end(key, [rank])
+    def owned_actor_over(self, key: str, node: str) -> None:
+        self.ledger.end(key, [node])
 
     def lose(self, report: ExitReport) -> None:
         """A process has ended: whoever owns meshes on it is told, unless its own mesh sees to that."""

@@ -48,7 +48,7 @@ class Capture:
         self._send_chunk = send
         self._chunk_characters = chunk_characters
         self._mesh = mesh
-        self._rank = rank
+        self.rank = rank
         self.main_origin: Callable[[], str] = _no_origin  # the cell that runs: the best guess for C code's output
         self.options = SHOWN
         self._last_words = LastWords(folder, node)
@@ -176,7 +176,7 @@ class Capture:
     def _send(self, origin: str, stream: StreamName, text: str) -> None:
         for start in range(0, len(text), self._chunk_characters):
             piece = text[start : start + self._chunk_characters]
-            self._send_chunk(OutputChunk(origin, self._mesh, self._rank, stream, piece, self.options))
+            self._send_chunk(OutputChunk(origin, self._mesh, self.rank, stream, piece, self.options))
 
 
 def whole(text: str) -> str:

@@ -10,6 +10,8 @@ import pytest
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.node.ledger import Charge, Ledger
 
+NODES = ("p.0", "p.1", "p.2")
+
 
 def charge(key: str, *nodes: str, owner: str = "", are_processes: bool = False) -> Charge:
     ranks = {node: rank for rank, node in enumerate(nodes)}
@@ -51,17 +53,17 @@ def test_owners_of_actors_hear_of_those_and_not_of_the_process(ledger: Ledger) -
 
 
 def test_without_living_actors_it_is_the_process_that_failed(ledger: Ledger) -> None:
-    ledger.end("a", [0])
-    ledger.fail("a", 1, "raised")
+    ledger.end("a", ["p.0"])
+    ledger.fail("a", "p.1", "raised")
     assert lost(ledger, "p.0") == [("p", [0]), ("b", [0])]
     assert lost(ledger, "p.1") == [("p", [0, 1]), ("b", [0, 1])]
 
 
 def test_a_failure_is_told_once_until_it_is_healed(ledger: Ledger) -> None:
-    told = ledger.fail("a", 2, "raised")
+    told = ledger.fail("a", "p.2", "raised")
     assert told is not None
     assert told[1].crashed_ranks == [2]
-    assert ledger.fail("a", 2, "raised") is None
+    assert ledger.fail("a", "p.2", "raised") is None
     assert lost(ledger, "p.2") == [("p", [2]), ("b", [2])]
     assert ledger.heal("p") == [2]
     assert to_renew(ledger, {"p.2"}) == [("a", [2]), ("b", [2])]
@@ -75,7 +77,7 @@ def test_what_is_well_is_not_healed(ledger: Ledger) -> None:
 
 
 def test_healed_are_all_actors_of_a_new_process_and_in_old_ones_those_that_failed(ledger: Ledger) -> None:
-    ledger.fail("a", 0, "raised")
+    ledger.fail("a", "p.0", "raised")
     lost(ledger, "p.2")
     lost(ledger, "p.1")
     assert ledger.heal("p") == [1, 2]
@@ -92,10 +94,10 @@ def test_an_actor_that_is_spawned_in_a_dead_process_is_created_in_the_new_one(le
 
 
 def test_what_was_stopped_is_forgotten_and_not_healed(ledger: Ledger) -> None:
-    ledger.end("a", [1])
-    ledger.fail("b", 1, "raised")
-    ledger.end("b", range(3))
-    assert ledger.fail("a", 1, "late news") is None
+    ledger.end("a", ["p.1"])
+    ledger.fail("b", "p.1", "raised")
+    ledger.end("b", NODES)
+    assert ledger.fail("a", "p.1", "late news") is None
     lost(ledger, "p.1")
     assert to_renew(ledger, {"p.1"}) == []
     for node in ("p.0", "p.1", "p.2"):
@@ -106,7 +108,7 @@ def test_what_was_stopped_is_forgotten_and_not_healed(ledger: Ledger) -> None:
 def test_with_processes_that_do_not_come_again_their_actors_are_forgotten(ledger: Ledger) -> None:
     """Some had failed before their mesh was stopped, and nobody will tell of their end."""
     lost(ledger, "p.0")
-    ledger.end("p", range(3))
+    ledger.end("p", NODES)
     for node in ("p.1", "p.2"):
         lost(ledger, node, stopped=True)
     assert len(ledger) == 2
@@ -115,7 +117,7 @@ def test_with_processes_that_do_not_come_again_their_actors_are_forgotten(ledger
 
 
 def test_a_failure_says_of_which_mesh_it_is_and_what_was_known_then(ledger: Ledger) -> None:
-    told = [ledger.fail("b", rank, f"report {rank}") for rank in (2, 0)]
+    told = [ledger.fail("b", f"p.{rank}", f"report {rank}") for rank in (2, 0)]
     assert [(charge.key, charge.owner) for charge, _ in filter(None, told)] == [("b", "somebody")] * 2
     failures = [failure for _, failure in filter(None, told)]
     assert [(failure.mesh_name, failure.crashed_ranks) for failure in failures] == [("b", [2]), ("b", [2, 0])]
@@ -125,21 +127,21 @@ def test_a_failure_says_of_which_mesh_it_is_and_what_was_known_then(ledger: Ledg
 
 def test_where_a_mesh_has_failed_is_known_until_it_is_healed_or_stopped(ledger: Ledger) -> None:
     assert set(ledger.failed_nodes("a")) == set()
-    ledger.fail("a", 1, "raised")
+    ledger.fail("a", "p.1", "raised")
     lost(ledger, "p.2")
     assert set(ledger.failed_nodes("a")) == {"p.1", "p.2"}
     assert set(ledger.failed_nodes("b")) == {"p.2"}
     to_renew(ledger, {"p.2"})
     assert set(ledger.failed_nodes("a")) == {"p.1"}
-    ledger.end("a", [1])
+    ledger.end("a", ["p.1"])
     assert set(ledger.failed_nodes("a")) == set()
     assert set(ledger.failed_nodes("nothing")) == set()
 
 
 def test_nobody_answers_for_what_is_not_here(ledger: Ledger) -> None:
-    assert ledger.fail("nothing", 0, "raised") is None
+    assert ledger.fail("nothing", "p.0", "raised") is None
     assert lost(ledger, "q.0") == []
-    ledger.end("nothing", [0])
+    ledger.end("nothing", ["p.0"])
     assert len(ledger) == 3
 
 
@@ -151,11 +153,25 @@ def test_an_actor_owns_the_newest_first(ledger: Ledger) -> None:
     assert ledger.of("nobody") == []
 
 
-@pytest.mark.parametrize("steps", [[[0, 1, 2]], [[0], [1, 2]], [[2], [2, 0], [1]], [range(10)]])
-def test_a_mesh_is_forgotten_with_its_last_rank(ledger: Ledger, steps: list[Any]) -> None:
-    for ranks in steps[:-1]:
-        ledger.end("a", ranks)
+@pytest.mark.parametrize("steps", ["012", "0 12", "2 20 1", "0123456789"])
+def test_a_mesh_is_forgotten_with_its_last_rank(ledger: Ledger, steps: str) -> None:
+    *before, last = [[f"p.{rank}" for rank in step] for step in steps.split()]
+    for nodes in before:
+        ledger.end("a", nodes)
         assert ledger.get("a") is not None
-    ledger.end("a", steps[-1])
+    ledger.end("a", last)
     assert ledger.get("a") is None
     assert len(ledger) == 2
+
+
+def test_in_a_mesh_that_was_resized_the_ranks_are_others(ledger: Ledger) -> None:
+    """What has failed has, and what is gone is gone."""
+    for node in ("p.1", "p.2"):
+        ledger.fail("a", node, "raised")
+    ledger.forget({"p.1"})
+    ledger.move("a", {"p.0": 0, "p.3": 1, "p.2": 2, "p.4": 3})
+    told = ledger.fail("a", "p.3", "raised")
+    assert told is not None
+    assert told[1].crashed_ranks == [2, 1]
+    assert set(ledger.failed_nodes("a")) == {"p.2", "p.3"}
+    assert ledger.heal("a") == [1, 2]

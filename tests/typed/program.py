@@ -93,6 +93,10 @@ def spawns(procs: ProcMesh) -> Trainer:
     reveal_type(this_host().spawn_procs(per_host={"gpus": 2}))  # -> ProcMesh
     reveal_type(procs.spawn("trainer", Trainer, 0.1))  # -> Trainer
     reveal_type(procs.heal())  # -> Future[list[int]]
+    reveal_type(procs.resize(gpus=6))  # -> ProcMesh
+    reveal_type(procs.all_of(procs.spawn("trainer", Trainer, 0.1)))  # -> Trainer
+    procs.resize(gpus="6")  # error: arg-type
+    procs.all_of(3)  # error: type-var
     reveal_type(procs.spares())  # -> Future[int]
     reveal_type(procs.with_policy("respawn", Restarts(most=1)))  # -> ProcMesh
     this_host().spawn_procs(per_host={"gpus": 2}, spares=1, on_failure=decide, restarts=Restarts(within=5))

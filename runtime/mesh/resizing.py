@@ -1,0 +1,108 @@
+"""Resizing a mesh: some ranks stay, with their processes and their state, some are new, some end.
+
+plan -> births and ledger -> who stays is told -> new ones start, with their actors -> who goes is stopped
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.geometry import Extent
+from meshbook.runtime.mesh.ends import when_ended
+from meshbook.runtime.mesh.healing import Afterwards, Ask, go_on_after, resolve_after
+from meshbook.runtime.mesh.spawned import Spawned
+from meshbook.runtime.node.calls import Target
+from meshbook.runtime.node.keeper import KEEPER
+from meshbook.runtime.node.node import Node
+from meshbook.runtime.wire.messages import Address
+
+if TYPE_CHECKING:
+    from meshbook.runtime.mesh.births import Births
+    from meshbook.runtime.mesh.hosts import HostMesh
+
+NOWHERE = Extent((), ())
+
+
+def plan(before: Extent, after: Extent) -> list[int | None]:
+    """For each rank of `after` the rank of the same coordinates in `before`; None where that is new."""
+    return [_rank_in(before, dict(after.point(rank))) for rank in range(after.nelements)]
+
+
+def _rank_in(extent: Extent, coordinates: dict[str, int]) -> int | None:
+    if any(coordinates[label] >= size for label, size in extent.items()):
+        return None
+    return extent.point(**coordinates).rank
+
+
+def check_sizes(before: Extent, hosts: Extent, sizes: dict[str, int]) -> Extent:
+    """The extent with these sizes. ValueError for a dimension that is not there, or cannot change, and for no size."""
+    for label, size in sizes.items():
+        if label in hosts.labels:
+            raise ValueError(f"resize: {label!r} is a dimension of the hosts, of which there are as many as there are")
+        if label not in before.labels:
+            raise ValueError(f"resize: there is no dimension {label!r}; there is {', '.join(before.labels) or 'none'}")
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ValueError(f"resize: {label!r} needs a size of at least 1, not {size!r}")
+    return Extent(before.labels, [sizes.get(label, size) for label, size in before.items()])
+
+
+class Change:
+    """One resize, of the processes that are `mesh` in the ledger of this node. `begin` does it, and does not wait."""
+
+    def __init__(self, node: Node, mesh: str, births: Births, before: Extent, after: Extent) -> None:
+        self._node = node
+        self._mesh = mesh
+        self._births = births
+        self._before, self._after = before, after
+        was = births.addresses
+        stays = plan(before, after)
+        births.resize(stays, after)
+        self.nodes = births.addresses
+        self.new = [rank for rank, old in enumerate(stays) if old is None]
+        self.staying = [rank for rank, old in enumerate(stays) if old is not None]
+        self.removed = [address for address in was if address not in self.nodes]
+        self._followers = self._book(was)
+
+    def _book(self, was: Sequence[Address]) -> list[Spawned]:
+        """Note it in the ledger; which actors were on the whole mesh, and are to be on all of it again."""
+        ledger = self._node.ledger
+        ledger.forget({address.node for address in self.removed})
+        ledger.move(self._mesh, {address.node: rank for rank, address in enumerate(self.nodes)})
+        followers = []
+        for charge in ledger.actors():
+            spawned: Spawned = charge.spawned
+            if spawned.is_on(was, self._before):
+                spawned.move(self.nodes, self._after)
+                ledger.move(charge.key, {address.node: rank for rank, address in enumerate(self.nodes)})
+                followers.append(spawned)
+        return followers
+
+    def begin(self, hosts: HostMesh, ask_ready: Ask, afterwards: Afterwards) -> Future[list[int]]:
+        """Resolves to the ranks that are new, once all is done and what is to follow it is over."""
+        self._tell_staying()
+        if self.new:
+            self._births.start(self.new)
+        waiting = [*ask_ready([self.nodes[rank] for rank in self.new])] if self.new else []
+        for spawned in self._followers:
+            waiting += spawned.extend(self.new)
+        waiting += self._stop_removed(hosts)
+        made: Future[list[int]] = Future.pending()
+        done: Future[list[int]] = Future.pending()
+        go_on_after(made, done, afterwards)
+        resolve_after(made, waiting, self.new)
+        return done
+
+    def _tell_staying(self) -> None:
+        keys = [spawned.key for spawned in self._followers]
+        for rank in self.staying:
+            at = rank, self._after.labels, self._after.sizes
+            keeper = [Target(self.nodes[rank], KEEPER)]
+            self._node.call(keeper, "moved", ((self._births[rank], at, keys), {}), NOWHERE, None)
+
+    def _stop_removed(self, hosts: HostMesh) -> list[Future[Any]]:
+        if not self.removed:
+            return []
+        hosts._stop_procs(self.removed, f"its mesh was resized to {dict(self._after)}")
+        return [when_ended(self._node, [address.node for address in self.removed])]
