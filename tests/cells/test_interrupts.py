@@ -74,3 +74,42 @@ def test_an_error_of_the_cell_ends_its_window(interrupts: Interrupts) -> None:
     with pytest.raises(ValueError, match="mine"), interrupts.during("7.1"):
         raise ValueError("mine")
     assert not interrupts.request("7.1")
+
+
+def test_a_signal_that_was_not_felt_is_sent_again(interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that comes in the instant before a blocking call begins does not wake it."""
+    sent = []
+    kill = signal.pthread_kill
+
+    def lose_the_first(thread: int, number: int) -> None:
+        sent.append(number)
+        if len(sent) > 1:
+            kill(thread, number)
+
+    monkeypatch.setattr(signal, "pthread_kill", lose_the_first)
+
+    def wait() -> None:
+        interrupts.request("7.1")
+        threading.Event().wait(PATIENCE)
+
+    with pytest.raises(KeyboardInterrupt), interrupts.during("7.1"):
+        wait()
+    assert len(sent) == 2
+
+
+def test_whoever_asks_whether_groups_were_broken_waits_for_the_end_of_that(interrupts: Interrupts) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def abort() -> None:
+        with interrupts.aborting("7.1"):
+            begun.set()
+            go_on.wait(PATIENCE)
+
+    thread = threading.Thread(target=abort)
+    thread.start()
+    begun.wait(PATIENCE)
+    threading.Timer(0.01, go_on.set).start()
+    assert interrupts.was_aborted("7.1")
+    assert go_on.is_set()
+    assert not interrupts.was_aborted("7.2")
+    thread.join()
