@@ -21,6 +21,7 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.launch import AgentBirth, RunFolder
 from meshbook.runtime.hosts.linux import adopt_orphans
 from meshbook.runtime.hosts.machine import count_gpus, free_port
+from meshbook.runtime.hosts.observer import OBSERVER, Observer
 from meshbook.runtime.hosts.roster import ROSTER
 from meshbook.runtime.hosts.workers import Ask, OnExit, OnSpare, Workers
 from meshbook.runtime.mesh.birth import Birth
@@ -71,6 +72,7 @@ def attend(node: Node, birth: AgentBirth, make_workers: Callable[[Ask, OnExit, O
 
     workers = make_workers(ask_to_leave, on_exit, on_spare)
     node.host(HOST, lambda: Agent(node, workers, telling), class_name="HostActor").start(lambda error: None)
+    node.host(OBSERVER, lambda: Observer(workers.pid_of)).start(lambda error: None)
     node.start()
     return workers
 

@@ -179,6 +179,12 @@ class Workers:
         with self._lock:
             return [worker.address for worker in self._by_node.values()]
 
+    def pid_of(self, node: str) -> int:
+        """The process of this worker; 0 where there is none."""
+        with self._lock:
+            worker = self._by_node.get(node)
+            return worker.pid if worker is not None else 0
+
     def rendezvous_of(self, mesh: str) -> dict[str, str] | None:
         """What the workers of this mesh were told of theirs; None where none lives."""
         with self._lock:
