@@ -9,15 +9,22 @@ from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
+from meshbook.magics import rescue
 from meshbook.magics.faults import FaultScreen
 from meshbook.magics.folding import fold_frames
 from meshbook.magics.forwarding import CellScreen
+from meshbook.magics.interruptible import interruptible
+from meshbook.magics.losses import check_able
 from meshbook.magics.meshes import MeshError, Meshes, NotebookMesh, describe_up
 from meshbook.magics.options import (
     CellOptions,
     Down,
+    Heal,
     HelpRequested,
+    Interrupt,
     Log,
+    Restart,
+    Stack,
     Status,
     Up,
     parse_cell_options,
@@ -26,7 +33,9 @@ from meshbook.magics.options import (
 from meshbook.magics.publications import Display, LiveDisplay
 from meshbook.magics.publisher import publisher_for
 from meshbook.magics.results import MeshResult
-from meshbook.magics.run import CellRun, check_able, interruptible
+from meshbook.magics.run import CellRun
+from meshbook.magics.stacks import render_stacks, take_stacks
+from meshbook.magics.status import status_of
 from meshbook.magics.transform import RUNNER, transform
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.geometry import Extent
@@ -121,8 +130,20 @@ class MeshMagics(Magics):
             case Down(name, now):
                 self._session()
                 print(f"{self.meshes.down(name, now=now).name} is down")
+            case Heal(name):
+                print(rescue.heal(self.meshes.get(name)))
+            case Interrupt(selection, kill):
+                print((rescue.kill_busy if kill else rescue.interrupt)(*self._selected(selection)))
+            case Restart(selection):
+                print(rescue.restart(*self._selected(selection)))
+            case Stack(selection):
+                print(render_stacks(rescue.wait_for(take_stacks(*self._selected(selection)))))
             case Log() as log:
                 self._log(log)
+
+    def _selected(self, selection: str) -> tuple[NotebookMesh, list[int]]:
+        mesh, selected = self.meshes.select(selection)
+        return mesh, list(selected.region.ranks())
 
     def _up(self, up: Up) -> None:
         started = time.monotonic()
@@ -144,7 +165,7 @@ class MeshMagics(Magics):
             print("no mesh is up: %mesh up --gpus 4 starts one, and so does the first %%mesh cell")
             return
         for mesh in [self.meshes.get(name)] if name else list(self.meshes):
-            print("\n".join([mesh.describe(), *mesh.detail()]))
+            print("\n".join(status_of(mesh)))
 
     def _log(self, log: Log) -> None:
         mesh = self.meshes.get()

@@ -48,6 +48,10 @@ class NotebookMesh:
     last: LastCell = field(default_factory=LastCell)
     unwatch: Callable[[], None] = _nothing  # hear no more of its ranks
     busy: dict[int, int] = field(default_factory=dict)  # rank -> the cell that ended without its answer
+    names: dict[int, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # what each rank's namespace had after its last cell
+    lost: dict[int, tuple[str, ...]] = field(default_factory=dict)  # rank that was started again -> what it had before
 
     @property
     def extent(self) -> Extent:
@@ -57,14 +61,10 @@ class NotebookMesh:
         """`mesh: 4 ranks (gpus=4) on CPU`"""
         shape = ", ".join(f"{label}={size}" for label, size in self.extent.items())
         kind = "one GPU each" if self.has_gpus else "on CPU (no GPU here)"
+        busy = self.busy.keys() - self.dead.keys()
         state = f"; {name_ranks(self.dead)} dead" if self.dead else ""
+        state += f"; {name_ranks(busy)} busy" if busy else ""
         return f"{self.name}: {self.extent.nelements} ranks ({shape}), {kind}{state}"
-
-    def detail(self) -> Iterator[str]:
-        """A line for each rank that is not well."""
-        for rank, report in sorted(self.dead.items()):
-            pid = f" (pid {report.pid})" if report.pid else ""
-            yield f"  rank {rank}{pid} ended: {report.cause}"
 
 
 class Meshes:
@@ -161,6 +161,7 @@ class Meshes:
             if (rank := ranks.get(reborn)) is not None:
                 mesh.dead.pop(rank, None)
                 mesh.busy.pop(rank, None)
+                mesh.lost[rank] = mesh.names.pop(rank, ())
 
         def unwatch() -> None:
             mesh.unwatch = _nothing

@@ -51,6 +51,7 @@ class CellOptions:
     time: bool = False
     on_error: OnError = "stop"
     group: Grouping = "auto"
+    timeout: float | None = None  # seconds
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,36 @@ class Log:
     lines: int = 100
 
 
-Verb: TypeAlias = Up | Status | Down | Log
+@dataclass(frozen=True)
+class Heal:
+    """Start the dead ranks of a mesh again (None: the default mesh)."""
+
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class Interrupt:
+    """Interrupt what these ranks run; `kill` ends those that are busy, and starts them again."""
+
+    selection: str = "all"
+    kill: bool = False
+
+
+@dataclass(frozen=True)
+class Restart:
+    """End these ranks, whatever they run, and start them again."""
+
+    selection: str = "all"
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Show where these ranks are."""
+
+    selection: str = "all"
+
+
+Verb: TypeAlias = Up | Status | Down | Log | Heal | Interrupt | Restart | Stack
 
 
 @functools.lru_cache(maxsize=256)  # half a millisecond of argparse, in every cell otherwise
@@ -150,6 +180,12 @@ def _cell_parser() -> _Parser:
         help="the first error interrupts the other ranks, or all finish (default: %(default)s)",
     )
     parser.add_argument(
+        "--timeout",
+        metavar="S",
+        type=_seconds,
+        help="after so many seconds say where each rank is, and interrupt all",
+    )
+    parser.add_argument(
         "-g",
         "--group",
         choices=("auto", "same", "rank", "order", "none"),
@@ -195,10 +231,45 @@ def _log_parser() -> _Parser:
     return parser
 
 
+def _heal_parser() -> _Parser:
+    parser = _Parser(prog="%mesh heal", description="Start the ranks again that have died.")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="of this mesh (default: the default mesh)")
+    return parser
+
+
+def _interrupt_parser() -> _Parser:
+    parser = _Parser(prog="%mesh interrupt", description="Interrupt what ranks run; also while a cell waits for them.")
+    _add_selection(parser)
+    parser.add_argument("--kill", action="store_true", help="end those that are busy, and start them again")
+    return parser
+
+
+def _restart_parser() -> _Parser:
+    parser = _Parser(prog="%mesh restart", description="End ranks, whatever they run, and start them again.")
+    _add_selection(parser)
+    return parser
+
+
+def _stack_parser() -> _Parser:
+    parser = _Parser(prog="%mesh stack", description="Show where ranks are: the same stacks once.")
+    _add_selection(parser)
+    return parser
+
+
+def _add_selection(parser: _Parser) -> None:
+    parser.add_argument(
+        "selection", metavar="SEL", nargs="?", default="all", type=_selector, help="which ranks (default: all)"
+    )
+
+
 _VERBS: dict[str, tuple[Callable[[], _Parser], Callable[..., Verb]]] = {
     "up": (_up_parser, Up),
     "status": (_status_parser, Status),
     "down": (_down_parser, Down),
+    "heal": (_heal_parser, Heal),
+    "interrupt": (_interrupt_parser, Interrupt),
+    "restart": (_restart_parser, Restart),
+    "stack": (_stack_parser, Stack),
     "log": (_log_parser, Log),
 }
 
@@ -233,6 +304,12 @@ def _whole_number(text: str, least: int) -> int:
     if not re.fullmatch("[0-9]{1,9}", text) or int(text) < least:
         raise argparse.ArgumentTypeError(f"{_quoted(text)} is not a whole number of {least} or more")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    if not re.fullmatch(r"[0-9]{0,9}\.?[0-9]{0,9}", text) or not any(map(str.isdigit, text)) or not float(text):
+        raise argparse.ArgumentTypeError(f"{_quoted(text)} is not a number of seconds above zero")
+    return float(text)
 
 
 def _shape(text: str) -> Extent:

@@ -85,6 +85,7 @@ class CellOutput:
         self.withheld: list[Picture] = []
         self._is_open = False  # whether the live area exists
         self._is_closed = False
+        self._remark = ""
         self._published = -math.inf
         self._late_room = limits.publication
         self._forget_texts()
@@ -112,6 +113,11 @@ class CellOutput:
         if failed:
             self._failed.add(rank)
         self._is_changed = True
+
+    def remark(self, text: str) -> None:
+        """Say this below the header while the cell runs, instead of what was said there; empty: nothing."""
+        if text != self._remark:
+            self._remark, self._is_changed = text, True
 
     def due(self, now: float) -> list[Publication]:
         """What to publish now; to be asked some 4 to 10 times a second, also for a while after `close`."""
@@ -157,7 +163,8 @@ class CellOutput:
     def _live_bundle(self, now: float) -> dict[str, str]:
         count = self._limits.live_lines_of(len(self._ranks))
         groups = {name: self._texts[name].last_groups(count) for name in STREAMS}
-        return _render_area(self._header(now), fit_streams(groups, self._limits.live))
+        header = "\n".join(filter(None, (self._header(now), self._remark)))
+        return _render_area(header, fit_streams(groups, self._limits.live))
 
     def _static_area(self, now: float) -> LiveDisplay:
         groups = fit_streams(self._groups(), self._limits.publication)
@@ -282,7 +289,7 @@ def _render_area(header: str, groups: Mapping[StreamName, Sequence[Group]]) -> d
     stdout, stderr = (render_text(groups[name], name) for name in STREAMS)
     plain = f"{header}\n{stdout}" + (f"stderr:\n{stderr}" if stderr else "")
     blocks = [
-        f'<div style="{HEADER_STYLE}">{html.escape(header)}</div>',
+        f'<div style="{HEADER_STYLE}">{html.escape(header).replace(chr(10), "<br>")}</div>',
         render_html(groups["stdout"], "stdout"),
     ]
     if stderr:

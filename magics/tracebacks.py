@@ -12,9 +12,9 @@ import pickle
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from meshbook.runtime.cells.outcome import RankError
+from meshbook.runtime.cells.outcome import RankError, tell_place
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.geometry.ranges import format_label, name_ranks
 
@@ -27,6 +27,7 @@ MOST_LINES = 50  # of one line each, for the errors after those
 _RED = "\x1b[31m"
 _RESET = "\x1b[0m"
 _INTERRUPT = "KeyboardInterrupt"
+_TIMEOUT = "TimeoutError"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,24 @@ class ErrorGroup:
         return f"[{name_ranks(self.ranks)}] {_last_line(self.error).partition(chr(10))[0]}"
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What was done to end the cell, beside interrupting it."""
+
+    timed_out: str = ""  # which time limit, and where the ranks were then
+    aborted: tuple[str, ...] = ()  # the process groups that were broken, in words
+
+    @property
+    def remarks(self) -> list[str]:
+        """What is to be known for the cells after it."""
+        if not self.aborted:
+            return []
+        return [f"process groups were broken ({', '.join(self.aborted)}): initialize them again"]
+
+
+PLAIN = Ending()
+
+
 class CellError(MeshbookError):
     """A cell failed: `by_rank` every rank's error, `groups` the distinct ones, `results` what there is.
 
@@ -57,12 +76,14 @@ class CellError(MeshbookError):
         errors: Mapping[int, RankError],
         order: Sequence[int],
         results: MeshResult | None = None,
+        ending: Ending = PLAIN,
     ) -> None:
         self.by_rank = dict(sorted(errors.items()))
         self.groups = group_errors(errors, order)
         self.results = results
         self._order = tuple(order)
-        super().__init__(summarise(self.groups))
+        self._ending = ending
+        super().__init__(summarise(self.groups, ending))
 
     @property
     def is_interrupt(self) -> bool:
@@ -78,25 +99,31 @@ class CellError(MeshbookError):
 
     def _render_traceback_(self) -> list[str]:
         # IPython asks for this by name, instead of formatting the frames of the controller.
-        return render(self.groups)
+        return render(self.groups, self._ending)
 
-    def __reduce__(self) -> tuple[Callable[..., CellError], tuple[dict[int, RankError], tuple[int, ...]]]:
-        return make_cell_error, (self.by_rank, self._order)
+    def __reduce__(self) -> tuple[Callable[..., CellError], tuple[Any, ...]]:
+        return make_cell_error, (self.by_rank, self._order, None, self._ending)
 
 
 def make_cell_error(
-    errors: Mapping[int, RankError], order: Sequence[int], results: MeshResult | None = None
+    errors: Mapping[int, RankError], order: Sequence[int], results: MeshResult | None = None, ending: Ending = PLAIN
 ) -> CellError:
     """The error to raise for a cell; its class is named after the first group's error.
 
     `order` are the ranks as they failed. An interrupted cell gives a class named KeyboardInterrupt, but never
-    a real one: asyncio lets that escape from a task and ends the loop, which is the kernel's.
+    a real one: asyncio lets that escape from a task and ends the loop, which is the kernel's. One that was interrupted
+    by its time limit gives a TimeoutError.
     """
     if not errors:
         raise ValueError("a cell without errors has not failed")
     groups = group_errors(errors, order)
-    name = _INTERRUPT if are_interrupts(groups) else groups[0].error.type_name
-    return _class_named(name)(errors, order, results)
+    return _class_named(_name_of(groups, ending))(errors, order, results, ending)
+
+
+def _name_of(groups: Sequence[ErrorGroup], ending: Ending) -> str:
+    if not are_interrupts(groups):
+        return groups[0].error.type_name
+    return _TIMEOUT if ending.timed_out else _INTERRUPT
 
 
 def group_errors(errors: Mapping[int, RankError], order: Sequence[int]) -> list[ErrorGroup]:
@@ -118,44 +145,55 @@ def are_interrupts(groups: Sequence[ErrorGroup]) -> bool:
     return all(group.error.kind == "interrupted" for group in roots)
 
 
-def render(groups: Sequence[ErrorGroup]) -> list[str]:
+def render(groups: Sequence[ErrorGroup], ending: Ending = PLAIN) -> list[str]:
     """The lines of the traceback, with their ANSI colours, as IPython shows them."""
     if are_interrupts(groups):
-        return [_red(_INTERRUPT), describe_interrupt(groups)]
+        return [_red(_name_of(groups, ending)), describe_interrupt(groups, ending)]
     roots, consequences = _split_roots(groups)
     shown, listed = roots[:MOST_TRACEBACKS], roots[MOST_TRACEBACKS:]
     parts = ["\n".join(_render_group(group)) for group in shown]
     parts += [_red(_one_line(group)) for group in listed[:MOST_LINES]]
     parts += _count_rest(listed[MOST_LINES:])
     parts += [describe_consequences(consequences)] if consequences else []
+    parts += ending.remarks
     return "\n\n".join(parts).split("\n")
 
 
-def summarise(groups: Sequence[ErrorGroup]) -> str:
+def summarise(groups: Sequence[ErrorGroup], ending: Ending = PLAIN) -> str:
     """The error in plain text, a line per distinct error: what papermill, nbclient and a log show."""
     if are_interrupts(groups):
-        return describe_interrupt(groups)
+        return describe_interrupt(groups, ending)
     roots, consequences = _split_roots(groups)
     lines = [_one_line(group) for group in roots[:MOST_TRACEBACKS]]
     lines += _count_rest(roots[MOST_TRACEBACKS:])
     lines += [describe_consequences(consequences)] if consequences else []
-    return "\n".join(lines)
+    return "\n".join([*lines, *ending.remarks])
 
 
-def describe_interrupt(groups: Iterable[ErrorGroup]) -> str:
-    """`interrupted; ranks 0-2 were at cell 3:2, rank 3 at cell 3:7 in step`"""
+def describe_interrupt(groups: Iterable[ErrorGroup], ending: Ending = PLAIN) -> str:
+    """`interrupted; ranks 0-2 were at cell 3:2, rank 3 at cell 3:7 in step`; then what became of who did not heed it.
+
+    What a time limit has ended was looked at before.
+    """
+    groups = list(groups)
+    others = [group for group in groups if group.error.kind != "interrupted"]
+    unheeding = [group for group in groups if group.error.kind == "interrupted" and group.error.message]
+    parts = [ending.timed_out] if ending.timed_out else ["interrupted", _describe_places(groups)]
+    parts += [f"{name_ranks(group.ranks)} {group.error.message}" for group in unheeding]
+    parts += [describe_consequences(others)] if others else []
+    return "; ".join(filter(None, [*parts, *ending.remarks]))
+
+
+def _describe_places(groups: Iterable[ErrorGroup]) -> str:
+    """Where those were that were interrupted; of one that has never answered that may not be known."""
     ranks_at: dict[str, set[int]] = {}
-    others: list[ErrorGroup] = []
     for group in groups:
-        if group.error.kind == "interrupted":
-            ranks_at.setdefault(group.error.place or "an unknown place", set()).update(group.ranks)
-        else:
-            others.append(group)
+        place = tell_place(group.error.frames)
+        if group.error.kind == "interrupted" and (place or not group.error.message):
+            ranks_at.setdefault(place or "at an unknown place", set()).update(group.ranks)
     by_rank = sorted(ranks_at.items(), key=lambda item: min(item[1]))
-    verbs = ["was at" if len(by_rank[0][1]) == 1 else "were at", *["at"] * (len(by_rank) - 1)]
-    where = [f"{name_ranks(ranks)} {verb} {place}" for (place, ranks), verb in zip(by_rank, verbs, strict=True)]
-    tail = [describe_consequences(others)] if others else []
-    return "; ".join(["interrupted", ", ".join(where), *tail])
+    verbs = ["was " if len(ranks) == 1 else "were " for _, ranks in by_rank[:1]] + [""] * (len(by_rank) - 1)
+    return ", ".join(f"{name_ranks(ranks)} {verb}{place}" for (place, ranks), verb in zip(by_rank, verbs, strict=True))
 
 
 def describe_consequences(groups: Sequence[ErrorGroup]) -> str:
@@ -208,7 +246,8 @@ def _last_line(error: RankError) -> str:
 
 
 def _kind_and_place(error: RankError) -> str:
-    return f"{error.type_name} at {error.place}" if error.place else error.type_name
+    told = f"{error.type_name} {tell_place(error.frames)}".rstrip()
+    return f"{told}: {error.message}" if error.kind == "interrupted" and error.message else told
 
 
 def _count_rest(groups: Sequence[ErrorGroup]) -> list[str]:

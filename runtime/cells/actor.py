@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
+import gc
 import os
 import resource
 import sys
@@ -16,17 +17,28 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import context, current_origin
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.failure import MeshFailure
-from meshbook.runtime.cells.failures import describe_error
+from meshbook.runtime.cells.failures import describe_error, describe_interrupt
 from meshbook.runtime.cells.interrupts import INTERRUPTS
-from meshbook.runtime.cells.outcome import CellCost, CellOutcome, Frame, RankError
+from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
 from meshbook.runtime.cells.shell import Ran, RankShell, make_shell
+from meshbook.runtime.cells.standing import (
+    MAIN,
+    Stack,
+    Standing,
+    collective_of,
+    describe_frames,
+    stack_of_main,
+    stacks_of_others,
+)
 from meshbook.runtime.cells.values import describe, pack
+from meshbook.runtime.collectives.abort import abort_groups
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.node.calls import Target
 from meshbook.runtime.telemetry.output import SHOWN, TELEMETRY, DisplayChunk
 
 KEPT_VALUES = 16
 PULL_LIMIT = 4 << 30
+MOST_NAMES = 1000  # of a namespace, that are told to the controller
 
 
 class CellActor(Actor):
@@ -39,7 +51,9 @@ class CellActor(Actor):
         # matplotlib draws through IPython's display, as in any notebook; the user's own choice wins.
         os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
         self._shell: RankShell = make_shell(self._publish)
-        self._shell.user_ns.update(_names_of(self._birth))
+        self._given = _names_of(self._birth)
+        self._shell.user_ns.update(self._given)
+        self._told_names: tuple[str, ...] = ()
         self._values: OrderedDict[str, Any] = OrderedDict()
         INTERRUPTS.install()
         carry_context_into_threads()
@@ -60,6 +74,12 @@ class CellActor(Actor):
     def run(self, source: str, number: int) -> CellOutcome:
         """Run a cell's source; its execution is the message's origin. Never raises what the cell raised."""
         origin = current_origin()
+        outcome = self._run(source, number, origin)
+        if INTERRUPTS.was_aborted(origin):
+            self._shell.forget_error()
+        return self._with_names(outcome)
+
+    def _run(self, source: str, number: int, origin: str) -> CellOutcome:
         meter = Meter()
         try:
             with INTERRUPTS.during(origin):
@@ -69,7 +89,7 @@ class CellActor(Actor):
                 self._flush()
         except KeyboardInterrupt as error:
             # It came between two lines of ours, not of the cell's; the cell was interrupted all the same.
-            outcome = CellOutcome(meter.read(), error=describe_error(error, ()))
+            outcome = CellOutcome(meter.read(), error=describe_interrupt(error))
         except SystemExit as error:
             outcome = CellOutcome(meter.read(), error=_exit_error(error))
         return outcome
@@ -83,6 +103,14 @@ class CellActor(Actor):
         if pickled is None:
             raise ValueError(f"the value {note}")
         return pickled
+
+    def _with_names(self, outcome: CellOutcome) -> CellOutcome:
+        """With the user's names, where they are others than before: should this rank die, they tell what was lost."""
+        names = tuple(name for name in self._shell.names() if name not in self._given)[:MOST_NAMES]
+        if names == self._told_names:
+            return outcome
+        self._told_names = names
+        return dataclasses.replace(outcome, names=names)
 
     def _outcome(self, ran: Ran, cost: CellCost, origin: str) -> CellOutcome:
         if isinstance(ran.error, SystemExit):
@@ -127,14 +155,44 @@ class CellControl(Actor):
         return INTERRUPTS.request(origin)
 
     @endpoint
-    def where(self) -> Frame | None:
-        """The innermost frame of a cell's code that the main thread is in; None where it is idle."""
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        while frame is not None:
-            if frame.f_code.co_filename.startswith("<cell"):
-                return Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-            frame = frame.f_back
-        return None
+    def interrupt_present(self) -> bool:
+        """The same in whatever cell runs here; False where none does."""
+        return bool(INTERRUPTS.origin) and INTERRUPTS.request(INTERRUPTS.origin)
+
+    @endpoint
+    def abort(self, origin: str, forced: bool) -> list[str]:
+        """Break the process groups of this process, so that this execution comes back from a collective; says which.
+
+        Where the rank is to be idle (no execution) it only loses groups that other ranks have lost.
+
+        Unless it is forced, only where the execution stands in a collective: else there is nothing to come back from.
+        """
+        if INTERRUPTS.origin != origin or not (forced or collective_of(stack_of_main(_awaiting()))):
+            return []
+        with INTERRUPTS.aborting(origin):
+            aborted = abort_groups()
+        gc.collect()  # a store that is still held somewhere goes on
+        return aborted
+
+    @endpoint
+    def where(self) -> Standing:
+        """Where the main thread is."""
+        if not INTERRUPTS.origin:
+            return Standing(is_idle=True)
+        return Standing(frames=describe_frames(stack_of_main(_awaiting())))
+
+    @endpoint
+    def stacks(self) -> list[Stack]:
+        """The main thread first, then those in which code of the user's runs."""
+        found = stack_of_main(_awaiting())
+        collective = collective_of(found)
+        remark = f"in {collective}" if collective else "" if INTERRUPTS.origin else "idle"
+        return [Stack(MAIN, describe_frames(found, with_source=True), remark), *stacks_of_others()]
+
+
+def _awaiting() -> Any:
+    """The coroutine of the cell that runs, where it has top-level await."""
+    return RankShell.instance().loop_runner.running if RankShell.initialized() else None
 
 
 class Meter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import linecache
 import re
 import sysconfig
@@ -35,6 +36,13 @@ def describe_error(error: BaseException, rendered: Sequence[str]) -> RankError:
         is_consequence=_blames_a_peer(error),
         pickled=pack(error)[0],
     )
+
+
+def describe_interrupt(error: KeyboardInterrupt) -> RankError:
+    """An interrupt that came when the cell's own code was over: that had raised something, which says where it was."""
+    told = describe_error(error, ())
+    cause = error.__context__
+    return told if told.frames or cause is None else dataclasses.replace(told, frames=frames_of(cause))
 
 
 def _message_of(error: BaseException) -> str:

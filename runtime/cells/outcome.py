@@ -5,9 +5,11 @@ Not for running cells (`shell`) or for showing results (`meshbook.magics`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from meshbook.runtime.collectives.frames import describe_collective
 
 ErrorKind = Literal["raised", "interrupted", "died"]
 
@@ -43,12 +45,26 @@ class RankError:
     @property
     def place(self) -> str:
         """Where the user's own code was: `cell 9:14 in step`, or the empty string."""
-        own = [frame for frame in self.frames if frame.is_user] or list(self.frames)
-        if not own:
-            return ""
-        last = own[-1]
-        name = "" if last.function == "<module>" else f" in {last.function}"
-        return f"{last.filename.strip('<>')}:{last.line}{name}"
+        return place_of(self.frames)
+
+
+def tell_place(frames: Sequence[Frame]) -> str:
+    """`at cell 9:14 in step`, `in all_reduce (cell 9:14)`; empty without frames."""
+    place = place_of(frames)
+    collective = describe_collective((frame.filename, frame.function) for frame in frames)
+    if collective is None:
+        return f"at {place}" if place else ""
+    return f"in {collective} ({place})"
+
+
+def place_of(frames: Sequence[Frame]) -> str:
+    """The innermost of the user's own lines, or of all where none is theirs; empty without frames."""
+    own = [frame for frame in frames if frame.is_user] or list(frames)
+    if not own:
+        return ""
+    last = own[-1]
+    name = "" if last.function == "<module>" else f" in {last.function}"
+    return f"{last.filename.strip('<>')}:{last.line}{name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +108,12 @@ class CellCost:
 
 @dataclass(frozen=True, slots=True)
 class CellOutcome:
-    """The reply of one rank to one cell: an error, or a value (None where the cell ends in no expression)."""
+    """The reply of one rank to one cell: an error, or a value (None where the cell ends in no expression).
+
+    `names` are those of the user's in the namespace of the rank; None where they are what the rank told last.
+    """
 
     cost: CellCost
     value: CellValue | None = None
     error: RankError | None = None
+    names: tuple[str, ...] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import codeop
+import gc
 import re
 import sys
 import traceback
@@ -132,6 +133,25 @@ class RankShell(InteractiveShell):
             self.kept.value = result.result
         return self.kept
 
+    def forget_error(self) -> None:
+        """Let go of the last error, and with its frames of what those hold.
+
+        The store of a process group that was broken would else go on, and a new group would meet in it: each of its
+        ranks finds there what the old ones have left.
+        """
+        self.kept = Ran()
+        self.last_execution_result = None
+        for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+            if hasattr(sys, name):
+                delattr(sys, name)
+        self.InteractiveTB.tb = None
+        gc.collect()
+
+    def names(self) -> tuple[str, ...]:
+        """The variables that cells have made, or imported."""
+        hidden = self.user_ns_hidden
+        return tuple(name for name in self.user_ns if not name.startswith("_") and name not in hidden)
+
     # A cell finds its worker cold, so each microsecond of work costs five. What follows spares half of a short cell's.
 
     def transform_cell(self, raw_cell: str) -> str:
@@ -211,8 +231,16 @@ class LoopRunner:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self._loop)
+        self.running: Coroutine[Any, Any, Any] | None = None
 
     def __call__(self, cell: Coroutine[Any, Any, Any]) -> Any:
+        self.running = cell
+        try:
+            return self._run(cell)
+        finally:
+            self.running = None
+
+    def _run(self, cell: Coroutine[Any, Any, Any]) -> Any:
         task = self._loop.create_task(cell)
         try:
             return self._loop.run_until_complete(task)

@@ -107,8 +107,7 @@ def test_the_next_cell_names_the_dead_and_what_to_do(mesh: Notebook) -> None:
     for code in ["%%mesh\nprint('ran')", "%%mesh 1\nprint('ran')", "%%mesh failed\nprint('ran')"]:
         failed = mesh.run_failing(code)
         assert failed.error["evalue"] == (
-            "rank 1 of mesh died (Killed(sig=9)). Run on the others with %%mesh !1, "
-            "or start afresh: %mesh down, then %mesh up"
+            "rank 1 of mesh died (Killed(sig=9)). Start it again with %mesh heal, or run on the others with %%mesh !1"
         )
         assert len(failed.traceback.splitlines()) == 1
         assert failed.stdout == ""
@@ -132,7 +131,7 @@ def test_all_ranks_die(mesh: Notebook) -> None:
     while "ranks 0-2 dead" not in mesh.run("%mesh").stdout:
         pass
     assert mesh.run_failing("%%mesh\n1").error["evalue"] == (
-        "ranks 0-2 of mesh died (Killed(sig=9)). Start afresh: %mesh down, then %mesh up"
+        "ranks 0-2 of mesh died (Killed(sig=9)). Start them again with %mesh heal"
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from meshbook.magics import meshes as module
 from meshbook.magics.meshes import MeshError, Meshes, NotebookMesh, default_extent, wait_ready
+from meshbook.magics.status import status_of
 from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import ExitReport, MeshbookError
@@ -264,9 +265,11 @@ def test_a_rank_that_was_healed_is_not_dead(meshes: Meshes, session: FakeSession
     mesh = up(meshes)
     session.report(ExitReport("mesh.1", 4711, -9))
     mesh.busy[1] = 3
+    mesh.names[1] = ("model",)
     for listener in session.node.when_reborn:
         listener("mesh.1")
-    assert (mesh.dead, mesh.busy) == ({}, {})
+    assert (mesh.dead, mesh.busy, mesh.lost) == ({}, {}, {1: ("model",)})
+    assert list(status_of(mesh))[1:] == ["  rank 1 was started again; it lost 1 name: model"]
     session.report(ExitReport("mesh.1", 4712, -9))
     assert list(mesh.dead) == [1]
 
@@ -279,8 +282,8 @@ def test_the_dead_are_known(meshes: Meshes, session: FakeSession) -> None:
     session.report(ExitReport("elsewhere.1", 4714, 1))
     session.report(ExitReport("other.0", 0, None, hint="its host agent ended"))
     assert mesh.describe().endswith("on CPU (no GPU here); ranks 0,2 dead")
-    assert list(mesh.detail()) == [
+    assert list(status_of(mesh))[1:] == [
         "  rank 0 (pid 4712) ended: exit code 3",
         "  rank 2 (pid 4711) ended: Killed(sig=9)",
     ]
-    assert list(other.detail()) == ["  rank 0 ended: its host agent ended"]
+    assert list(status_of(other))[1:] == ["  rank 0 ended: its host agent ended"]

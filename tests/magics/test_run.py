@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -13,34 +14,43 @@ from typing import Any
 import pytest
 
 from meshbook.magics import run as module
-from meshbook.magics.meshes import MeshError, NotebookMesh
+from meshbook.magics.interruptible import interruptible
+from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.options import CellOptions
 from meshbook.magics.publications import Publication, Stream
 from meshbook.magics.results import MeshResult
-from meshbook.magics.run import CellRun, check_able, interruptible
+from meshbook.magics.run import CellRun
+from meshbook.magics.steps import Patience
 from meshbook.magics.tracebacks import CellError
 from meshbook.runtime.actor.context import current_origin
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, Frame, RankError
+from meshbook.runtime.cells.standing import Standing
 from meshbook.runtime.errors import ExitReport, MeshbookError, ProcessDied, SupervisionError
 from meshbook.runtime.geometry import Extent, Region
 from meshbook.runtime.telemetry.output import OutputChunk, OutputStore
 
+ALL_REDUCE = Frame("/lib/torch/distributed/distributed_c10d.py", 88, "all_reduce", is_user=False)
 DONE = CellOutcome(CellCost(wall=0.1, cpu=0.1, peak_rss=1))
 RAISED = CellOutcome(DONE.cost, error=RankError("raised", "ValueError", "bad"))
+LOST_PEER = CellOutcome(DONE.cost, error=RankError("raised", "RuntimeError", "closed by peer", is_consequence=True))
 INTERRUPTED = CellOutcome(DONE.cost, error=RankError("interrupted", "KeyboardInterrupt", ""))
 
 
 class FakeRanks:
-    """The ranks of a mesh: `answers` are theirs to the cell; `on_interrupt` hears of interrupts."""
+    """The ranks of a mesh: `answers` are theirs to the cell; `on_interrupt` and its like hear what is done to them."""
 
     def __init__(self, count: int) -> None:
         self.region = Extent.of(gpus=count).region
         self.answers: list[Future[CellOutcome]] = [Future.pending() for _ in range(count)]
         self.origins: list[str] = []
         self.interrupted: list[int] = []
+        self.aborted: list[tuple[int, bool]] = []  # and whether it was forced
+        self.killed: list[int] = []
         self.on_interrupt: Callable[[int], None] = lambda rank: None
-        self.places: dict[int, Frame | None] = {}
+        self.on_abort: Callable[[int], None] = lambda rank: None
+        self.on_kill: Callable[[int], None] = lambda rank: None
+        self.places: dict[int, Standing] = {}
 
     def answer(self, rank: int, outcome: CellOutcome | MeshbookError) -> None:
         if isinstance(outcome, MeshbookError):
@@ -57,8 +67,20 @@ class FakeRanks:
             self.interrupted.append(rank)
             self.on_interrupt(rank)
 
-    def where(self, ranks: Sequence[int]) -> list[Future[Frame | None]]:
-        return [Future.completed(self.places.get(rank)) for rank in ranks]
+    def abort(self, ranks: Sequence[int], origin: str, forced: bool) -> list[Future[list[str]]]:
+        running = [rank for rank in ranks if origin]  # the others are idle
+        for rank in running:
+            self.aborted.append((rank, forced))
+            self.on_abort(rank)
+        return [Future.completed(["gloo group of 3 ranks"] * (rank in running)) for rank in ranks]
+
+    def kill(self, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            self.killed.append(rank)
+            self.on_kill(rank)
+
+    def where(self, ranks: Sequence[int]) -> list[Future[Standing]]:
+        return [Future.completed(self.places.get(rank, Standing())) for rank in ranks]
 
 
 class FakeActors:
@@ -70,18 +92,42 @@ class FakeActors:
         self.run = SimpleNamespace(call_each=lambda source, number: ranks.begin(members))
         self.interrupt = SimpleNamespace(broadcast=lambda origin: ranks.interrupt(members))
         self.where = SimpleNamespace(call_each=lambda: ranks.where(members))
+        self.abort = SimpleNamespace(call_each=lambda origin, forced: ranks.abort(members, origin, forced))
 
     def _with_region(self, region: Region) -> FakeActors:
         return FakeActors(self._ranks, region)
 
 
+class FakeProcs:
+    """The processes of the ranks."""
+
+    def __init__(self, ranks: FakeRanks, region: Region) -> None:
+        self._ranks = ranks
+        self.region = region
+        self.extent = region.extent
+        self.healed: Future[list[int]] = Future.completed([])
+
+    def _with_region(self, region: Region) -> FakeProcs:
+        return FakeProcs(self._ranks, region)
+
+    def kill(self) -> None:
+        self._ranks.kill(self.region.ranks())
+
+    def heal(self) -> Future[list[int]]:
+        return self.healed
+
+
+IMPATIENT = Patience(0.01, 0.01, 0.01, 0.01, 0.01, 0.01, 0.01)
+
+
 class Cell:
     """Runs one cell on fake ranks; `script` is called once it waits."""
 
-    def __init__(self, count: int = 3, **options: Any) -> None:
+    def __init__(self, count: int = 3, patience: Patience = IMPATIENT, **options: Any) -> None:
         self.ranks = FakeRanks(count)
+        self.patience = patience
         actors: Any = FakeActors(self.ranks, self.ranks.region)
-        procs: Any = SimpleNamespace(region=self.ranks.region)
+        procs: Any = FakeProcs(self.ranks, self.ranks.region)
         self.mesh = NotebookMesh("mesh", procs, actors, actors, session=None, has_gpus=False)  # type: ignore[arg-type]
         self.store = OutputStore()
         self.options = CellOptions(**options)
@@ -92,7 +138,7 @@ class Cell:
             session: Any = SimpleNamespace(output=self.store, context=SimpleNamespace(actor_instance=None))
             publisher: Any = SimpleNamespace(publish=self.published.extend)
             region = self.ranks.region
-            run = CellRun(session, self.mesh, region, self.options, None, publisher, number=7)
+            run = CellRun(session, self.mesh, region, self.options, None, publisher, 7, self.patience)
             asyncio.get_running_loop().call_soon(script, run)
             return await run.run("source")
 
@@ -132,8 +178,7 @@ def test_two_executions_of_a_number_are_told_apart() -> None:
     assert len(set(origins)) == 2
 
 
-def test_after_a_first_error_the_others_are_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GRACE", 0.01)
+def test_after_a_first_error_the_others_are_interrupted() -> None:
     cell = Cell()
     cell.ranks.on_interrupt = lambda rank: cell.ranks.answer(rank, INTERRUPTED)
     error = cell.run_failing(lambda run: cell.ranks.answer(1, RAISED))
@@ -143,7 +188,6 @@ def test_after_a_first_error_the_others_are_interrupted(monkeypatch: pytest.Monk
 
 
 def test_with_on_error_finish_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GRACE", 0.0)
     monkeypatch.setattr(module, "TICK", 0.001)
     cell = Cell(on_error="finish")
 
@@ -157,20 +201,32 @@ def test_with_on_error_finish_the_others_go_on(monkeypatch: pytest.MonkeyPatch) 
     assert (cell.mesh.last.failed, cell.mesh.last.ok) == ({1}, {0, 2})
 
 
-def test_a_rank_that_stays_silent_is_busy_until_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GRACE", 0.0)
-    monkeypatch.setattr(module, "STUCK_WAIT", 0.01)
+def test_a_rank_that_stays_silent_is_busy_until_it_answers() -> None:
     cell = Cell(2)
-    cell.ranks.places[0] = Frame("<cell 7>", 4, "wait")
+    cell.ranks.places[0] = Standing(frames=(Frame("<cell 7>", 4, "wait"),))
     error = cell.run_failing(lambda run: cell.ranks.answer(1, RAISED))
+    assert cell.ranks.aborted == [(0, False)], "only where it stands in a collective"
     assert error.by_rank[0].place == "cell 7:4 in wait"
+    assert error.by_rank[0].message == "does not heed interrupts, and still runs the cell"
     assert cell.mesh.busy == {0: 7}
     cell.ranks.answer(0, DONE)
     assert cell.mesh.busy == {}
 
 
-def test_after_a_death_nobody_is_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "DEATH_WAIT", 0.01)
+def test_after_an_error_a_collective_is_broken() -> None:
+    cell = Cell(2)
+    cell.ranks.places[0] = Standing(frames=(Frame("<cell 7>", 4, "<module>"), ALL_REDUCE))
+    cell.ranks.on_abort = lambda rank: cell.ranks.answer(rank, LOST_PEER)
+    error = cell.run_failing(lambda run: cell.ranks.answer(1, RAISED))
+    assert str(error).splitlines() == [
+        "[rank 1] ValueError: bad",
+        "rank 0 fell as a consequence (KeyboardInterrupt in all_reduce (cell 7:4))",
+        "process groups were broken (gloo group of 3 ranks): initialize them again",
+    ]
+    assert cell.mesh.busy == {}
+
+
+def test_after_a_death_nobody_is_waited_for_long() -> None:
     cell = Cell()
     died = ProcessDied("", ExitReport("mesh.1", 4711, -9))
 
@@ -216,22 +272,66 @@ def test_a_rank_that_will_not_answer_is_an_error_of_the_cell(
     assert (told.kind, told.type_name, told.message, told.rendered) == ("died", type_name, message, rendered)
 
 
-def test_a_person_interrupts_and_then_gives_up() -> None:
-    cell = Cell()
+# --- a person, and a time limit ---
+
+
+def press(run: CellRun | None = None) -> None:
+    asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGINT)
+
+
+def test_a_second_interrupt_breaks_process_groups() -> None:
+    cell = Cell(patience=Patience())
     cell.ranks.answer(2, DONE)
-    asked = []
+    cell.ranks.places[1] = Standing(frames=(Frame("<cell 7>", 4, "<module>"), ALL_REDUCE))
 
     def interrupt(rank: int) -> None:
-        asked.append(rank)
-        if asked == [0, 1]:
+        if rank == 0:
             cell.ranks.answer(0, INTERRUPTED)
-            asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGINT)
+            press()
 
     cell.ranks.on_interrupt = interrupt
-    error = cell.run_failing(lambda run: os.kill(os.getpid(), signal.SIGINT))
-    assert asked == [0, 1, 1]
-    assert error.is_interrupt
-    assert cell.mesh.busy == {1: 7}
+    cell.ranks.on_abort = lambda rank: cell.ranks.answer(rank, LOST_PEER)
+    error = cell.run_failing(press)
+    assert (cell.ranks.interrupted, cell.ranks.aborted) == ([0, 1], [(1, True)])
+    assert (error.is_interrupt, cell.mesh.busy) == (True, {})
+    assert str(error) == (
+        "interrupted; rank 0 was at an unknown place, rank 1 in all_reduce (cell 7:4); "
+        "process groups were broken (gloo group of 3 ranks): initialize them again"
+    )
+
+
+def test_a_third_interrupt_kills_and_heals_and_says_what_was_lost() -> None:
+    cell = Cell(2, patience=Patience(kill=0.01))
+    cell.ranks.answer(0, DONE)
+    cell.ranks.places[1] = Standing(frames=(Frame("<cell 7>", 4, "<module>"),))
+    cell.mesh.lost[1] = ("model", "step")
+    cell.ranks.on_interrupt = cell.ranks.on_abort = lambda rank: press()
+    cell.ranks.on_kill = lambda rank: cell.ranks.answer(rank, ProcessDied("", ExitReport("mesh.1", 4711, -9)))
+    error = cell.run_failing(press)
+    assert cell.ranks.killed == [1]
+    assert type(error).__name__ == "KeyboardInterrupt"
+    told = error.by_rank[1]
+    assert (told.kind, told.place) == ("interrupted", "cell 7:4")
+    assert re.fullmatch(r"was killed and is back after 0.0\d s; it lost 2 names: model, step", told.message)
+
+
+def test_a_rank_that_cannot_be_healed_says_so() -> None:
+    cell = Cell(1, patience=Patience(kill=0.01))
+    cell.mesh.procs.healed = Future.failed(MeshbookError("no more memory"))  # type: ignore[attr-defined]
+    cell.ranks.on_interrupt = cell.ranks.on_abort = lambda rank: press()
+    cell.ranks.on_kill = lambda rank: cell.ranks.answer(rank, ProcessDied("", ExitReport("mesh.0", 4711, -9)))
+    told = cell.run_failing(press).by_rank[0]
+    assert told.message.startswith("was killed and is not back: %mesh heal starts it again (no more memory)")
+
+
+def test_a_time_limit_says_where_ranks_are_and_interrupts() -> None:
+    cell = Cell(2, timeout=0.01)
+    cell.ranks.places[0] = Standing(frames=(Frame("<cell 7>", 4, "<module>"), ALL_REDUCE))
+    cell.ranks.places[1] = Standing(frames=(Frame("<cell 7>", 2, "<module>"), Frame("/home/me/data.py", 88, "load")))
+    cell.ranks.on_interrupt = lambda rank: cell.ranks.answer(rank, INTERRUPTED)
+    error = cell.run_failing(lambda run: None)
+    assert type(error).__name__ == "TimeoutError"
+    assert str(error) == "timed out after 0.01 s: rank 0 in all_reduce (cell 7:4), rank 1 at data.py:88 in load"
 
 
 # --- Ctrl-C while something waits ---
@@ -256,50 +356,3 @@ def test_another_thread_leaves_interrupts_alone() -> None:
     thread.start()
     thread.join()
     assert seen == [before]
-
-
-# --- who can run a cell ---
-
-
-@pytest.mark.parametrize(
-    ("dead", "busy", "ranks", "said"),
-    [
-        ([], {}, [0, 1, 2, 3], None),
-        ([3], {2: 5}, [0, 1], None),
-        (
-            [3, 1],
-            {},
-            [0, 1, 2, 3],
-            "ranks 1,3 of mesh died (Killed(sig=9)). Run on the others with %%mesh !1,3, "
-            "or start afresh: %mesh down, then %mesh up",
-        ),
-        ([0, 1, 2, 3], {}, [0], "rank 0 of mesh died (Killed(sig=9)). Start afresh: %mesh down, then %mesh up"),
-        (
-            [3],
-            {1: 5},
-            [1, 3],
-            "rank 3 of mesh died (Killed(sig=9)). Run on the others with %%mesh !3, "
-            "or start afresh: %mesh down, then %mesh up",
-        ),
-        (
-            [],
-            {1: 5, 2: 5},
-            [0, 1, 2],
-            "ranks 1-2 of mesh did not answer in cell 5 and still run it. Wait, or run on the others with %%mesh !1,2, "
-            "or start afresh: %mesh down --now, then %mesh up",
-        ),
-    ],
-)
-def test_the_dead_and_the_busy_are_refused(
-    dead: list[int], busy: dict[int, int], ranks: list[int], said: str | None
-) -> None:
-    mesh: Any = SimpleNamespace(
-        name="mesh", extent=Extent.of(gpus=4), dead={rank: ExitReport("", 1, -9) for rank in dead}, busy=busy
-    )
-    region = Extent.of(gpus=4).region.pick(ranks)
-    if said is None:
-        check_able(mesh, region)
-        return
-    with pytest.raises(MeshError) as caught:
-        check_able(mesh, region)
-    assert str(caught.value) == said

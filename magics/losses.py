@@ -1,0 +1,77 @@
+"""Ranks without an answer: what a cell says of those that died, were killed, or stay silent; who can run the next one.
+
+Not for errors that ranks raise (`meshbook.runtime.cells.failures`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshbook.magics.meshes import MeshError, NotebookMesh
+from meshbook.magics.rollcall import Whereabouts
+from meshbook.runtime.cells.outcome import Frame, RankError
+from meshbook.runtime.errors import MeshbookError, ProcessDied
+from meshbook.runtime.geometry import Region
+from meshbook.runtime.geometry.ranges import name_ranks
+
+MOST_NAMES = 12  # that are listed; a namespace has hundreds
+
+
+def error_of_lost(rank: int, error: MeshbookError) -> RankError:
+    """A rank that will not answer, as an error of the cell."""
+    if not isinstance(error, ProcessDied):
+        return RankError("died", type(error).__name__, str(error))
+    report = error.report
+    name = f"{report.signal_name}: " if report.signal_name else ""
+    who = f"rank {rank} (pid {report.pid})" if report.pid else f"rank {rank}"
+    # Where nobody saw it end, the hint's first line is the cause.
+    hint = report.hint.splitlines()[report.returncode is None :]
+    message = "\n".join([f"{who} died during the cell: {name}{report.cause}", *hint])
+    lines = ("last lines of its stderr:", *(f"    {line}" for line in report.stderr)) if report.stderr else ()
+    return RankError("died", "ProcessDied", message, rendered=lines)
+
+
+def error_of_silent(where: Whereabouts) -> RankError:
+    """A rank that the cell ends without."""
+    if where.said is not None:
+        message = "does not heed interrupts, and still runs the cell"
+    else:
+        message = f"does not answer{f': {where.trouble}' if where.trouble else ''}"
+    return RankError("interrupted", "no answer", message, where.frames)
+
+
+def error_of_killed(outcome: str, lost: Sequence[str], frames: Sequence[Frame]) -> RankError:
+    """A rank that a person had killed; `outcome` is what became of it, `lost` the names that it had."""
+    return RankError("interrupted", "killed", f"was killed {outcome}; {tell_lost(lost)}", tuple(frames))
+
+
+def tell_lost(names: Sequence[str], *, many: bool = False) -> str:
+    """`it lost 3 names: model, optimizer, step`; `many` ranks lost `them`."""
+    who = "they" if many else "it"
+    if not names:
+        return f"{who} had no names to lose"
+    shown = ", ".join(names[:MOST_NAMES]) + (", …" if len(names) > MOST_NAMES else "")
+    return f"{who} lost {len(names)} {'name' if len(names) == 1 else 'names'}: {shown}"
+
+
+def check_able(mesh: NotebookMesh, region: Region) -> None:
+    """MeshError where a rank that a cell is meant for is dead, or still busy with an earlier cell."""
+    ranks = set(region.ranks())
+    if dead := sorted(ranks & mesh.dead.keys()):
+        raise MeshError(f"{name_ranks(dead)} of {mesh.name} died ({mesh.dead[dead[0]].cause}). {_remedy(mesh, dead)}")
+    if busy := sorted(ranks & mesh.busy.keys()):
+        raise MeshError(
+            f"{name_ranks(busy)} of {mesh.name} did not answer in cell {mesh.busy[busy[0]]} and still run it. Wait, or "
+            f"run on the others with {_others(busy)}, or start afresh: %mesh interrupt --kill"
+        )
+
+
+def _remedy(mesh: NotebookMesh, dead: Sequence[int]) -> str:
+    if mesh.session.has_lost_agent:
+        return "Start afresh, since its host agent is gone: %mesh down, then %mesh up"
+    others = f", or run on the others with {_others(dead)}" if len(mesh.dead) < mesh.extent.nelements else ""
+    return f"Start {'it' if len(dead) == 1 else 'them'} again with %mesh heal{others}"
+
+
+def _others(ranks: Sequence[int]) -> str:
+    return f"%%mesh !{','.join(map(str, ranks))}"

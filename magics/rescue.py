@@ -1,0 +1,97 @@
+"""The verbs for ranks that are stuck or gone: `%mesh heal`, `interrupt`, `restart`. Each says what was done.
+
+They wait on the calling thread, so they work wherever a line of code runs: in a cell, and beside one in a subshell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import time
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from meshbook.magics.losses import tell_lost
+from meshbook.magics.meshes import MeshError, NotebookMesh
+from meshbook.magics.rollcall import Whereabouts, answers_of, ask_ranks, call_roll, count_ranks, describe_roll
+from meshbook.runtime.errors import MeshbookError
+from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.mesh.actors import current_node
+from meshbook.runtime.mesh.ends import when_ended
+
+DEATH_WITHIN = 10.0  # seconds for a killed process to be gone: who is stuck in the operating system may never be
+T = TypeVar("T")
+
+
+def heal(mesh: NotebookMesh) -> str:
+    """Start the dead ranks again. MeshError where that cannot be done."""
+    started = time.monotonic()
+    try:
+        healed = mesh.procs.heal().get()
+    except (MeshbookError, RuntimeError) as error:
+        raise MeshError(f"{mesh.name} could not be healed: {error}") from error
+    if not healed:
+        return f"all {mesh.extent.nelements} ranks of {mesh.name} are well"
+    return "\n".join(_tell_healed(mesh, healed, time.monotonic() - started))
+
+
+def _tell_healed(mesh: NotebookMesh, healed: Sequence[int], seconds: float) -> Iterable[str]:
+    """Ranks that lost the same are told together."""
+    lost: dict[tuple[str, ...], list[int]] = {}
+    for rank in healed:
+        lost.setdefault(mesh.lost.get(rank, ()), []).append(rank)
+    for names, ranks in lost.items():
+        verb = "is" if len(ranks) == 1 else "are"
+        yield f"{count_ranks(ranks)} {verb} back after {seconds:.2f} s; {tell_lost(names, many=len(ranks) > 1)}"
+
+
+def interrupt(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
+    """KeyboardInterrupt in whatever cell runs on these ranks; says which ran one, and which do not answer."""
+    heard, roll = wait_for(_interrupt(mesh, _alive(mesh, ranks)))
+    parts = [f"interrupted {count_ranks(heard)}"] if heard else []
+    parts += [describe_roll(roll)] if roll else []
+    mute = [rank for rank, where in roll.items() if where.said is None]
+    advice = f"\n%mesh interrupt {','.join(map(str, mute))} --kill ends what does not answer" if mute else ""
+    return ", ".join(parts) + advice
+
+
+async def _interrupt(mesh: NotebookMesh, ranks: Sequence[int]) -> tuple[list[int], Mapping[int, Whereabouts]]:
+    """The ranks that were interrupted; where the others are."""
+    answers = await answers_of(ask_ranks(mesh, ranks).interrupt_present.call_each())
+    heard = [rank for rank, answer in zip(ranks, answers, strict=True) if answer]
+    return heard, await call_roll(mesh, set(ranks) - set(heard))
+
+
+def kill_busy(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
+    """End those of these ranks that run a cell or do not answer, and start them again."""
+    roll = wait_for(call_roll(mesh, _alive(mesh, ranks)))
+    busy = sorted(rank for rank, where in roll.items() if where.said is None or not where.said.is_idle)
+    if not busy:
+        return f"{name_ranks(ranks)} of {mesh.name} {'is' if len(ranks) == 1 else 'are'} idle: nothing was killed"
+    return restart(mesh, busy)
+
+
+def restart(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
+    """End these ranks, whatever they run, and start them again, with all others that are dead."""
+    living = mesh.procs._with_region(mesh.procs.region.pick(ranks))
+    ended = when_ended(current_node(), [address.node for address in living.nodes])
+    living.kill()
+    try:
+        ended.get(timeout=DEATH_WITHIN)
+    except TimeoutError:
+        raise MeshError(f"{name_ranks(ranks)} of {mesh.name} did not end within {DEATH_WITHIN:g} s of being killed")
+    return heal(mesh)
+
+
+def _alive(mesh: NotebookMesh, ranks: Iterable[int]) -> list[int]:
+    """Without the dead. MeshError where none is left."""
+    if alive := sorted(set(ranks) - mesh.dead.keys()):
+        return alive
+    raise MeshError(f"{name_ranks(ranks)} of {mesh.name} died: %mesh heal starts the dead again")
+
+
+def wait_for(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Wait for a coroutine, in a loop of its own on another thread: on this one a loop may be running."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(contextvars.copy_context().run, asyncio.run, coroutine).result()

@@ -1,0 +1,22 @@
+"""What `%mesh status` says of a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshbook.magics.losses import tell_lost
+from meshbook.magics.meshes import NotebookMesh
+
+
+def status_of(mesh: NotebookMesh) -> Iterator[str]:
+    """A line for the mesh, and one for each rank that is not well, or has been started again."""
+    yield mesh.describe()
+    for rank, report in sorted(mesh.dead.items()):
+        pid = f" (pid {report.pid})" if report.pid else ""
+        yield f"  rank {rank}{pid} ended: {report.cause}"
+    for rank, cell in sorted(mesh.busy.items()):
+        if rank not in mesh.dead:
+            yield f"  rank {rank} did not answer in cell {cell}, and still runs it"
+    for rank, names in sorted(mesh.lost.items()):
+        if rank not in mesh.dead:
+            yield f"  rank {rank} was started again; {tell_lost(names)}"

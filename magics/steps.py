@@ -1,0 +1,139 @@
+"""What is done, when, and to which ranks, until a cell ends that is to end: interrupt, abort, kill.
+
+    a person                      interrupt -> again, or no answer for 5 s: abort -> again: kill
+    an error, or a time limit     interrupt -> no answer for 1 s: abort
+    at the end of all patience    leave: the cell ends without those that do not answer
+
+An abort that no person asked for is for those ranks alone that stand in a collective: what computes keeps its groups.
+
+Pure: it is told what happened and when, and says what is due. Not for doing it (`run`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Step(Enum):
+    """In this order, each for the ranks that have not answered the one before."""
+
+    INTERRUPT = 1  # KeyboardInterrupt in the cell's code
+    ABORT = 2  # break the process groups, so that whoever waits in a collective comes back
+    KILL = 3  # end the process, and start it again
+    LEAVE = 4  # end the cell without these ranks, which are busy with it
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A step that is due now. An abort that is not `forced` is for those alone that stand in a collective."""
+
+    step: Step
+    ranks: tuple[int, ...]
+    forced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds between steps."""
+
+    grace: float = 0.5  # after a first error, for the others to come to theirs
+    answer: float = 5.0  # after a person's interrupt, who may see what user code still does, and can interrupt again
+    fellows: float = 1.0  # after an interrupt because another rank has raised, or by a time limit
+    survivors: float = 0.3  # the same where it died, and nobody can wait for it
+    last: float = 5.0  # after an abort or a kill
+    last_of_survivors: float = 1.0
+    kill: float = 1.0  # from an abort on, however fast a person's fingers are: a killed rank has lost all it had
+
+
+PATIENCE = Patience()
+
+
+class Steps:
+    """The course of one cell. `stops_on_error`: whether the error of a rank ends the others."""
+
+    def __init__(self, ranks: Iterable[int], *, stops_on_error: bool, patience: Patience = PATIENCE) -> None:
+        self.silent = set(ranks)
+        self._stops_on_error = stops_on_error
+        self._patience = patience
+        self._presses = 0
+        self._is_timed_out = False
+        self._has_death = False
+        self._due: dict[Step, float] = {}
+        self._taken: dict[Step, float] = {}
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a person, or a time limit, has ended the cell, and not the error of a rank."""
+        return self._presses > 0
+
+    @property
+    def advice(self) -> str:
+        """What a person may do next, of an interrupted cell."""
+        return ("", "interrupt again to break process groups", "interrupt again to kill what does not answer")[
+            min(self._presses, 2)
+        ]
+
+    def answered(self, rank: int, now: float, *, failed: bool = False, died: bool = False) -> None:
+        """A rank has answered, or never will."""
+        self.silent.discard(rank)
+        if failed and self._stops_on_error and not self.is_wanted:
+            self._has_death = self._has_death or died
+            self._plan(Step.INTERRUPT, now + (0.0 if died else self._patience.grace))
+            if died and Step.INTERRUPT in self._taken:
+                self._plan(Step.ABORT, now + self._patience.survivors)
+
+    def press(self, now: float) -> None:
+        """A person asks for the end; each time with more force."""
+        self._presses += 1
+        if self._presses == 1:
+            self._due.clear()  # what was due because of an error is too soon for who wants to tidy up
+            self._taken.clear()
+            self._plan(Step.INTERRUPT, now)
+        elif self._presses == 2:
+            self._taken.pop(Step.ABORT, None)  # one that was not forced
+            self._plan(Step.ABORT, now)
+        else:
+            self._plan(Step.KILL, max(now, self._taken.get(Step.ABORT, now) + self._patience.kill))
+
+    def time_is_up(self, now: float) -> None:
+        """The time limit of the cell has passed."""
+        self._is_timed_out = True
+        self.press(now)
+
+    def due(self, now: float) -> list[Order]:
+        """What is to be done now; each order is given once."""
+        orders = []
+        for step in Step:
+            if self._due.get(step, math.inf) <= now and self.silent:
+                del self._due[step]
+                self._take(step, now)
+                orders.append(Order(step, tuple(sorted(self.silent)), forced=self._presses > 1))
+        return orders
+
+    @property
+    def next_at(self) -> float:
+        """When something may be due; infinite where nothing is."""
+        return min(self._due.values(), default=math.inf)
+
+    def _plan(self, step: Step, at: float) -> None:
+        if step not in self._taken:
+            self._due[step] = min(at, self._due.get(step, math.inf))
+
+    def _take(self, step: Step, now: float) -> None:
+        self._taken[step] = now
+        if step is Step.INTERRUPT:
+            self._plan(Step.ABORT, now + self._until_abort())
+        elif step is not Step.LEAVE:
+            self._due[Step.LEAVE] = now + self._until_the_end()
+
+    def _until_abort(self) -> float:
+        if self._has_death and not self.is_wanted:
+            return self._patience.survivors
+        return self._patience.answer if self.is_wanted and not self._is_timed_out else self._patience.fellows
+
+    def _until_the_end(self) -> float:
+        survives = self._has_death and not self.is_wanted
+        return self._patience.last_of_survivors if survives else self._patience.last

@@ -1,0 +1,108 @@
+"""Where the threads of a rank are, read from another thread while they run: for roll calls and `%mesh stack`.
+
+Not for errors, whose frames come with their tracebacks (`failures`), nor for what a host sees of a process that
+does not answer (`meshbook.runtime.hosts.observer`).
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import threading
+import traceback
+from collections.abc import Coroutine, Iterable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from meshbook.runtime.cells.failures import is_user_code
+from meshbook.runtime.cells.outcome import Frame
+from meshbook.runtime.collectives.frames import describe_collective
+from meshbook.runtime.traces import is_ours
+
+MAIN = "main thread"
+MOST_FRAMES = 200  # of one stack; what recursed deeper has its innermost ones
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where the main thread of a rank is: idle, or in a cell, where it has frames (outermost first) or just begins."""
+
+    is_idle: bool = False
+    frames: tuple[Frame, ...] = ()
+
+    @property
+    def is_in_collective(self) -> bool:
+        """Whether it may be waiting for other ranks."""
+        return describe_collective((frame.filename, frame.function) for frame in self.frames) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """One thread, the outermost frame first; `remark` says what its frames do not: `idle`, `in all_reduce`."""
+
+    thread: str
+    frames: tuple[Frame, ...]
+    remark: str = ""
+
+
+def stack_of_main(awaiting: Coroutine[Any, Any, Any] | None) -> list[tuple[FrameType, int]]:
+    """Frames and lines of the main thread from the cell's first on; none where no cell runs.
+
+    `awaiting` is the coroutine of a cell with top-level await: while that waits, the thread is in its event loop.
+    """
+    here = sys._current_frames().get(threading.main_thread().ident or 0)
+    return _from_the_cell(_walk(here)) or _from_the_cell(_suspended(awaiting))
+
+
+def stacks_of_others() -> Iterator[Stack]:
+    """The other threads in which code of the user's runs, by name; what is above that code is left out."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = sys._current_frames()
+    for ident in sorted(frames.keys() - {threading.main_thread().ident}):
+        found = list(_walk(frames[ident]))
+        first = next((at for at, (frame, _) in enumerate(found) if is_user_code(frame.f_code.co_filename)), None)
+        if first is not None:
+            name = names.get(ident, f"thread {ident}").removeprefix("meshbook ")
+            yield Stack(name, describe_frames(found[first:], with_source=True))
+
+
+def collective_of(found: Iterable[tuple[FrameType, int]]) -> str:
+    """The operation of torch.distributed that a stack is in, or the empty string."""
+    return describe_collective((frame.f_code.co_filename, frame.f_code.co_name) for frame, _ in found) or ""
+
+
+def describe_frames(found: Iterable[tuple[FrameType, int]], *, with_source: bool = False) -> tuple[Frame, ...]:
+    """As data, without the runtime's own."""
+    codes = [(frame.f_code, line) for frame, line in found if not is_ours(frame.f_code.co_filename)]
+    return tuple(
+        Frame(
+            filename=code.co_filename,
+            line=line,
+            function=code.co_name,
+            source=linecache.getline(code.co_filename, line).strip() if with_source else "",
+            is_user=is_user_code(code.co_filename),
+        )
+        for code, line in codes[-MOST_FRAMES:]
+    )
+
+
+def _walk(frame: FrameType | None) -> list[tuple[FrameType, int]]:
+    return [(each, line or 0) for each, line in traceback.walk_stack(frame)][::-1] if frame is not None else []
+
+
+def _suspended(awaiting: Any) -> list[tuple[FrameType, int]]:
+    """The frames of a coroutine that waits, down the chain of what it awaits."""
+    found = []
+    while awaiting is not None:
+        frame = getattr(awaiting, "cr_frame", None) or getattr(awaiting, "gi_frame", None)
+        if frame is None:  # it has just ended, or is something of C
+            break
+        found.append((frame, frame.f_lineno or 0))
+        awaiting = getattr(awaiting, "cr_await", None) or getattr(awaiting, "gi_yieldfrom", None)
+    return found
+
+
+def _from_the_cell(found: list[tuple[FrameType, int]]) -> list[tuple[FrameType, int]]:
+    first = next((at for at, (frame, _) in enumerate(found) if frame.f_code.co_filename.startswith("<cell")), None)
+    return [] if first is None else found[first:]

@@ -1,0 +1,205 @@
+"""Ranks that do not heed an interrupt: stuck in a collective, in C, stopped, or deaf; and how they come free."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from meshbook.runtime.hosts.observer import Observation, observe
+
+if TYPE_CHECKING:
+    from tests.kernel.conftest import Cell, Notebook, Signs
+
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.skipif(shutil.which("py-spy", path=Path(sys.executable).parent) is None, reason="py-spy is missing"),
+]
+
+ENDS_WITHIN = 10.0  # seconds
+INIT = "%%mesh\ndist.init_process_group('gloo')\nx = torch.ones(3)\ndist.all_reduce(x)\nx[0].item()"
+STUCK = "%%mesh\ntell('there')\nif rank == 1: threading.Event().wait()\ndist.all_reduce(x)"
+
+
+@pytest.fixture
+def mesh(bare_notebook: Notebook, signs: Signs) -> Iterator[Notebook]:
+    """A notebook with a mesh of three ranks, whatever becomes of them."""
+    bare_notebook.run("%mesh up --gpus 3")
+    prepare(bare_notebook, signs)
+    yield bare_notebook
+    bare_notebook.run("%mesh down --now")
+
+
+def prepare(notebook: Notebook, signs: Signs, selector: str = "") -> None:
+    imports = "import ctypes, os, signal, threading, time, torch, torch.distributed as dist"
+    notebook.run(f"%%mesh {selector}\n{signs.definition}\n{imports}")
+
+
+def pids_of_ranks(notebook: Notebook) -> list[int]:
+    notebook.run("%%mesh -o pids\nos.getpid()")
+    pids: list[int] = notebook.evaluate("pids.values")
+    return pids
+
+
+def wait_until_seen(pid: int, is_there: Callable[[Observation], bool]) -> None:
+    while not is_there(observe(pid)):
+        pass
+
+
+def is_in(function: str) -> Callable[[Observation], bool]:
+    """Whether a process stands in a function, and does not run any more."""
+    return lambda seen: (
+        seen.state == "S" and any(frame.name == function for thread in seen.threads or () for frame in thread.frames)
+    )
+
+
+def press(notebook: Notebook, cell: Cell, *, times: int) -> None:
+    """Interrupt so many times, and wait for the end."""
+    for _ in range(times):
+        notebook.interrupt()
+    notebook.wait_failed(cell, ENDS_WITHIN)
+
+
+# --- in a collective ---
+
+
+def test_a_second_interrupt_frees_ranks_in_a_collective(mesh: Notebook, signs: Signs) -> None:
+    pids = pids_of_ranks(mesh)
+    assert mesh.run(INIT).result == "[0-2] 3.0"
+    cell = mesh.start(STUCK)
+    for rank in (0, 2):
+        wait_until_seen(pids[rank], is_in("all_reduce"))
+    signs.wait_for("there", 3)
+    press(mesh, cell, times=2)
+    number = cell.reply["execution_count"] if cell.reply else 0
+    assert cell.error["ename"] == "KeyboardInterrupt"
+    assert cell.error["evalue"] == (
+        f"interrupted; ranks 0,2 were in all_reduce (cell {number}:4), rank 1 at cell {number}:3; "
+        "process groups were broken (gloo group of 3 ranks): initialize them again"
+    )
+    assert pids_of_ranks(mesh) == pids, "nobody was killed"
+    assert mesh.run(INIT).result == "[0-2] 3.0", "at the same port"
+
+
+def test_the_error_of_a_rank_frees_those_that_wait_for_it_in_a_collective(mesh: Notebook) -> None:
+    mesh.run(INIT)
+    cell = mesh.run_failing("%%mesh\nif rank == 1: 1 / 0\ndist.all_reduce(x)", ENDS_WITHIN)
+    number = cell.reply["execution_count"] if cell.reply else 0
+    assert cell.error["ename"] == "ZeroDivisionError"
+    assert cell.traceback.splitlines()[-3:] == [
+        f"ranks 0,2 fell as a consequence (KeyboardInterrupt in all_reduce (cell {number}:3))",
+        "",
+        "process groups were broken (gloo group of 3 ranks): initialize them again",
+    ]
+    assert mesh.run(INIT).result == "[0-2] 3.0"
+
+
+def test_a_time_limit_says_who_keeps_whom_waiting(mesh: Notebook, signs: Signs) -> None:
+    mesh.run(INIT)
+    cell = mesh.start(STUCK.replace("%%mesh", "%%mesh --timeout 0.5", 1))
+    mesh.wait_failed(cell, ENDS_WITHIN)
+    number = cell.reply["execution_count"] if cell.reply else 0
+    assert cell.error["ename"] == "TimeoutError"
+    assert cell.error["evalue"].startswith(
+        f"timed out after 0.5 s: 2 ranks [0,2] in all_reduce (cell {number}:4), rank 1 at cell {number}:3; "
+    )
+
+
+# --- in C, or stopped ---
+
+
+@pytest.mark.parametrize(
+    ("source", "state", "trouble"),
+    [
+        ("ctypes.PyDLL(None).sleep(600)", "S", r"holds the GIL in C \(waits in \w+\)"),
+        ("os.kill(os.getpid(), signal.SIGSTOP)", "T", r"stopped \(SIGSTOP\)"),
+    ],
+    ids=["holds the GIL", "stopped"],
+)
+def test_a_third_interrupt_kills_a_rank_that_hears_nothing(
+    mesh: Notebook, signs: Signs, source: str, state: str, trouble: str
+) -> None:
+    pids = pids_of_ranks(mesh)
+    mesh.run("%%mesh\nkept = rank")
+    cell = mesh.start(f"%%mesh\ndef hold(): {source}\ntell('there')\nif rank == 1: hold()\nthreading.Event().wait()")
+    signs.wait_for("there", 3)
+    wait_until_seen(pids[1], lambda seen: seen.state == state and (state == "T" or is_in("hold")(seen)))
+    mesh.interrupt()
+    mesh.wait_until(lambda: "rank 1 does not answer: " in live_text(cell), ENDS_WITHIN)
+    number = cell.messages and re.search(r"cell (\d+)", live_text(cell))
+    assert number
+    said = re.escape(f" at cell {number[1]}:2 in hold; interrupt again to break process groups")
+    assert re.search(f"^interrupted, but rank 1 does not answer: {trouble}{said}$", live_text(cell), re.MULTILINE)
+    press(mesh, cell, times=2)
+    lost = r"rank 1 was killed and is back after \d\.\d\d s; it lost \d+ names: tell, ctypes, os, .*$"
+    assert re.match(
+        rf"interrupted; ranks 0,2 were at cell {number[1]}:5, rank 1 at cell {number[1]}:2 in hold; {lost}",
+        cell.error["evalue"],
+    )
+    assert mesh.run("%%mesh !1\nkept").result == "[0] 0\n[2] 2", "the others have kept what they had"
+    assert mesh.run("%%mesh\nrank, world_size, 'kept' in globals()").result == (
+        "[0] (0, 3, True)\n[1] (1, 3, False)\n[2] (2, 3, True)"
+    )
+
+
+def live_text(cell: Cell) -> str:
+    """What the live area of a running cell says."""
+    shown = [*cell.displays, *cell.updates]
+    text: str = shown[-1]["text/plain"] if shown else ""
+    return text
+
+
+# --- deaf ---
+
+
+@pytest.mark.parametrize("door", ["meshbook", "python3"])
+def test_a_third_interrupt_kills_a_rank_that_does_not_heed_the_others(
+    open_notebook: Callable[..., Notebook], signs: Signs, door: str
+) -> None:
+    notebook = open_notebook(door)
+    notebook.run("%mesh up --gpus 3")
+    prepare(notebook, signs)
+    notebook.run("%%mesh 0\nmodel = 1")
+    notebook.run("%%mesh !0\nkept = rank")
+    cell = notebook.start(
+        "%%mesh\ntell('there')\nwhile rank == 0:\n"
+        "    try: time.sleep(600)\n    except KeyboardInterrupt: tell('deaf')\n"
+        "time.sleep(600)"
+    )
+    signs.wait_for("there", 3)
+    notebook.interrupt()
+    signs.wait_for("deaf")
+    notebook.interrupt()
+    notebook.wait_until(lambda: "again to kill" in live_text(cell), ENDS_WITHIN)  # by signals two at once may be one
+    notebook.interrupt()
+    notebook.wait_failed(cell, ENDS_WITHIN)
+    assert cell.error["ename"] == "KeyboardInterrupt"
+    assert re.search(r"; rank 0 was killed and is back after \d\.\d\d s; it lost \d+ names: ", cell.error["evalue"])
+    assert notebook.run("%%mesh !0\nkept").result == "[1] 1\n[2] 2", "the others have kept what they had"
+    assert notebook.run("%%mesh\nrank, world_size, 'model' in globals()").result == (
+        "[0] (0, 3, False)\n[1] (1, 3, False)\n[2] (2, 3, False)"
+    )
+
+
+def test_a_rank_that_the_cell_ended_without_is_busy_until_it_is_killed(mesh: Notebook, signs: Signs) -> None:
+    cell = mesh.start(
+        "%%mesh\nwhile rank == 0:\n    try: tell('there'); time.sleep(600)\n    except KeyboardInterrupt: pass\n"
+        "import os, signal\nos.kill(os.getpid(), signal.SIGKILL) if rank == 1 else None"
+    )
+    mesh.wait_failed(cell, ENDS_WITHIN)
+    signs.wait_for("there")
+    assert cell.traceback.startswith("[rank 1] ProcessDied: ")
+    assert "rank 0 fell as a consequence (no answer at cell" in cell.traceback
+    mesh.run("%mesh heal")
+    busy = mesh.run_failing("%%mesh\nrank")
+    assert "rank 0 of mesh did not answer in cell" in busy.error["evalue"]
+    assert len(busy.traceback.splitlines()) == 1
+    assert "rank 0 busy" in mesh.run("%mesh").stdout
+    assert mesh.run("%%mesh !0\nrank").result == "[1] 1\n[2] 2", "the others are free"
+    assert mesh.run("%mesh interrupt --kill").stdout.startswith("rank 0 is back after ")
+    assert mesh.run("%%mesh\nrank").result == "[0] 0\n[1] 1\n[2] 2"

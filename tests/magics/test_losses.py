@@ -1,0 +1,85 @@
+"""What is said of ranks without an answer, and who can run a cell."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from meshbook.magics.losses import check_able, tell_lost
+from meshbook.magics.meshes import MeshError
+from meshbook.runtime.errors import ExitReport
+from meshbook.runtime.geometry import Extent
+
+
+@pytest.mark.parametrize(
+    ("dead", "busy", "ranks", "said"),
+    [
+        ([], {}, [0, 1, 2, 3], None),
+        ([3], {2: 5}, [0, 1], None),
+        (
+            [3, 1],
+            {},
+            [0, 1, 2, 3],
+            "ranks 1,3 of mesh died (Killed(sig=9)). Start them again with %mesh heal, "
+            "or run on the others with %%mesh !1,3",
+        ),
+        ([0, 1, 2, 3], {}, [0], "rank 0 of mesh died (Killed(sig=9)). Start it again with %mesh heal"),
+        (
+            [3],
+            {1: 5},
+            [1, 3],
+            "rank 3 of mesh died (Killed(sig=9)). Start it again with %mesh heal, or run on the others with %%mesh !3",
+        ),
+        (
+            [],
+            {1: 5, 2: 5},
+            [0, 1, 2],
+            "ranks 1-2 of mesh did not answer in cell 5 and still run it. Wait, or run on the others with %%mesh !1,2, "
+            "or start afresh: %mesh interrupt --kill",
+        ),
+    ],
+)
+def test_the_dead_and_the_busy_are_refused(
+    dead: list[int], busy: dict[int, int], ranks: list[int], said: str | None
+) -> None:
+    mesh: Any = SimpleNamespace(
+        name="mesh",
+        extent=Extent.of(gpus=4),
+        dead={rank: ExitReport("", 1, -9) for rank in dead},
+        busy=busy,
+        session=SimpleNamespace(has_lost_agent=False),
+    )
+    region = Extent.of(gpus=4).region.pick(ranks)
+    if said is None:
+        check_able(mesh, region)
+        return
+    with pytest.raises(MeshError) as caught:
+        check_able(mesh, region)
+    assert str(caught.value) == said
+
+
+def test_where_the_host_agent_is_lost_too_nothing_can_be_healed() -> None:
+    mesh: Any = SimpleNamespace(
+        name="mesh",
+        extent=Extent.of(gpus=1),
+        dead={0: ExitReport("", 1, -9)},
+        busy={},
+        session=SimpleNamespace(has_lost_agent=True),
+    )
+    with pytest.raises(MeshError, match=r"its host agent is gone: %mesh down, then %mesh up$"):
+        check_able(mesh, mesh.extent.region)
+
+
+@pytest.mark.parametrize(
+    ("names", "many", "said"),
+    [
+        ((), False, "it had no names to lose"),
+        (("model",), False, "it lost 1 name: model"),
+        (("model", "step"), True, "they lost 2 names: model, step"),
+        (tuple("abcdefghijklmn"), False, "it lost 14 names: a, b, c, d, e, f, g, h, i, j, k, l, …"),
+    ],
+)
+def test_what_is_lost_with_a_rank(names: tuple[str, ...], many: bool, said: str) -> None:
+    assert tell_lost(names, many=many) == said

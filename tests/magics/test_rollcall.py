@@ -1,0 +1,107 @@
+"""Where ranks are, in a line; and when ranks that are apart are told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from meshbook.magics.divergence import Watch
+from meshbook.magics.rollcall import Whereabouts, describe_roll
+from meshbook.runtime.cells.outcome import Frame
+from meshbook.runtime.cells.standing import Standing
+from meshbook.runtime.hosts.observer import Observation, SpiedFrame, SpiedThread
+
+CELL = Frame("<cell 9>", 14, "<module>")
+STEP = Frame("<cell 9>", 3, "step")
+DATA = Frame("/home/me/data.py", 88, "load")
+ALL_REDUCE = Frame("/lib/torch/distributed/distributed_c10d.py", 2867, "all_reduce", is_user=False)
+IDLE = Whereabouts(Standing(is_idle=True))
+COMPUTES = Whereabouts(Standing(frames=(CELL, STEP)))
+LOADS = Whereabouts(Standing(frames=(CELL, DATA)))
+REDUCES = Whereabouts(Standing(frames=(CELL, ALL_REDUCE)))
+STOPPED = Whereabouts(seen=Observation(4711, "T", "do_signal_stop"))
+HOLDS = Whereabouts(
+    seen=Observation(
+        *(4711, "S", "hrtimer_nanosleep"),
+        threads=(
+            SpiedThread("ZMQbg/IO/0", False, ()),
+            SpiedThread(
+                "MainThread", True, (SpiedFrame("step", "<cell 9>", 3), SpiedFrame("<module>", "<cell 9>", 14))
+            ),
+        ),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        (IDLE, "idle"),
+        (COMPUTES, "at cell 9:3 in step"),
+        (LOADS, "at data.py:88 in load"),
+        (REDUCES, "in all_reduce (cell 9:14)"),
+        (Whereabouts(Standing()), "at the cell's begin or end"),
+        (STOPPED, "does not answer: stopped (SIGSTOP)"),
+        (HOLDS, "does not answer: holds the GIL in C (waits in hrtimer_nanosleep) at cell 9:3 in step"),
+        (Whereabouts(), "does not answer"),
+    ],
+)
+def test_where_a_rank_is(where: Whereabouts, said: str) -> None:
+    assert str(where) == said
+
+
+def test_ranks_at_the_same_place_are_told_together_and_the_most_first() -> None:
+    roll = {0: REDUCES, 1: LOADS, 2: REDUCES, 3: REDUCES, 5: STOPPED, 6: STOPPED}
+    assert describe_roll(roll) == (
+        "3 ranks [0,2-3] in all_reduce (cell 9:14), 2 ranks [5-6] do not answer: stopped (SIGSTOP), "
+        "rank 1 at data.py:88 in load"
+    )
+
+
+# --- ranks that are apart ---
+
+Look = tuple[float, Mapping[int, Whereabouts], Sequence[int]]  # when, the ranks that run, those that are done
+
+
+@pytest.mark.parametrize(
+    ("looks", "said"),
+    [
+        ([(5, {0: COMPUTES, 1: COMPUTES}, [])], [""]),
+        ([(5, {0: REDUCES, 1: REDUCES}, []), (10, {0: REDUCES, 1: REDUCES}, [])], ["", ""]),
+        ([(5, {1: COMPUTES}, [0])], ["rank 0 done, rank 1 at cell 9:3 in step"]),
+        ([(5, {0: COMPUTES, 1: STOPPED}, [])], [f"rank 0 {COMPUTES}, rank 1 {STOPPED}"]),
+        # For a moment that happens in any training; a second later it is a rank that keeps the others waiting.
+        (
+            [(5, {0: REDUCES, 1: LOADS}, []), (6, {0: REDUCES, 1: COMPUTES}, [])],
+            ["", "rank 0 in all_reduce (cell 9:14), rank 1 at cell 9:3 in step"],
+        ),
+        ([(5, {0: REDUCES, 1: LOADS}, []), (6, {0: COMPUTES, 1: REDUCES}, [])], ["", ""]),
+        ([(5, {}, [0, 1])], [""]),
+    ],
+)
+def test_what_is_said_of_ranks_that_are_apart(looks: list[Look], said: list[str]) -> None:
+    watch = Watch(0.0)
+    told = []
+    for at, roll, done in looks:
+        assert watch.is_due(at)
+        told.append(watch.take(roll, done, at))
+    assert told == said
+
+
+def test_it_looks_after_five_seconds_without_an_answer_and_then_as_often() -> None:
+    watch = Watch(0.0)
+    assert [watch.is_due(at) for at in (4.9, 5.0, 60.0)] == [False, True, False], "one look at a time"
+    watch.take({0: COMPUTES}, [], 5.5)
+    watch.answered(6.0)
+    assert [watch.is_due(at) for at in (10.9, 11.0)] == [False, True]
+    watch.take({0: COMPUTES}, [1], 11.0)
+    watch.answered(12.0)
+    assert [watch.is_due(at) for at in (12.9, 13.0)] == [False, True], "what is on show is not true any more"
+
+
+def test_after_an_interrupt_it_looks_soon() -> None:
+    watch = Watch(0.0)
+    watch.hurry(1.0)
+    watch.answered(1.5)
+    assert [watch.is_due(at) for at in (2.4, 2.5)] == [False, True]

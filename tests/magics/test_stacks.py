@@ -1,0 +1,46 @@
+"""Stacks of all ranks as text: what is the same is there once."""
+
+from __future__ import annotations
+
+from meshbook.magics.stacks import render_stacks, stacks_seen
+from meshbook.runtime.cells.outcome import Frame
+from meshbook.runtime.cells.standing import MAIN, Stack
+from meshbook.runtime.hosts.observer import Observation, SpiedFrame, SpiedThread
+
+CELL = Frame("<cell 9>", 14, "<module>", "dist.all_reduce(x)")
+ALL_REDUCE = Frame("/lib/torch/distributed/distributed_c10d.py", 2867, "all_reduce", "work.wait()", is_user=False)
+REDUCES = Stack(MAIN, (CELL, ALL_REDUCE), "in all_reduce")
+IDLE = Stack(MAIN, (), "idle")
+
+
+def test_identical_stacks_are_told_once() -> None:
+    trainer = Stack("actor trainer", (Frame("/home/me/train.py", 7, "step", "self.load()"),))
+    assert render_stacks({0: [REDUCES], 1: [IDLE, trainer], 2: [REDUCES]}).splitlines() == [
+        "[0,2] main thread: in all_reduce",
+        "    cell 9:14                             dist.all_reduce(x)",
+        "    distributed/distributed_c10d.py:2867 in all_reduce  work.wait()",
+        "[1] main thread: idle",
+        "[1] actor trainer",
+        "    me/train.py:7 in step                 self.load()",
+    ]
+
+
+def thread(name: str, *frames: tuple[str, str], owns_gil: bool = False) -> SpiedThread:
+    return SpiedThread(name, owns_gil, tuple(SpiedFrame(function, file, 3) for file, function in frames))
+
+
+def test_a_rank_that_does_not_answer_is_seen_from_outside() -> None:
+    main = thread("MainThread", ("<cell 9>", "step"), ("<cell 9>", "<module>"), ("/lib/x.py", "run"), owns_gil=True)
+    actor = thread("meshbook actor trainer", ("/home/me/train.py", "load"), ("<frozen x>", "_bootstrap"))
+    others = [thread("ZMQbg/IO/0"), thread("meshbook receiver", ("<frozen x>", "_bootstrap"))]
+    stacks = list(stacks_seen(Observation(4711, "R", threads=(main, actor, *others))))
+    assert [(stack.thread, stack.remark, len(stack.frames)) for stack in stacks] == [
+        (MAIN, "does not answer: holds the GIL in C (computes)", 3),
+        ("actor trainer", "", 1),
+    ]
+
+
+def test_without_py_spy_it_is_told_what_would_help() -> None:
+    (stack,) = stacks_seen(Observation(4711, "T", threads=None))
+    assert stack.remark == ("does not answer: stopped (SIGSTOP) (with meshbook[debug] installed you would see where)")
+    assert [stack.remark for stack in stacks_seen(None)] == ["does not answer"]

@@ -1,0 +1,126 @@
+"""What is done to which ranks, and when: tables of what happened, and what was due."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from meshbook.magics.steps import Order, Step, Steps
+
+Event = tuple[float, str, int]  # when, what, which rank
+Due = tuple[float, str, str]  # when, the step (with ! where it is forced), the ranks
+
+
+def course(events: Sequence[Event], *, stops_on_error: bool = True, until: float = 100.0) -> list[Due]:
+    """What is due in a cell of the ranks 0 to 2."""
+    steps = Steps(range(3), stops_on_error=stops_on_error)
+    due: list[Due] = []
+    for at, what, rank in [*events, (until, "end", 0)]:
+        while steps.next_at <= at:
+            now = steps.next_at
+            due += [(round(now, 3), *_written(order)) for order in steps.due(now)]
+            if steps.next_at == now:  # it is due to nobody
+                break
+        if what == "press":
+            steps.press(at)
+        elif what == "time is up":
+            steps.time_is_up(at)
+        else:
+            steps.answered(rank, at, failed=what in ("raised", "died"), died=what == "died")
+    return due
+
+
+def _written(order: Order) -> tuple[str, str]:
+    return order.step.name.lower() + "!" * order.forced, "".join(map(str, order.ranks))
+
+
+@pytest.mark.parametrize(
+    ("events", "due"),
+    [
+        ([], []),
+        ([(1, "done", 0), (2, "done", 1), (3, "done", 2)], []),
+        # a person
+        ([(1, "press", 0), (1.1, "done", 0), (1.1, "done", 1), (1.2, "done", 2)], [(1, "interrupt", "012")]),
+        (
+            [(1, "press", 0), (1.1, "done", 0)],
+            [(1, "interrupt", "012"), (6, "abort", "12"), (11, "leave", "12")],
+        ),
+        (
+            [(1, "press", 0), (1.1, "done", 0), (2, "press", 0)],
+            [(1, "interrupt", "012"), (2, "abort!", "12"), (7, "leave!", "12")],
+        ),
+        (
+            [(1, "press", 0), (2, "press", 0), (2.1, "done", 0), (2.1, "done", 1), (4, "press", 0), (4.1, "died", 2)],
+            [(1, "interrupt", "012"), (2, "abort!", "012"), (4, "kill!", "2")],
+        ),
+        # three in a row: what was aborted has a second to come back
+        (
+            [(1, "press", 0), (1.1, "press", 0), (1.2, "press", 0), (1.3, "done", 0)],
+            [(1, "interrupt", "012"), (1.1, "abort!", "012"), (2.1, "kill!", "12"), (7.1, "leave!", "12")],
+        ),
+        (
+            [(1, "press", 0), (1.1, "press", 0), (1.2, "press", 0), *((1.3, "done", rank) for rank in range(3))],
+            [(1, "interrupt", "012"), (1.1, "abort!", "012")],
+        ),
+        # two, when the first has brought an abort by itself
+        (
+            [(1, "press", 0), (7, "press", 0), (9, "press", 0), *((9.1, "died", rank) for rank in range(3))],
+            [(1, "interrupt", "012"), (6, "abort", "012"), (7, "abort!", "012"), (9, "kill!", "012")],
+        ),
+        # an error
+        ([(1, "raised", 0), (1.4, "done", 1), (1.4, "done", 2)], []),
+        ([(1, "raised", 0), (1.6, "done", 1), (1.6, "done", 2)], [(1.5, "interrupt", "12")]),
+        ([(1, "raised", 0)], [(1.5, "interrupt", "12"), (2.5, "abort", "12"), (7.5, "leave", "12")]),
+        ([(1, "raised", 0), (1.4, "raised", 1)], [(1.5, "interrupt", "2"), (2.5, "abort", "2"), (7.5, "leave", "2")]),
+        # a death
+        ([(1, "died", 0)], [(1, "interrupt", "12"), (1.3, "abort", "12"), (2.3, "leave", "12")]),
+        (
+            [(1, "raised", 0), (1.6, "died", 1)],
+            [(1.5, "interrupt", "12"), (1.9, "abort", "2"), (2.9, "leave", "2")],
+        ),
+        # a person after an error
+        (
+            [(1, "raised", 0), (2, "press", 0), (3, "press", 0)],
+            [(1.5, "interrupt", "12"), (2, "interrupt", "12"), (3, "abort!", "12"), (8, "leave!", "12")],
+        ),
+        # errors because of an interrupt change nothing
+        ([(1, "press", 0), (1.1, "raised", 0), (3, "done", 1), (3, "done", 2)], [(1, "interrupt", "012")]),
+        # a time limit: nobody is there to press again
+        ([(1, "time is up", 0)], [(1, "interrupt", "012"), (2, "abort", "012"), (7, "leave", "012")]),
+        (
+            [(1, "time is up", 0), (1.5, "press", 0)],
+            [(1, "interrupt", "012"), (1.5, "abort!", "012"), (6.5, "leave!", "012")],
+        ),
+    ],
+)
+def test_the_course_of_a_cell(events: list[Event], due: list[Due]) -> None:
+    assert course(events) == due
+
+
+@pytest.mark.parametrize("what", ["raised", "died"])
+def test_with_on_error_finish_nothing_is_done_to_the_others(what: str) -> None:
+    assert course([(1, what, 0)], stops_on_error=False) == []
+    pressed = course([(1, what, 0), (2, "press", 0), (3, "done", 1), (3, "done", 2)], stops_on_error=False)
+    assert pressed == [(2, "interrupt", "12")]
+
+
+def test_a_step_is_due_once_and_to_nobody_who_has_answered() -> None:
+    steps = Steps([0], stops_on_error=True)
+    assert steps.next_at == math.inf
+    steps.press(1.0)
+    assert steps.due(0.9) == []
+    assert [order.step for order in steps.due(1.0)] == [Step.INTERRUPT]
+    assert steps.due(1.0) == []
+    steps.answered(0, 1.1)
+    assert steps.due(50.0) == []
+
+
+def test_a_person_is_told_what_the_next_interrupt_does() -> None:
+    steps, said = Steps([0], stops_on_error=True), []
+    for at in range(4):
+        said.append(steps.advice)
+        steps.press(at)
+    breaks, kills = "interrupt again to break process groups", "interrupt again to kill what does not answer"
+    assert said == ["", breaks, kills, kills]
