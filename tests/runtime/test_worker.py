@@ -25,7 +25,7 @@ class Worker:
         self.node = node
         self.left: queue.SimpleQueue[str] = queue.SimpleQueue()
         main = MainThread()
-        node.host(PROCESS, lambda: Process(node, main), class_name="ProcessActor").start(lambda error: None)
+        node.host(PROCESS, lambda: Process(node, main, None), class_name="ProcessActor").start(lambda error: None)
         self._thread = threading.Thread(target=self._run, args=(main,))
         self._thread.start()
 
