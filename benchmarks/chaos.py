@@ -39,6 +39,7 @@ RANKS, SPARES = 4, 1
 NUMBERS = 2000  # of one piece
 WINDOW = 4  # pieces that a rank has at a time
 PARTS = 10
+WARM_SECONDS = 1.0
 SHARES = {"kill": 0.4, "stop": 0.25, "drop": 0.2, "delay": 0.15}  # of all faults
 PATIENCE = 60.0  # seconds until what should have come counts as lost
 MARK = f"MESHBOOK_CHAOS_{uuid.uuid4().hex}"
@@ -101,10 +102,20 @@ class Job:
 
     def rest(self) -> None:
         """Until all pieces that were handed out are done, and the mesh is well."""
-        self._hand_out(new=False)
+        for rank in range(RANKS):  # one that had none may have died, and nobody felt it
+            self._give(rank, self._number())
         while self._healing or self._out.total() or self._again:
             self._take_event()
             self._hand_out(new=False)
+
+    def warm_up(self) -> None:
+        """Let each rank do its share, and each die and be healed once: so that every connection is made."""
+        for rank in range(RANKS):
+            self.work_for(WARM_SECONDS / RANKS)
+            self.procs.slice(gpus=rank).kill().get(PATIENCE)
+        self.work_for(WARM_SECONDS)
+        self.rest()
+        self.lost, self.heals, self.slowest = 0, [], 0.0
 
     # -- handing out ---------------------------------------------------------
 
@@ -279,12 +290,12 @@ def run(seconds: float, faults: int, seed: int, report: Report) -> list[str]:
 
 def run_parts(job: Job, seconds: float, faults: float, seed: int, report: Report) -> list[str]:
     done: collections.Counter[str] = collections.Counter()
-    warm, found = None, []
+    job.warm_up()
+    warm, found = look_at_rest(job), []
     for part in range(PARTS):
         count = round(faults * (part + 1)) - round(faults * part)
         done.update(work_under_faults(job, seconds, count, seed + part).counts())
         sight = look_at_rest(job, warm)
-        warm = warm or sight  # the first part warms everything up
         put(report, job, done)
         put_growth(report, sight, warm)
         found = job.check() + grown(sight, warm)
