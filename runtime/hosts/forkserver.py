@@ -47,10 +47,11 @@ class Started(msgspec.Struct, frozen=True, tag=True):
 
 
 class Exited(msgspec.Struct, frozen=True, tag=True):
-    """A worker ended: `returncode` as subprocess gives it (negative: killed by that signal)."""
+    """A worker ended: `returncode` as subprocess gives it (negative: killed by that signal); `peak` is in bytes."""
 
     pid: int
     returncode: int
+    peak: int = 0  # the most memory that it had
 
 
 Answer = Started | Exited
@@ -162,13 +163,14 @@ class ForkServer:
         with contextlib.suppress(BlockingIOError):
             os.read(self._woken, 4096)
         with contextlib.suppress(ChildProcessError):
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                self._note_end(*ended)
+            while (ended := os.wait4(-1, os.WNOHANG))[0]:
+                pid, status, usage = ended
+                self._note_end(pid, status, usage.ru_maxrss << 10)
 
-    def _note_end(self, pid: int, status: int) -> None:
+    def _note_end(self, pid: int, status: int, peak: int) -> None:
         if pid in self._workers:  # not so an orphan that we adopted
             self._workers.discard(pid)
-            self._answer(Exited(pid, os.waitstatus_to_exitcode(status)))
+            self._answer(Exited(pid, os.waitstatus_to_exitcode(status), peak))
 
     def _answer(self, answer: Answer) -> None:
         self._channel.sendall(_encode(answer) + b"\n")

@@ -180,6 +180,7 @@ class ThreadWorkers(Workers):
     def close(self) -> None:
         """Once nobody asks for workers any more: give the descriptors back."""
         self._selector.close()
+        self._memory.close()
         os.close(self._bell)
         os.close(self._ringer)
 

@@ -23,9 +23,10 @@ from typing import Protocol
 
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ExitReport
-from meshbook.runtime.hosts.forkserver import Answer, Started
+from meshbook.runtime.hosts.forkserver import Answer, Exited, Started
 from meshbook.runtime.hosts.handover import command_line, drop_birth, is_left
 from meshbook.runtime.hosts.linux import end_descendants
+from meshbook.runtime.hosts.memory import Memory
 from meshbook.runtime.hosts.server import Server
 from meshbook.runtime.hosts.spares import Spare, Spares
 from meshbook.runtime.hosts.standby import place_file
@@ -66,6 +67,7 @@ class Worker:
     stopping: str = ""
     killed: bool = False  # by us
     trouble: str = ""  # why it was
+    peak: int = 0  # bytes of memory that it had at most, once it has ended
     life: int = 0
     mesh: str = ""
     rendezvous: dict[str, str] = field(default_factory=dict)
@@ -98,6 +100,7 @@ class Workers:
         self._by_pid: dict[int, Worker] = {}
         self._requests: queue.SimpleQueue[tuple[str, Sequence[Birth]]] = queue.SimpleQueue()
         self._spares = Spares(folder)
+        self._memory = Memory()
         self._bell, self._ringer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._server: Starter | None = None
         self._selector = selectors.DefaultSelector()
@@ -292,7 +295,7 @@ class Workers:
 
     def _take(self, answer: Answer) -> None:
         if not isinstance(answer, Started):
-            self._exited(answer.pid, answer.returncode)
+            self._exited(answer)
         elif answer.node not in self._by_node:
             self._spare_started(answer)
         elif answer.error:
@@ -310,14 +313,15 @@ class Workers:
         if worker.command:
             self._watch(self._kill_mute, worker)
 
-    def _exited(self, pid: int, returncode: int) -> None:
+    def _exited(self, exited: Exited) -> None:
         with self._lock:
-            worker = self._by_pid.pop(pid, None)
-            self._send_signal(pid, signal.SIGKILL)  # what it started, and left behind
+            worker = self._by_pid.pop(exited.pid, None)
+            self._send_signal(exited.pid, signal.SIGKILL)  # what it started, and left behind
         if worker is None:
-            self._spare_exited(pid, returncode)
+            self._spare_exited(exited.pid, exited.returncode)
         else:
-            self._end(worker, returncode, self._why_unborn(worker))
+            worker.peak = exited.peak
+            self._end(worker, exited.returncode, self._why_unborn(worker))
 
     def _spare_started(self, started: Started) -> None:
         spare = self._spares.started(started.node, started.pid)
@@ -368,7 +372,7 @@ class Workers:
             pid=worker.pid,
             returncode=returncode,
             stderr=last_words(self._folder, node, worker.settings.stderr_lines),
-            hint=trouble or _hint(returncode, worker.killed),
+            hint=trouble or self._why_killed(worker, returncode),
             stopped=worker.stopping,
             life=worker.life,
         )
@@ -388,6 +392,11 @@ class Workers:
         worker.ended.set()
         self.stop(owned, f"its owner has ended ({node})")
         self._dismiss_spares(self._spares.meshes(owner=node))
+
+    def _why_killed(self, worker: Worker, returncode: int | None) -> str:
+        if returncode != -signal.SIGKILL or worker.killed:
+            return ""
+        return self._memory.explain(worker.pid, worker.peak)
 
     def _kill_all(self) -> None:
         """The controller is gone: no time for goodbyes."""
@@ -428,9 +437,3 @@ def _signal_group(pid: int, number: int) -> None:
         return
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
-
-
-def _hint(returncode: int | None, killed: bool) -> str:
-    if returncode == -signal.SIGKILL and not killed:
-        return "it came from outside meshbook: often from the kernel, out of memory (see dmesg), or from a person"
-    return ""

@@ -11,6 +11,7 @@ Text alone: what follows from it is for `hosting`.
 from __future__ import annotations
 
 import os
+import resource
 
 from meshbook.runtime import texts
 from meshbook.runtime.actor.context import Instance
@@ -31,7 +32,17 @@ def tell_raised(where: str, error: BaseException) -> str:
         told = str(error) if isinstance(error, ActorError) else f"{type(error).__name__}: {error}"
         frames = format_frames(error)
         return f"{told}\nwhich failed {where}" + (f":\n{frames}" if frames else "")
-    return f"{where} raised {headline(error)}\n{format_error(error)}"
+    text = f"{where} raised {headline(error)}\n{format_error(error)}"
+    return f"{text}\n{_tell_memory()}" if isinstance(error, MemoryError) else text
+
+
+def _tell_memory() -> str:
+    """How much this process has had, and may have."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    had = f"this process has had up to {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MiB of memory"
+    if limit == resource.RLIM_INFINITY:
+        return had
+    return f"{had}; it may reserve {limit >> 20} MiB of addresses (RLIMIT_AS, `ulimit -v`)"
 
 
 def tell_failed(instance: Instance, report: str, why: str = "") -> str:

@@ -18,6 +18,7 @@ PAGE = ROOT / "docs" / "faults.md"
 SUBJECTS = {
     "An endpoint raises",
     "A worker is killed, segfaults, aborts, exits",
+    "A rank runs out of memory",
     "The host agent dies",
     "The controller is killed",
     "10^6 lines of output from each rank",

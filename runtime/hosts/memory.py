@@ -1,0 +1,172 @@
+"""Whether a process was killed because memory ran out: what the kernel's log and the counters of its cgroup say.
+
+The log names the process, but often only root may read it, and in a container it numbers processes otherwise. The
+counters can be read anywhere, and tell only that something of the group was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_INITIAL_NAMESPACE = 4026531836  # of process ids: there the kernel counts as we do (include/linux/proc_ns.h)
+_KILLED = re.compile(r"(?P<what>(?:Memory cgroup )?[Oo]ut of memory): Killed process (?P<pid>\d+) .*")
+_PAGES = re.compile(r"(?:anon|file|shmem)-rss:(\d+)kB")
+_GROUP = re.compile(r"oom-kill:.*\boom_memcg=(?P<group>[^,]+),.*\bpid=(?P<pid>\d+)")
+_UNLIMITED = 1 << 60  # version 1 has a number near 2^63 for it
+ADVICE = "give it more, run fewer ranks on this host, or let each hold less"
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A process that the kernel killed for want of memory: what it had, and whose limit was reached."""
+
+    rss: int
+    in_group: bool = False  # a cgroup's; else it was the machine's memory
+    group: str = ""  # which; not always told
+
+
+def find_kill(log: Sequence[str], pid: int) -> Kill | None:
+    """What the kernel's log says of the end of this process, where it says that."""
+    groups = {int(match["pid"]): match["group"] for line in log if (match := _GROUP.search(line))}
+    for line in reversed(log):
+        if (match := _KILLED.search(line)) and int(match["pid"]) == pid:
+            in_group = match["what"].startswith("Memory cgroup")
+            return Kill(sum(map(int, _PAGES.findall(line))) << 10, in_group, groups.get(pid, "") if in_group else "")
+    return None
+
+
+class Groups:
+    """The memory cgroup of this process and those above it, which limit it as well."""
+
+    def __init__(self, proc: Path = Path("/proc/self"), root: Path = Path("/sys/fs/cgroup")) -> None:
+        self._top, own = _find_group(proc, root)
+        self._folders = [own, *own.parents][: len(own.relative_to(self._top).parts) + 1]
+        self._kills = self._count()
+
+    def _count(self) -> dict[Path, int]:
+        return {folder: _read_kills(folder) for folder in self._folders}
+
+    def killed(self) -> Path | None:
+        """The group in which processes were killed since this was asked before, the innermost."""
+        before, self._kills = self._kills, self._count()
+        return next((folder for folder in self._folders if self._kills[folder] > before[folder]), None)
+
+    def folder_of(self, name: str) -> Path:
+        """The folder of the group that the kernel's log calls so."""
+        return self._top / name.strip("/")
+
+
+def _find_group(proc: Path, root: Path) -> tuple[Path, Path]:
+    """Where memory groups are, and which of them is this process's."""
+    lines = []
+    with contextlib.suppress(OSError):
+        lines = [line.split(":", 2) for line in (proc / "cgroup").read_text().splitlines()]
+    paths = {controllers: path.strip("/") for _, controllers, path in lines}
+    first = next((path for controllers, path in paths.items() if "memory" in controllers.split(",")), None)
+    top, path = (root / "memory", first) if first is not None else (root, paths.get("", ""))
+    return top, top / path if (top / path).is_dir() else top  # in a container the path may be the host's
+
+
+def _read_kills(folder: Path) -> int:
+    for name in ("memory.events", "memory.oom_control"):
+        with contextlib.suppress(OSError, ValueError):
+            counters = dict(line.split() for line in (folder / name).read_text().splitlines())
+            return int(counters.get("oom_kill", 0))
+    return 0
+
+
+def read_limit(folder: Path) -> int | None:
+    """How many bytes a group may use; None without a limit."""
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # "max"
+            limit = int((folder / name).read_text())
+            return limit if limit < _UNLIMITED else None
+    return None
+
+
+class KernelLog:
+    """What the kernel logs from now on, as far as we may read it and it counts processes as we do."""
+
+    def __init__(self, path: Path = Path("/dev/kmsg")) -> None:
+        self._file = -1
+        with contextlib.suppress(OSError):
+            if Path("/proc/self/ns/pid").stat().st_ino == _INITIAL_NAMESPACE:
+                self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                os.lseek(self._file, 0, os.SEEK_END)
+        self._recent: list[str] = []  # what was read on behalf of other processes
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it can be read."""
+        return self._file >= 0
+
+    def find_kill(self, pid: int) -> Kill | None:
+        """What it says of the end of this process."""
+        self._recent = [*self._recent, *self._read()][-100:]
+        return find_kill(self._recent, pid)
+
+    def _read(self) -> Iterator[str]:
+        while self._file >= 0:
+            try:
+                record = os.read(self._file, 8192)
+            except BrokenPipeError:  # older ones were overwritten meanwhile
+                continue
+            except OSError:  # there are no more
+                return
+            text = record.decode("utf-8", "replace")
+            if "oom-kill:" in text or "Killed process" in text:
+                yield text
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+class Memory:
+    """Explains ends by SIGKILL that nobody of ours has sent."""
+
+    def __init__(self, log: KernelLog | None = None, groups: Groups | None = None) -> None:
+        self._log = log or KernelLog()
+        self._groups = groups or Groups()
+
+    def explain(self, pid: int, peak: int) -> str:
+        """Why this process was killed, as far as that can be known; `peak` is the most memory that it had, in bytes."""
+        kill, group = self._log.find_kill(pid), self._groups.killed()
+        if kill is not None:
+            limited = self._groups.folder_of(kill.group) if kill.group else group
+            where = _tell_limit(limited) if kill.in_group else _tell_total()
+            return f"the kernel killed it, out of memory: {where}, and it had {size(kill.rss)}; {ADVICE}"
+        if group is not None:
+            had = f", and it had up to {size(peak)}" if peak else ""
+            return f"most likely the kernel killed it, out of memory: {_tell_limit(group)}{had}; {ADVICE}"
+        who = "it came from outside meshbook: "
+        if self._log.is_there:
+            return f"{who}from a person or a program; the kernel tells of no process that it killed out of memory"
+        return f"{who}from a person or a program, or from the kernel, out of memory (see dmesg)"
+
+    def close(self) -> None:
+        self._log.close()
+
+
+def _tell_total() -> str:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return f"the machine has {size(total)} in all"
+
+
+def _tell_limit(group: Path | None) -> str:
+    if group is None:
+        return "its cgroup has reached its limit"
+    limit = read_limit(group)
+    may = f"may use {size(limit)}" if limit is not None else "has reached a limit"
+    return f"its cgroup {group} {may}"
+
+
+def size(count: int) -> str:
+    """Bytes as a person reads them."""
+    return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.0f} MiB"
