@@ -6,6 +6,7 @@ kept, until it is started again under the same name.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 from meshbook.runtime import texts
@@ -68,6 +69,11 @@ class Routes:
         if peer.node in self._lives or peer.node in self.down:
             return True
         self._lives[peer.node] = life
+        if life:
+            # Maybe this node has written to the one before, which never answered: the connection has found the new one
+            # by itself, and that takes nothing from who has not greeted it.
+            with contextlib.suppress(PeerGone):
+                self._transport.send(peer, self._transport.greeting)
         return False
 
     def is_former(self, report: ExitReport) -> bool:

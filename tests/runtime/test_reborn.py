@@ -90,6 +90,20 @@ def test_told_of_the_new_life_by_itself(session: Any, rebirth: Any) -> None:
     assert call_back(session, again).get(PATIENCE) == 4
 
 
+def test_one_that_had_never_answered_speaks_before_its_end_is_told(session: Any, rebirth: Any) -> None:
+    """It was written to by its address alone, and stopped, or cut off. The next one has not heard who writes there."""
+    deaf = Node(session._connect("worker-0", Settings()), "run", Settings())  # it receives nothing
+    lost = session.refer(Probe, "nobody", deaf).run.call_one(len, "")
+    again = rebirth(deaf)
+    asker = Each(1)
+    again.call([Target(session.controller.address, KEEPER)], "where", (("nobody", "x", 1), {}), NOWHERE, asker)
+    assert asker.futures[0].get(PATIENCE) == "not there yet"
+    declare_down(session)
+    with pytest.raises(SupervisionError):  # that it has ended, or of the next one that it has no such actor
+        lost.get(PATIENCE)
+    assert call_back(session, again).get(PATIENCE) == 4
+
+
 def test_who_knows_no_life_before_takes_it_as_it_is(session: Any) -> None:
     """A node that is born after it: nothing that waits for it is lost by its greeting."""
     chosen = Settings()
