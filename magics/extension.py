@@ -35,7 +35,7 @@ from meshbook.magics.publisher import publisher_for
 from meshbook.magics.results import MeshResult
 from meshbook.magics.run import CellRun
 from meshbook.magics.stacks import render_stacks, take_stacks
-from meshbook.magics.status import status_of
+from meshbook.magics.status import history_of, state_of
 from meshbook.magics.transform import RUNNER, transform
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.geometry import Extent
@@ -125,8 +125,8 @@ class MeshMagics(Magics):
                 print(text)
             case Up() as up:
                 self._up(up)
-            case Status(name):
-                self._status(name)
+            case Status() as status:
+                self._status(status)
             case Down(name, now):
                 self._session()
                 print(f"{self.meshes.down(name, now=now).name} is down")
@@ -160,12 +160,12 @@ class MeshMagics(Magics):
         if known is None or isinstance(known, ProcMesh):
             self.shell.user_ns[mesh.name] = mesh.procs
 
-    def _status(self, name: str | None) -> None:
+    def _status(self, status: Status) -> None:
         if not len(self.meshes):
             print("no mesh is up: %mesh up --gpus 4 starts one, and so does the first %%mesh cell")
             return
-        for mesh in [self.meshes.get(name)] if name else list(self.meshes):
-            print("\n".join(status_of(mesh)))
+        for mesh in [self.meshes.get(status.name)] if status.name else list(self.meshes):
+            print("\n".join([*state_of(mesh), *([] if status.brief else history_of(mesh))]))
 
     def _log(self, log: Log) -> None:
         mesh = self.meshes.get()

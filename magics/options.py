@@ -65,9 +65,10 @@ class Up:
 
 @dataclass(frozen=True)
 class Status:
-    """Say how a mesh is; `name` None means all of them."""
+    """Say how a mesh is (`name` None means all of them), and unless it is to be `brief` what has happened to it."""
 
     name: str | None = None
+    brief: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,11 @@ def parse_cell_options(line: str) -> CellOptions | HelpRequested:
 
 
 def parse_verb(line: str) -> Verb | HelpRequested:
-    """What follows `%mesh` on its line; nothing is `status`."""
-    verb, *arguments = _words(line) or ["status"]
+    """What follows `%mesh` on its line; nothing is a brief `status`."""
+    words = _words(line)
+    if not words:
+        return Status(brief=True)
+    verb, *arguments = words
     if verb in ("help", *_HELP_WORDS):
         return HelpRequested(_overview())
     if verb not in _VERBS:

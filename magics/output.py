@@ -116,7 +116,7 @@ class CellOutput:
 
     def remark(self, text: str) -> None:
         """Say this below the header while the cell runs, instead of what was said there; empty: nothing."""
-        if text != self._remark:
+        if text != self._remark and not self._is_closed:
             self._remark, self._is_changed = text, True
 
     def due(self, now: float) -> list[Publication]:

@@ -9,28 +9,24 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
-import math
 import threading
-import time
-from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import cloudpickle
 
-from meshbook.magics.divergence import Watch
+from meshbook.magics.course import Course, Watched
 from meshbook.magics.interruptible import interruptible
-from meshbook.magics.losses import error_of_killed, error_of_lost, error_of_silent
+from meshbook.magics.losses import error_of_lost, error_of_silent
 from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.options import CellOptions
 from meshbook.magics.output import CellOutput
 from meshbook.magics.publisher import Publisher
 from meshbook.magics.results import MeshResult
-from meshbook.magics.rollcall import Whereabouts, answers_of, ask_ranks, call_roll, describe_roll
+from meshbook.magics.rollcall import call_roll
 from meshbook.magics.selection import LastCell
-from meshbook.magics.steps import PATIENCE, Order, Patience, Step, Steps
-from meshbook.magics.tracebacks import Ending, make_cell_error
+from meshbook.magics.steps import PATIENCE, Patience
+from meshbook.magics.tracebacks import make_cell_error
 from meshbook.runtime.actor.context import CURRENT, Context
-from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.geometry import Region
@@ -39,10 +35,8 @@ from meshbook.runtime.telemetry.output import Chunk, DisplayChunk, OutputChunk
 from meshbook.runtime.telemetry.spool import Spool
 
 TICK = 0.25  # seconds between looks at what there is to show
-ABORT_WITHIN = 3.0  # seconds; mostly it takes milliseconds, but a rendezvous tries again once a second
 _serial = itertools.count(1)
 StreamName = Literal["stdout", "stderr"]
-T = TypeVar("T")
 
 
 class CellRun:
@@ -77,16 +71,12 @@ class CellRun:
         self._spools: dict[tuple[int, StreamName], Spool] = {}
         self._outcomes: dict[int, CellOutcome] = {}
         self._failed: list[int] = []  # in the order in which they failed
-        self._steps = Steps(self._ranks, stops_on_error=options.on_error == "stop", patience=patience)
-        self._watch = Watch(self._loop.time())
-        self._limit = math.inf if options.timeout is None else self._loop.time() + options.timeout
-        self._aside: asyncio.Task[None] | None = None  # one roll call at a time, beside the waiting
-        self._roll: dict[int, Whereabouts] = {}  # where silent ranks were before an abort
-        self._timed_out = ""  # what to say of a time limit that has passed
-        self._aborted: set[int] = set()
-        self._broken: set[str] = set()  # process groups, in words
-        self._killed: set[int] = set()
-        self._healing: asyncio.Future[Any] | None = None
+        self._course = Course(
+            Watched(mesh, self.origin, self._ranks, options.timeout, options.on_error == "stop"),
+            patience,
+            say=self._say,
+            wake=self._wake.set,
+        )
         self._is_late = False  # the cell has ended; text may still come
         self._late_planned = False
 
@@ -95,19 +85,16 @@ class CellRun:
     async def run(self, source: str) -> MeshResult:
         """Run the source; returns the result, or raises a CellError."""
         self._session.output.open(self.origin, self._take_chunk)
-        with interruptible(lambda: self._loop.call_soon_threadsafe(self.interrupt)):
+        with interruptible(lambda: self._loop.call_soon_threadsafe(self._course.interrupt)):
             self._send(source)
             await self._wait()
-            await self._heal()
-            if self._aborted and self._aside is not None:
-                await self._aside  # the next cell may make groups again
+            for rank, told in (await self._course.settle()).items():
+                self._outcomes[rank] = dataclasses.replace(self._outcomes[rank], error=told)
         self._end()
         result = self._result()
         self._mesh.last = self._history()
         if self._failed:
-            errors = {rank: outcome.error for rank, outcome in self._outcomes.items() if outcome.error is not None}
-            ending = Ending(self._timed_out, tuple(sorted(self._broken)))
-            raise make_cell_error(self._judged(errors), self._failed, result, ending)
+            raise make_cell_error(self._errors(), self._failed, result, self._course.ending)
         return result
 
     def _send(self, source: str) -> None:
@@ -121,18 +108,12 @@ class CellRun:
 
     async def _wait(self) -> None:
         """Until every rank has answered, or there is no use in waiting for those that have not."""
-        while self._steps.silent:
+        while not self._course.is_over:
             now = self._loop.time()
             self._publish_due(now)
-            self._look_around(now)
-            with self._lock:
-                orders = self._steps.due(now)
-                pause = min(TICK, self._steps.next_at - now)
-            for order in orders:
-                if order.step is Step.LEAVE:
-                    return await self._leave(order.ranks)
-                self._carry_out(order)
-            await self._sleep(max(0.0, pause))
+            if silent := self._course.act(now):
+                return await self._leave(silent)
+            await self._sleep(max(0.0, min(TICK, self._course.next_at - now)))
         return None
 
     async def _sleep(self, seconds: float) -> None:
@@ -149,46 +130,6 @@ class CellRun:
             self._is_late = True
         self._publisher.publish(publications)
 
-    # -- interrupts --------------------------------------------------------------
-
-    def interrupt(self) -> None:
-        """First: KeyboardInterrupt on every rank that still runs. Second: break their process groups. Third: kill."""
-        now = self._loop.time()
-        with self._lock:
-            self._steps.press(now)
-            self._watch.hurry(now)
-        self._wake.set()
-        if self._healing is not None:
-            self._healing.cancel()
-
-    def _carry_out(self, order: Order) -> None:
-        ranks = self._mesh.procs.region.pick(order.ranks)
-        match order.step:
-            case Step.INTERRUPT:
-                ask_ranks(self._mesh, order.ranks).interrupt.broadcast(self.origin)
-            case Step.ABORT:
-                self._aborted.update(order.ranks)
-                self._begin_aside(self._abort(order))
-            case Step.KILL:
-                self._killed.update(order.ranks)
-                self._mesh.procs._with_region(ranks).kill()
-
-    async def _abort(self, order: Order) -> None:
-        """Break the process groups of these ranks; then of all, since a part of a group is no use."""
-        # In this order: once one of them lets go, the others are elsewhere, too.
-        self._roll |= await call_roll(self._mesh, order.ranks)
-        broken = await self._break_groups(order.ranks, self.origin, forced=order.forced)
-        if broken:
-            others = set(range(self._mesh.extent.nelements)) - broken.keys() - self._mesh.dead.keys()
-            broken |= await self._break_groups(sorted(others), "", forced=True)
-        self._broken |= {group for groups in broken.values() for group in groups}
-
-    async def _break_groups(self, ranks: Sequence[int], origin: str, *, forced: bool) -> dict[int, list[str]]:
-        """Which groups were broken, in words, by rank; only the ranks that had some."""
-        asked = ask_ranks(self._mesh, ranks).abort.call_each(origin, forced) if ranks else []
-        answers = await answers_of(asked, ABORT_WITHIN)
-        return {rank: groups for rank, groups in zip(ranks, answers, strict=True) if groups}
-
     async def _leave(self, ranks: tuple[int, ...]) -> None:
         """End the cell without the ranks that do not answer; they stay busy with it."""
         roll = await call_roll(self._mesh, ranks)
@@ -199,50 +140,8 @@ class CellRun:
                 self._mesh.busy[rank] = self._number
                 self._note(rank, CellOutcome(_NOTHING, error=error_of_silent(roll[rank])))
 
-    async def _heal(self) -> None:
-        """Start the ranks again that were killed."""
-        if not self._killed:
-            return
-        started, said = time.monotonic(), "and is not back: %mesh heal starts it again"
-        try:
-            self._healing = asyncio.ensure_future(_answer(self._mesh.procs.heal()))
-            await self._healing
-            said = f"and is back after {time.monotonic() - started:.2f} s"
-        except (MeshbookError, RuntimeError, asyncio.CancelledError) as error:
-            said = f"{said} ({error})" if str(error) else said
-        for rank in self._killed & self._outcomes.keys():
-            frames = self._roll[rank].frames if rank in self._roll else ()
-            told = error_of_killed(said, self._mesh.lost.get(rank, ()), frames)
-            self._outcomes[rank] = dataclasses.replace(self._outcomes[rank], error=told)
-
-    # -- where ranks are ------------------------------------------------------------
-
-    def _look_around(self, now: float) -> None:
-        if self._aside is not None and not self._aside.done():
-            return
-        if now >= self._limit:
-            self._limit = math.inf
-            self._begin_aside(self._run_out_of_time())
-        elif self._watch.is_due(now):
-            self._begin_aside(self._look_at_ranks())
-
-    def _begin_aside(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        self._aside = asyncio.ensure_future(coroutine)
-
-    async def _run_out_of_time(self) -> None:
-        roll = await call_roll(self._mesh, tuple(self._steps.silent))
-        self._timed_out = f"timed out after {self._options.timeout:g} s: {describe_roll(roll)}"
+    def _say(self, line: str) -> None:
         with self._lock:
-            self._steps.time_is_up(self._loop.time())
-        self._wake.set()
-
-    async def _look_at_ranks(self) -> None:
-        roll = await call_roll(self._mesh, tuple(self._steps.silent))
-        with self._lock:
-            running = {rank: where for rank, where in roll.items() if rank not in self._outcomes}
-            line = self._watch.take(running, sorted(self._outcomes), self._loop.time())
-            if self._steps.is_wanted and running:
-                line = f"interrupted, but {describe_roll(running)}; {self._steps.advice}"
             self._output.remark(line)
 
     # -- from the receiving thread -------------------------------------------------
@@ -259,17 +158,15 @@ class CellRun:
                 self._mesh.busy.pop(rank, None)
                 return
             self._note(rank, outcome)
-            is_over = not self._steps.silent
+            is_over = self._course.is_over
         if is_over or outcome.error is not None:
             self._loop.call_soon_threadsafe(self._wake.set)
 
     def _note(self, rank: int, outcome: CellOutcome) -> None:
-        error, now = outcome.error, self._loop.time()
         self._outcomes[rank] = outcome
-        self._output.finish(rank, failed=error is not None)
-        self._steps.answered(rank, now, failed=error is not None, died=error is not None and error.kind == "died")
-        self._watch.answered(now)
-        if error is not None:
+        self._output.finish(rank, failed=outcome.error is not None)
+        self._course.answered(rank, outcome.error)
+        if outcome.error is not None:
             self._failed.append(rank)
 
     def _take_chunk(self, chunk: Chunk) -> None:
@@ -306,23 +203,9 @@ class CellRun:
             return self._mesh.cells
         return self._mesh.cells._with_region(self._region)
 
-    def _judged(self, errors: Mapping[int, RankError]) -> dict[int, RankError]:
-        return {rank: self._judge(rank, error) for rank, error in errors.items()}
-
-    def _judge(self, rank: int, error: RankError) -> RankError:
-        """What we did because another rank failed has consequences; what we did for a person is an interrupt."""
-        if rank in self._aborted and (error.is_consequence or error.kind == "interrupted"):
-            error = self._as_interrupted(rank, error)
-        is_ours = error.kind == "interrupted" and not self._steps.is_wanted
-        return dataclasses.replace(error, is_consequence=True) if is_ours else error
-
-    def _as_interrupted(self, rank: int, error: RankError) -> RankError:
-        """The error of a rank whose process groups were broken: it tells less of where it was than the roll call."""
-        where = self._roll.get(rank)
-        frames = where.frames if where is not None and where.frames else error.frames
-        if error.kind == "interrupted":
-            return dataclasses.replace(error, frames=frames)
-        return RankError("interrupted", "KeyboardInterrupt", "", frames)
+    def _errors(self) -> dict[int, RankError]:
+        errors = {rank: outcome.error for rank, outcome in self._outcomes.items() if outcome.error is not None}
+        return {rank: self._course.judge(rank, error) for rank, error in errors.items()}
 
     def _history(self) -> LastCell:
         failed = frozenset(self._failed)
@@ -342,7 +225,3 @@ class CellRun:
 
 
 _NOTHING = CellCost(wall=0.0, cpu=0.0, peak_rss=0)
-
-
-async def _answer(future: Future[T]) -> T:
-    return await future

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from meshbook.magics.losses import tell_lost
 from meshbook.magics.meshes import NotebookMesh
 
+MOST_EVENTS = 5
 
-def status_of(mesh: NotebookMesh) -> Iterator[str]:
+
+def state_of(mesh: NotebookMesh) -> Iterator[str]:
     """A line for the mesh, and one for each rank that is not well, or has been started again."""
     yield mesh.describe()
     for rank, report in sorted(mesh.dead.items()):
@@ -20,3 +22,10 @@ def status_of(mesh: NotebookMesh) -> Iterator[str]:
     for rank, names in sorted(mesh.lost.items()):
         if rank not in mesh.dead:
             yield f"  rank {rank} was started again; {tell_lost(names)}"
+
+
+def history_of(mesh: NotebookMesh) -> Iterator[str]:
+    """The last that has happened to the mesh; nothing where nothing has."""
+    if events := [event for event in mesh.session.events if event.procs == mesh.procs.name][-MOST_EVENTS:]:
+        yield "  last events:"
+        yield from (f"    {event}" for event in events)

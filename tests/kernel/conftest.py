@@ -120,8 +120,11 @@ class Notebook:
             self.run("%load_ext meshbook")
 
     def start(self, code: str, **options: Any) -> Cell:
-        cell = Cell(code)
-        self._cells[self.client.execute(code, **({"allow_stdin": False} | options))] = cell
+        return self.follow(self.client.execute(code, **({"allow_stdin": False} | options)), code)
+
+    def follow(self, request: str, code: str) -> Cell:
+        """Gather what comes for a request."""
+        cell = self._cells[request] = Cell(code)
         return cell
 
     def run(self, code: str, timeout: float = PATIENCE) -> Cell:

@@ -10,11 +10,12 @@ import pytest
 
 from meshbook.magics import meshes as module
 from meshbook.magics.meshes import MeshError, Meshes, NotebookMesh, default_extent, wait_ready
-from meshbook.magics.status import status_of
+from meshbook.magics.status import history_of, state_of
 from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import ExitReport, MeshbookError
 from meshbook.runtime.geometry import Extent
+from meshbook.runtime.telemetry.events import Event
 from meshbook.runtime.wire.messages import Address
 
 
@@ -27,6 +28,7 @@ class FakeSession:
         self.forgotten: list[str] = []
         self.node = SimpleNamespace(when_down=[], when_reborn=[])
         self.output = SimpleNamespace(forget=self.forgotten.append)
+        self.events: list[Any] = []
         self.host = self
         self.has_lost_agent = False
         self.context = SimpleNamespace(actor_instance=None)
@@ -269,7 +271,7 @@ def test_a_rank_that_was_healed_is_not_dead(meshes: Meshes, session: FakeSession
     for listener in session.node.when_reborn:
         listener("mesh.1")
     assert (mesh.dead, mesh.busy, mesh.lost) == ({}, {}, {1: ("model",)})
-    assert list(status_of(mesh))[1:] == ["  rank 1 was started again; it lost 1 name: model"]
+    assert list(state_of(mesh))[1:] == ["  rank 1 was started again; it lost 1 name: model"]
     session.report(ExitReport("mesh.1", 4712, -9))
     assert list(mesh.dead) == [1]
 
@@ -282,8 +284,20 @@ def test_the_dead_are_known(meshes: Meshes, session: FakeSession) -> None:
     session.report(ExitReport("elsewhere.1", 4714, 1))
     session.report(ExitReport("other.0", 0, None, hint="its host agent ended"))
     assert mesh.describe().endswith("on CPU (no GPU here); ranks 0,2 dead")
-    assert list(status_of(mesh))[1:] == [
+    assert list(state_of(mesh))[1:] == [
         "  rank 0 (pid 4712) ended: exit code 3",
         "  rank 2 (pid 4711) ended: Killed(sig=9)",
     ]
-    assert list(status_of(other))[1:] == ["  rank 0 ended: its host agent ended"]
+    assert list(state_of(other))[1:] == ["  rank 0 ended: its host agent ended"]
+
+
+def test_the_last_events_of_a_mesh_are_told(meshes: Meshes, session: FakeSession) -> None:
+    mesh = up(meshes)
+    assert list(history_of(mesh)) == []
+    events = [Event(0.0, "healed", "mesh", "mesh-0a1b", (number,), f"in 0.0{number} s") for number in range(7)]
+    session.events = [*events, Event(0.0, "healed", "other", "other-0a1b", (1,), "in 0.01 s")]
+    title, *lines = history_of(mesh)
+    assert title == "  last events:"
+    assert [line.split(" ", 5)[-1] for line in lines] == [
+        f"mesh rank {number} healed: in 0.0{number} s" for number in range(2, 7)
+    ]

@@ -127,7 +127,7 @@ def test_help_does_not_depend_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("line", "verb"),
     [
-        ("", Status()),
+        ("", Status(brief=True)),
         ("status", Status()),
         ("status trainers", Status("trainers")),
         ("up", Up()),

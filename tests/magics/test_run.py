@@ -105,7 +105,7 @@ class FakeProcs:
         self._ranks = ranks
         self.region = region
         self.extent = region.extent
-        self.healed: Future[list[int]] = Future.completed([])
+        self.healed: Future[list[int]] = Future.completed(list(region.ranks()))
 
     def _with_region(self, region: Region) -> FakeProcs:
         return FakeProcs(self._ranks, region)

@@ -1,0 +1,212 @@
+"""How a cell that runs is watched, and ended: does to its ranks what `steps` says is due, and looks where they are.
+
+It acts beside the coroutine of the cell, which gives it the time (`act`). What the cell prints or evaluates to is the
+business of that (`run`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from meshbook.magics.divergence import Watch
+from meshbook.magics.losses import error_of_killed
+from meshbook.magics.meshes import NotebookMesh
+from meshbook.magics.rollcall import Whereabouts, answers_of, ask_ranks, call_roll, describe_roll
+from meshbook.magics.steps import Order, Patience, Step, Steps
+from meshbook.magics.tracebacks import Ending
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.cells.outcome import RankError
+from meshbook.runtime.errors import MeshbookError
+
+ABORT_WITHIN = 3.0  # seconds; mostly it takes milliseconds, but a rendezvous tries again once a second
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Watched:
+    """The cell that is watched: its execution, its ranks, and its options."""
+
+    mesh: NotebookMesh
+    origin: str
+    ranks: tuple[int, ...]
+    timeout: float | None
+    stops_on_error: bool
+
+
+class Course:
+    """The course of one cell. `say` shows a line in it while it runs; `wake` lets `act` be called again soon."""
+
+    def __init__(
+        self, cell: Watched, patience: Patience, *, say: Callable[[str], None], wake: Callable[[], None]
+    ) -> None:
+        self._cell = cell
+        self._mesh = cell.mesh
+        self._say = say
+        self._wake = wake
+        self._loop = asyncio.get_running_loop()
+        started = self._loop.time()
+        self._lock = threading.Lock()  # guards the next two: answers come on the receiving thread
+        self._steps = Steps(cell.ranks, stops_on_error=cell.stops_on_error, patience=patience)
+        self._watch = Watch(started)
+        self._limit = math.inf if cell.timeout is None else started + cell.timeout
+        self._aside: asyncio.Task[None] | None = None  # what asks the ranks, beside the waiting; one thing at a time
+        self._roll: dict[int, Whereabouts] = {}  # where silent ranks were before an abort
+        self._timed_out = ""  # what to say of a time limit that has passed
+        self._aborted: set[int] = set()
+        self._broken: set[str] = set()  # process groups, in words
+        self._killed: set[int] = set()
+        self._healing: asyncio.Future[list[int]] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every rank has answered."""
+        return not self._steps.silent
+
+    @property
+    def ending(self) -> Ending:
+        """What was done to end the cell."""
+        return Ending(self._timed_out, tuple(sorted(self._broken)))
+
+    # -- what happens ----------------------------------------------------------------
+
+    def answered(self, rank: int, error: RankError | None) -> None:
+        """A rank has answered, or never will; from any thread."""
+        now = self._loop.time()
+        with self._lock:
+            self._steps.answered(rank, now, failed=error is not None, died=error is not None and error.kind == "died")
+            self._watch.answered(now)
+
+    def interrupt(self) -> None:
+        """First: KeyboardInterrupt on every rank that still runs. Second: break process groups. Third: kill."""
+        now = self._loop.time()
+        with self._lock:
+            self._steps.press(now)
+            self._watch.hurry(now)
+        if self._healing is not None:
+            self._healing.cancel()
+        self._wake()
+
+    # -- what is done ----------------------------------------------------------------
+
+    def act(self, now: float) -> tuple[int, ...]:
+        """Do what is due. Returns the ranks that the cell is to end without."""
+        self._look_around(now)
+        with self._lock:
+            orders = self._steps.due(now)
+        for order in orders:
+            if order.step is Step.LEAVE:
+                return order.ranks
+            self._carry_out(order)
+        return ()
+
+    @property
+    def next_at(self) -> float:
+        """When something may be due, looks aside."""
+        with self._lock:
+            return self._steps.next_at
+
+    def _carry_out(self, order: Order) -> None:
+        match order.step:
+            case Step.INTERRUPT:
+                ask_ranks(self._mesh, order.ranks).interrupt.broadcast(self._cell.origin)
+            case Step.ABORT:
+                self._aborted.update(order.ranks)
+                self._begin_aside(self._abort(order))
+            case Step.KILL:
+                self._killed.update(order.ranks)
+                self._mesh.procs._with_region(self._mesh.procs.region.pick(order.ranks)).kill()
+
+    async def _abort(self, order: Order) -> None:
+        """Break the process groups of these ranks; then of all, since a part of a group is no use."""
+        # In this order: once one of them lets go, the others are elsewhere, too.
+        self._roll |= await call_roll(self._mesh, order.ranks)
+        broken = await self._break_groups(order.ranks, self._cell.origin, forced=order.forced)
+        if broken:
+            others = set(range(self._mesh.extent.nelements)) - broken.keys() - self._mesh.dead.keys()
+            broken |= await self._break_groups(sorted(others), "", forced=True)
+        self._broken |= {group for groups in broken.values() for group in groups}
+
+    async def _break_groups(self, ranks: Sequence[int], origin: str, *, forced: bool) -> dict[int, list[str]]:
+        """Which groups were broken, in words, by rank; only the ranks that had some."""
+        asked = ask_ranks(self._mesh, ranks).abort.call_each(origin, forced) if ranks else []
+        answers = await answers_of(asked, ABORT_WITHIN)
+        return {rank: groups for rank, groups in zip(ranks, answers, strict=True) if groups}
+
+    async def settle(self) -> dict[int, RankError]:
+        """After the last answer: end what was begun, and start the ranks again that were killed; their errors."""
+        if self._aborted and self._aside is not None:
+            await self._aside  # the next cell may make groups again
+        return await self._heal() if self._killed else {}
+
+    async def _heal(self) -> dict[int, RankError]:
+        started, healed, trouble = time.monotonic(), [], ""
+        try:
+            self._healing = asyncio.ensure_future(_answer(self._mesh.procs.heal()))
+            healed = await self._healing
+        except (MeshbookError, RuntimeError, asyncio.CancelledError) as error:
+            trouble = f" ({error})" if str(error) else ""
+        back = f"and is back after {time.monotonic() - started:.2f} s"
+        gone = f"and is not back: %mesh heal starts it again{trouble}"
+        return {rank: self._error_of_killed(rank, back if rank in healed else gone) for rank in self._killed}
+
+    def _error_of_killed(self, rank: int, outcome: str) -> RankError:
+        frames = self._roll[rank].frames if rank in self._roll else ()
+        return error_of_killed(outcome, self._mesh.lost.get(rank, ()), frames)
+
+    # -- where ranks are ------------------------------------------------------------
+
+    def _look_around(self, now: float) -> None:
+        if self._aside is not None and not self._aside.done():
+            return
+        if now >= self._limit:
+            self._limit = math.inf
+            self._begin_aside(self._run_out_of_time())
+        elif self._watch.is_due(now):
+            self._begin_aside(self._look_at_ranks())
+
+    def _begin_aside(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        self._aside = asyncio.ensure_future(coroutine)
+
+    async def _run_out_of_time(self) -> None:
+        roll = await call_roll(self._mesh, tuple(self._steps.silent))
+        self._timed_out = f"timed out after {self._cell.timeout:g} s: {describe_roll(roll)}"
+        with self._lock:
+            self._steps.time_is_up(self._loop.time())
+        self._wake()
+
+    async def _look_at_ranks(self) -> None:
+        roll = await call_roll(self._mesh, tuple(self._steps.silent))
+        with self._lock:
+            running = {rank: where for rank, where in roll.items() if rank in self._steps.silent}
+            done = [rank for rank in self._cell.ranks if rank not in self._steps.silent]
+            line = self._watch.take(running, done, self._loop.time())
+            if self._steps.is_wanted and running:
+                line = f"interrupted, but {describe_roll(running)}; {self._steps.advice}"
+        self._say(line)
+
+    # -- what it was ------------------------------------------------------------------
+
+    def judge(self, rank: int, error: RankError) -> RankError:
+        """What we did because another rank failed has consequences; what we did for a person is an interrupt."""
+        if rank in self._aborted and (error.is_consequence or error.kind == "interrupted"):
+            error = self._as_interrupted(rank, error)
+        is_ours = error.kind == "interrupted" and not self._steps.is_wanted
+        return dataclasses.replace(error, is_consequence=True) if is_ours else error
+
+    def _as_interrupted(self, rank: int, error: RankError) -> RankError:
+        """The error of a rank whose process groups were broken: it tells less of where it was than the roll call."""
+        where = self._roll.get(rank)
+        frames = where.frames if where is not None and where.frames else error.frames
+        if error.kind == "interrupted":
+            return dataclasses.replace(error, frames=frames)
+        return RankError("interrupted", "KeyboardInterrupt", "", frames)
+
+
+async def _answer(future: Future[T]) -> T:
+    return await future
