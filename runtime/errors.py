@@ -177,3 +177,7 @@ class RefusedMessage(WireError):
 
 class LaunchError(MeshbookError):
     """A host agent or a fork server did not start; the text carries its stderr and what to try."""
+
+
+class GroupError(MeshbookError):
+    """The process group of a mesh was not made: the text names the rank that did not come, and why."""

@@ -54,6 +54,8 @@ def _forget_groups(c10d: Any) -> None:
         c10d._abort_process_group()
     if c10d.is_initialized():  # up to torch 2.6 that did nothing where no group was NCCL's
         c10d.destroy_process_group()
+    # Groups are named by this, also those whose making failed. A process that is new to the next one begins at 0.
+    c10d._world.group_count = 0
 
 
 def _store_ports(c10d: Any) -> set[int]:

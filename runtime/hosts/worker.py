@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import faulthandler
 import functools
 import inspect
@@ -15,6 +16,7 @@ import logging
 import os
 import queue
 import sys
+import threading
 import traceback
 import types
 from collections.abc import Callable
@@ -23,8 +25,10 @@ from typing import Any
 
 import msgspec
 
-from meshbook.runtime.actor.context import Context, Instance, provide_client
+from meshbook.runtime.actor.context import Context, Instance, context, provide_client
 from meshbook.runtime.actor.endpoint import endpoint
+from meshbook.runtime.actor.ports import Port
+from meshbook.runtime.collectives.membership import Membership, Plan, Standing, has_gpu
 from meshbook.runtime.config import begin_with
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.ending import leave, run_finalisers
@@ -211,6 +215,8 @@ class Process(ProcessActor):
         self._node = node
         self._main = main
         self._link = link
+        self._membership = Membership()
+        self._master_port: str | None = None  # that was told later than at the birth
         self._fences: set[str] = set()  # that have come
         self._leaving: tuple[str, str] | None = None  # why it is to leave, and the fence that has not come
 
@@ -249,6 +255,46 @@ class Process(ProcessActor):
         everyone = Gather(Extent(("actors",), (len(targets),)).region)
         self._node.stop(targets, reason, everyone)
         everyone.future.when_done(self._main.end)
+
+    @endpoint
+    def leave_groups(self, size: int | None) -> Standing:
+        return self._membership.leave(size)
+
+    @endpoint
+    def has_gpu(self) -> bool:
+        return has_gpu(self._birth.local_rank)
+
+    @endpoint
+    def set_master_port(self, port: int) -> None:
+        if os.environ.get("MASTER_PORT") != (self._master_port or self._birth.world.rendezvous.get("MASTER_PORT")):
+            return
+        self._master_port = os.environ["MASTER_PORT"] = str(port)
+        # So that a mesh that is spawned from here does not inherit it.
+        told = self._birth.told | {"MASTER_PORT": self._master_port}
+        self._node.place = msgspec.structs.replace(self._birth, told=told)
+
+    @endpoint
+    def open_store(self, world_size: int, is_alone: bool) -> tuple[str, int]:
+        return self._membership.open_store(world_size, is_alone)
+
+    @endpoint(explicit_response_port=True)
+    def join_group(self, port: Port[None], plan: Plan) -> None:
+        # On a thread of its own: this one has to abort it where another rank does not come.
+        here = contextvars.copy_context()
+        threading.Thread(target=here.run, args=(self._join, port, plan), name="meshbook group", daemon=True).start()
+
+    def _join(self, port: Port[None], plan: Plan) -> None:
+        try:
+            self._membership.join(plan, context().message_rank.rank, self._birth.local_rank)
+        except Exception as error:
+            port.exception(error)
+        else:
+            port.send(None)
+
+    @property
+    def _birth(self) -> Birth:
+        birth: Birth = self._node.place
+        return birth
 
     @endpoint
     def slow(self, seconds: float, latency: float) -> None:

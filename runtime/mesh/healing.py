@@ -32,14 +32,14 @@ def heal(
     charge: Charge,
     nodes: Sequence[Address],
     ask_ready: Ask,
-    afterwards: Afterwards,
+    afterwards: Callable[[list[int], list[int]], Sequence[Future[Any]]],
     *,
     only: Collection[int] | None = None,
 ) -> Future[list[int]]:
     """What `ProcMesh.heal` does: `charge` is of the processes, `nodes` are theirs, by rank.
 
-    `afterwards` is told which ranks were healed, once all are constructed, and begins what has to follow. `only` these
-    processes, and no actors in other ones.
+    `afterwards` is told which ranks were healed, once all are constructed, and in which of them the process had died;
+    it begins what has to follow. `only` these processes, and no actors in other ones.
     """
     healed: Future[list[int]] = Future.pending()
     tell_when_healed(node, charge, healed)
@@ -60,7 +60,7 @@ def heal(
     touched = {name for name, _ in created}
     ranks = [rank for rank, address in enumerate(nodes) if rank in dead or address.node in touched]
     made: Future[list[int]] = Future.pending()
-    go_on_after(made, healed, lambda ranks: afterwards(ranks) if ranks else ())
+    go_on_after(made, healed, lambda ranks: afterwards(ranks, dead) if ranks else ())
     resolve_after(made, [*waiting, *(future for _, future in created)], ranks)
     return healed
 

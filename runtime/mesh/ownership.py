@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from meshbook.runtime.actor.context import context
 from meshbook.runtime.actor.future import Future
+from meshbook.runtime.mesh.groups import Groups
 from meshbook.runtime.node.ledger import Charge, Policy
 from meshbook.runtime.traces import Line, calling_place
 
@@ -30,6 +31,7 @@ class Ownership:
         self.births = births  # None for a reference
         self.stopped: Future[None] | None = None
         self.afterwards: list[Afterwards] = []  # what follows each heal
+        self.groups = Groups()
         self.resizing = threading.Lock()  # one at a time
 
     def handle(self) -> ProcMesh:

@@ -8,16 +8,20 @@ import math
 import signal
 import warnings
 from collections.abc import Callable, Collection, Generator, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from meshbook.runtime import texts
 from meshbook.runtime.actor.base import Actor, check_arguments, check_class
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.failure import MeshFailure
-from meshbook.runtime.actor.future import Future
+from meshbook.runtime.actor.future import Future, check_timeout
+from meshbook.runtime.actor.ports import Port
+from meshbook.runtime.collectives.membership import Plan, Standing
 from meshbook.runtime.errors import LaunchError, ProcessDied
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
 from meshbook.runtime.mesh.actors import TAKEN, ActorMesh, current_node
+from meshbook.runtime.mesh.groups import Wanted, abort
 from meshbook.runtime.mesh.healing import heal
 from meshbook.runtime.mesh.ownership import Afterwards, Ownership, own
 from meshbook.runtime.mesh.policies import OnFailure, Respawning, Restarts, policy_of
@@ -59,6 +63,31 @@ class ProcessActor(Actor):
     @endpoint
     def stop(self, reason: str, fence: str = "") -> None:
         """Stop the actors and leave the process, once this fence is here."""
+        raise NotImplementedError
+
+    @endpoint
+    def leave_groups(self, size: int | None) -> Standing:
+        """Abort the process groups of torch in this process; with a size, only where the default one has so many."""
+        raise NotImplementedError
+
+    @endpoint
+    def has_gpu(self) -> bool:
+        """Whether there is a GPU for this process alone."""
+        raise NotImplementedError
+
+    @endpoint
+    def set_master_port(self, port: int) -> None:
+        """Let `init_process_group()` meet at this port, unless the user has named another one."""
+        raise NotImplementedError
+
+    @endpoint
+    def open_store(self, world_size: int, is_alone: bool) -> tuple[str, int]:
+        """Open the store in which a process group meets; `is_alone`: all of its ranks are on this host."""
+        raise NotImplementedError
+
+    @endpoint(explicit_response_port=True)
+    def join_group(self, port: Port[None], plan: Plan) -> None:
+        """Join the process group that is being made; answered when all ranks have."""
         raise NotImplementedError
 
     @endpoint
@@ -313,7 +342,8 @@ class ProcMesh(MeshTrait):
             with current_node().noting:
                 change = Change(current_node(), self._name, births, before, after)
                 resized = self._ownership.current = current._like(change.nodes, after.region)
-            done = change.begin(self._hosts, _ask_ready, resized._follow_up)
+            follow_up = functools.partial(resized._follow_up, reborn=(), was=before.nelements)
+            done = change.begin(self._hosts, _ask_ready, follow_up)
             resized._initialized = done.then(lambda ranks: True)
             self._hosts._ownership.add(resized)
         text = f"from {dict(before)} to {dict(after)}"
@@ -349,9 +379,55 @@ class ProcMesh(MeshTrait):
         """
         self._ownership.afterwards.append(begin)
 
-    def _follow_up(self, ranks: list[int]) -> list[Future[Any]]:
+    def _follow_up(self, ranks: list[int], reborn: Collection[int], was: int | None = None) -> list[Future[Any]]:
+        """What comes after a heal or a resize. `reborn`: whose processes are new; `was`: the size before."""
         begun = [begin(self, ranks) for begin in self._ownership.afterwards]
+        if reborn or was is not None:
+            begun += self._ownership.groups.make_again(self, reborn, was or self.size())
         return [future for future in begun if future is not None]
+
+    def init_process_group(self, backend: str | None = None, timeout: float | timedelta | None = None) -> Future[int]:
+        """Make torch.distributed's default process group of the ranks of this mesh or slice.
+
+        From here, so no rank calls `dist.init_process_group`, and whatever its threads do. Calling it again makes a new
+        one. Ranks that are in a group leave it: it is aborted, what waits in it fails, and groups made of some
+        of its ranks (`dist.new_group`, a DeviceMesh) and DistributedDataParallel models over it have to be made anew.
+        `heal()` makes a new group by itself where a process of this one had died, and `resize()` where it was of all
+        ranks; a group of a slice that lost a rank by that is over.
+
+        `backend` is torch's: "gloo", "nccl", "cpu:gloo,cuda:nccl"; if it is not given, the last where each rank has a
+        GPU of its own, and else gloo. `timeout`, in seconds or as a timedelta, is how long a collective may take.
+        Resolves, once all ranks have joined, to the generation of the group (`process_group_generation`). Raises
+        GroupError, which names the rank that did not come; the others are freed, and in no group then.
+        ValueError on a received reference, RuntimeError once the mesh was stopped.
+        """
+        self._check_groups()
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        check_timeout(seconds)
+        is_whole = set(self.nodes) == set(self._ownership.current.nodes)
+        return self._ownership.groups.make(Wanted(self, backend, seconds, is_whole))
+
+    @property
+    def process_group_generation(self) -> int:
+        """How many process groups `init_process_group` and `heal` have made on this mesh and its slices."""
+        return self._ownership.groups.generation
+
+    def abort_process_groups(self) -> Future[dict[int, tuple[str, ...]]]:
+        """Free the ranks of this mesh or slice that are stuck in torch.distributed, and take their groups apart.
+
+        What waits in a collective, or for a rank that does not come, fails with torch's error; then torch says that the
+        default group has not been initialized. `init_process_group` makes one again, from here or on all ranks: they
+        are given a MASTER_PORT that is new. Resolves to what was aborted, by rank, in words; ranks that are
+        dead or do not answer within 15 s are not among them. ValueError on a received reference.
+        """
+        self._check_groups()
+        return abort(self)
+
+    def _check_groups(self) -> None:
+        if self._ownership.stopped is not None:
+            raise RuntimeError(texts.PROCS_STOPPED)
+        if current_node().ledger.get(self._name) is None:
+            raise ValueError("ProcMesh is not owned; its process groups are made and aborted by its owner")
 
     def spares(self) -> Future[int]:
         """How many processes wait to take the place of one that dies: warm ones, on all hosts of this mesh."""

@@ -19,6 +19,7 @@ SUBJECTS = {
     "An endpoint raises",
     "A worker is killed, segfaults, aborts, exits",
     "A rank runs out of memory",
+    "A rank is stuck in a collective",
     "The host agent dies",
     "The controller is killed",
     "10^6 lines of output from each rank",

@@ -173,7 +173,7 @@ class Waits(Actor):
 
 @pytest.mark.process
 def test_beyond_1_the_process_is_started_as_before(processes: Any) -> None:
-    """Environment, bootstrap and the rendezvous of its mesh, in a process of its own."""
+    """Environment and bootstrap, in a process of its own; all ranks of the mesh can meet again, at another port."""
 
     def surroundings(member: Any) -> Any:
         names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GIVEN", "BOOTED")
@@ -187,7 +187,10 @@ def test_beyond_1_the_process_is_started_as_before(processes: Any) -> None:
     before, pids = values(members.run.call(surroundings)), values(members.run.call(lambda member: os.getpid()))
     processes.kill(procs.slice(gpus=1))
     procs.heal().get(PATIENCE)
-    assert values(members.run.call(surroundings)) == before
+    again = values(members.run.call(surroundings))
+    (old, _), (port, same) = ([each.pop("MASTER_PORT") for each in all_of_them] for all_of_them in (before, again))
+    assert again == before
+    assert port == same != old
     after = values(members.run.call(lambda member: os.getpid()))
     assert (after[0] == pids[0], after[1] == pids[1]) == (True, False)
 

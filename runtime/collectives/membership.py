@@ -1,0 +1,104 @@
+"""A process's part in the process group of its mesh: leaving the old one, and joining the next.
+
+Who joins meets in a store that the first rank opens for this one time, at a port that the system picks. So no port has
+to be free, and nothing of an earlier group can be mistaken for the present one. The store ends with the process of the
+first rank; but then the group is over in any case.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from meshbook.runtime.collectives.abort import abort_groups
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a process says of itself when it has left its groups: what it aborted, and a port that is free here."""
+
+    aborted: tuple[str, ...]
+    free_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A process group that is being made: where its ranks meet, and what it is like. Seconds; None: torch's default."""
+
+    host: str
+    port: int
+    world_size: int
+    backend: str
+    timeout: float | None
+
+
+class Membership:
+    """Of this process; there is one default group in a process."""
+
+    def __init__(self) -> None:
+        self._store: Any = None  # that this process has opened, until the group holds it
+
+    def leave(self, size: int | None = None) -> Standing:
+        """Abort all groups of this process; with a size, only where the default group has so many ranks."""
+        aborted = abort_groups() if size is None or size == _group_size() else []
+        return Standing(tuple(aborted), _free_port())
+
+    def open_store(self, world_size: int, is_alone: bool) -> tuple[str, int]:
+        """Open the store in which a group meets: the host and the port. `is_alone`: all ranks are on this host."""
+        from torch.distributed import TCPStore  # weight: a second, where the fork server has not imported it
+
+        host = "127.0.0.1" if is_alone else _name_of_host()
+        self._store = TCPStore(host, 0, world_size, is_master=True, wait_for_workers=False)
+        return host, int(self._store.port)
+
+    def join(self, plan: Plan, rank: int, local_rank: int) -> None:
+        """Be this rank of the group; returns once all ranks have come. Raises what torch raises."""
+        import torch
+        import torch.distributed as dist
+
+        given: dict[str, Any] = {} if plan.timeout is None else {"timeout": timedelta(seconds=plan.timeout)}
+        store = self._store if rank == 0 else dist.TCPStore(plan.host, plan.port, plan.world_size, is_master=False)
+        if "nccl" in plan.backend:
+            given["device_id"] = device = _device(local_rank)  # so that NCCL connects now, and says what is wrong
+            torch.cuda.set_device(device)  # of this thread
+        try:
+            dist.init_process_group(plan.backend, store=store, rank=rank, world_size=plan.world_size, **given)
+        finally:
+            self._store = None
+
+
+def has_gpu(local_rank: int) -> bool:
+    """Whether this process, the n-th of its host, has a GPU of its own."""
+    import torch
+
+    return int(torch.cuda.device_count()) > local_rank
+
+
+def _device(local_rank: int) -> Any:
+    import torch
+
+    count = torch.cuda.device_count()
+    if not count:
+        raise RuntimeError("NCCL needs a GPU for each rank, and there is none here: backend='gloo' does without")
+    return torch.device("cuda", local_rank % count)
+
+
+def _group_size() -> int | None:
+    dist = sys.modules.get("torch.distributed")  # without it there is no group, and importing it takes a second
+    return dist.get_world_size() if dist is not None and dist.is_initialized() else None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def _name_of_host() -> str:
+    """By which the other hosts reach this one: as the agent told it to the ranks of the first host, else its name."""
+    told = os.environ.get("MASTER_ADDR") if os.environ.get("GROUP_RANK") == "0" else None
+    return told or socket.gethostname()

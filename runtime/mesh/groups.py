@@ -1,0 +1,204 @@
+"""The process group of a mesh: torch.distributed's default group, made on all of its ranks from outside.
+
+    every rank leaves its old group -> the first opens a store -> every rank joins -> one generation more
+
+Nobody here waits: each step begins where the one before ends, on the thread that heard of it. After a heal the groups
+that had a rank which died are made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.collectives.membership import Plan
+from meshbook.runtime.errors import GroupError, ProcessDied
+from meshbook.runtime.mesh.actors import current_node
+from meshbook.runtime.node.calls import Each, Target
+
+if TYPE_CHECKING:
+    from meshbook.runtime.mesh.procs import ProcMesh
+
+PROCESS = "process"
+GLOO = "gloo"
+BOTH = "cpu:gloo,cuda:nccl"
+LEAVING_S = 15.0  # that ranks have to leave a group: more than an abort takes
+MEETING_S = 60.0  # that they have to come together, unless a collective has less
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A group as somebody asked for it. `is_whole`: of all ranks that the mesh has, however many that will be."""
+
+    mesh: ProcMesh  # or a slice
+    backend: str | None
+    timeout: float | None
+    is_whole: bool
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        return frozenset(address.node for address in self.mesh.nodes)
+
+
+class Groups:
+    """The groups of one mesh and its slices, where it is owned. A rank is in one of them at most."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self._made: list[Wanted] = []
+        self._latest: Future[Any] = Future.completed(None)
+        self._lock = threading.Lock()  # guards all of these: threads come here that heard answers
+
+    def make(self, wanted: Wanted) -> Future[int]:
+        """Make a group, once what was asked for before is settled; the future is of its generation."""
+        node = current_node()
+        made: Future[int] = Future.pending()
+        with self._lock:
+            earlier, self._latest = self._latest, made
+        earlier.when_done(_Meeting(node, wanted, functools.partial(self._note, wanted), made).begin)
+        return made
+
+    def _note(self, wanted: Wanted) -> int:
+        with self._lock:
+            self._made = [other for other in self._made if not other.nodes & wanted.nodes] + [wanted]
+            self.generation += 1
+            return self.generation
+
+    def make_again(self, mesh: ProcMesh, reborn: Collection[int], size: int) -> list[Future[Any]]:
+        """After a heal or a resize: let ranks meet at another port, and make those groups again that are not whole.
+
+        `mesh` is all of it as it is now, `reborn` are its ranks whose processes are new; `size` is what it had before.
+        """
+        nodes = frozenset(address.node for address in mesh.nodes)
+        new = {mesh.nodes[rank].node for rank in reborn}
+        with self._lock:
+            self._made = [wanted for wanted in self._made if wanted.is_whole or wanted.nodes <= nodes]
+            broken = [each for each in self._made if each.nodes & new or (each.is_whole and each.nodes != nodes)]
+        again = [replace(wanted, mesh=mesh) if wanted.is_whole else wanted for wanted in broken]
+        return [abort(mesh, size), *map(self.make, again)]
+
+
+def abort(mesh: ProcMesh, size: int | None = None) -> Future[dict[int, tuple[str, ...]]]:
+    """Let all ranks leave their groups, and have a MASTER_PORT that nobody has used; by rank, what was aborted.
+
+    With a size, only ranks whose default group has so many. Ranks that are dead or silent are not among the answers.
+    """
+    node = current_node()
+    done: Future[dict[int, tuple[str, ...]]] = Future.pending()
+    left = _ask(node, mesh, "leave_groups", size)
+
+    def go_on() -> None:
+        standing = {rank: future.get() for rank, future in enumerate(left) if future.exception() is None}
+        here = [rank for rank in standing if mesh.host_ranks[rank] == mesh.host_ranks[0]]
+        port = standing[here[0]].free_port if here else 0  # rank 0's host it is that has to listen there
+        told = _ask(node, mesh, "set_master_port", port) if port else []
+        aborted = {rank: each.aborted for rank, each in standing.items()}
+        _when_settled(told, lambda: done.resolve(lambda: aborted))
+
+    _when_settled(left, go_on)
+    return done
+
+
+class _Meeting:
+    """One making of a group; `note` counts it once it is there."""
+
+    def __init__(self, node: Any, wanted: Wanted, note: Callable[[], int], made: Future[int]) -> None:
+        self._node = node
+        self._mesh = wanted.mesh
+        self._wanted = wanted
+        self._note = note
+        self._made = made
+
+    def begin(self) -> None:
+        self._step("leave_groups", None, then=lambda _: self._choose())
+
+    def _choose(self) -> None:
+        if self._wanted.backend is not None:
+            self._open(self._wanted.backend)
+        else:
+            self._step("has_gpu", then=lambda have: self._open(BOTH if all(have) else GLOO))
+
+    def _open(self, backend: str) -> None:
+        alone = len(set(self._mesh.host_ranks)) == 1
+        first = self._mesh.slice(**dict.fromkeys(self._mesh.extent.labels, 0))
+        self._step("open_store", self._mesh.size(), alone, on=first, then=functools.partial(self._join, backend))
+
+    def _join(self, backend: str, opened: list[tuple[str, int]]) -> None:
+        timeout = self._wanted.timeout
+        plan = Plan(*opened[0], self._mesh.size(), backend, timeout)
+        limit = min(MEETING_S, timeout or MEETING_S)
+        self._step("join_group", plan, limit=limit, then=lambda _: self._end())
+
+    def _end(self) -> None:
+        generation = self._note()
+        self._made.resolve(lambda: generation)
+
+    def _step(
+        self,
+        endpoint: str,
+        *arguments: Any,
+        then: Callable[[list[Any]], None],
+        on: ProcMesh | None = None,
+        limit: float = LEAVING_S,
+    ) -> None:
+        """Ask the ranks, and go on with their answers. At the first failure the others are freed, who wait for it."""
+        try:
+            answers = _ask(self._node, on or self._mesh, endpoint, *arguments, limit=limit)
+        except Exception as error:  # the node is closed
+            return self._made.fail(error)
+
+        def look(rank: int) -> None:
+            if (error := answers[rank].exception()) is not None and not self._made.done():
+                self._fail(rank, error)
+
+        def go_on() -> None:
+            if not self._made.done():
+                then([answer.get() for answer in answers])
+
+        for rank, answer in enumerate(answers):
+            answer.when_done(functools.partial(look, rank))
+        _when_settled(answers, go_on)
+        return None
+
+    def _fail(self, rank: int, error: BaseException) -> None:
+        text = f"the process group of {self._mesh.name} was not made: rank {rank} did not come\n{error}"
+        if isinstance(error, ProcessDied):
+            text += "\nheal() of the mesh starts it again"
+        failure = GroupError(text)
+        failure.__cause__ = error
+        self._made.fail(failure)
+        with contextlib.suppress(Exception):  # the node is closed: nobody is left
+            _ask(self._node, self._mesh, "leave_groups", None)
+
+
+def _ask(node: Any, mesh: ProcMesh, endpoint: str, *arguments: Any, limit: float = LEAVING_S) -> Sequence[Future[Any]]:
+    """Ask the processes of a mesh or slice, on their control threads; one future each."""
+    targets = [Target(address, PROCESS) for address in mesh.nodes]
+    asker = Each(len(targets))
+    node.call(targets, endpoint, (arguments, {}), mesh.extent, asker)
+    node.limit(asker.futures[0], limit, name=endpoint, count=len(targets), first=0)
+    return asker.futures
+
+
+def _when_settled(futures: Sequence[Future[Any]], go_on: Callable[[], None]) -> None:
+    """Call once all of these are settled, well or not."""
+    lock = threading.Lock()  # guards `left`
+    left = len(futures)
+
+    def count() -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            is_last = not left
+        if is_last:
+            go_on()
+
+    if not futures:
+        go_on()
+    for future in futures:
+        future.when_done(count)
