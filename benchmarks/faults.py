@@ -33,9 +33,12 @@ RANKS = 8
 TIMES = 15  # deaths of one median
 SETTLED = 0.05  # seconds until a call certainly waits
 SURELY_RUNS = 0.5  # seconds until a cell does
-CELLS = {
-    "sleeps": "import time\ntime.sleep(600)",
-    "computes": "import torch\nx = torch.ones(200, 200)\nwhile True: x = torch.tanh(x @ x)",
+PREPARE = "%%mesh\nimport time, torch, torch.distributed as dist"
+JOIN = "%%mesh\ndist.init_process_group('gloo')"  # again after each time that its groups were broken
+CELLS = {  # what a cell does: its source, and the interrupts that it takes
+    "sleeps": ("time.sleep(600)", 1),
+    "computes": ("x = torch.ones(200, 200)\nwhile True: x = torch.tanh(x @ x)", 1),
+    "is stuck in a collective": ("dist.all_reduce(torch.ones(1)) if rank else time.sleep(600)", 2),
 }
 
 
@@ -158,19 +161,23 @@ def measure_healing(report: Report, meshes: dict[int, tuple[ProcMesh, Any]]) -> 
 
 
 def measure_interrupts(report: Report, notebook: Notebook) -> None:
-    for what, source in CELLS.items():
+    notebook.run_well(JOIN)
+    for what, (source, times) in CELLS.items():
         cell = notebook.start(f"%%mesh\n{source}")
         time.sleep(SURELY_RUNS)
         begun = time.perf_counter()
-        notebook.interrupt()
+        for _ in range(times):
+            notebook.interrupt()
         reply = notebook.wait(cell)
-        report.put(f"interrupt of a cell that {what}", (time.perf_counter() - begun) * 1e3, "ms", "at most 300")
+        name = f"{'interrupt' if times == 1 else f'{times} interrupts'} of a cell that {what}"
+        report.put(name, (time.perf_counter() - begun) * 1e3, "ms", "at most 300")
         assert reply["status"] == "error", reply
 
 
 def open_notebook() -> Notebook:
     notebook = Notebook("meshbook")
     notebook.run_well("%mesh up --gpus 4")
+    notebook.run_well(PREPARE)
     return notebook
 
 

@@ -23,6 +23,7 @@ SUBJECTS = {
     "The host agent dies",
     "The controller is killed",
     "10^6 lines of output from each rank",
+    "Much of this at once",
 }
 
 
