@@ -30,7 +30,9 @@ SUBJECTS = {
 def rows() -> dict[str, str]:
     """The subjects of the table, each with its last column."""
     lines = [line.strip("| \n").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
-    return {subject: shown for subject, _, shown in lines[1:]}
+    found = {subject: shown for subject, _, shown in lines[1:]}
+    assert len(found) == len(lines) - 1, "a subject has two rows"
+    return found
 
 
 def named_tests(shown: str) -> list[tuple[Path, str]]:
