@@ -12,7 +12,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo lab test check bench soak clean
+.PHONY: help setup demo lab test check bench soak chaos clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -46,6 +46,9 @@ bench: setup ## run the benchmarks
 
 soak: setup ## ten minutes of random work: fails where a message is lost or anything piles up
 	$(BIN)/python benchmarks/soak.py
+
+chaos: setup ## twenty minutes of an elastic job under faults: fails where the sum is wrong or anything is left
+	$(BIN)/python benchmarks/chaos.py
 
 clean: ## remove what the targets above made, .venv too
 	rm -rf $(VENV) demo-output build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
