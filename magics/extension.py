@@ -9,27 +9,15 @@ from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
-from meshbook.magics import rescue
+from meshbook.magics import changes
 from meshbook.magics.faults import FaultScreen
 from meshbook.magics.folding import fold_frames
 from meshbook.magics.forwarding import CellScreen
 from meshbook.magics.interruptible import interruptible
 from meshbook.magics.losses import check_able
 from meshbook.magics.meshes import MeshError, Meshes, NotebookMesh, describe_up
-from meshbook.magics.options import (
-    CellOptions,
-    Down,
-    Heal,
-    HelpRequested,
-    Interrupt,
-    Log,
-    Restart,
-    Stack,
-    Status,
-    Up,
-    parse_cell_options,
-    parse_verb,
-)
+from meshbook.magics.options import CellOptions, parse_cell_options
+from meshbook.magics.parsing import HelpRequested
 from meshbook.magics.publications import Display, LiveDisplay
 from meshbook.magics.publisher import publisher_for
 from meshbook.magics.results import MeshResult
@@ -37,6 +25,7 @@ from meshbook.magics.run import CellRun
 from meshbook.magics.stacks import render_stacks, take_stacks
 from meshbook.magics.status import history_of, state_of
 from meshbook.magics.transform import RUNNER, transform
+from meshbook.magics.verbs import Down, Heal, Interrupt, Log, Resize, Restart, Stack, Status, Up, parse_verb
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.session import Session, current_session, running_session
@@ -130,14 +119,16 @@ class MeshMagics(Magics):
             case Down(name, now):
                 self._session()
                 print(f"{self.meshes.down(name, now=now).name} is down")
+            case Resize() as wanted:
+                self._resize(wanted)
             case Heal(name):
-                print(rescue.heal(self.meshes.get(name)))
+                print(changes.heal(self.meshes.get(name)))
             case Interrupt(selection, kill):
-                print((rescue.kill_busy if kill else rescue.interrupt)(*self._selected(selection)))
+                print((changes.kill_busy if kill else changes.interrupt)(*self._selected(selection)))
             case Restart(selection):
-                print(rescue.restart(*self._selected(selection)))
+                print(changes.restart(*self._selected(selection)))
             case Stack(selection):
-                print(render_stacks(rescue.wait_for(take_stacks(*self._selected(selection)))))
+                print(render_stacks(changes.wait_for(take_stacks(*self._selected(selection)))))
             case Log() as log:
                 self._log(log)
 
@@ -153,6 +144,12 @@ class MeshMagics(Magics):
         mesh = self.meshes.up(extent, up.name, bar)
         self._bind(mesh)
         bar.done(describe_up(mesh, started))
+
+    def _resize(self, wanted: Resize) -> None:
+        mesh = self.meshes.get(wanted.name)
+        sizes = dict(wanted.shape) if wanted.shape is not None else {"gpus": wanted.gpus or 1}
+        print(changes.resize(mesh, sizes))
+        self._bind(mesh)
 
     def _bind(self, mesh: NotebookMesh) -> None:
         """The process mesh under its name, for actors; a variable of the user's own is left alone."""

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from meshbook.magics.mistakes import Mistake
 from meshbook.magics.selection import LastCell, Selected, parse, resolve
@@ -53,9 +54,25 @@ class NotebookMesh:
     )  # what each rank's namespace had after its last cell
     lost: dict[int, tuple[str, ...]] = field(default_factory=dict)  # rank that was started again -> what it had before
 
+    def __post_init__(self) -> None:
+        self.rank_of = {address.node: rank for rank, address in enumerate(self.procs.nodes)}  # of those not stopped
+
     @property
     def extent(self) -> Extent:
         return self.procs.extent
+
+    def follow(self, procs: ProcMesh) -> Future[Any] | None:
+        """Be of these processes from now on, after a resize; done once each rank knows its place."""
+        if procs.nodes == self.procs.nodes:
+            return None
+        before = {rank: node for node, rank in self.rank_of.items()}
+        self.procs, self.cells, self.control = procs, procs.all_of(self.cells), procs.all_of(self.control)
+        self.rank_of = {address.node: rank for rank, address in enumerate(procs.nodes)}
+        known_by_rank: tuple[dict[int, Any], ...] = (self.dead, self.busy, self.names, self.lost)
+        for known in known_by_rank:
+            _renumber(known, before, self.rank_of)
+        self.last = LastCell()
+        return self.cells.take_place.call()
 
     def describe(self) -> str:
         """`mesh: 4 ranks (gpus=4) on CPU`"""
@@ -65,6 +82,13 @@ class NotebookMesh:
         state = f"; {name_ranks(self.dead)} dead" if self.dead else ""
         state += f"; {name_ranks(busy)} busy" if busy else ""
         return f"{self.name}: {self.extent.nelements} ranks ({shape}), {kind}{state}"
+
+
+def _renumber(known: dict[int, Any], before: dict[int, str], after: dict[str, int]) -> None:
+    """Let what is known by rank be of the same processes, as far as they are still there."""
+    moved = {after[node]: value for rank, value in known.items() if (node := before.get(rank)) in after}
+    known.clear()
+    known.update(moved)
 
 
 class Meshes:
@@ -144,21 +168,21 @@ class Meshes:
             raise MeshError(f"{known.describe()} is up already: %mesh down {name}, or another --name")
 
     def _watch(self, mesh: NotebookMesh) -> None:
-        ranks = {address.node: rank for rank, address in enumerate(mesh.procs.nodes)}
         node = mesh.session.node
 
         def look(report: ExitReport) -> None:
-            if report.node not in ranks:
+            rank = mesh.rank_of.get(report.node)
+            if rank is None:
                 return
             if not report.stopped:
-                mesh.dead[ranks[report.node]] = report
+                mesh.dead[rank] = report
                 return
-            del ranks[report.node]
-            if mesh.dead.keys() >= set(ranks.values()):  # the mesh is stopped: the dead will not be healed
+            del mesh.rank_of[report.node]
+            if mesh.dead.keys() >= set(mesh.rank_of.values()):  # the mesh is stopped: the dead will not be healed
                 mesh.unwatch()
 
         def welcome(reborn: str) -> None:
-            if (rank := ranks.get(reborn)) is not None:
+            if (rank := mesh.rank_of.get(reborn)) is not None:
                 mesh.dead.pop(rank, None)
                 mesh.busy.pop(rank, None)
                 mesh.lost[rank] = mesh.names.pop(rank, ())
@@ -171,6 +195,7 @@ class Meshes:
         mesh.unwatch = unwatch
         node.when_down.append(look)
         node.when_reborn.append(welcome)
+        mesh.procs.after_heal(lambda procs, ranks: mesh.follow(procs))
 
     def down(self, name: str | None = None, *, now: bool = False) -> NotebookMesh:
         """Stop a mesh; `now` kills it instead of letting its ranks finish what they run."""

@@ -71,6 +71,14 @@ class CellActor(Actor):
         return True
 
     @endpoint
+    def take_place(self) -> None:
+        """The mesh was resized: the names that tell a cell its place are set anew, unless a cell has set them."""
+        self._birth = context().actor_instance.birth
+        before, self._given = self._given, _names_of(self._birth)
+        names = self._shell.user_ns
+        names.update({name: value for name, value in self._given.items() if names.get(name) is before[name]})
+
+    @endpoint
     def run(self, source: str, number: int) -> CellOutcome:
         """Run a cell's source; its execution is the message's origin. Never raises what the cell raised."""
         origin = current_origin()

@@ -48,12 +48,16 @@ class FakeProcs:
         self.region = extent.region
         self.name = f"{name}-0a1b"
         self.nodes = [Address(f"{name}.{rank}", "ipc://nowhere") for rank in range(extent.nelements)]
+        self.followers: list[Any] = []
 
     def spawn(self, name: str, cls: type) -> Any:
         answers = self._session.answers or [Future.completed(True)] * self.extent.nelements
         return SimpleNamespace(prepare=SimpleNamespace(call_each=lambda: answers))
 
     spawn_on_main = spawn
+
+    def after_heal(self, begin: Any) -> None:
+        self.followers.append(begin)
 
     def kill(self) -> None:
         self._session.ended.append(f"{self.name} killed")
@@ -301,3 +305,19 @@ def test_the_last_events_of_a_mesh_are_told(meshes: Meshes, session: FakeSession
     assert [line.split(" ", 5)[-1] for line in lines] == [
         f"mesh rank {number} healed: in 0.0{number} s" for number in range(2, 7)
     ]
+
+
+def test_what_is_known_of_ranks_follows_a_resize(meshes: Meshes, session: FakeSession) -> None:
+    mesh = up(meshes, gpus=3)
+    mesh.busy[2], mesh.names[0], mesh.names[1] = 7, ("model",), ("step",)
+    begin = mesh.procs.followers[0]  # type: ignore[attr-defined]
+    assert begin(mesh.procs, [1]) is None, "a heal"
+    taken: Future[None] = Future.completed(None)
+    smaller: Any = FakeProcs(session, Extent.of(gpus=2), "mesh")
+    smaller.nodes = [mesh.procs.nodes[2], mesh.procs.nodes[0]]
+    smaller.all_of = lambda actors: SimpleNamespace(take_place=SimpleNamespace(call=lambda: taken))
+    assert begin(smaller, []) is taken
+    assert (mesh.procs, mesh.extent) == (smaller, Extent.of(gpus=2))
+    assert (mesh.busy, mesh.names) == ({0: 7}, {1: ("model",)})
+    session.report(ExitReport("mesh.2", 4711, -9))
+    assert list(mesh.dead) == [0]

@@ -10,7 +10,7 @@ from traitlets.config import Config
 
 from meshbook.magics.meshes import MeshError
 from meshbook.magics.mistakes import Mistake
-from meshbook.magics.options import UsageError
+from meshbook.magics.parsing import UsageError
 from meshbook.magics.selection import SelectionError
 
 

@@ -9,23 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshbook.magics.options import (
-    CellOptions,
-    Down,
-    Heal,
-    HelpRequested,
-    Interrupt,
-    Log,
-    Restart,
-    Stack,
-    Status,
-    Up,
-    UsageError,
-    Verb,
-    parse_cell_options,
-    parse_comment,
-    parse_verb,
-)
+from meshbook.magics.options import CellOptions, parse_cell_options, parse_comment
+from meshbook.magics.parsing import HelpRequested, UsageError
+from meshbook.magics.verbs import Down, Heal, Interrupt, Log, Resize, Restart, Stack, Status, Up, Verb, parse_verb
 from meshbook.runtime.geometry import Extent
 
 
@@ -138,6 +124,8 @@ def test_help_does_not_depend_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -
         ("down", Down()),
         ("down --now", Down(now=True)),
         ("down trainers --now", Down("trainers", now=True)),
+        ("resize --gpus 6", Resize(gpus=6)),
+        ("resize trainers --shape hosts=2,gpus=4", Resize(shape=Extent.of(hosts=2, gpus=4), name="trainers")),
         ("heal", Heal()),
         ("heal trainers", Heal("trainers")),
         ("interrupt", Interrupt()),
@@ -156,8 +144,9 @@ def test_verbs(line: str, verb: Verb) -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("dwon", "%mesh: no verb 'dwon'. Did you mean 'down'? The verbs are up, status, down, heal,"),
-        ("resize", "no verb 'resize'"),
+        ("dwon", "%mesh: no verb 'dwon'. Did you mean 'down'? The verbs are up, status, down, resize,"),
+        ("resize", "one of the arguments --gpus --shape is required"),
+        ("grow", "no verb 'grow'"),
         ("heal 1 2", "%mesh heal: '2' is one word too many"),
         ("stack --kill", "%mesh stack: no option '--kill'"),
         ("--now", "no verb '--now'"),

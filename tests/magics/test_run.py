@@ -29,6 +29,7 @@ from meshbook.runtime.cells.standing import Standing
 from meshbook.runtime.errors import ExitReport, MeshbookError, ProcessDied, SupervisionError
 from meshbook.runtime.geometry import Extent, Region
 from meshbook.runtime.telemetry.output import OutputChunk, OutputStore
+from meshbook.runtime.wire.messages import Address
 
 ALL_REDUCE = Frame("/lib/torch/distributed/distributed_c10d.py", 88, "all_reduce", is_user=False)
 DONE = CellOutcome(CellCost(wall=0.1, cpu=0.1, peak_rss=1))
@@ -105,6 +106,7 @@ class FakeProcs:
         self._ranks = ranks
         self.region = region
         self.extent = region.extent
+        self.nodes = [Address(f"mesh.{rank}", "ipc://nowhere") for rank in region.ranks()]
         self.healed: Future[list[int]] = Future.completed(list(region.ranks()))
 
     def _with_region(self, region: Region) -> FakeProcs:

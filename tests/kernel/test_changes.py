@@ -165,3 +165,31 @@ def live_text(cell: Cell) -> str:
     shown = [*cell.displays, *cell.updates]
     text: str = shown[-1]["text/plain"] if shown else ""
     return text
+
+
+# --- resize ---
+
+
+def test_a_mesh_grows_and_shrinks_and_its_ranks_know_their_places(mesh: Notebook) -> None:
+    mesh.run("%%mesh\nkept = rank")
+    mesh.run("%%mesh 0\nworld_size = 'mine'")
+    assert re.fullmatch(
+        r"mesh: 4 ranks \(gpus=4\), .*; resized in \d\.\d\d s\n", mesh.run("%mesh resize --gpus 4").stdout
+    )
+    known = "%%mesh\nimport os; rank, world_size, os.environ['WORLD_SIZE'], globals().get('kept')"
+    assert mesh.run(known).result == (
+        "[0] (0, 'mine', '4', 0)\n[1] (1, 4, '4', 1)\n[2] (2, 4, '4', 2)\n[3] (3, 4, '4', None)"
+    )
+    assert mesh.run("mesh.sizes, len(mesh.nodes)").result == "({'gpus': 4}, 4)"
+    mesh.run("%mesh resize --gpus 2")
+    assert mesh.run(known).result == "[0] (0, 'mine', '2', 0)\n[1] (1, 2, '2', 1)"
+    assert "no dimension 'hosts'" in mesh.run_failing("%mesh resize --shape hosts=2").error["evalue"]
+
+
+def test_a_resize_by_code_is_one_of_the_cells_too(mesh: Notebook) -> None:
+    mesh.run("mesh = mesh.resize(gpus=4); mesh.initialized.get();")
+    assert mesh.run("%%mesh\nrank, world_size").result == "[0] (0, 4)\n[1] (1, 4)\n[2] (2, 4)\n[3] (3, 4)"
+    mesh.run_failing("%%mesh\nimport os\nif rank == 3: os._exit(3)")
+    assert "rank 3 dead" in mesh.run("%mesh").stdout
+    mesh.run("%mesh heal")
+    assert mesh.run("%%mesh\nrank, world_size").result == "[0] (0, 4)\n[1] (1, 4)\n[2] (2, 4)\n[3] (3, 4)"

@@ -1,4 +1,4 @@
-"""The verbs for ranks that are stuck or gone: `%mesh heal`, `interrupt`, `restart`. Each says what was done.
+"""The verbs that change the ranks of a mesh: `%mesh heal`, `restart`, `interrupt`, `resize`. Each says what was done.
 
 They wait on the calling thread, so they work wherever a line of code runs: in a cell, and beside one in a subshell.
 """
@@ -44,6 +44,16 @@ def _tell_healed(mesh: NotebookMesh, healed: Sequence[int], seconds: float) -> I
     for names, ranks in lost.items():
         verb = "is" if len(ranks) == 1 else "are"
         yield f"{count_ranks(ranks)} {verb} back after {seconds:.2f} s; {tell_lost(names, many=len(ranks) > 1)}"
+
+
+def resize(mesh: NotebookMesh, sizes: Mapping[str, int]) -> str:
+    """Let the mesh have these sizes. MeshError where it cannot."""
+    started = time.monotonic()
+    try:
+        mesh.procs.resize(**sizes).initialized.get()
+    except (MeshbookError, RuntimeError, ValueError) as error:
+        raise MeshError(f"{mesh.name} could not be resized: {error}") from error
+    return f"{mesh.describe()}; resized in {time.monotonic() - started:.2f} s"
 
 
 def interrupt(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
