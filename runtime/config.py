@@ -27,6 +27,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     runtime_dir: str = ""
     max_message_bytes: int = 4 << 30
     high_water_mark: int = 10_000  # messages queued per peer before a sender has to wait
+    queue_messages: int = 4096  # that one process may have waiting in an actor's queue before it has to wait
+    queue_bytes: int = 64 << 20  # the same; one message goes while there is less
     launch_timeout: float = 60.0
     stop_timeout: float = 3.0  # a worker that has not left by then is killed
     host_timeout: float = 1.7  # a host that has not been heard for so long is lost: 2 s, with what it takes to tell
@@ -53,7 +55,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 # What all processes of a run have to agree on, and its fork server has used already: settled when the run begins.
 RUN_WIDE = frozenset(
-    {"runtime_dir", "max_message_bytes", "high_water_mark", "launch_timeout", "host_timeout", "preload"}
+    {
+        *("runtime_dir", "launch_timeout", "host_timeout", "preload"),
+        *("max_message_bytes", "high_water_mark", "queue_messages", "queue_bytes"),
+    }
 )
 _KINDS = {"str": str, "int": int, "float": float, "bool": bool}
 

@@ -11,6 +11,7 @@
     ├── WireError             a message did not travel
     │   ├── PickleError       an argument or result cannot be pickled or unpickled; names it
     │   ├── MessageTooLarge   over the limit of `Settings.max_message_bytes`; a SupervisionError, too
+    │   ├── QueueFull         an actor sends to itself, and its queue has no room
     │   └── RefusedMessage    bytes that no peer of this run and version wrote; counted, never raised at a user
     └── LaunchError           a host agent or a fork server did not start; carries its stderr
 
@@ -169,6 +170,10 @@ class PickleError(WireError):
 
 class MessageTooLarge(WireError, SupervisionError):
     """A message is larger than `Settings.max_message_bytes`. So no answer can come: a SupervisionError, too."""
+
+
+class QueueFull(WireError):
+    """The queue of an actor has no room, and only the thread that sends to it could make some."""
 
 
 class RefusedMessage(WireError):

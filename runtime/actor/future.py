@@ -185,6 +185,12 @@ class Future(Generic[T]):
             raise error.with_traceback(self._trace)
         return self._value  # type: ignore[no-any-return]
 
+    def wait_here(self, timeout: float | None = None) -> None:
+        """Wait for it like `get`, on purpose also where that blocks an event loop (for the runtime)."""
+        if not self._done:
+            self._wait(timeout)
+        self._result()
+
     def cancel(self) -> bool:
         """Give up the answer: the future raises CallCancelled, and the endpoint that it waits for is interrupted.
 

@@ -139,9 +139,10 @@ class ThreadAgent:
 
     def release(self) -> None:
         """Once it has ended: let its threads go."""
-        if self._node is not None and self.workers is not None:
+        node, self._node = self._node, None
+        if node is not None and self.workers is not None:
             self.workers.release()
-            let_go(self._node)
+            let_go(node)
             self.workers.close()
 
 

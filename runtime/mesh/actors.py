@@ -106,7 +106,7 @@ class ActorMesh(MeshTrait):
 
     def _call(self, endpoint: str, arguments: Arguments, limit: float | None = None) -> Future[ValueMesh[Any]]:
         asker = Gather(self._region, self._explainer(endpoint))
-        current_node().call(self._picked, endpoint, arguments, self._extent, asker)
+        current_node().call(self._picked, endpoint, arguments, self._extent, asker, within=limit)
         if limit is not None:
             self._limit(asker.future, endpoint, limit)
         return asker.future
@@ -118,7 +118,8 @@ class ActorMesh(MeshTrait):
 
     def _call_rank(self, rank: int, endpoint: str, arguments: Arguments, limit: float | None) -> Future[Any]:
         asker = Each(1, self._explainer(endpoint))
-        current_node().call(self._picked[rank : rank + 1], endpoint, arguments, self._extent, asker, first=rank)
+        picked = self._picked[rank : rank + 1]
+        current_node().call(picked, endpoint, arguments, self._extent, asker, first=rank, within=limit)
         if limit is not None:
             self._limit(asker.futures[0], endpoint, limit, first=rank)
         return asker.futures[0]

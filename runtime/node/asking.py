@@ -6,20 +6,23 @@ no answer is sent the same way, under number 0, and bears the actor that hears o
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from meshbook.runtime.actor.context import CURRENT, context, current_origin, name_of, spawner_of
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.errors import MeshbookError
+from meshbook.runtime.errors import CallTimeout
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.node.answering import Answers
 from meshbook.runtime.node.calls import Asker, CallTable, Desk, Each, Explain, Inquiry, Relay, Taker, Target, Unanswered
 from meshbook.runtime.node.clock import Later
+from meshbook.runtime.node.credits import size_of
 from meshbook.runtime.node.identity import NOWHERE, creator_of
 from meshbook.runtime.node.keeper import KEEPER
 from meshbook.runtime.node.limits import TimeLimit
+from meshbook.runtime.node.pressure import Pressure
 from meshbook.runtime.node.reception import Reception
 from meshbook.runtime.node.routes import Routes
 from meshbook.runtime.transport import PeerGone
@@ -59,6 +62,7 @@ class Questions:
         calls: CallTable,
         reception: Reception,
         answers: Answers,
+        pressure: Pressure,
         *,
         limit: int,
         later: Later,
@@ -68,6 +72,7 @@ class Questions:
         self._routes = routes
         self._calls = calls
         self._answers = answers
+        self._pressure = pressure
         self._limit = limit
         self.later = later
         self._returned = returned
@@ -85,11 +90,13 @@ class Questions:
         *,
         first: int = 0,
         port: tuple[Address, int] | None = None,
+        within: float | None = None,
     ) -> None:
         """Send one call to each target: the ranks of `extent` from `first` on. Without an asker no answer comes here.
 
         With a port each target answers there by itself, and nobody tells the port of a process that dies meanwhile.
-        Raises PickleError and MessageTooLarge at once, before anything is sent.
+        Where the queue of a target is full this waits for room in it, for so many seconds `within`.
+        Raises PickleError and MessageTooLarge at once, before anything is sent; QueueFull, DeadlockError.
         """
         body = pickling.dumps(arguments, lambda: f"an argument of {name_of(targets[0].actor)}.{endpoint}")
         node, origin, labels, sizes = self._node, current_origin(), extent.labels, extent.sizes
@@ -100,7 +107,7 @@ class Questions:
             Call(node, call, target.actor, endpoint, (rank, labels, sizes), origin, target.manner, reply_to, by)
             for rank, (target, call) in enumerate(zip(targets, calls, strict=True), first)
         ]
-        self._ask(targets, messages, body)
+        self._ask(targets, messages, body, None if within is None else time.monotonic() + within)
 
     def call_for_port(
         self,
@@ -185,22 +192,39 @@ class Questions:
         asker.asked(Inquiry(self._desk, targets, calls, endpoint))
         return calls
 
-    def _ask(self, targets: Sequence[Target], messages: Sequence[Question], body: Body) -> None:
-        for target, message in zip(targets, messages, strict=True):
-            try:
+    def _ask(
+        self, targets: Sequence[Target], messages: Sequence[Question], body: Body, deadline: float | None = None
+    ) -> None:
+        size = size_of(body)
+        try:
+            for target, message in zip(targets, messages, strict=True):
                 frame = pack(message, body, self._limit)
-            except MeshbookError:
-                for opened in messages:
-                    self._take_back(opened)
-                raise
-            self._send(target.address, frame, message)
+                if not isinstance(message, Call) or self._is_admitted(target, message, size, deadline):
+                    self._send(target, frame, message, size)
+        except BaseException:  # it cannot travel, or the wait for room was broken off
+            for opened in messages:
+                self._take_back(opened)
+            raise
 
-    def _send(self, to: Address, frame: Buffer, question: Question) -> None:
+    def _is_admitted(self, target: Target, call: Call, size: int, deadline: float | None) -> bool:
+        """Wait until the target's queue has room; otherwise its question has failed."""
+        try:
+            self._pressure.admit(target, call.endpoint, size, deadline)
+        except CallTimeout as error:
+            if (found := self._take_back(call)) is not None:
+                found[0].refuse(found[1], error)
+            return False
+        return True
+
+    def _send(self, target: Target, frame: Buffer, question: Question, size: int) -> None:
         # The call is in the table already: a Down that comes from now on finds it there.
+        to = target.address
         try:
             self._routes.send(to, frame)
         except PeerGone as gone:
             error = self._routes.why_gone(to, gone)
+            if isinstance(question, Call):
+                self._pressure.take_back(target, size)
             if (found := self._take_back(question)) is not None:
                 found[0].refuse(found[1], error)
             elif isinstance(question, Call) and question.reply_to is not None:

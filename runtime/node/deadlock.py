@@ -32,6 +32,7 @@ class Step(NamedTuple):
 
 
 Send: TypeAlias = Callable[[Target, list[Step]], None]  # to whoever keeps the target
+FOR_ROOM = -1  # in place of a call: what is waited for is room in the actor's queue
 PERIOD = 0.25  # seconds between two looks at who waits; a deadlock is reported after two or three
 
 
@@ -112,11 +113,16 @@ def draw(ring: list[Step]) -> str:
     lines = []
     for step, following in zip(ring, [*ring[1:], ring[0]], strict=True):
         whom = f"{name_of(following.actor)}.{step.wanted}()"
+        if step.call == FOR_ROOM:
+            whom = f"room in the queue of {name_of(following.actor)}, to send {step.wanted}()"
         lines.append(f"    {name_of(step.actor)}.{step.endpoint}() on {step.node} waits for {whom}")
+    remedies = ["Do not wait inside one of these endpoints, or make it a @concurrent_endpoint."]
+    if any(step.call == FOR_ROOM for step in ring):
+        remedies.append("Send less at once, or raise MESHBOOK_QUEUE_MESSAGES or MESHBOOK_QUEUE_BYTES.")
     return "\n".join(
         [
             "these actors wait for each other, and none can go on: each handles one message at a time",
             *lines,
-            "Do not wait inside one of these endpoints, or make it a @concurrent_endpoint.",
+            *remedies,
         ]
     )

@@ -20,7 +20,9 @@ from meshbook.runtime.actor.context import Instance, name_of, spawner_of
 from meshbook.runtime.actor.failure import UndeliverableMessageEnvelope
 from meshbook.runtime.errors import SupervisionError
 from meshbook.runtime.geometry import Point
+from meshbook.runtime.node.backlog import sender_of
 from meshbook.runtime.node.calls import Target
+from meshbook.runtime.node.credits import is_counted, size_of
 from meshbook.runtime.node.deadlock import Step, Watch
 from meshbook.runtime.node.early import Early, EarlyMessages
 from meshbook.runtime.node.hosting import Host, HostedActor
@@ -90,6 +92,11 @@ class Directory:
             if (moved := self._actors.get(key)) is not None:
                 moved.instance.rank = point_of(at)
 
+    def is_served_here(self, key: str) -> bool:
+        """Whether the calling thread is one that takes messages from this actor's queue."""
+        hosted = self._actors.get(key)
+        return hosted is not None and hosted.is_served_here()
+
     def release_actors(self) -> None:
         """Let go of the actors' objects, once all have ended, so that their finalisers run."""
         for hosted in self._actors.values():
@@ -154,20 +161,22 @@ class Directory:
         if isinstance(message, Call) and (port := message.reply_to) is not None:
             # From here on it is a question of the port's node, which this one may never have heard of.
             self._routes.learn(port)
-            message = msgspec.structs.replace(message, sender=port.node, reply_to=None)
+            message = msgspec.structs.replace(message, sender=port.node, reply_to=None, via=message.sender)
         key = message.actor
         if (hosted := self._actors.get(key)) is not None:
             hosted.post(message, body)
         elif (why := self._ended.get(key)) is not None:
-            self._refuse(message, why)
+            self._refuse(message, body, why)
         elif spawner_of(key) in self._routes.down:
-            self._refuse(message, _why_abandoned(key))
+            self._refuse(message, body, _why_abandoned(key))
         elif self.early.is_early(key):
             self.early.keep(key, message, body)
         else:
-            self._refuse(message, self._unknown(key))
+            self._refuse(message, body, self._unknown(key))
 
-    def _refuse(self, message: Call | Stop, why: str) -> None:
+    def _refuse(self, message: Call | Stop, body: Body, why: str) -> None:
+        if isinstance(message, Call) and is_counted(message.actor):
+            self._home.grant(sender_of(message), message.actor, 1, size_of(body))
         if isinstance(message, Stop) and message.call and message.actor in self._ended:
             self._home.reply(message.sender, message.call, None, "a stop")  # stopping twice is no error
         elif message.call:
@@ -207,8 +216,8 @@ class Directory:
         self._refuse_all(self.early.close(spawner, number), self._unknown)
 
     def _refuse_all(self, waiting: Iterable[Early], why: Callable[[str], str]) -> None:
-        for message, _ in waiting:
-            self._refuse(message, why(message.actor))
+        for message, body in waiting:
+            self._refuse(message, body, why(message.actor))
 
     def message_returned(self, key: str, dest: str, error: str) -> None:
         """A message of this actor's came back; of the empty key's, that was nobody's."""

@@ -1,7 +1,7 @@
 """Messages for actors that are not here yet: a reference may travel faster than the Spawn of what it refers to.
 
 Messages of one sender arrive in order, and who spawns counts: so an actor whose number is higher than all that its
-spawner has sent here is still to come. Not bounded: a caller waits for each of these, or means a broadcast.
+spawner has sent here is still to come. Bounded like a queue: the sender waits when there is no room (`credits`).
 """
 
 from __future__ import annotations

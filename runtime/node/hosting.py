@@ -23,11 +23,13 @@ from meshbook.runtime.actor.context import CURRENT, Context, Instance
 from meshbook.runtime.actor.failure import MeshFailure, UndeliverableMessageEnvelope
 from meshbook.runtime.actor.redefinition import take_on
 from meshbook.runtime.errors import SupervisionError
+from meshbook.runtime.node.backlog import Backlog
+from meshbook.runtime.node.credits import Window
 from meshbook.runtime.node.ledger import Charge
 from meshbook.runtime.node.repertoire import Repertoire
 from meshbook.runtime.node.reports import name_place, tell_failed, tell_raised, tell_stopped
 from meshbook.runtime.node.running import Running
-from meshbook.runtime.node.serving import Item, LoopServing, Notice, Step, ThreadServing
+from meshbook.runtime.node.serving import LoopServing, Notice, Step, ThreadServing
 from meshbook.runtime.traces import format_error
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body
@@ -52,6 +54,9 @@ class Host(Protocol):
     def charges_of(self, key: str) -> list[Charge]: ...
     def make_running(self, instance: Instance, *, is_alone: bool) -> Running: ...
     def later(self, seconds: float, callback: Callable[[], object]) -> None: ...
+    def grant(self, sender: str, actor: str, messages: int, size: int) -> None: ...
+    @property
+    def window(self) -> Window: ...
     def lead_idle(self, ready: Callable[[], bool]) -> None: ...
     def poke(self) -> None: ...
     @property
@@ -68,7 +73,7 @@ class HostedActor:
     def __init__(self, host: Host, instance: Instance, make: Make) -> None:
         self.instance = instance
         instance.control = self
-        self.queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
+        self.queue = Backlog(instance.key, host)
         self._host = host
         self._make = make
         self._actor: Any = None
@@ -86,6 +91,7 @@ class HostedActor:
         self._restoring: Awaitable[Any] | None = None  # what an `async def __restore__` has still to do, on the loop
         self._cleans_up = True
         self._is_over = False
+        self._maker = 0  # the thread of its constructor, and of its sync endpoints
         self._serving: ThreadServing | LoopServing | None = None
         self._thread: threading.Thread | None = None
 
@@ -97,7 +103,7 @@ class HostedActor:
 
     def post(self, message: Call | Stop, body: Body) -> None:
         """Queue a message; never waits."""
-        self.queue.put((message, body))
+        self.queue.put(message, body)
         self._host.poke()
         if self._serving is not None:
             self._serving.posted()
@@ -154,6 +160,11 @@ class HostedActor:
         present = self._serving.running.where()
         return f"in its queue; the actor is in {present}" if present else "in its queue"
 
+    def is_served_here(self) -> bool:
+        """Whether the calling thread is one that takes messages from its queue, or keeps others from it."""
+        here = threading.get_ident()
+        return here == self._maker or (self._serving is not None and here == self._serving.thread)
+
     def held_up_by(self, sender: str, call: int) -> Running | None:
         """What keeps this call from its answer: it is being handled, or in the queue behind the present message.
 
@@ -177,6 +188,7 @@ class HostedActor:
 
     def run(self, constructed: Constructed = lambda error: None) -> None:
         """Construct the actor and serve it on the calling thread until it is stopped."""
+        self._maker = threading.get_ident()
         with self._losing:
             self._constructed = constructed
         if self.construct(self._tell_constructed):
@@ -426,6 +438,7 @@ class HostedActor:
         assert self._lost is not None
         self._is_over = True
         self._host.actor_over(self.instance, self._lost)
+        self.queue.close()
         self._confirm_stops()
 
     def release(self) -> None:
@@ -453,7 +466,7 @@ class HostedActor:
                 self.refuse(*item)
             has_alarm = has_alarm or item is None
         if has_alarm:  # it is for the actor's thread
-            self.queue.put(None)
+            self.queue.ring()
         if self._is_over:
             self._confirm_stops()
 

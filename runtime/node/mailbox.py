@@ -1,4 +1,8 @@
-"""The inner end of a port: what has come and is not taken yet, and who waits for what is to come."""
+"""The inner end of a port: what has come and is not taken yet, and who waits for what is to come.
+
+Not bounded: what comes here was asked for, and a program may send all of its work before it takes the first result. To
+let the sender wait for that would be to let both wait for ever.
+"""
 
 from __future__ import annotations
 

@@ -22,11 +22,13 @@ from meshbook.runtime.node.answering import Answers
 from meshbook.runtime.node.asking import Questions, plan
 from meshbook.runtime.node.calls import Asker, CallTable, Target
 from meshbook.runtime.node.clock import Clock
+from meshbook.runtime.node.credits import Window
 from meshbook.runtime.node.deadlock import Step
 from meshbook.runtime.node.directory import Directory
 from meshbook.runtime.node.failures import rebuild_error
 from meshbook.runtime.node.keeper import KEEPER, Keeper
 from meshbook.runtime.node.ports import Ports
+from meshbook.runtime.node.pressure import Pressure
 from meshbook.runtime.node.reception import Reception
 from meshbook.runtime.node.routes import Routes, loss
 from meshbook.runtime.node.supervision import ACTORS_A_LIFE, OnFault, Supervision, log_fault
@@ -36,7 +38,7 @@ from meshbook.runtime.telemetry.output import TELEMETRY
 from meshbook.runtime.transport import PeerGone, Transport
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body, Buffer, pack, unpack
-from meshbook.runtime.wire.messages import Address, Call, Down, Hello, Place, Reply, Spawn, Stop
+from meshbook.runtime.wire.messages import Address, Call, Credit, Down, Hello, Place, Reply, Spawn, Stop
 
 logger = logging.getLogger(__name__)
 
@@ -88,14 +90,21 @@ class Node:
         self._closed = False
         limit = settings.max_message_bytes
         self._answers = Answers(self._routes, limit)
-        self._directory = Directory(self, self._routes)
-        ways = self._routes, self._calls, self._reception
-        returned = self._directory.message_returned
 
         def later(seconds: float, callback: Callable[[], object]) -> None:
             self.later(seconds, callback)  # by the clock of then: tests have their own
 
-        self._questions = Questions(*ways, self._answers, limit=limit, later=later, returned=returned)
+        self._pressure = Pressure(
+            *(self._routes, self._reception, Window(settings.queue_messages, settings.queue_bytes)),
+            limit=limit,
+            later=later,
+            serves_here=self._serves_here,
+        )
+        self.window, self.grant = self._pressure.window, self._pressure.grant
+        self._directory = Directory(self, self._routes)
+        ways = self._routes, self._calls, self._reception
+        returned = self._directory.message_returned
+        self._questions = Questions(*ways, self._answers, self._pressure, limit=limit, later=later, returned=returned)
         self._ports = Ports(*ways, limit=limit, returned=returned)
         self._supervision = Supervision(
             self._routes,
@@ -111,6 +120,7 @@ class Node:
             Call: self._directory.post,
             Stop: self._directory.post,
             Reply: self._on_reply,
+            Credit: self._pressure.on_credit,
             Down: self._on_down,
         }
         self._lend_methods()
@@ -148,6 +158,7 @@ class Node:
         self._routes.close()
         self._clock.close()
         self._transport.close()
+        self._pressure.close()
         self._reception.join()
         self._fail_all(None, lambda: SupervisionError("this process's runtime was shut down while the call was open"))
 
@@ -190,6 +201,9 @@ class Node:
         self.place = self.take_place(place)
         self._directory.move(self.place, at, keys)
 
+    def _serves_here(self, key: str) -> bool:
+        return self._directory.is_served_here(key)
+
     # -- ends and new beginnings of other nodes ------------------------------------
 
     def announce_down(self, report: ExitReport, to: Sequence[Address]) -> None:
@@ -230,6 +244,7 @@ class Node:
             if self.report_of(node) is not None:
                 return None
             self._routes.end(report)
+            self._pressure.forget(node)
             self._fail_all(node, lambda: loss(report))
             self._directory.lose_spawner(node)
             self._supervision.lose(report)

@@ -90,6 +90,11 @@ class Reception:
         if self._leader not in (0, threading.get_ident()):
             self._transport.knock()
 
+    @property
+    def is_led_here(self) -> bool:
+        """Whether the calling thread is the one that receives: what it waits for, nobody would take in."""
+        return self._leader == threading.get_ident()
+
     # -- leading ---------------------------------------------------------------
 
     def _may_lead(self, ready: Ready) -> bool:

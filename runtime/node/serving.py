@@ -19,13 +19,13 @@ from typing import Any, Protocol
 
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.actor.future import Future
+from meshbook.runtime.node.backlog import Backlog, Item
 from meshbook.runtime.node.running import Key, Running
 from meshbook.runtime.wire.frames import Body
 from meshbook.runtime.wire.messages import Call, Stop
 
 logger = logging.getLogger(__name__)
 
-Item = tuple[Call | Stop, Body]
 Step = Callable[[], Any]  # what it returns is waited for, where that is a future or an awaitable
 YIELD_EVERY = 16  # messages an async actor may handle in a row before its other tasks get a turn
 
@@ -43,7 +43,7 @@ class Notice:
 class Served(Protocol):
     """What serving needs of the actor that is served."""
 
-    queue: queue.SimpleQueue[Item | None]  # None: look at the notices, or whether all is over
+    queue: Backlog  # a ring: look at the notices, or whether all is over
 
     @property
     def is_lost(self) -> bool: ...
@@ -75,6 +75,7 @@ class ThreadServing:
     def __init__(self, actor: Served) -> None:
         self._actor = actor
         self.running = actor.make_running(is_alone=True)
+        self.thread = threading.get_ident()  # that takes the messages
 
     def run(self) -> None:
         """Serve until the actor is lost, and let it part."""
@@ -145,7 +146,7 @@ class ThreadServing:
 
     def wake(self) -> None:
         """A notice is there, or the actor is lost."""
-        self._actor.queue.put(None)
+        self._actor.queue.ring()
 
     def posted(self) -> None:
         """A message is in the queue."""
@@ -165,6 +166,7 @@ class LoopServing:
     def __init__(self, actor: Served) -> None:
         self._actor = actor
         self.running = actor.make_running(is_alone=True)
+        self.thread = 0  # that takes the messages
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._arrived: asyncio.Event | None = None
@@ -196,6 +198,7 @@ class LoopServing:
             self._aside.put(None)
 
     async def _run(self) -> None:
+        self.thread = threading.get_ident()
         self._loop, self._task, self._arrived = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
         with contextlib.suppress(asyncio.CancelledError):  # while it slept: by `wake`, since it was lost
             await self._restore()

@@ -65,7 +65,8 @@ class Call(Message, frozen=True, tag="c"):
     """Run an endpoint; body: (args, kwargs). `call` 0 wants no answer.
 
     With `reply_to` the answer goes to the port `call` of that node, instead of to the sender. `by` is the actor that
-    hears of it where a call that wants no answer cannot be delivered.
+    hears of it where a call that wants no answer cannot be delivered. `via` is not sent: it is the node that sent the
+    call, once the receiving one has put that of the port in its place.
     """
 
     sender: str
@@ -77,6 +78,7 @@ class Call(Message, frozen=True, tag="c"):
     manner: Manner = ""
     reply_to: Address | None = None
     by: str = ""
+    via: str = ""
 
 
 class Reply(Message, frozen=True, tag="r"):
@@ -102,6 +104,15 @@ class Stop(Message, frozen=True, tag="x"):
     reason: str
 
 
+class Credit(Message, frozen=True, tag="w"):
+    """So many calls, with so many bytes in their bodies, are out of an actor's queue: there is room for others."""
+
+    sender: str
+    actor: str
+    messages: int
+    size: int
+
+
 class Down(Message, frozen=True, tag="d"):
     """A node ended, by the word of the agent that watched it: nobody will answer from there any more."""
 
@@ -109,4 +120,4 @@ class Down(Message, frozen=True, tag="d"):
     report: ExitReport
 
 
-Any = Hello | Spawn | Call | Reply | Stop | Down
+Any = Hello | Spawn | Call | Reply | Stop | Credit | Down

@@ -11,18 +11,19 @@ from hypothesis import strategies as st
 
 from meshbook.runtime.errors import ExitReport, MessageTooLarge, RefusedMessage
 from meshbook.runtime.wire.frames import ALIGNMENT, VERSION, pack, unpack
-from meshbook.runtime.wire.messages import Address, Call, Creator, Down, Hello, Message, Reply, Spawn, Stop
+from meshbook.runtime.wire.messages import Address, Call, Creator, Credit, Down, Hello, Message, Reply, Spawn, Stop
 
 LIMIT = 1 << 20
 PLACE = (1, ("hosts", "gpus"), (1, 2))
 CALL = Call("w.0", 7, "trainer-0", "step", PLACE, "cell 3")
 MESSAGES: list[Message] = [
-    Hello(Address("w.0", "ipc:///tmp/w.0", b"key"), "run"),
+    Hello(Address("w.0", "ipc:///tmp/w.0"), "run"),
     Spawn("w.0", 1, "trainer-0", PLACE, "", None, True),
     Spawn("w.0", 1, "inner-0@w.0", PLACE, "", Creator("b", "B", PLACE, Creator("a", "A", PLACE))),
     CALL,
     Reply("w.0", 7, "lost"),
     Stop("w.0", 8, "trainer-0", "enough"),
+    Credit("w.0", "trainer-0@controller", 2048, 1 << 20),
     Down("agent", ExitReport("w.0", 12, -9, ("last words",), "a hint")),
 ]
 BODIES = [[], [b"stream"], [b"stream", b"x" * 100], [b"s", b"", bytearray(b"abc"), memoryview(b"0123456789")]]

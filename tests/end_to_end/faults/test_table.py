@@ -22,6 +22,7 @@ SUBJECTS = {
     "A rank is stuck in a collective",
     "The host agent dies",
     "The controller is killed",
+    "A receiver is slow, stopped or killed, and 100,000 messages are on the way",
     "10^6 lines of output from each rank",
     "Much of this at once",
 }
