@@ -80,7 +80,7 @@ def kill(procs: ProcMesh, session: Session) -> None:
 
 
 def who() -> Any:
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "BOOTED", "GIVEN", "OMP_NUM_THREADS")
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "BOOTED", "GIVEN", "OMP_NUM_THREADS")
     return os.getpid(), {name: os.environ.get(name) for name in names}
 
 
