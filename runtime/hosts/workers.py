@@ -140,7 +140,11 @@ class Workers:
         """Those of meshes that nobody is to be a rank of any more."""
         with self._lock:
             living = {worker.mesh for worker in self._by_node.values() if not worker.stopping}
-        if spares := self._spares.dismiss(set(meshes) - living):
+        spares = self._spares.dismiss(set(meshes) - living)
+        for spare in spares:
+            if spare.pid and not self._spares.is_warm(spare):  # it would go on with its bootstrap, for nobody
+                self._send_signal(spare.pid, signal.SIGKILL)
+        if spares:
             self._watch(self._kill_late_spares, spares)
 
     def _kill_late_spares(self, spares: Sequence[Spare]) -> None:
@@ -386,10 +390,11 @@ class Workers:
                 for other in self._by_node.values()
                 if not other.stopping or other.address.node == worker.owner
             ]
-            owned = [other.address.node for other in self._by_node.values() if other.owner == node]
         remove_files(self._folder, node)
         self._on_exit(report, others)
         worker.ended.set()
+        with self._lock:  # only now: from here on nothing is started for one that has ended
+            owned = [other.address.node for other in self._by_node.values() if other.owner == node]
         self.stop(owned, f"its owner has ended ({node})")
         self._dismiss_spares(self._spares.meshes(owner=node))
 

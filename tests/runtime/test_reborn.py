@@ -130,7 +130,7 @@ def test_what_is_not_created_again_is_not_waited_for(session: Any, rebirth: Any)
     session.controller.begin_again(again.address, 1)
     numbered = [session.controller.name_actor("old") for _ in range(2)]
     waiting = session.refer(Probe, numbered[0], again).run.call_one(len, "")
-    session.controller.create_again(reborn=[again.address])
+    session.controller.create_again([], reborn=[again.address])
     for future in (waiting, session.refer(Probe, numbered[1], again).run.call_one(len, "")):
         with pytest.raises(SupervisionError, match="it was stopped, or never spawned"):
             future.get(PATIENCE)
