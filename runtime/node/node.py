@@ -240,6 +240,7 @@ class Node:
         with self.noting:
             if self._routes.is_former(report):
                 # It is there again, and has said so before this came. Who asked it before is told nevertheless.
+                self._pressure.forget(node)
                 return self._fail_all(node, lambda: loss(report))
             if self.report_of(node) is not None:
                 return None
