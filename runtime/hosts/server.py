@@ -20,6 +20,7 @@ from meshbook.runtime.mesh.birth import Birth
 from meshbook.runtime.telemetry.last_words import last_lines
 
 _decode = msgspec.json.Decoder(Answer).decode
+HUGE = "glibc.malloc.hugetlb"
 EXIT_SECONDS = 1.0  # what lies between its hanging up and its end
 
 
@@ -44,6 +45,7 @@ class Server:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                env=os.environ | {"GLIBC_TUNABLES": with_huge_pages(os.environ.get("GLIBC_TUNABLES", ""))},
             )
 
     @property
@@ -97,3 +99,13 @@ class Server:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         log = "\n".join(last_lines(self._log, self._settings.stderr_lines))
         return f"the fork server ended ({how})\n{log}".rstrip()
+
+
+def with_huge_pages(tunables: str) -> str:
+    """These tunables of the C library (glibc manual, 39.2), and huge pages for what it allocates.
+
+    A fork copies the page tables of what torch left in memory, and an end takes them apart before anybody hears of it:
+    huge pages are a third of that. A worker's own environment does not have it. What the user has said stays.
+    """
+    known = tunables.split(":") if tunables else []
+    return ":".join(known if any(HUGE in each for each in known) else [*known, f"{HUGE}=1"])
