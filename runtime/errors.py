@@ -106,6 +106,7 @@ class ExitReport:
     hint: str = ""
     stopped: str = ""  # why it was told to leave, where it was
     life: int = -1  # which of the lives of a process that was respawned has ended; -1: that of the present
+    host: str = ""  # the name of its host, where that is not the controller's
 
     @property
     def cause(self) -> str:
@@ -129,13 +130,14 @@ class ExitReport:
 
     @property
     def who(self) -> str:
-        """`procs-04d1.3, pid 4711`."""
-        return f"{self.node}, pid {self.pid}" if self.pid else self.node
+        """`procs-04d1.3, pid 4711`, or `procs-04d1.3, pid 4711 on gpu2`."""
+        who = f"{self.node}, pid {self.pid}" if self.pid else self.node
+        return f"{who} on {self.host}" if self.host else who
 
     def of_guest(self, node: str) -> ExitReport:
         """How a worker ended whose host agent ended like this: with it."""
-        hint = f"its host agent ended: {self.cause} ({self.who})\n{self.hint}".rstrip()
-        return ExitReport(node, 0, None, self.stderr, hint, self.stopped)
+        how = "" if self.returncode is None else f"its host agent ended: {self.cause} ({self.who})\n"
+        return ExitReport(node, 0, None, self.stderr, f"{how}{self.hint}".rstrip(), self.stopped, host=self.host)
 
     def __str__(self) -> str:
         if self.stopped:

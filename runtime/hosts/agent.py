@@ -5,7 +5,9 @@ Its main thread watches two things: standard input, whose end means that the con
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -16,22 +18,27 @@ import msgspec
 
 from meshbook.runtime.actor.context import Context, Instance, provide_client
 from meshbook.runtime.actor.endpoint import endpoint
-from meshbook.runtime.errors import ExitReport
+from meshbook.runtime.actor.ports import Port
+from meshbook.runtime.errors import ExitReport, MeshbookError
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.hosts.launch import AgentBirth, RunFolder
+from meshbook.runtime.hosts.launch import AgentAnswer, AgentBirth, RunFolder, make_folder
 from meshbook.runtime.hosts.linux import adopt_orphans
-from meshbook.runtime.hosts.machine import count_gpus, free_port
+from meshbook.runtime.hosts.machine import address_towards, count_gpus
+from meshbook.runtime.hosts.meetings import MEETINGS, Meetings
 from meshbook.runtime.hosts.observer import OBSERVER, Observer
+from meshbook.runtime.hosts.others import OtherHosts
 from meshbook.runtime.hosts.roster import ROSTER
 from meshbook.runtime.hosts.workers import Ask, OnExit, OnSpare, Workers
-from meshbook.runtime.mesh.birth import Birth
+from meshbook.runtime.mesh.birth import Birth, World
 from meshbook.runtime.mesh.hosts import HOST, HostActor
 from meshbook.runtime.mesh.procs import PROCESS
-from meshbook.runtime.node.calls import Target
+from meshbook.runtime.node.calls import Each, Target
 from meshbook.runtime.node.keeper import KEEPER
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.telemetry.events import Kind
-from meshbook.runtime.transport.home import Home
+from meshbook.runtime.transport.curve import KeyPair
+from meshbook.runtime.transport.gateway import Gateway
+from meshbook.runtime.transport.home import Home, host_of
 from meshbook.runtime.transport.zeromq import ZmqTransport
 from meshbook.runtime.wire.messages import Address
 
@@ -43,17 +50,48 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's
     adopt_orphans()  # what workers started and left behind comes here, and is ended with the run
     birth = msgspec.json.decode(sys.stdin.buffer.readline(), type=AgentBirth)
-    folder = RunFolder(Path(birth.folder))
+    if birth.away is None:
+        serve(birth, RunFolder(Path(birth.folder)), None)
+        return
+    try:
+        folder = make_folder(birth.settings, secrets.token_hex(4))
+        away = birth.away
+        ip = away.address or address_towards(away.towards)
+        gateway = Gateway(away.keys, birth.settings, entrance_at=ip)
+    except (OSError, MeshbookError) as error:
+        answer(AgentAnswer(error=str(error)))
+        sys.exit(1)
+    serve(birth, folder, gateway)
+
+
+def serve(birth: AgentBirth, folder: RunFolder, gateway: Gateway | None) -> None:
+    """Be this agent until its controller is gone, then end the process. With a gateway: on another host."""
     home = Home.of_first_host(folder.path)
-    node = Node(ZmqTransport(birth.address.node, home, birth.settings), birth.run, birth.settings)
+    if gateway is not None:
+        home = Home(folder.path, gateway.prefix, host_of(birth.controller))
+    node = Node(ZmqTransport(birth.node, home, birth.settings), birth.run, birth.settings)
     provide_client(lambda: Context(Instance("agent", "agent", NOWHERE.point(0), node)))
-    workers = attend(node, birth, lambda *ways: Workers(folder.path, birth.settings, *ways))
+    others = OtherHosts(node, home)
+    workers = attend(node, birth, lambda *ways: Workers(folder.path, birth.settings, *ways), others)
+    if gateway is not None:
+        others.open(gateway)
+        gateway.link(home.first, dial=False)
+        answer(AgentAnswer(address=node.address))
     workers.serve(sys.stdin.fileno())
+    others.close("its agent has ended")
     folder.close()
     os._exit(0)  # every worker is gone and nobody listens: there is nothing left to tidy, and nothing to wait for
 
 
-def attend(node: Node, birth: AgentBirth, make_workers: Callable[[Ask, OnExit, OnSpare], Workers]) -> Workers:
+def answer(line: AgentAnswer) -> None:
+    """Tell the controller; from then on what is printed here goes to the log."""
+    os.write(1, msgspec.json.encode(line) + b"\n")
+    os.dup2(2, 1)
+
+
+def attend(
+    node: Node, birth: AgentBirth, make_workers: Callable[[Ask, OnExit, OnSpare], Workers], others: OtherHosts
+) -> Workers:
     """Make this node that of an agent, which takes messages from now on; the caller serves the workers."""
     node.controller = birth.controller
     node.trust(birth.controller)
@@ -63,15 +101,36 @@ def attend(node: Node, birth: AgentBirth, make_workers: Callable[[Ask, OnExit, O
 
     telling = threading.Lock()  # so that nobody hears of a new life before the end of the one before
 
-    def on_exit(report: ExitReport, others: list[Address]) -> None:
+    born: set[str] = set()
+    host = birth.away.host if birth.away is not None else ""
+
+    def on_exit(report: ExitReport, living: list[Address]) -> None:
+        others.forget(report)
         with telling:
-            node.announce_down(report, [birth.controller, *others])
+            report = dataclasses.replace(report, host=host)
+            node.announce_down(report, [birth.controller, *others.agents, *living])
+            born.discard(report.node)
+
+    def pass_on(report: ExitReport) -> None:
+        """The end of somebody on another host: nobody else tells it to the workers here, or ends what he owned."""
+
+        def tell() -> None:
+            node.announce_down(report, workers.addresses())
+            workers.stop_owned_by(report.node)
+
+        if report.node not in born:
+            others.run(tell)
 
     def on_spare(kind: Kind, mesh: str, ranks: Sequence[int], text: str) -> None:
         node.tell_event(kind, mesh, mesh, ranks, text)
 
     workers = make_workers(ask_to_leave, on_exit, on_spare)
-    node.host(HOST, lambda: Agent(node, workers, telling), class_name="HostActor").start(lambda error: None)
+    others.end = workers.finish
+    node.when_down.append(pass_on)
+    node.host_inline(MEETINGS, Meetings(others.new_rendezvous))
+    node.host(HOST, lambda: Agent(node, workers, telling, born, others), class_name="HostActor").start(
+        lambda error: None
+    )
     node.host(OBSERVER, lambda: Observer(workers.pid_of)).start(lambda error: None)
     node.start()
     return workers
@@ -80,48 +139,83 @@ def attend(node: Node, birth: AgentBirth, make_workers: Callable[[Ask, OnExit, O
 class Agent(HostActor):
     """The host actor of this process."""
 
-    def __init__(self, node: Node, workers: Workers, telling: threading.Lock) -> None:
+    def __init__(
+        self, node: Node, workers: Workers, telling: threading.Lock, born: set[str], others: OtherHosts
+    ) -> None:
         self._node = node
         self._workers = workers
         self._telling = telling
+        self._born = born  # here, and not known to have ended
+        self._others = others
 
     @endpoint
     def spawn_procs(self, births: list[Birth]) -> None:
-        owner = births[0].world.owner
-        if self._node.report_of(owner) is not None:  # it has asked, and died
-            for birth in births:
-                self._tell_unborn(birth, f"its owner has ended ({owner})")
-            return
         # Said before it is done: should this process be killed now, the controller still knows who is lost with it.
         roster = Target(self._node.controller, ROSTER)
         names = [birth.address.node for birth in births]
         self._node.call([roster], "born", ((self._node.address.node, names), {}), NOWHERE, None)
+        self._born.update(names)
         for birth in births:
             if birth.life:
                 self._tell_reborn(birth)
-        rendezvous = self._rendezvous(births[0].world.mesh)
-        self._workers.start([_with_rendezvous(birth, rendezvous) for birth in births])
-
-    def _tell_unborn(self, birth: Birth, why: str) -> None:
-        report = ExitReport(birth.address.node, 0, None, stopped=why, life=birth.life)
-        self._node.announce_down(report, [self._node.controller, *self._workers.addresses()])
+        rendezvous = self._others.network | self._rendezvous_of(births[0].world)
+        lives = self._node.lives() if self._others.has_gateway else {}
+        self._workers.start([_informed(birth, rendezvous, lives) for birth in births])
 
     def _tell_reborn(self, birth: Birth) -> None:
         """Everybody forgets its end before it can be heard of."""
         with self._telling:
-            self._node.note_reborn(birth.address, birth.life)
-            everybody = [self._node.controller, *self._workers.addresses()]
-            keepers = [Target(address, KEEPER) for address in everybody]
-            self._node.call(keepers, "reborn", ((birth.address, birth.life), {}), NOWHERE, None)
+            self._tell_of_life(birth.address, birth.life, [self._node.controller])
+            hosts = [Target(agent, HOST) for agent in self._others.agents]
+            if hosts:
+                self._node.call(hosts, "reborn", ((birth.address, birth.life), {}), NOWHERE, None)
 
-    def _rendezvous(self, mesh: str) -> dict[str, str]:
-        """That of the ranks of this mesh which live, else a new one.
+    def _tell_of_life(self, address: Address, life: int, others: Sequence[Address]) -> None:
+        self._node.note_reborn(address, life)
+        keepers = [Target(each, KEEPER) for each in (*others, *self._workers.addresses())]
+        if keepers:
+            self._node.call(keepers, "reborn", ((address, life), {}), NOWHERE, None)
 
-        Only here is it known which port is free on this machine. Not held until rank 0 binds it: a port taken in
-        between fails loudly there.
-        """
-        known = self._workers.rendezvous_of(mesh)
-        return known if known is not None else {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    def _rendezvous_of(self, world: World) -> dict[str, str]:
+        """That of the ranks of this mesh which live, else a new one; of a mesh on several hosts the first one's."""
+        if len(world.agents) == 1:
+            known = self._workers.rendezvous_of(world.mesh)
+            return known if known is not None else self._others.new_rendezvous()
+        asker = Each(1)
+        self._node.call([Target(world.agents[0], MEETINGS)], "find", ((world.mesh,), {}), NOWHERE, asker)
+        found: dict[str, str] = asker.futures[0].get()
+        return found
+
+    # -- of runs with more than one host ---------------------------------------------------
+
+    @endpoint
+    def open_gateway(self, keys: KeyPair) -> None:
+        """Be ready for other hosts; the agents of those have a gateway from the beginning."""
+        if not self._others.has_gateway:
+            self._others.open(Gateway(keys, self._node.settings))
+
+    @endpoint(explicit_response_port=True)
+    def link(self, port: Port[None], agent: Address, dial: bool) -> None:
+        """Have a link to the host of this agent; answers once it stands, or at once if the other one is to dial."""
+        self._others.link(agent, dial=dial, linked=(lambda: port.send(None)) if dial else _nothing)
+        if not dial:
+            port.send(None)
+
+    @endpoint
+    def lose(self, host: str, why: str) -> None:
+        """Another host has left the run, or is lost."""
+        self._others.lose(host, why)
+
+    @endpoint
+    def reborn(self, address: Address, life: int) -> None:
+        """A process of another host is about to be started again."""
+        with self._telling:
+            self._tell_of_life(address, life, [])
+
+    @endpoint
+    def refused(self) -> int:
+        """How often somebody was refused who wanted to connect from another host."""
+        return self._others.refused
 
     @endpoint
     def keep_spares(self, like: Birth, count: int) -> None:
@@ -155,8 +249,14 @@ class Agent(HostActor):
         return count_gpus()
 
 
-def _with_rendezvous(birth: Birth, rendezvous: dict[str, str]) -> Birth:
-    return msgspec.structs.replace(birth, world=msgspec.structs.replace(birth.world, rendezvous=rendezvous))
+def _nothing() -> None:
+    """Nobody waits for it."""
+
+
+def _informed(birth: Birth, rendezvous: dict[str, str], lives: dict[str, int]) -> Birth:
+    """A birth with what only its agent knows."""
+    world = msgspec.structs.replace(birth.world, rendezvous=rendezvous)
+    return msgspec.structs.replace(birth, world=world, lives=lives)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.hosts.agent import attend
 from meshbook.runtime.hosts.forkserver import Answer, Exited, Started
 from meshbook.runtime.hosts.launch import AgentBirth
+from meshbook.runtime.hosts.others import OtherHosts
 from meshbook.runtime.hosts.session import STOP_SECONDS, Session
 from meshbook.runtime.hosts.worker import NOWHERE, bootstrap, client_of, make_node, serve
 from meshbook.runtime.hosts.workers import Starter, Worker, Workers
@@ -36,6 +37,7 @@ from meshbook.runtime.mesh.procs import PROCESS
 from meshbook.runtime.node.calls import Each, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport import Transport
+from meshbook.runtime.transport.home import Home
 from meshbook.runtime.transport.memory import SCHEME, Inbox, MemoryTransport, Switchboard
 
 FIRST_PID = 1 << 24  # over the largest that Linux gives: these are of no process
@@ -106,6 +108,7 @@ class ThreadAgent:
         self.pid = os.getpid()
         line, theirs = os.pipe()
         self.stdin = os.fdopen(theirs, "wb")
+        self.stdout = None
         self._board = board
         self._node: Node | None = None
         self.workers: ThreadWorkers | None = None
@@ -116,16 +119,20 @@ class ThreadAgent:
     def _run(self, descriptor: int) -> None:
         with open(descriptor, "rb", buffering=0) as line:
             birth = msgspec.json.decode(line.readline(), type=AgentBirth)
-            node = self._node = Node(self._board.transport(birth.address.node), birth.run, birth.settings)
+            node = self._node = Node(self._board.transport(birth.node), birth.run, birth.settings)
 
             def make_workers(*ways: Callable[..., None]) -> ThreadWorkers:
                 self.workers = ThreadWorkers(Path(birth.folder), birth.settings, *ways)
                 self.workers.board = self._board
                 return self.workers
 
-            workers = attend(node, birth, make_workers)
+            others = OtherHosts(node, Home.of_first_host(Path(birth.folder)))  # there will be none
+            workers = attend(node, birth, make_workers, others)
             self.started.set()
             workers.serve(line.fileno())
+
+    def poll(self) -> int | None:
+        return None if self._thread.is_alive() else 0
 
     def wait(self, timeout: float | None = None) -> int:
         self._thread.join(timeout)

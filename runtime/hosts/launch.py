@@ -12,6 +12,7 @@ import msgspec
 
 from meshbook.runtime.config import Settings, runtime_root
 from meshbook.runtime.errors import LaunchError
+from meshbook.runtime.transport.curve import KeyPair
 from meshbook.runtime.wire.messages import Address
 
 AGENT = "agent"
@@ -21,10 +22,27 @@ class AgentBirth(msgspec.Struct, frozen=True, kw_only=True):
     """The first line on an agent's standard input; the end of that input tells it that its controller is gone."""
 
     run: str
-    address: Address
+    node: str  # what it is to be called
     controller: Address
-    folder: str
     settings: Settings
+    folder: str = ""  # of the run; on another host than the first the agent makes one
+    away: Away | None = None
+
+
+class Away(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent on another host than the first has to know besides."""
+
+    host: str  # its name
+    keys: KeyPair
+    address: str = ""  # the IP address to be reached at; empty: that from which it reaches one of `towards`
+    towards: tuple[str, ...] = ()  # the IP addresses of the first host
+
+
+class AgentAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The line by which an agent on another host answers, once others can connect; or why they cannot."""
+
+    address: Address | None = None
+    error: str = ""
 
 
 class RunFolder:

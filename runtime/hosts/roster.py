@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.errors import ExitReport
@@ -14,11 +16,18 @@ class Roster(Actor):
 
     def __init__(self) -> None:
         self._agents: dict[str, str] = {}  # by worker
+        self.when_silent: Callable[[str, float, str], None] | None = None  # told on the receiving thread
 
     @endpoint
     def born(self, agent: str, nodes: list[str]) -> None:
         """Note that this agent is about to start these workers."""
         self._agents |= dict.fromkeys(nodes, agent)
+
+    @endpoint
+    def silent(self, host: str, seconds: float, by: str) -> None:
+        """Note that this agent has not heard the host with this prefix for so many seconds, and has given it up."""
+        if self.when_silent is not None:
+            self.when_silent(host, seconds, by)
 
     def ended(self, report: ExitReport) -> None:
         """Forget a worker."""

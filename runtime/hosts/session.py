@@ -12,18 +12,21 @@ import secrets
 import subprocess
 import sys
 import threading
-from typing import IO, Any, Protocol
+import time
+from typing import Any
 
 import msgspec
 
 from meshbook.runtime.actor.context import Context, Instance, context, provide_client
 from meshbook.runtime.actor.future import Future, check_timeout
-from meshbook.runtime.config import PACKAGE, Settings, settings_in_force
+from meshbook.runtime.config import Settings, settings_in_force
 from meshbook.runtime.errors import ExitReport, LaunchError, MeshbookError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.controllers import CONTROLLERS, Controllers
 from meshbook.runtime.hosts.faults import Faults
 from meshbook.runtime.hosts.launch import AGENT, AgentBirth, make_folder
+from meshbook.runtime.hosts.launchers import AgentProcess, agent_environment
+from meshbook.runtime.hosts.remote import RemoteHosts
 from meshbook.runtime.hosts.roster import ROSTER, Roster
 from meshbook.runtime.mesh.hosts import HOST, HostMesh
 from meshbook.runtime.mesh.places import Places
@@ -41,16 +44,6 @@ from meshbook.runtime.wire.messages import Address
 
 NOWHERE = Extent((), ())
 STOP_SECONDS = 1.0  # what workers get to leave by themselves when the controller exits
-
-
-class AgentProcess(Protocol):
-    """An agent as its session sees it: a `Popen`, or what stands for one."""
-
-    pid: int
-    stdin: IO[bytes] | None
-
-    def wait(self, timeout: float | None = None) -> int: ...
-    def kill(self) -> None: ...
 
 
 class Session:
@@ -79,6 +72,7 @@ class Session:
             self._give_up()
             raise LaunchError(f"the host agent cannot be started: {error}") from error
         self.host = HostMesh([self._agent_address], NOWHERE.region, owned=True, is_fake_in_process=True)
+        self.remote = RemoteHosts(self.node, self.settings, self.folder.path, self._roster, self._agent_address)
         self.node.places = Places(self.host, self.node.address)
         self.context = Context(Instance("client", "client", NOWHERE.point(0), self.node))
         self._watcher = threading.Thread(target=self._watch_agent, name="meshbook agent watcher", daemon=True)
@@ -97,7 +91,7 @@ class Session:
     def _start_agent(self) -> AgentProcess:
         birth = AgentBirth(
             run=self.run,
-            address=self._agent_address,
+            node=AGENT,
             controller=self.node.address,
             folder=str(self.folder.path),
             settings=self.settings,
@@ -124,7 +118,7 @@ class Session:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env=_environment(),
+                env=agent_environment(),
                 start_new_session=True,  # Ctrl-C on a terminal is for the controller alone
             )
 
@@ -151,6 +145,7 @@ class Session:
         for node in self._roster.guests_of(AGENT):
             self.node.announce_down(report.of_guest(node), ())
         self.node.announce_down(report, ())
+        self.remote.lose_all(f"the controller's host agent ended, and the way to other hosts with it: {report.cause}")
 
     def _why_stopped(self) -> str:
         if self._closing.locked():
@@ -189,8 +184,9 @@ class Session:
         self._faults.close()  # from now on an end is no fault
         self._stop_actors()
         self.host.note_end()
-        with contextlib.suppress(TimeoutError, MeshbookError):
-            self._ask_agent("stop_all", "the session ended").get(timeout=seconds)
+        self._stop_workers(seconds)
+        self.remote.hang_up()
+        self.remote.close(STOP_SECONDS)
         self._hang_up()
         self._watcher.join(STOP_SECONDS)
         self._agent.kill()
@@ -198,6 +194,14 @@ class Session:
         self.node.close()
         self.forwarder.close()  # nothing more can arrive
         self.folder.close()
+
+    def _stop_workers(self, seconds: float) -> None:
+        reason = "the session ended"
+        stopping = [self._ask_agent("stop_all", reason), *self.remote.begin_to_stop(reason)]
+        end = time.monotonic() + seconds
+        for future in stopping:
+            with contextlib.suppress(TimeoutError, MeshbookError):
+                future.get(timeout=max(0.0, end - time.monotonic()))
 
     def _stop_actors(self) -> None:
         """End the actors of this very process, so that they can clean up."""
@@ -216,6 +220,7 @@ class Session:
     def disown(self) -> None:
         """In a forked child (multiprocessing): leave agent and folder to the parent, whose end they must notice."""
         self._hang_up()
+        self.remote.hang_up()
         self.folder.disown()
 
 
@@ -334,10 +339,3 @@ def this_proc() -> ProcMesh:
 def install_client() -> None:
     """Let `context()` start a session on first use; called by `import meshbook`."""
     provide_client(lambda: current_session().context)
-
-
-def _environment() -> dict[str, str]:
-    """Ours, with the folder that holds this very package on the import path, wherever it came from."""
-    package = str(PACKAGE.parent)
-    known = os.environ.get("PYTHONPATH", "")
-    return os.environ | {"PYTHONPATH": package + (os.pathsep + known if known else "")}

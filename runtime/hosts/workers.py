@@ -136,15 +136,18 @@ class Workers:
         self._dismiss_spares({worker.mesh for worker in asked} | {node.rpartition(".")[0] for node in nodes})
         return workers
 
+    def stop_owned_by(self, node: str) -> None:
+        """This process has ended, of this host or another: nobody needs any more what it owned here."""
+        with self._lock:
+            owned = [name for name, worker in self._by_node.items() if worker.owner == node]
+        if owned:
+            self.stop(owned, f"its owner has ended ({node})")
+
     def _dismiss_spares(self, meshes: Iterable[str]) -> None:
         """Those of meshes that nobody is to be a rank of any more."""
         with self._lock:
             living = {worker.mesh for worker in self._by_node.values() if not worker.stopping}
-        spares = self._spares.dismiss(set(meshes) - living)
-        for spare in spares:
-            if spare.pid and not self._spares.is_warm(spare):  # it would go on with its bootstrap, for nobody
-                self._send_signal(spare.pid, signal.SIGKILL)
-        if spares:
+        if spares := self._spares.dismiss(set(meshes) - living):
             self._watch(self._kill_late_spares, spares)
 
     def _kill_late_spares(self, spares: Sequence[Spare]) -> None:
@@ -393,9 +396,7 @@ class Workers:
         remove_files(self._folder, node)
         self._on_exit(report, others)
         worker.ended.set()
-        with self._lock:  # only now: from here on nothing is started for one that has ended
-            owned = [other.address.node for other in self._by_node.values() if other.owner == node]
-        self.stop(owned, f"its owner has ended ({node})")
+        self.stop_owned_by(node)
         self._dismiss_spares(self._spares.meshes(owner=node))
 
     def _why_killed(self, worker: Worker, returncode: int | None) -> str:

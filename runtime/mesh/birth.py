@@ -29,6 +29,8 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     owner: str  # the node that spawned the mesh; without it nobody needs these processes
     controller: Address
     agent: Address
+    agents: tuple[Address, ...]  # of all hosts of the mesh, in the order of its ranks
+    host_labels: tuple[str, ...] = ()  # which of its dimensions are theirs
     labels: tuple[str, ...]
     sizes: tuple[int, ...]
     environment: dict[str, str]
@@ -54,6 +56,7 @@ class Birth(msgspec.Struct, frozen=True, kw_only=True):
     world: World
     start: Start = Start()
     life: int = 0  # how many it has had before: it died, and its mesh was healed
+    lives: dict[str, int] = {}  # of nodes of other hosts that have been there before: how many times
     is_spare: bool = False  # it has no rank yet, and takes the place of one that dies
     told: dict[str, str] = {}  # what was set in its environment later, of its rank and rendezvous
 

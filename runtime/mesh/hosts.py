@@ -253,6 +253,8 @@ class HostMesh(MeshTrait):
             owner=node.address.node,
             controller=node.controller,
             agent=agent,
+            agents=tuple(self._picked()),
+            host_labels=self.extent.labels,
             labels=extent.labels,
             sizes=extent.sizes,
             environment=inherited_environment(env, node.place),
@@ -337,14 +339,21 @@ class HostMesh(MeshTrait):
         # They are asked by their agent, which has to know first that they leave. What this process has sent them before
         # goes another way, and must not come later: the fence follows it.
         fence = secrets.token_hex(4)
-        self._hosts().stop_procs.call(names, reason, fence)  # each agent ignores the names that are not its own
+        # Each agent ignores the names that are not its own.
+        self._hosts_of(nodes).stop_procs.call(names, reason, fence)
         targets = [Target(node, PROCESS) for node in nodes]
         current_node().call(targets, "fence", ((fence,), {}), Extent((), ()), None)
         return ended
 
     def _signal_procs(self, nodes: Sequence[Address], number: int) -> Future[None]:
-        asked = self._hosts().kill.call([node.node for node in nodes], number)
+        asked = self._hosts_of(nodes).kill.call([node.node for node in nodes], number)
         return asked.then(lambda _: None)
+
+    def _hosts_of(self, nodes: Sequence[Address]) -> ActorMesh:
+        """The agents that these processes have: one of another host may be lost."""
+        prefixes = {host_of(node) for node in nodes}
+        targets = [Target(agent, HOST) for agent in self._agents if host_of(agent) in prefixes]
+        return ActorMesh("hosts", HostActor, targets, Extent.of(hosts=len(targets)).region)
 
     def __repr__(self) -> str:
         return f"<HostMesh {dict(self.extent)}>"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.mesh.birth import Birth
+from meshbook.runtime.mesh.birth import Birth, World
 from meshbook.runtime.mesh.hosts import HostMesh
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.transport.home import host_of
@@ -29,10 +29,18 @@ class Places:
         if self._birth is None:
             return self.proc()
         world = self._birth.world
-        inbox = host_of(self._birth.address)
-        names = [f"{world.mesh}.{rank}" for rank in range(Extent(world.labels, world.sizes).nelements)]
-        nodes = world.nodes or [Address(name, f"{inbox}{name}") for name in names]
-        return ProcMesh(world.mesh, nodes, Extent(world.labels, world.sizes).region, self.host)
+        extent = Extent(world.labels, world.sizes)
+        per_host = extent.nelements // len(world.agents)
+        names = [(f"{world.mesh}.{rank}", host_of(world.agents[rank // per_host])) for rank in range(extent.nelements)]
+        nodes = world.nodes or [Address(name, f"{host}{name}") for name, host in names]
+        return ProcMesh(world.mesh, nodes, extent.region, self._hosts(world))
+
+    def _hosts(self, world: World) -> HostMesh:
+        """The hosts of this process's mesh."""
+        if not world.host_labels:
+            return self.host
+        extent = Extent(world.host_labels, world.sizes[: len(world.host_labels)])
+        return HostMesh(world.agents, extent.region, python=world.python, is_fake_in_process=world.is_fake_host)
 
 
 def places_of(birth: Birth) -> Places:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import logging
 import queue
 import threading
 import time
@@ -21,8 +20,6 @@ from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.node.ledger import Charge
 from meshbook.runtime.node.node import Node
-
-logger = logging.getLogger(__name__)
 
 Verdict: TypeAlias = Literal["raise", "respawn"]
 OnFailure: TypeAlias = Verdict | Callable[[MeshFailure], Verdict]
@@ -89,10 +86,7 @@ class Respawning:
                 if self._waiting.empty():
                     self._is_running = False
                     return
-            try:
-                self._waiting.get()()
-            except Exception:  # one failure that cannot be settled must not keep the next ones from it
-                logger.exception("a failed rank could not be respawned")
+            self._waiting.get()()
 
     def _settle(self, charge: Charge, failure: MeshFailure, otherwise: Callable[[MeshFailure], None]) -> None:
         rank = failure.crashed_ranks[-1]

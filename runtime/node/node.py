@@ -86,6 +86,7 @@ class Node:
         self.lead_idle, self.poke = self._reception.lead_idle, self._reception.poke
         self._routes = Routes(transport, self._accept)
         self.trust, self.has_ended, self.report_of = self._routes.trust, self._routes.has_ended, self._routes.report_of
+        self.lives, self.expect = self._routes.lives, self._routes.expect
         self._logged: set[str] = set()
         self._closed = False
         limit = settings.max_message_bytes
@@ -219,7 +220,7 @@ class Node:
     def begin_again(self, address: Address, life: int) -> None:
         """A node that had ended is there again, or soon: create again what is this node's business there."""
         if self.note_reborn(address, life):
-            self.create_again(self.ledger.heal_actors(reborn={address.node}), reborn=[address])
+            self.create_again(reborn=[address])
 
     def note_reborn(self, address: Address, life: int) -> bool:
         """Clear what is known of the end of a node that is started again; False where that was known already."""
@@ -240,7 +241,6 @@ class Node:
         with self.noting:
             if self._routes.is_former(report):
                 # It is there again, and has said so before this came. Who asked it before is told nevertheless.
-                self._pressure.forget(node)
                 return self._fail_all(node, lambda: loss(report))
             if self.report_of(node) is not None:
                 return None

@@ -72,6 +72,7 @@ class Routes:
         if life:
             # Maybe this node has written to the one before, which never answered: the connection has found the new one
             # by itself, and that takes nothing from who has not greeted it.
+            self._transport.remember(peer.node, life)
             with contextlib.suppress(PeerGone):
                 self._transport.send(peer, self._transport.greeting)
         return False
@@ -94,7 +95,17 @@ class Routes:
         self._lives[address.node] = life
         self._book[address.node] = address
         del self.down[address.node]
-        self._transport.remember(address.node)
+        self._transport.remember(address.node, life)
+
+    def lives(self) -> dict[str, int]:
+        """Of the nodes that have been there before: how many times."""
+        return {node: life for node, life in list(self._lives.items()) if life and node not in self.down}
+
+    def expect(self, lives: dict[str, int]) -> None:
+        """Know of these, before anything was heard of them."""
+        for node, life in lives.items():
+            self._lives[node] = life
+            self._transport.remember(node, life)
 
     # -- sending -------------------------------------------------------------------------
 

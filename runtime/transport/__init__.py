@@ -41,8 +41,11 @@ class Transport(Protocol):
     def forget(self, node: str) -> None:
         """Give a peer up: drop what is queued for it and wake who waits to send to it."""
 
-    def remember(self, node: str) -> None:
-        """Take a peer up again that was given up: it is there anew, at the same address. Nothing for any other."""
+    def remember(self, node: str, life: int) -> None:
+        """Take a peer up again that was given up: it is there anew, at the same address. Nothing for any other.
+
+        `life` counts those that it has had; what is sent from now on is for this one.
+        """
 
     def close(self) -> None:
         """Stop `receive`, deliver what was queued as far as peers take it at once, and release everything."""

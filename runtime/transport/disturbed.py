@@ -161,8 +161,8 @@ class DisturbedTransport:
             self._changed.notify_all()
         self._inside.forget(node)
 
-    def remember(self, node: str) -> None:
-        self._inside.remember(node)
+    def remember(self, node: str, life: int) -> None:
+        self._inside.remember(node, life)
 
     def close(self) -> None:
         self.mend()

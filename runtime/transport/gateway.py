@@ -13,6 +13,7 @@ import contextlib
 import functools
 import logging
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -28,12 +29,12 @@ from meshbook.runtime.transport.entrance import BATCH, Context, Dialled, Entranc
 from meshbook.runtime.transport.home import GATEWAY, Home, LaneRequest, describe, host_of
 from meshbook.runtime.transport.link import Attach, Bye, Part, Refused
 from meshbook.runtime.transport.neighbour import Neighbour
-from meshbook.runtime.wire.messages import Address
 
 logger = logging.getLogger(__name__)
 
 LOOK_MS = 50  # how often silence is looked at
 CLOSE_SECONDS = 1.0
+STREAM = re.compile(r"[\w.-]+#\d+")  # a node's name, which is that of its socket, too, and which of its lives
 LANE_MARK = 64  # messages that wait in a lane; more wait at their sender
 RECONNECT_MS = 5  # to a process that has not bound its inbox yet
 LONGEST_RECONNECT_MS = 50
@@ -49,7 +50,10 @@ class Events(Protocol):
         """This host has not been heard for the grace time. It is given up."""
 
     def dismissed(self, host: str, why: str) -> None:
-        """This host says that we are, or that it is, no part of the run any more."""
+        """This host says that we are no part of the run any more."""
+
+    def left(self, host: str, why: str) -> None:
+        """This host says that it leaves the run."""
 
     def stranded(self, request: LaneRequest) -> None:
         """A process here wants to reach a node on a host that is none of the run's, or not any more."""
@@ -57,10 +61,16 @@ class Events(Protocol):
 
 @dataclass
 class Lane:
-    """What the processes of this host send to one node of another."""
+    """What the processes of this host send to one life of a node of another."""
 
-    to: Address
+    host: str
+    stream: str
     socket: zmq.Socket[bytes]
+
+
+def stream_to(node: str, life: int) -> str:
+    """The name of a stream on a link."""
+    return f"{node}#{life}"
 
 
 class Gateway:
@@ -78,9 +88,11 @@ class Gateway:
         self._bell, self._ringer = self._pair()
         self._poller = zmq.Poller()
         self._neighbours: dict[str, Neighbour] = {}  # by prefix
+        self._gone: list[Neighbour] = []
         self._given_up: dict[str, str] = {}  # hosts, and why
-        self._lanes: dict[str, Lane] = {}  # by the URL of the node
+        self._lanes: dict[tuple[str, str], Lane] = {}  # by host and stream
         self._inboxes: dict[str, zmq.Socket[bytes]] = {}  # of processes here, by node
+        self._lives: dict[str, int] = {}  # of processes here that have ended: how many times
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="meshbook gateway", daemon=True)
 
@@ -105,9 +117,9 @@ class Gateway:
         """This host is no part of the run any more: drop what is for it, and refuse it."""
         self._do(lambda: self._give_up(host, why))
 
-    def forget(self, node: str) -> None:
-        """A process of this host has ended: drop what waits in its inbox. What comes from now on is for the next."""
-        self._do(lambda: self._forget(node))
+    def forget(self, node: str, life: int) -> None:
+        """This life of a process of this host has ended: drop what is for it. It may have another one."""
+        self._do(lambda: self._forget(node, life))
 
     def close(self, why: str) -> None:
         """Tell the other gateways that this host leaves, and end."""
@@ -152,7 +164,8 @@ class Gateway:
         self._read_links(ready)
         for lane in [lane for lane in self._lanes.values() if lane.socket in ready]:
             self._read_lane(lane)
-        for node in [node for node, inbox in self._inboxes.items() if inbox in ready]:
+        for node, inbox in [entry for entry in self._inboxes.items() if entry[1] in ready]:
+            self._poller.register(inbox, 0)
             self._hand_over_more(node)
         self._look_after_links(time.monotonic())
 
@@ -182,7 +195,8 @@ class Gateway:
         self._given_up[host] = why
         if (neighbour := self._neighbours.pop(host, None)) is not None:
             neighbour.say(Refused(why))
-        for lane in [lane for lane in self._lanes.values() if host_of(lane.to) == host]:
+            self._gone.append(neighbour)
+        for lane in [lane for lane in self._lanes.values() if lane.host == host]:
             self._close_lane(lane)
 
     def _read_links(self, ready: set[object]) -> None:
@@ -204,6 +218,8 @@ class Gateway:
             self.strangers.refuse(f"{describe(host)} is no host of this run, or not yet")
         elif (found := self._neighbours.get(host) or self._on(received)) is not None:
             self._take(found, received)
+        elif not any(each.was_on(received.line) for each in (*self._neighbours.values(), *self._gone)):
+            self.strangers.refuse("it belongs to no link")
 
     def _on(self, received: Received) -> Neighbour | None:
         """Whose connection that is; nobody's where the other host has made another one since."""
@@ -211,17 +227,21 @@ class Gateway:
 
     def _take(self, neighbour: Neighbour, received: Received) -> None:
         message = received.message
-        if isinstance(message, Bye | Refused):
-            self._events.dismissed(neighbour.host, message.why)
-            return
+        if isinstance(message, Refused):
+            return self._events.dismissed(neighbour.host, message.why)
+        if isinstance(message, Bye):
+            return self._events.left(neighbour.host, message.why)
+        if isinstance(message, Part) and STREAM.fullmatch(message.node) is None:
+            return self.strangers.refuse("a piece that is for no node")
         was_attached = neighbour.link.was_attached
-        for node in neighbour.take(received):
+        for stream in neighbour.take(received):
             if isinstance(message, Part):
-                self._hand_over(neighbour, node)
-            elif (lane := self._lanes.get(neighbour.host + node)) is not None:
+                self._hand_over(neighbour, stream)
+            elif (lane := self._lanes.get((neighbour.host, stream))) is not None:
                 self._watch_lane(lane, neighbour)
         if neighbour.link.was_attached and not was_attached:
             self._events.attached(neighbour.host)
+        return None
 
     def _look_after_links(self, now: float) -> None:
         for neighbour in list(self._neighbours.values()):
@@ -245,54 +265,59 @@ class Gateway:
             self._open_lane(request)
 
     def _open_lane(self, request: LaneRequest) -> None:
-        neighbour = self._neighbours.get(host_of(request.to))
+        host, stream = host_of(request.to), stream_to(request.to.node, request.life)
+        neighbour = self._neighbours.get(host)
         if neighbour is None:
             self._events.stranded(request)
-        elif request.to.url not in self._lanes:
+        elif (host, stream) not in self._lanes:
             socket = self._context.socket(zmq.PULL)
             socket.rcvhwm = LANE_MARK
-            socket.bind(self._home.lane(request.to))
-            lane = self._lanes[request.to.url] = Lane(request.to, socket)
+            socket.bind(self._home.lane(request))
+            lane = self._lanes[host, stream] = Lane(host, stream, socket)
             self._watch_lane(lane, neighbour)
 
     def _watch_lane(self, lane: Lane, neighbour: Neighbour) -> None:
         """Read the lane while there is room for its node."""
-        self._poller.register(lane.socket, zmq.POLLIN if neighbour.link.has_room(lane.to.node) else 0)
+        self._poller.register(lane.socket, zmq.POLLIN if neighbour.link.has_room(lane.stream) else 0)
 
     def _read_lane(self, lane: Lane) -> None:
-        node, neighbour = lane.to.node, self._neighbours[host_of(lane.to)]
+        neighbour = self._neighbours[lane.host]
         for _ in range(BATCH):
-            if not neighbour.link.has_room(node):
+            if not neighbour.link.has_room(lane.stream):
                 break
             try:
                 frame = lane.socket.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
-            neighbour.put(node, frame.buffer)
+            neighbour.put(lane.stream, frame.buffer)
         self._watch_lane(lane, neighbour)
 
     def _close_lane(self, lane: Lane) -> None:
-        del self._lanes[lane.to.url]
+        del self._lanes[lane.host, lane.stream]
         self._poller.register(lane.socket, 0)
         lane.socket.close(0)
 
     # -- from other hosts to processes here ----------------------------------------------------
 
-    def _hand_over(self, neighbour: Neighbour, node: str) -> None:
+    def _hand_over(self, neighbour: Neighbour, stream: str) -> None:
         """Give a process here what has come for it from this host, as far as it takes it."""
-        while (frame := neighbour.link.first(node)) is not None:
+        node, _, life = stream.partition("#")
+        if int(life) > self._lives.get(node, 0):
+            return  # the end of the one before is about to be told here
+        while (frame := neighbour.link.first(stream)) is not None:
             try:
-                self._inbox(node).send(frame, zmq.NOBLOCK, copy=False)
+                if int(life) == self._lives.get(node, 0):
+                    self._inbox(node).send(frame, zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 self._poller.register(self._inbox(node), zmq.POLLOUT)
                 return
-            neighbour.link.took(node)
+            neighbour.link.took(stream)
 
     def _hand_over_more(self, node: str) -> None:
-        """The process takes messages again."""
-        self._poller.register(self._inbox(node), 0)
+        """The process takes messages again, or is another one."""
         for neighbour in self._neighbours.values():
-            self._hand_over(neighbour, node)
+            for life in range(self._lives.get(node, 0) + 1):
+                self._hand_over(neighbour, stream_to(node, life))
 
     def _inbox(self, node: str) -> zmq.Socket[bytes]:
         if (inbox := self._inboxes.get(node)) is None:
@@ -302,10 +327,9 @@ class Gateway:
             inbox.connect(self._home.socket(node))
         return inbox
 
-    def _forget(self, node: str) -> None:
+    def _forget(self, node: str, life: int) -> None:
+        self._lives[node] = life + 1
         if (inbox := self._inboxes.pop(node, None)) is not None:
             self._poller.register(inbox, 0)
             inbox.close(0)
-        for neighbour in self._neighbours.values():
-            while neighbour.link.first(node) is not None:
-                neighbour.link.took(node)
+        self._hand_over_more(node)

@@ -24,9 +24,13 @@ _MOST_BYTES = 107
 
 
 class LaneRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Bind the lane to this node; who asks."""
+    """Bind the lane to this node, in this of its lives; who asks.
+
+    A node that is healed gets a lane of its own for each life: what was on the way to the one before is not for it.
+    """
 
     to: Address
+    life: int
     sender: Address
 
 
@@ -63,9 +67,10 @@ class Home:
         host = host_of(to)
         return host != self.prefix and (host == self.first or host.startswith(TCP))
 
-    def lane(self, to: Address) -> str:
+    def lane(self, request: LaneRequest) -> str:
         """The URL of the lane to a node of another host."""
-        return self.socket("lane-" + hashlib.blake2b(to.url.encode(), digest_size=8).hexdigest())
+        name = f"{request.to.url}#{request.life}"
+        return self.socket("lane-" + hashlib.blake2b(name.encode(), digest_size=8).hexdigest())
 
     def nearest(self, to: Address) -> str:
         """The URL at which a node of this host, or of the first host of any run, listens."""

@@ -115,7 +115,7 @@ class MemoryTransport:
     def forget(self, node: str) -> None:
         self._gone.add(node)
 
-    def remember(self, node: str) -> None:
+    def remember(self, node: str, life: int) -> None:
         self._board.renew(node)
         if node in self._gone:
             self._greeted.discard(node)  # whoever is there now has not been

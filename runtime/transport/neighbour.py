@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import time
 from collections.abc import Callable, Iterator
 
@@ -18,6 +19,7 @@ BROKEN = 0.35  # of the grace time: after such a silence a connection is given u
 FIRST_TRY = 0.2  # seconds until a connection that does not stand is given up for another one
 NEXT_TRY = 1.5  # times as long for the next one: the other host may be busy
 LONGEST_TRY = 5.0
+REMEMBERED = 100  # lines that were given up
 
 
 class Neighbour:
@@ -32,6 +34,7 @@ class Neighbour:
         self._dial = dial
         self._dialled: Dialled | None = None
         self._line: Line | None = None
+        self._former: collections.deque[bytes | None] = collections.deque(maxlen=REMEMBERED)
         self._attempt = 0
         self._again_at = 0.0
         self._try = FIRST_TRY
@@ -42,6 +45,10 @@ class Neighbour:
     def is_on(self, line: Line) -> bool:
         """Whether this line is the one that carries the link now."""
         return self._line is not None and self._line.who == line.who
+
+    def was_on(self, line: Line) -> bool:
+        """Whether it was one of the last that did; some of what came by it may be found only now."""
+        return line.who in self._former
 
     def read(self, ready: set[object]) -> Iterator[Received]:
         """What has come on the connection from here, if that is among these sockets."""
@@ -64,7 +71,6 @@ class Neighbour:
 
     def _redial(self, now: float) -> None:
         assert self._dial is not None
-        self.link.detach()
         self.hang_up()
         self._attempt += 1
         self._dialled = self._dial()
@@ -76,7 +82,7 @@ class Neighbour:
 
     def hang_up(self, *, linger: bool = False) -> None:
         """Close the connection from here; with `linger` what was said last still leaves."""
-        self._line = None
+        self._lose()
         if self._dialled is not None:
             self._poller.unregister(self._dialled.socket)
             self._dialled.close(linger=linger)
@@ -98,6 +104,7 @@ class Neighbour:
         if isinstance(message, Taken):
             return self._take_news(message)
         if isinstance(message, Attach) and message.attempt > self._attempt:
+            self._lose()
             self._attempt, self._line = message.attempt, received.line
             self._send(Attached(message.attempt, self.link.positions()))
             return self._attach(message.received)
@@ -147,4 +154,6 @@ class Neighbour:
     def _lose(self) -> None:
         """This connection is of no use any more. Who dials makes another one, soon or when it hears nothing."""
         self.link.detach()
-        self._line = None
+        if self._line is not None:
+            self._former.append(self._line.who)
+            self._line = None

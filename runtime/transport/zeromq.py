@@ -42,7 +42,8 @@ class ZmqTransport:
         self._knocking = threading.RLock()  # guards _door; a signal handler may knock while its thread knocks
         self._door = self._connect_door()
         self._peers: dict[str, _Peer] = {}
-        self._peers_lock = threading.Lock()  # guards _peers and _closed: one socket per peer, none after close
+        self._lives: dict[str, int] = {}  # of peers that were there before
+        self._peers_lock = threading.Lock()  # guards these, and _closed: one socket per peer, none after close
         self._closed = False
         self._ended = False  # of the receiving thread: the inbox has been read to its end
 
@@ -77,8 +78,9 @@ class ZmqTransport:
             return _Peer(self._context, to.node, self._home.nearest(to), self._settings)
         if not (self._home.folder / GATEWAY).exists():
             raise RunEnded(RUN_ENDED)
-        peer = _Peer(self._context, to.node, self._home.lane(to), self._settings)
-        peer.ask_gateway(self._home.socket(GATEWAY), LaneRequest(to, self.address))
+        request = LaneRequest(to, self._lives.get(to.node, 0), self.address)
+        peer = _Peer(self._context, to.node, self._home.lane(request), self._settings)
+        peer.ask_gateway(self._home.socket(GATEWAY), request)
         return peer
 
     def receive(self) -> Buffer | None:
@@ -116,10 +118,12 @@ class ZmqTransport:
         if peer is not None:
             peer.abandon()
 
-    def remember(self, node: str) -> None:
+    def remember(self, node: str, life: int) -> None:
         with self._peers_lock:
-            if (peer := self._peers.get(node)) is not None and peer.is_gone:
+            self._lives[node] = life
+            if (peer := self._peers.get(node)) is not None and (peer.is_gone or peer.is_of_former(life)):
                 del self._peers[node]  # the next message connects, and greets, anew
+                peer.abandon()
 
     def close(self) -> None:
         with self._peers_lock:
@@ -161,6 +165,9 @@ class _Peer:
         self._gone = False
         self._socket = self._connect(url, settings.high_water_mark)
         self._asking: zmq.Socket[bytes] | None = None
+        self._life: int | None = (
+            None  # of the peer: what has left for it must not come to the next. On one host none has
+        )
 
     def _connect(self, url: str, high_water_mark: int) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.PUSH)
@@ -172,6 +179,7 @@ class _Peer:
 
     def ask_gateway(self, url: str, request: LaneRequest) -> None:
         """Let the gateway of this host bind the lane that this socket connects to."""
+        self._life = request.life
         self._asking = self._connect(url, 1)  # stays open: closed, it would forget the request if the gateway is slow
         self._asking.send(msgspec.msgpack.encode(request))
 
@@ -189,6 +197,10 @@ class _Peer:
     @property
     def is_gone(self) -> bool:
         return self._gone
+
+    def is_of_former(self, life: int) -> bool:
+        """Whether it leads to a life of the peer before this one."""
+        return self._life is not None and self._life < life
 
     def abandon(self) -> None:
         self._gone = True  # a sender that waits under the lock sees it and leaves

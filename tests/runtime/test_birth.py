@@ -24,6 +24,7 @@ def born(environment: dict[str, str] | None = None, **rendezvous: str) -> Birth:
         owner="controller",
         controller=Address("controller", "memory://controller"),
         agent=Address("agent", "memory://agent"),
+        agents=(Address("agent", "memory://agent"),),
         labels=("hosts", "gpus"),
         sizes=(2, 4),
         environment=environment or {},

@@ -29,6 +29,7 @@ def born(start: Start) -> Birth:
         owner="controller",
         controller=Address("controller", "memory://controller"),
         agent=Address("agent", "memory://agent"),
+        agents=(Address("agent", "memory://agent"),),
         labels=(),
         sizes=(),
         environment={"INHERITED": "yes", "A": "inherited"},

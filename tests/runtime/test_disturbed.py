@@ -152,7 +152,7 @@ def test_a_peer_that_is_given_up_gets_nothing_of_what_was_held(here: DisturbedTr
     here.cut(LONG)
     here.send(there.address, b"for one that has ended")
     here.forget("there")
-    here.remember("there")
+    here.remember("there", 1)
     here.send(there.address, b"for the next")
     here.mend()
     assert take(there, 1) in ([b"hello"], [b"for the next"])

@@ -19,7 +19,7 @@ from meshbook.runtime.transport import PeerGone, RunEnded
 from meshbook.runtime.transport.curve import KeyPair, authenticate
 from meshbook.runtime.transport.gateway import Gateway
 from meshbook.runtime.transport.home import Home, LaneRequest
-from meshbook.runtime.transport.link import Attach, Ping, pack
+from meshbook.runtime.transport.link import Attach, Part, Ping, pack
 from meshbook.runtime.transport.zeromq import ZmqTransport
 from meshbook.runtime.wire.messages import Address
 
@@ -42,6 +42,9 @@ class Notes:
 
     def dismissed(self, host: str, why: str) -> None:
         self.told.put(("dismissed", host, why))
+
+    def left(self, host: str, why: str) -> None:
+        self.told.put(("left", host, why))
 
     def stranded(self, request: LaneRequest) -> None:
         self.told.put(("stranded", request))
@@ -152,23 +155,38 @@ def test_a_slow_receiver_slows_its_sender_and_nobody_else(hosts: Callable[[int],
     assert not thread.is_alive()
 
 
-def test_what_waits_for_a_process_that_ended_is_dropped(hosts: Callable[[int], list[Host]]) -> None:
-    """What comes after its end is for the one that takes its place."""
+def test_what_is_for_a_process_that_ended_does_not_come_to_the_next(hosts: Callable[[int], list[Host]]) -> None:
+    """Whether it was there already, or comes only now: from a sender who has not heard of the end yet."""
+    first, second = hosts(2)
+    one, two, marker = first.node("one"), first.node("two"), second.node("marker")
+    there = second.home.address("there")
+
+    def wait_until_through() -> None:
+        one.send(marker.address, b"")
+        received(marker, 1)
+
+    one.send(there, b"for the one before")
+    wait_until_through()
+    second.gateway.forget("there", 0)
+    two.send(there, b"the same, but late")
+    one.forget("there")
+    one.remember("there", 1)
+    one.send(there, b"for the next one")
+    wait_until_through()
+    two.forget("there")
+    two.remember("there", 1)
+    two.send(there, b"for the next one, too")
+    frames = received(second.node("there"), 4)
+    assert sorted(frames) == [b"for the next one", b"for the next one, too", b"hello from one", b"hello from two"]
+
+
+def test_what_comes_before_the_end_of_the_one_before_waits(hosts: Callable[[int], list[Host]]) -> None:
     first, second = hosts(2)
     here = first.node("here")
-    marker = second.node("marker")
-    here.send(second.home.address("there"), b"for the one before")
-    here.send(marker.address, b"")  # overtakes nothing: what is before it is at the other gateway, or soon
-    assert received(marker, 2)
-    second.gateway.forget("there")
-    here.forget("there")
-    here.remember("there")
+    here.remember("there", 1)
     here.send(second.home.address("there"), b"for the next one")
-    there = second.node("there")
-    frames = received(there, 2)
-    if frames[1] != b"for the next one":  # it was slower than the marker
-        frames = received(there, 2)
-    assert frames == [b"hello from here", b"for the next one"]
+    second.gateway.forget("there", 0)
+    assert received(second.node("there"), 2) == [b"hello from here", b"for the next one"]
 
 
 # -- connections that break --------------------------------------------------------------------
@@ -301,7 +319,7 @@ def test_after_the_grace_time_each_gives_the_other_up(relayed: tuple[Host, Host,
     relay.cut()
     assert first.notes.next() == ("silent", second.home.prefix)
     assert second.notes.next() == ("silent", first.home.prefix)
-    request = LaneRequest(second.home.address("there"), here.address)
+    request = LaneRequest(second.home.address("there"), 0, here.address)
     here.send(request.to, b"to nobody")
     assert first.notes.next() == ("stranded", request)
 
@@ -312,7 +330,7 @@ def test_after_the_grace_time_each_gives_the_other_up(relayed: tuple[Host, Host,
 def test_who_leaves_says_so(hosts: Callable[[int], list[Host]]) -> None:
     first, second = hosts(2)
     second.gateway.close("its work is done")
-    assert first.notes.next() == ("dismissed", second.home.prefix, "its work is done")
+    assert first.notes.next() == ("left", second.home.prefix, "its work is done")
 
 
 def test_who_is_given_up_is_told_and_refused_ever_after(hosts: Callable[[int], list[Host]]) -> None:
@@ -423,8 +441,8 @@ def test_strangers_are_refused_counted_and_logged_once(
 
 @pytest.mark.parametrize(
     "parts",
-    [[b"garbage"], [b"one", b"two"], [pack(Attach("tcp://10.0.0.1:1/", 1, {}))]],
-    ids=["no message", "two parts", "another host"],
+    [[b"garbage"], [b"one", b"two"], [pack(Attach("tcp://10.0.0.1:1/", 1, {}))], [pack(Part("../there#0", 1, True))]],
+    ids=["no message", "two parts", "another host", "no link"],
 )
 def test_garbage_with_the_right_key_is_refused(
     hosts: Callable[[int], list[Host]], caplog: pytest.LogCaptureFixture, parts: list[bytes]

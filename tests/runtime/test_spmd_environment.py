@@ -24,6 +24,7 @@ def born(extent: Extent, local_size: int) -> Birth:
         owner="controller",
         controller=Address("controller", "memory://controller"),
         agent=Address("agent", "memory://agent"),
+        agents=(Address("agent", "memory://agent"),),
         labels=extent.labels,
         sizes=extent.sizes,
         environment={},

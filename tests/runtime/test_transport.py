@@ -167,7 +167,7 @@ def test_a_forgotten_peer_that_comes_again_is_remembered(opened: Open) -> None:
         there.terminate()  # it removes its socket's file: that must not be the next one's
     here.forget("there")
     again = opened("there")
-    here.remember("there")
+    here.remember("there", 1)
     here.send(again.address, b"after")
     assert received(again, 2) == [here.greeting, b"after"]
 
@@ -176,7 +176,7 @@ def test_remembering_a_peer_that_was_not_forgotten_changes_nothing(opened: Open)
     here, there = opened("here"), opened("there")
     here.send(there.address, b"1")
     for node in ("there", "nobody"):
-        here.remember(node)
+        here.remember(node, 1)
     here.send(there.address, b"2")
     assert received(there, 3)[1:] == [b"1", b"2"]
 

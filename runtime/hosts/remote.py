@@ -1,0 +1,311 @@
+"""Hosts beyond the controller's own: started by a launcher, linked to each other, watched, and ended with the session.
+
+    launcher -> agent -> "I am at tcp://..." -> links between all hosts -> `HostMesh`
+
+A host is lost when its agent ends, or when it has not been heard for the grace time. Then all that lives on it is lost
+with it, every other host is told, and it is refused should it come back; it has ended itself by then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import queue
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.config import Settings
+from meshbook.runtime.errors import ExitReport, LaunchError, MeshbookError
+from meshbook.runtime.geometry import Extent
+from meshbook.runtime.hosts.launch import AgentAnswer, AgentBirth, Away
+from meshbook.runtime.hosts.launchers import AgentProcess, Launcher
+from meshbook.runtime.hosts.machine import own_addresses
+from meshbook.runtime.hosts.roster import Roster
+from meshbook.runtime.mesh.hosts import HOST, HostMesh
+from meshbook.runtime.node.calls import Each, Target
+from meshbook.runtime.node.node import Node
+from meshbook.runtime.telemetry.last_words import last_lines
+from meshbook.runtime.transport.curve import KeyPair
+from meshbook.runtime.transport.home import describe, host_of
+from meshbook.runtime.wire.messages import Address
+
+NOWHERE = Extent((), ())
+AGENT_MODULE = "meshbook.runtime.hosts.agent"
+
+
+@dataclass(eq=False)
+class RemoteHost:
+    """One of them, from its start to its end."""
+
+    name: str
+    node: str  # of its agent
+    process: AgentProcess
+    log: Path
+    number: int  # later ones have a higher one
+    address: Address | None = None  # of its agent, once it has answered
+    trouble: str = ""  # why it was ended
+    stopped: str = ""  # why it was told to leave
+    mesh: HostMesh | None = None
+    watcher: threading.Thread | None = None
+    over: bool = False
+
+    @property
+    def where(self) -> str:
+        """`gpu2 (10.0.0.2:40123)`"""
+        return f"{self.name} ({describe(host_of(self.address))})" if self.address else self.name
+
+
+class RemoteHosts:
+    """Those of a session. `first` is the agent of its own host."""
+
+    def __init__(self, node: Node, settings: Settings, folder: Path, roster: Roster, first: Address) -> None:
+        self._node = node
+        self._settings = settings
+        self._folder = folder
+        self._roster = roster
+        self._first = first
+        self._keys: KeyPair | None = None
+        self._hosts: list[RemoteHost] = []
+        self._starting = threading.Lock()  # held by whoever starts hosts
+        self._closing = ""
+        roster.when_silent = self._heard_of_silence
+
+    def __iter__(self) -> Any:
+        """Those that live."""
+        return iter([host for host in self._hosts if not host.over])
+
+    # -- starting ----------------------------------------------------------------------
+
+    def start(self, launcher: Launcher, names: Sequence[str], *, addresses: Mapping[str, str], python: str) -> HostMesh:
+        """Start these hosts, wait until all are linked with each other, and return their mesh.
+
+        Raises LaunchError, which names the host, where one does not come up in time; none is left then.
+        """
+        with self._starting:
+            keys = self._open_gateway()
+            begun: list[RemoteHost] = []
+            try:
+                for name in names:
+                    begun.append(self._launch(launcher, name, keys, addresses.get(name, ""), python))
+                self._wait_for_answers(begun)
+                self._link(begun)
+            except BaseException:
+                for host in begun:
+                    host.process.kill()
+                    host.process.wait()
+                raise
+            return self._add(begun)
+
+    def _open_gateway(self) -> KeyPair:
+        if self._keys is None:
+            keys = KeyPair.generate()
+            self._ask(self._first, "open_gateway", keys).get(self._settings.launch_timeout)
+            self._keys = keys
+        return self._keys
+
+    def _launch(self, launcher: Launcher, name: str, keys: KeyPair, address: str, python: str) -> RemoteHost:
+        node, log = f"agent-{name}-{secrets.token_hex(2)}", self._folder / f"agent-{name}.log"
+        away = Away(host=name, keys=keys, address=address, towards=tuple(own_addresses()))
+        birth = AgentBirth(
+            run=self._node.run, node=node, controller=self._node.address, settings=self._settings, away=away
+        )
+        try:
+            process = launcher.start(name, [python or sys.executable, "-P", "-m", AGENT_MODULE], log)
+        except OSError as error:
+            raise LaunchError(f"host {name}: its command cannot be started: {error}") from error
+        with contextlib.suppress(BrokenPipeError):  # it has ended already, as the missing answer will tell
+            assert process.stdin is not None
+            process.stdin.write(msgspec.json.encode(birth) + b"\n")
+            process.stdin.flush()
+        number = self._hosts[-1].number + 1 if self._hosts else 1
+        return RemoteHost(name, node, process, log, number)
+
+    def _wait_for_answers(self, hosts: Sequence[RemoteHost]) -> None:
+        lines: queue.SimpleQueue[tuple[RemoteHost, bytes]] = queue.SimpleQueue()
+
+        def read(host: RemoteHost) -> None:
+            assert host.process.stdout is not None
+            lines.put((host, host.process.stdout.readline()))
+
+        for host in hosts:
+            threading.Thread(target=read, args=(host,), name="meshbook agent answer", daemon=True).start()
+        end = time.monotonic() + self._settings.launch_timeout
+        waiting = list(hosts)
+        while waiting:
+            try:
+                host, line = lines.get(timeout=max(0.0, end - time.monotonic()))
+            except queue.Empty:
+                raise LaunchError(self._why_mute(waiting[0])) from None
+            self._take_answer(host, line)
+            waiting.remove(host)
+
+    def _take_answer(self, host: RemoteHost, line: bytes) -> None:
+        try:
+            answer = msgspec.json.decode(line, type=AgentAnswer)
+        except (msgspec.DecodeError, msgspec.ValidationError):
+            raise LaunchError(self._why_not(host, "its agent did not come up")) from None
+        if answer.address is None:
+            raise LaunchError(self._why_not(host, answer.error))
+        host.address = answer.address
+
+    def _why_mute(self, host: RemoteHost) -> str:
+        seconds = self._settings.launch_timeout
+        return self._why_not(host, f"its agent had not answered after {seconds:g} s (MESHBOOK_LAUNCH_TIMEOUT)")
+
+    def _why_not(self, host: RemoteHost, what: str) -> str:
+        lines = last_lines(host.log, self._settings.stderr_lines)
+        said = "\n".join(["; its last lines on stderr:", *(f"    {line}" for line in lines)]) if lines else ""
+        return f"host {host.name}: {what}{said}"
+
+    def _link(self, hosts: Sequence[RemoteHost]) -> None:
+        """Link each of them with each other host. Who dials is told last: the other one expects it by then."""
+        linked: list[tuple[RemoteHost, Future[Any]]] = []
+        known = [host for host in self if host.address is not None]
+        for host in hosts:
+            assert host.address is not None
+            self._node.trust(host.address)
+            linked.append((host, self._ask(self._first, "link", host.address, True)))
+        self._wait_linked(linked, "the controller's host")
+        for index, host in enumerate(hosts):
+            assert host.address is not None
+            dialled = []
+            for other in (*known, *hosts[:index]):
+                assert other.address is not None
+                self._ask(other.address, "link", host.address, False).get(self._settings.launch_timeout)
+                dialled.append((other, self._ask(host.address, "link", other.address, True)))
+            self._wait_linked(dialled, host.where)
+
+    def _wait_linked(self, linked: Sequence[tuple[RemoteHost, Future[Any]]], by: str) -> None:
+        end = time.monotonic() + self._settings.launch_timeout
+        for host, future in linked:
+            try:
+                future.get(max(0.0, end - time.monotonic()))
+            except TimeoutError:
+                remedy = "is a firewall between them? Another address can be named: addresses={...}"
+                raise LaunchError(f"host {host.where} cannot be reached from {by}: {remedy}") from None
+
+    def _add(self, hosts: Sequence[RemoteHost]) -> HostMesh:
+        agents = [host.address for host in hosts if host.address is not None]
+        mesh = HostMesh(agents, Extent.of(hosts=len(agents)).region, owned=True)
+        for host in hosts:
+            host.mesh = mesh
+            self._hosts.append(host)
+            host.watcher = threading.Thread(target=self._watch, args=(host,), name="meshbook host watcher", daemon=True)
+            host.watcher.start()
+        return mesh
+
+    # -- ends ------------------------------------------------------------------------------
+
+    def _heard_of_silence(self, prefix: str, seconds: float, by: str) -> None:
+        """An agent has not heard a host; on the receiving thread."""
+        silent = self._find(prefix)
+        if by == self._first.node:
+            if silent is not None:
+                self._lose(silent, self._why_silent(silent, seconds, ""))
+            return
+        # Two hosts that do not hear each other, while both are heard here: maybe one is only found out a moment later.
+        asker = next((host for host in self if host.node == by), None)
+        if silent is not None and asker is not None:
+            self._node.later(self._settings.host_timeout, functools.partial(self._part, silent, asker, seconds))
+
+    def _part(self, one: RemoteHost, other: RemoteHost, seconds: float) -> None:
+        """These two cannot go on in one run: the later one leaves it."""
+        if not (one.over or one.trouble or other.over or other.trouble):
+            stays, goes = sorted((one, other), key=lambda host: host.number)
+            self._lose(goes, self._why_silent(goes, seconds, f" by host {stays.where}"))
+
+    def _why_silent(self, host: RemoteHost, seconds: float, by: str) -> str:
+        return (
+            f"host {host.where} is lost: it has not been heard for {seconds:.1f} s{by}\n"
+            "Does the machine run, and its network? It may be silent for MESHBOOK_HOST_TIMEOUT, "
+            f"{self._settings.host_timeout:g} s; its agent and all processes there end by themselves."
+        )
+
+    def _lose(self, host: RemoteHost, why: str) -> None:
+        host.trouble = host.trouble or why
+        host.process.kill()  # the launcher's end of it, at least: the watcher sees that, and tells
+
+    def lose_all(self, why: str) -> None:
+        """The agent of the first host has ended, and with it the gateway to all others."""
+        for host in self:
+            self._lose(host, why)
+
+    def _find(self, prefix: str) -> RemoteHost | None:
+        return next((host for host in self if host.address is not None and host_of(host.address) == prefix), None)
+
+    def _watch(self, host: RemoteHost) -> None:
+        returncode = host.process.wait()
+        host.over = True
+        report = ExitReport(
+            node=host.node,
+            pid=host.process.pid,
+            returncode=None if host.trouble else returncode,
+            stderr=tuple(last_lines(host.log, self._settings.stderr_lines)) if not host.trouble else (),
+            hint=host.trouble or f"the agent of host {host.where} has ended, and all processes there with it",
+            stopped=self._why_stopped(host),
+            host=host.name,
+        )
+        if not report.stopped:
+            self._node.tell_event("host lost", host.name, "", [], str(report))
+        others = [other.address for other in self if other.address is not None]
+        agents = [self._first, *others]
+        # The guests first: who waits for the end of the host waits for theirs, too.
+        for node in self._roster.guests_of(host.node):
+            self._node.announce_down(report.of_guest(node), agents)
+        self._node.announce_down(report, agents)
+        assert host.address is not None
+        for agent in agents:
+            self._tell(agent, "lose", host_of(host.address), report.cause)
+
+    def _why_stopped(self, host: RemoteHost) -> str:
+        if self._closing:
+            return self._closing
+        return "its host was shut down" if host.mesh is not None and host.mesh.is_shut_down else ""
+
+    # -- the end of the session ------------------------------------------------------------
+
+    def begin_to_stop(self, reason: str) -> list[Future[Any]]:
+        """Ask all workers there to leave."""
+        self._closing = reason
+        for host in self:
+            if host.mesh is not None:
+                host.mesh.note_end()
+        return [self._ask(host.address, "stop_all", reason) for host in self if host.address is not None]
+
+    def hang_up(self) -> None:
+        """Let every agent there end."""
+        for host in self._hosts:
+            assert host.process.stdin is not None
+            with contextlib.suppress(OSError):
+                host.process.stdin.close()
+
+    def close(self, seconds: float) -> None:
+        """Wait for their end after `hang_up`; who does not end in time is killed."""
+        end = time.monotonic() + seconds
+        for host in self._hosts:
+            assert host.watcher is not None
+            host.watcher.join(max(0.0, end - time.monotonic()))
+            host.process.kill()
+            host.watcher.join()
+            assert host.process.stdout is not None
+            host.process.stdout.close()
+
+    # -- asking ------------------------------------------------------------------------------
+
+    def _ask(self, agent: Address, endpoint: str, *arguments: Any) -> Future[Any]:
+        asker = Each(1)
+        self._node.call([Target(agent, HOST)], endpoint, (arguments, {}), NOWHERE, asker)
+        return asker.futures[0]
+
+    def _tell(self, agent: Address, endpoint: str, *arguments: Any) -> None:
+        with contextlib.suppress(MeshbookError):
+            self._node.call([Target(agent, HOST)], endpoint, (arguments, {}), NOWHERE, None)

@@ -1,0 +1,332 @@
+"""More hosts than one, as agents of their own on this machine: all is as on one host, and one that ends takes no other
+with it. What only a network can do to them is in `test_network.py`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import psutil
+import pytest
+
+import meshbook
+from meshbook import Actor, HostMesh, context, current_rank, endpoint, this_host
+from meshbook.runtime.errors import LaunchError, ProcessDied
+from meshbook.runtime.hosts.launch import sweep
+from meshbook.runtime.hosts.session import Session, close_session
+
+PATIENCE = 60.0
+AT_ONCE = 2.0
+pytestmark = pytest.mark.process
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Probe(Actor):
+    """Runs what it is sent."""
+
+    def __init__(self) -> None:
+        self.notes: list[Any] = []
+
+    @endpoint
+    def run(self, function: Any, *arguments: Any) -> Any:
+        return function(*arguments)
+
+    @endpoint
+    def note(self, what: Any) -> None:
+        self.notes.append(what)
+
+    @endpoint
+    def noted(self) -> list[Any]:
+        return self.notes
+
+
+def wait_for_ever() -> None:
+    threading.Event().wait()
+
+
+def ask_all(others: Any) -> list[int]:
+    return list(others.run.call(os.getpid).get(PATIENCE).values())
+
+
+def await_death(other: Any) -> str:
+    return str(other.run.call_one(wait_for_ever).exception(PATIENCE))
+
+
+def pids(probe: Any) -> list[int]:
+    return list(probe.run.call(os.getpid).get(PATIENCE).values())
+
+
+def died(future: Any) -> ProcessDied:
+    with pytest.raises(ProcessDied) as caught:
+        future.get(PATIENCE)
+    return caught.value
+
+
+def agent_of(host: str, session: Session) -> psutil.Process:
+    [found] = [each for each in session.remote if each.name == host]
+    return psutil.Process(found.process.pid)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _light() -> Iterator[None]:
+    """Fork servers import nothing that is not asked for: there are many here. What killed agents left is swept, as
+    the next start of one would do it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MESHBOOK_PRELOAD", "")
+        yield
+    sweep(Path(os.environ["MESHBOOK_RUNTIME_DIR"]))
+
+
+@pytest.fixture(scope="module")
+def hosts(session: Session) -> Iterator[HostMesh]:
+    """Two more hosts, whose fork servers are warm."""
+    hosts = meshbook.hosts.command({"h1": [], "h2": []})
+    warm = hosts.spawn_procs()
+    warm.initialized.get(PATIENCE)
+    warm.stop().get(PATIENCE)
+    yield hosts
+    hosts.shutdown().get(PATIENCE)
+
+
+@pytest.fixture
+def spawn(hosts: HostMesh) -> Iterator[Callable[..., Any]]:
+    """A probe on each of so many processes on both hosts."""
+    spawned = []
+
+    def make(gpus: int = 1, **keywords: Any) -> Any:
+        procs = hosts.spawn_procs(per_host={"gpus": gpus}, **keywords)
+        spawned.append(procs)
+        return procs, procs.spawn("probe", Probe)
+
+    yield make
+    for procs in spawned:
+        procs.stop().get(PATIENCE)
+
+
+# -- as on one host ------------------------------------------------------------------------
+
+
+def test_a_mesh_spans_hosts(hosts: HostMesh, spawn):
+    procs, probe = spawn(2)
+    assert dict(probe.extent) == {"hosts": 2, "gpus": 2}
+    assert procs.host_ranks == (0, 0, 1, 1)
+
+    def who() -> tuple[Any, ...]:
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+        return (dict(current_rank()), *(os.environ[name] for name in names))
+
+    found = list(probe.run.call(who).get(PATIENCE).values())
+    assert found == [
+        ({"hosts": rank // 2, "gpus": rank % 2}, str(rank), str(rank % 2), "4", "2", str(rank // 2))
+        for rank in range(4)
+    ]
+    parents = {psutil.Process(pid).parent() for pid in pids(probe)}
+    assert len(parents) == 2  # a fork server on each host
+
+
+def test_actors_call_each_other_wherever_they_are(spawn, spawn_procs):
+    _, probe = spawn()
+    home = spawn_procs().spawn("home", Probe)
+    one, two = probe.slice(hosts=0), probe.slice(hosts=1)
+    for asker, asked in [(one, two), (two, one), (one, home), (home, probe)]:
+        assert asker.run.call_one(ask_all, asked).get(PATIENCE) == pids(asked)
+
+
+def test_actors_know_their_whole_mesh(spawn):
+    procs, probe = spawn()
+
+    def hosts_of_all() -> tuple[dict[str, int], tuple[str, ...]]:
+        mesh = context().actor_instance.proc_mesh
+        return dict(mesh.extent), tuple(node.url for node in mesh.nodes)
+
+    for extent, urls in probe.run.call(hosts_of_all).get(PATIENCE).values():
+        assert extent == {"hosts": 2, "gpus": 1}
+        assert urls == tuple(node.url for node in procs.nodes)
+
+
+def test_an_actor_spawns_on_its_own_host_and_on_another(hosts: HostMesh, spawn):
+    _, probe = spawn()
+
+    def spawn_on(where: HostMesh | None) -> int:
+        procs = (where or this_host()).spawn_procs()
+        return psutil.Process(pids(procs.spawn("inner", Probe))[0]).ppid()
+
+    servers = [psutil.Process(pid).ppid() for pid in pids(probe)]
+    assert list(probe.run.call(spawn_on, None).get(PATIENCE).values()) == servers
+    assert probe.slice(hosts=0).run.call_one(spawn_on, hosts.slice(hosts=1)).get(PATIENCE) == servers[1]
+
+
+def test_what_an_actor_owns_on_another_host_ends_with_it(hosts: HostMesh, spawn):
+    _, probe = spawn()
+
+    def spawn_there(where: HostMesh) -> int:
+        return pids(where.spawn_procs().spawn("inner", Probe))[0]
+
+    inner = psutil.Process(probe.slice(hosts=0).run.call_one(spawn_there, hosts.slice(hosts=1)).get(PATIENCE))
+    psutil.Process(pids(probe)[0]).kill()
+    assert psutil.wait_procs([inner], timeout=PATIENCE)[1] == []
+    assert len(pids(probe.slice(hosts=1))) == 1
+
+
+def test_torch_reduces_over_hosts(spawn):
+    def reduce() -> list[float]:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        tensor = torch.ones(2) * (dist.get_rank() + 1)
+        dist.all_reduce(tensor)
+        dist.destroy_process_group()
+        return list(tensor.tolist())
+
+    _, probe = spawn()
+    assert list(probe.run.call(reduce).get(PATIENCE).values()) == [[3.0, 3.0]] * 2
+
+
+def test_output_comes_from_every_host(spawn, heard):
+    _, probe = spawn()
+    probe.run.call(lambda: print("from", current_rank().rank)).get(PATIENCE)
+    for rank in range(2):
+        heard.wait_until(lambda rank=rank: heard.text("stdout", rank) == f"from {rank}\n")
+
+
+def test_a_slice_of_hosts_and_a_stop(hosts: HostMesh, spawn):
+    procs = hosts.slice(hosts=1).spawn_procs(per_host={"gpus": 2})
+    processes = [psutil.Process(pid) for pid in pids(procs.spawn("probe", Probe))]
+    procs.stop().get(PATIENCE)
+    assert psutil.wait_procs(processes, timeout=AT_ONCE)[1] == []
+
+
+# -- deaths ----------------------------------------------------------------------------------
+
+
+def test_a_worker_that_dies_is_told_with_its_host_and_healed(spawn):
+    procs, probe = spawn()
+    one, two = probe.slice(hosts=0), probe.slice(hosts=1)
+    before = pids(probe)
+    waiting = one.run.call_one(await_death, two)
+    own = two.run.call_one(wait_for_ever)
+    os.kill(before[1], signal.SIGKILL)
+    report = died(own).report
+    assert (report.host, report.signal_name) == ("h2", "SIGKILL")
+    assert f"{report.node}, pid {before[1]} on h2" in waiting.get(PATIENCE)
+    assert procs.heal().get(PATIENCE) == [1]
+    after = pids(probe)
+    assert after[0] == before[0]
+    assert after[1] != before[1]
+    assert one.run.call_one(ask_all, two).get(PATIENCE) == after[1:]
+    assert two.run.call_one(ask_all, one).get(PATIENCE) == after[:1]
+
+
+# -- hosts that end ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def doomed(session: Session) -> Iterator[HostMesh]:
+    """Two hosts that a test may end."""
+    hosts = meshbook.hosts.command({"d1": [], "d2": []})
+    yield hosts
+    hosts.shutdown().get(PATIENCE)
+
+
+def test_an_agent_that_is_killed_takes_its_own_processes_alone(doomed: HostMesh, session: Session):
+    procs = doomed.spawn_procs(per_host={"gpus": 2})
+    probe = procs.spawn("probe", Probe)
+    on_lost, on_other = probe.slice(hosts=0), probe.slice(hosts=1)
+    agent = agent_of("d1", session)
+    pids(probe)
+    family = [agent, *agent.children(recursive=True)]
+    waiting = [on_lost.slice(gpus=0).run.call_one(wait_for_ever), procs.slice(hosts=0).spawn("late", Probe).initialized]
+    told = on_other.slice(gpus=0).run.call_one(await_death, on_lost.slice(gpus=1))
+    agent.kill()
+    assert f"its host agent ended: Killed(sig=9) ({_agent_name(session, agent)}, pid {agent.pid} on d1)" in str(
+        died(waiting[0])
+    )
+    assert "d1" in told.get(PATIENCE)
+    assert psutil.wait_procs(family, timeout=AT_ONCE)[1] == []
+    assert len(pids(on_other)) == 2
+    with pytest.raises(LaunchError, match="d1"):
+        procs.heal().get(PATIENCE)
+    assert len(pids(on_other)) == 2
+    assert any(event.kind == "host lost" and event.mesh == "d1" for event in session.events)
+
+
+def _agent_name(session: Session, agent: psutil.Process) -> str:
+    [found] = [each for each in session.remote._hosts if each.process.pid == agent.pid]
+    return found.node
+
+
+def test_hosts_that_are_shut_down(session: Session):
+    hosts = meshbook.hosts.command({"s1": []})
+    agent = agent_of("s1", session)
+    probe = hosts.spawn_procs().spawn("probe", Probe)
+    pids(probe)
+    family = [agent, *agent.children(recursive=True)]
+    hosts.shutdown().get(PATIENCE)
+    assert psutil.wait_procs(family, timeout=AT_ONCE)[1] == []
+    assert [event for event in session.events if event.mesh == "s1"] == []
+    with pytest.raises(RuntimeError):
+        hosts.spawn_procs()
+    meshbook.hosts.command({"s1": []}).shutdown().get(PATIENCE)  # the name is free again
+
+
+# -- hosts that do not come up --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["/no/such/program"], "host bad: its command cannot be started: .*No such file"),
+        (["sh", "-c", "echo the reason >&2; exit 3", "sh"], "host bad: its agent did not come up; .*\n    the reason"),
+        (["sh", "-c", "echo hello"], "host bad: its agent did not come up"),
+    ],
+    ids=["no command", "one that ends", "another answer"],
+)
+def test_a_host_that_does_not_come_up_is_named_and_leaves_nothing(session: Session, command: list[str], said: str):
+    before = set(psutil.Process().children())
+    with pytest.raises(LaunchError, match=f"(?s){said}"):
+        meshbook.hosts.command({"good": [], "bad": command})
+    assert psutil.wait_procs(set(psutil.Process().children()) - before, timeout=AT_ONCE)[1] == []
+
+
+def test_an_address_that_is_not_the_hosts(session: Session):
+    with pytest.raises(LaunchError, match=r"host h9: the gateway cannot listen on 203\.0\.113\.7"):
+        meshbook.hosts.command({"h9": []}, addresses={"h9": "203.0.113.7"})
+
+
+@pytest.mark.parametrize("commands", [{}, {"": []}, {"a b": []}, {"h/1": []}, {"h1": "ssh h1"}, {"h1": [1]}], ids=str)
+def test_names_and_commands_that_cannot_be(commands: dict[str, Any]):
+    with pytest.raises(ValueError, match="host"):
+        meshbook.hosts.command(commands)
+
+
+def test_only_the_client_starts_hosts(spawn):
+    _, probe = spawn()
+
+    def start() -> str:
+        try:
+            meshbook.hosts.command({"inner": []})
+        except RuntimeError as error:
+            return str(error)
+        return ""
+
+    assert "started by the client" in probe.slice(hosts=0).run.call_one(start).get(PATIENCE)
+
+
+def test_closing_the_session_ends_all_hosts(own_session: Session):
+    from meshbook.runtime.hosts.launchers import CommandLauncher
+
+    hosts = own_session.remote.start(CommandLauncher({"c1": []}), ["c1"], addresses={}, python="")
+    agent = agent_of("c1", own_session)
+    pids(hosts.spawn_procs().spawn("probe", Probe))
+    family = [agent, *agent.children(recursive=True)]
+    own_session.close()
+    assert psutil.wait_procs(family, timeout=AT_ONCE)[1] == []
+    assert not hosts.is_shut_down or hosts.shutdown().done()
+    close_session()
