@@ -110,6 +110,7 @@ class Job:
 
     def warm_up(self) -> None:
         """Let each rank do its share, and each die and be healed once: so that every connection is made."""
+        self.procs.initialized.get(PATIENCE)
         for rank in range(RANKS):
             self.work_for(WARM_SECONDS / RANKS)
             self.procs.slice(gpus=rank).kill().get(PATIENCE)

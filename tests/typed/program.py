@@ -27,6 +27,7 @@ from meshbook import (
     send,
     this_host,
 )
+from meshbook.testing import chaos
 
 
 class Trainer(Actor):
@@ -236,3 +237,10 @@ class Wrong(Actor):
 
     @endpoint(propagate="other")  # error: call-overload
     def unknown_rule(self) -> None: ...
+
+
+def break_things(procs: ProcMesh) -> None:
+    with chaos(procs, kill=0.5, drop=1, only=[1, 2], seed=7) as report:
+        reveal_type(report)  # -> Report
+    reveal_type(report.counts())  # -> dict[str, int]
+    chaos(procs, explode=1)  # error: call-arg
