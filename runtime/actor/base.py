@@ -110,3 +110,12 @@ def check_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         raise TypeError(f"{cls.__qualname__}{signature}: {error}") from None
     except ValueError:
         pass  # a constructor written in C has no signature to check against
+
+
+def constructor_takes(cls: type, name: str) -> bool:
+    """Whether the constructor has a parameter of this name, takes any, or has none that could be read."""
+    try:
+        parameters = inspect.signature(cls).parameters
+    except ValueError:
+        return True
+    return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())

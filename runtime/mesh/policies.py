@@ -122,7 +122,7 @@ class Respawning:
         lost = procs or charge
         if not self._budget.take(lost.key, lost.ranks[process], time.monotonic()):
             limit = self._restarts
-            return f"it was respawned {limit.most} times within {limit.within:g} s already, which is its limit"
+            return f"it was respawned as often as allowed: {limit.most} in {limit.within:g} s"
         node.tell_event("respawned", lost.name, lost.procs, [lost.ranks[process]], "by the policy of its mesh")
         return _start_again(node, lost, lost.ranks[process])
 

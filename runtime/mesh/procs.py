@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from meshbook.runtime import texts
-from meshbook.runtime.actor.base import Actor, check_arguments, check_class
+from meshbook.runtime.actor.base import Actor, check_arguments, check_class, constructor_takes
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.actor.future import Future, check_timeout
@@ -223,13 +223,17 @@ class ProcMesh(MeshTrait):
         """Create an actor of `cls` on every process and return the actor mesh at once.
 
         The constructor runs remotely, before the first message; if it raises, calls on the mesh fail, and
-        `mesh.initialized` tells why. The result is typed as `cls`: its endpoints are attributes.
+        `mesh.initialized` tells why. The result is typed as `cls`: its endpoints are attributes. `on_failure=` and
+        `restarts=` are those of `with_policy`, for these actors alone; a constructor that takes `on_failure` gets it.
         Raises ValueError for a class that cannot be spawned, TypeError for arguments that do not fit it, RuntimeError
         on processes that have been stopped.
         """
         if not isinstance(name, str):
             raise TypeError(f"spawn(name, class, ...) begins with a name, as 'trainers', not with {name!r}")
         check_class(cls, TAKEN)
+        if "on_failure" in kwargs and not constructor_takes(cls, "on_failure"):
+            on_failure, restarts = kwargs.pop("on_failure"), kwargs.pop("restarts", None)
+            return self.with_policy(on_failure, restarts).spawn(name, cls, *args, **kwargs)
         check_arguments(cls, args, kwargs)
         return cast("A", self._spawn(name, cls, args, kwargs, on_main=False))
 

@@ -128,7 +128,7 @@ def test_beyond_1_a_respawn_has_a_limit(world: Any, faults: Any, happened: Any) 
     world.kill(procs.slice(gpus=1))
     failure = faults.get(timeout=PATIENCE)
     assert (failure.mesh_name, failure.crashed_ranks) == ("member", [1])
-    assert failure.report().endswith("it was respawned 2 times within 3600 s already, which is its limit")
+    assert failure.report().endswith("it was respawned as often as allowed: 2 in 3600 s")
     assert wait_for(happened, "given up").ranks == (1,)
     with pytest.raises(ProcessDied):
         members.note.call(2).get(PATIENCE)
@@ -149,7 +149,7 @@ def test_beyond_1_a_process_that_cannot_start_is_not_started_for_ever(processes:
     procs = processes.procs(1, on_failure="respawn", bootstrap=boot)
     failure = faults.get(timeout=PATIENCE)
     assert "no such library" in failure.report()
-    assert "it was respawned 3 times within 60 s already" in failure.report()
+    assert "it was respawned as often as allowed: 3 in 60 s" in failure.report()
     lives = [event.kind for event in processes.session.events if event.procs == procs.name]
     assert lives == ["failed", "respawned"] * 3 + ["failed", "given up"]
 
@@ -185,6 +185,34 @@ def test_beyond_1_a_policy_of_some_actors(world: Any, faults: Any, happened: Any
     with pytest.raises(SupervisionError, match="for nobody"):  # that was raised, and nobody healed it
         plain.slice(gpus=0).note.call_one(2).get(PATIENCE)
     assert faults.empty()
+
+
+def test_beyond_1_a_policy_is_said_where_an_actor_is_spawned(world: Any, faults: Any, happened: Any) -> None:
+    procs = world.procs(1)
+    stubborn = procs.spawn("stubborn", Restored, on_failure="respawn", restarts=Restarts(most=1))
+    stubborn.fail.broadcast()
+    wait_for(happened, "respawned")
+    values(stubborn.note.call(1))
+    stubborn.fail.broadcast()
+    assert faults.get(timeout=PATIENCE).report().endswith("it was respawned as often as allowed: 1 in 60 s")
+
+
+class Choosy(Actor):
+    def __init__(self, on_failure: str) -> None:
+        self.what = on_failure
+
+    @endpoint
+    def tell(self) -> str:
+        return self.what
+
+
+def test_beyond_1_a_constructor_that_takes_such_a_parameter_gets_it(world: Any) -> None:
+    assert values(world.procs(1).spawn("choosy", Choosy, on_failure="weep").tell.call()) == ["weep"]
+
+
+def test_beyond_1_a_policy_that_says_nothing_is_refused(world: Any) -> None:
+    with pytest.raises(ValueError, match="'weep'"):
+        world.procs(1).spawn("member", Member, on_failure="weep")
 
 
 class Broken(Actor):
@@ -298,7 +326,7 @@ def test_beyond_1_an_owner_hears_of_what_is_not_respawned(world: Any, faults: An
     world.kill(procs.slice(gpus=1))
     assert notes.recv().get(PATIENCE) == (
         *("member", [1]),
-        "it was respawned 1 times within 3600 s already, which is its limit",
+        "it was respawned as often as allowed: 1 in 3600 s",
     )
     assert faults.empty()
 
