@@ -141,7 +141,7 @@ class MeshMagics(Magics):
         self._session()
         extent = up.shape if up.shape is not None else Extent.of(gpus=up.gpus) if up.gpus else None
         bar = _Progress(self.shell)
-        mesh = self.meshes.up(extent, up.name, bar)
+        mesh = self.meshes.up(extent, up.name, bar, spares=up.spares)
         self._bind(mesh)
         bar.done(describe_up(mesh, started))
 

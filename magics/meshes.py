@@ -45,6 +45,7 @@ class NotebookMesh:
     control: CellControl
     session: Session
     has_gpus: bool
+    spares: int = 0  # that are kept
     dead: dict[int, ExitReport] = field(default_factory=dict)
     last: LastCell = field(default_factory=LastCell)
     unwatch: Callable[[], None] = _nothing  # hear no more of its ranks
@@ -130,9 +131,14 @@ class Meshes:
         return self.get(selected.mesh), selected
 
     def up(
-        self, extent: Extent | None = None, name: str | None = None, progress: Progress | None = None
+        self,
+        extent: Extent | None = None,
+        name: str | None = None,
+        progress: Progress | None = None,
+        *,
+        spares: int = 0,
     ) -> NotebookMesh:
-        """Start a mesh and wait until every rank is ready to run cells.
+        """Start a mesh and wait until every rank is ready to run cells; its `spares` may be so later.
 
         MeshError for a name that is taken; what a rank that did not come up left on stderr is in the error raised.
         """
@@ -141,12 +147,12 @@ class Meshes:
         session = _session_with_an_agent()
         gpus = count_gpus()
         extent = extent or default_extent(gpus)
-        procs = session.host.spawn_procs(per_host=dict(extent), name=name)
+        procs = session.host.spawn_procs(per_host=dict(extent), name=name, spares=spares)
         cells = procs.spawn_on_main("cells", CellActor)
         control = procs.spawn("cell control", CellControl)
         for part in (procs, cells, control):
             heed_failures(part, lambda failure: True)  # the cells say it, those that run and the next ones
-        mesh = NotebookMesh(name, procs, cells, control, session, gpus > 0)
+        mesh = NotebookMesh(name, procs, cells, control, session, gpus > 0, spares)
         self._watch(mesh)
         try:
             wait_ready(mesh, progress)

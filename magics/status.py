@@ -6,13 +6,17 @@ from collections.abc import Iterator
 
 from meshbook.magics.losses import tell_lost
 from meshbook.magics.meshes import NotebookMesh
+from meshbook.runtime.errors import MeshbookError
 
 MOST_EVENTS = 5
+SOON = 1.0  # seconds, after which a status is shown without what was asked for
 
 
 def state_of(mesh: NotebookMesh) -> Iterator[str]:
     """A line for the mesh, and one for each rank that is not well, or has been started again."""
     yield mesh.describe()
+    if mesh.spares:
+        yield f"  {_count_spares(mesh)} of {mesh.spares} spares are warm"
     for rank, report in sorted(mesh.dead.items()):
         pid = f" (pid {report.pid})" if report.pid else ""
         yield f"  rank {rank}{pid} ended: {report.cause}"
@@ -22,6 +26,14 @@ def state_of(mesh: NotebookMesh) -> Iterator[str]:
     for rank, names in sorted(mesh.lost.items()):
         if rank not in mesh.dead:
             yield f"  rank {rank} was started again; {tell_lost(names)}"
+
+
+def _count_spares(mesh: NotebookMesh) -> str:
+    """How many wait; it is the host that knows."""
+    try:
+        return str(mesh.procs.spares().get(timeout=SOON))
+    except (TimeoutError, MeshbookError):
+        return "?"
 
 
 def history_of(mesh: NotebookMesh) -> Iterator[str]:

@@ -35,6 +35,7 @@ class Up:
     gpus: int | None = None
     shape: Extent | None = None
     name: str | None = None
+    spares: int = 0
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,9 @@ def _up_parser() -> Parser:
     size.add_argument("--gpus", metavar="N", type=count, help="how many workers")
     size.add_argument("--shape", metavar="DIM=N,...", type=shape, help="dimensions and sizes, such as hosts=2,gpus=4")
     parser.add_argument("--name", metavar="NAME", type=variable, help="what selectors call it")
+    parser.add_argument(
+        "--spares", metavar="N", type=count, default=0, help="keep so many processes for ranks that die (default: none)"
+    )
     return parser
 
 

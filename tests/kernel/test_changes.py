@@ -46,6 +46,17 @@ def test_heal_starts_the_dead_again_and_says_what_they_lost(mesh: Notebook) -> N
     assert re.fullmatch(r"    [\d:]{8} mesh rank 1 healed: in 0\.\d+ s", status[-1])
 
 
+def test_a_spare_takes_the_place_of_a_rank_that_died(bare_notebook: Notebook) -> None:
+    bare_notebook.run("%mesh up --gpus 2 --spares 1")
+    bare_notebook.run("while mesh.spares().get() < 1: pass")
+    assert bare_notebook.run("%mesh status").stdout.splitlines()[1] == "  1 of 1 spares are warm"
+    bare_notebook.run_failing(KILL_RANK_1)
+    bare_notebook.run("%mesh heal")
+    assert bare_notebook.run("%%mesh\nrank, world_size").result == "[0] (0, 2)\n[1] (1, 2)"
+    assert "rank 1 spare used: pid " in bare_notebook.run("%mesh status").stdout
+    bare_notebook.run("%mesh down")
+
+
 def test_torch_meets_again_on_a_healed_mesh(mesh: Notebook) -> None:
     init = "%%mesh\nimport torch, torch.distributed as dist\ndist.init_process_group('gloo')\nx = torch.ones(1)\n"
     reduce = f"{init}dist.all_reduce(x)\nx[0].item()"

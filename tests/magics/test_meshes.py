@@ -33,7 +33,7 @@ class FakeSession:
         self.has_lost_agent = False
         self.context = SimpleNamespace(actor_instance=None)
 
-    def spawn_procs(self, per_host: dict[str, int], name: str) -> FakeProcs:
+    def spawn_procs(self, per_host: dict[str, int], name: str, spares: int) -> FakeProcs:
         return FakeProcs(self, Extent.of(**per_host), name)
 
     def report(self, report: ExitReport) -> None:

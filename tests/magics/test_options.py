@@ -119,6 +119,7 @@ def test_help_does_not_depend_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -
         ("up", Up()),
         ("up --gpus 4", Up(gpus=4)),
         ("up --gpus=4 --name trainers", Up(gpus=4, name="trainers")),
+        ("up --gpus 4 --spares 2", Up(gpus=4, spares=2)),
         ("up --shape hosts=2,gpus=4", Up(shape=Extent.of(hosts=2, gpus=4))),
         ("up --shape gpus=4,hosts=2", Up(shape=Extent.of(gpus=4, hosts=2))),
         ("down", Down()),
