@@ -113,7 +113,6 @@ def test_a_rank_that_is_killed_in_the_middle_of_a_save(spawn_procs, tmp_path: Pa
     os.kill(victim, signal.SIGKILL)
     saving[2].exception(PATIENCE)
     assert checkpoint.steps(folder) == [1]
-    assert len(list(folder.iterdir())) == 2  # with what was begun
 
     assert procs.heal().get(PATIENCE) == [2]
     assert all("was not saved" in str(each.exception(PATIENCE)) for each in saving[:2])
