@@ -74,14 +74,31 @@ class Adder(Actor):
         """Answer."""
 
 
+class AsyncAdder(Actor):
+    """The same on a loop."""
+
+    def __init__(self, halves: Any) -> None:
+        self.halves = halves
+
+    @endpoint
+    async def add(self, piece: int, partner: int) -> int:
+        first = piece * NUMBERS
+        other = self.halves.slice(gpus=partner).add.call_one(first + NUMBERS // 2, first + NUMBERS)
+        return sum(range(first, first + NUMBERS // 2)) + int(await other)
+
+    @endpoint
+    async def here(self) -> None:
+        """Answer."""
+
+
 class Job:
     """The pieces of work: which are to be done, who has them, and what came of them."""
 
     def __init__(self) -> None:
         self.procs = this_host().spawn_procs(per_host={"gpus": RANKS}, spares=SPARES, name="chaos")
         self.halves: Any = self.procs.spawn("halves", Half)
-        self.adders: Any = self.procs.spawn("adders", Adder, self.halves)
-        self._meshes = {"halves": self.halves, "adders": self.adders}
+        self.adders: list[Any] = [self.procs.spawn("adders", kind, self.halves) for kind in (Adder, AsyncAdder)]
+        self._meshes = {"halves": self.halves, "sync": self.adders[0], "async": self.adders[1]}
         self.sums: dict[int, int] = {}  # by piece
         self.wrong: list[str] = []
         self.lost = 0  # pieces, as often as they were
@@ -132,7 +149,7 @@ class Job:
     def _give(self, rank: int, piece: int) -> None:
         partner = (rank + 1 + piece % (RANKS - 1)) % RANKS
         begun = time.monotonic()
-        answer = self.adders.slice(gpus=rank).add.call_one(piece, partner)
+        answer = self.adders[piece % 2].slice(gpus=rank).add.call_one(piece, partner)
         self._out[rank] += 1
         answer.when_done(lambda: self._events.put((rank, piece, begun, answer)))
 

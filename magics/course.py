@@ -11,7 +11,7 @@ import dataclasses
 import math
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from meshbook.magics.divergence import Watch
@@ -126,17 +126,15 @@ class Course:
         """Break the process groups of these ranks; then of all, since a part of a group is no use."""
         # In this order: once one of them lets go, the others are elsewhere, too.
         self._roll |= await call_roll(self._mesh, order.ranks)
-        broken = await self._break_groups(order.ranks, self._cell.origin, forced=order.forced)
-        if broken:
-            others = set(range(self._mesh.extent.nelements)) - broken.keys() - self._mesh.dead.keys()
-            broken |= await self._break_groups(sorted(others), "", forced=True)
-        self._broken |= {group for groups in broken.values() for group in groups}
+        broken = await self._break_groups(order)
+        if broken:  # also where ranks have come out of them; and all are to meet elsewhere, should they make new ones
+            await answers_of([self._mesh.procs.abort_process_groups()], ABORT_WITHIN)
+        self._broken |= broken
 
-    async def _break_groups(self, ranks: Sequence[int], origin: str, *, forced: bool) -> dict[int, list[str]]:
-        """Which groups were broken, in words, by rank; only the ranks that had some."""
-        asked = ask_ranks(self._mesh, ranks).abort.call_each(origin, forced) if ranks else []
-        answers = await answers_of(asked, ABORT_WITHIN)
-        return {rank: groups for rank, groups in zip(ranks, answers, strict=True) if groups}
+    async def _break_groups(self, order: Order) -> set[str]:
+        """Which groups were broken, in words."""
+        asked = ask_ranks(self._mesh, order.ranks).abort.call_each(self._cell.origin, order.forced)
+        return {group for groups in await answers_of(asked, ABORT_WITHIN) for group in groups or ()}
 
     async def settle(self) -> dict[int, RankError]:
         """After the last answer: end what was begun, and start the ranks again that were killed; their errors."""

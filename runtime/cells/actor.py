@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
-import gc
 import os
 import resource
 import sys
@@ -171,16 +170,12 @@ class CellControl(Actor):
     def abort(self, origin: str, forced: bool) -> list[str]:
         """Break the process groups of this process, so that this execution comes back from a collective; says which.
 
-        Where the rank is to be idle (no execution) it only loses groups that other ranks have lost.
-
         Unless it is forced, only where the execution stands in a collective: else there is nothing to come back from.
         """
         if INTERRUPTS.origin != origin or not (forced or collective_of(stack_of_main(_awaiting()))):
             return []
         with INTERRUPTS.aborting(origin):
-            aborted = abort_groups()
-        gc.collect()  # a store that is still held somewhere goes on
-        return aborted
+            return abort_groups()
 
     @endpoint
     def where(self) -> Standing:

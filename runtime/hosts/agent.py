@@ -150,6 +150,11 @@ class Agent(HostActor):
 
     @endpoint
     def spawn_procs(self, births: list[Birth]) -> None:
+        owner = births[0].world.owner
+        if self._node.report_of(owner) is not None:  # it has asked, and died
+            for birth in births:
+                self._tell_unborn(birth, f"its owner has ended ({owner})")
+            return
         # Said before it is done: should this process be killed now, the controller still knows who is lost with it.
         roster = Target(self._node.controller, ROSTER)
         names = [birth.address.node for birth in births]
@@ -161,6 +166,10 @@ class Agent(HostActor):
         rendezvous = self._others.network | self._rendezvous_of(births[0].world)
         lives = self._node.lives() if self._others.has_gateway else {}
         self._workers.start([_informed(birth, rendezvous, lives) for birth in births])
+
+    def _tell_unborn(self, birth: Birth, why: str) -> None:
+        report = ExitReport(birth.address.node, 0, None, stopped=why, life=birth.life)
+        self._node.announce_down(report, [self._node.controller, *self._workers.addresses()])
 
     def _tell_reborn(self, birth: Birth) -> None:
         """Everybody forgets its end before it can be heard of."""

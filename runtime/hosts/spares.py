@@ -148,7 +148,7 @@ class Spares:
         spares = [spare for stock in stocks for spare in stock.spares.values()]
         for spare in spares:
             spare.tell(b"")
-            if not self.is_warm(spare):  # it finds nothing to wait at
+            if not spare.pid:  # it will find nothing to wait at
                 call_file(self._folder, spare.node).unlink(missing_ok=True)
         return spares
 

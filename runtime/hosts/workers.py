@@ -147,7 +147,11 @@ class Workers:
         """Those of meshes that nobody is to be a rank of any more."""
         with self._lock:
             living = {worker.mesh for worker in self._by_node.values() if not worker.stopping}
-        if spares := self._spares.dismiss(set(meshes) - living):
+        spares = self._spares.dismiss(set(meshes) - living)
+        for spare in spares:
+            if spare.pid and not self._spares.is_warm(spare):  # it would go on with its bootstrap, for nobody
+                self._send_signal(spare.pid, signal.SIGKILL)
+        if spares:
             self._watch(self._kill_late_spares, spares)
 
     def _kill_late_spares(self, spares: Sequence[Spare]) -> None:
@@ -396,7 +400,7 @@ class Workers:
         remove_files(self._folder, node)
         self._on_exit(report, others)
         worker.ended.set()
-        self.stop_owned_by(node)
+        self.stop_owned_by(node)  # only now: from here on nothing is started for one that has ended
         self._dismiss_spares(self._spares.meshes(owner=node))
 
     def _why_killed(self, worker: Worker, returncode: int | None) -> str:

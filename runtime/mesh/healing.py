@@ -50,8 +50,7 @@ def heal(
         charge.again(dead)
         reborn = [nodes[rank] for rank in dead]
         waiting = [*ask_ready(reborn)] if reborn else []
-        alive = {address.node for address in nodes} if only is None else ()
-        created = node.create_again(reborn=reborn, alive=alive)
+        created = node.create_again(_find_lost(node, nodes, reborn, only), reborn=reborn)
     except BaseException as error:
         healed.fail(error)
         raise
@@ -63,6 +62,15 @@ def heal(
     go_on_after(made, healed, lambda ranks: afterwards(ranks, dead) if ranks else ())
     resolve_after(made, [*waiting, *(future for _, future in created)], ranks)
     return healed
+
+
+def _find_lost(
+    node: Node, nodes: Sequence[Address], reborn: Sequence[Address], only: Collection[int] | None
+) -> list[tuple[Charge, list[int]]]:
+    """Which actors are to be created again. Those in a process that has died since are for the next heal."""
+    with node.noting:
+        alive = {address.node for address in nodes if node.report_of(address.node) is None} if only is None else ()
+        return node.ledger.heal_actors(reborn={address.node for address in reborn}, alive=alive)
 
 
 def tell_when_healed(node: Node, charge: Charge, healed: Future[list[int]]) -> None:

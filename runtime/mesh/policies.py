@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import logging
 import queue
 import threading
 import time
@@ -20,6 +21,8 @@ from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.node.ledger import Charge
 from meshbook.runtime.node.node import Node
+
+logger = logging.getLogger(__name__)
 
 Verdict: TypeAlias = Literal["raise", "respawn"]
 OnFailure: TypeAlias = Verdict | Callable[[MeshFailure], Verdict]
@@ -86,7 +89,10 @@ class Respawning:
                 if self._waiting.empty():
                     self._is_running = False
                     return
-            self._waiting.get()()
+            try:
+                self._waiting.get()()
+            except Exception:  # one failure that cannot be settled must not keep the next ones from it
+                logger.exception("a failed rank could not be respawned")
 
     def _settle(self, charge: Charge, failure: MeshFailure, otherwise: Callable[[MeshFailure], None]) -> None:
         rank = failure.crashed_ranks[-1]

@@ -220,7 +220,7 @@ class Node:
     def begin_again(self, address: Address, life: int) -> None:
         """A node that had ended is there again, or soon: create again what is this node's business there."""
         if self.note_reborn(address, life):
-            self.create_again(reborn=[address])
+            self.create_again(self.ledger.heal_actors(reborn={address.node}), reborn=[address])
 
     def note_reborn(self, address: Address, life: int) -> bool:
         """Clear what is known of the end of a node that is started again; False where that was known already."""
@@ -241,6 +241,7 @@ class Node:
         with self.noting:
             if self._routes.is_former(report):
                 # It is there again, and has said so before this came. Who asked it before is told nevertheless.
+                self._pressure.forget(node)
                 return self._fail_all(node, lambda: loss(report))
             if self.report_of(node) is not None:
                 return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshbook.runtime.actor.context import Instance, spawner_of
@@ -134,13 +134,15 @@ class Supervision:
         nodes = enumerate(target.address.node for target in targets)
         return next((index for index, node in nodes if node in failed or node in down), None)
 
-    def create_again(self, *, reborn: Sequence[Address], alive: Collection[str] = ()) -> list[tuple[str, Future[Any]]]:
-        """Create all actors again that were spawned from here in these processes, and those that failed in living ones.
+    def create_again(
+        self, lost: Sequence[tuple[Charge, list[int]]], *, reborn: Sequence[Address]
+    ) -> list[tuple[str, Future[Any]]]:
+        """Create these actors again; in processes that are `reborn` there is nothing else to come from here.
 
         For each of them its node, and a future that tells how it went.
         """
         begun = []
-        for charge, ranks in self.ledger.heal_actors(reborn={address.node for address in reborn}, alive=alive):
+        for charge, ranks in lost:
             nodes = {rank: node for node, rank in charge.ranks.items()}
             begun += [(nodes[rank], future) for rank, future in zip(ranks, charge.again(ranks), strict=True)]
         with self._numbering:

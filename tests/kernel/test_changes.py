@@ -57,14 +57,26 @@ def test_a_spare_takes_the_place_of_a_rank_that_died(bare_notebook: Notebook) ->
     bare_notebook.run("%mesh down")
 
 
+TORCH = "import torch, torch.distributed as dist"
+REDUCE = f"%%mesh\n{TORCH}\nx = torch.ones(1)\ndist.all_reduce(x)\nx[0].item()"
+
+
 def test_torch_meets_again_on_a_healed_mesh(mesh: Notebook) -> None:
-    init = "%%mesh\nimport torch, torch.distributed as dist\ndist.init_process_group('gloo')\nx = torch.ones(1)\n"
-    reduce = f"{init}dist.all_reduce(x)\nx[0].item()"
-    assert mesh.run(reduce).result == "[0-2] 3.0"
+    init = f"%%mesh\n{TORCH}\ndist.init_process_group('gloo')"
+    mesh.run(init)
+    assert mesh.run(REDUCE).result == "[0-2] 3.0"
     mesh.run_failing(KILL_RANK_1)
     mesh.run("%mesh heal")
-    mesh.run("%%mesh !1\ndist.destroy_process_group()")
-    assert mesh.run(reduce).result == "[0-2] 3.0"
+    mesh.run(init)
+    assert mesh.run(REDUCE).result == "[0-2] 3.0"
+
+
+def test_the_process_group_of_a_mesh_is_there_again_when_it_is_healed(mesh: Notebook) -> None:
+    mesh.run("mesh.init_process_group().get();")
+    assert mesh.run(REDUCE).result == "[0-2] 3.0"
+    mesh.run_failing(KILL_RANK_1)
+    mesh.run("%mesh heal")
+    assert mesh.run(REDUCE).result == "[0-2] 3.0"
 
 
 def test_restart_ends_ranks_whatever_they_run(mesh: Notebook) -> None:

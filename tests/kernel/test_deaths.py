@@ -240,6 +240,41 @@ def test_nothing_outlives_a_killed_kernel(
     assert has_nothing_left(notebook, processes)
 
 
+SPAWN = """
+def boot():
+    tell('there')
+    time.sleep(600)
+
+this_host().spawn_procs(per_host={'gpus': 2}, bootstrap=boot).initialized.get()
+"""
+HEAL = """
+class Healed(Actor):
+    def __restore__(self):
+        tell('there')
+        time.sleep(600)
+
+procs = this_host().spawn_procs(per_host={'gpus': 2})
+healed = procs.spawn('healed', Healed)
+await healed.initialized
+procs.kill().get()
+while not procs.heal().get(): pass
+"""
+
+
+@pytest.mark.parametrize("work", [SPAWN, HEAL], ids=["spawning", "healing"])
+def test_nothing_outlives_a_kernel_killed_in_the_middle(
+    open_notebook: Callable[..., Notebook], signs: Signs, work: str
+) -> None:
+    notebook = open_notebook()
+    notebook.run(f"import time\nfrom meshbook import Actor, this_host\n{signs.definition}")
+    notebook.start(work)
+    signs.wait_for("there", 2)
+    processes = notebook.processes()
+    assert len(processes) >= 5, "kernel, agent, fork server, two ranks"
+    os.kill(notebook.pid, signal.SIGKILL)
+    assert has_nothing_left(notebook, processes)
+
+
 @pytest.mark.parametrize("is_running", [False, True], ids=["idle", "running"])
 def test_nothing_outlives_a_shut_down(busy_notebook: Callable[[bool], Notebook], is_running: bool) -> None:
     notebook = busy_notebook(is_running)

@@ -69,11 +69,10 @@ class FakeRanks:
             self.on_interrupt(rank)
 
     def abort(self, ranks: Sequence[int], origin: str, forced: bool) -> list[Future[list[str]]]:
-        running = [rank for rank in ranks if origin]  # the others are idle
-        for rank in running:
+        for rank in ranks:
             self.aborted.append((rank, forced))
             self.on_abort(rank)
-        return [Future.completed(["gloo group of 3 ranks"] * (rank in running)) for rank in ranks]
+        return [Future.completed(["gloo group of 3 ranks"]) for rank in ranks]
 
     def kill(self, ranks: Sequence[int]) -> None:
         for rank in ranks:
@@ -114,6 +113,9 @@ class FakeProcs:
 
     def kill(self) -> None:
         self._ranks.kill(self.region.ranks())
+
+    def abort_process_groups(self) -> Future[dict[int, tuple[str, ...]]]:
+        return Future.completed({})
 
     def heal(self) -> Future[list[int]]:
         return self.healed

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from meshbook.runtime.config import Settings
-from meshbook.runtime.errors import ExitReport, ProcessDied, SupervisionError
+from meshbook.runtime.errors import CallTimeout, ExitReport, ProcessDied, SupervisionError
 from meshbook.runtime.node.calls import Each, Target
 from meshbook.runtime.node.keeper import KEEPER
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport.zeromq import ZmqTransport
-from meshbook.runtime.wire.messages import Down
+from meshbook.runtime.wire.messages import Down, Hello
 from tests.runtime.conftest import NOWHERE, PATIENCE, Probe
 
 BEFORE = ExitReport("worker-0", 4711, -9, life=0)  # the end of the first life
@@ -104,6 +104,18 @@ def test_one_that_had_never_answered_speaks_before_its_end_is_told(session: Any,
     assert call_back(session, again).get(PATIENCE) == 4
 
 
+def test_what_was_sent_to_one_that_has_ended_takes_no_room_in_the_next_one(make_session: Any) -> None:
+    """Also where the next one spoke before the end was told."""
+    session = make_session(queue_messages=1)
+    deaf = Node(session._connect("worker-0", Settings()), "run", Settings())
+    session.refer(Probe, "nobody@controller", deaf).run.broadcast(len, "")
+    session.controller._on_hello(Hello(deaf.address, "run", life=1), ())
+    declare_down(session)
+    with pytest.raises(CallTimeout, match="had no answer"):  # it was sent
+        session.refer(Probe, "nobody@controller", deaf).run.within(0.1).call_one(len, "").get(PATIENCE)
+    deaf.close()
+
+
 def test_who_knows_no_life_before_takes_it_as_it_is(session: Any) -> None:
     """A node that is born after it: nothing that waits for it is lost by its greeting."""
     chosen = Settings()
@@ -130,7 +142,7 @@ def test_what_is_not_created_again_is_not_waited_for(session: Any, rebirth: Any)
     session.controller.begin_again(again.address, 1)
     numbered = [session.controller.name_actor("old") for _ in range(2)]
     waiting = session.refer(Probe, numbered[0], again).run.call_one(len, "")
-    session.controller.create_again(reborn=[again.address])
+    session.controller.create_again([], reborn=[again.address])
     for future in (waiting, session.refer(Probe, numbered[1], again).run.call_one(len, "")):
         with pytest.raises(SupervisionError, match="it was stopped, or never spawned"):
             future.get(PATIENCE)

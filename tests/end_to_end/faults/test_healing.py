@@ -1,0 +1,291 @@
+"""Healing with real processes: how soon, and what may happen meanwhile."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import msgspec
+import psutil
+import pytest
+
+from meshbook import (
+    Actor,
+    MeshFailure,
+    ProcMesh,
+    Restarts,
+    SupervisionError,
+    default_bootstrap_cmd,
+    endpoint,
+    events,
+    this_host,
+)
+from meshbook.runtime.errors import ProcessDied
+from meshbook.runtime.hosts.session import Session
+from meshbook.runtime.mesh.ends import when_ended
+from meshbook.runtime.mesh.hosts import _ask_for
+from meshbook.runtime.wire.messages import Address
+
+PATIENCE = 60.0
+SOON = 0.2  # seconds from the death of one of eight ranks to a healed mesh
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("faults")]
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Probe(Actor):
+    def __init__(self) -> None:
+        self.calls = 0
+
+    @endpoint
+    def run(self, function: Any, *arguments: Any) -> Any:
+        return function(*arguments)
+
+    @endpoint
+    def count(self) -> int:
+        self.calls += 1
+        return self.calls
+
+
+def pids(probe: Any) -> list[int]:
+    return list(probe.run.call(os.getpid).get(PATIENCE).values())
+
+
+def kill(procs: ProcMesh, session: Session) -> None:
+    ended = when_ended(session.node, [address.node for address in procs.nodes])
+    procs.kill().get(PATIENCE)
+    ended.get(PATIENCE)
+
+
+class Gate:
+    """Two FIFOs: bootstraps tell who they are, and wait until the test lets one go on."""
+
+    def __init__(self, folder: Path) -> None:
+        self._held = {}
+        for name in ("told", "open"):
+            os.mkfifo(folder / name)
+            self._held[name] = os.open(folder / name, os.O_RDWR | os.O_NONBLOCK)
+        self._folder = str(folder)
+        self._rest = ""
+
+    def bootstrap(self) -> Callable[[], None]:
+        folder = self._folder
+
+        def pass_through() -> None:
+            with open(f"{folder}/told", "w") as told:
+                told.write(f"{os.getpid()}\n")
+            with open(f"{folder}/open", "rb", buffering=0) as gate:
+                gate.read(1)
+
+        return pass_through
+
+    def wait_told(self) -> int:
+        while "\n" not in self._rest:
+            assert select.select([self._held["told"]], [], [], PATIENCE)[0]
+            self._rest += os.read(self._held["told"], 4096).decode()
+        line, self._rest = self._rest.split("\n", 1)
+        return int(line)
+
+    def open(self, times: int = 1) -> None:
+        os.write(self._held["open"], b"!" * times)
+
+    def close(self) -> None:
+        self.open(100)
+        for descriptor in self._held.values():
+            os.close(descriptor)
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    made = Gate(tmp_path)
+    yield made
+    made.close()
+
+
+# -- how soon --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_one_of_eight_is_healed_soon(spawn_procs: Any, spares: int) -> None:
+    """From the kill to the end of `heal`, the death being told in between."""
+    procs = spawn_procs(8, spares=spares)
+    probe = procs.spawn("probe", Probe)
+    taken = []
+    for rank in (3, 7, 0):
+        killed = psutil.Process(pids(probe)[rank])
+        begun = time.monotonic()
+        killed.kill()
+        while procs.heal().get(PATIENCE) != [rank]:  # until its death is known
+            pass
+        taken.append(time.monotonic() - begun)
+        assert probe.slice(gpus=rank).count.call_one().get(PATIENCE) == 1
+    assert min(taken) < SOON, taken
+
+
+def test_a_rank_that_a_command_starts(spawn_procs: Any, session: Session) -> None:
+    procs = spawn_procs(2, bootstrap_command=default_bootstrap_cmd())
+    probe = procs.spawn("probe", Probe)
+    before = pids(probe)
+    kill(procs.slice(gpus=1), session)
+    assert procs.heal().get(PATIENCE) == [1]
+    after = pids(probe)
+    assert (after[0], after[1] != before[1]) == (before[0], True)
+
+
+# -- what may happen meanwhile ---------------------------------------------------------------
+
+
+def test_who_calls_during_a_heal_waits_for_it(spawn_procs: Any, session: Session, gate: Gate) -> None:
+    procs = spawn_procs(2, bootstrap=gate.bootstrap())
+    probe = procs.spawn("probe", Probe)
+    gate.open(2)
+    assert {gate.wait_told() for _ in range(2)} == set(pids(probe))
+    kill(procs.slice(gpus=1), session)
+    healing = procs.heal()
+    called = [probe.slice(gpus=1).count.call_one() for _ in range(3)]
+    everybody = probe.count.call()
+    born = gate.wait_told()
+    assert not any(future.done() for future in (healing, everybody, *called))
+    gate.open()
+    assert healing.get(PATIENCE) == [1]
+    assert [call.get(PATIENCE) for call in called] == [1, 2, 3]
+    assert list(everybody.get(PATIENCE).values()) == [1, 4]
+    assert pids(probe)[1] == born
+
+
+def test_others_die_during_a_heal(spawn_procs: Any, session: Session, gate: Gate) -> None:
+    """The one that is being born, and one that was well: each heal is of what has died before it."""
+    procs = spawn_procs(3, bootstrap=gate.bootstrap())
+    probe = procs.spawn("probe", Probe)
+    gate.open(3)
+    probe.count.call().get(PATIENCE)
+    for _ in range(3):
+        gate.wait_told()
+    kill(procs.slice(gpus=1), session)
+    first = procs.heal()
+    born = gate.wait_told()
+    kill(procs.slice(gpus=2), session)
+    second = procs.heal()
+    also_born = gate.wait_told()
+    psutil.Process(born).kill()
+    with pytest.raises(ProcessDied, match="sig=9"):
+        first.get(PATIENCE)
+    with pytest.raises(ProcessDied, match="sig=9"):  # it waits for the one before it
+        second.get(PATIENCE)
+    gate.open(2)
+    assert procs.heal().get(PATIENCE) == [1]
+    assert [probe.slice(gpus=rank).count.call_one().get(PATIENCE) for rank in range(3)] == [2, 1, 1]
+    assert pids(probe)[2] == also_born
+
+
+class Owner(Actor):
+    """Owns a mesh, and heals it."""
+
+    def __init__(self, bootstrap: Any) -> None:
+        self.procs = this_host().spawn_procs(per_host={"gpus": 2}, bootstrap=bootstrap, spares=1)
+        self.members = self.procs.spawn("member", Probe)
+
+    @endpoint
+    def pids(self) -> list[int]:
+        return pids(self.members)
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        self.procs.heal()
+        return True
+
+
+def test_the_owner_dies_while_it_heals(spawn_procs: Any, session: Session, gate: Gate) -> None:
+    """With it goes everything: who lives, who is being born, and who waits as a spare."""
+    owners = spawn_procs(1)
+    owner = owners.spawn("owner", Owner, gate.bootstrap())
+    gate.open(2)
+    first = {gate.wait_told() for _ in range(3)}  # one of them is the spare, which may be who went through
+    gate.open()
+    members = owner.pids.call_one().get(PATIENCE)
+    processes = [psutil.Process(pid) for pid in first]
+    for victim in members:
+        psutil.Process(victim).kill()
+    born = gate.wait_told()  # a new rank, or a new spare
+    processes.append(psutil.Process(born))
+    kill(owners, session)
+    in_time = session.settings.stop_timeout + 2.0  # a rank at its bootstrap does not hear that it should leave
+    assert psutil.wait_procs(processes, timeout=in_time)[1] == []
+
+
+def test_what_an_owner_asked_for_who_has_died_is_not_started(spawn_procs: Any, session: Session) -> None:
+    """His request may come after the news of his end: nobody would ever stop what it asks for."""
+    owner, procs = spawn_procs(1), spawn_procs(1)
+    for mesh in (owner, procs):
+        mesh.initialized.get(PATIENCE)
+    kill(owner, session)
+    like = procs._ownership.births[0]
+    late = Address(f"{procs.name}-late", f"{like.address.url}-late")
+    world = msgspec.structs.replace(like.world, owner=owner.nodes[0].node)
+    _ask_for(world.agent, [msgspec.structs.replace(like, address=late, world=world)]).get(PATIENCE)
+    when_ended(session.node, [late.node]).get(PATIENCE)
+    assert "its owner has ended" in session.node.report_of(late.node).stopped
+
+
+def test_callers_under_fire_get_their_answers(spawn_procs: Any, session: Session) -> None:
+    """Ranks die again and again while several threads call: each call is answered, by a value or by its loss."""
+    procs = spawn_procs(3, on_failure="respawn", restarts=Restarts(most=1000), spares=1)
+    probe = procs.spawn("probe", Probe)
+    probe.count.call().get(PATIENCE)
+    over, answered, lost = threading.Event(), [0, 0], [0, 0]
+
+    def call(place: int) -> None:
+        while not over.is_set() or not answered[place]:
+            try:
+                probe.count.call().get(PATIENCE)
+                answered[place] += 1
+            except SupervisionError:
+                lost[place] += 1
+                procs.heal().exception(PATIENCE)  # or what has died meanwhile
+
+    callers = [threading.Thread(target=call, args=(place,)) for place in range(2)]
+    for caller in callers:
+        caller.start()
+    for rank in (0, 1, 2) * 4:
+        kill(procs.slice(gpus=rank), session)
+        while procs.heal().exception(PATIENCE) is not None:
+            pass
+    over.set()
+    for caller in callers:
+        caller.join(PATIENCE)
+        assert not caller.is_alive()
+    procs.heal().get(PATIENCE)
+    assert len(probe.count.call().get(PATIENCE)) == 3
+    assert all(answered)
+    assert any(event.kind == "healed" for event in events() if event.procs == procs.name)
+
+
+# -- what is left of the dead ------------------------------------------------------------------
+
+
+def test_the_text_of_a_dead_rank_is_kept(spawn_procs: Any, session: Session) -> None:
+    """More than its last words: what it printed, also past Python, and that of the rank after it."""
+
+    def speak(life: str) -> None:
+        for number in range(100):
+            print(f"{life} line {number}")
+        os.write(1, f"{life} past Python\n".encode())
+        sys.stdout.flush()
+
+    procs = spawn_procs(1)
+    probe = procs.spawn("probe", Probe)
+    for life in ("first", "second"):
+        probe.run.call_one(speak, life).get(PATIENCE)
+        while f"{life} past Python" not in session.output.recent(
+            procs.name, 0
+        ):  # files are looked at from time to time
+            time.sleep(0.01)
+        kill(procs, session)
+        procs.heal().get(PATIENCE)
+    text = session.output.recent(procs.name, 0)
+    assert [f"{life} line {number}" in text for life in ("first", "second") for number in range(100)] == [True] * 200
