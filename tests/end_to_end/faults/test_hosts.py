@@ -330,3 +330,33 @@ def test_closing_the_session_ends_all_hosts(own_session: Session):
     assert psutil.wait_procs(family, timeout=AT_ONCE)[1] == []
     assert not hosts.is_shut_down or hosts.shutdown().done()
     close_session()
+
+
+# -- meshes that change --------------------------------------------------------------------
+
+
+def test_a_mesh_on_hosts_grows_heals_and_shrinks(spawn):
+    """On each host by as many; a rank that dies is started where it was, from that host's spare."""
+
+    def who() -> Any:
+        here = context().actor_instance
+        return os.getpid(), here.rank.rank, os.environ["RANK"], os.environ["LOCAL_RANK"], os.environ["WORLD_SIZE"]
+
+    procs, probe = spawn(1, spares=1)
+    first = pids(probe)
+    grown = procs.resize(gpus=2)
+    everybody = grown.all_of(probe)
+    assert grown.initialized.get(PATIENCE) is True
+    found = list(everybody.run.call(who).get(PATIENCE).values())
+    assert [told[1:] for told in found] == [(rank, str(rank), str(rank % 2), "4") for rank in range(4)]
+    assert [found[0][0], found[2][0]] == first
+    lost = everybody.slice(hosts=1, gpus=1).run.call_one(wait_for_ever)
+    psutil.Process(found[3][0]).kill()
+    died(lost)
+    assert procs.heal().get(PATIENCE) == [3]
+    again = everybody.slice(hosts=1, gpus=1).run.call_one(who).get(PATIENCE)
+    assert again[1:] == found[3][1:]
+    assert psutil.Process(again[0]).parent() == psutil.Process(found[2][0]).parent()
+    shrunk = grown.resize(gpus=1)
+    assert shrunk.initialized.get(PATIENCE) is True
+    assert pids(shrunk.all_of(probe)) == first
