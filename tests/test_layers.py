@@ -38,6 +38,7 @@ FLOORS: dict[str, int] = {
     "meshbook.runtime.geometry": 1,
     "meshbook.runtime.errors": 1,
     "meshbook.runtime.config": 1,
+    "meshbook.runtime.resources": 1,
     "meshbook.runtime.actor": 1,
     "meshbook.runtime.traces": 0,
     "meshbook.runtime.texts": 0,

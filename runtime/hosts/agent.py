@@ -35,6 +35,7 @@ from meshbook.runtime.mesh.procs import PROCESS
 from meshbook.runtime.node.calls import Each, Target
 from meshbook.runtime.node.keeper import KEEPER
 from meshbook.runtime.node.node import Node
+from meshbook.runtime.resources import raise_limit_of_files
 from meshbook.runtime.telemetry.events import Kind
 from meshbook.runtime.transport.curve import KeyPair
 from meshbook.runtime.transport.gateway import Gateway
@@ -48,6 +49,7 @@ NOWHERE = Extent((), ())
 def main() -> None:
     """Serve until the controller is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's
+    raise_limit_of_files()  # ours, and that of the workers, who may talk to each other
     adopt_orphans()  # what workers started and left behind comes here, and is ended with the run
     birth = msgspec.json.decode(sys.stdin.buffer.readline(), type=AgentBirth)
     if birth.away is None:

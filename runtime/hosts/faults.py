@@ -83,8 +83,13 @@ class Faults:
             if self._closed:
                 return
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="meshbook faults", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="meshbook faults", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # there are too many already
+                    print(f"{failure}\n(the hook for faults was not called: {error})", file=sys.stderr)
+                    return
+                self._thread = thread
         self._queue.put((charge, failure))
 
     def close(self) -> None:

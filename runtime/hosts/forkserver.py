@@ -36,6 +36,7 @@ from meshbook.runtime.hosts.linux import (
     skip_exit_handlers_so_far,
 )
 from meshbook.runtime.mesh.birth import Birth
+from meshbook.runtime.resources import explain_limit
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
@@ -141,7 +142,9 @@ class ForkServer:
         try:
             pid = os.fork()
         except OSError as error:
-            self._answer(Started(node, 0, f"fork failed: {error.strerror} (limits: ulimit -u, memory)"))
+            failed = f"fork failed: {error.strerror}"
+            remedy = explain_limit(failed) or "see ulimit -v, and the memory of its cgroup"
+            self._answer(Started(node, 0, f"{failed}; {remedy}"))
             return None
         if pid == 0:
             self._leave()

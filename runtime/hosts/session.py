@@ -33,6 +33,7 @@ from meshbook.runtime.mesh.places import Places
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.node.calls import Each, Gather, Target
 from meshbook.runtime.node.node import Node
+from meshbook.runtime.resources import explain_limit
 from meshbook.runtime.telemetry.events import Event, EventLog
 from meshbook.runtime.telemetry.forwarding import Forwarder, ScriptScreen
 from meshbook.runtime.telemetry.last_words import last_lines
@@ -68,9 +69,10 @@ class Session:
         try:
             self.node = self._start_node()
             self._agent = self._start_agent()
-        except (OSError, ValueError) as error:
+        except Exception as error:  # of the system's and of ZeroMQ's, among others
             self._give_up()
-            raise LaunchError(f"the host agent cannot be started: {error}") from error
+            why = ". ".join(filter(None, (str(error), explain_limit(str(error), self.folder.path))))
+            raise LaunchError(f"the host agent cannot be started: {why}") from error
         self.host = HostMesh([self._agent_address], NOWHERE.region, owned=True, is_fake_in_process=True)
         self.remote = RemoteHosts(self.node, self.settings, self.folder.path, self._roster, self._agent_address)
         self.node.places = Places(self.host, self.node.address)
@@ -131,12 +133,14 @@ class Session:
 
     def _watch_agent(self) -> None:
         trouble = self._wait_for_agent()
+        returncode = self._agent.wait()
+        said = last_lines(self.folder.path / "agent.log", self.settings.stderr_lines)
         report = ExitReport(
             node=AGENT,
             pid=self._agent.pid,
-            returncode=self._agent.wait(),
-            stderr=tuple(last_lines(self.folder.path / "agent.log", self.settings.stderr_lines)),
-            hint=trouble,
+            returncode=returncode,
+            stderr=tuple(said),
+            hint="\n".join(filter(None, (explain_limit(said, self.folder.path) if returncode else "", trouble))),
             stopped=self._why_stopped(),
         )
         if not report.stopped:

@@ -31,8 +31,9 @@ from meshbook.runtime.hosts.server import Server
 from meshbook.runtime.hosts.spares import Spare, Spares
 from meshbook.runtime.hosts.standby import place_file
 from meshbook.runtime.mesh.birth import Birth
+from meshbook.runtime.resources import explain_limit
 from meshbook.runtime.telemetry.events import Kind
-from meshbook.runtime.telemetry.last_words import last_words, remove_files
+from meshbook.runtime.telemetry.last_words import last_lines, last_words, remove_files
 from meshbook.runtime.wire.messages import Address
 
 OnExit = Callable[[ExitReport, list[Address]], None]
@@ -404,9 +405,12 @@ class Workers:
         self._dismiss_spares(self._spares.meshes(owner=node))
 
     def _why_killed(self, worker: Worker, returncode: int | None) -> str:
-        if returncode != -signal.SIGKILL or worker.killed:
+        if not returncode or worker.killed:
             return ""
-        return self._memory.explain(worker.pid, worker.peak)
+        if returncode == -signal.SIGKILL:
+            return self._memory.explain(worker.pid, worker.peak)
+        files = (self._folder / f"{worker.address.node}.{suffix}" for suffix in ("last", "err"))
+        return explain_limit([line for file in files for line in last_lines(file)], self._folder)
 
     def _kill_all(self) -> None:
         """The controller is gone: no time for goodbyes."""

@@ -18,7 +18,7 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.config import OVERRIDES
-from meshbook.runtime.errors import SupervisionError
+from meshbook.runtime.errors import LaunchError, SupervisionError
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
 from meshbook.runtime.mesh.actors import ActorMesh, current_node
 from meshbook.runtime.mesh.binding import Given
@@ -30,6 +30,7 @@ from meshbook.runtime.mesh.ownership import Ownership, own
 from meshbook.runtime.mesh.policies import OnFailure, Restarts, policy_of
 from meshbook.runtime.mesh.procs import PROCESS, ProcMesh
 from meshbook.runtime.node.calls import Target
+from meshbook.runtime.resources import find_room_for_peers
 from meshbook.runtime.transport.home import host_of
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.messages import Address
@@ -208,6 +209,8 @@ class HostMesh(MeshTrait):
             plan_starts, proc_bind=proc_bind, commands=bootstrap_command, python=self._python, env=env
         )
         starts = plan(extent, local)
+        if trouble := find_room_for_peers(extent.nelements):
+            raise LaunchError(trouble)
         policy = policy_of(on_failure, restarts)
         spare_start = start_of_spares(starts) if spares else None
         all_births: list[Birth] = []

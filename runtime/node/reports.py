@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import os
 import resource
+from pathlib import Path
 
 from meshbook.runtime import texts
 from meshbook.runtime.actor.context import Instance
 from meshbook.runtime.errors import ActorError, CallError
+from meshbook.runtime.resources import explain_limit
 from meshbook.runtime.traces import format_error, format_frames, headline
 
 
@@ -33,7 +35,16 @@ def tell_raised(where: str, error: BaseException) -> str:
         frames = format_frames(error)
         return f"{told}\nwhich failed {where}" + (f":\n{frames}" if frames else "")
     text = f"{where} raised {headline(error)}\n{format_error(error)}"
-    return f"{text}\n{_tell_memory()}" if isinstance(error, MemoryError) else text
+    if isinstance(error, MemoryError):
+        return f"{text}\n{_tell_memory()}"
+    limit = explain_limit(str(error), _folder_of_output()) if isinstance(error, OSError | RuntimeError) else ""
+    return f"{text}\n{limit}" if limit else text
+
+
+def _folder_of_output() -> str:
+    """Where the file is that descriptor 1 writes to; that it is full is no business of the user's code."""
+    path = Path("/proc/self/fd/1")
+    return str(path.resolve().parent) if path.is_file() else ""
 
 
 def _tell_memory() -> str:

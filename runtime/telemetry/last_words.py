@@ -36,7 +36,8 @@ class LastWords:
             return
         end = os.pread(self._file, TAIL_BYTES, size - TAIL_BYTES)
         os.ftruncate(self._file, 0)
-        os.write(self._file, end)
+        with contextlib.suppress(OSError):  # somebody else has filled the disk in between
+            os.write(self._file, end)
 
 
 def last_words(folder: Path, node: str, count: int) -> tuple[str, ...]:

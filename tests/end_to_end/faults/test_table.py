@@ -26,6 +26,9 @@ SUBJECTS = {
     "The host agent dies",
     "The controller is killed",
     "A receiver is slow, stopped or killed, and 100,000 messages are on the way",
+    "A message cannot be pickled or unpickled, or is too large",
+    "Too few open files, processes or threads",
+    "The disk is full, there is no /dev/shm",
     "10^6 lines of output from each rank",
     "Much of this at once",
 }

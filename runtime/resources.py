@@ -1,0 +1,140 @@
+"""Limits of the machine that a process runs into: which one an error is about, where it stands, and what to do.
+
+What the system says ("Too many open files") names neither the limit nor the remedy. ZeroMQ even ends the process when
+it can accept no connection, so there has to be room for those before processes are started.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+Scarce = Literal["files", "processes", "disk"]
+FILES_A_PEER = 3  # that a process has open for each other one it talks to: two sockets, and an eventfd
+SPARE_FILES = 24  # for the user's own code, and for what is opened for a moment
+FULL_BYTES = 1 << 20  # a disk with less room than this is full
+CEILING = 65536  # that the limit of open files is raised to at most: some programs go through all of them
+
+# What is said where something is scarce: by the system, by Python, by ZeroMQ.
+_SIGNS: tuple[tuple[str, Scarce], ...] = (
+    (os.strerror(errno.EMFILE), "files"),
+    (os.strerror(errno.ENFILE), "files"),
+    ("can't start new thread", "processes"),
+    ("fork failed: " + os.strerror(errno.EAGAIN), "processes"),
+    (os.strerror(errno.EAGAIN) + " (src/thread.cpp", "processes"),
+    (os.strerror(errno.ENOSPC), "disk"),
+    (os.strerror(errno.EDQUOT), "disk"),
+)
+
+
+def what_is_scarce(text: str) -> Scarce | None:
+    """Which limit a text of the system's is about, if it is about one."""
+    return next((scarce for sign, scarce in _SIGNS if sign in text), None)
+
+
+def explain_limit(said: str | Iterable[str], folder: str | Path = "") -> str:
+    """The limit that was run into, by what was said there, and the remedy; empty where it was none.
+
+    The figures are those of this process, and of the disk that `folder` is on: of another disk nothing is said.
+    """
+    text = said if isinstance(said, str) else "\n".join(said)
+    scarce = what_is_scarce(text)
+    if scarce == "files":
+        return _explain_files()
+    if scarce == "processes":
+        return _explain_processes()
+    return _explain_disk(Path(folder)) if scarce == "disk" and folder else ""
+
+
+def _explain_files() -> str:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (
+        f"the limit of open files was reached: {_say(soft)}, at most {_say(hard)} (ulimit -n, RLIMIT_NOFILE). A "
+        f"process has {FILES_A_PEER} open for each other one that it talks to: raise the limit where the run starts, "
+        f"or start fewer processes"
+    )
+
+
+def _explain_processes() -> str:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    return (
+        f"the limit of processes and threads was reached: {_say(soft)} of this user (ulimit -u, RLIMIT_NPROC)"
+        f"{_cgroup_limit()}. Raise it, end other programs, or start fewer processes (a worker has some ten threads)"
+    )
+
+
+def _explain_disk(folder: Path) -> str:
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return ""
+    if free >= FULL_BYTES:
+        return ""
+    return (
+        f"the disk of {folder} is full, {free >> 10} KiB are free. What ranks write past Python is kept there until it "
+        f"was read: make room, or set MESHBOOK_RUNTIME_DIR to another disk where the run starts"
+    )
+
+
+def _cgroup_limit() -> str:
+    """What the container, or whatever else this process is confined to, may have; a leading comma, or nothing."""
+    for group in _groups():
+        try:
+            most, now = (group / "pids.max").read_text().strip(), (group / "pids.current").read_text().strip()
+        except OSError:
+            continue
+        if most != "max":
+            return f", {most} in its cgroup, of which {now} are there ({group}/pids.max)"
+    return ""
+
+
+def _groups() -> list[Path]:
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    split = [line.split(":", 2) for line in lines]
+    paths = [path.lstrip("/") for _, names, path in split if names in ("", "pids")]
+    return [root / path for path in paths for root in (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup"))]
+
+
+def _say(limit: int) -> str:
+    return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
+
+
+# -- open files -------------------------------------------------------------------------------
+
+
+def find_room_for_peers(count: int) -> str:
+    """See that this process may have the files open that so many more peers take; why not, or nothing.
+
+    The soft limit is raised where that helps, up to the hard one.
+    """
+    needed = _open_files() + count * FILES_A_PEER + SPARE_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or needed <= soft:
+        return ""
+    if hard == resource.RLIM_INFINITY or needed <= hard:
+        raise_limit_of_files(needed)
+        return ""
+    return f"{count} more processes take {needed - soft} more open files than this one may have: {_explain_files()}"
+
+
+def raise_limit_of_files(needed: int = CEILING) -> None:
+    """Raise the soft limit as far as it is needed, and as it can be; never lower it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if soft != resource.RLIM_INFINITY and wanted > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _open_files() -> int:
+    try:
+        return sum(1 for _ in Path("/proc/self/fd").iterdir())
+    except OSError:  # none to list them with is left
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
