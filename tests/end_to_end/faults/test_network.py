@@ -1,0 +1,367 @@
+"""What a network does to hosts: three of them, in network namespaces of this machine, whose links are really cut."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import psutil
+import pytest
+
+from meshbook import Actor, HostMesh, endpoint
+from meshbook.runtime.actor.context import CURRENT
+from meshbook.runtime.config import Settings
+from meshbook.runtime.errors import LaunchError, ProcessDied
+from meshbook.runtime.hosts.launch import sweep
+from meshbook.runtime.hosts.launchers import CommandLauncher
+from meshbook.runtime.hosts.session import Session
+from meshbook.runtime.transport.home import describe, host_of
+
+PATIENCE = 60.0
+AT_ONCE = 2.0  # the promise: a host is lost, or has ended itself, within so many seconds
+pytestmark = pytest.mark.process
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Probe(Actor):
+    """Runs what it is sent, and notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[tuple[str, int]] = []
+
+    @endpoint
+    def run(self, function: Any, *arguments: Any) -> Any:
+        return function(*arguments)
+
+    @endpoint
+    def note(self, sender: str, number: int) -> None:
+        self.notes.append((sender, number))
+
+    @endpoint
+    def noted(self) -> list[tuple[str, int]]:
+        return self.notes
+
+
+def wait_for_ever() -> None:
+    threading.Event().wait()
+
+
+def await_death(other: Any) -> str:
+    return str(other.run.call_one(wait_for_ever).exception(PATIENCE))
+
+
+def pids(probe: Any) -> list[int]:
+    return list(probe.run.call(os.getpid).get(PATIENCE).values())
+
+
+def pause(seconds: float) -> None:
+    """A cut takes its time."""
+    threading.Event().wait(seconds)
+
+
+# -- the network -----------------------------------------------------------------------------
+
+# Of the command of an agent nothing is left by which its controller could end it: the first line of the input is
+# passed on, and neither its end nor the end of this shell is felt. As over a network that is cut.
+DETACHED = ["sh", "-c", 'IFS= read -r line; { printf "%s\\n" "$line"; exec sleep 1000; } | setsid "$@"', "sh"]
+
+
+class Network:
+    """The hosts h1 and h2, joined with this machine by a bridge."""
+
+    def __init__(self) -> None:
+        self._name = f"mb{os.getpid() % 10000}"
+        self._net = f"10.213.{os.getpid() % 250}"
+        self._ip("link add", f"{self._name}b", "type bridge")
+        self._ip("addr add", f"{self._net}.254/24", "dev", f"{self._name}b")
+        self._ip("link set", f"{self._name}b", "up")
+        for number in (1, 2):
+            self._add(number)
+
+    def _add(self, number: int) -> None:
+        space, link = self._space(f"h{number}"), f"{self._name}v{number}"
+        self._ip("netns add", space)
+        self._ip("link add", link, "type veth peer name eth0 netns", space)
+        self._ip("link set", link, "master", f"{self._name}b", "up")
+        self._ip("-n", space, "addr add", f"{self._net}.{number}/24 dev eth0")
+        for name in ("eth0", "lo"):
+            self._ip("-n", space, "link set", name, "up")
+
+    def _space(self, host: str) -> str:
+        return f"{self._name}{host}"
+
+    def _ip(self, *words: str) -> None:
+        subprocess.run(["ip", *" ".join(words).split()], check=True, capture_output=True, text=True)
+
+    def command(self, host: str) -> list[str]:
+        return ["ip", "netns", "exec", self._space(host)]
+
+    def cut(self, host: str) -> None:
+        self._ip("-n", self._space(host), "link set eth0 down")
+
+    def mend(self, host: str) -> None:
+        self._ip("-n", self._space(host), "link set eth0 up")
+
+    def part(self, one: str, other: str) -> None:
+        """These two do not reach each other any more, and everybody else does."""
+        self._ip("-n", self._space(one), "route add blackhole", f"{self._net}.{other.removeprefix('h')}/32")
+
+    def unite(self, one: str, other: str) -> None:
+        self._ip("-n", self._space(one), "route del blackhole", f"{self._net}.{other.removeprefix('h')}/32")
+
+    def close(self) -> None:
+        for words in ([f"netns del {self._space(host)}" for host in ("h1", "h2")], [f"link del {self._name}b"]):
+            for word in words:
+                with contextlib.suppress(subprocess.CalledProcessError):
+                    self._ip(word)
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[Network]:
+    if os.geteuid() or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and the program ip (iproute2)")
+    try:
+        made = Network()
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no network namespaces here: {error.stderr}")
+    yield made
+    made.close()
+
+
+class Hosts:
+    """A session with the hosts h1 and h2, and an actor on each."""
+
+    def __init__(self, network: Network, before: list[str]) -> None:
+        self.session = Session(Settings(runtime_dir=os.environ["MESHBOOK_RUNTIME_DIR"], preload=""))
+        self.token = CURRENT.set(self.session.context)
+        launcher = CommandLauncher({host: [*before, *network.command(host)] for host in ("h1", "h2")})
+        self.mesh: HostMesh = self.session.remote.start(launcher, ["h1", "h2"], addresses={}, python="")
+        self.procs = self.mesh.spawn_procs()
+        self.probe: Any = self.procs.spawn("probe", Probe)
+        self.pids = pids(self.probe)
+
+    def on(self, host: str) -> Any:
+        return self.probe.slice(hosts=int(host[1]) - 1)
+
+    def family(self, host: str) -> list[psutil.Process]:
+        """The agent of this host, and what it has started."""
+        worker = psutil.Process(self.pids[int(host[1]) - 1])
+        agent = worker.parents()[1]
+        assert "meshbook.runtime.hosts.agent" in agent.cmdline()
+        return [agent, *agent.children(recursive=True)]
+
+    def launched(self) -> list[psutil.Process]:
+        """What the launcher has started that is not of the agents."""
+        agents = {process for host in ("h1", "h2") for process in self.family(host)}
+        roots = [psutil.Process(host.process.pid) for host in self.session.remote]
+        return [each for root in roots for each in (root, *root.children(recursive=True)) if each not in agents]
+
+    def close(self) -> None:
+        CURRENT.reset(self.token)
+        self.session.close()
+        sweep(Path(os.environ["MESHBOOK_RUNTIME_DIR"]))
+
+
+@pytest.fixture(scope="module")
+def shared(network: Network) -> Iterator[Hosts]:
+    hosts = Hosts(network, [])
+    CURRENT.reset(hosts.token)
+    yield hosts
+    hosts.token = CURRENT.set(hosts.session.context)
+    hosts.close()
+
+
+@pytest.fixture
+def hosts(shared: Hosts) -> Iterator[Hosts]:
+    """Hosts that are well at the end of the test, as they were at its beginning."""
+    token = CURRENT.set(shared.session.context)
+    yield shared
+    assert pids(shared.probe) == shared.pids
+    CURRENT.reset(token)
+
+
+@pytest.fixture
+def doomed(network: Network) -> Iterator[Hosts]:
+    """Hosts that the test may lose."""
+    made = Hosts(network, [])
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def detached(network: Network) -> Iterator[Hosts]:
+    """The same, and nothing reaches an agent but the network."""
+    made = Hosts(network, DETACHED)
+    rest = made.launched()
+    yield made
+    made.close()
+    for process in rest:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(rest, timeout=PATIENCE)
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return psutil.wait_procs(processes, timeout=AT_ONCE)[1] == []
+
+
+# -- cuts that are over in time --------------------------------------------------------------------
+
+
+def test_a_short_cut_loses_nothing_and_messages_resume_in_order(hosts: Hosts, network: Network) -> None:
+    def send(other: Any, sender: str, count: int) -> None:
+        for number in range(count):
+            other.note.broadcast(sender, number)
+
+    one, two = hosts.on("h1"), hosts.on("h2")
+    count = 400
+    network.cut("h1")
+    send(one, "controller", count)
+    sent = [two.run.call_one(send, one, "h2", count), one.run.call_one(send, two, "h1", count)]
+    pause(hosts.session.settings.host_timeout * 0.5)
+    network.mend("h1")
+    for future in sent:
+        future.get(PATIENCE)
+    for receiver, senders in ((one, ["controller", "h2"]), (two, ["h1"])):
+        while len(notes := receiver.noted.call_one().get(PATIENCE)) < count * len(senders):
+            pass  # what others have sent may come later than our question
+        for sender in senders:
+            assert [number for by, number in notes if by == sender] == list(range(count))
+    assert pids(hosts.probe) == hosts.pids
+
+
+def test_who_is_busy_or_stopped_is_not_silent(hosts: Hosts) -> None:
+    """A controller in C code that never lets Python run, and a worker that is stopped: their hosts are heard."""
+    worker = psutil.Process(hosts.pids[0])
+    worker.suspend()
+    ctypes.PyDLL(None).usleep(int(hosts.session.settings.host_timeout * 1.3e6))
+    worker.resume()
+    assert pids(hosts.probe) == hosts.pids
+
+
+def test_a_stranger_at_the_door_is_refused(hosts: Hosts) -> None:
+    [address, _] = [host.address for host in hosts.session.remote]
+    assert address is not None
+    ip, _, port = describe(host_of(address)).rpartition(":")
+
+    def refused() -> int:
+        return int(hosts.session.remote._ask(address, "refused").get(PATIENCE))
+
+    before = refused()
+    with socket.create_connection((ip, int(port))) as stranger, contextlib.suppress(ConnectionResetError):
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        stranger.settimeout(PATIENCE)
+        while stranger.recv(4096):
+            pass  # until it is hung up on
+    while refused() == before:
+        pass
+    assert refused() == before + 1
+
+
+# -- hosts that are lost -----------------------------------------------------------------------------
+
+
+def test_a_host_that_is_cut_off_is_lost_and_ends_itself_and_the_rest_goes_on(detached: Hosts, network: Network) -> None:
+    one, two = detached.on("h1"), detached.on("h2")
+    waiting = one.run.call_one(wait_for_ever)
+    told = two.run.call_one(await_death, one)
+    family = detached.family("h1")
+    begun = time.monotonic()
+    network.cut("h1")
+    try:
+        with pytest.raises(ProcessDied) as caught:
+            waiting.get(PATIENCE)
+        assert time.monotonic() - begun < AT_ONCE
+        text = str(caught.value)
+        assert "host h1 (" in text
+        assert "is lost: it has not been heard for" in text
+        assert "MESHBOOK_HOST_TIMEOUT" in text
+        assert caught.value.report.host == "h1"
+        assert "host h1 (" in told.get(PATIENCE)
+        assert gone(family)
+        assert pids(two) == detached.pids[1:]
+        with pytest.raises(LaunchError, match="host h1"):
+            detached.procs.heal().get(PATIENCE)
+        assert len(pids(detached.mesh.slice(hosts=1).spawn_procs().spawn("new", Probe))) == 1
+    finally:
+        network.mend("h1")
+
+
+def test_a_host_that_was_given_up_ends_itself_when_it_comes_back(detached: Hosts) -> None:
+    family = detached.family("h1")
+    waiting = detached.on("h1").run.call_one(wait_for_ever)
+    family[0].suspend()
+    with pytest.raises(ProcessDied):
+        waiting.get(PATIENCE)
+    assert len(pids(detached.on("h2"))) == 1
+    assert all(process.is_running() for process in family)
+    family[0].resume()
+    assert gone(family)
+    assert len(pids(detached.on("h2"))) == 1
+
+
+def test_of_two_hosts_that_do_not_reach_each_other_one_goes_on(doomed: Hosts, network: Network) -> None:
+    network.part("h1", "h2")
+    try:
+        told = doomed.on("h1").run.call_one(await_death, doomed.on("h2")).get(PATIENCE)
+        assert "host h2 (" in told
+        assert "by host h1 (" in told
+        assert gone(doomed.family("h2") if psutil.pid_exists(doomed.pids[1]) else [])
+        assert pids(doomed.on("h1")) == doomed.pids[:1]
+    finally:
+        network.unite("h1", "h2")
+
+
+# -- controllers that are killed ---------------------------------------------------------------------------
+
+CONTROLLER = """
+import os, sys
+from meshbook import Actor, endpoint, this_host, hosts
+
+class Probe(Actor):
+    @endpoint
+    def pid(self): return os.getpid()
+
+commands = COMMANDS
+away = hosts.command(commands).spawn_procs().spawn("probe", Probe)
+here = this_host().spawn_procs().spawn("probe", Probe)
+print(*away.pid.call().get(60).values(), *here.pid.call().get(60).values(), flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("with_agent", [False, True], ids=["", "with its agent"])
+def test_a_killed_controller_leaves_nothing_on_any_host(
+    network: Network, run_script: Callable[..., Any], runtime_dir: Path, with_agent: bool
+) -> None:
+    commands = {host: [*DETACHED, *network.command(host)] for host in ("h1", "h2")}
+    script = run_script(CONTROLLER.replace("COMMANDS", repr(commands)), MESHBOOK_PRELOAD="")
+    workers = [psutil.Process(int(pid)) for pid in script.read_line().split()]
+    agents = {worker.parents()[1] for worker in workers}
+    assert len(agents) == 3
+    family = {process for agent in agents for process in (agent, *agent.children(recursive=True))}
+    launched = [process for process in script.processes() if process not in family]
+    [own] = [agent for agent in agents if agent.ppid() == script.process.pid and "ip" not in agent.cmdline()]
+    script.process.kill()
+    if with_agent:  # nobody says good-bye: the others find out by themselves
+        own.send_signal(signal.SIGKILL)
+    left = psutil.wait_procs(family, timeout=AT_ONCE)[1]
+    for process in launched:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    assert left == []
+    psutil.wait_procs(launched, timeout=PATIENCE)
+    sweep(runtime_dir)
+    assert list(runtime_dir.iterdir()) == []

@@ -1,0 +1,74 @@
+"""Which socket a node is reached by, and which address a host has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshbook.runtime.hosts import machine
+from meshbook.runtime.transport.home import Home, LaneRequest, describe, host_of
+from meshbook.runtime.wire.messages import Address
+
+FIRST = Home.of_first_host(Path("/run/f"))
+SECOND = Home(Path("/run/s"), "tcp://10.0.0.2:7000/", FIRST.first)
+HERE = {"first": FIRST.address("here"), "second": SECOND.address("here")}
+
+
+@pytest.mark.parametrize(
+    ("home", "to", "elsewhere", "socket"),
+    [
+        (FIRST, "ipc:///run/f/node", False, "ipc:///run/f/node"),
+        (FIRST, "ipc:///run/of-another-run/node", False, "ipc:///run/of-another-run/node"),
+        (FIRST, "tcp://10.0.0.2:7000/node", True, ""),
+        (SECOND, "tcp://10.0.0.2:7000/node", False, "ipc:///run/s/node"),
+        (SECOND, "tcp://10.0.0.3:7000/node", True, ""),
+        (SECOND, "ipc:///run/f/node", True, ""),
+        (SECOND, "ipc:///run/of-another-run/node", False, "ipc:///run/of-another-run/node"),
+    ],
+)
+def test_a_node_is_near_or_elsewhere(home: Home, to: str, elsewhere: bool, socket: str) -> None:
+    address = Address("node", to)
+    assert home.is_elsewhere(address) == elsewhere
+    if not elsewhere:
+        assert home.nearest(address) == socket
+
+
+def test_a_lane_is_one_for_each_life_of_a_node() -> None:
+    requests = [LaneRequest(SECOND.address(node), life, HERE["first"]) for node in ("a", "b") for life in (0, 1)]
+    lanes = {FIRST.lane(request) for request in requests}
+    assert len(lanes) == 4
+    assert all(lane.startswith("ipc:///run/f/lane-") for lane in lanes)
+
+
+def test_an_address_names_its_host() -> None:
+    assert host_of(SECOND.address("procs-1.0")) == "tcp://10.0.0.2:7000/"
+    assert describe("tcp://10.0.0.2:7000/") == "10.0.0.2:7000"
+
+
+@pytest.mark.parametrize(
+    ("ways", "found"),
+    [
+        ({"10.0.0.1": "10.0.0.2"}, "10.0.0.2"),
+        ({"192.168.0.1": "", "10.0.0.1": "10.0.0.2"}, "10.0.0.2"),
+        ({"172.17.0.1": "172.17.0.1", "10.0.0.1": "10.0.0.2"}, "10.0.0.2"),  # each has a network of that name
+        ({"10.0.0.1": "10.0.0.1"}, "10.0.0.1"),  # the same machine
+    ],
+)
+def test_a_host_is_reached_where_it_reaches_the_controller(
+    monkeypatch: pytest.MonkeyPatch, ways: dict[str, str], found: str
+) -> None:
+    monkeypatch.setattr(machine, "_source_towards", ways.__getitem__)
+    assert machine.address_towards(list(ways)) == found
+
+
+def test_a_host_without_a_route_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_source_towards", lambda other: "")
+    with pytest.raises(OSError, match=r"no route to any address of the controller's \(10\.0\.0\.1\)"):
+        machine.address_towards(["10.0.0.1"])
+
+
+def test_this_machine_has_an_address() -> None:
+    own = machine.own_addresses()
+    assert machine.address_towards(own) in own
+    assert machine.interface_of("127.0.0.1") == "lo"
