@@ -1,4 +1,4 @@
-"""Messages that cannot travel: not pickled, not unpickled, too large. Who sent them is told what, where, and the limit."""
+"""Messages that cannot travel: not pickled, not unpickled, too large. Who sent them is told what, and where."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def test_an_argument_that_cannot_be_pickled(probe: Any, verb: str) -> None:
 
 def test_an_argument_that_cannot_be_unpickled(probe: Any) -> None:
     """The rank is named, and the actor lives."""
-    with pytest.raises(ActorError, match=r"probe\.run\(\) on rank .*an argument of probe\.run cannot be unpickled") as e:
+    with pytest.raises(ActorError, match=r"probe\.run\(\) on rank .*of probe\.run cannot be unpickled") as caught:
         probe.run.call(len, Unreadable()).get(PATIENCE)
-    assert "not to be read" in str(e.value)
+    assert "not to be read" in str(caught.value)
 
 
 def test_a_result_that_cannot_be_pickled(probe: Any) -> None:
