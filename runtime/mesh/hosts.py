@@ -188,7 +188,7 @@ class HostMesh(MeshTrait):
         `spares`: so many more processes are kept on each host, started as these are, with `bootstrap` run, so that
         `heal` and `resize` need not wait for that. One that is used is replaced. They have no rank: RANK and its like
         are not set when their bootstrap runs, and it can call no actors. A bootstrap that fails in one ends it, and
-        the mesh has to do without; `events()` tell.
+        the mesh has to do without; `events()` tells of that.
 
         `on_failure` says what becomes of processes that die, and of the actors spawned on them: "raise", "respawn" or a
         function that decides, as `ProcMesh.with_policy` has it. Who has spawned actors there from another process is

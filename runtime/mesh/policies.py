@@ -75,8 +75,9 @@ class Respawning:
 
     def take(self, charge: Charge, failure: MeshFailure, otherwise: Callable[[MeshFailure], None]) -> None:
         """Take a failure in. `otherwise` gets it back where nothing comes of it."""
+        process = charge.node_of(failure.crashed_ranks[-1])  # its rank may be another one by then
         # In the surroundings of the code that spawned the mesh: it is healed, and shown, on behalf of that.
-        settle = functools.partial(charge.context.copy().run, self._settle, charge, failure, otherwise)
+        settle = functools.partial(charge.context.copy().run, self._settle, charge, process, failure, otherwise)
         with self._lock:
             self._waiting.put(settle)
             if not self._is_running:
@@ -94,18 +95,19 @@ class Respawning:
             except Exception:  # one failure that cannot be settled must not keep the next ones from it
                 logger.exception("a failed rank could not be respawned")
 
-    def _settle(self, charge: Charge, failure: MeshFailure, otherwise: Callable[[MeshFailure], None]) -> None:
-        rank = failure.crashed_ranks[-1]
-        if rank not in charge.failed:  # it was healed with others, or stopped
+    def _settle(
+        self, charge: Charge, process: str, failure: MeshFailure, otherwise: Callable[[MeshFailure], None]
+    ) -> None:
+        if not charge.has_failed_on(process):  # it was healed with others, or stopped
             return
         node = current_node()
         remark = self._decide(failure)
         if remark is None:
-            remark = self._respawn(node, charge, rank)
+            remark = self._respawn(node, charge, process)
         if remark is None:
             return
         if remark:
-            node.tell_event("given up", charge.name, charge.procs, [rank], remark)
+            node.tell_event("given up", charge.name, charge.procs, failure.crashed_ranks[-1:], remark)
         otherwise(failure.also(remark))
 
     def _decide(self, failure: MeshFailure) -> str | None:
@@ -118,19 +120,20 @@ class Respawning:
             return None
         return "" if verdict == "raise" else f'on_failure was asked, and answered {verdict!r}: "raise" or "respawn"'
 
-    def _respawn(self, node: Node, charge: Charge, rank: int) -> str | None:
+    def _respawn(self, node: Node, charge: Charge, process: str) -> str | None:
         """Start it again; what kept us from it, if something did."""
-        process = charge.node_of(rank)
         is_dead = charge.are_processes or node.report_of(process) is not None
         procs = node.ledger.processes_on(process) if is_dead else None
         if is_dead and procs is None:
             return "it cannot be respawned from here: its process belongs to another owner"
         lost = procs or charge
-        if not self._budget.take(lost.key, lost.ranks[process], time.monotonic()):
+        if (rank := lost.ranks.get(process)) is None:  # it was stopped while somebody decided
+            return None
+        if not self._budget.take(lost.key, rank, time.monotonic()):
             limit = self._restarts
             return f"it was respawned as often as allowed: {limit.most} in {limit.within:g} s"
-        node.tell_event("respawned", lost.name, lost.procs, [lost.ranks[process]], "by the policy of its mesh")
-        return _start_again(node, lost, lost.ranks[process])
+        node.tell_event("respawned", lost.name, lost.procs, [rank], "by the policy of its mesh")
+        return _start_again(node, lost, rank)
 
 
 def _start_again(node: Node, lost: Charge, rank: int) -> str | None:

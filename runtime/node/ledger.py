@@ -58,6 +58,10 @@ class Charge:
         """The name of the process mesh, or of the first one, that it is on."""
         return self.key if self.are_processes else next(iter(self.ranks), "").rpartition(".")[0]
 
+    def has_failed_on(self, node: str) -> bool:
+        """Whether its rank there has failed, and was not healed since."""
+        return self.ranks.get(node) in self.failed
+
     def node_of(self, rank: int) -> str:
         """The process of a rank; none where that was stopped."""
         return next((node for node, each in self.ranks.items() if each == rank), "")
