@@ -29,6 +29,7 @@ class Spare:
     birth: Birth
     call: int  # the writing end of what it waits at, until it is called or nobody needs it any more
     pid: int = 0
+    is_dismissed: bool = False
     ended: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -57,9 +58,10 @@ class Spares:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._lock = threading.Lock()  # guards both
+        self._lock = threading.Lock()  # guards these three
         self._stocks: dict[str, Stock] = {}
         self._by_pid: dict[int, Spare] = {}  # those that have been started and live, dismissed ones too
+        self._unstarted: dict[str, Spare] = {}  # those that were dismissed before they had been started
         self._numbers = itertools.count()
 
     def keep(self, like: Birth, count: int) -> None:
@@ -86,9 +88,9 @@ class Spares:
         return Spare(msgspec.structs.replace(like, address=address, is_spare=True), call)
 
     def started(self, node: str, pid: int) -> Spare | None:
-        """This one was forked; pid 0: it could not be. None where it was dismissed before."""
+        """This one was forked; pid 0: it could not be."""
         with self._lock:
-            spare = self._find(node)
+            spare = self._find(node) or self._unstarted.pop(node, None)
             if spare is not None and pid:
                 spare.pid, self._by_pid[pid] = pid, spare
         if spare is not None and not pid:
@@ -145,8 +147,10 @@ class Spares:
         """Let those of these meshes leave, and keep none any more; who has to."""
         with self._lock:
             stocks = [self._stocks.pop(mesh) for mesh in meshes if mesh in self._stocks]
-        spares = [spare for stock in stocks for spare in stock.spares.values()]
+            spares = [spare for stock in stocks for spare in stock.spares.values()]
+            self._unstarted |= {spare.node: spare for spare in spares if not spare.pid}
         for spare in spares:
+            spare.is_dismissed = True
             spare.tell(b"")
             if not spare.pid:  # it will find nothing to wait at
                 call_file(self._folder, spare.node).unlink(missing_ok=True)
@@ -161,7 +165,8 @@ class Spares:
         """Their fork server has ended, and they with it."""
         with self._lock:
             waiting = itertools.chain.from_iterable(stock.spares.values() for stock in self._stocks.values())
-            spares = [*self._by_pid.values(), *waiting]
+            spares = [*self._by_pid.values(), *waiting, *self._unstarted.values()]
+            self._unstarted.clear()
         for spare in spares:
             self.ended(spare)
 

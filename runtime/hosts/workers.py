@@ -337,7 +337,9 @@ class Workers:
 
     def _spare_started(self, started: Started) -> None:
         spare = self._spares.started(started.node, started.pid)
-        if spare is not None and spare.birth.start.command:
+        if spare is not None and spare.is_dismissed and spare.pid:
+            self._send_signal(spare.pid, signal.SIGKILL)
+        elif spare is not None and spare.birth.start.command:
             self._watch(self._kill_mute_spare, spare)
 
     def _spare_exited(self, pid: int, returncode: int) -> None:

@@ -187,6 +187,18 @@ def test_spares_end_with_their_owner(spawn_procs, fifo):
     assert psutil.wait_procs([spare], timeout=3.0)[1] == []
 
 
+def test_spares_that_are_dismissed_at_once_leave_nothing(spawn_procs, session):
+    """Some have not even been forked when their mesh is stopped."""
+    left: list[str] = []
+    for _ in range(5):
+        procs = spawn_procs(1, spares=3)
+        procs.stop().get(PATIENCE)
+        end = time.monotonic() + PATIENCE
+        while left := [path.name for path in session.folder.path.iterdir() if path.name.startswith(procs.name)]:
+            assert time.monotonic() < end, left
+            time.sleep(0.01)
+
+
 def test_a_controller_that_is_killed_leaves_no_spare(run_script, runtime_dir):
     script = run_script(
         """
