@@ -27,8 +27,9 @@ from meshbook.runtime.hosts.machine import address_towards, count_gpus
 from meshbook.runtime.hosts.meetings import MEETINGS, Meetings
 from meshbook.runtime.hosts.observer import OBSERVER, Observer
 from meshbook.runtime.hosts.others import OtherHosts
+from meshbook.runtime.hosts.reserve import OnSpare
 from meshbook.runtime.hosts.roster import ROSTER
-from meshbook.runtime.hosts.workers import Ask, OnExit, OnSpare, Workers
+from meshbook.runtime.hosts.workers import Ask, OnExit, Workers
 from meshbook.runtime.mesh.birth import Birth, World
 from meshbook.runtime.mesh.hosts import HOST, HostActor
 from meshbook.runtime.mesh.procs import PROCESS

@@ -27,17 +27,15 @@ from meshbook.runtime.hosts.forkserver import Answer, Exited, Started
 from meshbook.runtime.hosts.handover import command_line, drop_birth, is_left
 from meshbook.runtime.hosts.linux import end_descendants
 from meshbook.runtime.hosts.memory import Memory
+from meshbook.runtime.hosts.reserve import OnSpare, Reserve
 from meshbook.runtime.hosts.server import Server
-from meshbook.runtime.hosts.spares import Spare, Spares
 from meshbook.runtime.hosts.standby import place_file
 from meshbook.runtime.mesh.birth import Birth
 from meshbook.runtime.resources import explain_limit
-from meshbook.runtime.telemetry.events import Kind
 from meshbook.runtime.telemetry.last_words import last_lines, last_words, remove_files
 from meshbook.runtime.wire.messages import Address
 
 OnExit = Callable[[ExitReport, list[Address]], None]
-OnSpare = Callable[[Kind, str, Sequence[int], str], None]  # what happened to one of this mesh, and of which ranks
 Ask = Callable[[Address, str, str], None]  # the worker, why, and the fence that it waits for
 
 
@@ -95,12 +93,11 @@ class Workers:
         self._settings = settings
         self._ask_to_leave = ask_to_leave
         self._on_exit = on_exit
-        self._on_spare = on_spare
         self._lock = threading.Lock()  # guards _by_node, _by_pid, and the life of each worker
         self._by_node: dict[str, Worker] = {}
         self._by_pid: dict[int, Worker] = {}
         self._requests: queue.SimpleQueue[tuple[str, Sequence[Birth]]] = queue.SimpleQueue()
-        self._spares = Spares(folder)
+        self._reserve = Reserve(folder, settings, lambda pid, number: self._send_signal(pid, number), on_spare)
         self._memory = Memory()
         self._bell, self._ringer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._server: Starter | None = None
@@ -134,7 +131,10 @@ class Workers:
                 self._ask_to_leave(worker.address, reason, fence if worker.address.node in nodes else "")
         if asked:
             self._watch(self._kill_late, asked)
-        self._dismiss_spares({worker.mesh for worker in asked} | {node.rpartition(".")[0] for node in nodes})
+        with self._lock:
+            in_use = {worker.mesh for worker in self._by_node.values() if not worker.stopping}
+        stopped = {worker.mesh for worker in asked} | {node.rpartition(".")[0] for node in nodes}
+        self._reserve.dismiss(stopped - in_use)
         return workers
 
     def stop_owned_by(self, node: str) -> None:
@@ -143,33 +143,17 @@ class Workers:
             owned = [name for name, worker in self._by_node.items() if worker.owner == node]
         if owned:
             self.stop(owned, f"its owner has ended ({node})")
-
-    def _dismiss_spares(self, meshes: Iterable[str]) -> None:
-        """Those of meshes that nobody is to be a rank of any more."""
-        with self._lock:
-            living = {worker.mesh for worker in self._by_node.values() if not worker.stopping}
-        spares = self._spares.dismiss(set(meshes) - living)
-        for spare in spares:
-            if spare.pid and not self._spares.is_warm(spare):  # it would go on with its bootstrap, for nobody
-                self._send_signal(spare.pid, signal.SIGKILL)
-        if spares:
-            self._watch(self._kill_late_spares, spares)
-
-    def _kill_late_spares(self, spares: Sequence[Spare]) -> None:
-        end = time.monotonic() + self._settings.stop_timeout
-        for spare in spares:
-            if not spare.ended.wait(max(0.0, end - time.monotonic())) and spare.pid:
-                self._send_signal(spare.pid, signal.SIGKILL)
+        self._reserve.dismiss(self._reserve.meshes(owner=node))  # also of a mesh whose ranks have all died
 
     def keep_spares(self, like: Birth, count: int) -> None:
         """From now on so many processes wait to become a rank of the mesh of this birth, until it is stopped."""
-        self._spares.keep(like, count)
+        self._reserve.keep(like, count)
         self._requests.put((like.world.mesh, []))
         self._ring()
 
     def count_spares(self, mesh: str) -> int:
         """How many of them are warm."""
-        return self._spares.count(mesh)
+        return self._reserve.count(mesh)
 
     def finish(self) -> None:
         """Let `serve` return."""
@@ -233,10 +217,6 @@ class Workers:
         """How long it may take to leave."""
         return worker.settings.stop_timeout
 
-    def _kill_mute_spare(self, spare: Spare) -> None:
-        if not spare.ended.wait(self._settings.launch_timeout) and is_left(self._folder, spare.node):
-            self._send_signal(spare.pid, signal.SIGKILL)
-
     def _kill_mute(self, worker: Worker) -> None:
         """A command may run on without ever becoming the worker that somebody waits for."""
         node, seconds = worker.address.node, self._settings.launch_timeout
@@ -294,22 +274,21 @@ class Workers:
             self._fill_up(server, mesh)
 
     def _start_from_spare(self, birth: Birth) -> bool:
-        if (pid := self._spares.take(birth)) == 0:
+        if (pid := self._reserve.take(birth)) == 0:
             return False
-        self._on_spare("spare used", birth.world.mesh, [birth.rank], f"pid {pid}")
         self._started(birth.address.node, pid)
         return True
 
     def _fill_up(self, server: Starter, mesh: str) -> None:
         """Start the spares that this mesh lacks."""
-        server.ask(self._spares.missing(mesh))
+        server.ask(self._reserve.missing(mesh))
         self._selector.modify(server.channel, server.events)
 
     def _take(self, answer: Answer) -> None:
         if not isinstance(answer, Started):
             self._exited(answer)
         elif answer.node not in self._by_node:
-            self._spare_started(answer)
+            self._reserve.started(answer)
         elif answer.error:
             self._end(self._by_node[answer.node], None, answer.error)
         else:
@@ -329,31 +308,10 @@ class Workers:
         with self._lock:
             worker = self._by_pid.pop(exited.pid, None)
             self._send_signal(exited.pid, signal.SIGKILL)  # what it started, and left behind
-        if worker is None:
-            self._spare_exited(exited.pid, exited.returncode)
-        else:
+        if worker is not None:
             worker.peak = exited.peak
             self._end(worker, exited.returncode, self._why_unborn(worker))
-
-    def _spare_started(self, started: Started) -> None:
-        spare = self._spares.started(started.node, started.pid)
-        if spare is not None and spare.is_dismissed and spare.pid:
-            self._send_signal(spare.pid, signal.SIGKILL)
-        elif spare is not None and spare.birth.start.command:
-            self._watch(self._kill_mute_spare, spare)
-
-    def _spare_exited(self, pid: int, returncode: int) -> None:
-        """One that was warm is replaced; another one would end as this did."""
-        spare = self._spares.find(pid)
-        if spare is None:
-            return
-        mesh, node = spare.birth.world.mesh, spare.birth.address.node
-        words = last_words(self._folder, node, self._settings.stderr_lines)
-        report = ExitReport(node, pid, returncode, words)
-        is_wanted, was_warm = mesh in self._spares.meshes(), self._spares.ended(spare)
-        if is_wanted:
-            self._on_spare("spare lost", mesh, [], str(report))
-        if was_warm and self._server is not None:
+        elif (mesh := self._reserve.exited(exited)) and self._server is not None:
             self._fill_up(self._server, mesh)
 
     def _why_unborn(self, worker: Worker) -> str:
@@ -372,7 +330,7 @@ class Workers:
         with self._lock:
             workers = [worker for worker in self._by_node.values() if worker.requested]
             self._by_pid.clear()
-        self._spares.lose_all()
+        self._reserve.lose_all()
         self._end_all(workers, trouble)
 
     def _end_all(self, workers: Iterable[Worker], trouble: str) -> None:
@@ -404,7 +362,6 @@ class Workers:
         self._on_exit(report, others)
         worker.ended.set()
         self.stop_owned_by(node)  # only now: from here on nothing is started for one that has ended
-        self._dismiss_spares(self._spares.meshes(owner=node))
 
     def _why_killed(self, worker: Worker, returncode: int | None) -> str:
         if not returncode or worker.killed:
