@@ -43,11 +43,11 @@ class Backlog:
 
     def get(self) -> Item | None:
         """The next message, waited for; None for a ring."""
-        return self._take(self._items.get())
+        return self.count_out(self._items.get())
 
     def get_nowait(self) -> Item | None:
         """The same without waiting; queue.Empty where there is nothing."""
-        return self._take(self._items.get_nowait())
+        return self.count_out(self._items.get_nowait())
 
     def close(self) -> None:
         """The actor has ended: tell every sender of what was taken. What still comes is told of at once."""
@@ -55,7 +55,8 @@ class Backlog:
             for sender, (messages, size) in self._owed.close().items():
                 self._creditor.grant(sender, self._key, messages, size)
 
-    def _take(self, item: Item | None) -> Item | None:
+    def count_out(self, item: Item | None) -> Item | None:
+        """A message is out of the queue, or has never been in it."""
         if item is not None and self._owed is not None and isinstance(item[0], Call):
             sender = sender_of(item[0])
             if (due := self._owed.take(sender, size_of(item[1]))) is not None:

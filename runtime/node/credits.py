@@ -11,6 +11,7 @@ import math
 import threading
 from typing import Generic, TypeVar
 
+from meshbook.runtime.telemetry.output import TELEMETRY
 from meshbook.runtime.wire.frames import Body
 
 W = TypeVar("W")
@@ -134,8 +135,11 @@ class Owed:
 
 
 def is_counted(actor: str) -> bool:
-    """Whether an actor was spawned. Those of the runtime never lag behind, and what is told to them never waits."""
-    return "@" in actor
+    """Whether the queue of an actor may fill: it was spawned, or is where output goes, which is large.
+
+    The runtime's others never lag behind, and what is told to them must not wait.
+    """
+    return "@" in actor or actor == TELEMETRY
 
 
 def size_of(body: Body) -> int:

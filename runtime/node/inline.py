@@ -18,6 +18,7 @@ class InlineActor(HostedActor):
 
     def post(self, message: Call | Stop, body: Body) -> None:
         if isinstance(message, Call):
+            self.queue.count_out((message, body))
             token = CURRENT.set(self.context_of(message, None))
             try:
                 self.returned(message, self.begin(message, body))

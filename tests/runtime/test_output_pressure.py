@@ -1,0 +1,61 @@
+"""Output of ranks that nobody takes in waits where it was printed, as messages to any actor do."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.actor.endpoint import endpoint
+from meshbook.runtime.node.calls import Target
+from meshbook.runtime.node.pressure import LONG
+from meshbook.runtime.telemetry.output import TELEMETRY
+from tests.runtime.conftest import NOWHERE, PATIENCE, Gate
+
+MOST = 8
+
+
+class Log(Actor):
+    """Where output comes in; the first of it is held, and nothing is received meanwhile."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.came: list[int] = []
+        self.all_came = threading.Event()
+        self._gate = gate
+
+    @endpoint
+    def output(self, number: int) -> None:
+        if not self.came:
+            self._gate.pass_through()
+        self.came.append(number)
+        if number < 0:
+            self.all_came.set()
+
+
+def test_output_that_is_not_taken_in_waits_in_its_process(
+    make_session: Callable[..., Any], gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = make_session(queue_messages=MOST)
+    log = Log(gate)
+    session.controller.host_inline(TELEMETRY, log)
+    (worker,) = session.workers(1)
+    waits: queue.SimpleQueue[float] = queue.SimpleQueue()
+    monkeypatch.setattr(worker, "later", lambda seconds, callback: waits.put(seconds))
+    target = [Target(session.controller.address, TELEMETRY)]
+
+    def write() -> None:
+        for number in [*range(5 * MOST), -1]:
+            worker.call(target, "output", ((number,), {}), NOWHERE, None)
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    gate.wait_entered()
+    assert waits.get(timeout=PATIENCE) == LONG
+    gate.open()
+    writing.join(PATIENCE)
+    assert log.all_came.wait(PATIENCE)
+    assert log.came == [*range(5 * MOST), -1]
