@@ -122,6 +122,7 @@ def attend(
             workers.stop_owned_by(report.node)
 
         if report.node not in born:
+            others.note_end(report)
             others.run(tell)
 
     def on_spare(kind: Kind, mesh: str, ranks: Sequence[int], text: str) -> None:

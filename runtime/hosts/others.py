@@ -13,6 +13,7 @@ from typing import Any
 
 from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.geometry import Extent
+from meshbook.runtime.hosts.launch import AGENT
 from meshbook.runtime.hosts.machine import free_port, interface_of
 from meshbook.runtime.hosts.roster import ROSTER
 from meshbook.runtime.node.calls import Target
@@ -73,6 +74,8 @@ class OtherHosts:
     def open(self, gateway: Gateway) -> None:
         """From now on there may be other hosts."""
         self._gateway = gateway
+        if self._is_away:
+            self._agents[self._home.first] = Address(AGENT, f"{self._home.first}{AGENT}")
         threading.Thread(target=self._run_errands, name="meshbook errands", daemon=True).start()
         gateway.start(self._home, self)
 
@@ -95,6 +98,11 @@ class OtherHosts:
         """A process of this host has ended."""
         if self._gateway is not None:
             self._gateway.forget(report.node, report.life)
+
+    def note_end(self, report: ExitReport) -> None:
+        """A process of another host has ended."""
+        if self._gateway is not None and report.life >= 0:
+            self._gateway.close_stream(report.node, report.life)
 
     def run(self, errand: Callable[[], None]) -> None:
         """Do what may have to wait, one after the other, on a thread of its own."""
@@ -134,5 +142,8 @@ class OtherHosts:
     def stranded(self, request: LaneRequest) -> None:
         node = request.to.node
         hint = f"its host ({describe(host_of(request.to))}) is no part of this run, or not any more"
-        report = self._node.report_of(node) or ExitReport(node, 0, None, hint=hint)
+        report = self._node.report_of(node)
+        if report is None and host_of(request.to) in self._agents:
+            return  # it is there again, as the sender is about to hear
+        report = report or ExitReport(node, 0, None, hint=hint)
         self.run(functools.partial(self._node.announce_down, report, [request.sender]))

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -26,7 +27,7 @@ import zmq
 from meshbook.runtime.config import Settings
 from meshbook.runtime.transport.curve import KeyPair
 from meshbook.runtime.transport.entrance import BATCH, Context, Dialled, Entrance, Received, Strangers
-from meshbook.runtime.transport.home import GATEWAY, Home, LaneRequest, describe, host_of
+from meshbook.runtime.transport.home import GATEWAY, IPC, Home, LaneRequest, describe, host_of
 from meshbook.runtime.transport.link import Attach, Bye, Part, Refused
 from meshbook.runtime.transport.neighbour import Neighbour
 
@@ -56,7 +57,7 @@ class Events(Protocol):
         """This host says that it leaves the run."""
 
     def stranded(self, request: LaneRequest) -> None:
-        """A process here wants to reach a node on a host that is none of the run's, or not any more."""
+        """A process here wants to reach a node that has ended, or is on a host that is not of the run (any more)."""
 
 
 @dataclass
@@ -65,12 +66,19 @@ class Lane:
 
     host: str
     stream: str
+    url: str
     socket: zmq.Socket[bytes]
 
 
 def stream_to(node: str, life: int) -> str:
     """The name of a stream on a link."""
     return f"{node}#{life}"
+
+
+def parse_stream(stream: str) -> tuple[str, int]:
+    """Its node, and which of its lives."""
+    node, _, life = stream.partition("#")
+    return node, int(life)
 
 
 class Gateway:
@@ -92,7 +100,7 @@ class Gateway:
         self._given_up: dict[str, str] = {}  # hosts, and why
         self._lanes: dict[tuple[str, str], Lane] = {}  # by host and stream
         self._inboxes: dict[str, zmq.Socket[bytes]] = {}  # of processes here, by node
-        self._lives: dict[str, int] = {}  # of processes here that have ended: how many times
+        self._lives: dict[str, int] = {}  # of processes that have ended, of any host: how many times
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="meshbook gateway", daemon=True)
 
@@ -120,6 +128,10 @@ class Gateway:
     def forget(self, node: str, life: int) -> None:
         """This life of a process of this host has ended: drop what is for it. It may have another one."""
         self._do(lambda: self._forget(node, life))
+
+    def close_stream(self, node: str, life: int) -> None:
+        """This life of a process of another host has ended: nothing goes there any more."""
+        self._do(lambda: self._note_end(node, life))
 
     def close(self, why: str) -> None:
         """Tell the other gateways that this host leaves, and end."""
@@ -233,6 +245,8 @@ class Gateway:
             return self._events.left(neighbour.host, message.why)
         if isinstance(message, Part) and STREAM.fullmatch(message.node) is None:
             return self.strangers.refuse("a piece that is for no node")
+        if isinstance(message, Part) and self._is_former(message.node):
+            return neighbour.hear()
         was_attached = neighbour.link.was_attached
         for stream in neighbour.take(received):
             if isinstance(message, Part):
@@ -267,13 +281,14 @@ class Gateway:
     def _open_lane(self, request: LaneRequest) -> None:
         host, stream = host_of(request.to), stream_to(request.to.node, request.life)
         neighbour = self._neighbours.get(host)
-        if neighbour is None:
+        if neighbour is None or self._is_former(stream):
             self._events.stranded(request)
         elif (host, stream) not in self._lanes:
             socket = self._context.socket(zmq.PULL)
             socket.rcvhwm = LANE_MARK
-            socket.bind(self._home.lane(request))
-            lane = self._lanes[host, stream] = Lane(host, stream, socket)
+            url = self._home.lane(request)
+            socket.bind(url)
+            lane = self._lanes[host, stream] = Lane(host, stream, url, socket)
             self._watch_lane(lane, neighbour)
 
     def _watch_lane(self, lane: Lane, neighbour: Neighbour) -> None:
@@ -296,18 +311,28 @@ class Gateway:
         del self._lanes[lane.host, lane.stream]
         self._poller.register(lane.socket, 0)
         lane.socket.close(0)
+        Path(lane.url.removeprefix(IPC)).unlink(missing_ok=True)
+
+    def _note_end(self, node: str, life: int) -> None:
+        self._lives[node] = max(self._lives.get(node, 0), life + 1)
+        self._close_stream(stream_to(node, life))
+
+    def _close_stream(self, stream: str) -> None:
+        for host, neighbour in self._neighbours.items():
+            neighbour.link.drop(stream)
+            if (lane := self._lanes.get((host, stream))) is not None:
+                self._close_lane(lane)
 
     # -- from other hosts to processes here ----------------------------------------------------
 
     def _hand_over(self, neighbour: Neighbour, stream: str) -> None:
         """Give a process here what has come for it from this host, as far as it takes it."""
-        node, _, life = stream.partition("#")
-        if int(life) > self._lives.get(node, 0):
-            return  # the end of the one before is about to be told here
+        node, life = parse_stream(stream)
+        if life != self._lives.get(node, 0):
+            return  # for one that comes after the end of the present one, which is about to be told here
         while (frame := neighbour.link.first(stream)) is not None:
             try:
-                if int(life) == self._lives.get(node, 0):
-                    self._inbox(node).send(frame, zmq.NOBLOCK, copy=False)
+                self._inbox(node).send(frame, zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 self._poller.register(self._inbox(node), zmq.POLLOUT)
                 return
@@ -316,8 +341,12 @@ class Gateway:
     def _hand_over_more(self, node: str) -> None:
         """The process takes messages again, or is another one."""
         for neighbour in self._neighbours.values():
-            for life in range(self._lives.get(node, 0) + 1):
-                self._hand_over(neighbour, stream_to(node, life))
+            self._hand_over(neighbour, stream_to(node, self._lives.get(node, 0)))
+
+    def _is_former(self, stream: str) -> bool:
+        """Whether it is to a process that has ended, from somebody who has not heard of that yet."""
+        node, life = parse_stream(stream)
+        return life < self._lives.get(node, 0)
 
     def _inbox(self, node: str) -> zmq.Socket[bytes]:
         if (inbox := self._inboxes.get(node)) is None:
@@ -328,7 +357,7 @@ class Gateway:
         return inbox
 
     def _forget(self, node: str, life: int) -> None:
-        self._lives[node] = life + 1
+        self._note_end(node, life)
         if (inbox := self._inboxes.pop(node, None)) is not None:
             self._poller.register(inbox, 0)
             inbox.close(0)

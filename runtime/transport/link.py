@@ -162,6 +162,12 @@ class Link:
         """The nodes of the other host to which something was sent."""
         return set(self._out)
 
+    def drop(self, node: str) -> None:
+        """The stream to this node, either way, is over: what is in it is for nobody."""
+        self._out.pop(node, None)
+        self._in.pop(node, None)
+        self._changed.discard(node)
+
     # -- in --------------------------------------------------------------------------
 
     def take_in(self, part: Part, data: Buffer) -> None:

@@ -95,9 +95,13 @@ class Neighbour:
 
     # -- what comes ------------------------------------------------------------------------
 
+    def hear(self) -> None:
+        """Something came from there."""
+        self._pulse.hear(time.monotonic())
+
     def take(self, received: Received) -> set[str]:
         """Handle a message; for the nodes that are returned something has changed: there is room, or a frame."""
-        self._pulse.hear(time.monotonic())
+        self.hear()
         message = received.message
         if isinstance(message, Part):
             return self._take_part(message, received.data)

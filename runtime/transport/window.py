@@ -92,7 +92,7 @@ class Inflow:
     def __init__(self) -> None:
         self.received = 0  # the last number; none before it is missing
         self._told = 0  # what the other end knows to be taken
-        self._parts: list[Buffer] = []  # of the frame that is not whole yet
+        self._whole: Buffer = b""  # the frame that is not whole yet
         self._begun = 1  # the number of its first piece
         self._frames: deque[tuple[int, Buffer]] = deque()  # whole ones, each with the number of its first piece
 
@@ -103,11 +103,18 @@ class Inflow:
         if piece.number > self.received + 1:
             raise Gap(f"piece {piece.number} after {self.received}")
         self.received = piece.number
-        self._parts.append(piece.data)
+        self._add(piece.data)
         if piece.ends:
-            whole = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-            self._frames.append((self._begun, whole))
-            self._parts, self._begun = [], piece.number + 1
+            self._frames.append((self._begun, self._whole))
+            self._whole, self._begun = b"", piece.number + 1
+
+    def _add(self, data: Buffer) -> None:
+        if not self._whole:
+            self._whole = data
+            return
+        if not isinstance(self._whole, bytearray):
+            self._whole = bytearray(self._whole)
+        self._whole += data  # piece by piece: to join gigabytes at once would keep the gateway silent for seconds
 
     @property
     def first(self) -> Buffer | None:

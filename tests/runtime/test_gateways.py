@@ -189,6 +189,27 @@ def test_what_comes_before_the_end_of_the_one_before_waits(hosts: Callable[[int]
     assert received(second.node("there"), 2) == [b"hello from here", b"for the next one"]
 
 
+def test_a_stream_that_is_over_leaves_nothing_and_does_no_harm(hosts: Callable[[int], list[Host]]) -> None:
+    first, second = hosts(2)
+    here, other = first.node("here"), second.node("other")
+    there = second.node("there")
+    here.send(there.address, b"1")
+    assert received(there, 2)[1] == b"1"
+    lane = Path(first.home.lane(LaneRequest(there.address, 0, here.address)).removeprefix("ipc://"))
+    assert lane.exists()
+    second.gateway.forget("there", 0)
+    here.send(there.address, b"2")  # it has not heard of the end yet
+    here.send(other.address, b"3")
+    assert received(other, 2)[1] == b"3"
+    first.gateway.close_stream("there", 0)
+    here.send(other.address, b"4")
+    assert received(other, 1) == [b"4"]
+    assert not lane.exists()
+    late = first.node("late")
+    late.send(there.address, b"5")
+    assert first.notes.next() == ("stranded", LaneRequest(there.address, 0, late.address))
+
+
 # -- connections that break --------------------------------------------------------------------
 
 

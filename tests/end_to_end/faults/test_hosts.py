@@ -4,6 +4,7 @@ with it. What only a network can do to them is in `test_network.py`."""
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import sys
 import threading
@@ -17,6 +18,8 @@ import pytest
 
 import meshbook
 from meshbook import Actor, HostMesh, context, current_rank, endpoint, this_host
+from meshbook.runtime.actor.context import CURRENT, Context
+from meshbook.runtime.cells.actor import CellActor
 from meshbook.runtime.errors import LaunchError, ProcessDied
 from meshbook.runtime.hosts.launch import sweep
 from meshbook.runtime.hosts.session import Session, close_session
@@ -196,6 +199,19 @@ def test_output_comes_from_every_host(spawn, heard):
         heard.wait_until(lambda rank=rank: heard.text("stdout", rank) == f"from {rank}\n")
 
 
+def test_cells_run_on_every_host(spawn, session: Session):
+    chunks: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    session.output.open("a-cell", chunks.put)
+    procs, _ = spawn()
+    cells = procs.spawn_on_main("cells", CellActor)
+    token = CURRENT.set(Context(session.context.actor_instance, origin="a-cell"))
+    outcomes = cells.run.call("print('from a cell')", 1).get(PATIENCE)
+    CURRENT.reset(token)
+    assert [outcome.error for outcome in outcomes.values()] == [None, None]
+    assert {chunks.get(timeout=PATIENCE).rank for _ in range(2)} == {0, 1}
+    session.output.close("a-cell")
+
+
 def test_a_slice_of_hosts_and_a_stop(hosts: HostMesh, spawn):
     procs = hosts.slice(hosts=1).spawn_procs(per_host={"gpus": 2})
     processes = [psutil.Process(pid) for pid in pids(procs.spawn("probe", Probe))]
@@ -206,22 +222,26 @@ def test_a_slice_of_hosts_and_a_stop(hosts: HostMesh, spawn):
 # -- deaths ----------------------------------------------------------------------------------
 
 
-def test_a_worker_that_dies_is_told_with_its_host_and_healed(spawn):
+def test_a_worker_that_dies_is_told_with_its_host_and_healed(spawn, spawn_procs):
     procs, probe = spawn()
+    home = spawn_procs().spawn("home", Probe)
     one, two = probe.slice(hosts=0), probe.slice(hosts=1)
     before = pids(probe)
     waiting = one.run.call_one(await_death, two)
+    at_home = home.run.call_one(await_death, two)
     own = two.run.call_one(wait_for_ever)
     os.kill(before[1], signal.SIGKILL)
     report = died(own).report
     assert (report.host, report.signal_name) == ("h2", "SIGKILL")
-    assert f"{report.node}, pid {before[1]} on h2" in waiting.get(PATIENCE)
+    for told in (waiting, at_home):
+        assert f"{report.node}, pid {before[1]} on h2" in told.get(PATIENCE)
     assert procs.heal().get(PATIENCE) == [1]
     after = pids(probe)
     assert after[0] == before[0]
     assert after[1] != before[1]
     assert one.run.call_one(ask_all, two).get(PATIENCE) == after[1:]
     assert two.run.call_one(ask_all, one).get(PATIENCE) == after[:1]
+    assert home.run.call_one(ask_all, probe).get(PATIENCE) == after
 
 
 # -- hosts that end ------------------------------------------------------------------------------
@@ -235,7 +255,7 @@ def doomed(session: Session) -> Iterator[HostMesh]:
     hosts.shutdown().get(PATIENCE)
 
 
-def test_an_agent_that_is_killed_takes_its_own_processes_alone(doomed: HostMesh, session: Session):
+def test_an_agent_that_is_killed_takes_its_own_processes_alone(doomed: HostMesh, session: Session, spawn_procs):
     procs = doomed.spawn_procs(per_host={"gpus": 2})
     probe = procs.spawn("probe", Probe)
     on_lost, on_other = probe.slice(hosts=0), probe.slice(hosts=1)
@@ -253,6 +273,8 @@ def test_an_agent_that_is_killed_takes_its_own_processes_alone(doomed: HostMesh,
     assert len(pids(on_other)) == 2
     with pytest.raises(LaunchError, match="d1"):
         procs.heal().get(PATIENCE)
+    newborn = spawn_procs().spawn("newborn", Probe)  # has heard of nothing
+    assert "d1" in newborn.run.call_one(await_death, on_lost.slice(gpus=0)).get(PATIENCE)
     assert len(pids(on_other)) == 2
     assert any(event.kind == "host lost" and event.mesh == "d1" for event in session.events)
 
@@ -273,7 +295,6 @@ def test_hosts_that_are_shut_down(session: Session):
     assert [event for event in session.events if event.mesh == "s1"] == []
     with pytest.raises(RuntimeError):
         hosts.spawn_procs()
-    meshbook.hosts.command({"s1": []}).shutdown().get(PATIENCE)  # the name is free again
 
 
 # -- hosts that do not come up --------------------------------------------------------------------
