@@ -1,6 +1,6 @@
 """Whether work survives faults: an elastic job counts to a known sum while processes are killed, stopped and cut off.
 
-    python benchmarks/chaos.py [--minutes N | --seconds N] [--faults N] [--seed N] [--json FILE]
+    python benchmarks/chaos.py [--minutes N | --seconds N] [--faults N] [--seed N] [--hosts N] [--json FILE]
 
 The controller hands numbered pieces of work to the ranks of a mesh; half of each piece its rank asks another rank for.
 A piece that is lost is handed out again, and a mesh that has lost a rank is healed, while the others go on. Between the
@@ -27,10 +27,11 @@ from typing import Any
 
 import psutil
 from report import Report, json_option
-from soak import REST_PATIENCE, SHORT_PATIENCE, Footprint, Hung, Sight, footprint, grown, put_growth
+from soak import REST_PATIENCE, SHORT_PATIENCE, Hung, Sight, footprint, grown, put_growth
 
 import meshbook
 from meshbook import Actor, ActorError, SupervisionError, close_session, context, endpoint, this_host
+from meshbook.hosts import command
 from meshbook.runtime.hosts.session import current_session
 from meshbook.testing import Report as Faults
 from meshbook.testing import chaos
@@ -94,10 +95,12 @@ class AsyncAdder(Actor):
 class Job:
     """The pieces of work: which are to be done, who has them, and what came of them."""
 
-    def __init__(self) -> None:
-        self.procs = this_host().spawn_procs(per_host={"gpus": RANKS}, spares=SPARES, name="chaos")
-        self.halves: Any = self.procs.spawn("halves", Half)
-        self.adders: list[Any] = [self.procs.spawn("adders", kind, self.halves) for kind in (Adder, AsyncAdder)]
+    def __init__(self, hosts: int) -> None:
+        self.hosts = hosts
+        where = this_host() if hosts == 1 else command({f"h{number}": [] for number in range(hosts)})
+        self.procs = where.spawn_procs(per_host={"gpus": RANKS // hosts}, spares=SPARES, name="chaos")
+        self.halves = self._spawn(Half)
+        self.adders = [self._spawn(kind, self.halves) for kind in (Adder, AsyncAdder)]
         self._meshes = {"halves": self.halves, "sync": self.adders[0], "async": self.adders[1]}
         self.sums: dict[int, int] = {}  # by piece
         self.wrong: list[str] = []
@@ -125,12 +128,16 @@ class Job:
             self._take_event()
             self._hand_out(new=False)
 
+    def _spawn(self, kind: type[Actor], *arguments: Any) -> Any:
+        """One on each rank, on whichever host."""
+        return self.procs.spawn(kind.__name__, kind, *arguments).flatten("gpus")  # type: ignore[attr-defined]
+
     def warm_up(self) -> None:
         """Let each rank do its share, and each die and be healed once: so that every connection is made."""
         self.procs.initialized.get(PATIENCE)
         for rank in range(RANKS):
             self.work_for(WARM_SECONDS / RANKS)
-            self.procs.slice(gpus=rank).kill().get(PATIENCE)
+            self.procs.flatten("gpus").slice(gpus=rank).kill().get(PATIENCE)
         self.work_for(WARM_SECONDS)
         self.rest()
         self.lost, self.heals, self.slowest = 0, [], 0.0
@@ -245,17 +252,16 @@ def work_under_faults(job: Job, seconds: float, faults: int, seed: int) -> Fault
 
 
 def look(job: Job) -> Sight:
-    """The controller, its agent and fork server; workers come and go."""
+    """The controller, agents and fork servers; workers come and go."""
     gc.collect()
     controller = psutil.Process()
-    (agent,) = controller.children()
-    (server,) = agent.children()
-    found: dict[str, Footprint] = {
-        name: footprint(process)
-        for name, process in {"controller": controller, "agent": agent, "fork server": server}.items()
-    }
+    named = {"controller": controller}
+    for number, agent in enumerate(controller.children()):
+        suffix = f" {number}" if number else ""
+        (server,) = agent.children()
+        named |= {f"agent{suffix}": agent, f"fork server{suffix}": server}
     return Sight(
-        footprints=found,
+        footprints={name: footprint(process) for name, process in named.items()},
         processes=len(controller.children(recursive=True)),
         files=len(list(current_session().folder.path.iterdir())),
         open_calls=context().actor_instance.node.open_calls,
@@ -267,7 +273,7 @@ def look_at_rest(job: Job, warm: Sight | None = None) -> Sight:
     """Until everything is as it was, or patience has ended: spares are replaced, and threads end, a little later."""
     end = time.monotonic() + REST_PATIENCE
     while True:
-        is_full = job.procs.spares().get(PATIENCE) == SPARES
+        is_full = job.procs.spares().get(PATIENCE) == SPARES * job.hosts
         sight = look(job)
         if (is_full and (warm is None or not grown(sight, warm))) or time.monotonic() > end:
             return sight
@@ -296,10 +302,10 @@ def marked_processes() -> Iterator[str]:
                 yield str(process)
 
 
-def run(seconds: float, faults: int, seed: int, report: Report) -> list[str]:
+def run(options: argparse.Namespace, seconds: float, report: Report) -> list[str]:
     """Work under faults for so long; what was found to be wrong."""
     try:
-        found = run_parts(Job(), seconds / PARTS, faults / PARTS, seed, report)
+        found = run_parts(Job(options.hosts), seconds / PARTS, options.faults / PARTS, options.seed, report)
     except Hung as hung:
         found = [str(hung)]
     close_session()
@@ -330,14 +336,16 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, help="instead of minutes")
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--hosts", type=int, default=1, choices=(1, 2, 4), help="agents, joined as over a network")
     options = parser.parse_args()
     os.environ[MARK] = "1"
     meshbook.unhandled_fault_hook = lambda failure: None  # type: ignore[attr-defined]  # they are on purpose
     seconds = options.minutes * 60 if options.seconds is None else options.seconds
     report = Report()
-    found = run(seconds, options.faults, options.seed, report)
+    found = run(options, seconds, report)
     options.rounds = PARTS
-    heading = f"{RANKS} ranks and {SPARES} spare, some {options.faults} faults in {seconds:g} s, seed {options.seed}"
+    where = f"on {options.hosts} host{'s' * (options.hosts > 1)}, {SPARES} spare on each"
+    heading = f"{RANKS} ranks {where}, some {options.faults} faults in {seconds:g} s, seed {options.seed}"
     report.present(heading, options)
     for trouble in found:
         print(f"FOUND: {trouble}", file=sys.stderr)
