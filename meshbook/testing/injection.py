@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.mesh.actors import ActorMesh, current_node
-from meshbook.runtime.mesh.procs import PROCESS, ProcessActor, ProcMesh
+from meshbook.runtime.mesh.process import PROCESS, ProcessActor
+from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.node.calls import Target
 from meshbook.testing.plan import Event, Range, Rates, plan
 from meshbook.testing.report import Injected, Report

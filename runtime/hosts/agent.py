@@ -32,7 +32,7 @@ from meshbook.runtime.hosts.roster import ROSTER
 from meshbook.runtime.hosts.workers import Ask, OnExit, Workers
 from meshbook.runtime.mesh.birth import Birth, World
 from meshbook.runtime.mesh.hosts import HOST, HostActor
-from meshbook.runtime.mesh.procs import PROCESS
+from meshbook.runtime.mesh.process import PROCESS
 from meshbook.runtime.node.calls import Each, Target
 from meshbook.runtime.node.keeper import KEEPER
 from meshbook.runtime.node.node import Node

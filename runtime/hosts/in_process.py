@@ -33,7 +33,7 @@ from meshbook.runtime.hosts.session import STOP_SECONDS, Session
 from meshbook.runtime.hosts.worker import NOWHERE, bootstrap, client_of, make_node, serve
 from meshbook.runtime.hosts.workers import Starter, Worker, Workers
 from meshbook.runtime.mesh.birth import Birth
-from meshbook.runtime.mesh.procs import PROCESS
+from meshbook.runtime.mesh.process import PROCESS
 from meshbook.runtime.node.calls import Each, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport import Transport

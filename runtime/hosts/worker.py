@@ -36,7 +36,7 @@ from meshbook.runtime.hosts.linux import buffer_c_output_by_line
 from meshbook.runtime.hosts.machine import count_cores
 from meshbook.runtime.mesh.birth import Birth
 from meshbook.runtime.mesh.places import places_of
-from meshbook.runtime.mesh.procs import PROCESS, ProcessActor
+from meshbook.runtime.mesh.process import PROCESS, ProcessActor
 from meshbook.runtime.node.calls import Gather, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.telemetry.capture import CHUNK_CHARACTERS, Capture

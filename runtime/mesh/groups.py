@@ -19,12 +19,12 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.collectives.membership import Plan
 from meshbook.runtime.errors import GroupError, ProcessDied
 from meshbook.runtime.mesh.actors import current_node
+from meshbook.runtime.mesh.process import PROCESS
 from meshbook.runtime.node.calls import Each, Target
 
 if TYPE_CHECKING:
     from meshbook.runtime.mesh.procs import ProcMesh
 
-PROCESS = "process"
 GLOO = "gloo"
 BOTH = "cpu:gloo,cuda:nccl"
 LEAVING_S = 15.0  # that ranks have to leave a group: more than an abort takes

@@ -28,7 +28,8 @@ from meshbook.runtime.mesh.commands import Commands, Start, plan_starts, start_o
 from meshbook.runtime.mesh.ends import HostOwnership, when_ended
 from meshbook.runtime.mesh.ownership import Ownership, own
 from meshbook.runtime.mesh.policies import OnFailure, Restarts, policy_of
-from meshbook.runtime.mesh.procs import PROCESS, ProcMesh
+from meshbook.runtime.mesh.process import PROCESS
+from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.node.calls import Target
 from meshbook.runtime.resources import find_room_for_peers
 from meshbook.runtime.transport.home import host_of
