@@ -32,7 +32,9 @@ class Ownership:
         self.stopped: Future[None] | None = None
         self.afterwards: list[Afterwards] = []  # what follows each heal
         self.groups = Groups()
-        self.resizing = threading.Lock()  # one at a time
+        # Held by whoever heals, resizes or stops the mesh, until he has asked for that: a process that is asked for
+        # after the others were told to end would stay. Before `Node.noting`, where both are needed.
+        self.changing = threading.RLock()
 
     def handle(self) -> ProcMesh:
         return self.current

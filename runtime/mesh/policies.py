@@ -143,7 +143,8 @@ def _start_again(node: Node, lost: Charge, rank: int) -> str | None:
         else:
             lost.again(node.ledger.heal(lost.key, [rank]))
     except (MeshbookError, RuntimeError) as error:
-        return f"it could not be respawned: {error}"
+        is_stopped = node.ledger.get(lost.key) is not lost
+        return None if is_stopped else f"it could not be respawned: {error}"
     return None
 
 

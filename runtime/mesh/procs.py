@@ -203,13 +203,17 @@ class ProcMesh(MeshTrait):
         """
         if not self._owned:
             raise ValueError(texts.PROCS_NOT_OWNED)
-        if self._ownership.stopped is None:
-            ledger, nodes = current_node().ledger, self._ownership.current.nodes
-            names = {address.node for address in nodes}
-            ledger.end(self._name, names)
-            self._ownership.stopped = self._hosts._stop_procs(nodes, reason)
-            self._ownership.stopped.when_done(lambda: ledger.forget(names))  # actors in those that had failed before
+        with self._ownership.changing:
+            if self._ownership.stopped is None:
+                self._ownership.stopped = self._ownership.current._end(reason)
         return self._ownership.stopped
+
+    def _end(self, reason: str) -> Future[None]:
+        ledger, names = current_node().ledger, {address.node for address in self._nodes}
+        ledger.end(self._name, names)
+        stopped = self._hosts._stop_procs(self._nodes, reason)
+        stopped.when_done(lambda: ledger.forget(names))  # actors in those that had failed before
+        return stopped
 
     def note_end(self, ended: Future[None]) -> None:
         """Its hosts are being stopped, and so it is."""
@@ -235,9 +239,10 @@ class ProcMesh(MeshTrait):
         return self._heal()
 
     def _heal(self, only: Collection[int] | None = None) -> Future[list[int]]:
-        current, charge = self._to_change("healed")
-        healed = heal(current_node(), charge, current._nodes, _ask_ready, current._follow_up, only=only)
-        self._hosts._ownership.add(current)
+        with self._ownership.changing:
+            current, charge = self._to_change("healed")
+            healed = heal(current_node(), charge, current._nodes, _ask_ready, current._follow_up, only=only)
+            self._hosts._ownership.add(current)
         return healed
 
     def _to_change(self, what: str) -> tuple[ProcMesh, Charge]:
@@ -270,7 +275,7 @@ class ProcMesh(MeshTrait):
         follows is over (`after_heal`). ValueError for sizes that cannot be, on a slice and on a received reference;
         RuntimeError once the mesh was stopped.
         """
-        with self._ownership.resizing:
+        with self._ownership.changing:
             current, charge = self._to_change("resized")
             before, after = current.extent, check_sizes(current.extent, self._hosts.extent, sizes)
             births = self._ownership.births

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import sys
@@ -263,6 +264,50 @@ def test_callers_under_fire_get_their_answers(spawn_procs: Any, session: Session
     assert len(probe.count.call().get(PATIENCE)) == 3
     assert all(answered)
     assert any(event.kind == "healed" for event in events() if event.procs == procs.name)
+
+
+def test_a_mesh_is_resized_under_fire(spawn_procs: Any, session: Session) -> None:
+    """Its policy heals what dies, while it is resized: what has an answer is right, and in the end all are well."""
+    procs = spawn_procs(3, on_failure="respawn", restarts=Restarts(most=1000))
+    probe = procs.spawn("probe", Probe)
+    probe.count.call().get(PATIENCE)
+    for size in (4, 2, 5, 1, 3):
+        for rank in range(procs.size()):
+            procs.slice(gpus=rank).kill().get(PATIENCE)
+        procs = procs.resize(gpus=size)
+        probe = procs.all_of(probe)
+        procs.initialized.exception(PATIENCE)
+    while True:
+        try:
+            procs.heal().get(PATIENCE)
+            ranks = probe.run.call(lambda: os.environ["RANK"]).get(PATIENCE)
+            break
+        except SupervisionError:  # one that had been killed, and was not known to be
+            continue
+    assert list(ranks.values()) == ["0", "1", "2"]
+
+
+def test_a_mesh_is_stopped_while_it_is_healed(spawn_procs: Any, session: Session) -> None:
+    """Whichever is first: nothing is left of it."""
+    [server] = psutil.Process(session._agent.pid).children()
+    for _ in range(5):
+        procs = spawn_procs(3)
+        procs.spawn("probe", Probe).initialized.get(PATIENCE)
+        kill(procs.slice(gpus=slice(0, 2)), session)
+        both = threading.Barrier(2)
+
+        def heal(procs: ProcMesh = procs, both: threading.Barrier = both) -> None:
+            both.wait(PATIENCE)
+            with contextlib.suppress(SupervisionError, RuntimeError):
+                procs.heal().get(PATIENCE)
+
+        healing = threading.Thread(target=heal)
+        healing.start()
+        both.wait(PATIENCE)
+        procs.stop().get(PATIENCE)
+        healing.join(PATIENCE)
+        assert not healing.is_alive()
+        assert psutil.wait_procs(server.children(), timeout=2.0)[1] == []
 
 
 # -- what is left of the dead ------------------------------------------------------------------
