@@ -85,7 +85,7 @@ class Supervision:
 
     def owned_actor_failed(self, key: str, node: str, report: str) -> None:
         if (found := self.ledger.fail(key, node, name_cells(report))) is not None:
-            self._happened("failed", found[0], found[1].crashed_ranks[-1:], report)
+            self._happened("failed", found[0], found[1].crashed_ranks[-1:], found[1].report())
             self._supervise(*found)
 
     def owned_actor_over(self, key: str, node: str) -> None:
