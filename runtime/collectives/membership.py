@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import psutil
+
 from meshbook.runtime.collectives.abort import abort_groups
 
 
@@ -99,6 +101,9 @@ def _free_port() -> int:
 
 
 def _name_of_host() -> str:
-    """By which the other hosts reach this one: as the agent told it to the ranks of the first host, else its name."""
-    told = os.environ.get("MASTER_ADDR") if os.environ.get("GROUP_RANK") == "0" else None
-    return told or socket.gethostname()
+    """By which the other hosts reach this one: its address in the network that collectives take, else its name."""
+    if os.environ.get("GROUP_RANK") == "0" and (told := os.environ.get("MASTER_ADDR")):
+        return told
+    of_interface = psutil.net_if_addrs().get(os.environ.get("GLOO_SOCKET_IFNAME", ""), [])
+    ours = [each.address for each in of_interface if each.family == socket.AF_INET]
+    return ours[0] if ours else socket.gethostname()

@@ -28,17 +28,19 @@ if TYPE_CHECKING:
 GLOO = "gloo"
 BOTH = "cpu:gloo,cuda:nccl"
 LEAVING_S = 15.0  # that ranks have to leave a group: more than an abort takes
+NOBODY = 0
 MEETING_S = 60.0  # that they have to come together, unless a collective has less
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A group as somebody asked for it. `is_whole`: of all ranks that the mesh has, however many that will be."""
+    """A group as somebody asked for it."""
 
     mesh: ProcMesh  # or a slice
     backend: str | None
     timeout: float | None
-    is_whole: bool
+    is_whole: bool  # of all ranks that the mesh has, however many that will be
+    is_up: bool  # its processes are known to be there; else they may still be starting
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -79,29 +81,35 @@ class Groups:
         with self._lock:
             self._made = [wanted for wanted in self._made if wanted.is_whole or wanted.nodes <= nodes]
             broken = [each for each in self._made if each.nodes & new or (each.is_whole and each.nodes != nodes)]
-        again = [replace(wanted, mesh=mesh) if wanted.is_whole else wanted for wanted in broken]
-        return [abort(mesh, size), *map(self.make, again)]
+        again = [replace(wanted, mesh=mesh if wanted.is_whole else wanted.mesh, is_up=True) for wanted in broken]
+        return [abort(mesh, mesh, size), *map(self.make, again)]
 
 
-def abort(mesh: ProcMesh, size: int | None = None) -> Future[dict[int, tuple[str, ...]]]:
-    """Let all ranks leave their groups, and have a MASTER_PORT that nobody has used; by rank, what was aborted.
+def abort(mesh: ProcMesh, whole: ProcMesh, size: int | None = None) -> Future[dict[int, tuple[str, ...]]]:
+    """Let all ranks leave their groups, and those of the whole mesh have a MASTER_PORT that nobody has used.
 
-    With a size, only ranks whose default group has so many. Ranks that are dead or silent are not among the answers.
+    Resolves to what was aborted, by rank. With a size, only ranks whose default group has so many. Ranks that are dead
+    or silent are not among the answers.
     """
     node = current_node()
     done: Future[dict[int, tuple[str, ...]]] = Future.pending()
     left = _ask(node, mesh, "leave_groups", size)
+    # Rank 0 will have to listen there, so its port is the best; of no ranks there is no group that it would leave.
+    first = _ask(node, _first_of(whole), "leave_groups", NOBODY)
 
     def go_on() -> None:
         standing = {rank: future.get() for rank, future in enumerate(left) if future.exception() is None}
-        here = [rank for rank in standing if mesh.host_ranks[rank] == mesh.host_ranks[0]]
-        port = standing[here[0]].free_port if here else 0  # rank 0's host it is that has to listen there
-        told = _ask(node, mesh, "set_master_port", port) if port else []
+        known = [future.get() for future in first if future.exception() is None] or list(standing.values())
+        told = _ask(node, whole, "set_master_port", known[0].free_port) if known else []
         aborted = {rank: each.aborted for rank, each in standing.items()}
         _when_settled(told, lambda: done.resolve(lambda: aborted))
 
-    _when_settled(left, go_on)
+    _when_settled([*left, *first], go_on)
     return done
+
+
+def _first_of(mesh: ProcMesh) -> ProcMesh:
+    return mesh.slice(**dict.fromkeys(mesh.extent.labels, 0))
 
 
 class _Meeting:
@@ -115,7 +123,8 @@ class _Meeting:
         self._made = made
 
     def begin(self) -> None:
-        self._step("leave_groups", None, then=lambda _: self._choose())
+        limit = LEAVING_S if self._wanted.is_up else max(LEAVING_S, self._node.settings.launch_timeout)
+        self._step("leave_groups", None, then=lambda _: self._choose(), limit=limit)
 
     def _choose(self) -> None:
         if self._wanted.backend is not None:
@@ -125,7 +134,7 @@ class _Meeting:
 
     def _open(self, backend: str) -> None:
         alone = len(set(self._mesh.host_ranks)) == 1
-        first = self._mesh.slice(**dict.fromkeys(self._mesh.extent.labels, 0))
+        first = _first_of(self._mesh)
         self._step("open_store", self._mesh.size(), alone, on=first, then=functools.partial(self._join, backend))
 
     def _join(self, backend: str, opened: list[tuple[str, int]]) -> None:

@@ -346,8 +346,10 @@ class ProcMesh(MeshTrait):
         self._check_groups()
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         check_timeout(seconds)
-        is_whole = set(self.nodes) == set(self._ownership.current.nodes)
-        return self._ownership.groups.make(Wanted(self, backend, seconds, is_whole))
+        current = self._ownership.current
+        is_whole, started = set(self.nodes) == set(current.nodes), current._initialized
+        is_up = started is not None and started.done() and started.exception() is None
+        return self._ownership.groups.make(Wanted(self, backend, seconds, is_whole, is_up))
 
     @property
     def process_group_generation(self) -> int:
@@ -358,12 +360,12 @@ class ProcMesh(MeshTrait):
         """Free the ranks of this mesh or slice that are stuck in torch.distributed, and take their groups apart.
 
         What waits in a collective, or for a rank that does not come, fails with torch's error; then torch says that the
-        default group has not been initialized. `init_process_group` makes one again, from here or on all ranks: they
-        are given a MASTER_PORT that is new. Resolves to what was aborted, by rank, in words; ranks that are
+        default group has not been initialized. `init_process_group` makes one again, from here or on all ranks: all of
+        the mesh are given a MASTER_PORT that is new. Resolves to what was aborted, by rank, in words; ranks that are
         dead or do not answer within 15 s are not among them. ValueError on a received reference.
         """
         self._check_groups()
-        return abort(self)
+        return abort(self, self._ownership.current)
 
     def _check_groups(self) -> None:
         if self._ownership.stopped is not None:

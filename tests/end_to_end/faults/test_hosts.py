@@ -188,8 +188,22 @@ def test_torch_reduces_over_hosts(spawn):
         dist.destroy_process_group()
         return list(tensor.tolist())
 
-    _, probe = spawn()
+    procs, probe = spawn()
     assert list(probe.run.call(reduce).get(PATIENCE).values()) == [[3.0, 3.0]] * 2
+
+    def reduce_in_group() -> float:
+        import torch
+        import torch.distributed as dist
+
+        total = torch.tensor(float(dist.get_rank()))
+        dist.all_reduce(total)
+        return total.item()
+
+    # Made from here; and by ranks that have their first one on the second host.
+    assert procs.init_process_group().get(PATIENCE) == 1
+    assert list(probe.run.call(reduce_in_group).get(PATIENCE).values()) == [1.0, 1.0]
+    assert procs.slice(hosts=1).init_process_group().get(PATIENCE) == 2
+    assert probe.slice(hosts=1).run.call_one(reduce_in_group).get(PATIENCE) == 0.0
 
 
 def test_output_comes_from_every_host(spawn, heard):

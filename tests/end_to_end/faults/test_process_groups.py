@@ -182,3 +182,15 @@ def test_a_resize_makes_the_group_of_the_whole_mesh_again(spawn_procs):
     larger.abort_process_groups().get(PATIENCE)
     on_all(ranks, join_by_environment)
     assert on_all(ranks, add_up) == [(3.0, 3)] * 3
+
+
+def test_ranks_of_a_slice_that_are_freed_meet_all_others_again(spawn_procs):
+    procs = spawn_procs(3)
+    ranks = procs.spawn("ranks", Rank)
+    on_all(ranks, join_by_environment)
+    on_all(ranks, keep_the_group)
+    upper, lower = procs.slice(gpus=slice(1, 3)), procs.slice(gpus=0)
+    assert list(upper.abort_process_groups().get(PATIENCE)) == [0, 1]
+    assert list(lower.abort_process_groups().get(PATIENCE)) == [0]
+    on_all(ranks, join_by_environment)
+    assert on_all(ranks, add_up) == [(3.0, 3)] * 3
