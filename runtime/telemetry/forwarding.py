@@ -19,7 +19,8 @@ from typing import Protocol
 
 from meshbook.runtime.geometry.ranges import format_ranks
 from meshbook.runtime.telemetry.lines import LogLines, Said, Shown
-from meshbook.runtime.telemetry.output import Chunk, DisplayChunk, StreamName
+from meshbook.runtime.telemetry.output import Chunk, DisplayChunk, OutputChunk, StreamName
+from meshbook.runtime.telemetry.overflow import Overflow
 
 logger = logging.getLogger(__name__)
 
@@ -36,13 +37,13 @@ class Screen(Protocol):
 class Forwarder:
     """Takes output in on the receiving thread, and shows it from a thread of its own, a few times a second.
 
-    Known limit: what a screen that does not take it (a pager) leaves here is unbounded; a spool on disk would do.
+    What a screen does not take (a pager) is kept in memory for a while, and then in a file.
     """
 
     def __init__(self, screen: Screen) -> None:
         self.screen = screen
         self._lines = LogLines()
-        self._arrived: list[tuple[float, Chunk]] = []
+        self._arrived: Overflow[tuple[float, Chunk]] = Overflow()
         self._next_at = math.inf
         self._news = threading.Condition()  # guards _arrived, _next_at and _thread
         self._showing = threading.Lock()  # guards _lines, and the order of what is shown
@@ -54,7 +55,7 @@ class Forwarder:
         if not chunk.options.shown:
             return
         with self._news:
-            self._arrived.append((time.monotonic(), chunk))
+            self._arrived.put((time.monotonic(), chunk), _size_of(chunk))
             self._news.notify()
             if self._thread is None:  # most scripts need none
                 self._start()
@@ -94,23 +95,34 @@ class Forwarder:
 
     def _show(self, *, all_of_it: bool) -> None:
         with self._showing:
-            self._sort_in()
-            shown = self._lines.take_all() if all_of_it else self._lines.take(time.monotonic())
-            try:
-                if shown:
-                    self.screen.show(shown)
-            except Exception:
-                # One that fails (a closed stdout, a display that is gone) must not cost the lines that come after.
-                logger.exception("output of ranks could not be shown")
+            while (until := self._sort_in()) is not None:
+                self._show_lines(self._lines.take(until))
+            self._show_lines(self._lines.take_all() if all_of_it else self._lines.take(time.monotonic()))
             with self._news:
                 self._next_at = self._lines.next_at()
                 self._news.notify()
 
-    def _sort_in(self) -> None:
+    def _show_lines(self, shown: Sequence[Shown]) -> None:
+        try:
+            if shown:
+                self.screen.show(shown)
+        except Exception:
+            # One that fails (a closed stdout, a display that is gone) must not cost the lines that come after.
+            logger.exception("output of ranks could not be shown")
+
+    def _sort_in(self) -> float | None:
+        """Take in what has arrived, or so much of it as memory is for; until when that came, if there is more.
+
+        What is unfinished by then is not late: its end may be in what follows.
+        """
         with self._news:
-            arrived, self._arrived = self._arrived, []
+            arrived, lost, self._arrived.lost = self._arrived.take(), self._arrived.lost, 0
+            is_more = bool(self._arrived)
         for at, chunk in arrived:
             self._lines.add(chunk, at)
+        if lost:
+            logger.warning("%d pieces of output of ranks are not shown: %s", lost, self._arrived.why)
+        return arrived[-1][0] if is_more else None
 
 
 class ScriptScreen:
@@ -122,6 +134,12 @@ class ScriptScreen:
             if file is not None:  # a process may have none
                 file.write("".join(map(_labelled, some)))
                 file.flush()
+
+
+def _size_of(chunk: Chunk) -> int:
+    """The characters in it, roughly; a figure's are in its data."""
+    texts = [chunk.text] if isinstance(chunk, OutputChunk) else map(str, chunk.data.values())
+    return sum(map(len, texts))
 
 
 def _stream_of(shown: Shown) -> StreamName:

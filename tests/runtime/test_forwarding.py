@@ -132,3 +132,21 @@ def test_a_script_shows_lines_with_mesh_and_ranks(capsys: pytest.CaptureFixture[
 def test_a_script_without_streams_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", None)
     ScriptScreen().show([Said("", "m-1", (0,), "stdout", "unseen\n")])
+
+
+def test_what_a_screen_does_not_take_for_long_is_shown_whole(
+    screen: Watched, forwarder: Forwarder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was in a file meanwhile, and lines that began in one piece of it and end in another are still lines."""
+    monkeypatch.setattr("meshbook.runtime.telemetry.overflow.MEMORY_CHARACTERS", 100)
+    monkeypatch.setattr("meshbook.runtime.telemetry.lines.PATIENCE", 1e-5)
+    held = Forwarder(screen)
+    screen.is_open.clear()
+    held.take(chunk("first\n"))
+    assert screen.next() == ["first\n"]
+    for number in range(1000):
+        held.take(chunk(f" to line {number}\n{number} goes on"))
+    screen.is_open.set()
+    held.close()
+    shown = "".join(text for _ in range(screen.times.qsize()) for text in screen.next())
+    assert shown == " to line 0\n" + "".join(f"{n} goes on to line {n + 1}\n" for n in range(999)) + "999 goes on\n"
