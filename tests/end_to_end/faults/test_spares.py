@@ -165,6 +165,24 @@ def test_a_spare_that_is_killed_is_replaced(spawn_procs, session, fifo):
     assert procs.spawn("probe", Probe).run.call_one(os.getpid).get(PATIENCE) == second
 
 
+def test_spares_are_there_again_after_the_fork_server_has_died(request, monkeypatch):
+    """With it died all ranks, and the spares; the next heal starts another one, and those."""
+    monkeypatch.setenv("MESHBOOK_PRELOAD", "")
+    session: Session = request.getfixturevalue("own_session")
+    procs = session.host.spawn_procs(per_host={"gpus": 2}, spares=1)
+    probe = procs.spawn("probe", Probe)
+    probe.run.call(who).get(PATIENCE)
+    wait_warm(procs, 1)
+    [server] = psutil.Process(session._agent.pid).children()
+    ended = when_ended(session.node, [address.node for address in procs.nodes])
+    server.kill()
+    ended.get(PATIENCE)
+    assert procs.spares().get(PATIENCE) == 0
+    assert procs.heal().get(PATIENCE) == [0, 1]
+    assert [found["RANK"] for _, found in probe.run.call(who).get(PATIENCE).values()] == ["0", "1"]
+    wait_warm(procs, 1)
+
+
 def test_spares_end_with_their_owner(spawn_procs, fifo):
     """With the actor that spawned their mesh, even where all ranks of that have died."""
 
