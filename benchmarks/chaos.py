@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import dataclasses
 import faulthandler
 import gc
 import os
@@ -22,12 +23,12 @@ import statistics
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import psutil
 from report import Report, json_option
-from soak import REST_PATIENCE, SHORT_PATIENCE, Hung, Sight, footprint, grown, put_growth
+from soak import REST_PATIENCE, SHORT_PATIENCE, Footprint, Hung, Sight, footprint, grown, put_growth
 
 import meshbook
 from meshbook import Actor, ActorError, SupervisionError, close_session, context, endpoint, this_host
@@ -138,8 +139,8 @@ class Job:
         for rank in range(RANKS):
             self.work_for(WARM_SECONDS / RANKS)
             self.procs.flatten("gpus").slice(gpus=rank).kill().get(PATIENCE)
-        self.work_for(WARM_SECONDS)
-        self.rest()
+            self.work_for(WARM_SECONDS / RANKS)
+            self.rest()
         self.lost, self.heals, self.slowest = 0, [], 0.0
 
     # -- handing out ---------------------------------------------------------
@@ -252,21 +253,27 @@ def work_under_faults(job: Job, seconds: float, faults: int, seed: int) -> Fault
 
 
 def look(job: Job) -> Sight:
-    """The controller, agents and fork servers; workers come and go."""
+    """The controller, all agents and all fork servers; workers come and go."""
     gc.collect()
     controller = psutil.Process()
-    named = {"controller": controller}
-    for number, agent in enumerate(controller.children()):
-        suffix = f" {number}" if number else ""
-        (server,) = agent.children()
-        named |= {f"agent{suffix}": agent, f"fork server{suffix}": server}
+    agents = controller.children()
+    servers = [server for agent in agents for server in agent.children()]
     return Sight(
-        footprints={name: footprint(process) for name, process in named.items()},
+        footprints={
+            "controller": footprint(controller),
+            "agent": sum_of(agents),  # of all hosts: who is connected to whom goes from one to the other
+            "fork server": sum_of(servers),
+        },
         processes=len(controller.children(recursive=True)),
         files=len(list(current_session().folder.path.iterdir())),
         open_calls=context().actor_instance.node.open_calls,
         letters=len(job.sums),
     )
+
+
+def sum_of(processes: Sequence[psutil.Process]) -> Footprint:
+    each = [footprint(process) for process in processes]
+    return Footprint(*(sum(column) for column in zip(*map(dataclasses.astuple, each), strict=True)))
 
 
 def look_at_rest(job: Job, warm: Sight | None = None) -> Sight:
