@@ -54,8 +54,12 @@ class Membership:
         from torch.distributed import TCPStore  # weight: a second, where the fork server has not imported it
 
         host = "127.0.0.1" if is_alone else _name_of_host()
-        self._store = TCPStore(host, 0, world_size, is_master=True, wait_for_workers=False)
-        return host, int(self._store.port)
+        with socket.create_server((host, 0), backlog=1024) as door:  # torch by itself would listen on all networks
+            port = int(door.getsockname()[1])
+            self._store = TCPStore(
+                host, port, world_size, is_master=True, wait_for_workers=False, master_listen_fd=os.dup(door.fileno())
+            )
+        return host, port
 
     def join(self, plan: Plan, rank: int, local_rank: int) -> None:
         """Be this rank of the group; returns once all ranks have come. Raises what torch raises."""
