@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 GLOO = "gloo"
 BOTH = "cpu:gloo,cuda:nccl"
 LEAVING_S = 15.0  # that ranks have to leave a group: more than an abort takes
+FREEING_S = 3.0  # the same where nobody is to join another one at once: a stopped rank must not hold up a heal
+TELLING_S = 1.0  # that ranks have to hear of a port, once they have left
 NOBODY = 0
 MEETING_S = 60.0  # that they have to come together, unless a collective has less
 
@@ -93,14 +95,14 @@ def abort(mesh: ProcMesh, whole: ProcMesh, size: int | None = None) -> Future[di
     """
     node = current_node()
     done: Future[dict[int, tuple[str, ...]]] = Future.pending()
-    left = _ask(node, mesh, "leave_groups", size)
+    left = _ask(node, mesh, "leave_groups", size, limit=FREEING_S)
     # Rank 0 will have to listen there, so its port is the best; of no ranks there is no group that it would leave.
-    first = _ask(node, _first_of(whole), "leave_groups", NOBODY)
+    first = _ask(node, _first_of(whole), "leave_groups", NOBODY, limit=FREEING_S)
 
     def go_on() -> None:
         standing = {rank: future.get() for rank, future in enumerate(left) if future.exception() is None}
         known = [future.get() for future in first if future.exception() is None] or list(standing.values())
-        told = _ask(node, whole, "set_master_port", known[0].free_port) if known else []
+        told = _ask(node, whole, "set_master_port", known[0].free_port, limit=TELLING_S) if known else []
         aborted = {rank: each.aborted for rank, each in standing.items()}
         _when_settled(told, lambda: done.resolve(lambda: aborted))
 

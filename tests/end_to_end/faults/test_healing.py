@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import sys
 import threading
 import time
@@ -30,11 +31,13 @@ from meshbook import (
 )
 from meshbook.runtime.errors import ProcessDied
 from meshbook.runtime.hosts.session import Session
+from meshbook.runtime.mesh import groups
 from meshbook.runtime.mesh.ends import when_ended
 from meshbook.runtime.mesh.hosts import _ask_for
 from meshbook.runtime.wire.messages import Address
 
 PATIENCE = 60.0
+LIMIT = 10.0  # seconds of a heal, where something that it asks for is not answered
 SOON = 0.2  # seconds from the death of one of eight ranks to a healed mesh
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("faults")]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -334,3 +337,20 @@ def test_the_text_of_a_dead_rank_is_kept(spawn_procs: Any, session: Session) -> 
         procs.heal().get(PATIENCE)
     text = session.output.recent(procs.name, 0)
     assert [f"{life} line {number}" in text for life in ("first", "second") for number in range(100)] == [True] * 200
+
+
+def test_a_rank_that_is_stopped_holds_up_no_heal(
+    spawn_procs: Any, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked whether it is in a group of torch's, and cannot say."""
+    monkeypatch.setattr(groups, "FREEING_S", 0.1)
+    monkeypatch.setattr(groups, "TELLING_S", 0.1)
+    procs = spawn_procs(3)
+    probe = procs.spawn("probe", Probe)
+    before = pids(probe)
+    procs.slice(gpus=0).kill(signal.SIGSTOP).get(PATIENCE)
+    kill(procs.slice(gpus=1), session)
+    assert procs.heal().get(LIMIT) == [1]
+    procs.slice(gpus=0).kill(signal.SIGCONT).get(PATIENCE)
+    after = pids(probe)
+    assert (after[0], after[2]) == (before[0], before[2])
