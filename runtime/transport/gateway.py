@@ -13,12 +13,9 @@ import contextlib
 import functools
 import logging
 import queue
-import re
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -26,19 +23,17 @@ import zmq
 
 from meshbook.runtime.config import Settings
 from meshbook.runtime.transport.curve import KeyPair
-from meshbook.runtime.transport.entrance import BATCH, Context, Dialled, Entrance, Received, Strangers
-from meshbook.runtime.transport.home import GATEWAY, IPC, Home, LaneRequest, describe, host_of
+from meshbook.runtime.transport.entrance import Context, Dialled, Entrance, Received, Strangers
+from meshbook.runtime.transport.home import GATEWAY, Home, LaneRequest, describe, host_of
+from meshbook.runtime.transport.lanes import Inboxes, Lanes
 from meshbook.runtime.transport.link import Attach, Bye, Part, Refused
 from meshbook.runtime.transport.neighbour import Neighbour
+from meshbook.runtime.transport.streams import Lives, is_stream, stream_to
 
 logger = logging.getLogger(__name__)
 
 LOOK_MS = 50  # how often silence is looked at
 CLOSE_SECONDS = 1.0
-STREAM = re.compile(r"[\w.-]+#\d+")  # a node's name, which is that of its socket, too, and which of its lives
-LANE_MARK = 64  # messages that wait in a lane; more wait at their sender
-RECONNECT_MS = 5  # to a process that has not bound its inbox yet
-LONGEST_RECONNECT_MS = 50
 
 
 class Events(Protocol):
@@ -60,27 +55,6 @@ class Events(Protocol):
         """A process here wants to reach a node that has ended, or is on a host that is not of the run (any more)."""
 
 
-@dataclass
-class Lane:
-    """What the processes of this host send to one life of a node of another."""
-
-    host: str
-    stream: str
-    url: str
-    socket: zmq.Socket[bytes]
-
-
-def stream_to(node: str, life: int) -> str:
-    """The name of a stream on a link."""
-    return f"{node}#{life}"
-
-
-def parse_stream(stream: str) -> tuple[str, int]:
-    """Its node, and which of its lives."""
-    node, _, life = stream.partition("#")
-    return node, int(life)
-
-
 class Gateway:
     """See the module. `entrance_at` is the IP address to listen on; without one no other host can connect here."""
 
@@ -98,9 +72,8 @@ class Gateway:
         self._neighbours: dict[str, Neighbour] = {}  # by prefix
         self._gone: list[Neighbour] = []
         self._given_up: dict[str, str] = {}  # hosts, and why
-        self._lanes: dict[tuple[str, str], Lane] = {}  # by host and stream
-        self._inboxes: dict[str, zmq.Socket[bytes]] = {}  # of processes here, by node
-        self._lives: dict[str, int] = {}  # of processes that have ended, of any host: how many times
+        self._lives = Lives()
+        self._lanes = Lanes(self._context, self._poller)
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="meshbook gateway", daemon=True)
 
@@ -113,6 +86,7 @@ class Gateway:
     def start(self, home: Home, events: Events) -> None:
         """Begin to serve the processes of this host."""
         self._home, self._events = home, events
+        self._inboxes = Inboxes(self._context, self._poller, home.socket, self._settings.high_water_mark)
         self._door = self._context.socket(zmq.PULL)
         self._door.bind(home.socket(GATEWAY))
         self._thread.start()
@@ -174,10 +148,8 @@ class Gateway:
         if self._door in ready:
             self._open_lanes()
         self._read_links(ready)
-        for lane in [lane for lane in self._lanes.values() if lane.socket in ready]:
-            self._read_lane(lane)
-        for node, inbox in [entry for entry in self._inboxes.items() if entry[1] in ready]:
-            self._poller.register(inbox, 0)
+        self._read_lanes(ready)
+        for node in self._inboxes.ready(ready):
             self._hand_over_more(node)
         self._look_after_links(time.monotonic())
 
@@ -197,8 +169,9 @@ class Gateway:
     # -- links ---------------------------------------------------------------------------
 
     def _add(self, host: str, *, dial: bool) -> None:
-        if host in self._neighbours or host in self._given_up:
+        if host in self._neighbours:
             return
+        self._given_up.pop(host, None)  # one that was lost had this very port
         make = functools.partial(Dialled, self._context, host, self._keys, self.strangers) if dial else None
         grace = self._settings.host_timeout
         self._neighbours[host] = Neighbour(self._home.prefix, host, grace, self._poller, make)
@@ -208,8 +181,7 @@ class Gateway:
         if (neighbour := self._neighbours.pop(host, None)) is not None:
             neighbour.say(Refused(why))
             self._gone.append(neighbour)
-        for lane in [lane for lane in self._lanes.values() if lane.host == host]:
-            self._close_lane(lane)
+        self._lanes.close_all_to(host)
 
     def _read_links(self, ready: set[object]) -> None:
         if self._entrance is not None:
@@ -243,19 +215,25 @@ class Gateway:
             return self._events.dismissed(neighbour.host, message.why)
         if isinstance(message, Bye):
             return self._events.left(neighbour.host, message.why)
-        if isinstance(message, Part) and STREAM.fullmatch(message.node) is None:
-            return self.strangers.refuse("a piece that is for no node")
-        if isinstance(message, Part) and self._is_former(message.node):
-            return neighbour.hear()
+        if isinstance(message, Part):
+            return self._take_part(neighbour, received, message.stream)
         was_attached = neighbour.link.was_attached
         for stream in neighbour.take(received):
-            if isinstance(message, Part):
-                self._hand_over(neighbour, stream)
-            elif (lane := self._lanes.get((neighbour.host, stream))) is not None:
-                self._watch_lane(lane, neighbour)
+            self._lanes.watch((neighbour.host, stream), neighbour.link)
         if neighbour.link.was_attached and not was_attached:
             self._events.attached(neighbour.host)
         return None
+
+    def _take_part(self, neighbour: Neighbour, received: Received, stream: str) -> None:
+        if not is_stream(stream):
+            self.strangers.refuse("a piece that is for no node")
+        elif self._lives.is_former(stream):
+            neighbour.hear()
+        else:
+            neighbour.take(received)
+            # What is for one that comes after the present one waits until the end of that is told here.
+            if self._lives.is_present(stream):
+                self._inboxes.hand_over(neighbour.link, stream)
 
     def _look_after_links(self, now: float) -> None:
         for neighbour in list(self._neighbours.values()):
@@ -267,7 +245,7 @@ class Gateway:
     def _grace_of(self, neighbour: Neighbour) -> float:
         return self._settings.host_timeout if neighbour.link.was_attached else self._settings.launch_timeout
 
-    # -- from processes here to other hosts ----------------------------------------------------
+    # -- the ways to processes here ------------------------------------------------------------
 
     def _open_lanes(self) -> None:
         while self._door.poll(0):
@@ -281,84 +259,30 @@ class Gateway:
     def _open_lane(self, request: LaneRequest) -> None:
         host, stream = host_of(request.to), stream_to(request.to.node, request.life)
         neighbour = self._neighbours.get(host)
-        if neighbour is None or self._is_former(stream):
+        if neighbour is None or self._lives.is_former(stream):
             self._events.stranded(request)
-        elif (host, stream) not in self._lanes:
-            socket = self._context.socket(zmq.PULL)
-            socket.rcvhwm = LANE_MARK
-            url = self._home.lane(request)
-            socket.bind(url)
-            lane = self._lanes[host, stream] = Lane(host, stream, url, socket)
-            self._watch_lane(lane, neighbour)
+        else:
+            self._lanes.open((host, stream), self._home.lane(request))
+            self._lanes.watch((host, stream), neighbour.link)
 
-    def _watch_lane(self, lane: Lane, neighbour: Neighbour) -> None:
-        """Read the lane while there is room for its node."""
-        self._poller.register(lane.socket, zmq.POLLIN if neighbour.link.has_room(lane.stream) else 0)
-
-    def _read_lane(self, lane: Lane) -> None:
-        neighbour = self._neighbours[lane.host]
-        for _ in range(BATCH):
-            if not neighbour.link.has_room(lane.stream):
-                break
-            try:
-                frame = lane.socket.recv(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                break
-            neighbour.put(lane.stream, frame.buffer)
-        self._watch_lane(lane, neighbour)
-
-    def _close_lane(self, lane: Lane) -> None:
-        del self._lanes[lane.host, lane.stream]
-        self._poller.register(lane.socket, 0)
-        lane.socket.close(0)
-        Path(lane.url.removeprefix(IPC)).unlink(missing_ok=True)
-
-    def _note_end(self, node: str, life: int) -> None:
-        self._lives[node] = max(self._lives.get(node, 0), life + 1)
-        self._close_stream(stream_to(node, life))
-
-    def _close_stream(self, stream: str) -> None:
-        for host, neighbour in self._neighbours.items():
-            neighbour.link.drop(stream)
-            if (lane := self._lanes.get((host, stream))) is not None:
-                self._close_lane(lane)
-
-    # -- from other hosts to processes here ----------------------------------------------------
-
-    def _hand_over(self, neighbour: Neighbour, stream: str) -> None:
-        """Give a process here what has come for it from this host, as far as it takes it."""
-        node, life = parse_stream(stream)
-        if life != self._lives.get(node, 0):
-            return  # for one that comes after the end of the present one, which is about to be told here
-        while (frame := neighbour.link.first(stream)) is not None:
-            try:
-                self._inbox(node).send(frame, zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                self._poller.register(self._inbox(node), zmq.POLLOUT)
-                return
-            neighbour.link.took(stream)
+    def _read_lanes(self, ready: set[object]) -> None:
+        for lane in self._lanes.ready(ready):
+            neighbour = self._neighbours[lane.key[0]]
+            self._lanes.read(lane, neighbour.link, neighbour.put)
 
     def _hand_over_more(self, node: str) -> None:
         """The process takes messages again, or is another one."""
         for neighbour in self._neighbours.values():
-            self._hand_over(neighbour, stream_to(node, self._lives.get(node, 0)))
-
-    def _is_former(self, stream: str) -> bool:
-        """Whether it is to a process that has ended, from somebody who has not heard of that yet."""
-        node, life = parse_stream(stream)
-        return life < self._lives.get(node, 0)
-
-    def _inbox(self, node: str) -> zmq.Socket[bytes]:
-        if (inbox := self._inboxes.get(node)) is None:
-            inbox = self._inboxes[node] = self._context.socket(zmq.PUSH)
-            inbox.sndhwm = self._settings.high_water_mark
-            inbox.reconnect_ivl, inbox.reconnect_ivl_max = RECONNECT_MS, LONGEST_RECONNECT_MS
-            inbox.connect(self._home.socket(node))
-        return inbox
+            self._inboxes.hand_over(neighbour.link, self._lives.present(node))
 
     def _forget(self, node: str, life: int) -> None:
         self._note_end(node, life)
-        if (inbox := self._inboxes.pop(node, None)) is not None:
-            self._poller.register(inbox, 0)
-            inbox.close(0)
+        self._inboxes.close(node)
         self._hand_over_more(node)
+
+    def _note_end(self, node: str, life: int) -> None:
+        self._lives.end(node, life)
+        stream = stream_to(node, life)
+        for host, neighbour in self._neighbours.items():
+            neighbour.link.drop(stream)
+            self._lanes.close((host, stream))

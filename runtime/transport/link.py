@@ -1,7 +1,7 @@
 """A link between two hosts: what they say to each other, and what each has to keep and to tell. Pure: no socket.
 
     Attach, Attached   the beginning of a connection: how far each side has received each stream
-    Part               a piece of a frame for one node; its bytes travel beside it
+    Part               a piece of a frame of one stream; its bytes travel beside it
     Taken              up to where the streams have been taken
     Ping               nothing, so that silence means something
     Refused, Bye       this host is no part of the run any more; this host leaves it
@@ -22,7 +22,7 @@ from meshbook.runtime.errors import RefusedMessage
 from meshbook.runtime.transport.window import Inflow, Outflow, Piece
 from meshbook.runtime.wire.frames import Buffer
 
-Positions = dict[str, int]  # by receiving node
+Positions = dict[str, int]  # by stream
 
 
 class LinkMessage(msgspec.Struct, frozen=True, array_like=True, tag_field="k"):
@@ -45,9 +45,9 @@ class Attached(LinkMessage, frozen=True, tag="b"):
 
 
 class Part(LinkMessage, frozen=True, tag="p"):
-    """A piece for this node."""
+    """A piece of this stream."""
 
-    node: str
+    stream: str
     number: int
     ends: bool
 
@@ -117,13 +117,13 @@ class Link:
 
     def positions(self) -> Positions:
         """How far each stream to here has been received, for an `Attach` or its answer."""
-        return {node: inflow.received for node, inflow in self._in.items()}
+        return {stream: inflow.received for stream, inflow in self._in.items()}
 
     def attach(self, received: Positions) -> None:
         """A connection stands; the other side has told how far it has received."""
         self.is_attached = self.was_attached = True
-        for node, outflow in self._out.items():
-            outflow.resume(received.get(node, 0))
+        for stream, outflow in self._out.items():
+            outflow.resume(received.get(stream, 0))
 
     def detach(self) -> None:
         """The connection is given up. Nothing is sent until the next one stands."""
@@ -131,65 +131,65 @@ class Link:
 
     # -- out -------------------------------------------------------------------------
 
-    def has_room(self, node: str) -> bool:
-        """Whether a frame for this node should be put in now."""
-        return node not in self._out or self._out[node].has_room
+    def has_room(self, stream: str) -> bool:
+        """Whether a frame should be put into this stream now."""
+        return stream not in self._out or self._out[stream].has_room
 
-    def put(self, node: str, frame: Buffer) -> None:
-        """Send a frame to a node of the other host, once it is due."""
-        if (outflow := self._out.get(node)) is None:
-            outflow = self._out[node] = Outflow()
+    def put(self, stream: str, frame: Buffer) -> None:
+        """Send a frame by this stream, once it is due."""
+        if (outflow := self._out.get(stream)) is None:
+            outflow = self._out[stream] = Outflow()
         outflow.put(frame)
 
-    def due(self, node: str) -> Iterator[tuple[Part, Buffer]]:
-        """What is to be sent to this node now."""
-        if self.is_attached and (outflow := self._out.get(node)) is not None:
+    def due(self, stream: str) -> Iterator[tuple[Part, Buffer]]:
+        """What is to be sent by this stream now."""
+        if self.is_attached and (outflow := self._out.get(stream)) is not None:
             for piece in outflow.due():
-                yield Part(node, piece.number, piece.ends), piece.data
+                yield Part(stream, piece.number, piece.ends), piece.data
 
     def all_due(self) -> Iterator[tuple[Part, Buffer]]:
-        """What is to be sent now, to whatever node."""
-        for node in list(self._out):
-            yield from self.due(node)
+        """What is to be sent now, by whatever stream."""
+        for stream in list(self._out):
+            yield from self.due(stream)
 
     def acknowledge(self, taken: Positions) -> None:
         """The other side has taken the streams up to there."""
-        for node, number in taken.items():
-            if (outflow := self._out.get(node)) is not None:
+        for stream, number in taken.items():
+            if (outflow := self._out.get(stream)) is not None:
                 outflow.acknowledge(number)
 
-    def receivers(self) -> set[str]:
-        """The nodes of the other host to which something was sent."""
+    def outflows(self) -> set[str]:
+        """The streams to the other host."""
         return set(self._out)
 
-    def drop(self, node: str) -> None:
-        """The stream to this node, either way, is over: what is in it is for nobody."""
-        self._out.pop(node, None)
-        self._in.pop(node, None)
-        self._changed.discard(node)
+    def drop(self, stream: str) -> None:
+        """This stream, either way, is over: what is in it is for nobody."""
+        self._out.pop(stream, None)
+        self._in.pop(stream, None)
+        self._changed.discard(stream)
 
     # -- in --------------------------------------------------------------------------
 
     def take_in(self, part: Part, data: Buffer) -> None:
         """Note a piece that came. Gap where one before it is missing: the connection is of no use then."""
-        if (inflow := self._in.get(part.node)) is None:
-            inflow = self._in[part.node] = Inflow()
-        self._changed.add(part.node)
+        if (inflow := self._in.get(part.stream)) is None:
+            inflow = self._in[part.stream] = Inflow()
+        self._changed.add(part.stream)
         inflow.take_in(Piece(part.number, data, part.ends))
 
-    def first(self, node: str) -> Buffer | None:
-        """The frame that this node of our host should get next."""
-        inflow = self._in.get(node)
+    def first(self, stream: str) -> Buffer | None:
+        """The frame that the node should get next to which this stream leads."""
+        inflow = self._in.get(stream)
         return inflow.first if inflow is not None else None
 
-    def took(self, node: str) -> None:
-        """This node has got it."""
-        self._changed.add(node)
-        self._in[node].took()
+    def took(self, stream: str) -> None:
+        """It has got it."""
+        self._changed.add(stream)
+        self._in[stream].took()
 
     def news(self, *, anyway: bool = False) -> Taken | None:
         """What the other side should know to be taken; None where it knows all, unless `anyway`."""
-        nodes = self._in if anyway else self._changed
-        found = {node: taken for node in nodes if (taken := self._in[node].news(anyway=anyway)) is not None}
+        streams = self._in if anyway else self._changed
+        found = {stream: taken for stream in streams if (taken := self._in[stream].news(anyway=anyway)) is not None}
         self._changed.clear()
         return Taken(found) if found else None

@@ -100,7 +100,7 @@ class Neighbour:
         self._pulse.hear(time.monotonic())
 
     def take(self, received: Received) -> set[str]:
-        """Handle a message; for the nodes that are returned something has changed: there is room, or a frame."""
+        """Handle a message; in the streams that are returned something has changed: there is room, or a frame."""
         self.hear()
         message = received.message
         if isinstance(message, Part):
@@ -123,12 +123,12 @@ class Neighbour:
         except Gap:
             self._lose()
             return set()
-        return {part.node}
+        return {part.stream}
 
     def _take_news(self, news: Taken) -> set[str]:
         self.link.acknowledge(news.positions)
-        for node in news.positions:
-            self.flush(node)
+        for stream in news.positions:
+            self.flush(stream)
         return set(news.positions)
 
     def _attach(self, received: dict[str, int]) -> set[str]:
@@ -137,18 +137,18 @@ class Neighbour:
             self._send(news)  # what was told on the connection before may not have arrived
         for part, data in self.link.all_due():
             self._send(part, data)
-        return self.link.receivers()
+        return self.link.outflows()
 
     # -- what goes -------------------------------------------------------------------------
 
-    def put(self, node: str, frame: Buffer) -> None:
-        """Send a frame to a node of the other host."""
-        self.link.put(node, frame)
-        self.flush(node)
+    def put(self, stream: str, frame: Buffer) -> None:
+        """Send a frame to the other host."""
+        self.link.put(stream, frame)
+        self.flush(stream)
 
-    def flush(self, node: str) -> None:
-        """Send what is due to this node."""
-        for part, data in self.link.due(node):
+    def flush(self, stream: str) -> None:
+        """Send what is due by this stream."""
+        for part, data in self.link.due(stream):
             self._send(part, data)
 
     def _send(self, message: LinkMessage, data: Buffer = b"") -> None:

@@ -193,7 +193,7 @@ def test_a_stream_that_is_not_taken_holds_up_no_other() -> None:
         list(link.due("slow"))
     assert not list(link.due("slow"))
     link.put("quick", b"y")
-    assert [part.node for part, _ in link.due("quick")] == ["quick"]
+    assert [part.stream for part, _ in link.due("quick")] == ["quick"]
 
 
 def test_nothing_is_sent_without_a_connection() -> None:
