@@ -18,7 +18,7 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.node.answering import Answers
 from meshbook.runtime.node.calls import Asker, CallTable, Desk, Each, Explain, Inquiry, Relay, Taker, Target, Unanswered
 from meshbook.runtime.node.clock import Later
-from meshbook.runtime.node.credits import size_of
+from meshbook.runtime.node.credits import is_counted, size_of
 from meshbook.runtime.node.identity import NOWHERE, creator_of
 from meshbook.runtime.node.keeper import KEEPER
 from meshbook.runtime.node.limits import TimeLimit
@@ -73,6 +73,7 @@ class Questions:
         self._calls = calls
         self._answers = answers
         self._pressure = pressure
+        self._spend = pressure.spend
         self._limit = limit
         self.later = later
         self._returned = returned
@@ -196,22 +197,30 @@ class Questions:
         self, targets: Sequence[Target], messages: Sequence[Question], body: Body, deadline: float | None = None
     ) -> None:
         size = size_of(body)
+        # All are of one kind. The first look is here, and not further down, since nearly always there is room.
+        is_counted_here = bool(messages) and isinstance(messages[0], Call) and is_counted(targets[0].actor)
+        spend = self._spend if is_counted_here else None
         try:
             for target, message in zip(targets, messages, strict=True):
                 frame = pack(message, body, self._limit)
-                if not isinstance(message, Call) or self._is_admitted(target, message, size, deadline):
+                if (
+                    spend is None
+                    or spend((target.address.node, target.actor), size)
+                    or self._finds_room(target, message, size, deadline)
+                ):
                     self._send(target, frame, message, size)
         except BaseException:  # it cannot travel, or the wait for room was broken off
             for opened in messages:
                 self._take_back(opened)
             raise
 
-    def _is_admitted(self, target: Target, call: Call, size: int, deadline: float | None) -> bool:
-        """Wait until the target's queue has room; otherwise its question has failed."""
+    def _finds_room(self, target: Target, question: Question, size: int, deadline: float | None) -> bool:
+        """Wait until the target's queue has room; without any in time its question has failed."""
+        assert isinstance(question, Call)
         try:
-            self._pressure.admit(target, call.endpoint, size, deadline)
+            self._pressure.find_room(target, question.endpoint, size, deadline)
         except CallTimeout as error:
-            if (found := self._take_back(call)) is not None:
+            if (found := self._take_back(question)) is not None:
                 found[0].refuse(found[1], error)
             return False
         return True

@@ -57,10 +57,14 @@ class Backlog:
 
     def count_out(self, item: Item | None) -> Item | None:
         """A message is out of the queue, or has never been in it."""
-        if item is not None and self._owed is not None and isinstance(item[0], Call):
-            sender = sender_of(item[0])
-            if (due := self._owed.take(sender, size_of(item[1]))) is not None:
-                self._creditor.grant(sender, self._key, *due)
+        if item is not None and self._owed is not None:
+            message, body = item
+            if isinstance(message, Call):
+                sender = message.via or message.sender
+                # What `size_of` says; most bodies have one part, and this is done for each message.
+                size = len(body[0]) if len(body) == 1 else size_of(body)
+                if (due := self._owed.take(sender, size)) is not None:
+                    self._creditor.grant(sender, self._key, *due)
         return item
 
 

@@ -110,26 +110,26 @@ class Owed:
     """The receiving side of one queue: what was taken from it, by the node that sent it, and was not said yet."""
 
     def __init__(self, window: Window) -> None:
-        self._window = window
-        self._lock = threading.Lock()  # guards both
-        self._owed: dict[str, tuple[int, int]] = {}
-        self._is_closed = False
+        self._half_messages, self._half_size = window.half_messages, window.half_size
+        self._lock = threading.Lock()  # guards all of these
+        self._owed: dict[str, list[int]] = {}  # messages and bytes
 
-    def take(self, sender: str, size: int) -> tuple[int, int] | None:
-        """A message was taken; how many, and how large, the sender is to be told of now, if it is."""
+    def take(self, sender: str, size: int) -> list[int] | None:
+        """A message was taken; how many, and how many bytes, the sender is to be told of now, if it is."""
         with self._lock:
-            messages, total = self._owed.get(sender, (0, 0))
-            messages, total = messages + 1, total + size
-            if messages >= self._window.half_messages or total >= self._window.half_size or self._is_closed:
-                self._owed.pop(sender, None)
-                return messages, total
-            self._owed[sender] = messages, total
-            return None
+            if (owed := self._owed.get(sender)) is None:
+                owed = self._owed[sender] = [0, 0]
+            owed[0] += 1
+            owed[1] += size
+            if owed[0] < self._half_messages and owed[1] < self._half_size:
+                return None
+            del self._owed[sender]
+            return owed
 
-    def close(self) -> dict[str, tuple[int, int]]:
+    def close(self) -> dict[str, list[int]]:
         """The queue has ended: what is owed to whom. From now on each message is told of at once."""
         with self._lock:
-            self._is_closed = True
+            self._half_messages = self._half_size = 0
             owed, self._owed = self._owed, {}
             return owed
 

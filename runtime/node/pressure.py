@@ -55,21 +55,21 @@ class Pressure:
         self._later = later
         self._serves_here = serves_here
         self._outstanding: Outstanding[Future[None]] = Outstanding(window)
+        self.spend = self._outstanding.spend
         self._complained: set[Queue] = set()  # waits that the log has told of
 
     # -- sending --------------------------------------------------------------------
 
-    def admit(self, target: Target, endpoint: str, size: int, deadline: float | None = None) -> None:
-        """Count a message in that is about to be sent, once there is room for it.
+    def find_room(self, target: Target, endpoint: str, size: int, deadline: float | None = None) -> None:
+        """Count a message in that is about to be sent and that `spend` has refused, once there is room for it.
 
         CallTimeout where there is none before the deadline, QueueFull where only this thread could make some, and
         DeadlockError where those that could wait for it in turn.
         """
-        if is_counted(target.actor) and not self._outstanding.spend((target.address.node, target.actor), size):
-            if self._reception.is_led_here:
-                self._outstanding.overspend((target.address.node, target.actor), size)
-            else:
-                self._wait(target, endpoint, size, deadline)
+        if self._reception.is_led_here:
+            self._outstanding.overspend((target.address.node, target.actor), size)
+        else:
+            self._wait(target, endpoint, size, deadline)
 
     def take_back(self, target: Target, size: int) -> None:
         """A message that was counted in was not sent."""
