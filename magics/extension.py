@@ -13,7 +13,7 @@ from meshbook.magics import changes
 from meshbook.magics.faults import FaultScreen
 from meshbook.magics.folding import fold_frames
 from meshbook.magics.forwarding import CellScreen
-from meshbook.magics.interruptible import interruptible
+from meshbook.magics.interruptible import run_interruptible
 from meshbook.magics.losses import check_able
 from meshbook.magics.meshes import MeshError, Meshes, NotebookMesh, describe_up
 from meshbook.magics.options import CellOptions, parse_cell_options
@@ -92,8 +92,7 @@ class MeshMagics(Magics):
             if interrupted.is_set():
                 raise MeshError(f"interrupted when {ready} of {total} ranks were up, and so no mesh is")
 
-        with interruptible(interrupted.set):
-            mesh = await asyncio.to_thread(self.meshes.up, progress=look)
+        mesh = await run_interruptible(asyncio.to_thread(self.meshes.up, progress=look), interrupted.set)
         self._bind(mesh)
         print(f"no mesh was up, so one was started: {describe_up(mesh, started)}")
 

@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def run_interruptible(work: Coroutine[Any, Any, T], act: Callable[[], object]) -> T:
+    """Await this to its end; Ctrl-C does what `act` does, in the loop, and nothing else.
+
+    A signal that comes before we have taken it over lets the kernel cancel the cell. That is an interrupt like any
+    other: a cell that was just dropped would leave its ranks running.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
+    with interruptible(lambda: loop.call_soon_threadsafe(act)):
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError:
+                if (caller := asyncio.current_task()) is not None:
+                    caller.uncancel()
+                act()
+    return task.result()
 
 
 @contextmanager

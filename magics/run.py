@@ -15,7 +15,7 @@ from typing import Any, Literal
 import cloudpickle
 
 from meshbook.magics.course import Course, Watched
-from meshbook.magics.interruptible import interruptible
+from meshbook.magics.interruptible import run_interruptible
 from meshbook.magics.losses import error_of_lost, error_of_silent
 from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.options import CellOptions
@@ -85,17 +85,19 @@ class CellRun:
     async def run(self, source: str) -> MeshResult:
         """Run the source; returns the result, or raises a CellError."""
         self._session.output.open(self.origin, self._take_chunk)
-        with interruptible(lambda: self._loop.call_soon_threadsafe(self._course.interrupt)):
-            self._send(source)
-            await self._wait()
-            for rank, told in (await self._course.settle()).items():
-                self._outcomes[rank] = dataclasses.replace(self._outcomes[rank], error=told)
+        await run_interruptible(self._run(source), self._course.interrupt)
         self._end()
         result = self._result()
         self._mesh.last = self._history()
         if self._failed:
             raise make_cell_error(self._errors(), self._failed, result, self._course.ending)
         return result
+
+    async def _run(self, source: str) -> None:
+        self._send(source)
+        await self._wait()
+        for rank, told in (await self._course.settle()).items():
+            self._outcomes[rank] = dataclasses.replace(self._outcomes[rank], error=told)
 
     def _send(self, source: str) -> None:
         token = CURRENT.set(Context(self._session.context.actor_instance, origin=self.origin))

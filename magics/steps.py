@@ -94,6 +94,8 @@ class Steps:
             self._plan(Step.INTERRUPT, now)
         elif self._presses == 2:
             self._taken.pop(Step.ABORT, None)  # one that was not forced
+            self._taken.pop(Step.INTERRUPT, None)  # code that an interrupt comes upon unawares may swallow it
+            self._plan(Step.INTERRUPT, now)
             self._plan(Step.ABORT, now)
         else:
             self._plan(Step.KILL, max(now, self._taken.get(Step.ABORT, now) + self._patience.kill))

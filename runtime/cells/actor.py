@@ -127,7 +127,8 @@ class CellActor(Actor):
         if ran.value is None:
             return CellOutcome(cost)
         try:
-            value = describe(ran.value, self._shell.display_formatter)
+            with INTERRUPTS.user_code():
+                value = describe(ran.value, self._shell.display_formatter)
         except Exception as error:  # of the user's own `__repr__`, which IPython has shown to the shell
             return CellOutcome(cost, error=describe_error(error, ran.rendered))
         if ran.rendered:  # one of its other looks could not be made

@@ -7,11 +7,13 @@ because a process has one handler of SIGINT.
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType, TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
+from typing import Any
 
 # Seconds after a signal, for another one: one that comes in the instant before a blocking call begins is felt only when
 # that call ends, which may be never. Few, because C code that waits may take each of them for a failure.
@@ -22,28 +24,39 @@ class Interrupts:
     """Whether a cell runs, which, and whether it is to be interrupted."""
 
     def __init__(self) -> None:
-        self.origin = ""  # the execution that runs user code now
+        self.origin = ""  # the execution that runs now
+        self.is_open = False  # whether user code of it does
         self._aborting = threading.Lock()  # held while process groups are broken
         self._aborted = ""  # the last execution for which they were
         self._wanted = ""
+        self._show_unraisable: Callable[[Any], object] = sys.unraisablehook
         self._main = threading.main_thread().ident or 0
 
     def install(self) -> None:
-        """Take over SIGINT; on the main thread."""
+        """Take over SIGINT, and what is lost of it; on the main thread."""
         signal.signal(signal.SIGINT, self._on_signal)
+        self._show_unraisable = sys.unraisablehook
+        sys.unraisablehook = self._on_unraisable
 
     def request(self, origin: str) -> bool:
-        """Interrupt this execution, from any thread. False where it is not (or no longer) running."""
+        """Interrupt this execution, from any thread. False where it is not running.
+
+        Where it is yet to come, its user code ends before it begins: the cell waits for the main thread, and a request,
+        which does not, may be here first.
+        """
+        self._wanted = origin
         if self.origin != origin:
             return False
-        self._wanted = origin
         self._signal()
-        threading.Thread(target=self._insist, args=(origin,), name="meshbook interrupt", daemon=True).start()
+        self._begin_to_insist()
         return True
 
     def _signal(self) -> None:
         # To the thread and not to the process, so that a blocking call of the main thread returns.
         signal.pthread_kill(self._main, signal.SIGINT)
+
+    def _begin_to_insist(self) -> None:
+        threading.Thread(target=self._insist, args=(self._wanted,), name="meshbook interrupt", daemon=True).start()
 
     def _insist(self, origin: str) -> None:
         for pause in INSIST:
@@ -57,11 +70,19 @@ class Interrupts:
         return self._wanted == self.origin == origin and signal.getsignal(signal.SIGINT) == self._on_signal
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        # Outside of user code a KeyboardInterrupt would break the runtime; and one that comes late, when another cell
-        # runs already, is for nobody.
-        if self.origin and self.origin == self._wanted:
-            self._wanted = ""
-            raise KeyboardInterrupt
+        # Outside of user code a KeyboardInterrupt would break the runtime, or be swallowed by IPython. One that comes
+        # late, when another cell runs already, is for nobody.
+        if self.is_open:
+            self.raise_wanted()
+
+    def _on_unraisable(self, unraisable: Any) -> None:
+        """Python drops what is raised in a finaliser or a callback of C's. An interrupt that came there comes again."""
+        is_ours = unraisable.exc_type is KeyboardInterrupt and threading.get_ident() == self._main and self.origin
+        if not is_ours:
+            self._show_unraisable(unraisable)
+            return
+        self._wanted = self.origin
+        self._begin_to_insist()  # not at once: this hook is no place to raise it either
 
     @contextmanager
     def aborting(self, origin: str) -> Iterator[None]:
@@ -75,12 +96,25 @@ class Interrupts:
         with self._aborting:
             return self._aborted == origin
 
-    def during(self, origin: str) -> _Window:
-        """`with interrupts.during(origin):` around user code, and nothing but user code."""
-        return _Window(self, origin)
+    def during(self, origin: str) -> AbstractContextManager[None]:
+        """Around this execution, with what the runtime and IPython do for it."""
+        return _Execution(self, origin)
+
+    def user_code(self) -> AbstractContextManager[None]:
+        """Around user code of the execution, and nothing else. KeyboardInterrupt where that has been asked for."""
+        return _UserCode(self)
+
+    def raise_wanted(self) -> None:
+        """KeyboardInterrupt, once, if this execution is to be interrupted."""
+        if self.origin and self.origin == self._wanted:
+            self._wanted = ""
+            raise KeyboardInterrupt
 
 
-class _Window:
+# No generators: one that a signal cuts off before its `with` has begun is closed at some later time, in another cell.
+
+
+class _Execution(AbstractContextManager[None]):
     def __init__(self, interrupts: Interrupts, origin: str) -> None:
         self._interrupts = interrupts
         self._origin = origin
@@ -88,10 +122,28 @@ class _Window:
     def __enter__(self) -> None:
         self._interrupts.origin = self._origin
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
+        self._interrupts.is_open = False
         self._interrupts.origin = ""
+
+
+class _UserCode(AbstractContextManager[None]):
+    """Cells may run cells: at the end of the inner one the outer one goes on."""
+
+    def __init__(self, interrupts: Interrupts) -> None:
+        self._interrupts = interrupts
+        self._was_open = interrupts.is_open
+
+    def __enter__(self) -> None:
+        try:
+            self._interrupts.is_open = True
+            self._interrupts.raise_wanted()
+        except KeyboardInterrupt:
+            self._interrupts.is_open = self._was_open
+            raise
+
+    def __exit__(self, *raised: object) -> None:
+        self._interrupts.is_open = self._was_open
 
 
 INTERRUPTS = Interrupts()

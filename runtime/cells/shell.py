@@ -10,7 +10,8 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,8 @@ from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.path import compress_user
 from traitlets.config import Config
+
+from meshbook.runtime.cells.interrupts import INTERRUPTS
 
 OURS = compress_user(__file__)  # as IPython writes it in tracebacks
 # Where IPython's syntax may be: magics, shell commands, help; autocall; prompts that were pasted; a first line that is
@@ -98,6 +101,11 @@ class RankShell(InteractiveShell):
         self._main_mod_cache: dict[str, Any] = {}
         sys.modules["__main__"] = self.user_module
 
+    @contextmanager
+    def _tee(self, channel: str) -> Iterator[None]:
+        """Nothing: IPython would keep all that is printed, for a history that nobody reads here."""
+        yield
+
     def showtraceback(self, *arguments: Any, **keywords: Any) -> None:
         """Render the error for the notebook; but an interrupt or an exit is told in a line."""
         error = sys.exc_info()[1]
@@ -132,6 +140,12 @@ class RankShell(InteractiveShell):
         if result.result is not None and not ends_in_semicolon(source):
             self.kept.value = result.result
         return self.kept
+
+    async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> bool:
+        """Run code of the user's. What IPython does around it swallows interrupts in some places."""
+        with INTERRUPTS.user_code():
+            failed: bool = await super().run_code(code_obj, result, async_=async_)
+        return failed
 
     def forget_error(self) -> None:
         """Let go of the last error, and with its frames of what those hold.

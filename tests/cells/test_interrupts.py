@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -16,16 +17,24 @@ PATIENCE = 30.0
 
 @pytest.fixture
 def interrupts() -> Iterator[Interrupts]:
-    before = signal.getsignal(signal.SIGINT)
+    before, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
     interrupts = Interrupts()
     interrupts.install()
     yield interrupts
     signal.signal(signal.SIGINT, before)
+    sys.unraisablehook = hook
+
+
+@contextlib.contextmanager
+def running(interrupts: Interrupts, origin: str) -> Iterator[None]:
+    """User code of this execution."""
+    with interrupts.during(origin), interrupts.user_code():
+        yield
 
 
 def test_the_execution_that_was_meant_is_interrupted(interrupts: Interrupts) -> None:
     asked = []
-    with pytest.raises(KeyboardInterrupt), interrupts.during("7.1"):
+    with pytest.raises(KeyboardInterrupt), running(interrupts, "7.1"):
         asked.append(interrupts.request("7.1"))
     assert interrupts.origin == ""
 
@@ -43,26 +52,37 @@ def test_a_wait_is_interrupted_from_another_thread(interrupts: Interrupts) -> No
 
     thread = threading.Thread(target=ask)
     thread.start()
-    with pytest.raises(KeyboardInterrupt), interrupts.during("7.1"):
+    with pytest.raises(KeyboardInterrupt), running(interrupts, "7.1"):
         wait()
     thread.join()
     assert answers == [True]
 
 
-@pytest.mark.parametrize("running", ["", "7.2"])
-def test_a_late_request_is_for_nobody(interrupts: Interrupts, running: str) -> None:
-    with interrupts.during(running):
+def test_a_request_that_comes_before_its_execution_ends_it_at_once(interrupts: Interrupts) -> None:
+    assert not interrupts.request("7.1")
+    with running(interrupts, "6.1"):
+        pass
+    with pytest.raises(KeyboardInterrupt), running(interrupts, "7.1"):
+        pytest.fail("it has begun")
+    assert interrupts.origin == ""
+    with running(interrupts, "7.1"):
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("other", ["", "7.2"])
+def test_a_late_request_is_for_nobody(interrupts: Interrupts, other: str) -> None:
+    with running(interrupts, other):
         assert not interrupts.request("7.1")
 
 
-@pytest.mark.parametrize("running", ["", "7.2"])
-def test_a_signal_that_nobody_asked_for_is_dropped(interrupts: Interrupts, running: str) -> None:
-    with interrupts.during(running):
+@pytest.mark.parametrize("other", ["", "7.2"])
+def test_a_signal_that_nobody_asked_for_is_dropped(interrupts: Interrupts, other: str) -> None:
+    with running(interrupts, other):
         signal.raise_signal(signal.SIGINT)
 
 
 def test_one_request_interrupts_once(interrupts: Interrupts) -> None:
-    with interrupts.during("7.1"):
+    with running(interrupts, "7.1"):
         with contextlib.suppress(KeyboardInterrupt):
             interrupts.request("7.1")
         signal.raise_signal(signal.SIGINT)
@@ -71,7 +91,7 @@ def test_one_request_interrupts_once(interrupts: Interrupts) -> None:
 
 
 def test_an_error_of_the_cell_ends_its_window(interrupts: Interrupts) -> None:
-    with pytest.raises(ValueError, match="mine"), interrupts.during("7.1"):
+    with pytest.raises(ValueError, match="mine"), running(interrupts, "7.1"):
         raise ValueError("mine")
     assert not interrupts.request("7.1")
 
@@ -92,9 +112,26 @@ def test_a_signal_that_was_not_felt_is_sent_again(interrupts: Interrupts, monkey
         interrupts.request("7.1")
         threading.Event().wait(PATIENCE)
 
-    with pytest.raises(KeyboardInterrupt), interrupts.during("7.1"):
+    with pytest.raises(KeyboardInterrupt), running(interrupts, "7.1"):
         wait()
     assert len(sent) == 2
+
+
+def test_an_interrupt_that_a_finaliser_swallows_comes_again(interrupts: Interrupts) -> None:
+    reached = []
+
+    class Swallows:
+        def __del__(self) -> None:
+            interrupts.request("7.1")
+            reached.append("not at once, or not here")
+
+    def run() -> None:
+        Swallows()
+        threading.Event().wait(PATIENCE)
+
+    with pytest.raises(KeyboardInterrupt), running(interrupts, "7.1"):
+        run()
+    assert reached == []
 
 
 def test_whoever_asks_whether_groups_were_broken_waits_for_the_end_of_that(interrupts: Interrupts) -> None:
@@ -113,3 +150,25 @@ def test_whoever_asks_whether_groups_were_broken_waits_for_the_end_of_that(inter
     assert go_on.is_set()
     assert not interrupts.was_aborted("7.2")
     thread.join()
+
+
+def test_an_interrupt_that_comes_between_user_code_waits_for_that(interrupts: Interrupts) -> None:
+    passed = []
+
+    def run() -> None:
+        interrupts.request("7.1")
+        passed.append("what IPython does")
+        with interrupts.user_code():
+            passed.append("user code")
+
+    with pytest.raises(KeyboardInterrupt), interrupts.during("7.1"):
+        run()
+    assert passed == ["what IPython does"]
+
+
+def test_a_cell_that_runs_another_one_can_still_be_interrupted(interrupts: Interrupts) -> None:
+    with running(interrupts, "7.1"):
+        with interrupts.user_code():
+            pass
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.request("7.1")

@@ -188,7 +188,20 @@ class Notebook:
         return eval(self.run(f"({expression})").result or "None", {})
 
     def interrupt(self) -> None:
-        self.manager.interrupt_kernel()
+        """As the kernel wants it: by a signal, or by a message, which is done with when this returns."""
+        if self.manager.kernel_spec.interrupt_mode == "message":
+            self.ask_control("interrupt_request")
+        else:
+            self.manager.interrupt_kernel()
+
+    def ask_control(self, kind: str) -> dict[str, Any]:
+        """A request on the control channel, which is answered while a cell runs."""
+        channel, request = self.client.control_channel, self.client.session.msg(kind)
+        channel.send(request)
+        while (reply := channel.get_msg(timeout=PATIENCE))["parent_header"]["msg_id"] != request["header"]["msg_id"]:
+            pass
+        content: dict[str, Any] = reply["content"]
+        return content
 
     def restart(self) -> None:
         """As a front end does it: the same client goes on with a new process."""

@@ -116,8 +116,7 @@ def test_idle_ranks_are_not_interrupted_nor_killed(mesh: Notebook) -> None:
 def run_beside(notebook: Notebook, code: str) -> str:
     """What a cell prints in a subshell, while another one runs."""
     client = notebook.client
-    client.control_channel.send(client.session.msg("create_subshell_request"))
-    subshell = client.control_channel.get_msg(timeout=10)["content"]["subshell_id"]
+    subshell = notebook.ask_control("create_subshell_request")["subshell_id"]
     content: Any = {"code": code, "silent": False, "store_history": False, "user_expressions": {}}
     message = client.session.msg("execute_request", content | {"allow_stdin": False, "stop_on_error": True})
     message["header"]["subshell_id"] = subshell

@@ -180,3 +180,14 @@ def test_cells_that_wait_in_the_queue_are_dropped_as_a_front_end_expects(noteboo
     notebook.wait_until(lambda: after.reply is not None)
     assert after.reply is not None
     assert after.reply["status"] in ("aborted", "error")
+
+
+def test_interrupts_at_any_moment_break_neither_cell_nor_kernel(notebook: Notebook, signs: Signs) -> None:
+    """At the begin of a cell the kernel may cancel it, and the ranks may hear of the interrupt before they begin."""
+    for _ in range(10):
+        cell = notebook.start("%%mesh\ntell('there'); time.sleep(600)")
+        notebook.wait_until(lambda cell=cell: bool(cell.contents("execute_input")))
+        notebook.interrupt()
+        notebook.wait_failed(cell, ENDS_WITHIN)
+        assert cell.error["ename"] == "KeyboardInterrupt"
+        assert notebook.run("%%mesh\nrank").result == "[0] 0\n[1] 1\n[2] 2"

@@ -296,7 +296,7 @@ def test_a_second_interrupt_breaks_process_groups() -> None:
     cell.ranks.on_interrupt = interrupt
     cell.ranks.on_abort = lambda rank: cell.ranks.answer(rank, LOST_PEER)
     error = cell.run_failing(press)
-    assert (cell.ranks.interrupted, cell.ranks.aborted) == ([0, 1], [(1, True)])
+    assert (cell.ranks.interrupted, cell.ranks.aborted) == ([0, 1, 1], [(1, True)])
     assert (error.is_interrupt, cell.mesh.busy) == (True, {})
     assert str(error) == (
         "interrupted; rank 0 was at an unknown place, rank 1 in all_reduce (cell 7:4); "

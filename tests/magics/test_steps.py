@@ -49,25 +49,37 @@ def _written(order: Order) -> tuple[str, str]:
         ),
         (
             [(1, "press", 0), (1.1, "done", 0), (2, "press", 0)],
-            [(1, "interrupt", "012"), (2, "abort!", "12"), (7, "leave!", "12")],
+            [(1, "interrupt", "012"), (2, "interrupt!", "12"), (2, "abort!", "12"), (7, "leave!", "12")],
         ),
         (
             [(1, "press", 0), (2, "press", 0), (2.1, "done", 0), (2.1, "done", 1), (4, "press", 0), (4.1, "died", 2)],
-            [(1, "interrupt", "012"), (2, "abort!", "012"), (4, "kill!", "2")],
+            [(1, "interrupt", "012"), (2, "interrupt!", "012"), (2, "abort!", "012"), (4, "kill!", "2")],
         ),
         # three in a row: what was aborted has a second to come back
         (
             [(1, "press", 0), (1.1, "press", 0), (1.2, "press", 0), (1.3, "done", 0)],
-            [(1, "interrupt", "012"), (1.1, "abort!", "012"), (2.1, "kill!", "12"), (7.1, "leave!", "12")],
+            [
+                (1, "interrupt", "012"),
+                (1.1, "interrupt!", "012"),
+                (1.1, "abort!", "012"),
+                (2.1, "kill!", "12"),
+                (7.1, "leave!", "12"),
+            ],
         ),
         (
             [(1, "press", 0), (1.1, "press", 0), (1.2, "press", 0), *((1.3, "done", rank) for rank in range(3))],
-            [(1, "interrupt", "012"), (1.1, "abort!", "012")],
+            [(1, "interrupt", "012"), (1.1, "interrupt!", "012"), (1.1, "abort!", "012")],
         ),
         # two, when the first has brought an abort by itself
         (
             [(1, "press", 0), (7, "press", 0), (9, "press", 0), *((9.1, "died", rank) for rank in range(3))],
-            [(1, "interrupt", "012"), (6, "abort", "012"), (7, "abort!", "012"), (9, "kill!", "012")],
+            [
+                (1, "interrupt", "012"),
+                (6, "abort", "012"),
+                (7, "interrupt!", "012"),
+                (7, "abort!", "012"),
+                (9, "kill!", "012"),
+            ],
         ),
         # an error
         ([(1, "raised", 0), (1.4, "done", 1), (1.4, "done", 2)], []),
@@ -83,7 +95,13 @@ def _written(order: Order) -> tuple[str, str]:
         # a person after an error
         (
             [(1, "raised", 0), (2, "press", 0), (3, "press", 0)],
-            [(1.5, "interrupt", "12"), (2, "interrupt", "12"), (3, "abort!", "12"), (8, "leave!", "12")],
+            [
+                (1.5, "interrupt", "12"),
+                (2, "interrupt", "12"),
+                (3, "interrupt!", "12"),
+                (3, "abort!", "12"),
+                (8, "leave!", "12"),
+            ],
         ),
         # errors because of an interrupt change nothing
         ([(1, "press", 0), (1.1, "raised", 0), (3, "done", 1), (3, "done", 2)], [(1, "interrupt", "012")]),
@@ -91,7 +109,7 @@ def _written(order: Order) -> tuple[str, str]:
         ([(1, "time is up", 0)], [(1, "interrupt", "012"), (2, "abort", "012"), (7, "leave", "012")]),
         (
             [(1, "time is up", 0), (1.5, "press", 0)],
-            [(1, "interrupt", "012"), (1.5, "abort!", "012"), (6.5, "leave!", "012")],
+            [(1, "interrupt", "012"), (1.5, "interrupt!", "012"), (1.5, "abort!", "012"), (6.5, "leave!", "012")],
         ),
     ],
 )
