@@ -1,9 +1,10 @@
 """Whether work survives faults: an elastic job counts to a known sum while processes are killed, stopped and cut off.
 
-    python benchmarks/chaos.py [--minutes N | --seconds N] [--faults N] [--seed N] [--hosts N] [--json FILE]
+    python benchmarks/chaos.py [--minutes N | --seconds N] [--faults N] [--seed N] [--hosts N] [--respawn] [--json FILE]
 
 The controller hands numbered pieces of work to the ranks of a mesh; half of each piece its rank asks another rank for.
-A piece that is lost is handed out again, and a mesh that has lost a rank is healed, while the others go on. Between the
+A piece that is lost is handed out again, and a mesh that has lost a rank is healed, by the controller or, with
+`--respawn`, by itself, while the others go on. Between the
 parts of a run all comes to rest, and is compared with how it was when warm: nothing may have grown. Fails, and says
 why, where the sum is wrong, an answer does not come, an error is another one than was to be expected, or anything piles
 up or is left behind. The same seed makes the same faults.
@@ -24,14 +25,14 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 from report import Report, json_option
 from soak import REST_PATIENCE, SHORT_PATIENCE, Footprint, Hung, Sight, footprint, grown, put_growth
 
 import meshbook
-from meshbook import Actor, ActorError, SupervisionError, close_session, context, endpoint, this_host
+from meshbook import Actor, ActorError, Restarts, SupervisionError, close_session, context, endpoint, this_host
 from meshbook.hosts import command
 from meshbook.runtime.hosts.session import current_session
 from meshbook.testing import Report as Faults
@@ -96,10 +97,17 @@ class AsyncAdder(Actor):
 class Job:
     """The pieces of work: which are to be done, who has them, and what came of them."""
 
-    def __init__(self, hosts: int) -> None:
+    def __init__(self, hosts: int, policy: Literal["raise", "respawn"]) -> None:
         self.hosts = hosts
+        self._heals_itself = policy == "respawn"
         where = this_host() if hosts == 1 else command({f"h{number}": [] for number in range(hosts)})
-        self.procs = where.spawn_procs(per_host={"gpus": RANKS // hosts}, spares=SPARES, name="chaos")
+        self.procs = where.spawn_procs(
+            per_host={"gpus": RANKS // hosts},
+            spares=SPARES,
+            name="chaos",
+            on_failure=policy,
+            restarts=Restarts(most=1_000_000),
+        )
         self.halves = self._spawn(Half)
         self.adders = [self._spawn(kind, self.halves) for kind in (Adder, AsyncAdder)]
         self._meshes = {"halves": self.halves, "sync": self.adders[0], "async": self.adders[1]}
@@ -199,10 +207,17 @@ class Job:
         self.lost += 1
         self._again.append(piece)
         if isinstance(error, SupervisionError):
-            self._away.add(rank)
+            self._lost(rank)
         elif not (isinstance(error, ActorError) and isinstance(error.exception, SupervisionError)):
             self.wrong.append(f"piece {piece} on rank {rank}: {error!r}")
-        self._heal()
+        if not self._heals_itself:
+            self._heal()
+
+    def _lost(self, rank: int) -> None:
+        if self._heals_itself:
+            time.sleep(0.001)  # who calls a rank that is being started again waits for it; that begins a moment later
+        else:
+            self._away.add(rank)
 
     def _note(self, piece: int, found: int) -> None:
         if piece in self.sums:
@@ -312,7 +327,9 @@ def marked_processes() -> Iterator[str]:
 def run(options: argparse.Namespace, seconds: float, report: Report) -> list[str]:
     """Work under faults for so long; what was found to be wrong."""
     try:
-        found = run_parts(Job(options.hosts), seconds / PARTS, options.faults / PARTS, options.seed, report)
+        found = run_parts(
+            Job(options.hosts, options.policy), seconds / PARTS, options.faults / PARTS, options.seed, report
+        )
     except Hung as hung:
         found = [str(hung)]
     close_session()
@@ -343,6 +360,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, help="instead of minutes")
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--respawn", dest="policy", action="store_const", const="respawn", default="raise")
     parser.add_argument("--hosts", type=int, default=1, choices=(1, 2, 4), help="agents, joined as over a network")
     options = parser.parse_args()
     os.environ[MARK] = "1"
