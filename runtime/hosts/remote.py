@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import queue
 import secrets
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from meshbook.runtime.wire.messages import Address
 
 NOWHERE = Extent((), ())
 AGENT_MODULE = "meshbook.runtime.hosts.agent"
+LOOK_SECONDS = 0.1  # how often it is looked whether one that is being linked has ended
 
 
 @dataclass(eq=False)
@@ -75,11 +77,12 @@ class RemoteHosts:
         self._first = first
         self._keys: KeyPair | None = None
         self._hosts: list[RemoteHost] = []
+        self._numbers = itertools.count(1)
         self._starting = threading.Lock()  # held by whoever starts hosts
         self._closing = ""
         roster.when_silent = self._heard_of_silence
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[RemoteHost]:
         """Those that live."""
         return iter([host for host in self._hosts if not host.over])
 
@@ -99,11 +102,16 @@ class RemoteHosts:
                 self._wait_for_answers(begun)
                 self._link(begun)
             except BaseException:
-                for host in begun:
-                    host.process.kill()
-                    host.process.wait()
+                self._give_up(begun)
                 raise
             return self._add(begun)
+
+    def _give_up(self, hosts: Sequence[RemoteHost]) -> None:
+        for host in hosts:
+            host.process.kill()
+            host.process.wait()
+            if host.address is not None:
+                self._tell_lost(host, "it did not come up")
 
     def _open_gateway(self) -> KeyPair:
         if self._keys is None:
@@ -113,7 +121,8 @@ class RemoteHosts:
         return self._keys
 
     def _launch(self, launcher: Launcher, name: str, keys: KeyPair, address: str, python: str) -> RemoteHost:
-        node, log = f"agent-{name}-{secrets.token_hex(2)}", self._folder / f"agent-{name}.log"
+        node = f"agent-{name}-{secrets.token_hex(2)}"
+        log = self._folder / f"{node}.log"
         away = Away(host=name, keys=keys, address=address, towards=tuple(own_addresses()))
         birth = AgentBirth(
             run=self._node.run, node=node, controller=self._node.address, settings=self._settings, away=away
@@ -126,8 +135,7 @@ class RemoteHosts:
             assert process.stdin is not None
             process.stdin.write(msgspec.json.encode(birth) + b"\n")
             process.stdin.flush()
-        number = self._hosts[-1].number + 1 if self._hosts else 1
-        return RemoteHost(name, node, process, log, number)
+        return RemoteHost(name, node, process, log, next(self._numbers))
 
     def _wait_for_answers(self, hosts: Sequence[RemoteHost]) -> None:
         lines: queue.SimpleQueue[tuple[RemoteHost, bytes]] = queue.SimpleQueue()
@@ -187,11 +195,12 @@ class RemoteHosts:
     def _wait_linked(self, linked: Sequence[tuple[RemoteHost, Future[Any]]], by: str) -> None:
         end = time.monotonic() + self._settings.launch_timeout
         for host, future in linked:
-            try:
-                future.get(max(0.0, end - time.monotonic()))
-            except TimeoutError:
-                remedy = "is a firewall between them? Another address can be named: addresses={...}"
-                raise LaunchError(f"host {host.where} cannot be reached from {by}: {remedy}") from None
+            while not _is_settled_within(future, LOOK_SECONDS):
+                if host.process.poll() is not None:
+                    raise LaunchError(self._why_not(host, "its agent ended while it was being linked"))
+                if time.monotonic() > end:
+                    remedy = "is a firewall between them? Another address can be named: addresses={...}"
+                    raise LaunchError(f"host {host.where} cannot be reached from {by}: {remedy}")
 
     def _add(self, hosts: Sequence[RemoteHost]) -> HostMesh:
         agents = [host.address for host in hosts if host.address is not None]
@@ -262,9 +271,13 @@ class RemoteHosts:
         for node in self._roster.guests_of(host.node):
             self._node.announce_down(report.of_guest(node), agents)
         self._node.announce_down(report, agents)
+        self._tell_lost(host, report.cause)
+
+    def _tell_lost(self, host: RemoteHost, why: str) -> None:
+        """Let no other host have to do with it any more."""
         assert host.address is not None
-        for agent in agents:
-            self._tell(agent, "lose", host_of(host.address), report.cause)
+        for agent in (self._first, *(other.address for other in self if other.address is not None)):
+            self._tell(agent, "lose", host_of(host.address), why)
 
     def _why_stopped(self, host: RemoteHost) -> str:
         if self._closing:
@@ -309,3 +322,10 @@ class RemoteHosts:
     def _tell(self, agent: Address, endpoint: str, *arguments: Any) -> None:
         with contextlib.suppress(MeshbookError):
             self._node.call([Target(agent, HOST)], endpoint, (arguments, {}), NOWHERE, None)
+
+
+def _is_settled_within(future: Future[Any], seconds: float) -> bool:
+    """Wait for it so long; raises what it failed with."""
+    with contextlib.suppress(TimeoutError):
+        future.get(seconds)
+    return future.done()

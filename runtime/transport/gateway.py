@@ -243,7 +243,9 @@ class Gateway:
                 self._events.silent(neighbour.host, silence)
 
     def _grace_of(self, neighbour: Neighbour) -> float:
-        return self._settings.host_timeout if neighbour.link.was_attached else self._settings.launch_timeout
+        if neighbour.link.was_attached:
+            return self._settings.host_timeout
+        return 2 * self._settings.launch_timeout  # longer than the controller waits, who knows what to say
 
     # -- the ways to processes here ------------------------------------------------------------
 
