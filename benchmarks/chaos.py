@@ -4,10 +4,9 @@
 
 The controller hands numbered pieces of work to the ranks of a mesh; half of each piece its rank asks another rank for.
 A piece that is lost is handed out again, and a mesh that has lost a rank is healed, by the controller or, with
-`--respawn`, by itself, while the others go on. Between the
-parts of a run all comes to rest, and is compared with how it was when warm: nothing may have grown. Fails, and says
-why, where the sum is wrong, an answer does not come, an error is another one than was to be expected, or anything piles
-up or is left behind. The same seed makes the same faults.
+`--respawn`, by itself, while the others go on. Between the parts of a run all comes to rest, and is compared with how
+it was when warm: nothing may have grown. Fails, and says why, where the sum is wrong, an answer does not come, an error
+is another one than was to be expected, or anything piles up or is left behind. The same seed makes the same faults.
 """
 
 from __future__ import annotations
