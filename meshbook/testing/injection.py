@@ -81,6 +81,7 @@ class Chaos:
         self._report = report
         self._ranks = _Ranks(mesh, latency)
         self._over = threading.Event()
+        self._trouble: BaseException | None = None  # why the thread ended before its time
         # In this context: the thread speaks for whoever enters.
         run = contextvars.copy_context().run
         self._thread = threading.Thread(target=run, args=(self._run,), name="meshbook chaos", daemon=True)
@@ -94,6 +95,8 @@ class Chaos:
     ) -> None:
         self._over.set()
         self._thread.join()
+        if self._trouble is not None and error is None:
+            raise self._trouble
 
     async def __aenter__(self) -> Report:
         return self.__enter__()
@@ -104,18 +107,23 @@ class Chaos:
         await asyncio.to_thread(self.__exit__, kind, error, trace)
 
     def _run(self) -> None:
-        begun = time.monotonic()
         try:
-            for at, event, begins in with_ends(self._events):
-                if self._over.wait(max(0.0, begun + at - time.monotonic())):
-                    break
-                if not begins:
-                    self._ranks.end(event)
-                else:
-                    outcome = self._ranks.begin(event)
-                    self._report.events.append(Injected(event, time.monotonic() - begun, outcome))
+            self._inject()
+        except BaseException as trouble:
+            self._trouble = trouble
         finally:
             self._ranks.restore()
+
+    def _inject(self) -> None:
+        begun = time.monotonic()
+        for at, event, begins in with_ends(self._events):
+            if self._over.wait(max(0.0, begun + at - time.monotonic())):
+                return
+            if begins:
+                outcome = self._ranks.begin(event)
+                self._report.events.append(Injected(event, time.monotonic() - begun, outcome))
+            else:
+                self._ranks.end(event)
 
 
 def with_ends(events: Iterator[Event]) -> Iterator[tuple[float, Event, bool]]:
@@ -136,7 +144,6 @@ class _Ranks:
     """The processes of a mesh, each to be hurt and to be let go."""
 
     def __init__(self, mesh: ProcMesh, latency: float) -> None:
-        self._mesh = mesh
         self._latency = latency
         self._parts = [mesh.slice(**mesh.extent.point(rank)) for rank in range(len(mesh))]
         self._stopped: set[int] = set()

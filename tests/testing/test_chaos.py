@@ -16,7 +16,7 @@ import pytest
 from meshbook import Actor, ProcMesh, endpoint, this_host
 from meshbook.runtime.errors import ProcessDied
 from meshbook.runtime.hosts.session import close_session
-from meshbook.testing import Report, chaos
+from meshbook.testing import Chaos, Event, Report, chaos
 
 PATIENCE = 60.0
 pytestmark = pytest.mark.process
@@ -159,6 +159,21 @@ def test_the_report_is_for_people_and_for_programs(procs: ProcMesh) -> None:
     assert str(report).startswith("chaos(seed=9): ")
     assert "kill rank 1" in str(report)
     assert msgspec.json.decode(report.to_json(), type=Report) == report
+
+
+def test_what_goes_wrong_with_it_is_raised_at_the_end(procs: ProcMesh) -> None:
+    def events() -> Iterator[Event]:
+        yield Event(0.0, "stop", 0, 100.0)
+        raise LookupError("no more")
+
+    def enter() -> None:
+        with Chaos(procs, events(), Report(1), 0.0) as report:
+            while not report.events:
+                os.sched_yield()
+
+    with pytest.raises(LookupError, match="no more"):
+        enter()
+    assert len(procs.spawn("members", Member).pid.call().get(PATIENCE)) == 3  # and who was stopped goes on
 
 
 @pytest.mark.parametrize(
