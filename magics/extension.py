@@ -16,6 +16,7 @@ from meshbook.magics.forwarding import CellScreen
 from meshbook.magics.interruptible import run_interruptible
 from meshbook.magics.losses import check_able
 from meshbook.magics.meshes import MeshError, Meshes, NotebookMesh, describe_up
+from meshbook.magics.moments import CellInterrupts
 from meshbook.magics.options import CellOptions, parse_cell_options
 from meshbook.magics.parsing import HelpRequested
 from meshbook.magics.publications import Display, LiveDisplay
@@ -222,5 +223,7 @@ def load(shell: Any) -> MeshMagics:
     shell.events.register("pre_run_cell", magics.before_cell)
     shell.events.register("post_run_cell", magics.after_cell)
     fold_frames(shell)
+    if getattr(shell, "kernel", None) is not None:
+        CellInterrupts(shell).install()
     magics.warm_up()
     return magics

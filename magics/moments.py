@@ -1,0 +1,56 @@
+"""Ctrl-C in a kernel, raised in the code of cells and nowhere else; in our kernel and in a stock one alike.
+
+ipykernel raises it wherever it comes. When a cell has just ended that costs the cell its reply, and the front end waits
+for that for ever; a second Ctrl-C, to a cell that is just ending by the first, is all it takes.
+"""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+
+
+class CellInterrupts:
+    """What the kernel of a shell does at SIGINT while it handles a request. `%%mesh` cells have a way of their own."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self._kernel = shell.kernel
+        self._run_code = shell.run_code
+        self._is_early = False  # one has come for this request, and its cell has not begun
+
+    def install(self) -> None:
+        """Take the places of ipykernel's hook and of IPython's method."""
+        self._kernel.pre_handler_hook = self.begin_request
+        self._shell.run_code = self.run_code
+
+    def begin_request(self) -> None:
+        """The kernel handles a request; its `post_handler_hook` gives SIGINT back."""
+        self._is_early = False
+        self._kernel.saved_sigint_handler = signal.signal(signal.SIGINT, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        request = self._kernel.get_parent("shell").get("header", {}).get("msg_type")
+        if request != "execute_request" or runs_a_cell(frame):
+            raise KeyboardInterrupt
+        self._is_early = True
+
+    async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> bool:
+        """Run code of a cell; not where its interrupt has come before it."""
+        if self._is_early:
+            self._is_early = False
+            raise KeyboardInterrupt
+        failed: bool = await self._run_code(code_obj, result, async_=async_)
+        return failed
+
+
+def runs_a_cell(frame: FrameType | None) -> bool:
+    """Whether IPython has called the code of a cell, somewhere up this stack."""
+    while frame is not None:
+        if frame.f_code is InteractiveShell.run_code.__code__:
+            return True
+        frame = frame.f_back
+    return False
