@@ -111,10 +111,22 @@ class Directory:
         class_name: str,
         creator: Instance | None = None,
     ) -> HostedActor:
-        place = rank or NOWHERE.point(0)
-        instance = Instance(key, class_name or "actor", place, self._home, self._home.place, creator)
-        hosted = self._actors[key] = kind(self._home, instance, make)
+        hosted = self._actors[key] = self._make(kind, key, make, rank, class_name, creator)
         return hosted
+
+    def _make(
+        self,
+        kind: type[HostedActor],
+        key: str,
+        make: Callable[[], Actor],
+        rank: Point | None,
+        class_name: str,
+        creator: Instance | None,
+    ) -> HostedActor:
+        place = rank or NOWHERE.point(0)
+        return kind(
+            self._home, Instance(key, class_name or "actor", place, self._home, self._home.place, creator), make
+        )
 
     # -- messages ----------------------------------------------------------------------
 
@@ -143,15 +155,16 @@ class Directory:
             before = self._actors.get(key)
             is_there = before is not None and not before.is_lost
             if not is_there:
-                hosted = self._host(HostedActor, key, make, point_of(spawn.place), "", instance_of(spawn.creator))
+                hosted = self._make(HostedActor, key, make, point_of(spawn.place), "", instance_of(spawn.creator))
                 hosted.is_restored = spawn.again
                 self._ended.pop(key, None)
+                for message, early in self.early.arrived(key):
+                    hosted.post(message, early)
+                self._actors[key] = hosted  # only now: what comes from here on comes after those
                 if before is not None:  # it is still at its `__cleanup__`; of those with one name one lives at a time
                     self._heirs[key] = begin
         if is_there:
             return constructed(None)  # its mesh was healed while it was being spawned
-        for message, early in self.early.arrived(key):
-            hosted.post(message, early)
         if before is None:
             begin()
         return None
@@ -162,17 +175,32 @@ class Directory:
             # From here on it is a question of the port's node, which this one may never have heard of.
             self._routes.learn(port)
             message = msgspec.structs.replace(message, sender=port.node, reply_to=None, via=message.sender)
-        key = message.actor
-        if (hosted := self._actors.get(key)) is not None:
+        if (hosted := self._actors.get(message.actor)) is not None:
             hosted.post(message, body)
-        elif (why := self._ended.get(key)) is not None:
-            self._refuse(message, body, why)
-        elif spawner_of(key) in self._routes.down:
-            self._refuse(message, body, _why_abandoned(key))
-        elif self.early.is_early(key):
-            self.early.keep(key, message, body)
         else:
-            self._refuse(message, body, self._unknown(key))
+            self._post_to_nobody(message, body)
+
+    def _post_to_nobody(self, message: Call | Stop, body: Body) -> None:
+        # A process sends to itself from any thread, and there its actors may come, and their spawners go, meanwhile.
+        # Who does that under the lock either is seen here, or sees what is kept.
+        key = message.actor
+        with self._replacing:
+            hosted = self._actors.get(key)
+            why = "" if hosted is not None else self._why_not(key)
+            if hosted is None and not why:
+                self.early.keep(key, message, body)
+        if hosted is not None:
+            hosted.post(message, body)
+        elif why:
+            self._refuse(message, body, why)
+
+    def _why_not(self, key: str) -> str:
+        """Why an actor is not here; nothing for one that is still to come."""
+        if (why := self._ended.get(key)) is not None:
+            return why
+        if spawner_of(key) in self._routes.down:
+            return _why_abandoned(key)
+        return "" if self.early.is_early(key) else self._unknown(key)
 
     def _refuse(self, message: Call | Stop, body: Body, why: str) -> None:
         if isinstance(message, Call) and is_counted(message.actor):
@@ -194,8 +222,7 @@ class Directory:
         with self._replacing:
             if (heir := self._heirs.pop(instance.key, None)) is None:
                 self._ended[instance.key] = str(error)
-                if len(self._ended) > REMEMBERED:
-                    self._ended.popitem(last=False)
+                self._forget_oldest()
                 if self._home.is_leaving:
                     return  # its object is let go by `release_actors`, and the owner hears of the process
                 self._actors.pop(instance.key, None)
@@ -204,16 +231,27 @@ class Directory:
         else:
             self._home.actor_gone(instance, error)
 
+    def _forget_oldest(self) -> None:
+        """Keep no more than the last ends; but those of actors that would be taken for ones still to come."""
+        if len(self._ended) > REMEMBERED:
+            oldest = next((key for key in self._ended if not self.early.is_early(key)), None)
+            if oldest is not None:
+                del self._ended[oldest]
+
     def lose_spawner(self, node: str) -> None:
         """Nobody answers any more for what that node has spawned here."""
         for key in self.actors():
             if spawner_of(key) == node:
                 self.post(Stop(self._home.address.node, 0, key, _why_abandoned(key)), ())
-        self._refuse_all(self.early.give_up(node), _why_abandoned)
+        with self._replacing:
+            waiting = self.early.give_up(node)
+        self._refuse_all(waiting, _why_abandoned)
 
     def close_early(self, spawner: str, number: int) -> None:
         """Refuse what came for actors that this spawner had here before, and does not create again."""
-        self._refuse_all(self.early.close(spawner, number), self._unknown)
+        with self._replacing:
+            waiting = self.early.close(spawner, number)
+        self._refuse_all(waiting, self._unknown)
 
     def _refuse_all(self, waiting: Iterable[Early], why: Callable[[str], str]) -> None:
         for message, body in waiting:
