@@ -163,7 +163,11 @@ def tell_and_wait() -> None:
 here = this_proc().spawn("here", Here)
 """
 BUSY: dict[str, tuple[str, list[str], int]] = {  # what it does, what is said, how many processes there are by then
-    "first spawn": ("this_host().spawn_procs(per_host={'gpus': 4}); print('asked', flush=True)", ["asked"], 2),
+    "first spawn": (  # the fork server is starting; an agent that is still at its own imports needs longer to notice
+        "this_host().initialized.get()\nthis_host().spawn_procs(per_host={'gpus': 4}); print('asked', flush=True)",
+        ["asked"],
+        3,
+    ),
     "spawn": ("this_host().spawn_procs(per_host={'gpus': 4}, bootstrap=tell_and_wait)", ["spawning"], 4),
     "owners": (
         "this_host().spawn_procs(per_host={'gpus': 2}).spawn('worker', Worker, here).own.broadcast()",
