@@ -16,6 +16,7 @@ from meshbook.runtime.traces import is_ours
 
 MESSAGE_CHARACTERS = 20_000  # it is shown up to three times
 _LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_IPYTHON = "/site-packages/IPython/"
 # What a rank sees when its partner in a collective is gone (gloo, NCCL, the store, plain sockets).
 _PEER_GONE = re.compile(
     r"connection (was )?(closed|reset)( by peer)?|broken pipe|ncclRemoteError|NCCL communicator was aborted"
@@ -26,6 +27,8 @@ _PEER_GONE = re.compile(
 
 def describe_error(error: BaseException, rendered: Sequence[str]) -> RankError:
     """`rendered` is the traceback as IPython prints it."""
+    if (hidden := _hidden_interrupt(error)) is not None:
+        return dataclasses.replace(describe_error(hidden, ()), frames=frames_of(error))
     kind = "interrupted" if isinstance(error, KeyboardInterrupt) else "raised"
     return RankError(
         kind=kind,  # type: ignore[arg-type]
@@ -36,6 +39,13 @@ def describe_error(error: BaseException, rendered: Sequence[str]) -> RankError:
         is_consequence=_blames_a_peer(error),
         pickled=pack(error)[0],
     )
+
+
+def _hidden_interrupt(error: BaseException) -> KeyboardInterrupt | None:
+    """The interrupt over which IPython's own code has stumbled: it does so where it starts a shell command."""
+    cause, frames = error.__context__, traceback.extract_tb(error.__traceback__)
+    is_of_ipython = bool(frames) and _IPYTHON in frames[-1].filename
+    return cause if isinstance(cause, KeyboardInterrupt) and is_of_ipython else None
 
 
 def describe_interrupt(error: KeyboardInterrupt) -> RankError:

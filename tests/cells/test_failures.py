@@ -7,6 +7,7 @@ import linecache
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -140,3 +141,18 @@ def test_the_exception_travels_where_it_can() -> None:
 def test_who_is_to_blame(error: BaseException, kind: str, is_consequence: bool) -> None:
     told = describe_error(error, ())
     assert (told.kind, told.is_consequence) == (kind, is_consequence)
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"), [("/lib/site-packages/IPython/utils/process.py", "interrupted"), ("/home/me/a.py", "raised")]
+)
+def test_an_interrupt_over_which_ipython_stumbles_is_one(file: str, kind: str) -> None:
+    names: dict[str, Any] = {}
+    source = "def start():\n    try: raise KeyboardInterrupt\n    except KeyboardInterrupt: child"
+    exec(compile(source, file, "exec"), names)
+    with pytest.raises(NameError) as caught:
+        exec(compile("start()", "<cell 3>", "exec"), names)
+    told = describe_error(caught.value, ("rendered",))
+    assert (told.kind, told.frames[0].filename) == (kind, "<cell 3>")
+    if kind == "interrupted":
+        assert (told.type_name, told.message, told.rendered) == ("KeyboardInterrupt", "", ())
