@@ -14,11 +14,13 @@ import time
 from types import FrameType
 from typing import Any
 
+from meshbook.runtime.collectives.frames import CALLED
 from meshbook.runtime.collectives.sockets import connections_to, cut, gloo_connections
 
 # Who waits for a store that does not listen tries again about once a second.
 PATIENCE_S = 2.5
 PAUSE_S = 0.02
+FREEING_S = 1.0
 
 
 def abort_groups() -> list[str]:
@@ -41,6 +43,29 @@ def abort_groups() -> list[str]:
     while (awaited := _awaited_store()) is not None and _answer(awaited):
         freed += 1
     return aborted or ["a process group that was being made"] * bool(freed)
+
+
+def stuck_threads() -> dict[int, FrameType]:
+    """The threads, but this one, that are in a collective or making a group: where, as the innermost such frame."""
+    found: dict[int, FrameType] = {}
+    for ident, frame in _threads().items():
+        inner: FrameType | None = frame
+        while inner is not None and not inner.f_code.co_filename.endswith(CALLED):
+            inner = inner.f_back
+        if inner is not None:
+            found[ident] = inner
+    return found
+
+
+def wait_freed(stuck: dict[int, FrameType], patience: float = FREEING_S) -> str:
+    """Wait until these threads have left, as they do within milliseconds; where one of them is that has not."""
+    deadline = time.monotonic() + patience
+    while left := [frame for ident, frame in stuck_threads().items() if stuck.get(ident) is frame]:
+        if time.monotonic() > deadline:
+            return left[0].f_code.co_name
+        del left  # frames hold the groups
+        time.sleep(PAUSE_S)
+    return ""
 
 
 def _describe(c10d: Any, group: Any) -> str:
@@ -79,13 +104,22 @@ def _frames_in_torch() -> list[FrameType]:
 
     The others are let alone: to look at a frame's locals keeps alive, as long as the frame lasts, what they are now.
     """
-    threads = sys._current_frames()
-    del threads[threading.get_ident()]  # a frame that holds itself would keep all of these alive, groups included
-    frames = list(threads.values())
+    frames = list(_threads().values())
     for frame in frames:
         if frame.f_back is not None:
             frames.append(frame.f_back)
-    return [frame for frame in frames if "torch/distributed/" in frame.f_code.co_filename]
+    return [frame for frame in frames if _is_in_torch(frame)]
+
+
+def _is_in_torch(frame: FrameType) -> bool:
+    return "torch/distributed/" in frame.f_code.co_filename
+
+
+def _threads() -> dict[int, FrameType]:
+    """The innermost frame of each thread but this one."""
+    threads = sys._current_frames()
+    del threads[threading.get_ident()]  # a frame that holds itself would keep all of these alive, groups included
+    return threads
 
 
 def _rendezvous_calls() -> set[tuple[str, int]]:

@@ -16,15 +16,19 @@ from typing import Any
 
 import psutil
 
-from meshbook.runtime.collectives.abort import abort_groups
+from meshbook.runtime.collectives.abort import abort_groups, stuck_threads, wait_freed
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a process says of itself when it has left its groups: what it aborted, and a port that is free here."""
+    """What a process says of itself when it has left its groups: what it aborted, and a port that is free here.
+
+    `stuck`: the function in which a thread still waits, if one does.
+    """
 
     aborted: tuple[str, ...]
     free_port: int
+    stuck: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +50,11 @@ class Membership:
 
     def leave(self, size: int | None = None) -> Standing:
         """Abort all groups of this process; with a size, only where the default group has so many ranks."""
-        aborted = abort_groups() if size is None or size == _group_size() else []
-        return Standing(tuple(aborted), _free_port())
+        if not (size is None or size == _group_size()):
+            return Standing((), _free_port())
+        threads = stuck_threads()
+        aborted = abort_groups()
+        return Standing(tuple(aborted), _free_port(), wait_freed(threads))
 
     def open_store(self, world_size: int, is_alone: bool) -> tuple[str, int]:
         """Open the store in which a group meets: the host and the port. `is_alone`: all ranks are on this host."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.collectives.membership import Plan
+from meshbook.runtime.collectives.membership import Plan, Standing
 from meshbook.runtime.errors import GroupError, ProcessDied
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.process import PROCESS
@@ -31,6 +31,7 @@ LEAVING_S = 15.0  # that ranks have to leave a group: more than an abort takes
 FREEING_S = 3.0  # the same where nobody is to join another one at once: a stopped rank must not hold up a heal
 TELLING_S = 1.0  # that ranks have to hear of a port, once they have left
 NOBODY = 0
+REMEDY = "whose connections are cut: kill the rank, then heal() the mesh"
 MEETING_S = 60.0  # that they have to come together, unless a collective has less
 
 
@@ -126,10 +127,13 @@ class _Meeting:
 
     def begin(self) -> None:
         limit = LEAVING_S if self._wanted.is_up else max(LEAVING_S, self._node.settings.launch_timeout)
-        self._step("leave_groups", None, then=lambda _: self._choose(), limit=limit)
+        self._step("leave_groups", None, then=self._choose, limit=limit)
 
-    def _choose(self) -> None:
-        if self._wanted.backend is not None:
+    def _choose(self, standings: list[Standing]) -> None:
+        stuck = [(rank, each.stuck) for rank, each in enumerate(standings) if each.stuck]
+        if stuck:
+            self._fail(stuck[0][0], RuntimeError(f"it still waits in {stuck[0][1]}(), {REMEDY}"))
+        elif self._wanted.backend is not None:
             self._open(self._wanted.backend)
         else:
             self._step("has_gpu", then=lambda have: self._open(BOTH if all(have) else GLOO))

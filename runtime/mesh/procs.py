@@ -335,7 +335,8 @@ class ProcMesh(MeshTrait):
         one. Ranks that are in a group leave it: it is aborted, what waits in it fails, and groups made of some
         of its ranks (`dist.new_group`, a DeviceMesh) and DistributedDataParallel models over it have to be made anew.
         `heal()` makes a new group by itself where a process of this one had died, and `resize()` where it was of all
-        ranks; a group of a slice that lost a rank by that is over.
+        ranks; a group of a slice that lost a rank by that is over. What runs on a rank just then, and is in no
+        collective, has its next one in the new group: wait until all calls that have lost a rank have ended, then heal.
 
         `backend` is torch's: "gloo", "nccl", "cpu:gloo,cuda:nccl"; if it is not given, the last where each rank has a
         GPU of its own, and else gloo. `timeout`, in seconds or as a timedelta, is how long a collective may take.
