@@ -93,6 +93,7 @@ def make_node(transport: Transport, birth: Birth) -> Node:
     node.controller, node.place, node.places = world.controller, birth, places_of(birth)
     node.trust(world.controller)
     node.trust(world.agent)
+    node.guide = world.agent
     node.expect(birth.lives)
     node.take_place = functools.partial(take_place, node)
     return node

@@ -193,6 +193,8 @@ class Directory:
             hosted.post(message, body)
         elif why:
             self._refuse(message, body, why)
+        else:
+            self._routes.meet(spawner_of(key))  # it may have ended before this process began
 
     def _why_not(self, key: str) -> str:
         """Why an actor is not here; nothing for one that is still to come."""

@@ -7,6 +7,7 @@ probe          a question that follows who waits for whom
 reborn         a process that had ended is started again
 moved          the mesh of this process was resized: its rank may be another one
 renewed        of what a node had spawned here before that, nothing more is to come
+fate           a process that counts on another one for the first time asks how that has ended, if it has
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Kept(Protocol):
     def begin_again(self, address: Address, life: int) -> None: ...
     def close_early(self, spawner: str, number: int) -> None: ...
     def move(self, place: Any, at: Place, keys: Collection[str]) -> None: ...
+    def tell_fate(self, node: str, asker: Address) -> None: ...
 
 
 class Keeper(Actor):
@@ -86,3 +88,8 @@ class Keeper(Actor):
     def renewed(self, spawner: str, number: int) -> None:
         """Up to this number the spawner has created here again what it will create."""
         self._node.close_early(spawner, number)
+
+    @endpoint
+    def fate(self, node: str, asker: Address) -> None:
+        """The asker counts on this node for the first time, and is told how it has ended, if it has."""
+        self._node.tell_fate(node, asker)

@@ -9,6 +9,7 @@ drops what comes from anybody else, counting it. What it does for others is in t
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -70,6 +71,7 @@ class Node:
         self.noting = threading.RLock()
         self.run_on_main: Callable[[Callable[[], None]], None] | None = None  # workers lend their main thread
         self.controller = transport.address  # where output and failures go; a worker is told another one
+        self.guide: Address | None = None  # of a worker: its agent, who knows what was before it
         self.capture: Capture | None = None  # of a worker: where its output goes
         self.place: Any = None  # what `Instance.birth` of the actors here is
         self.places: Places | None = None  # set by who starts the node
@@ -85,6 +87,7 @@ class Node:
         self._reception = Reception(transport, self._accept, lambda: len(self._calls) > CROWD)
         self.lead_idle, self.poke = self._reception.lead_idle, self._reception.poke
         self._routes = Routes(transport, self._accept)
+        self._routes.ask_after = self._ask_after
         self.trust, self.has_ended, self.report_of = self._routes.trust, self._routes.has_ended, self._routes.report_of
         self.lives, self.expect = self._routes.lives, self._routes.expect
         self._logged: set[str] = set()
@@ -221,6 +224,16 @@ class Node:
         """A node that had ended is there again, or soon: create again what is this node's business there."""
         if self.note_reborn(address, life):
             self.create_again(self.ledger.heal_actors(reborn={address.node}), reborn=[address])
+
+    def _ask_after(self, node: str) -> None:
+        if self.guide is not None and node not in (self.guide.node, self.controller.node):
+            self._tell(self.guide, "fate", node, self.address)
+
+    def tell_fate(self, node: str, asker: Address) -> None:
+        """Tell a node that has just begun how another one has ended, if it has."""
+        if (report := self.report_of(node)) is not None:
+            with contextlib.suppress(PeerGone):
+                self._routes.send(asker, pack(Down(self.address.node, report), (), self.settings.max_message_bytes))
 
     def note_reborn(self, address: Address, life: int) -> bool:
         """Clear what is known of the end of a node that is started again; False where that was known already."""

@@ -27,6 +27,9 @@ class Routes:
         self._book: dict[str, Address] = {self.own.node: self.own}
         self._lives: dict[str, int] = {}  # of nodes that were heard of: how many they have had before the present one
         self._of_ended_runs: set[str] = set()  # the URLs of nodes that somebody still has handles of
+        self._asked_after: set[str] = {self.own.node}
+        # Asks what has become of a node: of those that ended before this one began nobody tells it.
+        self.ask_after: Callable[[str], None] = lambda node: None
         self._closed = False
 
     def close(self) -> None:
@@ -113,12 +116,20 @@ class Routes:
         """Send a frame from the calling thread. PeerGone where nobody takes it: `why_gone` has the words for that."""
         if to.node in self.down:
             raise PeerGone
+        if to.node not in self._asked_after:
+            self.meet(to.node)
         if to.node != self.own.node:
             self._transport.send(to, frame)
         elif to.url == self.own.url:
             self._deliver(frame)
         else:  # another controller of this process, before this one
             raise RunEnded("its run has ended: this process called close_session()")
+
+    def meet(self, node: str) -> None:
+        """Somebody here counts on this node for the first time: it may have ended long ago."""
+        if node not in self._asked_after:
+            self._asked_after.add(node)
+            self.ask_after(node)
 
     def why_gone(self, to: Address, gone: PeerGone) -> SupervisionError:
         """What it means to who asked that nothing can be sent there."""
