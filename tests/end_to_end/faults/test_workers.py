@@ -119,6 +119,24 @@ def test_a_worker_that_waits_for_another_hears_of_its_death(spawn_procs):
     assert asking.get(PATIENCE) == "ProcessDied"
 
 
+def test_a_worker_that_was_born_later_hears_of_a_death_before(spawn_procs):
+    """Nobody told it, since it was not there: of one that was killed, and of one that was stopped."""
+
+    def ask(other: Any) -> str:
+        return str(other.run.call_one(wait_for_ever).exception(PATIENCE))
+
+    mesh = spawn_procs(2)
+    probe = mesh.spawn("probe", Probe)
+    killed = psutil.Process(pids(probe)[0])
+    killed.kill()
+    died(probe.slice(gpus=0).run.call_one(wait_for_ever))
+    late = spawn_procs().spawn("late", Probe)
+    assert f"pid {killed.pid}" in late.run.call_one(ask, probe.slice(gpus=0)).get(PATIENCE)
+    mesh.stop().get(PATIENCE)
+    later = spawn_procs().spawn("later", Probe)
+    assert "stopped" in later.run.call_one(ask, probe.slice(gpus=1)).get(PATIENCE)
+
+
 def segfault() -> None:
     import ctypes
 
