@@ -93,6 +93,27 @@ class AsyncAdder(Actor):
         """Answer."""
 
 
+class Tally:
+    """The pieces that are done, each once; not kept one by one, or this program would be what grows."""
+
+    def __init__(self) -> None:
+        self.sum = 0
+        self.count = 0
+        self._first = 0  # that is not done; all before it are
+        self._others: set[int] = set()  # that are done after it
+
+    def note(self, piece: int, found: int) -> bool:
+        """Count a piece in; whether it was not done before."""
+        if piece < self._first or piece in self._others:
+            return False
+        self.sum, self.count = self.sum + found, self.count + 1
+        self._others.add(piece)
+        while self._first in self._others:
+            self._others.remove(self._first)
+            self._first += 1
+        return True
+
+
 class Job:
     """The pieces of work: which are to be done, who has them, and what came of them."""
 
@@ -110,7 +131,7 @@ class Job:
         self.halves = self._spawn(Half)
         self.adders = [self._spawn(kind, self.halves) for kind in (Adder, AsyncAdder)]
         self._meshes = {"halves": self.halves, "sync": self.adders[0], "async": self.adders[1]}
-        self.sums: dict[int, int] = {}  # by piece
+        self.done = Tally()
         self.wrong: list[str] = []
         self.lost = 0  # pieces, as often as they were
         self.heals: list[float] = []  # seconds of each
@@ -219,9 +240,8 @@ class Job:
             self._away.add(rank)
 
     def _note(self, piece: int, found: int) -> None:
-        if piece in self.sums:
+        if not self.done.note(piece, found):
             self.wrong.append(f"piece {piece} was done twice")
-        self.sums[piece] = found
 
     def _heal(self) -> None:
         if not self._healing:
@@ -245,8 +265,8 @@ class Job:
     def check(self) -> list[str]:
         """What is wrong with what was done."""
         count = self._next * NUMBERS
-        found, due = sum(self.sums.values()), count * (count - 1) // 2
-        missing = self._next - len(self.sums)
+        found, due = self.done.sum, count * (count - 1) // 2
+        missing = self._next - self.done.count
         sums = [] if found == due else [f"the sum is {found} instead of {due}, {missing} pieces are missing"]
         return self.wrong + sums
 
@@ -281,7 +301,7 @@ def look(job: Job) -> Sight:
         processes=len(controller.children(recursive=True)),
         files=len(list(current_session().folder.path.iterdir())),
         open_calls=context().actor_instance.node.open_calls,
-        letters=len(job.sums),
+        letters=job.done.count,
     )
 
 
@@ -310,7 +330,7 @@ def put(report: Report, job: Job, faults: collections.Counter[str]) -> None:
         report.put("heal(), median", statistics.median(job.heals) * 1e3, "ms", "under 500")
         report.put("heal(), the longest so far", max(job.heals) * 1e3, "ms")
     report.put("the slowest piece so far", job.slowest, "s")
-    report.put("pieces done, so far", len(job.sums), "")
+    report.put("pieces done, so far", job.done.count, "")
     report.put("pieces lost and done again, so far", job.lost, "")
     report.put("wrong", len(job.check()), "", "0")
 
@@ -346,7 +366,7 @@ def run_parts(job: Job, seconds: float, faults: float, seed: int, report: Report
         put(report, job, done)
         put_growth(report, sight, warm)
         found = job.check() + grown(sight, warm)
-        print(f"part {part + 1} of {PARTS}: {done.total()} faults, {len(job.sums)} pieces", file=sys.stderr)
+        print(f"part {part + 1} of {PARTS}: {done.total()} faults, {job.done.count} pieces", file=sys.stderr)
         if job.wrong:
             break
     job.procs.stop().get(PATIENCE)
