@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+PATIENCE = 10.0
 pytestmark = pytest.mark.process
 PIDS = Path("/sys/fs/cgroup/pids")
 PROGRAM = """
@@ -104,11 +106,14 @@ def cgroup() -> Iterator[Path]:
     except OSError as error:
         pytest.skip(f"no cgroup for processes can be made here: {error}")
     yield group
-    with contextlib.suppress(OSError):  # a process that was killed may still be on its way out
-        group.rmdir()
+    left = [int(pid) for pid in (group / "cgroup.procs").read_text().split()]
+    for pid in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).wait(PATIENCE)
+    group.rmdir()
 
 
-def test_fewer_processes_than_a_mesh_needs(run: Run, cgroup: Path) -> None:
+def test_fewer_processes_than_a_mesh_needs(cgroup: Path, run: Run) -> None:
     (cgroup / "pids.max").write_text("26")
     script = run(
         f"""
@@ -135,7 +140,7 @@ def small_disk() -> Iterator[Path]:
     folder.rmdir()
 
 
-def test_a_full_disk(run: Run, small_disk: Path) -> None:
+def test_a_full_disk(small_disk: Path, run: Run) -> None:
     """What Python prints goes on; what is written past Python fails in the rank, and says where there is no room."""
     script = run(
         """
@@ -170,7 +175,7 @@ close_session()
     assert [script.read_line(), script.read_line()] == ["ok 2", "ok 1"]
 
 
-def test_a_disk_without_room_for_a_run(run: Run, small_disk: Path) -> None:
+def test_a_disk_without_room_for_a_run(small_disk: Path, run: Run) -> None:
     subprocess.run(["mount", "-o", "remount,nr_inodes=1", str(small_disk)], check=False, capture_output=True)
     script = run("attempt(lambda: count(spawn(1)))", MESHBOOK_RUNTIME_DIR=str(small_disk / "runs"))
     assert lacks(script.read_line(), "LaunchError", "No space left on device", "MESHBOOK_RUNTIME_DIR") == []
