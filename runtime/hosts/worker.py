@@ -95,7 +95,6 @@ def make_node(transport: Transport, birth: Birth) -> Node:
     node.trust(world.agent)
     node.guide = world.agent
     node.expect(birth.lives)
-    node.inquire_of(world.agent)
     node.take_place = functools.partial(take_place, node)
     return node
 

@@ -4,7 +4,6 @@ failed, over   what became of actors that were spawned from here
 cancel, where  about a call that was sent to an actor here
 undelivered    a message that an actor here has sent, and that nobody could take
 probe          a question that follows who waits for whom
-ended          whether a process has ended: who asks was born later
 reborn         a process that had ended is started again
 moved          the mesh of this process was resized: its rank may be another one
 renewed        of what a node had spawned here before that, nothing more is to come
@@ -34,7 +33,6 @@ class Kept(Protocol):
     def where_is(self, key: str, sender: str, call: int) -> str: ...
     def follow(self, path: list[Step], key: str) -> None: ...
     def begin_again(self, address: Address, life: int) -> None: ...
-    def tell_end(self, node: str, to: Address) -> None: ...
     def close_early(self, spawner: str, number: int) -> None: ...
     def move(self, place: Any, at: Place, keys: Collection[str]) -> None: ...
     def tell_fate(self, node: str, asker: Address) -> None: ...
@@ -55,11 +53,6 @@ class Keeper(Actor):
     def over(self, key: str, node: str) -> None:
         """An actor on that node, spawned from here, is gone, its `__cleanup__` included."""
         self._node.owned_actor_over(key, node)
-
-    @endpoint
-    def ended(self, node: str, to: Address) -> None:
-        """Whoever is there wants to know whether this node has ended; no answer if not. For agents, who hear of all."""
-        self._node.tell_end(node, to)
 
     @endpoint
     def undelivered(self, key: str, dest: str, error: str) -> None:

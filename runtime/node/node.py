@@ -220,20 +220,6 @@ class Node:
             except PeerGone:
                 continue
 
-    def tell_end(self, node: str, to: Address) -> None:
-        """Tell a node how another one has ended, if it has."""
-        if (report := self.report_of(node)) is not None:
-            with contextlib.suppress(PeerGone):
-                self._routes.send(to, pack(Down(self.address.node, report), (), self.settings.max_message_bytes))
-
-    def inquire_of(self, agent: Address) -> None:
-        """From now on ask this agent of each node that is written to for the first time, whether it has ended."""
-
-        def inquire(node: str) -> None:
-            self._tell(agent, "ended", node, self.address)
-
-        self._routes.inquire_by(inquire, [self.controller.node, agent.node])
-
     def begin_again(self, address: Address, life: int) -> None:
         """A node that had ended is there again, or soon: create again what is this node's business there."""
         if self.note_reborn(address, life):

@@ -7,7 +7,7 @@ kept, until it is started again under the same name.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from meshbook.runtime import texts
 from meshbook.runtime.errors import ExitReport, ProcessDied, SupervisionError
@@ -26,8 +26,6 @@ class Routes:
         self._deliver = deliver
         self._book: dict[str, Address] = {self.own.node: self.own}
         self._lives: dict[str, int] = {}  # of nodes that were heard of: how many they have had before the present one
-        self._met: set[str] = set()  # whom this node has written to
-        self._inquire: Callable[[str], object] | None = None
         self._of_ended_runs: set[str] = set()  # the URLs of nodes that somebody still has handles of
         self._asked_after: set[str] = {self.own.node}
         # Asks what has become of a node: of those that ended before this one began nobody tells it.
@@ -112,14 +110,6 @@ class Routes:
             self._lives[node] = life
             self._transport.remember(node, life)
 
-    def inquire_by(self, inquire: Callable[[str], object], known: Collection[str]) -> None:
-        """Before the first message to any other node than these, let somebody ask whether it has ended already.
-
-        Ends are told to those who live then, and not to who is born later.
-        """
-        self._met.update(known)
-        self._inquire = inquire
-
     # -- sending -------------------------------------------------------------------------
 
     def send(self, to: Address, frame: Buffer) -> None:
@@ -129,9 +119,6 @@ class Routes:
         if to.node not in self._asked_after:
             self.meet(to.node)
         if to.node != self.own.node:
-            if self._inquire is not None and to.node not in self._met:
-                self._met.add(to.node)
-                self._inquire(to.node)
             self._transport.send(to, frame)
         elif to.url == self.own.url:
             self._deliver(frame)
