@@ -170,6 +170,8 @@ class Agent(HostActor):
         rendezvous = self._others.network | self._rendezvous_of(births[0].world)
         lives = self._node.lives() if self._others.has_gateway else {}
         self._workers.start([_informed(birth, rendezvous, lives) for birth in births])
+        if self._node.report_of(owner) is not None:  # it has died meanwhile, when there was nothing to end yet
+            self._workers.stop_owned_by(owner)
 
     def _tell_unborn(self, birth: Birth, why: str) -> None:
         report = ExitReport(birth.address.node, 0, None, stopped=why, life=birth.life)

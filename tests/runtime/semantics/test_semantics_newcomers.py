@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from typing import Any
 
 import cloudpickle
 import pytest
 
-from meshbook import Actor, ActorError, SupervisionError, endpoint
+from meshbook import Actor, ActorError, Future, SupervisionError, endpoint
+from meshbook.runtime.mesh.ends import when_ended
 
 PATIENCE = 60.0
 pytestmark = pytest.mark.usefixtures("faults")  # each death is a fault, of which these tests do not speak
@@ -31,6 +34,10 @@ class Caller(Actor):
         spawned = procs.spawn("spawned", Caller)
         spawned.answer.call().get(PATIENCE)
         return spawned
+
+    @endpoint
+    def own(self, host: Any) -> None:
+        self.procs = host.spawn_procs()
 
 
 def test_beyond_1_a_newcomer_that_calls_who_was_stopped_is_answered(world: Any) -> None:
@@ -71,3 +78,29 @@ def test_beyond_1_a_healed_process_waits_for_no_actor_of_an_owner_that_ended_bef
     procs.heal().get(PATIENCE)
     with pytest.raises(SupervisionError):
         spawned.answer.call().get(PATIENCE)
+
+
+def test_beyond_1_what_an_owner_has_asked_for_who_dies_meanwhile_is_ended(
+    in_memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It dies between the agent's look whether it lives and the start of what it has asked for."""
+    owners = in_memory.procs(1)
+    owner = owners.spawn("owner", Caller)
+    owner.answer.call().get(PATIENCE)
+    workers = in_memory.session.agent.workers
+    start, stop_owned_by, started, noted = workers.start, workers.stop_owned_by, Future.pending(), threading.Event()
+
+    def stop_what_it_owns(node: str) -> None:
+        stop_owned_by(node)
+        noted.set()
+
+    def start_after_its_end(births: Any) -> None:
+        workers.signal([owners.nodes[0].node], signal.SIGKILL)
+        assert noted.wait(PATIENCE)
+        start(births)
+        started.resolve(lambda: births[0].address.node)
+
+    monkeypatch.setattr(workers, "stop_owned_by", stop_what_it_owns)
+    monkeypatch.setattr(workers, "start", start_after_its_end)
+    owner.own.broadcast(in_memory.host)
+    when_ended(in_memory.session.node, [started.get(PATIENCE)]).get(PATIENCE)
