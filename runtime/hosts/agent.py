@@ -155,6 +155,8 @@ class Agent(HostActor):
     @endpoint
     def spawn_procs(self, births: list[Birth]) -> None:
         owner = births[0].world.owner
+        # Before anybody is told of a birth: it fails where the first host of the mesh is lost.
+        rendezvous = self._others.network | self._rendezvous_of(births[0].world)
         if self._node.report_of(owner) is not None:  # it has asked, and died
             for birth in births:
                 self._tell_unborn(birth, f"its owner has ended ({owner})")
@@ -167,7 +169,6 @@ class Agent(HostActor):
         for birth in births:
             if birth.life:
                 self._tell_reborn(birth)
-        rendezvous = self._others.network | self._rendezvous_of(births[0].world)
         lives = self._node.lives() if self._others.has_gateway else {}
         self._workers.start([_informed(birth, rendezvous, lives) for birth in births])
         if self._node.report_of(owner) is not None:  # it has died meanwhile, when there was nothing to end yet

@@ -73,13 +73,13 @@ def when_ended(node: Node, names: Sequence[str]) -> Future[None]:
 
 
 def mark_unborn(asked: Future[None], births: Sequence[Birth]) -> None:
-    """Where the agent could not even be asked, its workers will never be: say so to whoever calls them."""
+    """Where the agent could not even be asked, its workers will never be: say so to whoever calls them, anywhere."""
     node = current_node()
 
     def look() -> None:
         if (error := asked.exception()) is not None:
             for birth in births:
-                node.announce_down(_report_unborn(error, birth.address.node), ())
+                node.announce_down(_report_unborn(error, birth.address.node), birth.world.agents)
 
     asked.when_done(look)
 

@@ -289,7 +289,13 @@ def test_an_agent_that_is_killed_takes_its_own_processes_alone(doomed: HostMesh,
         procs.heal().get(PATIENCE)
     newborn = spawn_procs().spawn("newborn", Probe)  # has heard of nothing
     assert "d1" in newborn.run.call_one(await_death, on_lost.slice(gpus=0)).get(PATIENCE)
-    assert len(pids(on_other)) == 2
+    victim, fellow = on_other.slice(gpus=0), on_other.slice(gpus=1)
+    os.kill(pids(on_other)[0], signal.SIGKILL)
+    assert "SIGKILL" in fellow.run.call_one(await_death, victim).get(PATIENCE)
+    with pytest.raises(LaunchError, match="d1"):  # its host does not learn where the ranks meet
+        procs.heal().get(PATIENCE)
+    assert "SIGKILL" in fellow.run.call_one(await_death, victim).get(PATIENCE)  # nobody waits for it to come again
+    assert len(pids(fellow)) == 1
     assert any(event.kind == "host lost" and event.mesh == "d1" for event in session.events)
 
 
