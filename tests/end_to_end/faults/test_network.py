@@ -122,10 +122,10 @@ class Network:
         self._ip("-n", self._space(one), "route del blackhole", f"{self._net}.{other.removeprefix('h')}/32")
 
     def close(self) -> None:
-        for words in ([f"netns del {self._space(host)}" for host in ("h1", "h2")], [f"link del {self._name}b"]):
-            for word in words:
-                with contextlib.suppress(subprocess.CalledProcessError):
-                    self._ip(word)
+        links = [f"link del {self._name}{end}" for end in ("v1", "v2", "b")]  # first: a namespace may end later
+        for words in (*links, *(f"netns del {self._space(host)}" for host in ("h1", "h2"))):
+            with contextlib.suppress(subprocess.CalledProcessError):
+                self._ip(words)
 
 
 @pytest.fixture(scope="module")
