@@ -215,7 +215,7 @@ class Questions:
             raise
 
     def _finds_room(self, target: Target, question: Question, size: int, deadline: float | None) -> bool:
-        """Wait until the target's queue has room; without any in time its question has failed."""
+        """Wait until the target's queue has room; False where the question has failed by then."""
         assert isinstance(question, Call)
         try:
             self._pressure.find_room(target, question.endpoint, size, deadline)
@@ -223,7 +223,14 @@ class Questions:
             if (found := self._take_back(question)) is not None:
                 found[0].refuse(found[1], error)
             return False
-        return True
+        if self._is_wanted(question):
+            return True
+        self._pressure.take_back(target, size)
+        return False
+
+    def _is_wanted(self, call: Call) -> bool:
+        # Its process may have died during the wait, and be there again: whoever was told so may have asked once more.
+        return not call.call or call.reply_to is not None or self._calls.is_open(call.call)
 
     def _send(self, target: Target, frame: Buffer, question: Question, size: int) -> None:
         # The call is in the table already: a Down that comes from now on finds it there.

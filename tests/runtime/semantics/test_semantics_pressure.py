@@ -311,6 +311,23 @@ def test_the_death_of_the_receiver_wakes_who_waits(narrow: World, gate: Any, wai
     assert {type(future.exception(PATIENCE)) for future in sending.outcome()} == {ProcessDied}
 
 
+def test_a_call_that_has_failed_while_it_waited_is_not_sent_to_the_next_life(
+    narrow: World, gate: Any, waits: Waits
+) -> None:
+    """Its caller has been told, and may have made it again."""
+    procs = narrow.procs(gpus=1)
+    sink = held(procs.spawn("sink", Sink), gate)
+
+    def die_and_come_again() -> None:
+        narrow.kill(procs)
+        procs.heal().get(PATIENCE)
+
+    waits.when_one_begins = die_and_come_again
+    futures = [sink.take.call_one(number) for number in range(FREE + 1)]
+    assert {type(future.exception(PATIENCE)) for future in futures} == {ProcessDied}
+    assert sink.all_taken.call_one().get(PATIENCE) == []
+
+
 def test_a_healed_actor_has_an_empty_queue(narrow: World, gate: Any, waits: Waits) -> None:
     """What its former lives were sent, and never said to have taken, takes no room in it."""
     procs = narrow.procs(gpus=1)
