@@ -155,7 +155,7 @@ class Agent(HostActor):
     @endpoint
     def spawn_procs(self, births: list[Birth]) -> None:
         owner = births[0].world.owner
-        # Before anybody is told of a birth: it fails where the first host of the mesh is lost.
+        # Before anybody is told of a birth: it fails where the host that is asked is lost meanwhile.
         rendezvous = self._others.network | self._rendezvous_of(births[0].world)
         if self._node.report_of(owner) is not None:  # it has asked, and died
             for birth in births:
@@ -193,12 +193,13 @@ class Agent(HostActor):
             self._node.call(keepers, "reborn", ((address, life), {}), NOWHERE, None)
 
     def _rendezvous_of(self, world: World) -> dict[str, str]:
-        """That of the ranks of this mesh which live, else a new one; of a mesh on several hosts the first one's."""
+        """That of the ranks of this mesh which live, else a new one; on several hosts the first living one's."""
         if len(world.agents) == 1:
             known = self._workers.rendezvous_of(world.mesh)
             return known if known is not None else self._others.new_rendezvous()
         asker = Each(1)
-        self._node.call([Target(world.agents[0], MEETINGS)], "find", ((world.mesh,), {}), NOWHERE, asker)
+        living = (agent for agent in world.agents if self._node.report_of(agent.node) is None)  # this one among them
+        self._node.call([Target(next(living), MEETINGS)], "find", ((world.mesh,), {}), NOWHERE, asker)
         found: dict[str, str] = asker.futures[0].get()
         return found
 

@@ -1,4 +1,5 @@
-"""Where the ranks of a mesh on several hosts meet, for torch.distributed: the agent of the first one says it to all."""
+"""Where the ranks of a mesh on several hosts meet, for torch.distributed: the agent of the first one
+that lives says it to all."""
 
 from __future__ import annotations
 
