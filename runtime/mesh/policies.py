@@ -145,6 +145,9 @@ def _start_again(node: Node, lost: Charge, rank: int) -> str | None:
     except (MeshbookError, RuntimeError) as error:
         is_stopped = node.ledger.get(lost.key) is not lost
         return None if is_stopped else f"it could not be respawned: {error}"
+    except Exception as error:  # nobody has foreseen it, and the owner hears of the failure all the same
+        logger.exception("a failed rank could not be respawned")
+        return f"it could not be respawned: {type(error).__name__}: {error}"
     return None
 
 

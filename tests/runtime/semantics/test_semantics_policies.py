@@ -331,6 +331,21 @@ def test_beyond_1_an_owner_hears_of_what_is_not_respawned(world: Any, faults: An
     assert faults.empty()
 
 
+def test_beyond_1_an_error_that_nobody_has_foreseen_hides_no_failure(
+    world: Any, faults: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def heal(*_: Any, **__: Any) -> Any:
+        raise KeyError("what")
+
+    procs = world.procs(2, on_failure="respawn")
+    values(procs.spawn("member", Member).note.call(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(ProcMesh, "_heal", heal)
+        world.kill(procs.slice(gpus=1))
+        failure = faults.get(timeout=PATIENCE)
+    assert failure.report().endswith("it could not be respawned: KeyError: 'what'")
+
+
 def test_beyond_1_a_process_of_others_is_not_respawned(world: Any, faults: Any) -> None:
     """Its owner may do that; who only has actors there hears of it, as ever, and his actors come back then."""
     port, notes = Channel[Any].open()
