@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import math
 import threading
 import time
@@ -24,6 +25,7 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.errors import MeshbookError
 
+logger = logging.getLogger(__name__)
 ABORT_WITHIN = 3.0  # seconds; mostly it takes milliseconds, but a rendezvous tries again once a second
 T = TypeVar("T")
 
@@ -55,7 +57,7 @@ class Course:
         self._steps = Steps(cell.ranks, stops_on_error=cell.stops_on_error, patience=patience)
         self._watch = Watch(started)
         self._limit = math.inf if cell.timeout is None else started + cell.timeout
-        self._aside: asyncio.Task[None] | None = None  # what asks the ranks, beside the waiting; one thing at a time
+        self._aside: set[asyncio.Task[None]] = set()  # what asks the ranks, beside the waiting; an abort waits for none
         self._roll: dict[int, Whereabouts] = {}  # where silent ranks were before an abort
         self._timed_out = ""  # what to say of a time limit that has passed
         self._aborted: set[int] = set()
@@ -138,8 +140,8 @@ class Course:
 
     async def settle(self) -> dict[int, RankError]:
         """After the last answer: end what was begun, and start the ranks again that were killed; their errors."""
-        if self._aborted and self._aside is not None:
-            await self._aside  # the next cell may make groups again
+        if self._aborted and self._aside:
+            await asyncio.wait(self._aside)  # the next cell may make groups again
         return await self._heal() if self._killed else {}
 
     async def _heal(self) -> dict[int, RankError]:
@@ -160,7 +162,7 @@ class Course:
     # -- where ranks are ------------------------------------------------------------
 
     def _look_around(self, now: float) -> None:
-        if self._aside is not None and not self._aside.done():
+        if self._aside:
             return
         if now >= self._limit:
             self._limit = math.inf
@@ -169,7 +171,14 @@ class Course:
             self._begin_aside(self._look_at_ranks())
 
     def _begin_aside(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        self._aside = asyncio.ensure_future(coroutine)
+        task = asyncio.ensure_future(coroutine)
+        self._aside.add(task)
+        task.add_done_callback(self._end_aside)
+
+    def _end_aside(self, task: asyncio.Task[None]) -> None:
+        self._aside.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("the ranks of a running cell could not be asked", exc_info=error)
 
     async def _run_out_of_time(self) -> None:
         roll = await call_roll(self._mesh, tuple(self._steps.silent))

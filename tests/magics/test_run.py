@@ -338,6 +338,20 @@ def test_a_time_limit_says_where_ranks_are_and_interrupts() -> None:
     assert str(error) == "timed out after 0.01 s: rank 0 in all_reduce (cell 7:4), rank 1 at data.py:88 in load"
 
 
+def test_ranks_that_cannot_be_asked_where_they_are_are_told_of_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def call_roll(*_: Any) -> Any:
+        cell.ranks.answer(0, DONE)
+        raise OSError("no descriptor is left")
+
+    cell = Cell(1, timeout=0.01)
+    monkeypatch.setattr("meshbook.magics.course.call_roll", call_roll)
+    cell.run(lambda run: None)
+    assert "the ranks of a running cell could not be asked" in caplog.text
+    assert "no descriptor is left" in caplog.text
+
+
 # --- Ctrl-C while something waits ---
 
 
