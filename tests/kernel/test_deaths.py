@@ -253,11 +253,17 @@ class Healed(Actor):
         tell('there')
         time.sleep(600)
 
+    @endpoint
+    def wait(self):
+        time.sleep(600)
+
 procs = this_host().spawn_procs(per_host={'gpus': 2})
 healed = procs.spawn('healed', Healed)
+waiting = [healed.slice(gpus=rank).wait.call_one() for rank in range(2)]
 await healed.initialized
 procs.kill().get()
-while not procs.heal().get(): pass
+for each in waiting: each.exception()  # both are dead, and the heal is of both
+procs.heal().get()
 """
 
 
@@ -266,7 +272,7 @@ def test_nothing_outlives_a_kernel_killed_in_the_middle(
     open_notebook: Callable[..., Notebook], signs: Signs, work: str
 ) -> None:
     notebook = open_notebook()
-    notebook.run(f"import time\nfrom meshbook import Actor, this_host\n{signs.definition}")
+    notebook.run(f"import time\nfrom meshbook import Actor, endpoint, this_host\n{signs.definition}")
     notebook.start(work)
     signs.wait_for("there", 2)
     processes = notebook.processes()
