@@ -203,14 +203,15 @@ class _Peer:
         return self._life is not None and self._life < life
 
     def abandon(self) -> None:
-        self._gone = True  # a sender that waits under the lock sees it and leaves
-        with self._lock:
-            self._close(0)
+        self._leave(0)
 
     def close(self) -> None:
+        self._leave(None)
+
+    def _leave(self, linger: int | None) -> None:
+        self._gone = True  # a sender that waits under the lock sees it and leaves
         with self._lock:
-            self._gone = True
-            self._close(None)
+            self._close(linger)
 
     def _close(self, linger: int | None) -> None:
         self._socket.close(linger)

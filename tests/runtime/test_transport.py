@@ -156,6 +156,18 @@ def test_forgetting_a_peer_wakes_a_blocked_sender(opened: Open) -> None:
         here.send(there.address, b"more")
 
 
+def test_closing_wakes_a_blocked_sender(opened: Open) -> None:
+    here, there = opened("here"), opened("there")
+    thread, _, errors = flood(here, there.address, 5000)
+    thread.join(0.1)
+    closing = in_thread(here.close)
+    closing.join(PATIENCE)
+    thread.join(PATIENCE)
+    assert not closing.is_alive()
+    assert not thread.is_alive()
+    assert len(errors) == 1
+
+
 def test_a_forgotten_peer_that_comes_again_is_remembered(opened: Open) -> None:
     """It is greeted anew, since whoever is there now has not been."""
     here, there = opened("here"), opened("there")
