@@ -121,9 +121,7 @@ def parse_verb(line: str) -> Verb | HelpRequested:
 
 def _up_parser() -> Parser:
     parser = Parser(prog="%mesh up", description="Start a mesh.")
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument("--gpus", metavar="N", type=count, help="how many workers")
-    size.add_argument("--shape", metavar="DIM=N,...", type=shape, help="dimensions and sizes, such as hosts=2,gpus=4")
+    _add_size(parser, required=False)
     parser.add_argument("--name", metavar="NAME", type=variable, help="what selectors call it")
     parser.add_argument(
         "--spares", metavar="N", type=count, default=0, help="keep so many processes for ranks that die (default: none)"
@@ -163,9 +161,7 @@ def _resize_parser() -> Parser:
         prog="%mesh resize", description="Add ranks to a mesh, or take some away; the others keep their state."
     )
     parser.add_argument("name", metavar="NAME", nargs="?", help="this mesh (default: the default mesh)")
-    size = parser.add_mutually_exclusive_group(required=True)
-    size.add_argument("--gpus", metavar="N", type=count, help="how many workers")
-    size.add_argument("--shape", metavar="DIM=N,...", type=shape, help="sizes of dimensions, such as hosts=2,gpus=4")
+    _add_size(parser, required=True)
     return parser
 
 
@@ -192,6 +188,12 @@ def _stack_parser() -> Parser:
     parser = Parser(prog="%mesh stack", description="Show where ranks are: the same stacks once.")
     _add_selection(parser)
     return parser
+
+
+def _add_size(parser: Parser, *, required: bool) -> None:
+    size = parser.add_mutually_exclusive_group(required=required)
+    size.add_argument("--gpus", metavar="N", type=count, help="how many workers")
+    size.add_argument("--shape", metavar="DIM=N,...", type=shape, help="dimensions and sizes, such as hosts=2,gpus=4")
 
 
 def _add_selection(parser: Parser) -> None:

@@ -128,11 +128,12 @@ class ProcMesh(MeshTrait):
         return self
 
     def _with_region(self, region: Region) -> ProcMesh:
-        return self._twin(region, owned=False, policy=self._policy)
+        return self._twin(self._nodes, region, owned=False, policy=self._policy)
 
-    def _twin(self, region: Region, *, owned: bool, policy: Respawning | None) -> ProcMesh:
+    def _twin(self, nodes: Sequence[Address], region: Region, *, owned: bool, policy: Respawning | None) -> ProcMesh:
+        """Another handle of this mesh."""
         return ProcMesh(
-            *(self._name, self._nodes, region, self._hosts),
+            *(self._name, nodes, region, self._hosts),
             ownership=self._ownership,
             owned=owned,
             stream_logs=self._streams,
@@ -150,7 +151,8 @@ class ProcMesh(MeshTrait):
         fails raise in any case; the next ones reach the new one. `heal()` waits for a respawn that is under way.
         Raises ValueError for another word.
         """
-        return self._twin(self._region, owned=self._owned, policy=policy_of(on_failure, restarts))
+        policy = policy_of(on_failure, restarts)
+        return self._twin(self._nodes, self._region, owned=self._owned, policy=policy)
 
     def spawn(self, name: str, cls: type[A], *args: Any, **kwargs: Any) -> A:
         """Create an actor of `cls` on every process and return the actor mesh at once.
@@ -283,7 +285,8 @@ class ProcMesh(MeshTrait):
                 return current
             with current_node().noting:
                 change = Change(current_node(), self._name, births, before, after)
-                resized = self._ownership.current = current._like(change.nodes, after.region)
+                resized = current._twin(change.nodes, after.region, owned=True, policy=current._policy)
+                self._ownership.current = resized
             follow_up = functools.partial(resized._follow_up, reborn=(), was=before.nelements)
             done = change.begin(self._hosts, _ask_ready, follow_up)
             resized._initialized = done.then(lambda ranks: True)
@@ -291,15 +294,6 @@ class ProcMesh(MeshTrait):
         text = f"from {dict(before)} to {dict(after)}"
         current_node().tell_event("resized", charge.name, charge.procs, change.new, text)
         return resized
-
-    def _like(self, nodes: Sequence[Address], region: Region) -> ProcMesh:
-        return ProcMesh(
-            *(self._name, nodes, region, self._hosts),
-            ownership=self._ownership,
-            owned=True,
-            stream_logs=self._streams,
-            policy=self._policy,
-        )
 
     def all_of(self, actors: A) -> A:
         """The handle of the same actors on all of their processes as these are now: after a `resize`, on the new ones.
