@@ -60,7 +60,7 @@ class Interrupts:
 
     def _insist(self, origin: str) -> None:
         for pause in INSIST:
-            time.sleep(pause)
+            time.sleep(pause)  # a signal that was not felt tells nobody
             if not self._is_unheard(origin):
                 return
             self._signal()

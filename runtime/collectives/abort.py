@@ -19,7 +19,7 @@ from meshbook.runtime.collectives.sockets import connections_to, cut, gloo_conne
 
 # Who waits for a store that does not listen tries again about once a second.
 PATIENCE_S = 2.5
-PAUSE_S = 0.02
+PAUSE_S = 0.02  # between looks at the stacks of other threads: nothing tells when one has left C++
 FREEING_S = 1.0
 
 

@@ -12,7 +12,10 @@ PROCESS = "process"  # its name, the same in each
 
 
 class ProcessActor(Actor):
-    """What every worker answers on its control thread, also while its main thread is busy."""
+    """What every worker answers on its control thread, also while its main thread is busy.
+
+    Names and types alone, for callers: they stand on a lower floor than the worker that subclasses this.
+    """
 
     @endpoint
     def ready(self) -> int:
