@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 
 from meshbook.magics.options import CellOptions, parse_cell_options, parse_comment
 from meshbook.magics.parsing import HelpRequested, UsageError
-from meshbook.magics.verbs import Down, Heal, Interrupt, Log, Resize, Restart, Stack, Status, Up, Verb, parse_verb
+from meshbook.magics.verbs.down import Down
+from meshbook.magics.verbs.heal import Heal
+from meshbook.magics.verbs.interrupt import Interrupt
+from meshbook.magics.verbs.log import Log
+from meshbook.magics.verbs.resize import Resize
+from meshbook.magics.verbs.restart import Restart
+from meshbook.magics.verbs.stack import Stack
+from meshbook.magics.verbs.status import Status
+from meshbook.magics.verbs.table import parse_verb
+from meshbook.magics.verbs.up import Up
+from meshbook.magics.verbs.verb import Verb
 from meshbook.runtime.geometry import Extent
 
 

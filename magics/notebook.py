@@ -1,0 +1,53 @@
+"""The notebook as its magics see it: its shell, its meshes, its session. What verbs and cells act on."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from meshbook.magics.forwarding import CellScreen
+from meshbook.magics.meshes import Meshes, NotebookMesh
+from meshbook.magics.selection import Selected
+from meshbook.runtime.hosts.session import Session, current_session
+from meshbook.runtime.mesh.procs import ProcMesh
+
+
+class Notebook:
+    """One for each IPython shell that has loaded the extension."""
+
+    def __init__(self, shell: Any) -> None:
+        self.shell = shell
+        self.meshes = Meshes()
+        self.screen = CellScreen()
+
+    def warm_up(self) -> None:
+        """Start the session in the background, so that the first `%%mesh` finds its workers' parent warm."""
+        threading.Thread(target=self.session, name="meshbook warm-up", daemon=True).start()
+
+    def session(self) -> Session:
+        """The session, which starts with the first that asks for it."""
+        session = current_session()
+        session.forwarder.screen = self.screen
+        return session
+
+    def select(self, selector: str) -> tuple[NotebookMesh, Selected]:
+        """The ranks that a selector means, as a region of their mesh."""
+        return self.meshes.select(selector)
+
+    def ranks_of(self, selector: str) -> tuple[NotebookMesh, list[int]]:
+        """The ranks that a selector means, as numbers."""
+        mesh, selected = self.select(selector)
+        return mesh, list(selected.region.ranks())
+
+    def bind(self, mesh: NotebookMesh) -> None:
+        """The process mesh under its name, for actors; a variable of the user's own is left alone."""
+        known = self.shell.user_ns.get(mesh.name)
+        if known is None or isinstance(known, ProcMesh):
+            self.shell.user_ns[mesh.name] = mesh.procs
+
+    @property
+    def cell_number(self) -> int:
+        """The number of the cell that runs."""
+        # The shell's own counter stands at the next cell already, or not yet: that differs between IPython's versions.
+        running = getattr(self.shell.displayhook, "exec_result", None)
+        return int(getattr(running, "execution_count", None) or self.shell.execution_count)

@@ -1,0 +1,1 @@
+"""The verbs of `%mesh`: a module for each, and the table of them."""

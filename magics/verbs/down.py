@@ -1,0 +1,29 @@
+"""`%mesh down`: stop a mesh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshbook.magics.notebook import Notebook
+from meshbook.magics.parsing import Parser
+from meshbook.magics.verbs.verb import Verb, add_name
+
+
+@dataclass(frozen=True)
+class Down(Verb):
+    """Stop a mesh (None: the default mesh); `now` does not wait for what runs."""
+
+    word = "down"
+    description = "Stop a mesh."
+
+    name: str | None = None
+    now: bool = False
+
+    @staticmethod
+    def add_arguments(parser: Parser) -> None:
+        add_name(parser, "this mesh (default: the default mesh)")
+        parser.add_argument("--now", action="store_true", help="do not wait for what still runs")
+
+    def run(self, notebook: Notebook) -> None:
+        notebook.session()
+        print(f"{notebook.meshes.down(self.name, now=self.now).name} is down")

@@ -1,0 +1,27 @@
+"""`%mesh heal`: start the ranks again that have died."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshbook.magics import changes
+from meshbook.magics.notebook import Notebook
+from meshbook.magics.parsing import Parser
+from meshbook.magics.verbs.verb import Verb, add_name
+
+
+@dataclass(frozen=True)
+class Heal(Verb):
+    """Start the dead ranks of a mesh again (None: the default mesh)."""
+
+    word = "heal"
+    description = "Start the ranks again that have died."
+
+    name: str | None = None
+
+    @staticmethod
+    def add_arguments(parser: Parser) -> None:
+        add_name(parser, "of this mesh (default: the default mesh)")
+
+    def run(self, notebook: Notebook) -> None:
+        print(changes.heal(notebook.meshes.get(self.name)))

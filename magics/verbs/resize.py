@@ -1,0 +1,34 @@
+"""`%mesh resize`: add ranks to a mesh, or take some away."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshbook.magics import changes
+from meshbook.magics.notebook import Notebook
+from meshbook.magics.parsing import Parser
+from meshbook.magics.verbs.verb import Verb, add_name, add_size
+from meshbook.runtime.geometry import Extent
+
+
+@dataclass(frozen=True)
+class Resize(Verb):
+    """Let a mesh (None: the default mesh) have `gpus` workers in its last dimension, or these sizes."""
+
+    word = "resize"
+    description = "Add ranks to a mesh, or take some away; the others keep their state."
+
+    gpus: int | None = None
+    shape: Extent | None = None
+    name: str | None = None
+
+    @staticmethod
+    def add_arguments(parser: Parser) -> None:
+        add_name(parser, "this mesh (default: the default mesh)")
+        add_size(parser, required=True)
+
+    def run(self, notebook: Notebook) -> None:
+        mesh = notebook.meshes.get(self.name)
+        sizes = dict(self.shape) if self.shape is not None else {"gpus": self.gpus or 1}
+        print(changes.resize(mesh, sizes))
+        notebook.bind(mesh)

@@ -1,0 +1,27 @@
+"""`%mesh restart`: end ranks, whatever they run, and start them again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshbook.magics import changes
+from meshbook.magics.notebook import Notebook
+from meshbook.magics.parsing import Parser
+from meshbook.magics.verbs.verb import Verb, add_selection
+
+
+@dataclass(frozen=True)
+class Restart(Verb):
+    """End these ranks, whatever they run, and start them again."""
+
+    word = "restart"
+    description = "End ranks, whatever they run, and start them again."
+
+    selection: str = "all"
+
+    @staticmethod
+    def add_arguments(parser: Parser) -> None:
+        add_selection(parser)
+
+    def run(self, notebook: Notebook) -> None:
+        print(changes.restart(*notebook.ranks_of(self.selection)))

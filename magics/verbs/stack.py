@@ -1,0 +1,28 @@
+"""`%mesh stack`: where ranks are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshbook.magics import changes
+from meshbook.magics.notebook import Notebook
+from meshbook.magics.parsing import Parser
+from meshbook.magics.stacks import render_stacks, take_stacks
+from meshbook.magics.verbs.verb import Verb, add_selection
+
+
+@dataclass(frozen=True)
+class Stack(Verb):
+    """Show where these ranks are."""
+
+    word = "stack"
+    description = "Show where ranks are: the same stacks once."
+
+    selection: str = "all"
+
+    @staticmethod
+    def add_arguments(parser: Parser) -> None:
+        add_selection(parser)
+
+    def run(self, notebook: Notebook) -> None:
+        print(render_stacks(changes.wait_for(take_stacks(*notebook.ranks_of(self.selection)))))

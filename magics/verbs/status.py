@@ -1,0 +1,33 @@
+"""`%mesh status`: how the meshes are, and what has happened to them; `%mesh` alone says the first in a line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshbook.magics.notebook import Notebook
+from meshbook.magics.parsing import Parser
+from meshbook.magics.status import history_of, state_of
+from meshbook.magics.verbs.verb import Verb, add_name
+
+
+@dataclass(frozen=True)
+class Status(Verb):
+    """Say how a mesh is (`name` None means all of them), and unless it is to be `brief` what has happened to it."""
+
+    word = "status"
+    description = "Say how the meshes are."
+
+    name: str | None = None
+    brief: bool = False
+
+    @staticmethod
+    def add_arguments(parser: Parser) -> None:
+        add_name(parser, "only this mesh")
+
+    def run(self, notebook: Notebook) -> None:
+        meshes = notebook.meshes
+        if not len(meshes):
+            print("no mesh is up: %mesh up --gpus 4 starts one, and so does the first %%mesh cell")
+            return
+        for mesh in [meshes.get(self.name)] if self.name else list(meshes):
+            print("\n".join([*state_of(mesh), *([] if self.brief else history_of(mesh))]))

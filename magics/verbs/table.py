@@ -1,0 +1,61 @@
+"""The verbs of `%mesh` as a table, and what a line of it asks for.
+
+Selectors stay text here; they are read when the verb is done.
+"""
+
+from __future__ import annotations
+
+from meshbook.magics.parsing import (
+    HELP_WORDS,
+    HelpAsked,
+    HelpRequested,
+    UsageError,
+    quoted,
+    read,
+    suggestion,
+    words,
+)
+from meshbook.magics.verbs.down import Down
+from meshbook.magics.verbs.heal import Heal
+from meshbook.magics.verbs.interrupt import Interrupt
+from meshbook.magics.verbs.log import Log
+from meshbook.magics.verbs.resize import Resize
+from meshbook.magics.verbs.restart import Restart
+from meshbook.magics.verbs.stack import Stack
+from meshbook.magics.verbs.status import Status
+from meshbook.magics.verbs.up import Up
+from meshbook.magics.verbs.verb import Verb
+
+# As the overview lists them: a mesh's life, then cells that run, then what to look at.
+_ALL: tuple[type[Verb], ...] = (
+    Up,
+    Status,
+    Down,
+    Resize,
+    Heal,
+    Interrupt,
+    Restart,
+    Stack,
+    Log,
+)
+VERBS = {verb.word: verb for verb in _ALL}
+
+
+def parse_verb(line: str) -> Verb | HelpRequested:
+    """What follows `%mesh` on its line; nothing is a brief `status`."""
+    if not (found := words(line)):
+        return Status(brief=True)
+    word, *arguments = found
+    if word in ("help", *HELP_WORDS):
+        return HelpRequested(_overview())
+    if word not in VERBS:
+        raise UsageError(f"%mesh: no verb {quoted(word)}{suggestion(word, VERBS)} The verbs are {', '.join(VERBS)}.")
+    verb = VERBS[word]
+    try:
+        return verb(**vars(read(verb.parser(), arguments)))
+    except HelpAsked as asked:
+        return HelpRequested(asked.text)
+
+
+def _overview() -> str:
+    return "".join(verb.parser().format_usage() for verb in VERBS.values()) + "\n%mesh VERB --help says more.\n"

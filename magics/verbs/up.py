@@ -1,0 +1,69 @@
+"""`%mesh up`: start a mesh, and show how far it is."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from meshbook.magics.meshes import describe_up
+from meshbook.magics.notebook import Notebook
+from meshbook.magics.parsing import Parser, count, variable
+from meshbook.magics.publications import LiveDisplay
+from meshbook.magics.publisher import publisher_for
+from meshbook.magics.verbs.verb import Verb, add_size
+from meshbook.runtime.geometry import Extent
+
+
+@dataclass(frozen=True)
+class Up(Verb):
+    """Start a mesh of `gpus` workers, or of this shape; the default of both is None."""
+
+    word = "up"
+    description = "Start a mesh."
+
+    gpus: int | None = None
+    shape: Extent | None = None
+    name: str | None = None
+    spares: int = 0
+
+    @staticmethod
+    def add_arguments(parser: Parser) -> None:
+        add_size(parser, required=False)
+        parser.add_argument("--name", metavar="NAME", type=variable, help="what selectors call it")
+        parser.add_argument(
+            "--spares",
+            metavar="N",
+            type=count,
+            default=0,
+            help="keep so many processes for ranks that die (default: none)",
+        )
+
+    def run(self, notebook: Notebook) -> None:
+        started = time.monotonic()
+        notebook.session()
+        extent = self.shape if self.shape is not None else Extent.of(gpus=self.gpus) if self.gpus else None
+        bar = _Progress(notebook.shell)
+        mesh = notebook.meshes.up(extent, self.name, bar, spares=self.spares)
+        notebook.bind(mesh)
+        bar.done(describe_up(mesh, started))
+
+
+class _Progress:
+    """A line that says how many ranks are up, once it takes longer than a blink."""
+
+    def __init__(self, shell: Any) -> None:
+        self._publisher = publisher_for(shell)
+        self._shown = ""
+
+    def __call__(self, ready: int, total: int) -> None:
+        bar = "█" * (20 * ready // total)
+        self._show(f"starting ranks {bar:░<20} {ready}/{total}")
+
+    def done(self, text: str) -> None:
+        self._show(text, is_final=True) if self._shown else print(text)
+
+    def _show(self, text: str, *, is_final: bool = False) -> None:
+        if text != self._shown:
+            self._publisher.publish([LiveDisplay({"text/plain": text}, bool(self._shown), is_final)])
+            self._shown = text
