@@ -1,6 +1,6 @@
-"""`python -m meshbook install`: shows this environment's meshbook to a Jupyter that lives elsewhere.
+"""`python -m meshbook install` shows this meshbook to a Jupyter that lives elsewhere; `doctor` examines it.
 
-Not needed where meshbook and Jupyter share an environment: `pip install meshbook` puts the kernelspec there.
+Installing is not needed where both share an environment: `pip install meshbook` puts the kernelspec there.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.verb is None:
         parser.print_help()
         return 2
+    if args.verb == "doctor":
+        return doctor()
     prefix = sys.prefix if args.sys_prefix else args.prefix
     try:
         return install(prefix) if args.verb == "install" else uninstall(prefix)
@@ -42,10 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m meshbook", description="Install or remove the Jupyter kernelspec of this meshbook."
+        prog="python -m meshbook",
+        description="Install or remove the Jupyter kernelspec of this meshbook, or examine it.",
     )
     parser.add_argument("--version", action="store_true", help="show the version and leave")
-    verbs = parser.add_subparsers(dest="verb", metavar="install | uninstall")
+    verbs = parser.add_subparsers(dest="verb", metavar="install | uninstall | doctor")
+    summary = "look at the installation and the machine, and say what to do"
+    verbs.add_parser("doctor", help=summary, description=summary)
     for verb, summary in (
         ("install", "make the kernel visible to Jupyter"),
         ("uninstall", "remove what install wrote"),
@@ -57,6 +62,17 @@ def build_parser() -> argparse.ArgumentParser:
         )
         where.add_argument("--prefix", metavar="DIR", help="under DIR/share/jupyter/kernels")
     return parser
+
+
+def doctor() -> int:
+    """Examine this installation; the status is 1 where something keeps meshes from working."""
+    # Weight: what it looks at, torch among it, which the other verbs do without.
+    from meshbook.magics.doctor.examination import CHECKS
+    from meshbook.magics.doctor.finding import examine, render, worst_of
+
+    findings = examine(CHECKS)
+    print(render(findings))
+    return int(worst_of(findings) == "problem")
 
 
 def install(prefix: str | None) -> int:

@@ -15,6 +15,7 @@ from meshbook.magics.parsing import (
     suggestion,
     words,
 )
+from meshbook.magics.verbs.doctor import Doctor
 from meshbook.magics.verbs.down import Down
 from meshbook.magics.verbs.heal import Heal
 from meshbook.magics.verbs.interrupt import Interrupt
@@ -37,6 +38,7 @@ _ALL: tuple[type[Verb], ...] = (
     Restart,
     Stack,
     Log,
+    Doctor,
 )
 VERBS = {verb.word: verb for verb in _ALL}
 

@@ -1,0 +1,79 @@
+"""What an examination finds, and how it is told. Pure.
+
+ok       Python         3.11.7
+warning  /dev/shm       64 MiB in all: DataLoader workers and large tensors need more
+                        -> start the container with --shm-size=8g
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Level: TypeAlias = Literal["ok", "note", "warning", "problem"]
+LEVELS: tuple[Level, ...] = ("ok", "note", "warning", "problem")
+WIDTH = 110
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found about a subject. A `note` costs speed or a feature, a `problem` keeps meshes from working."""
+
+    level: Level
+    subject: str
+    text: str
+    remedy: str = ""
+
+
+Check: TypeAlias = Callable[[], Iterable[Finding]]
+
+
+def examine(checks: Iterable[Check]) -> list[Finding]:
+    """The findings of all checks; a check that fails is a finding itself."""
+    return [finding for check in checks for finding in _findings_of(check)]
+
+
+def _findings_of(check: Check) -> list[Finding]:
+    try:
+        return list(check())
+    except Exception as error:  # whatever it is: an examination that breaks off helps nobody
+        name = check.__name__.replace("_", " ")
+        return [Finding("warning", name, f"could not be looked at: {type(error).__name__}: {error}")]
+
+
+def worst_of(findings: Iterable[Finding]) -> Level:
+    """The worst level; `ok` of none."""
+    return max((finding.level for finding in findings), key=LEVELS.index, default="ok")
+
+
+def render(findings: Sequence[Finding]) -> str:
+    """The findings as a table of text, with a last line that says how it stands."""
+    wide = max((len(finding.subject) for finding in findings), default=0)
+    return "\n".join([*(_render_one(finding, wide) for finding in findings), "", _verdict(findings)])
+
+
+def _render_one(finding: Finding, wide: int) -> str:
+    start = f"{finding.level:<8} {finding.subject:<{wide}}  "
+    room = max(WIDTH - len(start), 40)
+    lines = textwrap.wrap(finding.text, room, break_on_hyphens=False) or [""]
+    if finding.remedy:
+        lines += textwrap.wrap(
+            finding.remedy, room, initial_indent="-> ", subsequent_indent="   ", break_on_hyphens=False
+        )
+    return start + ("\n" + " " * len(start)).join(lines)
+
+
+def _verdict(findings: Iterable[Finding]) -> str:
+    counts = Counter(finding.level for finding in findings)
+    if counts["problem"]:
+        return f"{_count(counts['problem'], 'problem')} to solve before meshes work"
+    if counts["warning"]:
+        return f"meshes work; {_count(counts['warning'], 'warning')} above"
+    return "all is well"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number > 1 else ''}"

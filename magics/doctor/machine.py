@@ -1,0 +1,152 @@
+"""Checks of the machine: its cores and memory, and the limits that processes of a mesh run into."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+
+from meshbook.magics.doctor.finding import Finding
+from meshbook.runtime.hosts.machine import count_cores
+from meshbook.runtime.resources import FILES_A_PEER, SPARE_FILES
+
+GIB = 1 << 30
+LEAST_SHARED = 1 * GIB
+LEAST_MEMORY = 2 * GIB
+LEAST_PEERS = 256  # workers that the limit of open files should have room for
+SLOW_NAME = 1.0  # seconds; torch asks the name service whenever ranks meet
+NAME_PATIENCE = 6.0
+
+
+def cores() -> Iterator[Finding]:
+    """What the processes of a mesh share to compute."""
+    yield judge_cores(count_cores(), _quota())
+
+
+def judge_cores(present: int, quota: float | None) -> Finding:
+    """`quota`: how many cores' time the container may use; None without such a limit."""
+    if quota is not None and quota < present:
+        text = (
+            f"{present} are seen, but this container may use the time of {quota:g}: more ranks only wait for each other"
+        )
+        return Finding("note", "cores", text, "raise the container's limit (docker run --cpus, a pod's limits.cpu)")
+    return Finding("ok", "cores", str(present))
+
+
+def _quota() -> float | None:
+    try:
+        most, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if most == "max" else int(most) / int(period)
+
+
+def memory() -> Iterator[Finding]:
+    """What is free, and what the container may have."""
+    yield judge_memory(psutil.virtual_memory().available, _room_in_group())
+
+
+def judge_memory(free: int, allowed: int | None) -> Finding:
+    """Bytes that are free on the machine, and that the container may still take (None: as many as it likes)."""
+    room = free if allowed is None else min(free, allowed)
+    text = f"{room / GIB:.1f} GiB free"
+    if allowed is not None and allowed < free:
+        text += f" of this container's limit (the machine has {free / GIB:.1f} free)"
+    if room < LEAST_MEMORY:
+        return Finding("warning", "memory", f"{text}: a rank with torch takes some 0.1 GiB before its first tensor")
+    return Finding("ok", "memory", text)
+
+
+def _room_in_group() -> int | None:
+    root = Path("/sys/fs/cgroup")
+    try:
+        most, used = (root / "memory.max").read_text().strip(), int((root / "memory.current").read_text())
+    except (OSError, ValueError):
+        return None
+    return None if most == "max" else int(most) - used
+
+
+def shared_memory() -> Iterator[Finding]:
+    """`/dev/shm`, which DataLoader workers and NCCL use."""
+    folder = Path("/dev/shm")
+    yield judge_shared_memory(shutil.disk_usage(folder).total if folder.is_dir() else None)
+
+
+def judge_shared_memory(total: int | None) -> Finding:
+    """Its size in bytes; None where there is none."""
+    remedy = "give it more: docker run --shm-size=8g, or an emptyDir with medium: Memory at /dev/shm in a pod"
+    if total is None:
+        return Finding("warning", "/dev/shm", "is not there: DataLoader workers and NCCL cannot share memory", remedy)
+    if total < LEAST_SHARED:
+        text = f"{total / (1 << 20):.0f} MiB in all: DataLoader workers end with 'Bus error' where it is full"
+        return Finding("warning", "/dev/shm", text, remedy)
+    return Finding("ok", "/dev/shm", f"{total / GIB:.1f} GiB")
+
+
+def open_files() -> Iterator[Finding]:
+    """The limit of open files: each worker that a process talks to takes some."""
+    yield judge_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+
+
+def judge_open_files(most: int) -> Finding:
+    """The hard limit; the soft one is raised to it as needed."""
+    if most == resource.RLIM_INFINITY:
+        return Finding("ok", "open files", "unlimited")
+    peers = max(0, most - SPARE_FILES) // FILES_A_PEER
+    if peers < LEAST_PEERS:
+        text = f"at most {most}: room for a mesh of some {peers} ranks"
+        return Finding(
+            "warning", "open files", text, "raise the hard limit (ulimit -Hn, docker run --ulimit nofile=65536)"
+        )
+    return Finding("ok", "open files", f"at most {most}")
+
+
+def locked_memory() -> Iterator[Finding]:
+    """What RDMA needs of the limit of locked memory, where there is a NIC for it."""
+    root = Path("/sys/class/infiniband")
+    states = [file.read_text() for file in root.glob("*/ports/*/state")] if root.is_dir() else []
+    yield judge_nic(
+        len(states), sum("ACTIVE" in state for state in states), resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    )
+
+
+def judge_nic(ports: int, active: int, lockable: int) -> Finding:
+    """RDMA ports, those of them that are up, and how many bytes a process may lock."""
+    if not ports:
+        return Finding("note", "RDMA NIC", "none here: data goes between hosts by TCP")
+    if not active:
+        return Finding(
+            "warning", "RDMA NIC", f"{ports} ports, none of them active", "see ibstat, and ask who runs the network"
+        )
+    if lockable != resource.RLIM_INFINITY:
+        text = f"{active} active ports, but a process may lock only {lockable >> 20} MiB of memory for it"
+        return Finding("warning", "RDMA NIC", text, "ulimit -l unlimited (docker run --ulimit memlock=-1)")
+    return Finding("ok", "RDMA NIC", f"{active} active ports")
+
+
+def name_service() -> Iterator[Finding]:
+    """How long this machine's own name takes to be looked up."""
+    pool = ThreadPoolExecutor(1)
+    started = time.monotonic()
+    asked = pool.submit(socket.getfqdn)
+    try:
+        asked.result(NAME_PATIENCE)
+    except TimeoutError:
+        pass
+    finally:
+        pool.shutdown(wait=False)
+    yield judge_name_service(socket.gethostname(), time.monotonic() - started)
+
+
+def judge_name_service(name: str, seconds: float) -> Finding:
+    """Seconds that the name took."""
+    if seconds > SLOW_NAME:
+        text = f"the name of this machine ({name}) takes {seconds:.1f} s to look up, and so does each meeting of ranks"
+        return Finding("warning", "name service", text, f"add the line '127.0.1.1 {name}' to /etc/hosts")
+    return Finding("ok", "name service", f"{name} in {seconds * 1000:.0f} ms")

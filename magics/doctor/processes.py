@@ -1,0 +1,140 @@
+"""Checks of what processes may do here: read each other's memory, have a folder with sockets, be started."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from meshbook.magics.doctor.finding import Finding
+from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.actor.endpoint import endpoint
+from meshbook.runtime.config import Settings, runtime_root
+from meshbook.runtime.errors import MeshbookError
+from meshbook.runtime.hosts.session import current_session
+
+LEAST_DISK = 1 << 30
+CALLS = 200
+_MOST_BYTES = 107  # of a socket's path
+_LONGEST_TAIL = 60  # of it behind the folder of runs: a run, a mesh and a rank
+_REMOTE = ("nfs", "nfs4", "cifs", "lustre", "gpfs", "fuse.sshfs", "beegfs", "ceph")
+
+_OWNER = """
+import ctypes, sys
+kept = ctypes.create_string_buffer(b"meshbook")
+print(ctypes.addressof(kept), flush=True)
+sys.stdin.read()
+"""
+_READER = """
+import ctypes, os, sys
+class Piece(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
+pid, address = map(int, sys.argv[1:])
+into = ctypes.create_string_buffer(8)
+libc = ctypes.CDLL(None, use_errno=True)
+read = libc.process_vm_readv
+read.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong]
+here, there = Piece(ctypes.addressof(into), 8), Piece(address, 8)
+if read(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0) != 8:
+    sys.exit(os.strerror(ctypes.get_errno()))
+"""
+
+
+def memory_of_others() -> Iterator[Finding]:
+    """Whether one worker may read the memory of another, as py-spy and Cross Memory Attach do. Tried, not deduced."""
+    if sys.platform == "linux":
+        yield judge_memory_of_others(_try_to_read())
+
+
+def judge_memory_of_others(refusal: str) -> Finding:
+    """`refusal`: what the system said; empty where it let the memory be read."""
+    if not refusal:
+        return Finding("ok", "ptrace", "workers may read each other's memory")
+    text = f"workers may not read each other's memory ({refusal}): ranks that are stuck in C cannot be looked at"
+    remedy = "docker run --cap-add SYS_PTRACE; or sysctl kernel.yama.ptrace_scope=0"
+    return Finding("note", "ptrace", text, remedy)
+
+
+def _try_to_read() -> str:
+    """Let one child read what another one has; why it could not, or nothing."""
+    python = [sys.executable, "-S", "-E", "-c"]
+    with subprocess.Popen([*python, _OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        address = owner.stdout.readline().strip()
+        reader = subprocess.run([*python, _READER, str(owner.pid), address], capture_output=True, text=True)
+    lines = reader.stderr.strip().splitlines()
+    return "" if reader.returncode == 0 else lines[-1] if lines else f"exit status {reader.returncode}"
+
+
+def folder_of_runs() -> Iterator[Finding]:
+    """The folder that holds the sockets of runs."""
+    root = runtime_root(Settings.from_environment())
+    yield judge_folder(root, shutil.disk_usage(root).free, _file_system_of(root))
+
+
+def judge_folder(root: Path, free: int, file_system: str) -> Finding:
+    """Its path, its disk's free bytes, and the kind of its file system."""
+    remedy = "set MESHBOOK_RUNTIME_DIR to a short path on a local disk"
+    if len(os.fsencode(root)) + _LONGEST_TAIL > _MOST_BYTES:
+        text = f"{root} is too long a path: a socket's has at most {_MOST_BYTES} bytes"
+        return Finding("problem", "folder of runs", text, remedy)
+    if file_system in _REMOTE:
+        return Finding("problem", "folder of runs", f"{root} is on {file_system}, where sockets do not work", remedy)
+    if free < LEAST_DISK:
+        text = f"{root} has {free >> 20} MiB free: what ranks print is kept there until it was read"
+        return Finding("warning", "folder of runs", text, remedy)
+    return Finding("ok", "folder of runs", f"{root} ({free / (1 << 30):.0f} GiB free)")
+
+
+def _file_system_of(folder: Path) -> str:
+    """The kind of the file system that the folder is on; empty where that is not told."""
+    try:
+        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    except OSError:
+        return ""
+    around = [(len(place), kind) for place, kind in mounts if folder.is_relative_to(place)]
+    return max(around, default=(0, ""))[1]
+
+
+class _Examined(Actor):
+    @endpoint
+    def answer(self) -> None:
+        """Nothing: it is the way that counts."""
+
+
+def a_worker() -> Iterator[Finding]:
+    """Start one, call it, and let it go: what every mesh needs."""
+    started = time.monotonic()
+    try:
+        procs = current_session().host.spawn_procs(per_host={"gpus": 1}, name="doctor")
+    except (MeshbookError, OSError) as error:
+        yield Finding("problem", "a worker", f"none can be started: {error}")
+        return
+    try:
+        procs.initialized.get()
+        ready = time.monotonic() - started
+        yield judge_worker(ready, _round_trip(procs.spawn("examined", _Examined)))
+    except (MeshbookError, OSError) as error:
+        yield Finding("problem", "a worker", f"did not come up: {error}")
+    finally:
+        procs.stop("the examination is over").get()
+
+
+def judge_worker(ready: float, round_trip: float) -> Finding:
+    """Seconds until it was ready, and seconds that a call and its answer take."""
+    return Finding("ok", "a worker", f"is up after {ready:.2f} s, and answers a call in {round_trip * 1e6:.0f} µs")
+
+
+def _round_trip(examined: _Examined) -> float:
+    """Seconds that a call and its answer take: the median."""
+    taken: list[float] = []
+    for _ in range(CALLS):
+        started = time.perf_counter()
+        examined.answer.call_one().get()
+        taken.append(time.perf_counter() - started)
+    return statistics.median(taken)

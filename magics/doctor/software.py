@@ -1,0 +1,115 @@
+"""Checks of what is installed: Python, packages, torch against the GPUs, the kernelspec."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+
+from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
+from packaging.requirements import Requirement
+
+from meshbook.magics.doctor.finding import Finding
+from meshbook.runtime.hosts.machine import count_gpus
+
+KERNEL = "meshbook"
+# What is not required: what it is for, and how to have it.
+OPTIONAL = {
+    "py-spy": ("sees ranks that are stuck in C, and profiles them", "pip install 'meshbook[debug]'"),
+    "matplotlib": ("figures of ranks", "pip install matplotlib"),
+}
+
+
+def python() -> Iterator[Finding]:
+    """The interpreter."""
+    yield Finding("ok", "Python", f"{platform.python_version()} ({sys.executable}) on {platform.platform()}")
+    if sys.platform != "linux":
+        yield Finding(
+            "warning", "system", f"{platform.system()} is supported as far as it costs little; Linux is whole"
+        )
+
+
+def packages() -> Iterator[Finding]:
+    """meshbook's own requirements, against what is installed."""
+    wanted = [Requirement(line) for line in metadata.requires("meshbook") or []]
+    needed = [each for each in wanted if each.marker is None or each.marker.evaluate({"extra": ""})]
+    installed = {each.name: version for each in needed if (version := _version_of(each.name))}
+    yield from judge_packages(needed, installed)
+
+
+def judge_packages(needed: list[Requirement], installed: Mapping[str, str]) -> Iterator[Finding]:
+    """What is missing or does not fit; or all of them, where everything does."""
+    wrong = [each for each in needed if not _fits(each, installed)]
+    for each in wrong:
+        found = f"{installed[each.name]} is installed" if each.name in installed else "is not installed"
+        yield Finding("problem", each.name, f"{found}; meshbook needs {each}", f'pip install "{each}"')
+    if not wrong:
+        listed = ", ".join(f"{each.name} {installed[each.name]}" for each in needed)
+        yield Finding("ok", "packages", listed)
+
+
+def _fits(wanted: Requirement, installed: Mapping[str, str]) -> bool:
+    return wanted.name in installed and wanted.specifier.contains(installed[wanted.name], prereleases=True)
+
+
+def _version_of(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def extras() -> Iterator[Finding]:
+    """Packages that some features want."""
+    for package, (purpose, remedy) in OPTIONAL.items():
+        version = _version_of(package)
+        if version:
+            yield Finding("ok", package, version)
+        else:
+            yield Finding("note", package, f"is not installed; it is for: {purpose}", remedy)
+
+
+def gpus() -> Iterator[Finding]:
+    """The GPUs, and whether torch can use them."""
+    import torch  # weight: half a second where nothing has loaded it yet
+
+    # Not torch.cuda: to ask it would open a CUDA context, whose memory stays with this process.
+    yield judge_gpus(count_gpus(), torch.__version__, torch.version.cuda or torch.version.hip)
+
+
+def judge_gpus(present: int, torch_version: str, torch_built_for: str | None) -> Finding:
+    """Whether torch's build fits what the driver has."""
+    if present and torch_built_for is None:
+        text = f"{present} here, but torch {torch_version} is built for the CPU alone: ranks compute on the CPU"
+        return Finding("warning", "GPUs", text, "install a build of torch with CUDA (pytorch.org/get-started)")
+    if present:
+        return Finding("ok", "GPUs", f"{present}; torch {torch_version} is built for CUDA {torch_built_for}")
+    return Finding("note", "GPUs", f"none here: each rank computes on the CPU (torch {torch_version})")
+
+
+def kernelspec() -> Iterator[Finding]:
+    """Whether Jupyter finds the kernel, and which interpreter that would start."""
+    try:
+        spec = KernelSpecManager().get_kernel_spec(KERNEL)
+    except NoSuchKernel:
+        text = "Jupyter knows no kernel named meshbook; %load_ext meshbook works in others"
+        yield Finding("warning", "kernelspec", text, f"{sys.executable} -m meshbook install --user")
+        return
+    # A bare "python" is started as the interpreter of the Jupyter server, whatever the path says.
+    written = sys.executable if spec.argv[0] in ("python", f"python{sys.version_info[0]}") else spec.argv[0]
+    yield judge_kernelspec(spec.resource_dir, shutil.which(written), written)
+
+
+def judge_kernelspec(folder: str, started: str | None, written: str) -> Finding:
+    """What a kernelspec that starts `written` comes to; `started` is what is found under that name."""
+    remedy = f"{sys.executable} -m meshbook install --user"
+    if started is None:
+        return Finding("problem", "kernelspec", f"{folder} starts {written}, which is not there", remedy)
+    # Not resolved: the python of a virtual environment is a link, and the environment is told by the link's place.
+    if Path(started).parent != Path(sys.executable).parent:
+        text = f"{folder} starts {started}, and this is {sys.executable}: the kernel may be another meshbook"
+        return Finding("note", "kernelspec", text, remedy)
+    return Finding("ok", "kernelspec", folder)

@@ -1,0 +1,27 @@
+"""`%mesh doctor`: what of this installation and this machine stands in the way of meshes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshbook.magics.doctor.examination import CHECKS
+from meshbook.magics.doctor.finding import examine, render
+from meshbook.magics.notebook import Notebook
+from meshbook.magics.parsing import Parser
+from meshbook.magics.verbs.verb import Verb
+
+
+@dataclass(frozen=True)
+class Doctor(Verb):
+    """Look at the installation and the machine, and say what to do."""
+
+    word = "doctor"
+    description = "Look at the installation and the machine, and say what to do."
+
+    @staticmethod
+    def add_arguments(parser: Parser) -> None:
+        """It takes none."""
+
+    def run(self, notebook: Notebook) -> None:
+        notebook.session()
+        print(render(examine(CHECKS)))
