@@ -33,7 +33,7 @@ class MeshMagics(Magics):
         """Run the cell on ranks of the mesh: `%%mesh [SEL] [options]`; `%%mesh --help` tells more."""
         raise RuntimeError("%%mesh works as the first line of a cell; inside code use %mesh, or the mesh's own methods")
 
-    @no_var_expand  # type: ignore[untyped-decorator]
+    # Variables are expanded here, as in any line magic: a notebook with parameters says `%mesh up --gpus {ranks}`.
     @line_magic("mesh")  # type: ignore[untyped-decorator]
     def control(self, line: str) -> None:
         """Control the meshes of this notebook: `%mesh up --gpus 4`, `status`, `down`, `log`; see `%mesh --help`."""

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import papermill
 import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
+from papermill.exceptions import PapermillExecutionError
 
 pytestmark = pytest.mark.kernel
 
@@ -109,6 +111,25 @@ def test_nbclient_goes_on_where_errors_are_allowed(tmp_path: Path) -> None:
     execute(notebook, tmp_path, allow_errors=True)
     assert notebook.cells[2].outputs[0].data["text/plain"] == "[0] 0\n[1] 1"
     assert notebook.cells[3].outputs[0].ename == "StdinNotImplementedError"
+
+
+# --- papermill ---
+
+
+def test_papermill_passes_parameters_and_stops_at_a_mesh_cell_that_fails(tmp_path: Path) -> None:
+    source, executed = tmp_path / "source.ipynb", tmp_path / "executed.ipynb"
+    notebook = make_notebook_file(
+        "ranks = 1", "%mesh up --gpus {ranks}", "%%mesh\nworld_size", "%%mesh\nnope", "'never'"
+    )
+    notebook.cells[0].metadata["tags"] = ["parameters"]
+    notebook.metadata["kernelspec"] = {"name": "meshbook", "display_name": "Meshbook", "language": "python"}
+    nbformat.write(notebook, source)
+    with pytest.raises(PapermillExecutionError) as caught:
+        papermill.execute_notebook(source, executed, {"ranks": 2}, kernel_name="meshbook", progress_bar=False)
+    assert (caught.value.ename, caught.value.exec_count) == ("NameError", 5)
+    saved = {cell.source: cell for cell in nbformat.read(executed, as_version=4).cells}
+    assert saved["%%mesh\nworld_size"].outputs[0].data["text/plain"] == "[0-1] 2"
+    assert saved["'never'"].execution_count is None
 
 
 # --- IPython on a terminal ---
