@@ -28,9 +28,9 @@ from meshbook.runtime.node.routes import Routes
 from meshbook.runtime.transport import PeerGone
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body, Buffer, pack
-from meshbook.runtime.wire.messages import Address, Call, Creator, Reply, Spawn, Stop
+from meshbook.runtime.wire.messages import Address, Call, Creator, Handover, Reply, Spawn, Stop
 
-Question = Spawn | Call | Stop
+Question = Spawn | Call | Stop | Handover
 
 
 @dataclass(frozen=True)
@@ -155,6 +155,17 @@ class Questions:
         calls = self._open(targets, asker, "stop")
         messages = [Stop(self._node, call, target.actor, reason) for target, call in zip(targets, calls, strict=True)]
         self._ask(targets, messages, ())
+
+    def ask_to_hold(self, peers: Sequence[Address], asker: Asker) -> None:
+        """Ask these nodes to send nothing here after their answer, until another process is this node."""
+        targets = [Target(peer, KEEPER) for peer in peers]
+        calls = self._open(targets, asker, "hold")
+        self._ask(targets, [Handover(self._node, call) for call in calls], ())
+
+    def adopt(self, targets: Sequence[Target], calls: Sequence[int], endpoint: str, asker: Asker) -> None:
+        """Wait for the answers to calls that were sent by the process that was this node before."""
+        self._calls.adopt(asker, [(call, target.address.node) for target, call in zip(targets, calls, strict=True)])
+        asker.asked(Inquiry(self._desk, targets, calls, endpoint))
 
     def limit(self, future: Future[Any], seconds: float, *, name: str, count: int, first: int) -> None:
         """Let a call fail where it is not answered in time."""

@@ -74,6 +74,11 @@ class CallTable:
             ids.append(call)
         return ids
 
+    def adopt(self, asker: Taker, questions: Sequence[tuple[int, str]]) -> None:
+        """Note questions that a process before this one has put: their ids, and the node that owes each answer."""
+        for index, (call, node) in enumerate(questions):
+            self._pending[call] = (asker, index, node)
+
     def open_port(self, asker: Taker, *, once: bool) -> int:
         """Note somebody who takes whatever is sent to the id that is returned, from any node; `once` only the first."""
         number = next(self._ids)

@@ -16,12 +16,13 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
+from meshbook.runtime.actor.future import Future
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ExitReport, RefusedMessage, SupervisionError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.node.answering import Answers
 from meshbook.runtime.node.asking import Questions, plan
-from meshbook.runtime.node.calls import Asker, CallTable, Target
+from meshbook.runtime.node.calls import Asker, CallTable, Each, Target
 from meshbook.runtime.node.clock import Clock
 from meshbook.runtime.node.credits import Window
 from meshbook.runtime.node.deadlock import Step
@@ -39,7 +40,7 @@ from meshbook.runtime.telemetry.output import TELEMETRY
 from meshbook.runtime.transport import PeerGone, Transport
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body, Buffer, pack, unpack
-from meshbook.runtime.wire.messages import Address, Call, Credit, Down, Hello, Place, Reply, Spawn, Stop
+from meshbook.runtime.wire.messages import Address, Call, Credit, Down, Handover, Hello, Place, Reply, Spawn, Stop
 
 logger = logging.getLogger(__name__)
 
@@ -57,10 +58,16 @@ class Places(Protocol):
 
 
 class Node:
-    """The runtime core of one process. `close()` is idempotent; every call still open then fails."""
+    """The runtime core of one process. `close()` is idempotent; every call still open then fails.
 
-    def __init__(self, transport: Transport, run: str, settings: Settings, life: int = 0) -> None:
+    `life` counts the processes that have been this node before; `takes_over`: what those had spawned goes on.
+    """
+
+    def __init__(
+        self, transport: Transport, run: str, settings: Settings, life: int = 0, *, takes_over: bool = False
+    ) -> None:
         self.address = transport.address
+        self.life = life
         self.settings = settings
         self.run = run
         self.refused = 0  # frames dropped since the start; the first of each kind is logged
@@ -79,7 +86,7 @@ class Node:
         self.on_fault: OnFault = log_fault  # for failures of the client's meshes
         self.is_leaving = False  # the process is about to end: nobody needs to hear of each actor's end
         self._transport = transport
-        self._transport.greeting = pack(Hello(self.address, run, life), (), settings.max_message_bytes)
+        self._transport.greeting = pack(Hello(self.address, run, life, takes_over), (), settings.max_message_bytes)
         self._clock = Clock()
         self.later = self._clock.later
         # A node that is started again counts on: what still answers to calls of its life before must find nobody.
@@ -125,9 +132,12 @@ class Node:
             Stop: self._directory.post,
             Reply: self._on_reply,
             Credit: self._pressure.on_credit,
+            Handover: self._on_handover,
             Down: self._on_down,
         }
         self._lend_methods()
+        if life:  # what was for actors of the lives before waits for nobody
+            self._directory.early.expect(self.address.node, life * ACTORS_A_LIFE)
         self._directory.host_inline(KEEPER, Keeper(self))
 
     def _lend_methods(self) -> None:
@@ -141,6 +151,7 @@ class Node:
         self.follow, self.close_early, self.message_returned = here.follow, here.close_early, here.message_returned
         self._tell, self.return_message = asking.tell, asking.return_message
         self.call, self.call_for_port, self.limit = asking.call, asking.call_for_port, asking.limit
+        self.adopt = asking.adopt
         self.plan, self.create, self.stop = plan, asking.create, asking.stop
         self.open_port, self.close_port = ports.open_port, ports.close_port
         self.send_to_port, self.fail_port = ports.send_to_port, ports.fail_port
@@ -271,6 +282,43 @@ class Node:
         for asker, index in self._calls.take_all(node):
             asker.refuse(index, error())
 
+    # -- when another process becomes a node ---------------------------------------
+
+    def ask_to_hold(self, peers: Sequence[Address]) -> list[Future[Any]]:
+        """Ask these nodes to send nothing here any more: another process is about to be this node.
+
+        A future each: once it is settled, all that it has sent has come. `greet` takes it back.
+        """
+        asker = Each(len(peers))
+        self._questions.ask_to_hold(peers, asker)
+        return asker.futures
+
+    def greet(self, peers: Sequence[Address]) -> None:
+        """Let these nodes send here, what they have held among it."""
+        for peer in peers:
+            self._routes.greet_again(peer)
+
+    def abandon_calls(self, error: Callable[[], BaseException]) -> None:
+        """Wait for no answer any more."""
+        self._fail_all(None, error)
+
+    def _on_handover(self, handover: Handover, body: Body) -> None:
+        asker = self._routes.address_of(handover.sender)
+        answer = Reply(self.address.node, handover.call, "ok")
+        frame = pack(answer, pickling.dumps(None, "an answer"), self.settings.max_message_bytes)
+        with contextlib.suppress(PeerGone):
+            self._routes.hold(asker, frame)
+
+    def _succeed(self, address: Address, life: int) -> None:
+        """Another process is this node now: what it had spawned here stays, what it was asked nobody answers."""
+        node = address.node
+        with self.noting:
+            if not self._routes.succeed(address, life):
+                return
+            self._pressure.forget(node)
+            self._fail_all(node, lambda: SupervisionError(f"{node} was handed over while the call was open"))
+            self._directory.close_early(node, life * ACTORS_A_LIFE - 1)
+
     # -- receiving -----------------------------------------------------------------
 
     def _accept(self, frame: Buffer) -> None:
@@ -292,9 +340,13 @@ class Node:
     def _on_hello(self, hello: Hello, body: Body) -> None:
         if hello.run != self.run:
             raise RefusedMessage(f"a Hello of another run from {hello.sender.node!r}")
+        if hello.takes_over:
+            return self._succeed(hello.sender, hello.life)
+        self._routes.release(hello.sender)  # it stays after all
         if self._routes.greet(hello.sender, hello.life):
             # The agent says so as well, but who answers now must not take it for the one that has ended.
             self.begin_again(hello.sender, hello.life)
+        return None
 
     def _on_reply(self, reply: Reply, body: Body) -> None:
         found = self._calls.take(reply.call, reply.rank)

@@ -100,6 +100,37 @@ class Routes:
         del self.down[address.node]
         self._transport.remember(address.node, life)
 
+    def succeed(self, address: Address, life: int) -> bool:
+        """Another process is this node now, and goes on with what the one before did; whether that is news."""
+        is_news = self.is_new(address.node, life)
+        if is_news:
+            self._lives[address.node] = life
+            self._book[address.node] = address
+        self._transport.release(address, anew=is_news)
+        return is_news
+
+    def hold(self, to: Address, last: Buffer) -> None:
+        """Send this frame, and nothing after it until another process is that node."""
+        self._transport.hold(to, last)
+
+    def release(self, to: Address) -> None:
+        """Send what was held for this node, if something is."""
+        self._transport.release(to, anew=False)
+
+    @property
+    def book(self) -> dict[str, Address]:
+        """Where the nodes are that are known, this one among them."""
+        return dict(self._book)
+
+    def all_lives(self) -> dict[str, int]:
+        """Of the nodes that were heard of, how many they have had before the present one."""
+        return dict(self._lives)
+
+    def greet_again(self, to: Address) -> None:
+        """Say Hello to a node that may wait for it."""
+        with contextlib.suppress(PeerGone):
+            self._transport.send(to, self._transport.greeting)
+
     def lives(self) -> dict[str, int]:
         """Of the nodes that have been there before: how many times."""
         return {node: life for node, life in list(self._lives.items()) if life and node not in self.down}

@@ -47,5 +47,11 @@ class Transport(Protocol):
         `life` counts those that it has had; what is sent from now on is for this one.
         """
 
+    def hold(self, to: Address, last: Buffer) -> None:
+        """Send this frame to a peer, and keep what is sent there afterwards, until `release`."""
+
+    def release(self, to: Address, *, anew: bool) -> None:
+        """Send what was kept for a peer. `anew`: another process is that peer now, to be greeted first."""
+
     def close(self) -> None:
         """Stop `receive`, deliver what was queued as far as peers take it at once, and release everything."""

@@ -164,6 +164,13 @@ class DisturbedTransport:
     def remember(self, node: str, life: int) -> None:
         self._inside.remember(node, life)
 
+    def hold(self, to: Address, last: Buffer) -> None:
+        self.mend()
+        self._inside.hold(to, last)
+
+    def release(self, to: Address, *, anew: bool) -> None:
+        self._inside.release(to, anew=anew)
+
     def close(self) -> None:
         self.mend()
         self._inside.close()

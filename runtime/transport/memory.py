@@ -86,8 +86,20 @@ class MemoryTransport:
         self._greeted: set[str] = set()
         self._gone: set[str] = set()
         self._closed = False
+        self._holding = threading.Lock()  # guards _held
+        self._held: dict[str, list[Buffer]] = {}
 
     def send(self, to: Address, frame: Buffer) -> None:
+        if not (self._held and self._keep(to.node, frame)):
+            self._send(to, frame)
+
+    def _keep(self, node: str, frame: Buffer) -> bool:
+        with self._holding:
+            if (held := self._held.get(node)) is not None:
+                held.append(frame)
+        return held is not None
+
+    def _send(self, to: Address, frame: Buffer) -> None:
         inbox = self._board.find(to.node)
         if to.node not in self._greeted:
             # Two threads may both greet: a second Hello does no harm, a missing one would.
@@ -120,6 +132,18 @@ class MemoryTransport:
         if node in self._gone:
             self._greeted.discard(node)  # whoever is there now has not been
             self._gone.discard(node)
+
+    def hold(self, to: Address, last: Buffer) -> None:
+        with self._holding:
+            self._held[to.node] = []
+            self._send(to, last)
+
+    def release(self, to: Address, *, anew: bool) -> None:
+        with self._holding:
+            if anew:
+                self._greeted.discard(to.node)
+            for frame in ((self.greeting,) if anew else ()) + tuple(self._held.pop(to.node, ())):
+                self._send(to, frame)
 
     def close(self) -> None:
         self._closed = True

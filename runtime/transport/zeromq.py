@@ -17,7 +17,7 @@ import zmq
 
 from meshbook.runtime.config import Settings
 from meshbook.runtime.transport import PeerGone, RunEnded
-from meshbook.runtime.transport.home import GATEWAY, IPC, Home, LaneRequest
+from meshbook.runtime.transport.home import GATEWAY, IPC, Home, LaneRequest, host_of
 from meshbook.runtime.wire.frames import Buffer
 from meshbook.runtime.wire.messages import Address
 
@@ -25,6 +25,7 @@ RECONNECT_MS = 5  # peers are often addressed before they have bound their inbox
 LINGER_MS = 300  # what is queued at close gets this long to leave
 DOOR = "inproc://door"  # each node has a context of its own
 RUN_ENDED = "its run has ended: its controller ended, or called close_session()"
+OTHER_RUN = "its run is not this one: it was detached, or has another controller"
 BLOCKED_POLL_MS = 50  # how often a sender at the high-water mark looks whether its peer has been given up
 
 
@@ -74,7 +75,7 @@ class ZmqTransport:
 
     def _open(self, to: Address) -> _Peer:
         if not self._home.is_elsewhere(to):
-            _check_run(to)
+            _check_run(to, self._home)
             return _Peer(self._context, to.node, self._home.nearest(to), self._settings)
         if not (self._home.folder / GATEWAY).exists():
             raise RunEnded(RUN_ENDED)
@@ -125,6 +126,15 @@ class ZmqTransport:
                 del self._peers[node]  # the next message connects, and greets, anew
                 peer.abandon()
 
+    def hold(self, to: Address, last: Buffer) -> None:
+        (self._peers.get(to.node) or self._connect(to)).hold(last)
+
+    def release(self, to: Address, *, anew: bool) -> None:
+        if (peer := self._peers.get(to.node)) is not None:
+            peer.release(self.greeting if anew else None)
+        elif anew:
+            self._connect(to)
+
     def close(self) -> None:
         with self._peers_lock:
             if self._closed:
@@ -149,10 +159,14 @@ class ZmqTransport:
         self._context.term()
 
 
-def _check_run(to: Address) -> None:
-    """RunEnded for a handle of a run that has ended: ZeroMQ would wait for its socket for ever."""
-    if to.url.startswith(IPC) and not Path(to.url.removeprefix(IPC)).parent.is_dir():
+def _check_run(to: Address, home: Home) -> None:
+    """RunEnded for a handle of a run that has ended, or is another one: its sender would wait for ever."""
+    if not to.url.startswith(IPC):
+        return
+    if not Path(to.url.removeprefix(IPC)).parent.is_dir():
         raise RunEnded(RUN_ENDED)
+    if host_of(to) != home.prefix:
+        raise RunEnded(OTHER_RUN)
 
 
 class _Peer:
@@ -163,7 +177,10 @@ class _Peer:
         self._node = node
         self._lock = threading.Lock()  # guards _socket
         self._gone = False
-        self._socket = self._connect(url, settings.high_water_mark)
+        self._url = url
+        self._most = settings.high_water_mark
+        self._held: list[Buffer] | None = None  # what waits for another process to be this peer
+        self._socket = self._connect(url, self._most)
         self._asking: zmq.Socket[bytes] | None = None
         self._life: int | None = (
             None  # of the peer: what has left for it must not come to the next. On one host none has
@@ -185,14 +202,37 @@ class _Peer:
 
     def send(self, frame: Buffer) -> None:
         with self._lock:
-            while not self._gone:
-                try:
-                    # A large frame is handed over as it is: it was made for this message alone.
-                    self._socket.send(frame, zmq.NOBLOCK, copy=len(frame) < 65536)
-                    return
-                except zmq.Again:
-                    self._socket.poll(BLOCKED_POLL_MS, zmq.POLLOUT)
+            if self._held is None:
+                self._put(frame)
+            else:
+                self._held.append(frame)
+
+    def _put(self, frame: Buffer) -> None:
+        while not self._gone:
+            try:
+                # A large frame is handed over as it is: it was made for this message alone.
+                self._socket.send(frame, zmq.NOBLOCK, copy=len(frame) < 65536)
+                return
+            except zmq.Again:
+                self._socket.poll(BLOCKED_POLL_MS, zmq.POLLOUT)
         raise PeerGone(f"node {self._node} was given up")
+
+    def hold(self, last: Buffer) -> None:
+        with self._lock:
+            self._put(last)
+            self._held = self._held or []
+
+    def release(self, greeting: Buffer | None) -> None:
+        with self._lock:
+            held, self._held = self._held or [], None
+            if greeting is not None and not self._gone:
+                # Another socket: this one may not have noticed yet that its connection leads nowhere. What it still
+                # has, of one that was not held, finds the new process by itself.
+                self._close(None)
+                self._socket = self._connect(self._url, self._most + len(held) + 1)
+                self._put(greeting)
+            for frame in held:
+                self._put(frame)
 
     @property
     def is_gone(self) -> bool:

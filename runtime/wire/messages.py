@@ -41,6 +41,7 @@ class Hello(Message, frozen=True, tag="h"):
     sender: Address
     run: str
     life: int = 0  # how many this node has had before, by the same name and at the same address
+    takes_over: bool = False  # this process goes on with what those had spawned, which has not ended with them
 
 
 class Spawn(Message, frozen=True, tag="s"):
@@ -113,6 +114,13 @@ class Credit(Message, frozen=True, tag="w"):
     size: int
 
 
+class Handover(Message, frozen=True, tag="o"):
+    """Another process is about to be this node: send nothing here after the answer to this, until that says Hello."""
+
+    sender: str
+    call: int
+
+
 class Down(Message, frozen=True, tag="d"):
     """A node ended, by the word of the agent that watched it: nobody will answer from there any more."""
 
@@ -120,4 +128,4 @@ class Down(Message, frozen=True, tag="d"):
     report: ExitReport
 
 
-Any = Hello | Spawn | Call | Reply | Stop | Credit | Down
+Any = Hello | Spawn | Call | Reply | Stop | Credit | Handover | Down

@@ -1,0 +1,126 @@
+"""Another process becomes a node: what that had spawned goes on, nothing that is sent to it is lost, nobody waits."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from meshbook.runtime.actor.context import CURRENT, Context, Instance
+from meshbook.runtime.config import Settings
+from meshbook.runtime.errors import SupervisionError
+from meshbook.runtime.node.calls import Each
+from meshbook.runtime.node.node import Node
+from meshbook.runtime.transport.zeromq import ZmqTransport
+from tests.runtime.conftest import NOWHERE, PATIENCE, Probe
+
+Succeed = Callable[..., Node]
+
+
+@pytest.fixture
+def succeed(session: Any) -> Succeed:
+    """Lets another node become the controller; `is_asked`: after the others were asked to hold what they send."""
+
+    def make(peers: list[Node], *, is_asked: bool = True) -> Node:
+        before: Node = session.controller
+        if is_asked:
+            for answer in before.ask_to_hold([peer.address for peer in peers]):
+                answer.get(PATIENCE)
+        return leave_to_another(session, peers)
+
+    return make
+
+
+def leave_to_another(session: Any, peers: list[Node]) -> Node:
+    before: Node = session.controller
+    before.close()
+    if isinstance(before._transport, ZmqTransport):
+        before._transport.terminate()  # it removes its socket's file: that must not be the next one's
+    made = Node(session._connect("controller", Settings()), "run", Settings(), before.life + 1, takes_over=True)
+    session.controller = made
+    session._nodes.append(made)
+    for peer in peers:
+        made.trust(peer.address)
+    return made
+
+
+def begin(node: Node, peers: list[Node]) -> Node:
+    node.start()
+    node.greet([peer.address for peer in peers])
+    return node
+
+
+def call_again(session: Any, probe: Any) -> Any:
+    """The same actor, asked by whoever is the controller now."""
+    [target] = probe._targets
+    return session.refer(Probe, target.actor, next(node for node in session._nodes if node.address == target.address))
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_what_was_spawned_goes_on(session: Any, succeed: Succeed, is_asked: bool) -> None:
+    """Also where nobody was asked to hold anything: the process before was killed."""
+    [node] = session.workers(1)
+    probe = session.spawn_probe(node)
+    probe.note.call_one("before").get(PATIENCE)
+    begin(succeed([node], is_asked=is_asked), [node])
+    with session_of(session):
+        again = call_again(session, probe)
+        assert again.noted.call_one().get(PATIENCE) == ["before"]
+        assert session.spawn_probe(node).run.call_one(len, "four").get(PATIENCE) == 4
+
+
+def test_what_is_sent_meanwhile_comes_to_the_next_one_in_order(session: Any, succeed: Succeed, gate: Any) -> None:
+    """The answer to a call that the one before has made is taken by who adopts it."""
+    [node] = session.workers(1)
+    probe = session.spawn_probe(node)
+    held = probe.run.call_one(gate.pass_through, "an answer")
+    gate.wait_entered()
+    [(_, target, number)] = held.inquiry.unanswered()
+    successor = succeed([node])
+    gate.open()
+    asker = Each(1)
+    successor.adopt([target], [number], "run", asker)
+    begin(successor, [node])
+    assert asker.futures[0].get(PATIENCE) == "an answer"
+
+
+def test_who_asked_the_one_before_is_told(session: Any, succeed: Succeed, gate: Any) -> None:
+    [node] = session.workers(1)
+    here = session.spawn_probe(session.controller)
+    there = session.spawn_probe(node)
+    asked = there.run.call_one(lambda: str(here.run.call_one(gate.pass_through).exception(PATIENCE)))
+    [(_, target, number)] = asked.inquiry.unanswered()
+    gate.wait_entered()
+    successor = succeed([node])
+    asker = Each(1)
+    successor.adopt([target], [number], "run", asker)
+    begin(successor, [node])
+    assert "handed over while the call was open" in asker.futures[0].get(PATIENCE)
+    gate.open()
+    with session_of(session):
+        again = call_again(session, there)
+        with pytest.raises(SupervisionError, match="no actor"):  # what that process hosted itself is gone
+            raise again.run.call_one(lambda: here.noted.call_one().exception(PATIENCE)).get(PATIENCE)
+
+
+def test_one_that_stays_after_all(session: Any) -> None:
+    """It has asked the others to hold what they send, and then cannot go."""
+    [node] = session.workers(1)
+    probe = session.spawn_probe(node)
+    [held] = session.controller.ask_to_hold([node.address])
+    held.get(PATIENCE)
+    asked = probe.run.call_one(len, "four")
+    session.controller.greet([node.address])
+    assert asked.get(PATIENCE) == 4
+
+
+@contextlib.contextmanager
+def session_of(session: Any) -> Iterator[None]:
+    """Be the client of the present controller."""
+    token = CURRENT.set(Context(Instance("client", "client", NOWHERE.point(0), session.controller)))
+    try:
+        yield
+    finally:
+        CURRENT.reset(token)
