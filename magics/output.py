@@ -16,7 +16,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshbook.magics.fitting import fit_details, fit_streams
-from meshbook.magics.grouping import Block, Group, GroupMode, StreamName, group_blocks, render_html, render_text
+from meshbook.magics.grouping import (
+    Block,
+    Group,
+    GroupMode,
+    StreamName,
+    group_blocks,
+    render_html,
+    render_text,
+    split_lines,
+)
 from meshbook.magics.pictures import HEADER_STYLE, Picture, Pictures
 from meshbook.magics.publications import LiveDisplay, Publication, Stream
 from meshbook.magics.retention import Capture
@@ -90,12 +99,16 @@ class CellOutput:
         self._late_room = limits.publication
         self._forget_texts()
 
-    def add(self, rank: int, stream: StreamName, text: str) -> None:
-        """A rank wrote text; also after `close`, for what its threads still print."""
+    def add(self, rank: int, stream: StreamName, text: str, live: str | None = None) -> None:
+        """A rank wrote text; also after `close`, for what its threads still print.
+
+        `live` are the rows after it that may still change, in the place of those before; None: as they were.
+        """
         if not self._is_shown(rank):
             self._unseen.add(rank)
             return
-        self._texts[stream].add(rank, text)
+        # What has been published late cannot be taken back: rows wait there until they are final.
+        self._texts[stream].add(rank, text, None if self._is_closed else live)
         self._is_changed = True
 
     def display(self, rank: int, bundle: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
@@ -223,10 +236,14 @@ class _RankedText:
         self._mode = mode
         self._captures: dict[int, Capture] = {}
 
-    def add(self, rank: int, text: str) -> None:
+    def add(self, rank: int, text: str, live: str | None) -> None:
         if rank not in self._captures:
+            if not (text.strip("\r") or live):
+                return
             self._captures[rank] = Capture(self._limit)
         self._captures[rank].add(text)
+        if live is not None:
+            self._captures[rank].live = live
 
     def groups(self) -> list[Group]:
         return group_blocks({rank: each.block() for rank, each in self._captures.items()}, self._mode)
@@ -244,18 +261,26 @@ class _ArrivedText:
         self._capture = Capture(limit)
         self._is_labelled = mode == "order"
         self._writer: int | None = None  # the rank whose line is still open
+        self._live: dict[int, str] = {}
 
-    def add(self, rank: int, text: str) -> None:
+    def add(self, rank: int, text: str, live: str | None) -> None:
         if text:
             self._capture.add(self._label(rank, text) if self._is_labelled else text)
+        if live is not None:
+            self._live[rank] = live
 
     def groups(self) -> list[Group]:
         block = self._capture.block()
-        return [Group((), block)] if block.lines else []
+        return [*([Group((), block)] if block.lines else []), *self._live_groups()]
 
     def last_groups(self, count: int) -> list[Group]:
         lines = self._capture.last_lines(count)
-        return [Group((), Block(lines))] if lines else []
+        return [*([Group((), Block(lines))] if lines else []), *self._live_groups()]
+
+    def _live_groups(self) -> list[Group]:
+        """The rows that may still change stand below what came, rank by rank."""
+        rows = [(rank, split_lines(live)) for rank, live in sorted(self._live.items()) if live]
+        return [Group((rank,) if self._is_labelled else (), Block(lines)) for rank, lines in rows]
 
     def _label(self, rank: int, text: str) -> str:
         label = f"{format_label([rank])} "

@@ -23,12 +23,14 @@ class Capture:
         self._length = 0
         self._newlines = 0
         self._ends_open = False
+        self.live = ""  # rows after all that, which may still change
         self._digest = hashlib.blake2b(digest_size=16)
 
     @property
     def line_count(self) -> int:
         """How many lines came in; a last one without a newline counts."""
-        return self._newlines + self._ends_open
+        ends_open = self.live[-1] != "\n" if self.live else self._ends_open
+        return self._newlines + self.live.count("\n") + ends_open
 
     def add(self, text: str) -> None:
         """Take the next chunk; the cost is about that of hashing it, whatever came before."""
@@ -49,16 +51,21 @@ class Capture:
         """
         head, tail = "".join(self._head), "".join(self._tail)
         if self._length <= 2 * self._half:
-            return Block(split_lines(head + tail))
+            return Block(split_lines(head + tail + self.live))
         first = split_lines(head if head.endswith("\n") else _without_last_line(head))
-        last = split_lines(_without_first_line(tail[-self._half :]))
+        last = split_lines(_without_first_line(tail[-self._half :] + self.live))
         hidden = max(self.line_count - len(first) - len(last), 1)
-        return Block(first + last, hidden, len(first), self._digest.digest())
+        return Block(first + last, hidden, len(first), self._identity())
+
+    def _identity(self) -> bytes:
+        whole = self._digest.copy()
+        whole.update(self.live.encode("utf-8", "surrogatepass"))
+        return whole.digest()
 
     def last_lines(self, count: int) -> tuple[str, ...]:
         """The last lines, read from the last pieces only, because this is asked several times a second."""
-        pieces: list[str] = []
-        newlines = 0
+        pieces = [self.live]
+        newlines = self.live.count("\n")
         for piece in chain(reversed(self._tail), reversed(self._head)):
             pieces.append(piece)
             newlines += piece.count("\n")

@@ -174,14 +174,20 @@ class CellRun:
     def _take_chunk(self, chunk: Chunk) -> None:
         with self._lock:
             if isinstance(chunk, OutputChunk):
-                self._spools.setdefault((chunk.rank, chunk.stream), Spool()).write(chunk.text)
-                self._output.add(chunk.rank, chunk.stream, chunk.text)
+                self._spool(chunk)
+                self._output.add(chunk.rank, chunk.stream, chunk.text, chunk.live)
             elif isinstance(chunk, DisplayChunk):
                 self._output.display(chunk.rank, chunk.data, chunk.metadata)
             plan = self._is_late and not self._late_planned
             self._late_planned = self._late_planned or plan
         if plan:
             self._loop.call_soon_threadsafe(self._loop.call_later, TICK, self._publish_late)
+
+    def _spool(self, chunk: OutputChunk) -> None:
+        spool = self._spools.setdefault((chunk.rank, chunk.stream), Spool())
+        spool.write(chunk.text)
+        if chunk.live is not None:
+            spool.live = chunk.live
 
     def _publish_late(self) -> None:
         """What threads of the cell print after its end goes to it all the same."""

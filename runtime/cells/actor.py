@@ -81,6 +81,7 @@ class CellActor(Actor):
     def run(self, source: str, number: int) -> CellOutcome:
         """Run a cell's source; its execution is the message's origin. Never raises what the cell raised."""
         origin = current_origin()
+        self._begin(origin)
         outcome = self._run(source, number, origin)
         if INTERRUPTS.was_aborted(origin):
             self._shell.forget_error()
@@ -93,7 +94,7 @@ class CellActor(Actor):
                 ran = self._shell.run_source(source, number)
                 cost = meter.read()
                 outcome = self._outcome(ran, cost, origin)
-                self._flush()
+                self._end(origin)
         except KeyboardInterrupt as error:
             # It came between two lines of ours, not of the cell's; the cell was interrupted all the same.
             outcome = CellOutcome(meter.read(), error=describe_interrupt(error))
@@ -141,6 +142,14 @@ class CellActor(Actor):
         self._values[origin] = value
         while len(self._values) > KEPT_VALUES:
             self._values.popitem(last=False)
+
+    def _begin(self, origin: str) -> None:
+        if self._node.capture is not None:
+            self._node.capture.begin(origin)
+
+    def _end(self, origin: str) -> None:
+        if self._node.capture is not None:
+            self._node.capture.end(origin)
 
     def _flush(self) -> None:
         if self._node.capture is not None:

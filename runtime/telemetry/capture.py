@@ -3,6 +3,8 @@
     print -> RankStream -> what waits here -> one thread -> the controller
     C code, subprocesses -> descriptors 1 and 2 -> files -> Follower -> the same thread
 
+What a cell writes over itself, a progress bar, is sent in its last state (`screens`).
+
 Python's streams know on whose behalf they are written to (the context). A cell that ends flushes on its own thread, so
 that nothing of it can come after its reply.
 """
@@ -18,10 +20,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
+
 from meshbook.runtime.telemetry.follower import Follower
 from meshbook.runtime.telemetry.last_words import LastWords
 from meshbook.runtime.telemetry.output import SHOWN, LogOptions, OutputChunk, StreamName
+from meshbook.runtime.telemetry.screens import Screens
 from meshbook.runtime.telemetry.streams import RankStream
+from meshbook.runtime.telemetry.terminal import Emission
 
 FLUSH_SECONDS = 0.05
 IDLE_SECONDS = 1.0  # of silence, after which only the files are looked at, and that less often
@@ -60,7 +66,8 @@ class Capture:
         self._sent_at = 0.0
         self._bell = threading.Lock()  # acquired: silent. A lock can be rung from a signal handler, an Event cannot
         self._bell.acquire()
-        self._sending = threading.Lock()  # guards _files and the order in which chunks leave
+        self._sending = threading.Lock()  # guards _files, _screens and the order in which chunks leave
+        self._screens = Screens()
         self._ended = False
         self._forked = False
         self._thread = threading.Thread(target=self._run, name="meshbook output", daemon=True)
@@ -83,8 +90,20 @@ class Capture:
     def flush(self) -> None:
         """Send everything that has been written so far, by Python or by anything else in this process."""
         with self._sending:
-            self._send_waiting()
-            self._send_files()
+            self._send_all()
+
+    def begin(self, origin: str) -> None:
+        """A cell begins: what it writes over itself is sent in its last state."""
+        with self._sending:
+            for writer, emission in self._screens.open(origin):
+                self._send(*writer, emission)
+
+    def end(self, origin: str) -> None:
+        """A cell has ended: send everything, and what it has shown stays."""
+        with self._sending:
+            self._send_all()
+            for writer, emission in self._screens.end(origin):
+                self._send(*writer, emission)
 
     def choose(self, options: LogOptions) -> None:
         """Let this hold for what is written from now on; what was written before leaves with the options of before."""
@@ -140,15 +159,22 @@ class Capture:
             self._bell.acquire(timeout=FOLLOW_SECONDS if idle else FLUSH_SECONDS)
             with self._sending:
                 self._send_waiting()
+                for writer, emission in self._screens.due(time.monotonic()):
+                    self._send(*writer, emission)
                 if time.monotonic() - followed_at >= FOLLOW_SECONDS:
                     self._send_files()
                     self._last_words.trim()
                     followed_at = time.monotonic()
 
+    def _send_all(self) -> None:
+        self._send_waiting()
+        self._send_files()
+        for writer, emission in self._screens.held(time.monotonic()):
+            self._send(*writer, emission)
+
     def _send_waiting(self) -> None:
         for origin, stream, text in self._merged():
-            self._sent_at = time.monotonic()
-            self._send(origin, stream, whole(text))
+            self._pass_on(origin, stream, whole(text))
 
     def _merged(self) -> Iterator[tuple[str, StreamName, str]]:
         """What waits, with neighbours of one origin and stream in one piece."""
@@ -171,12 +197,22 @@ class Capture:
     def _send_files(self) -> None:
         for file in self._files:
             for text in file.read():
-                self._send(self.main_origin(), file.stream, text)
+                self._pass_on(self.main_origin(), file.stream, text)
 
-    def _send(self, origin: str, stream: StreamName, text: str) -> None:
-        for start in range(0, len(text), self._chunk_characters):
-            piece = text[start : start + self._chunk_characters]
-            self._send_chunk(OutputChunk(origin, self._mesh, self.rank, stream, piece, self.options))
+    def _pass_on(self, origin: str, stream: StreamName, text: str) -> None:
+        self._sent_at = time.monotonic()
+        emission = self._screens.feed(origin, stream, text, self._sent_at)
+        if emission is not None and (emission.text or emission.live is not None):
+            self._send(origin, stream, emission)
+
+    def _send(self, origin: str, stream: StreamName, emission: Emission) -> None:
+        """In chunks of no more than the limit; the rows that may still change come with the last of them."""
+        text, size = emission.text, self._chunk_characters
+        live = None if emission.live is None else emission.live[-size:]
+        for start in range(0, max(len(text), 1), size):
+            is_last = start + size >= len(text)
+            chunk = OutputChunk(origin, self._mesh, self.rank, stream, text[start : start + size], self.options)
+            self._send_chunk(chunk if live is None or not is_last else msgspec.structs.replace(chunk, live=live))
 
 
 def whole(text: str) -> str:

@@ -41,7 +41,11 @@ SHOWN = LogOptions()
 
 
 class OutputChunk(msgspec.Struct, frozen=True, array_like=True):
-    """Text that a rank wrote, in order within its rank and stream."""
+    """Text that a rank wrote, in order within its rank and stream.
+
+    `live` are the rows after it that may still change (progress bars), in the place of those that came before; None
+    where they are as they were. Text never comes without them while there are any.
+    """
 
     origin: str
     mesh: str
@@ -49,6 +53,7 @@ class OutputChunk(msgspec.Struct, frozen=True, array_like=True):
     stream: StreamName
     text: str
     options: LogOptions = SHOWN
+    live: str | None = None
 
 
 class DisplayChunk(msgspec.Struct, frozen=True, array_like=True):
@@ -94,7 +99,7 @@ class OutputStore:
     def add(self, chunk: Chunk) -> None:
         if isinstance(chunk, OutputChunk):
             with self._lock:
-                self._rings.setdefault(f"{chunk.mesh}.{chunk.rank}", Ring()).add(chunk.text)
+                self._rings.setdefault(f"{chunk.mesh}.{chunk.rank}", Ring()).take(chunk)
         sink = self._sinks.get(chunk.origin) or self._default
         if sink is None:
             return
@@ -131,6 +136,16 @@ class Ring:
         self._limit = limit
         self._size = 0
         self._chunks: collections.deque[str] = collections.deque()
+        self._live: dict[tuple[str, StreamName], str] = {}
+
+    def take(self, chunk: OutputChunk) -> None:
+        """Add what a rank wrote, with the rows that may still change."""
+        if chunk.text:
+            self.add(chunk.text)
+        if chunk.live:
+            self._live[chunk.origin, chunk.stream] = chunk.live
+        elif chunk.live is not None:
+            self._live.pop((chunk.origin, chunk.stream), None)
 
     def add(self, text: str) -> None:
         text = text[-self._limit :]
@@ -140,7 +155,7 @@ class Ring:
             self._size -= len(self._chunks.popleft())
 
     def text(self) -> str:
-        return "".join(self._chunks)
+        return "".join([*self._chunks, *self._live.values()])
 
 
 class TelemetryActor(Actor):

@@ -15,6 +15,7 @@ class Spool:
         self._memory_bytes = memory_bytes
         self._beginning = bytearray()
         self._rest: IO[bytes] | None = None
+        self.live = ""  # rows after the text that may still change
         self.note = ""
 
     def write(self, text: str) -> None:
@@ -37,9 +38,9 @@ class Spool:
             data = data[self._rest.write(data) :]
 
     def read(self) -> str:
-        """All that was written."""
+        """All that was written, and the rows as they are."""
         data = bytes(self._beginning)
         if self._rest is not None:
             self._rest.seek(0)
             data += self._rest.read()
-        return data.decode("utf-8", "replace") + self.note
+        return data.decode("utf-8", "replace") + self.live + self.note

@@ -436,3 +436,30 @@ def test_what_was_cut_twice_has_one_gap():
     assert fitted.lines[fitted.block.cut - 1] == "line 19"
     assert fitted.lines[-1] == "line 999"
     assert fitted.block.hidden == 500 + 1000 - len(fitted.lines)
+
+
+# Rows that may still change
+
+
+@pytest.mark.parametrize(("group", "shown"), [("auto", "[0] a\n[0] 20%\n"), ("order", "[0] a\n[0] 20%\n")])
+def test_rows_take_the_place_of_those_before(group, shown):
+    output = cell(1, group=group)
+    output.add(0, "stdout", "a\n", "10%")
+    output.add(0, "stdout", "", "20%")
+    assert texts_of(output.close(101.0)) == [shown]
+
+
+def test_rows_are_shown_live():
+    output = cell(1)
+    output.add(0, "stderr", "", "10%")
+    (area,) = output.due(103.0)
+    assert plain(area) == "1 rank · 1 running · 00:03\nstderr:\n[0] 10%\n"
+
+
+def test_after_its_end_a_cell_shows_rows_once_they_are_final():
+    output = cell(1)
+    output.close(101.0)
+    output.add(0, "stderr", "\r", "10%")
+    assert output.due(103.0) == []
+    output.add(0, "stderr", "100%\n", "")
+    assert output.due(105.0) == [Stream("stderr", "[0] 100%\n")]

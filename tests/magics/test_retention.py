@@ -76,3 +76,17 @@ def test_the_last_lines_are_those_of_the_text(chunks: list[str], count: int) -> 
 
 def test_halves_of_characters_do_no_harm() -> None:
     assert capture("\ud83d", "\n").block().lines == ("\ud83d",)
+
+
+@pytest.mark.parametrize("limit", [6, 1000])
+def test_rows_that_may_still_change_stand_at_the_end(limit: int) -> None:
+    kept = capture("aa\nbb\ncc\n", limit=limit)
+    kept.live = "10%"
+    first = kept.block()
+    kept.live = "one\n20%"
+    assert kept.last_lines(3) == ("cc", "one", "20%")
+    assert kept.line_count == 5
+    assert kept.block().lines[-1] == "20%"
+    assert kept.block() != first
+    kept.live = ""
+    assert kept.block() == capture("aa\nbb\ncc\n", limit=limit).block()

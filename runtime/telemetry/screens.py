@@ -1,0 +1,106 @@
+"""The terminals of the executions of a rank, and when their rows are sent: at most ten times a second.
+
+Pure: the time is passed in. Output of no execution that was opened here passes as it is.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from meshbook.runtime.telemetry.output import StreamName
+from meshbook.runtime.telemetry.terminal import Emission, Terminal
+
+MOST_EXECUTIONS = 64
+INTERVAL = 0.1  # seconds between two states of the rows
+REST = 1.0  # seconds after which complete lines are final
+
+Writer = tuple[str, StreamName]  # an execution and its stream
+
+
+@dataclass(slots=True)
+class _Screen:
+    terminal: Terminal = field(default_factory=Terminal)
+    held: str | None = None  # rows that are not sent yet
+    sent_at: float = -INTERVAL
+    fed_at: float = 0.0
+
+
+class Screens:
+    """Takes what executions write, and gives out what is to be sent."""
+
+    def __init__(self) -> None:
+        self._opened: OrderedDict[str, None] = OrderedDict()
+        self._screens: dict[Writer, _Screen] = {}  # of those alone that have a line without an end, or rows
+
+    def open(self, origin: str) -> list[tuple[Writer, Emission]]:
+        """Let this execution have terminals; returns what is left of the oldest, which has none from now on."""
+        self._opened[origin] = None
+        return self.close(next(iter(self._opened))) if len(self._opened) > MOST_EXECUTIONS else []
+
+    def end(self, origin: str) -> list[tuple[Writer, Emission]]:
+        """The execution has ended: its rows are final, as far as they go. Its threads may write on."""
+        mine = [writer for writer in self._screens if writer[0] == origin]
+        return list(filter(_tells, [(writer, self._settle(writer)) for writer in mine]))
+
+    def close(self, origin: str) -> list[tuple[Writer, Emission]]:
+        """The same, and what comes after that passes as it is."""
+        self._opened.pop(origin, None)
+        rest = self.end(origin)
+        for writer, _ in rest:
+            self._screens.pop(writer, None)
+        return rest
+
+    def feed(self, origin: str, stream: StreamName, text: str, now: float) -> Emission | None:
+        """What is to be sent of this at once; None where that can wait."""
+        writer = origin, stream
+        screen = self._screens.get(writer)
+        if screen is None:
+            if origin not in self._opened:
+                return Emission(text)
+            screen = self._screens[writer] = _Screen()
+        screen.fed_at = now
+        emission = screen.terminal.feed(text)
+        if screen.terminal.is_blank:
+            del self._screens[writer]
+        return self._hold(screen, emission, now)
+
+    def due(self, now: float) -> Iterator[tuple[Writer, Emission]]:
+        """What has waited for long enough."""
+        for writer, screen in list(self._screens.items()):
+            if screen.held is not None and now - screen.sent_at >= INTERVAL:
+                yield writer, self._release(screen, now)
+            elif screen.terminal.is_live and now - screen.fed_at >= REST and screen.terminal.is_at_rest:
+                yield writer, self._settle(writer)
+
+    def held(self, now: float) -> Iterator[tuple[Writer, Emission]]:
+        """All that waits."""
+        for writer, screen in self._screens.items():
+            if screen.held is not None:
+                yield writer, self._release(screen, now)
+
+    def _hold(self, screen: _Screen, emission: Emission, now: float) -> Emission | None:
+        if emission.live is None or emission.text or now - screen.sent_at >= INTERVAL:
+            if emission.live is not None:
+                screen.held, screen.sent_at = None, now
+            return emission
+        screen.held = emission.live
+        return None
+
+    def _release(self, screen: _Screen, now: float) -> Emission:
+        emission = Emission("", screen.held)
+        screen.held, screen.sent_at = None, now
+        return emission
+
+    def _settle(self, writer: Writer) -> Emission:
+        screen = self._screens[writer]
+        screen.held = None
+        emission = screen.terminal.settle()
+        if screen.terminal.is_blank:
+            del self._screens[writer]
+        return emission
+
+
+def _tells(told: tuple[Writer, Emission]) -> bool:
+    return bool(told[1].text) or told[1].live is not None

@@ -1,0 +1,229 @@
+"""A stream of text as a terminal would show it: what is written over itself travels only in its last state.
+
+Progress bars go back to the start of their line, or up to the bars above. Pure: text in; out come lines that nothing
+can change any more, and the rows that may still change. Not for deciding how often these are sent (`screens`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+MOST_ROWS = 32  # that a cursor can go back to
+ROW_CHARACTERS = 1 << 14  # a row that has grown to this stays as it is
+
+_MOVE = re.compile(r"[\r\x08]|\x1b\[[0-9;]*[A-HJK]")
+_TOKEN = re.compile(r"[\n\x08]|\x1b\[([0-9;?]*)([A-Za-ln-z])|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_HALF = re.compile(r"\x1b(?:\[[0-9;?]*)?\Z")  # an escape sequence whose end is still to come
+
+
+def has_moves(text: str) -> bool:
+    """Whether the text writes over itself. Line ends of two characters do not."""
+    if "\r" in text or "\x08" in text or "\x1b" in text:
+        return _MOVE.search(text.replace("\r\n", "\n")) is not None
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What is settled since the last one, and the rows as they are now; `live` is None where there are none."""
+
+    text: str
+    live: str | None = None
+
+
+class Terminal:
+    """One stream. Text passes as it is until something moves the cursor; from then on there are rows."""
+
+    def __init__(self) -> None:
+        self._rows: list[str] = []  # none: text passes as it is
+        self._row = 0
+        self._column = 0
+        self._open = ""  # the line that has passed without an end
+        self._half = ""
+        self._goes_up = False
+        self._is_dirty = False
+
+    @property
+    def is_live(self) -> bool:
+        """Whether there are rows that may still change."""
+        return bool(self._rows)
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether what comes next is as for a new one."""
+        return not self._rows and not self._open
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether the last line is complete and nothing has ever gone up: the rows are most likely final."""
+        return not self._goes_up and self._row == len(self._rows) - 1 and not self._rows[self._row]
+
+    def feed(self, text: str) -> Emission:
+        """Take in what was written."""
+        if self._rows:
+            return self._write_on(self._half + text)
+        if has_moves(text):
+            return self._begin(text)
+        self._open = text.rpartition("\n")[2] if "\n" in text else (self._open + text)[-ROW_CHARACTERS:]
+        return Emission(text)
+
+    def settle(self) -> Emission:
+        """Let all rows be final."""
+        if not self._rows:
+            return Emission("")
+        text = self._show()
+        self._rows, self._row, self._column, self._half, self._goes_up = [], 0, 0, "", False
+        self._open = text.rpartition("\n")[2]
+        return Emission(text, "")
+
+    def _begin(self, text: str) -> Emission:
+        """The first move: what came before this line passes, the line itself is the first row."""
+        text = text.replace("\r\n", "\n")
+        found = _MOVE.search(text)
+        assert found is not None
+        cut = text.rfind("\n", 0, found.start()) + 1
+        # Who reads takes what is before a carriage return for overwritten.
+        passed = text[:cut] if cut or not self._open else "\r"
+        self._rows, self._row, self._column = [""], 0, 0
+        if not cut:
+            self._put(self._open)
+        self._open = ""
+        on = self._write_on(text[cut:])
+        return Emission(passed + on.text, on.live)
+
+    def _write_on(self, text: str) -> Emission:
+        half = _HALF.search(text)
+        self._half = half.group() if half else ""
+        text = text[: len(text) - len(self._half)]
+        if not has_moves(text) and text.count("\n") >= MOST_ROWS and self._is_at_end:
+            settled = self._show() + text  # a program that prints lines: it has come away from its bars
+            self._rows = []
+            self._open = settled.rpartition("\n")[2]
+            return Emission(settled, "")
+        self._apply(text)
+        settled = self._cut_off()
+        return Emission(settled, self._show() if self._rows else "")
+
+    @property
+    def _is_at_end(self) -> bool:
+        last = self._rows[-1]
+        return self._row == len(self._rows) - 1 and self._column == len(_COLOUR.sub("", last))
+
+    def _apply(self, text: str) -> None:
+        position = 0
+        for token in _TOKEN.finditer(text):
+            self._write(text[position : token.start()])
+            position = token.end()
+            if token.group() == "\n":
+                self._move_down(1)
+                self._column = 0
+            elif token.group() == "\x08":
+                self._column = max(0, self._column - 1)
+            elif token.group(2):
+                self._move(token.group(2), _numbers(token.group(1)))
+        self._write(text[position:])
+
+    def _write(self, text: str) -> None:
+        """Text with carriage returns, and with nothing else that moves."""
+        if "\r" not in text:
+            return self._put(text)
+        first, *states = text.split("\r")
+        self._put(first)
+        plain = "\x1b" not in text
+        for state in [_overlay(states)] if plain else states:
+            self._column = 0
+            self._put(state)
+        self._column = len(states[-1]) if plain else self._column
+        return None
+
+    def _put(self, text: str) -> None:
+        if text:
+            row = self._rows[self._row]
+            width = len(_COLOUR.sub("", text)) if "\x1b" in text else len(text)
+            before, _ = _split_at(row, self._column)
+            _, after = _split_at(row, self._column + width)
+            self._rows[self._row] = before.ljust(self._column) + text + after
+            self._column += width
+
+    def _move(self, final: str, numbers: list[int]) -> None:
+        count = max(numbers[0], 1)
+        match final:
+            case "A" | "F":
+                self._goes_up = True
+                self._row = max(0, self._row - count)
+            case "B" | "E":
+                self._move_down(count)
+            case "C":
+                self._column += min(count, ROW_CHARACTERS)
+            case "D":
+                self._column = max(0, self._column - count)
+            case "G":
+                self._column = min(count, ROW_CHARACTERS) - 1
+            case "H":
+                self._goes_up = True
+                self._row = self._column = 0
+            case "J" | "K":
+                self._erase(final, numbers[0])
+        if final in "EF":
+            self._column = 0
+
+    def _move_down(self, count: int) -> None:
+        self._row += min(count, MOST_ROWS)
+        self._rows += [""] * (self._row + 1 - len(self._rows))
+
+    def _erase(self, final: str, which: int) -> None:
+        row = self._rows[self._row]
+        before, after = _split_at(row, self._column)
+        self._rows[self._row] = {0: before, 1: " " * self._column + after}.get(which, "")
+        if final == "J" and which == 0:
+            del self._rows[self._row + 1 :]
+        elif final == "J":
+            kept = self._rows[self._row + 1 :] if which == 1 else [""] * len(self._rows[self._row + 1 :])
+            self._rows = [""] * self._row + [self._rows[self._row], *kept]
+
+    def _cut_off(self) -> str:
+        """The rows that are out of reach."""
+        if len(self._rows[self._row]) > ROW_CHARACTERS:
+            return self.settle().text
+        count = max(0, len(self._rows) - MOST_ROWS)
+        gone, self._rows = self._rows[:count], self._rows[count:]
+        self._row = max(0, self._row - count)
+        return "".join(f"{row.rstrip(' ')}\n" for row in gone)
+
+    def _show(self) -> str:
+        rows = [row.rstrip(" ") for row in self._rows]
+        while len(rows) > self._row + 1 and not rows[-1]:
+            rows.pop()  # a bar below that was wiped out
+        return "\n".join(rows)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) if part.isdigit() else 0 for part in text.split(";")]
+
+
+def _overlay(states: list[str]) -> str:
+    """What a line shows that was written over and over from its start."""
+    shown = ""
+    for state in reversed(states):
+        if len(state) > len(shown):
+            shown += state[len(shown) :]
+    return shown
+
+
+def _split_at(row: str, column: int) -> tuple[str, str]:
+    """What is before a column and what is from there on, each in its colours."""
+    if "\x1b" not in row:
+        return row[:column], row[column:]
+    seen, position, style = 0, 0, ""
+    for colour in _COLOUR.finditer(row):
+        width = colour.start() - position
+        if seen + width >= column:
+            break
+        seen, position = seen + width, colour.end()
+        style = "" if colour.group() in ("\x1b[m", "\x1b[0m") else style + colour.group()
+    cut = position + column - seen
+    reset = "\x1b[0m" if style else ""
+    before, after = row[:cut], row[cut:]
+    return before + reset, (style + after if _COLOUR.sub("", after) else "")
