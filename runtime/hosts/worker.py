@@ -42,6 +42,7 @@ from meshbook.runtime.node.node import Node
 from meshbook.runtime.telemetry.capture import CHUNK_CHARACTERS, Capture
 from meshbook.runtime.telemetry.logs import print_logs
 from meshbook.runtime.telemetry.output import TELEMETRY, LogOptions, OutputChunk
+from meshbook.runtime.telemetry.spans_of_collectives import watch_collectives
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.disturbed import DisturbedTransport
 from meshbook.runtime.transport.home import Home, host_of
@@ -74,6 +75,7 @@ def run(birth: Birth, folder: Path, *, is_prepared: bool = False) -> None:
     provide_client(lambda: client_of(node, birth))
     capture = make_capture(node, birth, folder)
     node.take_place = functools.partial(move, node)
+    watch_collectives(node.recorder)
     print_logs(logging.INFO if birth.world.settings.enable_log_forwarding else None)
     ready = is_prepared or prepare(birth)
     if ready:

@@ -28,6 +28,7 @@ from meshbook.runtime.mesh.spawned import Spawned
 from meshbook.runtime.node.calls import Each, Gather, Target
 from meshbook.runtime.node.ledger import Charge
 from meshbook.runtime.telemetry.output import LogOptions
+from meshbook.runtime.telemetry.spans import is_recorded
 from meshbook.runtime.wire.messages import Address
 
 if TYPE_CHECKING:
@@ -180,6 +181,8 @@ class ProcMesh(MeshTrait):
         node = current_node()
         actor = node.name_actor(name)
         targets = [Target(address, actor) for address in self.nodes]
+        if not is_recorded(f"{cls.__module__}.{cls.__qualname__}"):
+            node.recorder.quiet.add(actor)
         creation = node.plan(targets, (cls, args, kwargs), self.extent, on_main=on_main)
         asker = Gather(self.extent.region)
         mesh = ActorMesh(name, cls, targets, self.extent.region, asker.future.then(lambda _: None))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any
 
 from meshbook.runtime.actor.context import CURRENT, context, current_origin, name_of, spawner_of
@@ -25,6 +26,7 @@ from meshbook.runtime.node.limits import TimeLimit
 from meshbook.runtime.node.pressure import Pressure
 from meshbook.runtime.node.reception import Reception
 from meshbook.runtime.node.routes import Routes
+from meshbook.runtime.telemetry.spans import Recorder, now
 from meshbook.runtime.transport import PeerGone
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body, Buffer, pack
@@ -63,11 +65,13 @@ class Questions:
         reception: Reception,
         answers: Answers,
         pressure: Pressure,
+        recorder: Recorder,
         *,
         limit: int,
         later: Later,
         returned: Callable[[str, str, str], None],
     ) -> None:
+        self._recorder = recorder
         self._node = routes.own.node
         self._routes = routes
         self._calls = calls
@@ -99,6 +103,7 @@ class Questions:
         Where the queue of a target is full this waits for room in it, for so many seconds `within`.
         Raises PickleError and MessageTooLarge at once, before anything is sent; QueueFull, DeadlockError.
         """
+        started = now()
         body = pickling.dumps(arguments, lambda: f"an argument of {name_of(targets[0].actor)}.{endpoint}")
         node, origin, labels, sizes = self._node, current_origin(), extent.labels, extent.sizes
         reply_to, number = port if port is not None else (None, 0)
@@ -109,6 +114,10 @@ class Questions:
             for rank, (target, call) in enumerate(zip(targets, calls, strict=True), first)
         ]
         self._ask(targets, messages, body, None if within is None else time.monotonic() + within)
+        recorder = self._recorder
+        if recorder.on and (actor := targets[0].actor) not in recorder.quiet and is_counted(actor):
+            numbers = (calls[0], calls[-1]) if asker is not None else (0, 0)
+            recorder.add(("call", started, now(), get_ident(), endpoint, origin, (*numbers, actor)))
 
     def call_for_port(
         self,

@@ -29,7 +29,8 @@ from meshbook.runtime.node.hosting import Host, HostedActor
 from meshbook.runtime.node.identity import NOWHERE, instance_of, point_of
 from meshbook.runtime.node.inline import InlineActor
 from meshbook.runtime.node.routes import Routes
-from meshbook.runtime.node.running import Running
+from meshbook.runtime.node.running import Running, Spans
+from meshbook.runtime.telemetry.spans import Row
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body
 from meshbook.runtime.wire.messages import Address, Call, Place, Spawn, Stop
@@ -271,7 +272,19 @@ class Directory:
             return is_alone and target.actor == instance.key and target.address.node == self._home.address.node
 
         watch = self._watch.wake if is_alone else _not_at_all
-        return Running(is_own, describe=lambda: str(instance), later=self._home.later, watch=watch, is_alone=is_alone)
+        return Running(
+            is_own,
+            describe=lambda: str(instance),
+            later=self._home.later,
+            watch=watch,
+            is_alone=is_alone,
+            spans=Spans.of(self._home.recorder, instance),
+        )
+
+    def under_way(self) -> Iterator[Row]:
+        """Spans of what the actors here are at."""
+        for hosted in list(self._actors.values()):
+            yield from hosted.under_way()
 
     def break_off(self, key: str, sender: str, call: int) -> None:
         if (hosted := self._actors.get(key)) is not None:

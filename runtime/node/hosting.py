@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Protocol
 
 from meshbook.runtime.actor.base import Actor, is_async
-from meshbook.runtime.actor.context import CURRENT, Context, Instance
+from meshbook.runtime.actor.context import CURRENT, Context, Instance, spawner_of
 from meshbook.runtime.actor.failure import MeshFailure, UndeliverableMessageEnvelope
 from meshbook.runtime.actor.redefinition import take_on
 from meshbook.runtime.errors import SupervisionError
@@ -30,6 +30,7 @@ from meshbook.runtime.node.repertoire import Repertoire
 from meshbook.runtime.node.reports import name_place, tell_failed, tell_raised, tell_stopped
 from meshbook.runtime.node.running import Running
 from meshbook.runtime.node.serving import LoopServing, Notice, Step, ThreadServing
+from meshbook.runtime.telemetry.spans import Recorder, Row, now
 from meshbook.runtime.traces import format_error
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body
@@ -61,6 +62,8 @@ class Host(Protocol):
     def poke(self) -> None: ...
     @property
     def patience(self) -> float: ...
+    @property
+    def recorder(self) -> Recorder: ...
 
 
 class Aborted(Exception):
@@ -75,6 +78,7 @@ class HostedActor:
         instance.control = self
         self.queue = Backlog(instance.key, host)
         self._host = host
+        self._recorder = host.recorder if host.recorder.on and spawner_of(instance.key) else None
         self._make = make
         self._actor: Any = None
         self._repertoire = Repertoire(None)
@@ -103,6 +107,8 @@ class HostedActor:
 
     def post(self, message: Call | Stop, body: Body) -> None:
         """Queue a message; never waits."""
+        if self._recorder is not None and isinstance(message, Call):
+            self._recorder.mark((now(), message.sender, message.call))
         self.queue.put(message, body)
         self._host.poke()
         if self._serving is not None:
@@ -159,6 +165,11 @@ class HostedActor:
             return f"in {here}"
         present = self._serving.running.where()
         return f"in its queue; the actor is in {present}" if present else "in its queue"
+
+    def under_way(self) -> Iterator[Row]:
+        """Spans of the messages that are being handled."""
+        for running in self._serving.all() if self._serving is not None else ():
+            yield from running.under_way()
 
     def is_served_here(self) -> bool:
         """Whether the calling thread is one that takes messages from its queue, or keeps others from it."""

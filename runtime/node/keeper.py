@@ -7,6 +7,7 @@ probe          a question that follows who waits for whom
 reborn         a process that had ended is started again
 moved          the mesh of this process was resized: its rank may be another one
 renewed        of what a node had spawned here before that, nothing more is to come
+recording      what this process has recorded of its doings; `clock`: what its clock says
 fate           a process that counts on another one for the first time asks how that has ended, if it has
 """
 
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.node.deadlock import Step
+from meshbook.runtime.telemetry.spans import Recording, now
 from meshbook.runtime.wire.messages import Address, Place
 
 KEEPER = "keeper"
@@ -36,6 +38,7 @@ class Kept(Protocol):
     def close_early(self, spawner: str, number: int) -> None: ...
     def move(self, place: Any, at: Place, keys: Collection[str]) -> None: ...
     def tell_fate(self, node: str, asker: Address) -> None: ...
+    def recording(self, since: int) -> Recording: ...
 
 
 class Keeper(Actor):
@@ -93,3 +96,13 @@ class Keeper(Actor):
     def fate(self, node: str, asker: Address) -> None:
         """The asker counts on this node for the first time, and is told how it has ended, if it has."""
         self._node.tell_fate(node, asker)
+
+    @endpoint
+    def recording(self, since: int) -> Recording:
+        """The spans of this process that ended at this time (nanoseconds of its clock) or later."""
+        return self._node.recording(since)
+
+    @endpoint
+    def clock(self) -> int:
+        """Nanoseconds of the monotonic clock here."""
+        return now()

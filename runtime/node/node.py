@@ -37,6 +37,7 @@ from meshbook.runtime.node.supervision import ACTORS_A_LIFE, OnFault, Supervisio
 from meshbook.runtime.telemetry.capture import Capture
 from meshbook.runtime.telemetry.events import Event, Kind
 from meshbook.runtime.telemetry.output import TELEMETRY
+from meshbook.runtime.telemetry.spans import Recorder, Recording, now
 from meshbook.runtime.transport import PeerGone, Transport
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body, Buffer, pack, unpack
@@ -85,6 +86,8 @@ class Node:
         self.take_place: Callable[[Any], Any] = lambda place: place  # of a worker: what it does in a mesh resized
         self.on_fault: OnFault = log_fault  # for failures of the client's meshes
         self.is_leaving = False  # the process is about to end: nobody needs to hear of each actor's end
+        self.recorder = Recorder(settings.spans)
+        self.recorder.quiet.add(TELEMETRY)
         self._transport = transport
         self._transport.greeting = pack(Hello(self.address, run, life, takes_over), (), settings.max_message_bytes)
         self._clock = Clock()
@@ -115,7 +118,9 @@ class Node:
         self._directory = Directory(self, self._routes)
         ways = self._routes, self._calls, self._reception
         returned = self._directory.message_returned
-        self._questions = Questions(*ways, self._answers, self._pressure, limit=limit, later=later, returned=returned)
+        self._questions = Questions(
+            *(*ways, self._answers, self._pressure, self.recorder), limit=limit, later=later, returned=returned
+        )
         self._ports = Ports(*ways, limit=limit, returned=returned)
         self._supervision = Supervision(
             self._routes,
@@ -149,6 +154,8 @@ class Node:
         self.actor_over, self.release_actors = here.actor_over, here.release_actors
         self.make_running, self.break_off, self.where_is = here.make_running, here.break_off, here.where_is
         self.follow, self.close_early, self.message_returned = here.follow, here.close_early, here.message_returned
+        self.recorder.busy.append(here.under_way)
+        self.find_node = self._routes.find
         self._tell, self.return_message = asking.tell, asking.return_message
         self.call, self.call_for_port, self.limit = asking.call, asking.call_for_port, asking.limit
         self.adopt = asking.adopt
@@ -205,6 +212,10 @@ class Node:
     def send_probe(self, target: Target, path: list[Step]) -> None:
         """Ask the keeper of this actor whom that waits for."""
         self._tell(target.address, "probe", path, target.actor)
+
+    def recording(self, since: int) -> Recording:
+        """What this process has recorded from this time on, by its monotonic clock in nanoseconds."""
+        return self.recorder.recording(since)
 
     def tell_event(self, kind: Kind, mesh: str, procs: str, ranks: Sequence[int], text: str) -> None:
         """Let the controller of this run note what has happened to a mesh, or to these ranks of it."""
@@ -353,6 +364,8 @@ class Node:
         if found is None:
             # A port that is closed. Or answered before: the node was declared down, and this reply was still under way.
             return self.return_message(reply, f"port {reply.call}", "nobody receives there any more")
+        if self.recorder.on:
+            self.recorder.mark((now(), "", reply.call))
         asker, index = found
         if reply.status == "ok":
             asker.answer(index, lambda: pickling.loads(body, "the result of an endpoint"))

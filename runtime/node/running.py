@@ -11,13 +11,16 @@ import ctypes
 import itertools
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from meshbook.runtime.actor.context import Instance, current_origin, spawner_of
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import DeadlockError
+from meshbook.runtime.telemetry.spans import CELLS, Kind, Recorder, Row, is_recorded, now
 from meshbook.runtime.traces import OWN
 
 Key = tuple[str, int]  # who asked, and the number of the call
@@ -25,6 +28,27 @@ MOMENT = 0.005  # seconds until another attempt to break off a thread that is in
 _serial = itertools.count(1)
 _LIBRARY = f"{Path(threading.__file__).parent}/"
 _CALLS_ENDPOINTS = "_begin"  # of HostedActor: what that calls is the user's
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Records what an actor is at."""
+
+    recorder: Recorder
+    actor: str
+    runs_cells: bool
+
+    @classmethod
+    def of(cls, recorder: Recorder, instance: Instance) -> Spans | None:
+        """None where nothing is to be recorded of this actor."""
+        if not (recorder.on and spawner_of(instance.key) and is_recorded(instance.class_name)):
+            return None
+        return cls(recorder, instance.key, instance.class_name == CELLS)
+
+    def row(self, start: int, end: int, thread: int, endpoint: str, origin: str, key: Key) -> Row:
+        """The span of a message."""
+        kind: Kind = "cell" if self.runs_cells and endpoint == "run" else "run"
+        return kind, start, end, thread, endpoint, origin, (*key, self.actor)
 
 
 class Running:
@@ -38,7 +62,12 @@ class Running:
         later: Callable[[float, Callable[[], object]], None],
         watch: Callable[[], None],
         is_alone: bool = True,
+        spans: Spans | None = None,
     ) -> None:
+        self._spans = spans
+        self._origin = ""
+        self._since = 0  # when the message began, and when the present wait did
+        self._waits_since = 0
         self.is_alone = is_alone  # whether its actor begins no other message meanwhile
         self._is_own = is_own  # whether a target would have to wait for this very message
         self._describe = describe
@@ -61,20 +90,26 @@ class Running:
         # Without the guard: who breaks a message off looks for its key, which is said last.
         self.endpoint, self._broken, self._task = endpoint, False, None
         self._thread = threading.get_ident()
+        if self._spans is not None:
+            self._since, self._origin = now(), current_origin()
         self._key = key
 
     def enter_task(self, key: Key, endpoint: str) -> None:
         """A message begins in the current task."""
         self.endpoint, self._broken, self._task = endpoint, False, asyncio.current_task()
         self._thread = threading.get_ident()
+        if self._spans is not None:
+            self._since, self._origin = now(), current_origin()
         self._key = key
 
     def leave(self) -> None:
         """It has ended; can be said twice. From here on nothing breaks it off."""
         with self._guard:
-            self._key = None
+            key, self._key = self._key, None
             if self._broken and self._task is None:
                 _set_async_exception(threading.get_ident(), None)
+        if key is not None and (spans := self._spans) is not None:
+            spans.recorder.add(spans.row(self._since, now(), self._thread, self.endpoint, self._origin, key))
 
     @property
     def is_broken(self) -> bool:
@@ -93,6 +128,7 @@ class Running:
             if self._broken:
                 raise asyncio.CancelledError
             self.serial = 0 if bounded else next(_serial)
+            self._waits_since = now()
             self._waiting = future
         if not bounded:  # such a wait ends by itself
             self._watch()
@@ -102,6 +138,8 @@ class Running:
         with self._guard:
             self._waiting, self.serial, self.suspected = None, 0, {}
             is_broken = self._broken and self._task is None
+        if (spans := self._spans) is not None:
+            spans.recorder.record("wait", self.endpoint, self._waits_since, (spans.actor,))
         if is_broken:
             raise asyncio.CancelledError
 
@@ -117,6 +155,14 @@ class Running:
         with self._guard:
             future = self._waiting
             return (self.serial, future) if future is not None and self.serial and not future.done() else None
+
+    def under_way(self) -> Iterator[Row]:
+        """The spans of the present message, and of its wait."""
+        spans, key, thread, endpoint = self._spans, self._key, self._thread, self.endpoint
+        if spans is not None and key is not None:
+            yield spans.row(self._since, 0, thread, endpoint, self._origin, key)
+            if self._waiting is not None:
+                yield "wait", self._waits_since, 0, thread, endpoint, self._origin, (spans.actor,)
 
     def is_at(self, key: Key) -> bool:
         """Whether this is the present message."""

@@ -159,6 +159,10 @@ class ThreadServing:
         """What handles this message now, if anything does."""
         return self.running if self.running.is_at(key) else None
 
+    def all(self) -> list[Running]:
+        """All that may handle messages now."""
+        return [self.running]
+
 
 class LoopServing:
     """Serves on an event loop of its own, on the calling thread."""
@@ -406,8 +410,11 @@ class LoopServing:
 
     def at(self, key: Key) -> Running | None:
         """What handles this message now, if anything does."""
-        everything = [self.running, *(running for running in list(self._tasks.values()) if running is not None)]
-        return next((running for running in everything if running.is_at(key)), None)
+        return next((running for running in self.all() if running.is_at(key)), None)
+
+    def all(self) -> list[Running]:
+        """All that may handle messages now."""
+        return [self.running, *(running for running in list(self._tasks.values()) if running is not None)]
 
     def _call_soon(self, callback: Callable[[], object]) -> None:
         if self._loop is not None:

@@ -1,0 +1,270 @@
+"""What each process did at each moment, made of its spans: running, in a collective, waiting, transferring, idle. Pure.
+
+For whoever draws it: `%mesh trace`, and any other view of the same. Times are nanoseconds of one clock.
+
+In a collective a rank first waits for those that have not come yet, and then is in it with all. The calls of ranks
+belong together by the order in which each made them: the third all_reduce of one is the third one of all others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from meshbook.runtime.telemetry.spans import Recording, Span
+
+State = Literal["running", "collective", "transfer", "waiting", "idle"]
+STATES: tuple[State, ...] = ("running", "collective", "transfer", "waiting", "idle")  # where threads differ: the first
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """From when to when."""
+
+    start: int
+    end: int
+
+    @property
+    def length(self) -> int:
+        return self.end - self.start
+
+    def has(self, span: Span) -> bool:
+        """Whether some of the span is in it."""
+        return span.start < self.end and span.end > self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A time in which a process was in one state; `name`: of what (an endpoint, a collective), `awaited`: for whom."""
+
+    start: int
+    end: int
+    state: State
+    name: str = ""
+    awaited: tuple[int, ...] = ()
+
+    @property
+    def length(self) -> int:
+        return self.end - self.start
+
+
+_What = tuple[State, str, tuple[int, ...]]
+Lane = tuple[Segment, ...]  # without gaps, from the begin of the window to its end
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """How long ranks have waited in a collective for another one: in sum, in how many calls, and who did."""
+
+    name: str
+    awaited: tuple[int, ...]
+    waited: int  # nanoseconds of the one who waited longest
+    times: int
+    ranks: tuple[int, ...]
+
+
+def lanes_of(recordings: Mapping[int, Recording], window: Window) -> dict[int, Lane]:
+    """The lanes of the ranks of one mesh."""
+    spans = {rank: tuple(filter(window.has, each.spans)) for rank, each in recordings.items()}
+    # Where something is forgotten the first ones are not the first; but then the last ones are the last.
+    is_cut = any(each.since > window.start for each in recordings.values())
+    waits = _waits_of(spans, is_cut=is_cut)
+    return {rank: _lane_of(own, waits, rank, window) for rank, own in spans.items()}
+
+
+def totals_of(lane: Lane) -> dict[State, int]:
+    """How long a process was in each state, in nanoseconds."""
+    total: Counter[State] = Counter()
+    for segment in lane:
+        total[segment.state] += segment.length
+    return {state: total[state] for state in STATES}
+
+
+def blames_of(lanes: Mapping[int, Lane]) -> list[Blame]:
+    """Who was waited for in which collective; the longest wait first."""
+    found: dict[tuple[str, tuple[int, ...]], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for rank, lane in lanes.items():
+        for segment in lane:
+            if segment.awaited:
+                found[segment.name, segment.awaited][rank].append(segment.length)
+    blames = [
+        Blame(name, awaited, max(map(sum, waits.values())), max(map(len, waits.values())), tuple(sorted(waits)))
+        for (name, awaited), waits in found.items()
+    ]
+    return sorted(blames, key=lambda blame: -blame.waited)
+
+
+def thin_out(lane: Lane, most: int) -> Lane:
+    """As at most so many segments: what is too short to be seen goes with what lasted longest beside it."""
+    if len(lane) <= most:
+        return lane
+    start, width = lane[0].start, max(1, -(-(lane[-1].end - lane[0].start) // most))
+    bins: dict[int, Counter[_What]] = defaultdict(Counter)
+    for segment in lane:
+        what = _what(segment)
+        for at in range((segment.start - start) // width, -(-(segment.end - start) // width)):
+            left, right = start + at * width, start + (at + 1) * width
+            bins[at][what] += min(segment.end, right) - max(segment.start, left)
+    return _join(
+        Segment(start + at * width, min(lane[-1].end, start + (at + 1) * width), *_longest(bins[at]))
+        for at in sorted(bins)
+    )
+
+
+def _longest(
+    lengths: Mapping[_What, int],
+) -> _What:
+    """Of the state that lasted longest in all, what lasted longest."""
+    by_state: Counter[State] = Counter()
+    for (state, _, _), length in lengths.items():
+        by_state[state] += length
+    ((longest, _),) = by_state.most_common(1)
+    return max((what for what in lengths if what[0] == longest), key=lambda what: lengths[what])
+
+
+def _what(segment: Segment) -> _What:
+    return segment.state, segment.name, segment.awaited
+
+
+def _join(segments: Iterable[Segment]) -> Lane:
+    """Neighbours of one kind as one."""
+    joined: list[Segment] = []
+    for segment in segments:
+        if joined and _what(joined[-1]) == _what(segment):
+            joined[-1] = dataclasses.replace(joined[-1], end=segment.end)
+        else:
+            joined.append(segment)
+    return tuple(joined)
+
+
+# -- who waits for whom --------------------------------------------------------------------
+
+_Waits = dict[tuple[int, int, int], tuple[int, tuple[int, ...]]]  # (rank, thread, start) -> until when, and for whom
+
+
+def _waits_of(spans: Mapping[int, Sequence[Span]], *, is_cut: bool) -> _Waits:
+    """Of each collective of each rank: until when it waits there for others, and for whom."""
+    sequences: dict[tuple[str, str], dict[int, list[Span]]] = defaultdict(dict)
+    for rank, own in spans.items():
+        for span in sorted(own, key=lambda span: span.start, reverse=is_cut):
+            if span.kind == "collective" and span.link:
+                sequences[span.name, span.link[0]].setdefault(rank, []).append(span)
+    everyone = set(spans)
+    waits: _Waits = {}
+    for (_, group), by_rank in sequences.items():
+        for met in _meetings(by_rank):
+            waits |= _waits_in(met, set(by_rank) if group else everyone)
+    return waits
+
+
+def _meetings(by_rank: Mapping[int, Sequence[Span]]) -> Iterator[dict[int, Span]]:
+    for met in itertools.zip_longest(*by_rank.values()):
+        yield {rank: span for rank, span in zip(by_rank, met, strict=True) if span is not None}
+
+
+def _waits_in(met: Mapping[int, Span], members: set[int]) -> _Waits:
+    missing = tuple(sorted(members - met.keys()))
+    if missing and all(span.is_open for span in met.values()):
+        return {_key(rank, span): (span.end, missing) for rank, span in met.items()}
+    last = max(met, key=lambda rank: met[rank].start)
+    came = met[last].start
+    return {_key(rank, span): (min(came, span.end), (last,)) for rank, span in met.items() if span.start < came}
+
+
+def _key(rank: int, span: Span) -> tuple[int, int, int]:
+    return rank, span.thread, span.start
+
+
+# -- one process -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A span as far as it says what a thread is at; `weight`: how many messages more run there, or are waited for."""
+
+    start: int
+    end: int
+    state: State
+    name: str
+    awaited: tuple[int, ...] = ()
+    weight: int = 0
+
+
+def _lane_of(spans: Sequence[Span], waits: _Waits, rank: int, window: Window) -> Lane:
+    threads: dict[int, list[_Piece]] = defaultdict(list)
+    for span in spans:
+        threads[span.thread] += _pieces_of(span, waits.get(_key(rank, span)))
+    lanes = [list(_sweep(pieces, _of_thread)) for pieces in threads.values()]
+    pieces = [_Piece(each.start, each.end, each.state, each.name, each.awaited) for lane in lanes for each in lane]
+    return _join(_fill(_sweep(pieces, _of_process), window))
+
+
+def _pieces_of(span: Span, wait: tuple[int, tuple[int, ...]] | None) -> Iterator[_Piece]:
+    match span.kind:
+        case "collective":
+            until, awaited = wait if wait is not None else (span.start, ())
+            if until > span.start:
+                yield _Piece(span.start, until, "waiting", span.name, awaited)
+            if span.end > until:
+                yield _Piece(until, span.end, "collective", span.name)
+        case "transfer":
+            yield _Piece(span.start, span.end, "transfer", span.name)
+        case "wait":
+            yield _Piece(span.start, span.end, "waiting", "an answer", (), -1)
+        case "call":
+            return  # what sends it runs
+        case "user":
+            yield _Piece(span.start, span.end, "running", span.name)
+        case _:
+            yield _Piece(span.start, span.end, "running", span.name if span.kind != "cell" else "", (), 1)
+
+
+def _sweep(pieces: Sequence[_Piece], decide: Callable[[Sequence[_Piece]], _Piece]) -> Iterator[Segment]:
+    """What is decided of those that are there, from one change to the next; nothing while there are none."""
+    changes = sorted(
+        [*((piece.start, 1, at) for at, piece in enumerate(pieces)), *((p.end, 0, at) for at, p in enumerate(pieces))]
+    )
+    present: dict[int, _Piece] = {}  # in the order in which they began
+    before = 0
+    for time, begins, at in changes:
+        if present and time > before:
+            chosen = decide(tuple(present.values()))
+            yield Segment(before, time, chosen.state, chosen.name, chosen.awaited)
+        before = time
+        if begins and pieces[at].end > pieces[at].start:
+            present[at] = pieces[at]
+        else:
+            present.pop(at, None)
+
+
+def _of_thread(present: Sequence[_Piece]) -> _Piece:
+    """A collective or a transfer, which nothing else can be beside; else the innermost of those that run."""
+    for piece in reversed(present):
+        if not piece.weight and piece.state != "running":
+            return piece
+    if sum(piece.weight for piece in present) > 0 or not any(piece.weight for piece in present):
+        return next(piece for piece in reversed(present) if piece.state == "running")
+    return next(piece for piece in reversed(present) if piece.state == "waiting")
+
+
+def _of_process(present: Sequence[_Piece]) -> _Piece:
+    return min(present, key=lambda piece: STATES.index(piece.state))
+
+
+def _fill(segments: Iterable[Segment], window: Window) -> Iterator[Segment]:
+    """Cut to the window, and idle in between."""
+    at = window.start
+    for segment in segments:
+        start, end = max(segment.start, at), min(segment.end, window.end)
+        if end <= start:
+            continue
+        if start > at:
+            yield Segment(at, start, "idle")
+        yield Segment(start, end, segment.state, segment.name, segment.awaited)
+        at = end
+    if at < window.end:
+        yield Segment(at, window.end, "idle")

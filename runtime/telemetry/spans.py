@@ -1,0 +1,147 @@
+"""What a process did and when, as spans: the last few thousand of cells, endpoints, calls, waits and collectives.
+
+Always recorded, so that `%mesh trace` shows a slow cell that has already been: a span costs a third of a microsecond,
+and with MESHBOOK_SPANS=0 nothing. Times are nanoseconds of the monotonic clock, which all processes of a host share.
+Not for what is made of spans (`lanes`, `meshbook.magics.tracing`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from threading import get_ident
+from time import monotonic_ns
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from meshbook.runtime.actor.context import context, current_origin
+
+# cell: a cell of the notebook. run: an endpoint. call: the sending of one. wait: for an answer. collective: of
+# torch.distributed. user: `meshbook.span`. transfer, command: of whoever moves data, or computes on behalf of others.
+Kind = Literal["cell", "run", "call", "wait", "collective", "user", "transfer", "command"]
+# What holds it together with others. run: (the node that asked, the number of the call, actor); call: (the first number
+# of it, the last one, actor); collective: (its group).
+Link = tuple[Any, ...]
+# As it is recorded; a span is made of it when somebody asks: kind, start, end, thread, name, origin, link.
+Row = tuple[Kind, int, int, int, str, str, Link]
+now = monotonic_ns
+CELLS = "meshbook.runtime.cells.actor.CellActor"
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """Something that took time on a thread of a process. `origin` is the execution on whose behalf it was done."""
+
+    kind: Kind
+    start: int
+    end: int
+    thread: int
+    name: str
+    origin: str = ""
+    link: Link = ()
+    is_open: bool = False  # it had not ended when the process was asked; `end` is then the time of the asking
+
+
+class Mark(msgspec.Struct, frozen=True, array_like=True):
+    """A moment in the life of a call: its question arrived here from `node`, or (without one) its answer did."""
+
+    time: int
+    node: str
+    call: int
+
+
+class Recording(msgspec.Struct, frozen=True, array_like=True):
+    """What one process has recorded. `since`: what was before that is forgotten, or was not asked for."""
+
+    asked: int
+    since: int
+    spans: tuple[Span, ...]
+    marks: tuple[Mark, ...]
+    threads: dict[int, str]  # names of those that live
+
+
+class Busy(Protocol):
+    """Who knows of spans that have not ended."""
+
+    def under_way(self) -> Iterator[Row]: ...
+
+
+class Recorder:
+    """The spans of one process. `most` are kept of them, and as many marks; with 0 nothing is recorded.
+
+    Whoever records looks at `on` first, takes the time, and calls `add`, which any thread may do.
+    """
+
+    __slots__ = ("_marks", "_spans", "add", "busy", "mark", "on", "open", "quiet")
+
+    def __init__(self, most: int) -> None:
+        self.on = most > 0
+        self._spans: deque[Row] = deque(maxlen=most)
+        self._marks: deque[tuple[int, str, int]] = deque(maxlen=most)
+        self.add: Callable[[Row], None] = self._spans.append
+        self.mark: Callable[[tuple[int, str, int]], None] = self._marks.append
+        self.open: dict[int, Row] = {}  # collectives that have begun, by thread
+        self.quiet: set[str] = set()  # actors of the runtime: calls to them are not recorded
+        self.busy: list[Callable[[], Iterator[Row]]] = []  # who knows of other spans that have not ended
+
+    def record(self, kind: Kind, name: str, start: int, link: Link = ()) -> None:
+        """Record a span of the calling thread that ends now; for who is not in a hurry."""
+        if self.on:
+            self.add((kind, start, now(), get_ident(), name, current_origin(), link))
+
+    def recording(self, since: int) -> Recording:
+        """All that ended at this time or later, and what has not ended yet."""
+        asked = now()
+        rows, marks = _copy(self._spans), _copy(self._marks)
+        forgotten = rows[0][2] if self.on and len(rows) == self._spans.maxlen else since
+        spans = [Span(*row) for row in rows if row[2] >= since]
+        begun = [*list(self.open.values()), *(row for find in self.busy for row in find())]
+        spans += [Span(*row, is_open=True) for row in (_until(row, asked) for row in begun)]
+        return Recording(
+            asked,
+            max(since, forgotten),
+            tuple(spans),
+            tuple(Mark(*mark) for mark in marks if mark[0] >= since),
+            {thread.ident: thread.name for thread in threading.enumerate() if thread.ident is not None},
+        )
+
+
+def _until(row: Row, time: int) -> Row:
+    return row[0], row[1], max(row[1], time), *row[3:]
+
+
+def _copy(ring: deque[Any]) -> list[Any]:
+    """Its contents, while others add to it."""
+    while True:
+        with contextlib.suppress(RuntimeError):  # something was added meanwhile
+            return list(ring)
+
+
+def is_recorded(class_name: str) -> bool:
+    """Whether calls to actors of this class are worth a span: those of users, and cells."""
+    return not class_name.startswith("meshbook.runtime.") or class_name == CELLS
+
+
+class span(contextlib.ContextDecorator):
+    """Show the time that a block takes in `%mesh trace`, under this name: `with meshbook.span("load"): ...`.
+
+    Works in cells, in actors and in their threads, also as the decorator of a function that is no coroutine. Costs
+    a microsecond. In a script it starts the runtime, as everything does that asks for `context()`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._start = 0
+
+    def _recreate_cm(self) -> span:  # so that a decorated function may call itself
+        return span(self.name)
+
+    def __enter__(self) -> span:
+        self._start = now()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        recorder: Recorder = context().actor_instance.node.recorder
+        recorder.record("user", self.name, self._start)

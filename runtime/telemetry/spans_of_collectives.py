@@ -1,0 +1,98 @@
+"""Spans of collectives: how long the threads of this process stand in calls of torch.distributed.
+
+The functions stay what they are, since torch.compile knows them by identity and users may have imported them before:
+torch has wrapped each one (`c10d_logger._exception_logger`), and what that wrapper calls is replaced in its closure.
+Known limits: the waits of DistributedDataParallel are in C++, within `backward`; those for a GPU are at whatever line
+synchronizes with it. A version of torch without such wrappers has no spans of collectives.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from threading import get_ident
+from types import CellType, FunctionType
+from typing import Any
+
+from meshbook.runtime.actor.context import current_origin
+from meshbook.runtime.telemetry.spans import Recorder, now
+
+C10D = "torch.distributed.distributed_c10d"
+_WRAPPERS = "c10d_logger.py"
+_MARK = "__meshbook_recorded__"
+
+
+def watch_collectives(recorder: Recorder) -> bool:
+    """Have this process's collectives recorded; False where torch.distributed has not been imported yet."""
+    c10d = sys.modules.get(C10D)
+    if c10d is None or not recorder.on:
+        return False
+    for name, function in list(vars(c10d).items()):
+        if not name.startswith("_") and (cell := _wrapped_cell(function)) is not None:
+            _replace(cell, name, recorder)
+    _watch_waits(c10d, recorder)
+    return True
+
+
+def _wrapped_cell(function: Any) -> CellType | None:
+    """Where torch's wrapper keeps the function that it wraps."""
+    if not isinstance(function, FunctionType) or not function.__code__.co_filename.endswith(_WRAPPERS):
+        return None
+    if function.__code__.co_freevars != ("func",):
+        return None
+    (cell,) = function.__closure__ or ()
+    return cell
+
+
+def _replace(cell: CellType, name: str, recorder: Recorder) -> None:
+    function: Callable[..., Any] = cell.cell_contents
+    if not hasattr(function, _MARK):
+        cell.cell_contents = _recorded(function, name, recorder)
+
+
+def _recorded(function: Callable[..., Any], name: str, recorder: Recorder) -> Callable[..., Any]:
+    names = list(inspect.signature(function).parameters)
+    place = names.index("group") if "group" in names else len(names)
+
+    @functools.wraps(function)
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        thread = get_ident()
+        if thread in recorder.open:  # within another one, which is the one that the user has called
+            return function(*args, **kwargs)
+        group = kwargs.get("group") if len(args) <= place else args[place]
+        start, origin, link = now(), current_origin(), (getattr(group, "group_name", ""),)
+        try:
+            recorder.open[thread] = ("collective", start, 0, thread, name, origin, link)
+            return function(*args, **kwargs)
+        finally:
+            recorder.open.pop(thread, None)
+            recorder.add(("collective", start, now(), thread, name, origin, link))
+
+    setattr(recorded, _MARK, True)
+    return recorded
+
+
+def _watch_waits(c10d: Any, recorder: Recorder) -> None:
+    """The same of `work.wait()`, by which one waits for an asynchronous collective."""
+    known = c10d.Work.wait
+    if hasattr(known, _MARK):
+        return
+
+    # By its name and first argument pybind11 knows that it must not call a subclass's `wait` from here again.
+    @functools.wraps(known)
+    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+        thread = get_ident()
+        if thread in recorder.open:
+            return known(self, *args, **kwargs)
+        start, origin = now(), current_origin()
+        try:
+            recorder.open[thread] = ("collective", start, 0, thread, "work.wait", origin, ())
+            return known(self, *args, **kwargs)
+        finally:
+            recorder.open.pop(thread, None)
+            recorder.add(("collective", start, now(), thread, "work.wait", origin, ()))
+
+    setattr(wait, _MARK, True)
+    c10d.Work.wait = wait
