@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import Any
 
+from meshbook.magics.exchange import VariableError
 from meshbook.magics.forwarding import CellScreen
+from meshbook.magics.handles import NotebookProcMesh
 from meshbook.magics.meshes import Meshes, NotebookMesh
+from meshbook.magics.parsing import suggestion
 from meshbook.magics.selection import Selected
 from meshbook.runtime.hosts.session import Session, current_session
 from meshbook.runtime.mesh.procs import ProcMesh
@@ -43,7 +47,14 @@ class Notebook:
         """The process mesh under its name, for actors; a variable of the user's own is left alone."""
         known = self.shell.user_ns.get(mesh.name)
         if known is None or isinstance(known, ProcMesh):
-            self.shell.user_ns[mesh.name] = mesh.procs
+            self.shell.user_ns[mesh.name] = NotebookProcMesh(mesh.procs, mesh)
+
+    def values_of(self, names: Iterable[str]) -> dict[str, Any]:
+        """Variables of the notebook. VariableError where one is not there."""
+        known = self.shell.user_ns
+        if missing := [name for name in names if name not in known]:
+            raise VariableError(f"{missing[0]} is not defined in the notebook{suggestion(missing[0], known)}")
+        return {name: known[name] for name in names}
 
     @property
     def cell_number(self) -> int:

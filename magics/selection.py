@@ -149,6 +149,12 @@ def resolve(selection: Selection, meshes: Mapping[str, Region], default: str, hi
     return Selected(name, resolver.part(selection.part))
 
 
+def names_one_rank(text: str) -> bool:
+    """Whether a selector is one rank by its number, `3` or `NAME[-1]`; `3:4` is not, although it is one as well."""
+    part = parse(text).part
+    return isinstance(part, Ranks) and len(part.items) == 1 and isinstance(part.items[0], Index)
+
+
 # --- text -> Selection ---
 
 

@@ -20,6 +20,8 @@ from meshbook.magics.verbs.down import Down
 from meshbook.magics.verbs.heal import Heal
 from meshbook.magics.verbs.interrupt import Interrupt
 from meshbook.magics.verbs.log import Log
+from meshbook.magics.verbs.pull import Pull
+from meshbook.magics.verbs.push import Push
 from meshbook.magics.verbs.resize import Resize
 from meshbook.magics.verbs.restart import Restart
 from meshbook.magics.verbs.stack import Stack
@@ -27,7 +29,7 @@ from meshbook.magics.verbs.status import Status
 from meshbook.magics.verbs.up import Up
 from meshbook.magics.verbs.verb import Verb
 
-# As the overview lists them: a mesh's life, then cells that run, then what to look at.
+# As the overview lists them: a mesh's life, then cells that run, then variables, then what to look at.
 _ALL: tuple[type[Verb], ...] = (
     Up,
     Status,
@@ -36,6 +38,8 @@ _ALL: tuple[type[Verb], ...] = (
     Heal,
     Interrupt,
     Restart,
+    Push,
+    Pull,
     Stack,
     Log,
     Doctor,

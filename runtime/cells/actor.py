@@ -30,6 +30,7 @@ from meshbook.runtime.cells.standing import (
     stacks_of_others,
 )
 from meshbook.runtime.cells.values import describe, pack
+from meshbook.runtime.cells.variables import Namespace, Request, handle
 from meshbook.runtime.collectives.abort import abort_groups
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.node.calls import Target
@@ -52,6 +53,7 @@ class CellActor(Actor):
         self._shell: RankShell = make_shell(self._publish)
         self._given = _names_of(self._birth)
         self._shell.user_ns.update(self._given)
+        self._namespace = Namespace(self._shell.user_ns, self._own_names, self._shell.display_formatter)
         self._told_names: tuple[str, ...] = ()
         self._values: OrderedDict[str, Any] = OrderedDict()
         INTERRUPTS.install()
@@ -112,9 +114,20 @@ class CellActor(Actor):
             raise ValueError(f"the value {note}")
         return pickled
 
+    @endpoint
+    def handle(self, request: Request, operation: str) -> Any:
+        """Read or change variables, as the request says; `operation` names it, should it be interrupted."""
+        answer = handle(request, self._namespace, operation)
+        self._flush()
+        return answer
+
+    def _own_names(self) -> tuple[str, ...]:
+        """Those that cells have made."""
+        return tuple(name for name in self._shell.names() if name not in self._given)
+
     def _with_names(self, outcome: CellOutcome) -> CellOutcome:
         """With the user's names, where they are others than before: should this rank die, they tell what was lost."""
-        names = tuple(name for name in self._shell.names() if name not in self._given)[:MOST_NAMES]
+        names = self._own_names()[:MOST_NAMES]
         if names == self._told_names:
             return outcome
         self._told_names = names

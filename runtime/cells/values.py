@@ -17,7 +17,19 @@ STATISTICS_ELEMENTS = 50_000_000
 
 
 def describe(value: Any, formatter: Any) -> CellValue:
-    """`formatter` is an IPython DisplayFormatter."""
+    """With the value itself, where it is small. `formatter` is an IPython DisplayFormatter."""
+    mime, tensor = _looks(value, formatter)
+    pickled, note = pack(value)
+    return CellValue(mime=mime, type_name=type(value).__name__, tensor=tensor, pickled=pickled, note=note)
+
+
+def look_at(value: Any, formatter: Any) -> CellValue:
+    """How it looks, and no more."""
+    mime, tensor = _looks(value, formatter)
+    return CellValue(mime=mime, type_name=type(value).__name__, tensor=tensor, note="it was only looked at")
+
+
+def _looks(value: Any, formatter: Any) -> tuple[dict[str, Any], TensorSummary | None]:
     tensor = summarize_tensor(value)
     mime, _ = formatter.format(value)
     mime = {kind: data for kind, data in mime.items() if kind == "text/plain" or _is_bounded(data)}
@@ -25,8 +37,7 @@ def describe(value: Any, formatter: Any) -> CellValue:
     if len(text) > SHOWN_CHARACTERS:
         text = f"{text[:SHOWN_CHARACTERS]}… ({len(text):,} characters)"
     mime["text/plain"] = text
-    pickled, note = pack(value)
-    return CellValue(mime=mime, type_name=type(value).__name__, tensor=tensor, pickled=pickled, note=note)
+    return mime, tensor
 
 
 def pack(value: Any, limit: int = TRAVEL_BYTES) -> tuple[bytes | None, str]:

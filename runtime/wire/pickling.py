@@ -42,6 +42,16 @@ def _say(what: What) -> str:
     return what if isinstance(what, str) else what()
 
 
+def dumps_on_cpu(value: Any, what: What) -> list[Buffer]:
+    """A body in which every tensor is on the CPU, and no tensor has a graph behind it: for who may have no GPU."""
+    try:
+        return _dumps_anything(value, _CpuPickler)
+    except RecursionError as error:
+        raise PickleError(f"{_say(what)} cannot be pickled: it is nested too deeply, or contains itself") from error
+    except Exception as error:
+        raise PickleError(f"{_say(what)} cannot be pickled: {type(error).__name__}: {error}") from error
+
+
 def loads(body: Body, what: What) -> Any:
     """The value of a body. Buffers are not copied: arrays and tensors live in the frame they came in."""
     try:
@@ -89,13 +99,6 @@ def _is_plain(value: Any) -> bool:
     return False
 
 
-def _dumps_anything(value: Any) -> list[Buffer]:
-    buffers: list[pickle.PickleBuffer] = []
-    stream = io.BytesIO()
-    _Pickler(stream, 5, buffer_callback=buffers.append).dump(value)
-    return [stream.getvalue(), *(buffer.raw() for buffer in buffers)]
-
-
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle (functions and classes of `__main__` by value), with dense CPU tensors out of band."""
 
@@ -110,6 +113,25 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) == 6:
             return _reduce_class(obj, reduced)
         return reduced
+
+
+class _CpuPickler(_Pickler):
+    """Takes tensors from where they are to the CPU, out of their graphs."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is None or type(obj) is not torch.Tensor or (obj.is_leaf and obj.device.type == "cpu"):
+            return super().reducer_override(obj)
+        moved = obj.detach().cpu().requires_grad_(obj.is_leaf and obj.requires_grad)
+        reduced = super().reducer_override(moved)
+        return moved.__reduce_ex__(5) if reduced is NotImplemented else reduced
+
+
+def _dumps_anything(value: Any, pickler: type[_Pickler] = _Pickler) -> list[Buffer]:
+    buffers: list[pickle.PickleBuffer] = []
+    stream = io.BytesIO()
+    pickler(stream, 5, buffer_callback=buffers.append).dump(value)
+    return [stream.getvalue(), *(buffer.raw() for buffer in buffers)]
 
 
 # Classes that travelled by value, and whether they were defined here. cloudpickle finds such a class again, and fills

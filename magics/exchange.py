@@ -1,0 +1,175 @@
+"""Questions to ranks about their variables: sent, waited for on a thread or in a coroutine, broken off by Ctrl-C.
+
+What a verb or a method does with variables is a generator (`Steps`): it yields exchanges and is given their answers,
+and does not know in which of the two ways they are waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias, TypeVar
+
+from meshbook.magics.interruptible import run_interruptible
+from meshbook.magics.losses import check_able
+from meshbook.magics.meshes import NotebookMesh
+from meshbook.magics.mistakes import Mistake
+from meshbook.magics.rollcall import ask_ranks
+from meshbook.magics.tracebacks import make_cell_error
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.cells.outcome import RankError
+from meshbook.runtime.cells.variables import Refusal, Request
+from meshbook.runtime.errors import MeshbookError
+from meshbook.runtime.geometry.ranges import name_ranks
+
+QUIET = 2.0  # seconds without an answer, after which it is said for whom one waits
+_serial = itertools.count(1)
+T = TypeVar("T")
+
+
+class VariableError(MeshbookError):
+    """Variables that cannot be moved or read; says which, on which ranks, and why."""
+
+
+class _OfALine(Mistake, VariableError):
+    """The same where a line of magic asked for it: no line of the cell's code is to be shown."""
+
+
+_OfALine.__name__ = VariableError.__name__
+
+
+@contextmanager
+def of_a_line() -> Iterator[None]:
+    """Around steps that a line of magic has asked for."""
+    try:
+        yield
+    except VariableError as error:
+        raise _OfALine(str(error)) from None
+
+
+class Exchange:
+    """One question to each of some ranks; it is under way once this is made. `what` completes "cannot …"."""
+
+    def __init__(self, mesh: NotebookMesh, requests: Mapping[int, Request], what: str) -> None:
+        check_able(mesh, mesh.procs.region.pick(requests))
+        self._mesh = mesh
+        self._what = what
+        self._operation = f"{what} {next(_serial)}"
+        self._futures = self._send(requests)
+
+    def _send(self, requests: Mapping[int, Request]) -> dict[int, Future[Any]]:
+        first, ranks = next(iter(requests.values())), sorted(requests)
+        if all(request is first for request in requests.values()):  # pickled once for all
+            cells = self._mesh.cells._with_region(self._mesh.procs.region.pick(ranks))
+            return dict(zip(ranks, cells.handle.call_each(first, self._operation), strict=True))
+        return {rank: future for rank in ranks for future in self._send({rank: requests[rank]}).values()}
+
+    def wait(self) -> dict[int, Any]:
+        """The answers by rank; blocks this thread. Ctrl-C ends it, here and on the ranks."""
+        with self._breakable():
+            self._wait_a_while()
+            for future in self._futures.values():
+                future.exception()
+        return self._answers()
+
+    def wait_at_most(self, seconds: float) -> dict[int, Any]:
+        """The answers that are here by then, refusals among them; who has not begun until then need not any more."""
+        end = time.monotonic() + seconds
+        with self._breakable():
+            for future in self._futures.values():
+                with contextlib.suppress(TimeoutError):
+                    future.exception(timeout=max(0.0, end - time.monotonic()))
+        if self._open_ranks():
+            self._interrupt()
+        return {rank: _answer_of(future) for rank, future in self._futures.items() if future.done()}
+
+    @contextmanager
+    def _breakable(self) -> Iterator[None]:
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._interrupt()
+            raise
+
+    def _wait_a_while(self) -> None:
+        try:
+            next(iter(self._futures.values())).exception(timeout=QUIET)
+        except TimeoutError:
+            print(f"waiting for {name_ranks(self._open_ranks())}: an interrupt gives up")
+
+    async def settle(self) -> dict[int, Any]:
+        """The same, and the event loop stays free."""
+        broken_off: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def break_off() -> None:
+            self._interrupt()
+            if not broken_off.done():
+                broken_off.set_result(None)
+
+        await run_interruptible(self._first_of(broken_off), break_off)
+        if broken_off.done():
+            error = RankError("interrupted", "KeyboardInterrupt", f"had not answered: {self._what} was broken off")
+            raise make_cell_error(dict.fromkeys(self._open_ranks() or self._futures, error), ())
+        return self._answers()
+
+    async def _first_of(self, broken_off: asyncio.Future[None]) -> None:
+        twins = [future.as_asyncio() for future in self._futures.values()]
+        answers = asyncio.ensure_future(asyncio.wait(twins))
+        waiting: list[asyncio.Future[Any]] = [answers, broken_off]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for twin in twins:
+            twin.add_done_callback(asyncio.Future.exception)  # what went wrong is told by the futures themselves
+
+    def _open_ranks(self) -> list[int]:
+        return [rank for rank, future in self._futures.items() if not future.done()]
+
+    def _interrupt(self) -> None:
+        ask_ranks(self._mesh, list(self._futures)).interrupt.broadcast(self._operation)
+
+    def _answers(self) -> dict[int, Any]:
+        answers = {rank: _answer_of(future) for rank, future in self._futures.items()}
+        refused: dict[Refusal, list[int]] = {}
+        for rank, answer in answers.items():
+            if isinstance(answer, Refusal):
+                refused.setdefault(answer, []).append(rank)
+        if refused:
+            raise VariableError(f"cannot {self._what}: {'; '.join(map(_tell, refused, refused.values()))}")
+        return answers
+
+
+def _answer_of(future: Future[Any]) -> Any:
+    try:
+        return future.get()
+    except MeshbookError as error:
+        return Refusal(str(error).strip())
+
+
+def _tell(refusal: Refusal, ranks: Sequence[int]) -> str:
+    return f"{refusal.reason} on {name_ranks(ranks)}" + (f" ({refusal.hint})" if refusal.hint else "")
+
+
+Steps: TypeAlias = Generator[Exchange, dict[int, Any], T]
+
+
+def carry_out(steps: Steps[T]) -> T:
+    """Take the steps on this thread, which waits for each."""
+    try:
+        exchange = next(steps)
+        while True:
+            exchange = steps.send(exchange.wait())
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+async def carry_out_in_loop(steps: Steps[T]) -> T:
+    """Take the steps in a coroutine."""
+    try:
+        exchange = next(steps)
+        while True:
+            exchange = steps.send(await exchange.settle())
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]

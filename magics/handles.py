@@ -1,0 +1,125 @@
+"""What the name of a mesh means in the notebook: its processes, and the variables that cells have made there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from meshbook.magics import variables
+from meshbook.magics.exchange import VariableError, carry_out
+from meshbook.magics.merging import REDUCTIONS, Reduction
+from meshbook.magics.meshes import NotebookMesh
+from meshbook.magics.references import RemoteVariable
+from meshbook.magics.wanted import Wanted
+from meshbook.runtime.geometry import Region
+from meshbook.runtime.mesh.policies import Respawning
+from meshbook.runtime.mesh.procs import ProcMesh
+from meshbook.runtime.wire.messages import Address
+
+
+class NotebookProcMesh(ProcMesh):
+    """The processes of a mesh that runs cells; `mesh["x"]`, `push`, `pull`, `scatter`, `gather` are of their variables.
+
+    Each waits for its turn behind what runs on the ranks, and sees what the cells before it did. What travels to an
+    actor or a rank is a plain ProcMesh: the notebook alone moves variables.
+    """
+
+    def __init__(self, procs: ProcMesh, mesh: NotebookMesh) -> None:
+        super().__init__(
+            *(procs._name, procs._nodes, procs._region, procs._hosts),
+            ownership=procs._ownership,
+            owned=procs._owned,
+            stream_logs=procs._streams,
+            policy=procs._policy,
+        )
+        self._initialized = procs._initialized
+        self._mesh = mesh
+
+    def _with_region(self, region: Region) -> NotebookProcMesh:
+        return self._twin(self._nodes, region, owned=False, policy=self._policy)
+
+    def _twin(
+        self, nodes: Sequence[Address], region: Region, *, owned: bool, policy: Respawning | None
+    ) -> NotebookProcMesh:
+        return NotebookProcMesh(super()._twin(nodes, region, owned=owned, policy=policy), self._mesh)
+
+    def resize(self, **sizes: int) -> NotebookProcMesh:
+        return NotebookProcMesh(super().resize(**sizes), self._mesh)
+
+    resize.__doc__ = ProcMesh.resize.__doc__
+
+    def push(self, values: Mapping[str, Any] | None = None, /, **names: Any) -> None:
+        """Set variables on every rank: `mesh.push(lr=0.1)`, `mesh.push({"lr": 0.1})`.
+
+        All ranks get equal copies; tensors arrive on the CPU. VariableError where a value cannot be pickled, or cannot
+        be made on a rank: that rank has set none then.
+        """
+        carry_out(variables.push(self._mesh, self._ranks(), dict(values or {}) | names))
+
+    def pull(self, *names: str, reduce: Reduction | None = None, dim: int = 0, force: bool = False) -> Any:
+        """The values of a variable, as a list in rank order; on a slice that is one point, the value itself.
+
+        Of several names a tuple of that, `x, y = mesh.pull("x", "y")`. `reduce` makes one value of those of all ranks:
+        "mean", "cat" and "stack" along `dim`, "first" that of the first rank. Tensors arrive on the CPU. More than
+        1 GiB is asked about first, unless `force`. VariableError where a rank has no such variable, or cannot pickle
+        it.
+        """
+        _check_reduction(reduce)
+        wanted = [Wanted(_checked(name), reduce) for name in names]
+        ask = None if force else input
+        found = carry_out(variables.pull(self._mesh, self._ranks(), wanted, dim=dim, ask=ask))
+        values = tuple(self._of_one(found[name]) if reduce is None else found[name] for name in names)
+        return values[0] if len(values) == 1 else values
+
+    def _of_one(self, values: list[Any]) -> Any:
+        return values if self.region.labels else values[0]
+
+    def scatter(self, name: str, data: Any, dim: int = 0) -> None:
+        """Split data along `dim` and set the variable to one piece on each rank, in rank order.
+
+        Of tensors, arrays, data frames, sequences, and of dicts of these. The first ranks have one element more where
+        it does not come out even. VariableError for what cannot be split.
+        """
+        carry_out(variables.scatter(self._mesh, self._ranks(), _checked(name), data, dim))
+
+    def gather(self, name: str, dim: int = 0, force: bool = False) -> Any:
+        """The pieces of all ranks put together along `dim`: the inverse of `scatter`; numbers become a list."""
+        return self.pull(name, reduce="cat", dim=dim, force=force)
+
+    def __getitem__(self, name: str) -> RemoteVariable:
+        """A variable on the ranks: shown it is what it is there, `mesh["x"].get()` brings it."""
+        return RemoteVariable(self, _checked(name))
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.push({_checked(name): value})
+
+    def __delitem__(self, name: str) -> None:
+        carry_out(variables.delete(self._mesh, self._ranks(), _checked(name)))
+
+    def __contains__(self, name: object) -> bool:
+        """Whether every rank has a variable of this name."""
+        return isinstance(name, str) and carry_out(variables.have(self._mesh, self._ranks(), name))
+
+    __iter__ = None  # else Python would ask for mesh[0], mesh[1], ...
+
+    def _ipython_key_completions_(self) -> list[str]:
+        """What `mesh["<TAB>` offers: the names after the last cell, which costs no question."""
+        return sorted({name for rank in self._ranks() for name in self._mesh.names.get(rank, ())})
+
+    def _ranks(self) -> list[int]:
+        """Of the mesh as it is now: after a resize a process may have another one."""
+        known = [self._mesh.rank_of.get(address.node) for address in self.nodes]
+        if gone := [rank for rank, now in zip(self.region.ranks(), known, strict=True) if now is None]:
+            raise VariableError(f"{self!r} is of before a resize, or stopped: rank {gone[0]} is gone")
+        return [rank for rank in known if rank is not None]
+
+
+def _checked(name: Any) -> str:
+    if isinstance(name, str):
+        return name
+    raise TypeError(f"a variable is named by a string, mesh['x'], not by {name!r}; ranks are taken by slice(gpus=0)")
+
+
+def _check_reduction(reduce: Any) -> None:
+    if reduce is not None and reduce not in REDUCTIONS:
+        raise ValueError(f"reduce is one of {', '.join(map(repr, REDUCTIONS))} or None, not {reduce!r}")

@@ -1,0 +1,202 @@
+"""Values of several ranks as one (mean, cat, stack), and one value as pieces for several ranks. Pure.
+
+Tensors, arrays, numbers, sequences, data frames. Of dicts each takes what is in them, and `mean` of lists and tuples as
+well. torch, numpy and pandas are asked only where something of theirs is here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import numbers
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, get_args
+
+Reduction: TypeAlias = Literal["mean", "cat", "stack", "first"]
+REDUCTIONS: tuple[str, ...] = get_args(Reduction)
+
+
+class Unmergeable(ValueError):
+    """Values that do not go together; says why."""
+
+
+def merge(values: Sequence[Any], how: Reduction, dim: int = 0) -> Any:
+    """One value of those of all ranks, in rank order; `cat` and `stack` go along `dim`. Unmergeable for the rest."""
+    match how:
+        case "first":
+            return values[0]
+        case "mean":
+            return _mean(values)
+        case "cat":
+            return _cat(values, dim)
+        case "stack":
+            return _stack(values, dim)
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if _is_tensor(first):
+        return _mean_of_tensors(_alike(values))
+    if _is_array(first):
+        return sum(_alike(values)) / len(values)
+    if isinstance(first, Mapping):
+        return _by_key(values, _mean)
+    if isinstance(first, list | tuple):
+        return _by_place(values, _mean)
+    if all(isinstance(value, numbers.Number) for value in values):
+        return sum(values) / len(values)
+    raise Unmergeable(f"there is no mean of {_kinds(values)}")
+
+
+def _mean_of_tensors(tensors: Sequence[Any]) -> Any:
+    torch = sys.modules["torch"]
+    first = tensors[0]
+    is_floating = first.is_floating_point() or first.is_complex()
+    # Half-precision numbers are added up in single precision, and what is no float becomes one.
+    wide = torch.promote_types(first.dtype, torch.float32)
+    total = first.detach().to(wide, copy=True)
+    for other in tensors[1:]:
+        total += other.detach()
+    total /= len(tensors)
+    return total.to(first.dtype) if is_floating else total
+
+
+def _cat(values: Sequence[Any], dim: int) -> Any:
+    first = values[0]
+    if isinstance(first, Mapping):
+        return _by_key(values, lambda each: _cat(each, dim))
+    if _is_tensor(first) or _is_array(first):
+        return _joined(values, dim)
+    if _is_frame(first):
+        return sys.modules["pandas"].concat(values, axis=dim)
+    if isinstance(first, list | tuple | str | bytes) and dim == 0 and {*map(type, values)} == {type(first)}:
+        return _joined_sequence(values)
+    if all(isinstance(value, numbers.Number) for value in values) and dim == 0:
+        return list(values)  # one of each rank, as `scatter` would hand them out
+    raise Unmergeable(f"{_kinds(values)} cannot be put together" + (f" along dimension {dim}" if dim else ""))
+
+
+def _joined(values: Sequence[Any], dim: int) -> Any:
+    try:
+        if _is_tensor(values[0]):
+            tensors = [value.detach() for value in values]
+            return sys.modules["torch"].cat([each if each.dim() else each.reshape(1) for each in tensors], dim)
+        numpy = sys.modules["numpy"]
+        return numpy.concatenate([numpy.atleast_1d(value) for value in values], dim)
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+        raise Unmergeable(f"{_kinds(values)} cannot be put together: {error}") from error
+
+
+def _joined_sequence(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, str | bytes):
+        return type(first)().join(values)
+    return type(first)(itertools.chain.from_iterable(values))
+
+
+def _stack(values: Sequence[Any], dim: int) -> Any:
+    first = values[0]
+    if isinstance(first, Mapping):
+        return _by_key(values, lambda each: _stack(each, dim))
+    try:
+        if _is_tensor(first):
+            return sys.modules["torch"].stack([value.detach() for value in values], dim)
+        import numpy  # weight: who stacks no numbers needs none
+
+        stacked = numpy.stack(values, dim)
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+        raise Unmergeable(f"{_kinds(values)} cannot be stacked: {error}") from error
+    if stacked.dtype == object:
+        raise Unmergeable(f"{_kinds(values)} cannot be stacked: they are no numbers")
+    return stacked
+
+
+def split(data: Any, count: int, dim: int = 0) -> list[Any]:
+    """So many pieces of the data in order, as equal as can be; the first ones may have one element more.
+
+    Unmergeable for what has no such dimension.
+    """
+    if isinstance(data, Mapping):
+        by_key = {key: split(value, count, dim) for key, value in data.items()}
+        return [{key: pieces[index] for key, pieces in by_key.items()} for index in range(count)]
+    size = _size_along(data, dim)
+    take = _taker(data, dim)
+    least, more = divmod(size, count)
+    ends = [least * index + min(index, more) for index in range(count + 1)]
+    return [take(start, end) for start, end in itertools.pairwise(ends)]
+
+
+def _size_along(data: Any, dim: int) -> int:
+    shape = getattr(data, "shape", None)
+    try:
+        return int(shape[dim]) if shape is not None else _length(data, dim)
+    except (IndexError, TypeError):
+        what = f"of shape {tuple(shape)}" if shape is not None else f"of type {type(data).__name__}"
+        raise Unmergeable(f"data {what} has no dimension {dim} that could be split") from None
+
+
+def _length(data: Any, dim: int) -> int:
+    if dim not in (0, -1):
+        raise IndexError
+    return len(data)
+
+
+def _taker(data: Any, dim: int) -> Callable[[int, int], Any]:
+    if _is_tensor(data):
+        return lambda start, end: data.narrow(dim, start, end - start)
+    if hasattr(data, "iloc"):
+        return lambda start, end: data.iloc[start:end] if dim == 0 else data.iloc[:, start:end]
+    if _is_array(data):
+        before = (slice(None),) * (dim % data.ndim)
+        return lambda start, end: data[(*before, slice(start, end))]
+    try:
+        data[0:0]
+    except Exception:
+        raise Unmergeable(f"data of type {type(data).__name__} cannot be split: it has no slices") from None
+    return lambda start, end: data[start:end]
+
+
+def _alike(values: Sequence[Any]) -> Sequence[Any]:
+    if len({tuple(getattr(value, "shape", ())) for value in values}) > 1 or len({*map(type, values)}) > 1:
+        raise Unmergeable(f"there is no mean of {_kinds(values)}")
+    return values
+
+
+def _by_key(values: Sequence[Any], combine: Callable[[list[Any]], Any]) -> dict[Any, Any]:
+    if any(not isinstance(value, Mapping) or value.keys() != values[0].keys() for value in values):
+        raise Unmergeable("the dicts have different keys")
+    return {key: combine([value[key] for value in values]) for key in values[0]}
+
+
+def _by_place(values: Sequence[Any], combine: Callable[[list[Any]], Any]) -> Any:
+    if any(type(value) is not type(values[0]) or len(value) != len(values[0]) for value in values):
+        raise Unmergeable(f"{_kinds(values)} are not equally long")
+    make = getattr(type(values[0]), "_make", type(values[0]))  # a named tuple wants it
+    return make(combine(list(each)) for each in zip(*values, strict=True))
+
+
+def _is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _is_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray | numpy.generic)
+
+
+def _is_frame(value: Any) -> bool:
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(value, pandas.DataFrame | pandas.Series)
+
+
+def _kinds(values: Sequence[Any]) -> str:
+    """`Tensor (2, 3) and Tensor (2, 4)`, `str`: what they are, each once."""
+    kinds = dict.fromkeys(_kind(value) for value in values)
+    return " and ".join(list(kinds)[:3]) + (" and others" if len(kinds) > 3 else "")
+
+
+def _kind(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    name = type(value).__name__
+    return f"values of type {name}" if shape is None else f"a {name} of shape {tuple(shape)}"

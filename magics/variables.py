@@ -1,0 +1,150 @@
+"""Variables between the notebook and the ranks of a mesh: push, pull, scatter, delete, as steps (`exchange`).
+
+Not for where they stand in a notebook: `handles` has the methods of `mesh`, `verbs` and `cells` the magics.
+"""
+
+from __future__ import annotations
+
+import keyword
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from IPython.core.error import StdinNotImplementedError
+
+from meshbook.magics.exchange import Exchange, Steps, VariableError
+from meshbook.magics.merging import Reduction, Unmergeable, merge, split
+from meshbook.magics.meshes import NotebookMesh
+from meshbook.magics.wanted import Wanted
+from meshbook.runtime.cells.parcels import Parcel, pack
+from meshbook.runtime.cells.variables import Delete, Have, HeldBack, Pull, Push
+from meshbook.runtime.errors import PickleError
+from meshbook.runtime.geometry.ranges import name_ranks
+
+MOST_UNASKED = 1 << 30  # bytes of one pull, of all ranks together
+Ask = Callable[[str], str]
+
+
+def push(mesh: NotebookMesh, ranks: Sequence[int], values: Mapping[str, Any]) -> Steps[None]:
+    """Set variables on the ranks, to the same values on all of them."""
+    request = Push(_packed(values))
+    yield Exchange(mesh, dict.fromkeys(ranks, request), f"push {', '.join(values)}")
+    _note(mesh, ranks, values)
+
+
+def scatter(mesh: NotebookMesh, ranks: Sequence[int], name: str, data: Any, dim: int) -> Steps[None]:
+    """Set a variable on the ranks, to a piece of the data on each."""
+    try:
+        pieces = split(data, len(ranks), dim)
+    except Unmergeable as error:
+        raise VariableError(f"cannot scatter {name}: {error}") from error
+    requests = {rank: Push(_packed({name: piece})) for rank, piece in zip(ranks, pieces, strict=True)}
+    yield Exchange(mesh, requests, f"scatter {name}")
+    _note(mesh, ranks, [name])
+
+
+def _packed(values: Mapping[str, Any]) -> Parcel:
+    for name in values:
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+            raise VariableError(f"{name!r} is not a name that a variable can have")
+    if not values:
+        raise VariableError("there is nothing to push: name what is to be set, as in mesh.push(lr=0.1)")
+    try:
+        return pack(values)
+    except PickleError as error:
+        raise VariableError(f"nothing was pushed: {error}") from error
+
+
+def _note(mesh: NotebookMesh, ranks: Sequence[int], names: Sequence[str] | Mapping[str, Any]) -> None:
+    """What is there now, should the rank die before its next cell tells it."""
+    for rank in ranks:
+        known = mesh.names.get(rank, ())
+        mesh.names[rank] = (*known, *(name for name in names if name not in known))
+
+
+def delete(mesh: NotebookMesh, ranks: Sequence[int], name: str) -> Steps[None]:
+    """Let go of a variable on the ranks."""
+    yield Exchange(mesh, dict.fromkeys(ranks, Delete((name,))), f"delete {name}")
+
+
+def have(mesh: NotebookMesh, ranks: Sequence[int], name: str) -> Steps[bool]:
+    """Whether all of the ranks have a variable of this name."""
+    answers = yield Exchange(mesh, dict.fromkeys(ranks, Have(name)), f"look for {name}")
+    return all(answers.values())
+
+
+def pull(
+    mesh: NotebookMesh, ranks: Sequence[int], wanted: Sequence[Wanted], *, dim: int = 0, ask: Ask | None = input
+) -> Steps[dict[str, Any]]:
+    """The values of variables by name: a list in the order of the ranks, or what `Wanted.how` makes of them.
+
+    More than 1 GiB is asked about first, unless `ask` is None.
+    """
+    sources = {each.name: sources_of(each, ranks, mesh) for each in wanted}
+    found = yield from _fetch(mesh, sources, ask)
+    return {each.name: _made_one([found[rank][each.name] for rank in sources[each.name]], each, dim) for each in wanted}
+
+
+def sources_of(wanted: Wanted, ranks: Sequence[int], mesh: NotebookMesh) -> Sequence[int]:
+    """The ranks that a value is taken from. VariableError for one that is none of these."""
+    if wanted.how == "first":
+        return ranks[:1]
+    if not isinstance(wanted.how, int):
+        return ranks
+    rank = wanted.how + (mesh.extent.nelements if wanted.how < 0 else 0)
+    if rank not in ranks:
+        raise VariableError(f"cannot pull {wanted}: it is taken from {name_ranks(ranks)} of {mesh.name}")
+    return [rank]
+
+
+def _fetch(
+    mesh: NotebookMesh, sources: Mapping[str, Sequence[int]], ask: Ask | None
+) -> Steps[dict[int, dict[str, Any]]]:
+    asked = {rank for ranks in sources.values() for rank in ranks}
+    names_of = {rank: tuple(name for name in sources if rank in sources[name]) for rank in asked}
+    what = f"pull {', '.join(sources)}"
+    answers = yield Exchange(mesh, _requests(names_of, MOST_UNASKED / len(names_of)), what)
+    if large := {rank: answer.size for rank, answer in answers.items() if isinstance(answer, HeldBack)}:
+        sent = sum(answer.size for answer in answers.values() if isinstance(answer, Parcel))
+        _check_agreed(", ".join(sources), sum(large.values()) + sent, len(answers), ask)
+        answers |= yield Exchange(mesh, _requests({rank: names_of[rank] for rank in large}, math.inf), what)
+    return {rank: _opened(answer, rank, what) for rank, answer in answers.items()}
+
+
+def _requests(names_of: Mapping[int, tuple[str, ...]], limit: float) -> dict[int, Pull]:
+    """Ranks that are asked for the same have the same request, which is then sent as one."""
+    made = {names: Pull(names, limit) for names in names_of.values()}
+    return {rank: made[names] for rank, names in names_of.items()}
+
+
+def _opened(parcel: Parcel, rank: int, what: str) -> dict[str, Any]:
+    try:
+        return parcel.open()
+    except PickleError as error:
+        raise VariableError(f"cannot {what}: that of rank {rank} cannot be made here: {error}") from error
+
+
+def _check_agreed(names: str, size: int, count: int, ask: Ask | None) -> None:
+    """VariableError where so much is not to be moved."""
+    if ask is None or size <= MOST_UNASKED:
+        return
+    amount = f"{size / (1 << 30):.1f} GiB from {count} {'rank' if count == 1 else 'ranks'}"
+    try:
+        answer = ask(f"pull {names}: {amount}? [y/N] ")
+    except (StdinNotImplementedError, EOFError):
+        raise VariableError(
+            f"{names} would be {amount}, and nobody can be asked here: take them with mesh.pull(..., force=True) or "
+            f"%mesh pull --force, or from fewer ranks"
+        ) from None
+    if answer.strip().lower() not in ("y", "yes"):
+        raise VariableError(f"{names}, {amount}, stayed there")
+
+
+def _made_one(values: list[Any], wanted: Wanted, dim: int) -> Any:
+    if wanted.how is None:
+        return values
+    how: Reduction = "first" if isinstance(wanted.how, int) else wanted.how
+    try:
+        return merge(values, how, dim)
+    except Unmergeable as error:
+        raise VariableError(f"cannot pull {wanted}: {error}") from error

@@ -1,0 +1,47 @@
+"""`%mesh pull`: bring variables of ranks to the notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshbook.magics import variables
+from meshbook.magics.exchange import carry_out, of_a_line
+from meshbook.magics.notebook import Notebook
+from meshbook.magics.parsing import Parser
+from meshbook.magics.selection import names_one_rank
+from meshbook.magics.verbs.verb import Verb, add_selection
+from meshbook.magics.wanted import Wanted, pulled
+
+
+@dataclass(frozen=True)
+class Pull(Verb):
+    """Set these variables in the notebook, to lists of what they are on ranks, or as `Wanted.how` says."""
+
+    word = "pull"
+    description = (
+        "Set variables in the notebook to what they are on ranks: a list in rank order, or with c@0 that of rank 0, "
+        "with c@mean, c@cat, c@stack and c@first one value made of all."
+    )
+
+    names: tuple[Wanted, ...]
+    selection: str = "all"
+    force: bool = False
+
+    @staticmethod
+    def add_arguments(parser: Parser) -> None:
+        parser.add_argument("names", metavar="NAMES", type=pulled, help="variables of the ranks, a,b@0,c@mean")
+        add_selection(parser)
+        parser.add_argument("--force", action="store_true", help="do not ask, however large they are")
+
+    def run(self, notebook: Notebook) -> None:
+        mesh, ranks = notebook.ranks_of(self.selection)
+        wanted = [self._of_one(each, ranks) for each in self.names] if names_one_rank(self.selection) else self.names
+        ask = None if self.force else input
+        with of_a_line():
+            notebook.shell.user_ns.update(carry_out(variables.pull(mesh, ranks, wanted, ask=ask)))
+
+    @staticmethod
+    def _of_one(wanted: Wanted, ranks: Sequence[int]) -> Wanted:
+        """`%mesh pull c 0` gives the value itself, as `c@0` does."""
+        return Wanted(wanted.name, ranks[0]) if wanted.how is None else wanted

@@ -1,0 +1,44 @@
+"""Values on their way between the notebook and a rank: pickled where they are, so that it is known which of them fails.
+
+What is large in them (tensors, arrays) stays where it lies until the message is made, and is never in the pickle.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from meshbook.runtime.errors import PickleError
+from meshbook.runtime.wire.frames import Buffer
+from meshbook.runtime.wire.pickling import dumps_on_cpu, loads
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Values by name. What two of them share they still share when it is opened."""
+
+    stream: bytes
+    buffers: tuple[Buffer | pickle.PickleBuffer, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self.stream) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
+
+    def open(self) -> dict[str, Any]:
+        """The values. PickleError where one of them cannot be made here."""
+        values: dict[str, Any] = loads([self.stream, *[memoryview(each) for each in self.buffers]], "a value")
+        return values
+
+
+def pack(values: Mapping[str, Any]) -> Parcel:
+    """The values as they travel; tensors as they will be on the CPU. PickleError names the one that cannot."""
+    try:
+        stream, *buffers = dumps_on_cpu(dict(values), "a value")
+    except PickleError:
+        for name, value in values.items():
+            dumps_on_cpu(value, name)  # it is this one that raises
+        raise
+    return Parcel(bytes(stream), tuple(map(pickle.PickleBuffer, buffers)))

@@ -1,0 +1,154 @@
+"""What the notebook asks of the variables of a rank: a class for each request, which the cell actor carries out.
+
+They wait for their turn behind cells, on the main thread, so that each sees what the cell before it did. Not for
+cells themselves (`shell`), nor for how values travel (`parcels`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshbook.runtime.actor.context import context
+from meshbook.runtime.cells.interrupts import INTERRUPTS
+from meshbook.runtime.cells.outcome import CellValue
+from meshbook.runtime.cells.parcels import Parcel, pack
+from meshbook.runtime.cells.shell import RankShell
+from meshbook.runtime.cells.values import look_at
+from meshbook.runtime.errors import PickleError
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """The variables of a rank; `names` gives those that are the user's, `formatter` is IPython's for display."""
+
+    values: dict[str, Any]
+    names: Callable[[], Sequence[str]]
+    formatter: Any
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a rank has not done what was asked: `x is not defined`."""
+
+    reason: str
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class HeldBack:
+    """Values that were not sent since they have so many bytes."""
+
+    size: int
+
+
+class Request(ABC):
+    """Something that is asked of a rank's variables."""
+
+    @abstractmethod
+    def handle(self, namespace: Namespace) -> Any:
+        """Do it; the answer travels back. It is a Refusal where that cannot be done."""
+
+
+def handle(request: Request, namespace: Namespace, operation: str) -> Any:
+    """Do what is asked, in user code that can be interrupted under the name of this operation."""
+    try:
+        with INTERRUPTS.during(operation), INTERRUPTS.user_code():
+            return request.handle(namespace)
+    except KeyboardInterrupt:
+        return Refusal("this was interrupted")
+
+
+@dataclass(frozen=True)
+class Push(Request):
+    """Set variables: all of them, or none where one cannot be made here."""
+
+    parcel: Parcel
+
+    def handle(self, namespace: Namespace) -> Refusal | None:
+        try:
+            namespace.values.update(self.parcel.open())
+        except PickleError as error:
+            return Refusal(str(error))
+        return None
+
+
+@dataclass(frozen=True)
+class Pull(Request):
+    """Send variables; where they have more bytes than `limit`, only say how many."""
+
+    names: tuple[str, ...]
+    limit: float
+
+    def handle(self, namespace: Namespace) -> Parcel | HeldBack | Refusal:
+        if (missing := missing_from(namespace, self.names)) is not None:
+            return missing
+        try:
+            parcel = pack({name: namespace.values[name] for name in self.names})
+        except PickleError as error:
+            return Refusal(str(error))
+        return parcel if parcel.size <= self.limit else HeldBack(parcel.size)
+
+
+@dataclass(frozen=True)
+class Look(Request):
+    """Show a variable, as the last expression of a cell is shown."""
+
+    name: str
+
+    def handle(self, namespace: Namespace) -> CellValue | Refusal:
+        if (missing := missing_from(namespace, [self.name])) is not None:
+            return missing
+        try:
+            return look_at(namespace.values[self.name], namespace.formatter)
+        except Exception as error:  # of the user's own `__repr__`
+            return Refusal(f"{self.name} cannot be shown: {type(error).__name__}: {error}")
+
+
+@dataclass(frozen=True)
+class Have(Request):
+    """Say whether there is a variable of this name."""
+
+    name: str
+
+    def handle(self, namespace: Namespace) -> bool:
+        return self.name in namespace.values
+
+
+@dataclass(frozen=True)
+class Delete(Request):
+    """Let go of variables."""
+
+    names: tuple[str, ...]
+
+    def handle(self, namespace: Namespace) -> Refusal | None:
+        if (missing := missing_from(namespace, self.names)) is not None:
+            return missing
+        for name in self.names:
+            del namespace.values[name]
+        return None
+
+
+def missing_from(namespace: Namespace, names: Sequence[str]) -> Refusal | None:
+    """Why these cannot be read: some are not there."""
+    missing = [name for name in names if name not in namespace.values]
+    if not missing:
+        return None
+    if len(missing) > 1:
+        return Refusal(f"{', '.join(missing)} are not defined")
+    close = difflib.get_close_matches(missing[0], namespace.names(), n=1)
+    return Refusal(f"{missing[0]} is not defined", hint=f"did you mean {close[0]}?" if close else "")
+
+
+def variable_here(mesh: str, name: str) -> Any:
+    """What a reference to a variable is on a rank of its mesh: that rank's own value."""
+    birth = context().actor_instance.birth
+    if birth is None or birth.world.mesh != mesh or not RankShell.initialized():
+        raise LookupError(f"{name} is a variable of the mesh {mesh}, and this process is none of its ranks")
+    names = RankShell.instance().user_ns
+    if name not in names:
+        raise NameError(f"name {name!r} is not defined")
+    return names[name]

@@ -1,0 +1,183 @@
+"""Variables between the notebook and its ranks, in our kernel and in a stock one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.kernel.conftest import Notebook, Signs
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture(scope="module", params=["meshbook", "python3"])
+def notebook(request: pytest.FixtureRequest, make_notebook: Any) -> Iterator[Notebook]:
+    with make_notebook(request.param) as notebook:
+        notebook.run("%mesh up --gpus 3")
+        notebook.run("import pickle, threading, torch")
+        notebook.run("%%mesh\nimport threading, torch")
+        yield notebook
+
+
+# --- push, pull, scatter, gather ---
+
+
+def test_values_go_to_all_ranks_and_come_back_by_rank(notebook: Notebook) -> None:
+    notebook.run("mesh.push({'a': 1}, t=torch.arange(2.))")
+    assert notebook.run("%%mesh\nc, u = a + rank, t * rank\nt").result.startswith("[0-2] Tensor (2,) float32 cpu")
+    assert notebook.run("mesh.pull('c'), mesh.pull('c', reduce='mean'), mesh.slice(gpus=2).pull('c')").result == (
+        "([1, 2, 3], 2.0, 3)"
+    )
+    assert notebook.run("x, y = mesh.pull('u', 'c')\nx[2] += 1  # it is writable\nx[2], y").result == (
+        "(tensor([1., 3.]), [1, 2, 3])"
+    )
+    assert notebook.run("mesh.slice(gpus=slice(1, 3)).push(a=7)\nmesh.pull('a')").result == "[1, 7, 7]"
+    assert notebook.run("mesh['a'] = 5\ndel mesh.slice(gpus=0)['a']\nmesh.slice(gpus=2).pull('a')").result == "5"
+
+
+def test_data_is_scattered_and_gathered(notebook: Notebook) -> None:
+    notebook.run("mesh.scatter('part', {'x': torch.arange(7), 'y': list('abcdefg')})")
+    assert notebook.run("%%mesh\npart['y']").result == "[0] ['a', 'b', 'c']\n[1] ['d', 'e']\n[2] ['f', 'g']"
+    assert notebook.run("mesh.gather('part')['x'].tolist()").result == "[0, 1, 2, 3, 4, 5, 6]"
+
+
+def test_a_push_waits_for_the_cell_before_it_and_is_seen_by_the_next(notebook: Notebook) -> None:
+    cells = [notebook.start(code) for code in ("%%mesh\nn = 1", "mesh.push(n=2)", "%%mesh\nn += 1", "mesh.pull('n')")]
+    assert notebook.wait(cells[-1]).result == "[3, 3, 3]"
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("mesh.pull('some')", "cannot pull some: some is not defined on rank 0"),
+        ("mesh.pull('somme')", "rank 0; somme is not defined on ranks 1-2 (did you mean some?)"),
+        ("mesh.pull('lock')", "lock cannot be pickled: TypeError: cannot pickle '_thread.lock' object on ranks 0-2"),
+        ("mesh.push(x=1, lock=threading.Lock())", "nothing was pushed: lock cannot be pickled: TypeError"),
+        ("mesh.push({'2x': 1})", "'2x' is not a name that a variable can have"),
+        ("mesh.push()", "there is nothing to push"),
+        ("mesh.pull('rank', reduce='max')", "reduce is one of 'mean', 'cat', 'stack', 'first' or None, not 'max'"),
+        ("mesh.pull('device', reduce='mean')", "cannot pull device@mean: there is no mean of values of type device"),
+        ("mesh.scatter('x', 5)", "cannot scatter x: data of type int has no dimension 0 that could be split"),
+        ("mesh[0]", "ranks are taken by slice(gpus=0)"),
+        ("mesh[0] = 1", "ranks are taken by slice(gpus=0)"),
+        ("list(mesh)", "'NotebookProcMesh' object is not iterable"),
+        ("mesh['some'][9]", "no rank 9 here: there are ranks 0-2"),
+        ("mesh['some']['gpus']", "some is indexed by rank; by dimension use slice(gpus=0).get()"),
+        ("%mesh push nix", "nix is not defined in the notebook"),
+        ("%mesh pull some", "cannot pull some: some is not defined on rank 0"),
+        ("%mesh pull rank@0 1:", "cannot pull rank@0: it is taken from ranks 1-2 of mesh"),
+        ("%mesh pull rank@max", "'rank@max': after @ comes a rank, or one of mean, cat, stack, first"),
+    ],
+)
+def test_what_cannot_be_moved_says_why_and_where(notebook: Notebook, code: str, problem: str) -> None:
+    notebook.run("%%mesh 1:\nsome = 1")
+    notebook.run("%%mesh\nlock = threading.Lock()")
+    failed = notebook.run_failing(code)
+    assert problem in failed.error["evalue"]
+    assert ("----> 1 " in failed.traceback) == (not code.startswith("%")), failed.traceback
+
+
+def test_the_verbs_move_variables_by_name(notebook: Notebook) -> None:
+    notebook.run("lr, name = 0.5, 'adam'\n%mesh push lr,name")
+    notebook.run("lr = 0.25\n%mesh push lr 1:")
+    assert notebook.run("%%mesh\nlr, name").result == "[0] (0.5, 'adam')\n[1-2] (0.25, 'adam')"
+    notebook.run("%mesh pull lr,rank@mean,name@-1")
+    assert notebook.run("lr, rank, name").result == "([0.5, 0.25, 0.25], 1.0, 'adam')"
+    assert notebook.run("%mesh pull rank 2\nrank").result == "2"
+    assert notebook.run("%mesh pull rank 2:\nrank").result == "[2]"
+    for verb in ("push", "pull"):
+        assert f"usage: %mesh {verb}" in notebook.run(f"%mesh {verb} --help").stdout
+
+
+# --- mesh["x"] ---
+
+ACTOR = """
+from meshbook import Actor, endpoint
+class Reader(Actor):
+    @endpoint
+    def read(self, value):
+        return value
+readers = mesh.spawn("readers", Reader)
+"""
+
+
+def test_a_reference_shows_what_the_ranks_have(notebook: Notebook) -> None:
+    notebook.run("%%mesh\nx = torch.ones(2, 2) * rank\ny = 'same'")
+    assert notebook.run("mesh['y']").result == "[0-2] 'same'"
+    assert notebook.run("mesh['x']").result == notebook.run("%%mesh\nx").result
+    notebook.run("%%mesh 0\ny = 'other'\ndel x")
+    assert notebook.run("mesh['y']").result == "[0] 'other'\n[1-2] 'same'"
+    assert notebook.run("mesh['y'].slice(gpus=1)").result == "[1] 'same'"
+    assert notebook.run("mesh['x'].slice(gpus=0)").result == "[0] no value: x is not defined"
+    assert notebook.run("mesh['y'].get(), mesh['y'][0], mesh['y'][-1], len(mesh['y'])").result == (
+        "(['other', 'same', 'same'], 'other', 'same', 3)"
+    )
+    assert notebook.run("'y' in mesh, 'x' in mesh, 'x' in mesh.slice(gpus=1)").result == "(True, False, True)"
+    assert "y" in notebook.ask("complete", "mesh['")["matches"]
+
+
+def test_a_reference_arrives_at_an_actor_as_what_its_rank_has(notebook: Notebook) -> None:
+    notebook.run("%%mesh\nown = rank * 10")
+    notebook.run(ACTOR)
+    assert notebook.run("list(readers.read.call(mesh['own']).get().values())").result == "[0, 10, 20]"
+    notebook.run("mesh.push(twin=mesh['own'])")
+    assert notebook.run("mesh['twin']").result == "[0] 0\n[1] 10\n[2] 20"
+    assert "name 'missing' is not defined" in notebook.run_failing("readers.read.call(mesh['missing']).get()").traceback
+    assert "get() brings the values" in notebook.run_failing("pickle.dumps(mesh['own'])").error["evalue"]
+    notebook.run("readers.stop().get()")
+
+
+# --- what is large, and what takes long ---
+
+LARGE = "from meshbook.magics import variables\nvariables.MOST_UNASKED = 1000"
+
+
+def test_more_than_a_gigabyte_is_asked_about_first(notebook: Notebook) -> None:
+    notebook.run(f"before = variables.MOST_UNASKED if 'variables' in globals() else 1 << 30\n{LARGE}")
+    notebook.run("%%mesh\nlarge = torch.zeros(100)")
+    refused = notebook.run_failing("mesh.pull('large')").error["evalue"]
+    assert refused.startswith("large would be 0.0 GiB from 3 ranks, and nobody can be asked here")
+    assert notebook.run("len(mesh.pull('large', force=True))").result == "3"
+    for answer, status in (("y", "ok"), ("", "error")):
+        cell = notebook.start("%mesh pull large", allow_stdin=True)
+        prompt = notebook.client.get_stdin_msg(timeout=60)["content"]["prompt"]
+        assert prompt == "pull large: 0.0 GiB from 3 ranks? [y/N] "
+        notebook.client.input(answer)
+        assert (notebook.wait(cell).reply or {})["status"] == status
+    notebook.run("variables.MOST_UNASKED = before")
+
+
+STUCK = """
+class Stuck:
+    def __reduce__(self):
+        import time
+        tell('stuck')
+        time.sleep(1000)
+stuck = Stuck()
+"""
+
+
+def test_an_interrupt_ends_a_pull_here_and_on_the_ranks(notebook: Notebook, signs: Signs) -> None:
+    notebook.run(f"%%mesh\n{signs.definition}{STUCK}")
+    for code in ("mesh.pull('stuck')", "%mesh pull stuck"):
+        cell = notebook.start(code)
+        signs.wait_for("stuck", 3)
+        notebook.interrupt()
+        assert notebook.wait_failed(cell).error["ename"] == "KeyboardInterrupt"
+        assert notebook.run("%%mesh\nrank * 2").result == "[0] 0\n[1] 2\n[2] 4"
+
+
+def test_a_handle_follows_its_mesh(notebook: Notebook) -> None:
+    notebook.run("%mesh up --gpus 2 --name other\nold = other\nother.push(v=1)")
+    notebook.run("other = other.resize(gpus=3)\nother.initialized.get()\nother.push(v=2)")
+    assert notebook.run("old.pull('v'), other.pull('v')").result == "([2, 2], [2, 2, 2])"
+    notebook.run("other = other.resize(gpus=1)\nother.initialized.get()")
+    failed = notebook.run_failing("old.pull('v')")
+    assert "is of before a resize, or stopped: rank 1 is gone" in failed.error["evalue"]
+    notebook.run("copied = pickle.loads(pickle.dumps(other))")
+    assert notebook.run("type(copied)").result == "meshbook.runtime.mesh.procs.ProcMesh"
+    notebook.run("%mesh down other")
+    assert "stopped" in notebook.run_failing("other.pull('v')").error["evalue"]

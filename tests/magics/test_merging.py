@@ -1,0 +1,131 @@
+"""Values of several ranks made one, and data cut into pieces: tables over tensors, arrays, numbers and containers."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshbook.magics.merging import Unmergeable, merge, split
+
+Pair = namedtuple("Pair", "left right")  # as a user writes one
+
+
+def same(left: Any, right: Any) -> bool:
+    """Of the same kind, with the same in it."""
+    if isinstance(left, torch.Tensor):
+        return isinstance(right, torch.Tensor) and left.dtype == right.dtype and torch.equal(left, right)
+    if isinstance(left, np.ndarray):
+        return isinstance(right, np.ndarray) and left.shape == right.shape and bool((left == right).all())
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return type(left) is type(right) and len(left) == len(right) and all(map(same, left, right))
+    return type(left) is type(right) and bool(left == right)
+
+
+@pytest.mark.parametrize(
+    ("values", "how", "one"),
+    [
+        ([3, 4], "first", 3),
+        ([1, 2], "mean", 1.5),
+        ([True, False], "mean", 0.5),
+        ([torch.tensor([1.0, 3.0]), torch.tensor([3.0, 5.0])], "mean", torch.tensor([2.0, 4.0])),
+        ([torch.tensor([1]), torch.tensor([2])], "mean", torch.tensor([1.5])),
+        ([torch.full((1,), 60000.0, dtype=torch.float16)] * 2, "mean", torch.full((1,), 60000.0, dtype=torch.float16)),
+        ([np.array([1.0]), np.array([2.0])], "mean", np.array([1.5])),
+        ([{"loss": 1.0, "n": (1, [2])}, {"loss": 3.0, "n": (2, [4])}], "mean", {"loss": 2.0, "n": (1.5, [3.0])}),
+        ([Pair(1, 2), Pair(3, 4)], "mean", Pair(2.0, 3.0)),
+        ([torch.zeros(1, 2), torch.ones(2, 2)], "cat", torch.tensor([[0.0, 0], [1, 1], [1, 1]])),
+        ([torch.tensor(1), torch.tensor(2)], "cat", torch.tensor([1, 2])),
+        ([np.array([1]), np.array([2, 3])], "cat", np.array([1, 2, 3])),
+        ([[1], [2, 3]], "cat", [1, 2, 3]),
+        ([(1,), ()], "cat", (1,)),
+        (["ab", "c"], "cat", "abc"),
+        ([b"ab", b"c"], "cat", b"abc"),
+        ([1, 2.5], "cat", [1, 2.5]),
+        ([{"x": [1]}, {"x": [2]}], "cat", {"x": [1, 2]}),
+        ([torch.tensor([1]), torch.tensor([2])], "stack", torch.tensor([[1], [2]])),
+        ([1, 2], "stack", np.array([1, 2])),
+        ([{"x": 1}, {"x": 2}], "stack", {"x": np.array([1, 2])}),
+    ],
+)
+def test_values_of_ranks_become_one(values: list[Any], how: Any, one: Any) -> None:
+    assert same(merge(values, how), one)
+
+
+def test_a_mean_leaves_the_values_and_their_graphs_alone() -> None:
+    values = [torch.ones(2, requires_grad=True), torch.zeros(2)]
+    mean = merge(values, "mean")
+    assert mean.tolist() == [0.5, 0.5]
+    assert not mean.requires_grad
+    assert values[0].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("values", "how", "problem"),
+    [
+        (["a", "b"], "mean", "there is no mean of values of type str"),
+        ([torch.ones(2), torch.ones(3)], "mean", "no mean of a Tensor of shape (2,) and a Tensor of shape (3,)"),
+        ([torch.ones(2), 3], "mean", "no mean of a Tensor of shape (2,) and values of type int"),
+        ([{"a": 1}, {"b": 1}], "mean", "the dicts have different keys"),
+        ([{"a": 1}, 2], "mean", "the dicts have different keys"),
+        ([[1], [1, 2]], "mean", "values of type list are not equally long"),
+        ([torch.ones(2, 2), torch.ones(2, 3)], "cat", "cannot be put together: Sizes of tensors must match"),
+        ([torch.ones(2), [1]], "cat", "cannot be put together"),
+        ([[1], (2,)], "cat", "values of type list and values of type tuple cannot be put together"),
+        ([object(), object()], "cat", "values of type object cannot be put together"),
+        ([object(), object()], "stack", "cannot be stacked: they are no numbers"),
+        ([torch.ones(2), torch.ones(3)], "stack", "cannot be stacked"),
+    ],
+)
+def test_values_that_do_not_go_together(values: list[Any], how: Any, problem: str) -> None:
+    with pytest.raises(Unmergeable) as caught:
+        merge(values, how)
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "count", "dim", "pieces"),
+    [
+        ([1, 2, 3, 4, 5], 2, 0, [[1, 2, 3], [4, 5]]),
+        ("abc", 2, 0, ["ab", "c"]),
+        (range(4), 2, 0, [range(2), range(2, 4)]),
+        ((1,), 3, 0, [(1,), (), ()]),
+        (torch.arange(4), 2, 0, [torch.tensor([0, 1]), torch.tensor([2, 3])]),
+        (torch.eye(2), 2, 1, [torch.tensor([[1.0], [0]]), torch.tensor([[0.0], [1]])]),
+        (np.eye(2), 2, -1, [np.array([[1.0], [0]]), np.array([[0.0], [1]])]),
+        ({"x": [1, 2], "y": "ab"}, 2, 0, [{"x": [1], "y": "a"}, {"x": [2], "y": "b"}]),
+    ],
+)
+def test_data_is_cut_into_pieces(data: Any, count: int, dim: int, pieces: list[Any]) -> None:
+    assert same(split(data, count, dim), pieces)
+
+
+@pytest.mark.parametrize(
+    ("data", "dim", "problem"),
+    [
+        (5, 0, "data of type int has no dimension 0"),
+        ([1], 1, "data of type list has no dimension 1"),
+        (torch.ones(2), 1, "data of shape (2,) has no dimension 1"),
+        (torch.tensor(1), 0, "data of shape () has no dimension 0"),
+        ({1, 2}, 0, "data of type set cannot be split: it has no slices"),
+        ({"x": [1], "y": 5}, 0, "data of type int has no dimension 0"),
+    ],
+)
+def test_data_that_has_no_pieces(data: Any, dim: int, problem: str) -> None:
+    with pytest.raises(Unmergeable) as caught:
+        split(data, 2, dim)
+    assert problem in str(caught.value)
+
+
+@given(st.lists(st.integers()), st.integers(1, 9))
+def test_pieces_put_together_are_the_data(data: list[int], count: int) -> None:
+    pieces = split(data, count)
+    assert merge(pieces, "cat") == data
+    assert max(map(len, pieces)) - min(map(len, pieces)) <= 1

@@ -1,0 +1,47 @@
+"""Variables as they are named on a line."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from meshbook.magics.wanted import Wanted, pulled, pushed
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("c", [Wanted("c")]),
+        ("c,d@0, e@mean", [Wanted("c"), Wanted("d", 0), Wanted("e", "mean")]),
+        ("c@-1", [Wanted("c", -1)]),
+        ("c@first", [Wanted("c", "first")]),
+    ],
+)
+def test_what_is_pulled(text: str, wanted: list[Wanted]) -> None:
+    assert pulled(text) == tuple(wanted)
+    assert ",".join(map(str, wanted)) == text.replace(" ", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("c@", "'c@': after @ comes a rank, or one of mean, cat, stack, first"),
+        ("c@maen", "Did you mean 'mean'?"),
+        ("c@0:2", "after @ comes a rank"),
+        ("2c", "'2c' is not a name that a variable can have"),
+        ("", "'' is not a name"),
+        (",", "',' is not a name"),
+        ("c@0,c@1", "c is there twice"),
+    ],
+)
+def test_what_cannot_be_pulled(text: str, problem: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError) as caught:
+        pulled(text)
+    assert problem in str(caught.value)
+
+
+def test_what_is_pushed() -> None:
+    assert pushed("a, b,c") == ("a", "b", "c")
+    with pytest.raises(argparse.ArgumentTypeError):
+        pushed("a,b@0")
