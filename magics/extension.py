@@ -54,6 +54,7 @@ def load(shell: Any) -> Notebook:
     shell.input_transformers_cleanup.append(transform)
     shell.push({RUNNER: Cells(notebook).run, _NOTEBOOK: notebook}, interactive=False)
     OrdinaryCells(notebook).install()
+    notebook.cell_times.install(shell)
     FaultScreen(notebook.screen).install()
     fold_frames(shell)
     if getattr(shell, "kernel", None) is not None:

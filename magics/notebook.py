@@ -12,6 +12,7 @@ from meshbook.magics.handles import NotebookProcMesh
 from meshbook.magics.meshes import Meshes, NotebookMesh
 from meshbook.magics.parsing import suggestion
 from meshbook.magics.selection import Selected
+from meshbook.magics.tracing import CellTimes
 from meshbook.runtime.hosts.session import Session, current_session
 from meshbook.runtime.mesh.procs import ProcMesh
 
@@ -23,6 +24,7 @@ class Notebook:
         self.shell = shell
         self.meshes = Meshes()
         self.screen = CellScreen()
+        self.cell_times = CellTimes()
 
     def warm_up(self) -> None:
         """Start the session in the background, so that the first `%%mesh` finds its workers' parent warm."""

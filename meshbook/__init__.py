@@ -29,6 +29,7 @@ from meshbook.runtime.mesh.commands import BootstrapCommand, default_bootstrap_c
 from meshbook.runtime.mesh.hosts import HostMesh
 from meshbook.runtime.mesh.policies import Restarts
 from meshbook.runtime.mesh.procs import ProcMesh
+from meshbook.runtime.telemetry.spans import span
 
 __version__ = "0.1.0"
 __all__ = [
@@ -68,6 +69,7 @@ __all__ = [
     "returns_future",
     "send",
     "shutdown_context",
+    "span",
     "this_host",
     "this_proc",
 ]

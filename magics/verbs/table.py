@@ -26,6 +26,7 @@ from meshbook.magics.verbs.resize import Resize
 from meshbook.magics.verbs.restart import Restart
 from meshbook.magics.verbs.stack import Stack
 from meshbook.magics.verbs.status import Status
+from meshbook.magics.verbs.trace import TraceVerb
 from meshbook.magics.verbs.up import Up
 from meshbook.magics.verbs.verb import Verb
 
@@ -41,6 +42,7 @@ _ALL: tuple[type[Verb], ...] = (
     Push,
     Pull,
     Stack,
+    TraceVerb,
     Log,
     Doctor,
 )

@@ -36,3 +36,7 @@ class Roster(Actor):
     def guests_of(self, agent: str) -> list[str]:
         """The workers that live on this agent."""
         return [node for node, host in list(self._agents.items()) if host == agent]
+
+    def workers(self) -> list[str]:
+        """All workers of the run that have not ended."""
+        return list(self._agents)

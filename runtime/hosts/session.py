@@ -169,6 +169,11 @@ class Session:
             self._agent.wait()
         return "the host agent ended, and its workers with it; close_session() makes room for a new one"
 
+    def workers(self) -> list[Address]:
+        """All processes of this run that have not ended, as far as there is a way to them from here."""
+        known = [self.node.find_node(name) for name in self._roster.workers()]
+        return [address for address in known if address is not None]
+
     @property
     def has_lost_agent(self) -> bool:
         """Whether the host agent has ended, so that nothing can be started any more."""

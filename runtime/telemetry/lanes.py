@@ -8,12 +8,11 @@ belong together by the order in which each made them: the third all_reduce of on
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from meshbook.runtime.telemetry.spans import Recording, Span
 
@@ -37,8 +36,7 @@ class Window:
         return span.start < self.end and span.end > self.start
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):  # there are many, and these are made in half the time of a dataclass
     """A time in which a process was in one state; `name`: of what (an endpoint, a collective), `awaited`: for whom."""
 
     start: int
@@ -102,17 +100,30 @@ def thin_out(lane: Lane, most: int) -> Lane:
     """As at most so many segments: what is too short to be seen goes with what lasted longest beside it."""
     if len(lane) <= most:
         return lane
-    start, width = lane[0].start, max(1, -(-(lane[-1].end - lane[0].start) // most))
-    bins: dict[int, Counter[_What]] = defaultdict(Counter)
+    start, end, width = lane[0].start, lane[-1].end, _width(lane, most)
+    return _join(
+        Segment(start + at * width, min(end, start + (at + 1) * width), *what)
+        for at, what in enumerate(_columns(lane, width))
+    )
+
+
+def states_of(lane: Lane, count: int) -> list[State]:
+    """The lane as so many columns at most: in which state it was longest in each."""
+    return [state for state, _, _ in _columns(lane, _width(lane, count))]
+
+
+def _width(lane: Lane, count: int) -> int:
+    return max(1, -(-(lane[-1].end - lane[0].start) // count))
+
+
+def _columns(lane: Lane, width: int) -> list[_What]:
+    start = lane[0].start
+    columns: dict[int, Counter[_What]] = defaultdict(Counter)
     for segment in lane:
-        what = _what(segment)
         for at in range((segment.start - start) // width, -(-(segment.end - start) // width)):
             left, right = start + at * width, start + (at + 1) * width
-            bins[at][what] += min(segment.end, right) - max(segment.start, left)
-    return _join(
-        Segment(start + at * width, min(lane[-1].end, start + (at + 1) * width), *_longest(bins[at]))
-        for at in sorted(bins)
-    )
+            columns[at][segment[2:]] += min(segment.end, right) - max(segment.start, left)
+    return [_longest(columns[at]) for at in sorted(columns)]
 
 
 def _longest(
@@ -126,16 +137,12 @@ def _longest(
     return max((what for what in lengths if what[0] == longest), key=lambda what: lengths[what])
 
 
-def _what(segment: Segment) -> _What:
-    return segment.state, segment.name, segment.awaited
-
-
 def _join(segments: Iterable[Segment]) -> Lane:
     """Neighbours of one kind as one."""
     joined: list[Segment] = []
     for segment in segments:
-        if joined and _what(joined[-1]) == _what(segment):
-            joined[-1] = dataclasses.replace(joined[-1], end=segment.end)
+        if joined and joined[-1][2:] == segment[2:]:
+            joined[-1] = joined[-1]._replace(end=segment.end)
         else:
             joined.append(segment)
     return tuple(joined)
@@ -182,8 +189,7 @@ def _key(rank: int, span: Span) -> tuple[int, int, int]:
 # -- one process -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
+class _Piece(NamedTuple):
     """A span as far as it says what a thread is at; `weight`: how many messages more run there, or are waited for."""
 
     start: int
@@ -198,9 +204,10 @@ def _lane_of(spans: Sequence[Span], waits: _Waits, rank: int, window: Window) ->
     threads: dict[int, list[_Piece]] = defaultdict(list)
     for span in spans:
         threads[span.thread] += _pieces_of(span, waits.get(_key(rank, span)))
-    lanes = [list(_sweep(pieces, _of_thread)) for pieces in threads.values()]
-    pieces = [_Piece(each.start, each.end, each.state, each.name, each.awaited) for lane in lanes for each in lane]
-    return _join(_fill(_sweep(pieces, _of_process), window))
+    lanes = [list(_sweep(pieces, _of_thread)) for pieces in threads.values() if pieces]
+    if len(lanes) != 1:
+        lanes = [list(_sweep([_Piece(*each) for lane in lanes for each in lane], _of_process))]
+    return _join(_fill(lanes[0], window))
 
 
 def _pieces_of(span: Span, wait: tuple[int, tuple[int, ...]] | None) -> Iterator[_Piece]:
@@ -225,34 +232,41 @@ def _pieces_of(span: Span, wait: tuple[int, tuple[int, ...]] | None) -> Iterator
 
 def _sweep(pieces: Sequence[_Piece], decide: Callable[[Sequence[_Piece]], _Piece]) -> Iterator[Segment]:
     """What is decided of those that are there, from one change to the next; nothing while there are none."""
-    changes = sorted(
-        [*((piece.start, 1, at) for at, piece in enumerate(pieces)), *((p.end, 0, at) for at, p in enumerate(pieces))]
-    )
+    changes = [(piece.start, 1, at) for at, piece in enumerate(pieces) if piece.end > piece.start]
+    changes += [(pieces[at].end, 0, at) for _, _, at in changes]
+    changes.sort()
     present: dict[int, _Piece] = {}  # in the order in which they began
     before = 0
     for time, begins, at in changes:
         if present and time > before:
-            chosen = decide(tuple(present.values()))
-            yield Segment(before, time, chosen.state, chosen.name, chosen.awaited)
+            yield Segment(before, time, *decide(tuple(present.values()))[2:5])
         before = time
-        if begins and pieces[at].end > pieces[at].start:
+        if begins:
             present[at] = pieces[at]
         else:
-            present.pop(at, None)
+            del present[at]
 
 
 def _of_thread(present: Sequence[_Piece]) -> _Piece:
     """A collective or a transfer, which nothing else can be beside; else the innermost of those that run."""
+    innermost = present[-1]
+    if len(present) == 1 or (innermost.state != "running" and not innermost.weight):
+        return innermost
+    runs = 0
     for piece in reversed(present):
         if not piece.weight and piece.state != "running":
             return piece
-    if sum(piece.weight for piece in present) > 0 or not any(piece.weight for piece in present):
-        return next(piece for piece in reversed(present) if piece.state == "running")
-    return next(piece for piece in reversed(present) if piece.state == "waiting")
+        runs += piece.weight
+    state: State = "running" if runs > 0 or not any(piece.weight for piece in present) else "waiting"
+    return next(piece for piece in reversed(present) if piece.state == state)
 
 
 def _of_process(present: Sequence[_Piece]) -> _Piece:
-    return min(present, key=lambda piece: STATES.index(piece.state))
+    return present[0] if len(present) == 1 else min(present, key=_precedence)
+
+
+def _precedence(piece: _Piece) -> int:
+    return STATES.index(piece.state)
 
 
 def _fill(segments: Iterable[Segment], window: Window) -> Iterator[Segment]:
@@ -264,7 +278,7 @@ def _fill(segments: Iterable[Segment], window: Window) -> Iterator[Segment]:
             continue
         if start > at:
             yield Segment(at, start, "idle")
-        yield Segment(start, end, segment.state, segment.name, segment.awaited)
+        yield segment._replace(start=start, end=end) if (start, end) != segment[:2] else segment
         at = end
     if at < window.end:
         yield Segment(at, window.end, "idle")

@@ -38,7 +38,7 @@ def watch_collectives(recorder: Recorder) -> bool:
 
 def _wrapped_cell(function: Any) -> CellType | None:
     """Where torch's wrapper keeps the function that it wraps."""
-    if not isinstance(function, FunctionType) or not function.__code__.co_filename.endswith(_WRAPPERS):
+    if type(function) is not FunctionType or not function.__code__.co_filename.endswith(_WRAPPERS):
         return None
     if function.__code__.co_freevars != ("func",):
         return None
