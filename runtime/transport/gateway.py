@@ -16,6 +16,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -26,14 +27,15 @@ from meshbook.runtime.transport.curve import KeyPair
 from meshbook.runtime.transport.entrance import Context, Dialled, Entrance, Received, Strangers
 from meshbook.runtime.transport.home import GATEWAY, Home, LaneRequest, describe, host_of
 from meshbook.runtime.transport.lanes import Inboxes, Lanes
-from meshbook.runtime.transport.link import Attach, Bye, Part, Refused
+from meshbook.runtime.transport.link import Attach, Attached, Bye, Noted, Part, Refused
 from meshbook.runtime.transport.neighbour import Neighbour
 from meshbook.runtime.transport.streams import Lives, is_stream, stream_to
 
 logger = logging.getLogger(__name__)
 
 LOOK_MS = 50  # how often silence is looked at
-CLOSE_SECONDS = 1.0
+FAREWELL_SECONDS = 1.0  # for the other hosts to note that this one leaves
+CLOSE_SECONDS = 2.0
 
 
 class Events(Protocol):
@@ -55,6 +57,15 @@ class Events(Protocol):
         """A process here wants to reach a node that has ended, or is on a host that is not of the run (any more)."""
 
 
+@dataclass
+class Leaving:
+    """A gateway ends when nobody has to note it any more, or at that time."""
+
+    why: str
+    waiting: set[str]  # hosts
+    until: float
+
+
 class Gateway:
     """See the module. `entrance_at` is the IP address to listen on; without one no other host can connect here."""
 
@@ -74,7 +85,7 @@ class Gateway:
         self._given_up: dict[str, str] = {}  # hosts, and why
         self._lives = Lives()
         self._lanes = Lanes(self._context, self._poller)
-        self._ended = False
+        self._leaving: Leaving | None = None
         self._thread = threading.Thread(target=self._run, name="meshbook gateway", daemon=True)
 
     @property
@@ -108,8 +119,8 @@ class Gateway:
         self._do(lambda: self._note_end(node, life))
 
     def close(self, why: str) -> None:
-        """Tell the other gateways that this host leaves, and end."""
-        self._do(lambda: self._end(why))
+        """Tell the other gateways that this host leaves, and end once they know."""
+        self._do(lambda: self._leave(why))
         self._thread.join(CLOSE_SECONDS)
 
     def _pair(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
@@ -131,20 +142,18 @@ class Gateway:
         if self._entrance is not None:
             self._poller.register(self._entrance.socket, zmq.POLLIN)
             self._poller.register(self._entrance.monitor, zmq.POLLIN)
-        while not self._ended:
+        while not self._has_left():
             try:
                 self._serve_once()
             except Exception:
                 # A fault of ours in one message must not cut this host off.
                 logger.exception("the gateway could not handle something")
-        self._context.destroy()
+        self._end()
 
     def _serve_once(self) -> None:
         ready = {socket for socket, _ in self._poller.poll(LOOK_MS)}
         if self._bell in ready:
             self._obey()
-        if self._ended:
-            return
         if self._door in ready:
             self._open_lanes()
         self._read_links(ready)
@@ -159,12 +168,25 @@ class Gateway:
         while not self._commands.empty():
             self._commands.get()()
 
-    def _end(self, why: str) -> None:
+    def _leave(self, why: str) -> None:
+        waiting = {host for host, each in self._neighbours.items() if each.link.was_attached and not each.is_leaving}
+        self._leaving = Leaving(why, waiting, time.monotonic() + FAREWELL_SECONDS)
         for neighbour in self._neighbours.values():
-            neighbour.say(Bye(why))
+            neighbour.take_leave(why)
+
+    def _has_left(self) -> bool:
+        leaving = self._leaving
+        if leaving is None:
+            return False
+        leaving.waiting &= self._neighbours.keys()  # without those that were given up meanwhile
+        return not leaving.waiting or time.monotonic() > leaving.until
+
+    def _end(self) -> None:
+        for neighbour in self._neighbours.values():
+            neighbour.hang_up(linger=True)
         if self._entrance is not None:
             self._entrance.close()
-        self._ended = True
+        self._context.destroy()
 
     # -- links ---------------------------------------------------------------------------
 
@@ -179,7 +201,7 @@ class Gateway:
     def _give_up(self, host: str, why: str) -> None:
         self._given_up[host] = why
         if (neighbour := self._neighbours.pop(host, None)) is not None:
-            neighbour.say(Refused(why))
+            neighbour.refuse(why)
             self._gone.append(neighbour)
         self._lanes.close_all_to(host)
 
@@ -212,9 +234,12 @@ class Gateway:
     def _take(self, neighbour: Neighbour, received: Received) -> None:
         message = received.message
         if isinstance(message, Refused):
+            self._note_farewell(neighbour)
             return self._events.dismissed(neighbour.host, message.why)
         if isinstance(message, Bye):
-            return self._events.left(neighbour.host, message.why)
+            return self._take_bye(neighbour, received, message.why)
+        if isinstance(message, Noted):
+            return self._note_farewell(neighbour)
         if isinstance(message, Part):
             return self._take_part(neighbour, received, message.stream)
         was_attached = neighbour.link.was_attached
@@ -222,7 +247,20 @@ class Gateway:
             self._lanes.watch((neighbour.host, stream), neighbour.link)
         if neighbour.link.was_attached and not was_attached:
             self._events.attached(neighbour.host)
+        if self._leaving is not None and isinstance(message, Attach | Attached):
+            neighbour.take_leave(self._leaving.why)  # what was said on the connection before may not have arrived
         return None
+
+    def _take_bye(self, neighbour: Neighbour, received: Received, why: str) -> None:
+        received.line.send(Noted())
+        self._note_farewell(neighbour)  # who leaves as well does not wait for us
+        if not neighbour.is_leaving:
+            neighbour.is_leaving = True
+            self._events.left(neighbour.host, why)
+
+    def _note_farewell(self, neighbour: Neighbour) -> None:
+        if self._leaving is not None:
+            self._leaving.waiting.discard(neighbour.host)
 
     def _take_part(self, neighbour: Neighbour, received: Received, stream: str) -> None:
         if not is_stream(stream):

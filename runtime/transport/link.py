@@ -5,6 +5,8 @@
     Taken              up to where the streams have been taken
     Ping               nothing, so that silence means something
     Refused, Bye       this host is no part of the run any more; this host leaves it
+    Noted              the answer to Bye: whoever leaves stays until then, since an end of a connection may overtake
+                       what came last on it
 
 A connection may break at any moment, and another one goes on where it ended: what was not received is sent again, and
 what was received twice is dropped. So all that the nodes of one host send to a node of the other arrives, once, in
@@ -74,7 +76,11 @@ class Bye(LinkMessage, frozen=True, tag="e"):
     why: str
 
 
-AnyLinkMessage = Attach | Attached | Part | Taken | Ping | Refused | Bye
+class Noted(LinkMessage, frozen=True, tag="n"):
+    """I know that you leave."""
+
+
+AnyLinkMessage = Attach | Attached | Part | Taken | Ping | Refused | Bye | Noted
 _LENGTH = struct.Struct("<I")
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(AnyLinkMessage)

@@ -39,6 +39,7 @@ class Neighbour:
         self._again_at = 0.0
         self._try = FIRST_TRY
         self._pulse = Pulse(time.monotonic())
+        self.is_leaving = False  # it said so
 
     # -- the connection ------------------------------------------------------------------
 
@@ -88,10 +89,14 @@ class Neighbour:
             self._dialled.close(linger=linger)
             self._dialled = None
 
-    def say(self, message: Bye | Refused) -> None:
-        """The last word."""
-        self._send(message)
+    def refuse(self, why: str) -> None:
+        """The last word to a host that is given up."""
+        self._send(Refused(why))
         self.hang_up(linger=True)
+
+    def take_leave(self, why: str) -> None:
+        """Say that this host leaves; the other one notes it, unless the connection breaks."""
+        self._send(Bye(why))
 
     # -- what comes ------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 
@@ -24,7 +25,8 @@ from meshbook.runtime.transport.zeromq import ZmqTransport
 from meshbook.runtime.wire.messages import Address
 
 PATIENCE = 10.0
-SETTINGS = Settings(high_water_mark=100, host_timeout=0.8, launch_timeout=PATIENCE)
+SETTINGS = Settings(high_water_mark=100, host_timeout=PATIENCE, launch_timeout=PATIENCE)
+SOON_SILENT = msgspec.structs.replace(SETTINGS, host_timeout=1.5)  # no less: a busy machine must not seem silent
 KEYS = KeyPair.generate()
 
 
@@ -56,10 +58,10 @@ class Notes:
 class Host:
     """A gateway and the transports of its host."""
 
-    def __init__(self, folder: Path, first: Host | None = None) -> None:
+    def __init__(self, folder: Path, first: Host | None = None, settings: Settings = SETTINGS) -> None:
         folder.mkdir()
         self.notes = Notes()
-        self.gateway = Gateway(KEYS, SETTINGS, entrance_at="127.0.0.1" if first else "")
+        self.gateway = Gateway(KEYS, settings, entrance_at="127.0.0.1" if first else "")
         self.home = Home(folder, self.gateway.prefix, first.home.first) if first else Home.of_first_host(folder)
         self.gateway.start(self.home, self.notes)
         self._nodes: list[ZmqTransport] = []
@@ -223,6 +225,7 @@ class Relay:
         self._open = threading.Event()
         self._open.set()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._asked: queue.SimpleQueue[None] = queue.SimpleQueue()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -231,6 +234,7 @@ class Relay:
                 one, _ = self._listener.accept()
             except OSError:
                 return None
+            self._asked.put(None)
             self._open.wait()
             try:
                 other = socket.create_connection(("127.0.0.1", self._target))
@@ -254,6 +258,12 @@ class Relay:
     def heal(self) -> None:
         self._open.set()
 
+    def wait_for_another_connection(self) -> None:
+        """Until somebody connects from now on."""
+        while not self._asked.empty():
+            self._asked.get()
+        self._asked.get(timeout=PATIENCE)
+
     def reset(self) -> None:
         """Break every connection in the middle of whatever it carries."""
         for pair in self._pairs:
@@ -274,8 +284,8 @@ def relayed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Hos
     """Two hosts with a relay between them."""
     from meshbook.runtime.transport import gateway
 
-    first = Host(folder / "0")
-    second = Host(folder / "1", first)
+    first = Host(folder / "0", settings=SOON_SILENT)
+    second = Host(folder / "1", first, SOON_SILENT)
     relay = Relay(int(second.home.prefix.rstrip("/").rpartition(":")[2]))
     dialled = gateway.Dialled
 
@@ -326,7 +336,8 @@ def test_a_cut_below_the_grace_time_loses_nothing(relayed: tuple[Host, Host, Rel
     assert received(there, 2)[1] == b"before"
     relay.cut()
     here.send(there.address, b"during")
-    threading.Timer(SETTINGS.host_timeout / 2, relay.heal).start()
+    relay.wait_for_another_connection()
+    relay.heal()
     assert received(there, 1) == [b"during"]
     there.send(here.address, b"back")
     assert received(here, 2)[1] == b"back"
@@ -352,6 +363,36 @@ def test_who_leaves_says_so(hosts: Callable[[int], list[Host]]) -> None:
     first, second = hosts(2)
     second.gateway.close("its work is done")
     assert first.notes.next() == ("left", second.home.prefix, "its work is done")
+
+
+def test_who_has_no_time_to_listen_hears_it_all_the_same(hosts: Callable[[int], list[Host]]) -> None:
+    """What came last on a connection is gone where ZeroMQ sees its end before somebody has read it."""
+    first, second = hosts(2)
+    entered, goes_on = threading.Event(), threading.Event()
+
+    def stranded(request: LaneRequest) -> None:
+        entered.set()
+        goes_on.wait(PATIENCE)
+
+    first.notes.stranded = stranded  # type: ignore[method-assign]
+    first.node("here").send(Address("nobody", "tcp://127.0.0.1:1/nobody"), b"x")
+    assert entered.wait(PATIENCE)
+    closing = threading.Thread(target=second.gateway.close, args=("its work is done",))
+    closing.start()
+    closing.join(0.2)  # if it does not wait, it has ended by then
+    goes_on.set()
+    assert first.notes.next() == ("left", second.home.prefix, "its work is done")
+    closing.join()
+
+
+def test_all_may_leave_at_once(hosts: Callable[[int], list[Host]]) -> None:
+    made = hosts(3)
+    leaving = [threading.Thread(target=host.gateway.close, args=("it is over",)) for host in made]
+    for thread in leaving:
+        thread.start()
+    for thread in leaving:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
 
 
 def test_who_is_given_up_is_told_and_refused_ever_after(hosts: Callable[[int], list[Host]]) -> None:
