@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from typing import TypeVar
 
 from meshbook.magics.interruptible import run_interruptible
+from meshbook.magics.jobs import Job, table_of
 from meshbook.magics.losses import check_able
-from meshbook.magics.meshes import MeshError, describe_up
+from meshbook.magics.meshes import MeshError, NotebookMesh, describe_up
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.options import CellOptions, parse_cell_options
-from meshbook.magics.parsing import HelpRequested
-from meshbook.magics.publications import Display
+from meshbook.magics.parsing import HelpRequested, UsageError
 from meshbook.magics.publisher import publisher_for
 from meshbook.magics.results import MeshResult
-from meshbook.magics.run import CellRun
+from meshbook.magics.run import Cell, CellRun
+from meshbook.runtime.geometry import Region
+
+T = TypeVar("T")
 
 
 class Cells:
@@ -24,31 +28,54 @@ class Cells:
     def __init__(self, notebook: Notebook) -> None:
         self._notebook = notebook
 
-    async def run(self, line: str, source: str) -> MeshResult | None:
-        """Run a cell by its line and source (see `transform`). Its value is the result, where the cell has one."""
+    async def run(self, line: str, source: str) -> MeshResult | Job | None:
+        """Run a cell by its line and source (see `transform`).
+
+        Its value is the result, where the cell has one; or a job, where nobody is to wait for it.
+        """
         options = parse_cell_options(line)
         if isinstance(options, HelpRequested):
             print(options.text)
             return None
+        cell = await self._prepare(options)
+        if not options.block:
+            return self._keep(options, self._notebook.jobs.start(cell, source))
+        result = self._keep(options, await CellRun(cell).run(source))
+        if options.time:
+            cell.publisher.publish([table_of(result)])
+        return result if result.has_value else None
+
+    async def _prepare(self, options: CellOptions) -> Cell:
+        """The cell that the options ask for, on a mesh that can run it. A `Mistake` where there is none."""
         session = self._notebook.session()
         if not len(self._notebook.meshes):
             await self._bring_up_default()
         mesh, selected = self._notebook.select(options.selection)
         check_able(mesh, selected.region)
-        publisher = publisher_for(self._notebook.shell)
-        run = CellRun(
-            *(session, mesh, selected.region, options, self._shown(options), publisher),
+        return Cell(
+            *(session, mesh, selected.region, options, publisher_for(self._notebook.shell)),
             number=self._notebook.cell_number,
+            shown=self._shown(options),
+            first=self._first(options, mesh, selected.region),
         )
-        result = await run.run(source)
+
+    def _keep(self, options: CellOptions, value: T) -> T:
         if options.out:
-            self._notebook.shell.user_ns[options.out] = result
-        if options.time:
-            publisher.publish([Display({"text/plain": repr(result.cost), "text/html": result.cost._repr_html_()}, {})])
-        return result if result.has_value else None
+            self._notebook.shell.user_ns[options.out] = value
+        return value
 
     def _shown(self, options: CellOptions) -> frozenset[int] | None:
         return None if options.show is None else frozenset(self._notebook.select(options.show)[1].region.ranks())
+
+    def _first(self, options: CellOptions, mesh: NotebookMesh, region: Region) -> frozenset[int]:
+        """The ranks of `--first`. UsageError where it names others than the cell's."""
+        if options.first is None:
+            return frozenset()
+        of, selected = self._notebook.select(options.first)
+        ranks = frozenset(selected.region.ranks())
+        if of is not mesh or not ranks <= set(region.ranks()):
+            raise UsageError(f"%%mesh: --first {options.first} names ranks that the cell does not run on")
+        return ranks
 
     async def _bring_up_default(self) -> None:
         started = time.monotonic()

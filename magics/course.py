@@ -12,7 +12,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from meshbook.magics.divergence import Watch
@@ -32,17 +32,23 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Watched:
-    """The cell that is watched: its execution, its ranks, and its options."""
+    """The cell that is watched: its execution, its ranks, and its options. `withdraw` gives up what has not begun on
+    these ranks, and returns those that have the cell; `at_work` are those of these that are at it."""
 
     mesh: NotebookMesh
     origin: str
     ranks: tuple[int, ...]
     timeout: float | None
     stops_on_error: bool
+    withdraw: Callable[[Sequence[int]], list[int]]
+    at_work: Callable[[Iterable[int]], list[int]]
 
 
 class Course:
-    """The course of one cell. `say` shows a line in it while it runs; `wake` lets `act` be called again soon."""
+    """The course of one cell. `say` shows a line in it while it runs; `wake` lets `act` be called again soon.
+
+    Where its ranks are is looked at from `begin` on; before that they are at what the cell has to wait for.
+    """
 
     def __init__(
         self, cell: Watched, patience: Patience, *, say: Callable[[str], None], wake: Callable[[], None]
@@ -52,11 +58,11 @@ class Course:
         self._say = say
         self._wake = wake
         self._loop = asyncio.get_running_loop()
-        started = self._loop.time()
         self._lock = threading.Lock()  # guards the next two: answers come on the receiving thread
         self._steps = Steps(cell.ranks, stops_on_error=cell.stops_on_error, patience=patience)
-        self._watch = Watch(started)
-        self._limit = math.inf if cell.timeout is None else started + cell.timeout
+        self._watch = Watch(self._loop.time())
+        self._limit = math.inf
+        self._has_begun = False
         self._aside: set[asyncio.Task[None]] = set()  # what asks the ranks, beside the waiting; an abort waits for none
         self._roll: dict[int, Whereabouts] = {}  # where silent ranks were before an abort
         self._timed_out = ""  # what to say of a time limit that has passed
@@ -76,6 +82,13 @@ class Course:
         return Ending(self._timed_out, tuple(sorted(self._broken)))
 
     # -- what happens ----------------------------------------------------------------
+
+    def begin(self) -> None:
+        """The ranks are at it: its time limit runs. Saying so again changes nothing."""
+        if not self._has_begun:
+            now = self._loop.time()
+            self._has_begun, self._watch = True, Watch(now)
+            self._limit = math.inf if self._cell.timeout is None else now + self._cell.timeout
 
     def answered(self, rank: int, error: RankError | None) -> None:
         """A rank has answered, or never will; from any thread."""
@@ -116,7 +129,8 @@ class Course:
     def _carry_out(self, order: Order) -> None:
         match order.step:
             case Step.INTERRUPT:
-                ask_ranks(self._mesh, order.ranks).interrupt.broadcast(self._cell.origin)
+                if concerned := self._cell.withdraw(order.ranks):
+                    ask_ranks(self._mesh, concerned).interrupt.broadcast(self._cell.origin)
             case Step.ABORT:
                 self._aborted.update(order.ranks)
                 self._begin_aside(self._abort(order))
@@ -162,7 +176,7 @@ class Course:
     # -- where ranks are ------------------------------------------------------------
 
     def _look_around(self, now: float) -> None:
-        if self._aside:
+        if self._aside or not self._has_begun:
             return
         if now >= self._limit:
             self._limit = math.inf
@@ -180,15 +194,20 @@ class Course:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("the ranks of a running cell could not be asked", exc_info=error)
 
+    @property
+    def _silent(self) -> tuple[int, ...]:
+        with self._lock:
+            return tuple(self._steps.silent)
+
     async def _run_out_of_time(self) -> None:
-        roll = await call_roll(self._mesh, tuple(self._steps.silent))
+        roll = await call_roll(self._mesh, self._cell.at_work(self._silent))
         self._timed_out = f"timed out after {self._cell.timeout:g} s: {describe_roll(roll)}"
         with self._lock:
             self._steps.time_is_up(self._loop.time())
         self._wake()
 
     async def _look_at_ranks(self) -> None:
-        roll = await call_roll(self._mesh, tuple(self._steps.silent))
+        roll = await call_roll(self._mesh, self._cell.at_work(self._silent))
         with self._lock:
             running = {rank: where for rank, where in roll.items() if rank in self._steps.silent}
             done = [rank for rank in self._cell.ranks if rank not in self._steps.silent]

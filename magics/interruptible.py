@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -41,3 +42,13 @@ def interruptible(act: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+def let_signals_wake(loop: asyncio.AbstractEventLoop) -> None:
+    """Have a signal wake this loop, so that what its handler cancels there is cancelled now, and not seconds later."""
+    ours, pythons = socket.socketpair()
+    for end in (ours, pythons):
+        end.setblocking(False)
+    signal.set_wakeup_fd(pythons.fileno(), warn_on_full_buffer=False)
+    pythons.detach()  # it lasts as long as the process
+    loop.add_reader(ours, lambda: ours.recv(4096))

@@ -40,6 +40,11 @@ def error_of_silent(where: Whereabouts) -> RankError:
     return RankError("interrupted", "no answer", message, where.frames)
 
 
+def error_of_skipped(why: str) -> RankError:
+    """A rank that did not run the cell, since it ended before its turn."""
+    return RankError("skipped", "did not run", why, is_consequence=True)
+
+
 def error_of_killed(outcome: str, lost: Sequence[str], frames: Sequence[Frame]) -> RankError:
     """A rank that a person had killed; `outcome` is what became of it, `lost` the names that it had."""
     return RankError("interrupted", "killed", f"was killed {outcome}; {tell_lost(lost)}", tuple(frames))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshbook.magics.mistakes import Mistake
+from meshbook.magics.queues import RankQueues
 from meshbook.magics.selection import LastCell, Selected, parse, resolve
 from meshbook.runtime.actor.context import CURRENT, Context, current_origin
 from meshbook.runtime.actor.future import Future
@@ -54,6 +55,7 @@ class NotebookMesh:
         default_factory=dict
     )  # what each rank's namespace had after its last cell
     lost: dict[int, tuple[str, ...]] = field(default_factory=dict)  # rank that was started again -> what it had before
+    queues: RankQueues = field(default_factory=RankQueues)  # cells that run on it, and those that wait for them
 
     def __post_init__(self) -> None:
         self.rank_of = {address.node: rank for rank, address in enumerate(self.procs.nodes)}  # of those not stopped
@@ -74,6 +76,11 @@ class NotebookMesh:
             _renumber(known, before, self.rank_of)
         self.last = LastCell()
         return self.cells.take_place.call()
+
+    def note_last(self, cell: LastCell) -> None:
+        """A cell has ended; `last` is the one that was begun last, should they end in another order."""
+        if cell.serial >= self.last.serial:
+            self.last = cell
 
     def describe(self) -> str:
         """`mesh: 4 ranks (gpus=4) on CPU`"""

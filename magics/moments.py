@@ -6,11 +6,14 @@ for that for ever; a second Ctrl-C, to a cell that is just ending by the first, 
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from types import FrameType
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
+
+from meshbook.magics.interruptible import let_signals_wake
 
 
 class CellInterrupts:
@@ -21,6 +24,7 @@ class CellInterrupts:
         self._kernel = shell.kernel
         self._run_code = shell.run_code
         self._is_early = False  # one has come for this request, and its cell has not begun
+        self._woken: asyncio.AbstractEventLoop | None = None  # which loop a signal wakes
 
     def install(self) -> None:
         """Take the places of ipykernel's hook and of IPython's method."""
@@ -30,7 +34,15 @@ class CellInterrupts:
     def begin_request(self) -> None:
         """The kernel handles a request; its `post_handler_hook` gives SIGINT back."""
         self._is_early = False
+        self._wake_loop()
         self._kernel.saved_sigint_handler = signal.signal(signal.SIGINT, self._on_signal)
+
+    def _wake_loop(self) -> None:
+        """ipykernel cancels a cell that awaits by a callback of the loop, which would sleep on."""
+        loop = asyncio._get_running_loop()
+        if loop is not None and loop is not self._woken:
+            self._woken = loop
+            let_signals_wake(loop)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         request = self._kernel.get_parent("shell").get("header", {}).get("msg_type")

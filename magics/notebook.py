@@ -9,6 +9,7 @@ from typing import Any
 from meshbook.magics.exchange import VariableError
 from meshbook.magics.forwarding import CellScreen
 from meshbook.magics.handles import NotebookProcMesh
+from meshbook.magics.jobs import Jobs
 from meshbook.magics.meshes import Meshes, NotebookMesh
 from meshbook.magics.parsing import suggestion
 from meshbook.magics.selection import Selected
@@ -25,6 +26,7 @@ class Notebook:
         self.meshes = Meshes()
         self.screen = CellScreen()
         self.cell_times = CellTimes()
+        self.jobs = Jobs()
 
     def warm_up(self) -> None:
         """Start the session in the background, so that the first `%%mesh` finds its workers' parent warm."""

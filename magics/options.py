@@ -38,6 +38,9 @@ class CellOptions:
     on_error: OnError = "stop"
     group: Grouping = "auto"
     timeout: float | None = None  # seconds
+    block: bool = True
+    first: str | None = None
+    seq: bool = False
 
 
 @functools.lru_cache(maxsize=256)  # half a millisecond of argparse, in every cell otherwise
@@ -67,6 +70,16 @@ def _cell_parser() -> Parser:
         help="which ranks: all, 0, -1, 0,3, 0:4, ::2, !3, gpus=0:4, NAME, NAME[0,3], failed, ok, changed"
         " (default: all)",
     )
+    waiting = parser.add_mutually_exclusive_group()
+    waiting.add_argument(
+        "-a",
+        "--noblock",
+        dest="block",
+        action="store_false",
+        help="return at once with a job: await it, job.result(), job.cancel(), %%mesh jobs",
+    )
+    waiting.add_argument("-b", "--block", dest="block", action="store_true", help="wait for the end (default)")
+    parser.set_defaults(block=True)
     parser.add_argument("-o", "--out", metavar="NAME", type=variable, help="keep the result object in this variable")
     printing = parser.add_mutually_exclusive_group()
     printing.add_argument(
@@ -76,6 +89,15 @@ def _cell_parser() -> Parser:
         "-q", "--quiet", action="store_true", help="print nothing that the ranks write; nothing is lost"
     )
     parser.add_argument("-T", "--time", action="store_true", help="a table of the time that each rank took")
+    parser.add_argument(
+        "--first",
+        metavar="SEL",
+        type=selector,
+        help="these ranks run to their end before the others begin, and have to succeed (downloads, caches)",
+    )
+    parser.add_argument(
+        "--seq", action="store_true", help="rank by rank; the first error ends it, unless --on-error finish"
+    )
     parser.add_argument(
         "--on-error",
         choices=("stop", "finish"),

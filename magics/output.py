@@ -89,11 +89,15 @@ class CellOutput:
         self._limits = limits
         self._running = set(ranks)
         self._failed: set[int] = set()
+        self._skipped: set[int] = set()
         self._slowest: int | None = None
         self._pictures = Pictures(limits.display_patience)
         self.withheld: list[Picture] = []
         self._is_open = False  # whether the live area exists
         self._is_closed = False
+        self._ended: float | None = None
+        self._waiting: frozenset[int] = frozenset()
+        self._waits_for = ""
         self._remark = ""
         self._published = -math.inf
         self._late_room = limits.publication
@@ -120,10 +124,12 @@ class CellOutput:
         else:
             self.withheld.append(picture)
 
-    def finish(self, rank: int, *, failed: bool) -> None:
-        """A rank has come to its end; asking twice is harmless."""
+    def finish(self, rank: int, *, failed: bool, skipped: bool = False) -> None:
+        """A rank has come to its end, or is `skipped` and will never begin; asking twice is harmless."""
         self._running.discard(rank)
-        if failed:
+        if skipped:
+            self._skipped.add(rank)
+        elif failed:
             self._failed.add(rank)
         self._is_changed = True
 
@@ -131,6 +137,11 @@ class CellOutput:
         """Say this below the header while the cell runs, instead of what was said there; empty: nothing."""
         if text != self._remark and not self._is_closed:
             self._remark, self._is_changed = text, True
+
+    def wait(self, ranks: frozenset[int], what_for: str) -> None:
+        """These ranks have not begun the cell; why, in words, or the empty string."""
+        if (ranks, what_for) != (self._waiting, self._waits_for):
+            self._waiting, self._waits_for, self._is_changed = ranks, what_for, True
 
     def due(self, now: float) -> list[Publication]:
         """What to publish now; to be asked some 4 to 10 times a second, also for a while after `close`."""
@@ -145,6 +156,8 @@ class CellOutput:
 
     def close(self, now: float) -> list[Publication]:
         """The cell ended: its output as it stays in the notebook."""
+        if self._ended is None:
+            self._ended = now
         if self._is_closed or self._quiet:
             return []
         self._is_closed = True
@@ -176,13 +189,13 @@ class CellOutput:
     def _live_bundle(self, now: float) -> dict[str, str]:
         count = self._limits.live_lines_of(len(self._ranks))
         groups = {name: self._texts[name].last_groups(count) for name in STREAMS}
-        header = "\n".join(filter(None, (self._header(now), self._remark)))
+        header = "\n".join(filter(None, (self.headline(now), self._waits_for, self._remark)))
         return _render_area(header, fit_streams(groups, self._limits.live))
 
     def _static_area(self, now: float) -> LiveDisplay:
         groups = fit_streams(self._groups(), self._limits.publication)
         groups = fit_details(groups, self._limits.details)
-        return LiveDisplay(_render_area(self._header(now), groups), update=True, is_final=True)
+        return LiveDisplay(_render_area(self.headline(now), groups), update=True, is_final=True)
 
     def _streams(self, budget: int) -> list[Stream]:
         fitted = fit_streams(self._groups(), budget)
@@ -196,14 +209,17 @@ class CellOutput:
             groups["stdout"].append(Group((), Block((note,))))
         return groups
 
-    def _header(self, now: float) -> str:
+    def headline(self, now: float) -> str:
+        """The cell in a line: `8 ranks · 6 running · 2 done · 00:12 · r3 slowest`."""
         if len(self._running) == 1 < len(self._ranks):
             (self._slowest,) = self._running
         return format_header(
             total=len(self._ranks),
-            running=len(self._running),
+            running=len(self._running - self._waiting),
+            waiting=len(self._running & self._waiting),
             failed=len(self._failed),
-            elapsed=now - self._started,
+            skipped=len(self._skipped),
+            elapsed=(now if self._ended is None else self._ended) - self._started,
             slowest=self._slowest,
         )
 
@@ -291,10 +307,22 @@ class _ArrivedText:
         return f"{start}{body}\n" if ends_line else f"{start}{body}"
 
 
-def format_header(*, total: int, running: int, failed: int, elapsed: float, slowest: int | None = None) -> str:
+def format_header(
+    *,
+    total: int,
+    running: int,
+    failed: int,
+    elapsed: float,
+    waiting: int = 0,
+    skipped: int = 0,
+    slowest: int | None = None,
+) -> str:
     """The line above a longer cell's output: `8 ranks · 6 running · 2 done · 00:12 · r3 slowest`."""
-    done = total - running - failed
-    counts = [(running, "running"), (done, "done"), (failed, "failed")]
+    done = total - running - waiting - failed - skipped
+    counts = [
+        *((running, "running"), (waiting, "waiting"), (done, "done"), (failed, "failed")),
+        (skipped, "did not run"),
+    ]
     parts = [
         f"{total} {'rank' if total == 1 else 'ranks'}",
         *(f"{count} {word}" for count, word in counts if count),

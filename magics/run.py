@@ -1,7 +1,7 @@
 """One `%%mesh` cell from its source to its result: sent to the ranks, watched, interrupted, shown, raised.
 
 Events come on the receiving thread (a rank answered, a rank printed); the coroutine of the cell wakes for the last
-answer, for trouble, for Ctrl-C, and four times a second to show what there is.
+answer, for trouble, for Ctrl-C, for ranks whose turn it is, and four times a second to show what there is.
 """
 
 from __future__ import annotations
@@ -10,19 +10,24 @@ import asyncio
 import dataclasses
 import itertools
 import threading
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 import cloudpickle
 
+from meshbook.magics.attendance import Attendance
 from meshbook.magics.course import Course, Watched
 from meshbook.magics.interruptible import run_interruptible
-from meshbook.magics.losses import error_of_lost, error_of_silent
+from meshbook.magics.losses import error_of_lost, error_of_silent, error_of_skipped
 from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.options import CellOptions
 from meshbook.magics.output import CellOutput
+from meshbook.magics.printing import Printing
 from meshbook.magics.publisher import Publisher
+from meshbook.magics.queues import tell_waiting
 from meshbook.magics.results import MeshResult
 from meshbook.magics.rollcall import call_roll
+from meshbook.magics.schedule import plan_waves
 from meshbook.magics.selection import LastCell
 from meshbook.magics.steps import PATIENCE, Patience
 from meshbook.magics.tracebacks import make_cell_error
@@ -31,88 +36,126 @@ from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.geometry import Region
 from meshbook.runtime.hosts.session import Session
-from meshbook.runtime.telemetry.output import Chunk, DisplayChunk, OutputChunk
-from meshbook.runtime.telemetry.spool import Spool
 
 TICK = 0.25  # seconds between looks at what there is to show
 _serial = itertools.count(1)
-StreamName = Literal["stdout", "stderr"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A mesh cell whose line was understood: on which ranks it runs and how, and where it is shown.
+
+    Of what `shown` ranks write (None: all) it prints; those of `first` are to be done before the others begin.
+    """
+
+    session: Session
+    mesh: NotebookMesh
+    region: Region
+    options: CellOptions
+    publisher: Publisher
+    number: int
+    shown: frozenset[int] | None = None
+    first: frozenset[int] = frozenset()
 
 
 class CellRun:
-    """A running cell. `origin` names the execution everywhere."""
+    """A running cell. `origin` names the execution everywhere; `title` is what cells are told that wait for it."""
 
-    def __init__(
-        self,
-        session: Session,
-        mesh: NotebookMesh,
-        region: Region,
-        options: CellOptions,
-        shown: frozenset[int] | None,
-        publisher: Publisher,
-        number: int,
-        patience: Patience = PATIENCE,
-    ) -> None:
-        self.origin = f"{number}.{next(_serial)}"
-        self._session = session
-        self._mesh = mesh
-        self._region = region
-        self._ranks = region.ranks()
-        self._options = options
-        self._publisher = publisher
-        self._number = number
+    def __init__(self, cell: Cell, *, title: str = "", patience: Patience = PATIENCE) -> None:
+        self._serial = next(_serial)
+        self.origin = f"{cell.number}.{self._serial}"
+        self._cell = cell
+        self._mesh = mesh = cell.mesh
+        self._procs = mesh.procs.region  # as it is now: a rank that has its turn later may by then be another one
+        self._cells = mesh.cells
+        self._ranks = cell.region.ranks()
+        self._source = ""
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
-        # Guards what the receiving thread and the loop both touch: the output model, the spools, the outcomes.
-        self._lock = threading.Lock()
-        self._output = CellOutput(
-            self._ranks, started=self._loop.time(), shown=shown, quiet=options.quiet, group=options.group
-        )
-        self._spools: dict[tuple[int, StreamName], Spool] = {}
+        self._lock = threading.Lock()  # guards the outcomes, which the receiving thread notes and the loop reads
+        self._printing = Printing(self._make_output(), cell.publisher)
         self._outcomes: dict[int, CellOutcome] = {}
         self._failed: list[int] = []  # in the order in which they failed
+        options, stops = cell.options, cell.options.on_error == "stop"
+        self._attendance = Attendance(
+            mesh.queues,
+            {rank: mesh.procs.nodes[rank].node for rank in self._ranks},
+            plan_waves(self._ranks, cell.first, one_by_one=options.seq, stops_on_error=stops),
+            origin=self.origin,
+            title=title or f"cell {cell.number}",
+        )
         self._course = Course(
-            Watched(mesh, self.origin, self._ranks, options.timeout, options.on_error == "stop"),
+            Watched(mesh, self.origin, self._ranks, options.timeout, stops, self._withdraw, self._attendance.at_work),
             patience,
-            say=self._say,
+            say=self._printing.remark,
             wake=self._wake.set,
         )
-        self._is_late = False  # the cell has ended; text may still come
-        self._late_planned = False
+
+    def _make_output(self) -> CellOutput:
+        options = self._cell.options
+        return CellOutput(
+            self._ranks,
+            started=self._loop.time(),
+            shown=self._cell.shown,
+            quiet=options.quiet,
+            group=options.group,
+        )
 
     # -- the coroutine ---------------------------------------------------------
 
     async def run(self, source: str) -> MeshResult:
         """Run the source; returns the result, or raises a CellError."""
-        self._session.output.open(self.origin, self._take_chunk)
-        await run_interruptible(self._run(source), self._course.interrupt)
-        self._end()
+        self.begin(source)
+        return await self.finish()
+
+    def begin(self, source: str) -> None:
+        """Send it to those ranks whose turn it is."""
+        self._source = source
+        self._cell.session.output.open(self.origin, self._printing.take)
+        self._take_turns()
+
+    async def finish(self) -> MeshResult:
+        """See it to its end, once it has begun."""
+        await run_interruptible(self._see_through(), self.interrupt)
+        self._printing.close()
         result = self._result()
-        self._mesh.last = self._history()
+        self._mesh.note_last(self._history())
         if self._failed:
             raise make_cell_error(self._errors(), self._failed, result, self._course.ending)
         return result
 
-    async def _run(self, source: str) -> None:
-        self._send(source)
+    def interrupt(self) -> None:
+        """As Ctrl-C does, each time with more force; in its loop."""
+        self._course.interrupt()
+
+    @property
+    def headline(self) -> str:
+        """How far it is, in a line."""
+        self._look_who_waits()
+        return self._printing.headline()
+
+    @property
+    def waits_for(self) -> str:
+        """What it waits for before it begins, in words; empty for nothing."""
+        return tell_waiting(self._attendance.ahead(), len(self._ranks))
+
+    @property
+    def final_output(self) -> Sequence[Any]:
+        """What was published of its output at its end."""
+        return self._printing.final
+
+    async def _see_through(self) -> None:
         await self._wait()
         for rank, told in (await self._course.settle()).items():
             self._outcomes[rank] = dataclasses.replace(self._outcomes[rank], error=told)
-
-    def _send(self, source: str) -> None:
-        token = CURRENT.set(Context(self._session.context.actor_instance, origin=self.origin))
-        try:
-            futures = self._cells().run.call_each(source, self._number)
-        finally:
-            CURRENT.reset(token)
-        for rank, future in zip(self._ranks, futures, strict=True):
-            future.when_done(lambda rank=rank, future=future: self._answered(rank, future))
 
     async def _wait(self) -> None:
         """Until every rank has answered, or there is no use in waiting for those that have not."""
         while not self._course.is_over:
             now = self._loop.time()
-            self._publish_due(now)
+            self._take_turns()
+            self._look_who_waits()
+            self._printing.publish_due()
             if silent := self._course.act(now):
                 return await self._leave(silent)
             await self._sleep(max(0.0, min(TICK, self._course.next_at - now)))
@@ -126,12 +169,6 @@ class CellRun:
             alarm.cancel()
         self._wake.clear()
 
-    def _end(self) -> None:
-        with self._lock:
-            publications = self._output.close(self._loop.time())
-            self._is_late = True
-        self._publisher.publish(publications)
-
     async def _leave(self, ranks: tuple[int, ...]) -> None:
         """End the cell without the ranks that do not answer; they stay busy with it."""
         roll = await call_roll(self._mesh, ranks)
@@ -139,12 +176,43 @@ class CellRun:
             with self._lock:
                 if rank in self._outcomes:
                     continue
-                self._mesh.busy[rank] = self._number
+                self._mesh.busy[rank] = self._cell.number
                 self._note(rank, CellOutcome(_NOTHING, error=error_of_silent(roll[rank])))
 
-    def _say(self, line: str) -> None:
+    # -- who begins ----------------------------------------------------------------
+
+    def _take_turns(self) -> None:
+        turn = self._attendance.take_turn()
+        if turn.begins:
+            self._send(turn.begins)
+        self._skip(dict.fromkeys(turn.skipped, turn.reason))
+
+    def _send(self, ranks: tuple[int, ...]) -> None:
+        token = CURRENT.set(Context(self._cell.session.context.actor_instance, origin=self.origin))
+        try:
+            futures = self._cells_of(ranks).run.call_each(self._source, self._cell.number)
+        finally:
+            CURRENT.reset(token)
+        for rank, future in zip(ranks, futures, strict=True):
+            future.when_done(lambda rank=rank, future=future: self._answered(rank, future))
+
+    def _skip(self, reasons: dict[int, str]) -> None:
+        """End it on these ranks, where it has not begun."""
         with self._lock:
-            self._output.remark(line)
+            for rank, reason in reasons.items():
+                if rank not in self._outcomes:
+                    self._note(rank, CellOutcome(_NOTHING, error=error_of_skipped(reason)))
+
+    def _withdraw(self, ranks: Sequence[int]) -> list[int]:
+        given_up, sent = self._attendance.withdraw(ranks)
+        self._skip(given_up)
+        return sent
+
+    def _look_who_waits(self) -> None:
+        ahead = self._attendance.ahead()
+        self._printing.wait(self._attendance.to_come.union(ahead), tell_waiting(ahead, len(self._ranks)))
+        if not ahead:
+            self._course.begin()
 
     # -- from the receiving thread -------------------------------------------------
 
@@ -153,6 +221,7 @@ class CellRun:
             outcome = future.get()
         except MeshbookError as error:
             outcome = CellOutcome(_NOTHING, error=error_of_lost(rank, error))
+        self._attendance.answered(rank, failed=outcome.error is not None)
         with self._lock:
             if outcome.names is not None:
                 self._mesh.names[rank] = outcome.names
@@ -161,55 +230,21 @@ class CellRun:
                 return
             self._note(rank, outcome)
             is_over = self._course.is_over
-        if is_over or outcome.error is not None:
+        if is_over or outcome.error is not None or self._attendance.to_come:
             self._loop.call_soon_threadsafe(self._wake.set)
 
     def _note(self, rank: int, outcome: CellOutcome) -> None:
         self._outcomes[rank] = outcome
-        self._output.finish(rank, failed=outcome.error is not None)
+        self._printing.finish(rank, outcome.error)
         self._course.answered(rank, outcome.error)
         if outcome.error is not None:
             self._failed.append(rank)
 
-    def _take_chunk(self, chunk: Chunk) -> None:
-        with self._lock:
-            if isinstance(chunk, OutputChunk):
-                self._spool(chunk)
-                self._output.add(chunk.rank, chunk.stream, chunk.text, chunk.live)
-            elif isinstance(chunk, DisplayChunk):
-                self._output.display(chunk.rank, chunk.data, chunk.metadata)
-            plan = self._is_late and not self._late_planned
-            self._late_planned = self._late_planned or plan
-        if plan:
-            self._loop.call_soon_threadsafe(self._loop.call_later, TICK, self._publish_late)
-
-    def _spool(self, chunk: OutputChunk) -> None:
-        spool = self._spools.setdefault((chunk.rank, chunk.stream), Spool())
-        spool.write(chunk.text)
-        if chunk.live is not None:
-            spool.live = chunk.live
-
-    def _publish_late(self) -> None:
-        """What threads of the cell print after its end goes to it all the same."""
-        with self._lock:
-            self._late_planned = False
-            publications = self._output.due(self._loop.time())
-            if not publications and self._output.has_late_text:
-                self._late_planned = True
-                self._loop.call_later(TICK, self._publish_late)
-        self._publisher.publish(publications)
-
-    def _publish_due(self, now: float) -> None:
-        with self._lock:
-            publications = self._output.due(now)
-        self._publisher.publish(publications)
-
     # -- what is left ----------------------------------------------------------------
 
-    def _cells(self) -> Any:
-        if self._region == self._mesh.procs.region:
-            return self._mesh.cells
-        return self._mesh.cells._with_region(self._region)
+    def _cells_of(self, ranks: tuple[int, ...]) -> Any:
+        region = self._cell.region if len(ranks) == len(self._ranks) else self._procs.pick(ranks)
+        return self._cells if region == self._procs else self._cells._with_region(region)
 
     def _errors(self) -> dict[int, RankError]:
         errors = {rank: outcome.error for rank, outcome in self._outcomes.items() if outcome.error is not None}
@@ -217,19 +252,14 @@ class CellRun:
 
     def _history(self) -> LastCell:
         failed = frozenset(self._failed)
-        return LastCell(failed=failed, ok=frozenset(self._ranks) - failed, mesh=self._mesh.name)
+        return LastCell(failed=failed, ok=frozenset(self._ranks) - failed, mesh=self._mesh.name, serial=self._serial)
 
     def _result(self) -> MeshResult:
-        def text(rank: int, stream: StreamName) -> str:
-            with self._lock:
-                spool = self._spools.get((rank, stream))
-                return spool.read() if spool is not None else ""
-
         def fetch(rank: int) -> Any:
             cells = self._mesh.cells._with_region(self._mesh.procs.region.pick([rank]))
             return cloudpickle.loads(cells.fetch.call_one(self.origin).get())
 
-        return MeshResult(self._region, dict(self._outcomes), text, fetch)
+        return MeshResult(self._cell.region, dict(self._outcomes), self._printing.text, fetch)
 
 
 _NOTHING = CellCost(wall=0.0, cpu=0.0, peak_rss=0)

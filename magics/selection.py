@@ -127,6 +127,7 @@ class LastCell:
     ok: frozenset[int] = frozenset()
     changed: frozenset[int] = frozenset()
     mesh: str | None = None
+    serial: int = field(compare=False, default=0)  # cells are numbered as they are begun
 
 
 @dataclass(frozen=True)

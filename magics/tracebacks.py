@@ -142,7 +142,7 @@ def group_errors(errors: Mapping[int, RankError], order: Sequence[int]) -> list[
 def are_interrupts(groups: Sequence[ErrorGroup]) -> bool:
     """Whether the cell was stopped rather than broken: only interrupts, and what fell because of them."""
     roots, _ = _split_roots(groups)
-    return all(group.error.kind == "interrupted" for group in roots)
+    return all(group.error.kind in ("interrupted", "skipped") for group in roots)
 
 
 def render(groups: Sequence[ErrorGroup], ending: Ending = PLAIN) -> list[str]:
@@ -154,7 +154,7 @@ def render(groups: Sequence[ErrorGroup], ending: Ending = PLAIN) -> list[str]:
     parts = ["\n".join(_render_group(group)) for group in shown]
     parts += [_red(_one_line(group)) for group in listed[:MOST_LINES]]
     parts += _count_rest(listed[MOST_LINES:])
-    parts += [describe_consequences(consequences)] if consequences else []
+    parts += _describe_fallen(consequences)
     parts += ending.remarks
     return "\n\n".join(parts).split("\n")
 
@@ -166,7 +166,7 @@ def summarise(groups: Sequence[ErrorGroup], ending: Ending = PLAIN) -> str:
     roots, consequences = _split_roots(groups)
     lines = [_one_line(group) for group in roots[:MOST_TRACEBACKS]]
     lines += _count_rest(roots[MOST_TRACEBACKS:])
-    lines += [describe_consequences(consequences)] if consequences else []
+    lines += _describe_fallen(consequences)
     return "\n".join([*lines, *ending.remarks])
 
 
@@ -176,12 +176,13 @@ def describe_interrupt(groups: Iterable[ErrorGroup], ending: Ending = PLAIN) -> 
     What a time limit has ended was looked at before.
     """
     groups = list(groups)
-    others = [group for group in groups if group.error.kind != "interrupted"]
+    others = [group for group in groups if group.error.kind not in ("interrupted", "skipped")]
+    skipped = [group for group in groups if group.error.kind == "skipped"]
     unheeding = [group for group in groups if group.error.kind == "interrupted" and group.error.message]
     parts = [ending.timed_out] if ending.timed_out else ["interrupted", _describe_places(groups)]
     parts += [f"{name_ranks(group.ranks)} {group.error.message}" for group in unheeding]
     parts += [describe_consequences(others)] if others else []
-    return "; ".join(filter(None, [*parts, *ending.remarks]))
+    return "; ".join(filter(None, [*parts, *_describe_skipped(skipped), *ending.remarks]))
 
 
 def _describe_places(groups: Iterable[ErrorGroup]) -> str:
@@ -202,6 +203,17 @@ def describe_consequences(groups: Sequence[ErrorGroup]) -> str:
     kinds = list(dict.fromkeys(_kind_and_place(group.error) for group in groups))
     shown = kinds if len(kinds) <= 3 else [*kinds[:3], "…"]
     return f"{name_ranks(ranks)} fell as a consequence ({', '.join(shown)})"
+
+
+def _describe_fallen(groups: Sequence[ErrorGroup]) -> list[str]:
+    """Those that another one's failure has cost theirs, and those that it has cost their turn."""
+    fallen = [group for group in groups if group.error.kind != "skipped"]
+    skipped = [group for group in groups if group.error.kind == "skipped"]
+    return [*([describe_consequences(fallen)] if fallen else []), *_describe_skipped(skipped)]
+
+
+def _describe_skipped(groups: Iterable[ErrorGroup]) -> list[str]:
+    return [f"{name_ranks(group.ranks)} did not run: {group.error.message}" for group in groups]
 
 
 def _identity(error: RankError) -> Hashable:

@@ -26,4 +26,14 @@ class Down(Verb):
 
     def run(self, notebook: Notebook) -> None:
         notebook.session()
+        if not self.now:
+            _wait_for_jobs(notebook, notebook.meshes.get(self.name).name)
         print(f"{notebook.meshes.down(self.name, now=self.now).name} is down")
+
+
+def _wait_for_jobs(notebook: Notebook, mesh: str) -> None:
+    """Ctrl-C ends the waiting, and then nothing has been stopped."""
+    running = [job for job in notebook.jobs if job.mesh == mesh and not job.done()]
+    for job in running:
+        print(f"waiting for {job.title} (%mesh cancel {job.number} interrupts it, %mesh down --now waits for nothing)")
+        job.wait()

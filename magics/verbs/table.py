@@ -15,15 +15,18 @@ from meshbook.magics.parsing import (
     suggestion,
     words,
 )
+from meshbook.magics.verbs.cancel import Cancel
 from meshbook.magics.verbs.doctor import Doctor
 from meshbook.magics.verbs.down import Down
 from meshbook.magics.verbs.heal import Heal
 from meshbook.magics.verbs.interrupt import Interrupt
+from meshbook.magics.verbs.jobs import ListJobs
 from meshbook.magics.verbs.log import Log
 from meshbook.magics.verbs.pull import Pull
 from meshbook.magics.verbs.push import Push
 from meshbook.magics.verbs.resize import Resize
 from meshbook.magics.verbs.restart import Restart
+from meshbook.magics.verbs.result import Result
 from meshbook.magics.verbs.stack import Stack
 from meshbook.magics.verbs.status import Status
 from meshbook.magics.verbs.trace import TraceVerb
@@ -41,6 +44,9 @@ _ALL: tuple[type[Verb], ...] = (
     Restart,
     Push,
     Pull,
+    ListJobs,
+    Result,
+    Cancel,
     Stack,
     TraceVerb,
     Log,

@@ -18,6 +18,7 @@ from typing import Any
 # Seconds after a signal, for another one: one that comes in the instant before a blocking call begins is felt only when
 # that call ends, which may be never. Few, because C code that waits may take each of them for a failure.
 INSIST = (0.05, 0.2, 0.5, 1.0)
+MOST_WANTED = 1000  # a request for an execution that is over already is not told from one for one that is to come
 
 
 class Interrupts:
@@ -28,7 +29,7 @@ class Interrupts:
         self.is_open = False  # whether user code of it does
         self._aborting = threading.Lock()  # held while process groups are broken
         self._aborted = ""  # the last execution for which they were
-        self._wanted = ""
+        self._wanted: dict[str, None] = {}  # executions that are to be interrupted, those that are yet to come as well
         self._show_unraisable: Callable[[Any], object] = sys.unraisablehook
         self._main = threading.main_thread().ident or 0
 
@@ -41,22 +42,27 @@ class Interrupts:
     def request(self, origin: str) -> bool:
         """Interrupt this execution, from any thread. False where it is not running.
 
-        Where it is yet to come, its user code ends before it begins: the cell waits for the main thread, and a request,
-        which does not, may be here first.
+        Where it is yet to come, its user code ends before it begins: the cell waits for the main thread, maybe behind
+        other cells, and a request, which does not, may be here first.
         """
-        self._wanted = origin
+        self._want(origin)
         if self.origin != origin:
             return False
         self._signal()
-        self._begin_to_insist()
+        self._begin_to_insist(origin)
         return True
+
+    def _want(self, origin: str) -> None:
+        self._wanted[origin] = None
+        if len(self._wanted) > MOST_WANTED:
+            del self._wanted[next(iter(self._wanted))]
 
     def _signal(self) -> None:
         # To the thread and not to the process, so that a blocking call of the main thread returns.
         signal.pthread_kill(self._main, signal.SIGINT)
 
-    def _begin_to_insist(self) -> None:
-        threading.Thread(target=self._insist, args=(self._wanted,), name="meshbook interrupt", daemon=True).start()
+    def _begin_to_insist(self, origin: str) -> None:
+        threading.Thread(target=self._insist, args=(origin,), name="meshbook interrupt", daemon=True).start()
 
     def _insist(self, origin: str) -> None:
         for pause in INSIST:
@@ -67,7 +73,8 @@ class Interrupts:
 
     def _is_unheard(self, origin: str) -> bool:
         """Whether the signal has reached nobody; a handler of the user's own would get each, and cannot tell us."""
-        return self._wanted == self.origin == origin and signal.getsignal(signal.SIGINT) == self._on_signal
+        is_wanted = origin in self._wanted and self.origin == origin
+        return is_wanted and signal.getsignal(signal.SIGINT) == self._on_signal
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # Outside of user code a KeyboardInterrupt would break the runtime, or be swallowed by IPython. One that comes
@@ -81,8 +88,8 @@ class Interrupts:
         if not is_ours:
             self._show_unraisable(unraisable)
             return
-        self._wanted = self.origin
-        self._begin_to_insist()  # not at once: this hook is no place to raise it either
+        self._want(self.origin)
+        self._begin_to_insist(self.origin)  # not at once: this hook is no place to raise it either
 
     @contextmanager
     def aborting(self, origin: str) -> Iterator[None]:
@@ -106,9 +113,13 @@ class Interrupts:
 
     def raise_wanted(self) -> None:
         """KeyboardInterrupt, once, if this execution is to be interrupted."""
-        if self.origin and self.origin == self._wanted:
-            self._wanted = ""
+        if self.origin in self._wanted:
+            del self._wanted[self.origin]
             raise KeyboardInterrupt
+
+    def forget(self, origin: str) -> None:
+        """This execution is over."""
+        self._wanted.pop(origin, None)
 
 
 # No generators: one that a signal cuts off before its `with` has begun is closed at some later time, in another cell.
@@ -125,6 +136,7 @@ class _Execution(AbstractContextManager[None]):
     def __exit__(self, *raised: object) -> None:
         self._interrupts.is_open = False
         self._interrupts.origin = ""
+        self._interrupts.forget(self._origin)
 
 
 class _UserCode(AbstractContextManager[None]):

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from meshbook.runtime.collectives.frames import describe_collective
 
-ErrorKind = Literal["raised", "interrupted", "died"]
+ErrorKind = Literal["raised", "interrupted", "died", "skipped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class RankError:
-    """An exception as its rank saw it, outermost frame first.
+    """An exception as its rank saw it, outermost frame first; or why the rank did not run the cell (`skipped`).
 
     `rendered` holds the traceback as IPython prints it (ANSI colours, source lines), without the last line.
     `is_consequence` marks what fell because another rank did: an aborted collective, a reset connection, an

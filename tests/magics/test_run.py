@@ -141,8 +141,8 @@ class Cell:
         async def main() -> MeshResult:
             session: Any = SimpleNamespace(output=self.store, context=SimpleNamespace(actor_instance=None))
             publisher: Any = SimpleNamespace(publish=self.published.extend)
-            region = self.ranks.region
-            run = CellRun(session, self.mesh, region, self.options, None, publisher, 7, self.patience)
+            cell = module.Cell(session, self.mesh, self.ranks.region, self.options, publisher, 7)
+            run = CellRun(cell, patience=self.patience)
             asyncio.get_running_loop().call_soon(script, run)
             return await run.run("source")
 

@@ -1,0 +1,227 @@
+"""Cells that run beside others (`%%mesh -a`): a `Job` is the future of one, `Jobs` are those of a notebook.
+
+They run in a loop on a thread of their own, so that a cell which holds the main thread holds up none of them, and may
+wait for one. What they do to ranks, and show, is that of any cell (`run`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+from meshbook.magics.mistakes import Mistake
+from meshbook.magics.pictures import HEADER_STYLE
+from meshbook.magics.publications import Display, Error, LiveDisplay, Publication
+from meshbook.magics.publisher import Publisher, publisher_for
+from meshbook.magics.results import MeshResult
+from meshbook.magics.run import Cell, CellRun
+from meshbook.magics.tracebacks import CellError
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.errors import MeshbookError
+
+MOST_KEPT = 64  # jobs that have ended and are still listed; who holds one may use it on
+MOST_SHOWN = 16  # places in the notebook where the state of a job is kept up to date
+HINT = "await it, or .result(), .cancel(); %mesh jobs lists all"
+
+
+class JobError(Mistake, MeshbookError):
+    """A job that is not there, or was asked for what it cannot do."""
+
+
+class Job:
+    """A cell that runs on ranks while others run here: `await job`, `job.result()`, `job.done()`, `job.cancel()`.
+
+    Its output and its errors are shown in its own cell. It is a future: its value is the cell's result, and what the
+    cell raised is raised by whoever waits for it.
+    """
+
+    def __init__(self, number: int, cell: Cell, run: CellRun, interrupt: Callable[[], object]) -> None:
+        self.number = number
+        self.cell = cell.number
+        self.name = cell.options.out  # of the variable that it was put into
+        self.mesh = cell.mesh.name
+        self._shows_time = cell.options.time
+        self._run = run
+        self._interrupt = interrupt
+        self._future: Future[MeshResult] = Future.pending()
+        self._lock = threading.Lock()  # guards the places: it may be shown while it ends
+        self._places: list[Publisher] = []
+
+    # -- a future ------------------------------------------------------------------
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._future.done()
+
+    def result(self, timeout: float | None = None) -> MeshResult:
+        """Wait for its end (at most `timeout` seconds, else TimeoutError) and return the result of the cell.
+
+        Raises what the cell raised. Ctrl-C ends the waiting and not the job.
+        """
+        return self._future.result(timeout)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for its end, however that is; False where it has not come in `timeout` seconds."""
+        try:
+            self.exception(timeout)
+        except TimeoutError:
+            return self.done()
+        return True
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for its end; return what the cell raised, or None."""
+        return self._future.exception(timeout)
+
+    def cancel(self) -> bool:
+        """Interrupt its ranks, as Ctrl-C does for a cell that one waits for; False where it has ended.
+
+        Again, it breaks their process groups; and a third time it kills them.
+        """
+        if self.done():
+            return False
+        self._interrupt()
+        return True
+
+    def cancelled(self) -> bool:
+        """Whether it has ended by an interrupt."""
+        error = self.exception() if self.done() else None
+        return isinstance(error, CellError) and error.is_interrupt
+
+    def add_done_callback(self, callback: Callable[[Job], object]) -> None:
+        """Call back with the job once it has ended, from its thread; at once if it has."""
+
+        def call() -> None:
+            callback(self)
+
+        self._future.when_done(call)
+
+    def __await__(self) -> Generator[Any, None, MeshResult]:
+        # Who waits may be cancelled, and the job goes on.
+        return (yield from self._future.__await__())
+
+    # -- how it looks ----------------------------------------------------------------
+
+    @property
+    def title(self) -> str:
+        """`job 7 of cell 12`"""
+        return f"job {self.number} of cell {self.cell}"
+
+    @property
+    def output(self) -> list[Publication]:
+        """What it has shown in its cell, once it has ended: printed text, figures, the value or the error."""
+        return [*self._run.final_output, *self.conclusion] if self.done() else []
+
+    def __repr__(self) -> str:
+        parts = [f"{self.title}: {self._run.headline}"]
+        if not self.done():
+            return " · ".join(filter(None, [*parts, self._run.waits_for]))
+        if (error := self.exception()) is not None:
+            parts.append(str(error).partition("\n")[0] or type(error).__name__)
+        return " · ".join(parts)
+
+    def _bundle(self) -> dict[str, str]:
+        text = repr(self) if self.done() else f"{self!r}  ({HINT})"
+        return {"text/plain": text, "text/html": f'<div style="{HEADER_STYLE}">{html.escape(text)}</div>'}
+
+    def _ipython_display_(self) -> None:
+        """Show its state here, and once more when it has ended, in the same place."""
+        from IPython.core.getipython import get_ipython  # who displays it runs in IPython
+
+        place = publisher_for(get_ipython())
+        with self._lock:
+            place.publish([LiveDisplay(self._bundle(), update=False, is_final=True)])
+            if not self.done():
+                self._places = [*self._places, place][-MOST_SHOWN:]
+
+    @property
+    def conclusion(self) -> list[Publication]:
+        """How a cell ends that nobody waits for: with its value, or its error, as any cell does."""
+        if (error := self.exception()) is not None:
+            render = getattr(error, "_render_traceback_", lambda: [f"{type(error).__name__}: {error}"])
+            return [Error(type(error).__name__, str(error), tuple(render()))]
+        result = self.result()
+        shown: list[Publication] = [table_of(result)] if self._shows_time else []
+        return [*shown, Display(result._repr_mimebundle_(), {})] if result.has_value else shown
+
+    def _update_places(self) -> None:
+        with self._lock:
+            places, self._places = self._places, []
+        for place in places:
+            place.publish([LiveDisplay(self._bundle(), update=True, is_final=True)])
+
+
+def table_of(result: MeshResult) -> Display:
+    """What `-T` shows."""
+    return Display({"text/plain": repr(result.cost), "text/html": result.cost._repr_html_()}, {})
+
+
+class Jobs:
+    """The jobs of a notebook, by number, from 1."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the jobs: they end on their own thread
+        self._jobs: OrderedDict[int, Job] = OrderedDict()
+        self._numbers = itertools.count(1)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __iter__(self) -> Iterator[Job]:
+        with self._lock:
+            return iter(list(self._jobs.values()))
+
+    def find(self, which: str | None = None) -> Job:
+        """By its number, or the name of the variable it was put into; the last one for None."""
+        jobs = list(self)
+        if not jobs:
+            raise JobError("there is no job: %%mesh -a starts a cell as one")
+        if which is None:
+            return jobs[-1]
+        for job in reversed(jobs):
+            if which in (str(job.number), job.name):
+                return job
+        known = ", ".join(f"{job.number} ({job.name})" if job.name else str(job.number) for job in jobs)
+        raise JobError(f"there is no job {which!r}; there is {known}")
+
+    def start(self, cell: Cell, source: str) -> Job:
+        """Begin a cell, and return once it is on its way: what is sent afterwards comes after it."""
+        job = asyncio.run_coroutine_threadsafe(self._begin(cell, source), self._running_loop()).result()
+        with self._lock:
+            self._jobs[job.number] = job
+        return job
+
+    async def _begin(self, cell: Cell, source: str) -> Job:
+        loop, number = asyncio.get_running_loop(), next(self._numbers)
+        run = CellRun(cell, title=f"job {number} of cell {cell.number}")
+        job = Job(number, cell, run, lambda: loop.call_soon_threadsafe(run.interrupt))
+        run.begin(source)
+        task = loop.create_task(self._see_through(job, run, cell.publisher))
+        task.add_done_callback(self._forget_old)
+        return job
+
+    async def _see_through(self, job: Job, run: CellRun, publisher: Publisher) -> None:
+        try:
+            result = await run.finish()
+        except BaseException as error:  # whoever waits for the job gets it, whatever it is
+            job._future.fail(error)
+        else:
+            job._future.resolve(lambda: result)
+        job._update_places()
+        publisher.publish(job.conclusion)
+
+    def _forget_old(self, task: asyncio.Task[None]) -> None:
+        with self._lock:
+            ended = [number for number, job in self._jobs.items() if job.done()]
+            for number in ended[:-MOST_KEPT]:
+                del self._jobs[number]
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            thread = threading.Thread(target=self._loop.run_forever, name="meshbook jobs", daemon=True)
+            thread.pydev_do_not_trace = True  # type: ignore[attr-defined]  # a breakpoint in the notebook stops no job
+            thread.start()
+        return self._loop

@@ -1,0 +1,104 @@
+"""What the ranks of one cell write and display: kept whole, shown as `CellOutput` decides, in that cell for ever.
+
+Chunks come on the receiving thread; the coroutine of the cell publishes. Not for what is shown and how (`output`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Literal
+
+from meshbook.magics.output import CellOutput
+from meshbook.magics.publications import Publication
+from meshbook.magics.publisher import Publisher
+from meshbook.runtime.cells.outcome import RankError
+from meshbook.runtime.telemetry.output import Chunk, DisplayChunk, OutputChunk
+from meshbook.runtime.telemetry.spool import Spool
+
+LATE = 0.25  # seconds from text that comes after the cell's end until it is published
+StreamName = Literal["stdout", "stderr"]
+
+
+class Printing:
+    """The output of one cell, from any thread; made where its loop runs."""
+
+    def __init__(self, output: CellOutput, publisher: Publisher) -> None:
+        self._lock = threading.Lock()  # guards the model and the spools
+        self._output = output
+        self._publisher = publisher
+        self._loop = asyncio.get_running_loop()
+        self._spools: dict[tuple[int, StreamName], Spool] = {}
+        self._is_late = False  # the cell has ended; text may still come
+        self._late_planned = False
+        self.final: Sequence[Publication] = ()  # what was published at its end
+
+    def take(self, chunk: Chunk) -> None:
+        """A rank wrote or displayed something."""
+        with self._lock:
+            if isinstance(chunk, OutputChunk):
+                self._spool(chunk)
+                self._output.add(chunk.rank, chunk.stream, chunk.text, chunk.live)
+            elif isinstance(chunk, DisplayChunk):
+                self._output.display(chunk.rank, chunk.data, chunk.metadata)
+            plan = self._is_late and not self._late_planned
+            self._late_planned = self._late_planned or plan
+        if plan:
+            self._loop.call_soon_threadsafe(self._loop.call_later, LATE, self._publish_late)
+
+    def _spool(self, chunk: OutputChunk) -> None:
+        spool = self._spools.setdefault((chunk.rank, chunk.stream), Spool())
+        spool.write(chunk.text)
+        if chunk.live is not None:
+            spool.live = chunk.live
+
+    def finish(self, rank: int, error: RankError | None) -> None:
+        """A rank has come to its end."""
+        with self._lock:
+            skipped = error is not None and error.kind == "skipped"
+            self._output.finish(rank, failed=error is not None, skipped=skipped)
+
+    def remark(self, line: str) -> None:
+        """Say this below the header."""
+        with self._lock:
+            self._output.remark(line)
+
+    def wait(self, ranks: frozenset[int], what_for: str) -> None:
+        """These ranks have not begun."""
+        with self._lock:
+            self._output.wait(ranks, what_for)
+
+    def publish_due(self) -> None:
+        """Show what there is to show now."""
+        with self._lock:
+            publications = self._output.due(self._loop.time())
+        self._publisher.publish(publications)
+
+    def close(self) -> None:
+        """The cell has ended: show its output as it stays."""
+        with self._lock:
+            self.final = self._output.close(self._loop.time())
+            self._is_late = True
+        self._publisher.publish(self.final)
+
+    def headline(self) -> str:
+        """The cell in a line."""
+        with self._lock:
+            return self._output.headline(self._loop.time())
+
+    def text(self, rank: int, stream: StreamName) -> str:
+        """All that a rank wrote."""
+        with self._lock:
+            spool = self._spools.get((rank, stream))
+            return spool.read() if spool is not None else ""
+
+    def _publish_late(self) -> None:
+        """What threads of the cell print after its end goes to it all the same."""
+        with self._lock:
+            self._late_planned = False
+            publications = self._output.due(self._loop.time())
+            if not publications and self._output.has_late_text:
+                self._late_planned = True
+                self._loop.call_later(LATE, self._publish_late)
+        self._publisher.publish(publications)

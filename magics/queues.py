@@ -1,0 +1,51 @@
+"""Who stands at the ranks of a mesh: each runs one cell at a time, and those that come meanwhile wait behind it.
+
+The queues themselves are in the workers, so that they hold for whatever else is sent to a rank, too; this is what the
+notebook knows of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+
+from meshbook.runtime.geometry.ranges import name_ranks
+
+
+class RankQueues:
+    """The executions that were sent to each process of a mesh, and that it has not answered, in their order."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the queues: answers come on the receiving thread
+        self._queues: dict[str, dict[str, str]] = {}  # node -> origin -> title
+
+    def join(self, nodes: Iterable[str], origin: str, title: str) -> None:
+        """This execution has been sent there."""
+        with self._lock:
+            for node in nodes:
+                self._queues.setdefault(node, {})[origin] = title
+
+    def leave(self, node: str, origin: str) -> None:
+        """It is over there."""
+        with self._lock:
+            queue = self._queues.get(node, {})
+            queue.pop(origin, None)
+            if not queue:
+                self._queues.pop(node, None)
+
+    def ahead_of(self, node: str, origin: str) -> str:
+        """The title of what this execution waits for there; empty where it waits for nothing."""
+        with self._lock:
+            first = next(iter(self._queues.get(node, {}).items()), (origin, ""))
+        return "" if first[0] == origin else first[1]
+
+
+def tell_waiting(ahead: Mapping[int, str], count: int) -> str:
+    """`waiting for job 7 of cell 12`, with the ranks where they are not all of the `count` that the cell has."""
+    ranks_behind: dict[str, list[int]] = {}
+    for rank, title in ahead.items():
+        ranks_behind.setdefault(title, []).append(rank)
+    parts = [
+        title if len(ranks) == count else f"{title} ({name_ranks(ranks)})" for title, ranks in ranks_behind.items()
+    ]
+    return f"waiting for {', '.join(parts)}" if parts else ""

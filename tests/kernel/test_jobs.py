@@ -1,0 +1,185 @@
+"""Cells that run beside others (`%%mesh -a`), and cells whose ranks take turns; through both front doors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.kernel.conftest import Cell, Notebook, Signs
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture(scope="module", params=["meshbook", "python3"])
+def notebook(request: pytest.FixtureRequest, make_notebook: Any) -> Iterator[Notebook]:
+    """Both front doors, with three ranks."""
+    with make_notebook(request.param) as notebook:
+        notebook.run("%mesh up --gpus 3")
+        yield notebook
+
+
+@pytest.fixture(autouse=True)
+def _ranks_can_tell(notebook: Notebook, signs: Signs) -> Iterator[None]:
+    gate = signs.path.with_name("gate")
+    notebook.run(f"%%mesh\n{signs.definition}\nimport os, time\ngate = {str(gate)!r}\n{HOLD}")
+    notebook.run(f"gate = {str(gate)!r}")
+    yield
+    notebook.run("%mesh cancel all")
+    notebook.run(f"for each in {JOBS}: each.wait()")
+
+
+JOBS = "get_ipython().user_ns_hidden['__meshbook__'].jobs"
+# A rank waits until the file is there: unlike a sleep it ends when the test says so.
+HOLD = "def hold(name=''):\n    while not os.path.exists(gate + name): time.sleep(0.005)\n"
+OPEN = "open(gate, 'w').close()"
+
+
+def text_of(cell: Cell) -> str:
+    """All that it shows: a cell of more than two seconds has an area, a quicker one a stream."""
+    return "".join(output.get("text") or output.data["text/plain"] for output in cell.outputs)
+
+
+def number_of(cell: Cell) -> int:
+    return int(cell.displays[0]["text/plain"].split()[1])
+
+
+def number_of_cell(cell: Cell) -> int:
+    return int(cell.reply["execution_count"]) if cell.reply else 0
+
+
+def title_of(cell: Cell) -> str:
+    return f"job {number_of(cell)} of cell {number_of_cell(cell)}"
+
+
+def test_a_job_returns_at_once_and_shows_all_in_its_own_cell(notebook: Notebook, signs: Signs) -> None:
+    cell = notebook.run("%%mesh -a -o job\nprint('begun')\nhold()\nrank * 2")
+    count = cell.reply["execution_count"] if cell.reply else 0
+    (state,) = cell.displays
+    assert state["text/plain"].startswith(f"job {number_of(cell)} of cell {count}: 3 ranks · 3 running · 00:0")
+    assert f"job {number_of(cell)} of cell" in state["text/html"]
+    assert notebook.evaluate(f"job is Out[{count}], job.done()") == (True, False)
+    assert "3 running" in notebook.run("%mesh jobs").stdout.splitlines()[-1]
+    other = notebook.run(f"{OPEN}\n(await job).values, job.done(), job.result(timeout=0)[1].stdout")
+    assert other.result == "([0, 2, 4], True, 'begun\\n')"
+    assert other.stdout == ""
+    notebook.wait_until(lambda: len(cell.displays) > 1 and "3 done" in cell.outputs[0].data["text/plain"])
+    assert "[0-2] begun\n" in text_of(cell)
+    assert cell.displays[-1]["text/plain"] == "[0] 0\n[1] 2\n[2] 4"
+    again = notebook.run("%mesh result job")
+    assert "[0-2] begun\n" in text_of(again)
+    assert again.displays[-1]["text/plain"] == cell.displays[-1]["text/plain"]
+
+
+def test_an_error_that_nobody_awaits_is_shown_in_its_cell_and_in_the_list(notebook: Notebook) -> None:
+    cell = notebook.run("%%mesh -a 1\n1 / 0")
+    notebook.wait_until(lambda: bool(cell.contents("error") and cell.updates))
+    assert cell.error["evalue"].startswith("[rank 1] ZeroDivisionError: division by zero (cell ")
+    assert "----> 2 1 / 0" in cell.traceback
+    assert "1 failed" in cell.outputs[0].data["text/plain"]
+    assert "[rank 1] ZeroDivisionError" in notebook.run("%mesh jobs").stdout.splitlines()[-1]
+    assert notebook.run("%%mesh failed\nrank").result == "[1] 1"
+    number = number_of(cell)
+    assert notebook.run_failing(f"%mesh result {number}").error["ename"] == "ZeroDivisionError"
+    assert notebook.run_failing(f"job = Out[{number_of_cell(cell)}]\nawait job").error["ename"] == "ZeroDivisionError"
+    assert notebook.evaluate("type(job.exception()).__name__, job.cancelled(), job.cancel()") == (
+        "ZeroDivisionError",
+        False,
+        False,
+    )
+
+
+def test_a_later_cell_waits_for_the_ranks_and_says_so(notebook: Notebook, signs: Signs) -> None:
+    job = notebook.run("%%mesh -a 1:\nhold()")
+    cell = notebook.start("%%mesh\ntell('free')\nrank")
+    signs.wait_for("free")
+    waiting = f"waiting for {title_of(job)} (ranks 1-2)"
+    notebook.wait_until(lambda: bool(cell.displays))  # the area of a cell that takes longer
+    assert cell.displays[0]["text/plain"].splitlines()[:2] == ["3 ranks · 2 waiting · 1 done · 00:02", waiting]
+    signs.path.with_name("gate").touch()
+    notebook.wait(cell)
+    assert cell.result == "[0] 0\n[1] 1\n[2] 2"
+
+
+def test_ctrl_c_is_for_the_cell_that_waits_and_not_for_the_job(notebook: Notebook, signs: Signs) -> None:
+    job = notebook.run("%%mesh -a -o job\ntell('there'); hold()\nrank")
+    signs.wait_for("there", 3)
+    notebook.interrupt()  # nobody waits: it is for nobody
+    for line in ("%%mesh --timeout 600\nran = True", "await job", "job.result()", "%mesh result"):
+        cell = notebook.start(line)
+        notebook.wait_until(lambda cell=cell: bool(cell.contents("execute_input")))
+        notebook.interrupt()
+        notebook.wait_failed(cell)
+        assert cell.error["ename"] in ("KeyboardInterrupt", "CancelledError")
+    assert notebook.evaluate("job.done()") is False
+    assert notebook.run(f"{OPEN}\njob.result().values").result == "[0, 1, 2]"
+    assert notebook.run("%%mesh\n'ran' in globals()").result == "[0-2] False"
+    notebook.wait_until(lambda: len(job.displays) > 1)
+
+
+def test_a_job_is_cancelled_with_what_waits_behind_it_unharmed(notebook: Notebook, signs: Signs) -> None:
+    job = notebook.run("%%mesh -a -o job\ntell('there'); hold()")
+    behind = notebook.run("%%mesh -a\nrank")
+    assert f"waiting for {title_of(job)}" in behind.displays[0]["text/plain"]
+    signs.wait_for("there", 3)
+    assert notebook.run("%mesh cancel job").stdout == f"{title_of(job)} is interrupted\n"
+    notebook.wait_until(lambda: bool(job.contents("error")) and len(behind.displays) > 1)
+    assert job.error["ename"] == "KeyboardInterrupt"
+    assert notebook.evaluate("job.cancelled(), job.done()") == (True, True)
+    assert behind.displays[-1]["text/plain"] == "[0] 0\n[1] 1\n[2] 2"
+    assert "nothing to cancel" in notebook.run("%mesh cancel").stdout
+
+
+def test_what_was_cancelled_before_it_began_never_runs(notebook: Notebook, signs: Signs) -> None:
+    first = notebook.run("%%mesh -a -o first\nhold()")
+    second = notebook.run("%%mesh -a -o second\nran = True")
+    notebook.run("second.cancel()")
+    notebook.wait_until(lambda: bool(second.contents("error")))
+    assert second.error["evalue"] == f"interrupted; ranks 0-2 did not run: {title_of(first)} was still running"
+    notebook.run(f"{OPEN}\nawait first;")
+    assert notebook.run("%%mesh\n'ran' in globals()").result == "[0-2] False"
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [("%mesh result 4711", "there is no job '4711'; there is "), ("%mesh cancel nobody", "there is no job 'nobody'")],
+)
+def test_a_job_that_is_not_there(notebook: Notebook, line: str, problem: str) -> None:
+    assert problem in notebook.run_failing(line).error["evalue"]
+
+
+# --- turns ---
+
+
+def test_first_lets_some_ranks_finish_before_the_others_begin(notebook: Notebook, signs: Signs) -> None:
+    done = str(signs.path.with_name("done"))
+    cell = notebook.run(f"%%mesh --first 1\nseen = os.path.exists({done!r})\nopen({done!r}, 'w').close()\nseen")
+    assert cell.result == "[0,2] True\n[1] False"
+    failed = notebook.run_failing("%%mesh --first 1\nbegan = rank\nif rank == 1: 1 / 0")
+    assert failed.error["evalue"].splitlines()[1:] == ["ranks 0,2 did not run: the ranks of --first did not succeed"]
+    assert "ranks 0,2 did not run" in failed.traceback
+    assert notebook.run("%%mesh failed\n'began' in globals()").result == "[0,2] False\n[1] True"
+    refused = notebook.run_failing("%%mesh 0:2 --first 2\n1")
+    assert "--first 2 names ranks that the cell does not run on" in refused.error["evalue"]
+
+
+def test_seq_runs_rank_by_rank_and_stops_at_the_first_error(notebook: Notebook) -> None:
+    order = "import sys\nopen(gate + 'order', 'a').write(f'{rank} ')\nif rank == 1: 1 / 0"
+    failed = notebook.run_failing(f"%%mesh --seq\n{order}")
+    assert failed.error["evalue"].splitlines()[1:] == ["rank 2 did not run: --seq stops at the first error"]
+    failed = notebook.run_failing(f"%%mesh --seq --on-error finish\n{order}")
+    assert len(failed.error["evalue"].splitlines()) == 1
+    assert notebook.evaluate("open(gate + 'order').read()") == "0 1 0 1 2 "
+
+
+def test_an_interrupt_between_turns_says_who_did_not_run(notebook: Notebook, signs: Signs) -> None:
+    cell = notebook.start("%%mesh --seq\ntell('there'); hold(str(rank))")
+    signs.wait_for("there")
+    signs.path.with_name("gate0").touch()
+    signs.wait_for("there")
+    notebook.interrupt()
+    notebook.wait_failed(cell)
+    assert "; rank 2 did not run: the turn had not come" in cell.error["evalue"]
+    assert cell.error["evalue"].startswith("interrupted; rank 1 was at ")

@@ -1,0 +1,92 @@
+"""Who begins a cell when: `--first`, `--seq`, and who waits behind another cell. Tables, without a rank."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshbook.magics.attendance import Attendance
+from meshbook.magics.queues import RankQueues, tell_waiting
+from meshbook.magics.schedule import AFTER_ERROR, AFTER_FIRST, Schedule, Turn, Wave, plan_waves
+
+
+@pytest.mark.parametrize(
+    ("first", "options", "waves"),
+    [
+        ((), {}, [Wave((0, 1, 2, 3))]),
+        ((2,), {}, [Wave((2,)), Wave((0, 1, 3), AFTER_FIRST)]),
+        ((0, 1, 2, 3), {}, [Wave((0, 1, 2, 3))]),
+        ((), {"one_by_one": True}, [Wave((rank,), AFTER_ERROR) for rank in range(4)]),
+        ((), {"one_by_one": True, "stops_on_error": False}, [Wave((rank,)) for rank in range(4)]),
+        (
+            (2, 3),
+            {"one_by_one": True, "stops_on_error": False},
+            [Wave((2,)), Wave((3,)), Wave((0,), AFTER_FIRST), Wave((1,))],
+        ),
+    ],
+)
+def test_waves(first: tuple[int, ...], options: dict[str, bool], waves: list[Wave]) -> None:
+    assert list(plan_waves((0, 1, 2, 3), first, **options)) == waves
+
+
+def test_a_wave_begins_once_the_one_before_is_done() -> None:
+    schedule = Schedule([Wave((0, 1)), Wave((2,))])
+    assert schedule.take_turn() == Turn((0, 1))
+    schedule.answered(0, failed=False)
+    assert (schedule.take_turn(), schedule.to_come) == (Turn(), {2})
+    schedule.answered(1, failed=True)
+    assert schedule.take_turn() == Turn((2,)), "nobody has asked it to stop"
+    schedule.answered(2, failed=False)
+    assert (schedule.take_turn(), schedule.to_come) == (Turn(), frozenset())
+
+
+def test_after_a_failure_the_rest_is_skipped() -> None:
+    schedule = Schedule(plan_waves(range(4), (1,), one_by_one=True))
+    assert schedule.take_turn() == Turn((1,))
+    schedule.answered(1, failed=True)
+    assert schedule.take_turn() == Turn(skipped=(0, 2, 3), reason=AFTER_FIRST)
+    assert schedule.take_turn() == Turn()
+
+
+def test_turns_can_be_taken_away() -> None:
+    schedule = Schedule(plan_waves(range(4), one_by_one=True))
+    schedule.take_turn()
+    assert schedule.withdraw({0, 2}) == (2,), "rank 0 has begun"
+    schedule.answered(0, failed=False)
+    assert schedule.take_turn() == Turn((1,))
+
+
+def attend(queues: RankQueues, name: str, waves: list[Wave]) -> Attendance:
+    return Attendance(queues, {rank: f"node{rank}" for rank in range(3)}, waves, origin=name, title=f"cell {name}")
+
+
+def test_a_rank_is_at_one_cell_at_a_time() -> None:
+    queues = RankQueues()
+    before, after = attend(queues, "1", [Wave((0, 1))]), attend(queues, "2", [Wave((1, 2))])
+    before.take_turn(), after.take_turn()
+    assert (before.ahead(), after.ahead()) == ({}, {1: "cell 1"})
+    assert (after.at_work((0, 1, 2)), after.to_come) == ([2], frozenset())
+    before.answered(1, failed=False)
+    assert (after.ahead(), after.at_work((0, 1, 2))) == ({}, [1, 2])
+
+
+def test_what_has_not_begun_is_given_up_at_once() -> None:
+    queues = RankQueues()
+    attend(queues, "1", [Wave((0,))]).take_turn()
+    cell = attend(queues, "2", [Wave((0, 1)), Wave((2,))])
+    cell.take_turn()
+    reasons, sent = cell.withdraw((0, 1, 2))
+    assert reasons == {0: "cell 1 was still running", 2: "the turn had not come"}
+    assert sent == [0, 1], "rank 0 has it in its queue, and has to be told"
+
+
+@pytest.mark.parametrize(
+    ("ahead", "text"),
+    [
+        ({}, ""),
+        ({0: "job 1 of cell 2", 1: "job 1 of cell 2"}, "waiting for job 1 of cell 2"),
+        ({1: "job 1 of cell 2"}, "waiting for job 1 of cell 2 (rank 1)"),
+        ({0: "cell 3", 1: "cell 4"}, "waiting for cell 3 (rank 0), cell 4 (rank 1)"),
+    ],
+)
+def test_waiting_in_words(ahead: dict[int, str], text: str) -> None:
+    assert tell_waiting(ahead, count=2) == text
