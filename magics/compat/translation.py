@@ -1,0 +1,136 @@
+"""Option lines of ipyparallel's and nbdistributed's magics -> option lines of ours. Pure.
+
+Not for doing what they ask: whoever runs a cell has only lines of ours (`magics.options`).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import shlex
+from argparse import SUPPRESS, ArgumentTypeError
+from dataclasses import dataclass
+from typing import Any
+
+from meshbook.magics.parsing import Parser, UsageError, count, quoted, read, variable, words
+
+# How ipyparallel calls what we call: by type is its default, and ours for output of any kind.
+_GROUPINGS = {"type": "auto", "engine": "rank", "order": "order"}
+_TARGETS = re.compile(r"[-\d:, ]+")
+_RANKS = re.compile(r"\s*\[\s*(?P<ranks>[-\d:,\s]*)\]\s*")
+_RANGE = re.compile(r"(\d+)-(\d+)")
+
+
+@dataclass(frozen=True)
+class PxDefaults:
+    """What `%pxconfig` has set, and each `%%px` may say otherwise."""
+
+    targets: str = "all"
+    block: bool = True
+
+
+@dataclass(frozen=True)
+class Init:
+    """`%dist_init`: so many processes. Which GPUs they get is their ranks' business here."""
+
+    processes: int = 2
+
+
+def translate_px(line: str, defaults: PxDefaults = PxDefaults()) -> str:
+    """The option line of `%%mesh` for one of `%%px`. UsageError, or HelpAsked."""
+    asked = vars(read(_px_parser(), words(line)))
+    parts = [asked.get("targets", defaults.targets)]
+    parts += [] if asked.get("block", defaults.block) else ["-a"]
+    parts += ["-o", asked["out"]] if "out" in asked else []
+    parts += ["-g", _GROUPINGS[asked["grouping"]]] if "grouping" in asked else []
+    parts += ["--local"] if "local" in asked else []
+    return shlex.join(parts)
+
+
+def translate_pxconfig(line: str, defaults: PxDefaults) -> PxDefaults:
+    """The defaults from now on. UsageError, or HelpAsked."""
+    asked = vars(read(_pxconfig_parser(), words(line)))
+    return PxDefaults(asked.get("targets", defaults.targets), asked.get("block", defaults.block))
+
+
+def translate_rank(line: str) -> str:
+    """The option line of `%%mesh` for what follows `%%rank`: `[0,2]`, or `[0-2]` with its end. UsageError."""
+    found = _RANKS.fullmatch(line)
+    ranks = "" if found is None else "".join(found["ranks"].split())
+    if not ranks:
+        raise UsageError(f"%%rank{line}: it needs ranks in brackets, such as %%rank[0,2] or %%rank[0-2]")
+    return _RANGE.sub(lambda ends: f"{ends[1]}:{int(ends[2]) + 1}", ranks)
+
+
+def read_init(line: str) -> Init:
+    """What `%dist_init` asks for. UsageError, or HelpAsked."""
+    return Init(int(read(_init_parser(), words(line)).processes))
+
+
+def read_switch(line: str) -> bool | None:
+    """What `%dist_mode` asks for: on, off, or None to say how it is. UsageError, or HelpAsked."""
+    found: bool | None = read(_switch_parser(), words(line)).switch
+    return found
+
+
+@functools.cache
+def _px_parser() -> Parser:
+    parser = Parser("%%px", "Run this cell on ranks of the mesh, by ipyparallel's options.")
+    _add_execution(parser)
+    grouping = parser.add_mutually_exclusive_group()
+    _add_flag(grouping, "-r", dest="grouping", const="order", help="output in the order in which it came")
+    _add_flag(grouping, "-e", dest="grouping", const="engine", help="output by rank")
+    grouping.add_argument("--group-outputs", dest="grouping", choices=tuple(_GROUPINGS), default=SUPPRESS)
+    parser.add_argument("-o", "--out", metavar="NAME", type=variable, default=SUPPRESS, help="keep the result")
+    _add_flag(parser, "--local", dest="local", const=True, help="run here as well")
+    _add_flag(parser, "--remote", dest="remote", const=True, help="as always: not here")
+    return parser
+
+
+@functools.cache
+def _pxconfig_parser() -> Parser:
+    parser = Parser("%pxconfig", "What %px and %%px do unless they say otherwise.")
+    _add_execution(parser)
+    return parser
+
+
+def _add_execution(parser: Parser) -> None:
+    block = parser.add_mutually_exclusive_group()
+    _add_flag(block, "-b", "--block", dest="block", const=True, help="wait for the ranks (default)")
+    _add_flag(block, "-a", "--noblock", dest="block", const=False, help="go on at once")
+    parser.add_argument("-t", "--targets", type=_targets, default=SUPPRESS, help="which ranks: 0, 0:2, [0,2], all")
+    for flag in ("--stream", "--no-stream", "--verbose", "--no-verbose"):
+        _add_flag(parser, flag, dest="ignored", const=True, help="taken, and without effect: output is always live")
+    parser.add_argument("--progress-after", metavar="S", dest="ignored", type=float, default=SUPPRESS)
+    parser.add_argument("--signal-on-interrupt", dest="ignored", choices=("SIGINT", "2"), default=SUPPRESS)
+
+
+@functools.cache
+def _init_parser() -> Parser:
+    parser = Parser("%dist_init", "Start a mesh with a process group, and run all cells on it.")
+    parser.add_argument("-n", "--num-processes", dest="processes", type=count, default=2, help="how many (default: 2)")
+    parser.add_argument("-a", "--master-addr", dest="ignored", help="taken, and without effect")
+    parser.add_argument("-g", "--gpu-ids", dest="ignored", help="taken, and without effect: rank r has GPU r")
+    return parser
+
+
+@functools.cache
+def _switch_parser() -> Parser:
+    parser = Parser("%dist_mode", "Whether all cells run on the mesh.")
+    switch = parser.add_mutually_exclusive_group()
+    switch.add_argument("-e", "--enable", dest="switch", action="store_const", const=True, help="from now on")
+    switch.add_argument("-d", "--disable", dest="switch", action="store_const", const=False, help="no more")
+    return parser
+
+
+def _add_flag(parser: Any, *names: str, dest: str, const: object, help: str) -> None:  # noqa: A002  # as argparse has it
+    parser.add_argument(*names, dest=dest, action="store_const", const=const, default=SUPPRESS, help=help)
+
+
+def _targets(text: str) -> str:
+    """Numbers and slices as Python has them, in brackets or not."""
+    bare = text.replace("\N{MINUS SIGN}", "-").strip().removeprefix("[").removesuffix("]")
+    bare = "".join(bare.split())
+    if bare == "all" or (bare and _TARGETS.fullmatch(bare)):
+        return bare
+    raise ArgumentTypeError(f"{quoted(text)} names no ranks: it needs all, 0, 0:2, ::2 or [0,2]")
