@@ -68,6 +68,11 @@ class Exchange:
             return dict(zip(ranks, cells.handle.call_each(first, self._operation), strict=True))
         return {rank: future for rank in ranks for future in self._send({rank: requests[rank]}).values()}
 
+    @property
+    def futures(self) -> Mapping[int, Future[Any]]:
+        """What each rank will have answered, as it came."""
+        return self._futures
+
     def wait(self) -> dict[int, Any]:
         """The answers by rank; blocks this thread. Ctrl-C ends it, here and on the ranks."""
         with self._breakable():
@@ -84,7 +89,7 @@ class Exchange:
                 with contextlib.suppress(TimeoutError):
                     future.exception(timeout=max(0.0, end - time.monotonic()))
         if self._open_ranks():
-            self._interrupt()
+            self.interrupt()
         return {rank: _answer_of(future) for rank, future in self._futures.items() if future.done()}
 
     @contextmanager
@@ -92,7 +97,7 @@ class Exchange:
         try:
             yield
         except KeyboardInterrupt:
-            self._interrupt()
+            self.interrupt()
             raise
 
     def _wait_a_while(self) -> None:
@@ -106,7 +111,7 @@ class Exchange:
         broken_off: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def break_off() -> None:
-            self._interrupt()
+            self.interrupt()
             if not broken_off.done():
                 broken_off.set_result(None)
 
@@ -127,7 +132,8 @@ class Exchange:
     def _open_ranks(self) -> list[int]:
         return [rank for rank, future in self._futures.items() if not future.done()]
 
-    def _interrupt(self) -> None:
+    def interrupt(self) -> None:
+        """Give up: the ranks stop what this has asked of them."""
         ask_ranks(self._mesh, list(self._futures)).interrupt.broadcast(self._operation)
 
     def _answers(self) -> dict[int, Any]:
