@@ -29,3 +29,8 @@ class ParallelMagics(Magics):
             self._rewriting.defaults = translate_pxconfig(line, self._rewriting.defaults)
         except HelpAsked as asked:
             print(asked.text)
+
+    @line_magic  # type: ignore[untyped-decorator]
+    def pxresult(self, line: str) -> None:
+        """Wait for the last `%%px --noblock`, and show what came of it."""
+        self.shell.run_line_magic("mesh", f"result {line}")
