@@ -5,6 +5,8 @@ Selectors stay text here; they are read when the verb is done.
 
 from __future__ import annotations
 
+import textwrap
+
 from meshbook.magics.parsing import (
     HELP_WORDS,
     HelpAsked,
@@ -53,6 +55,7 @@ _ALL: tuple[type[Verb], ...] = (
     Doctor,
 )
 VERBS = {verb.word: verb for verb in _ALL}
+WIDTH = 100  # as argparse's texts have it (`parsing.Parser`)
 
 
 def parse_verb(line: str) -> Verb | HelpRequested:
@@ -72,4 +75,16 @@ def parse_verb(line: str) -> Verb | HelpRequested:
 
 
 def _overview() -> str:
-    return "".join(verb.parser().format_usage() for verb in VERBS.values()) + "\n%mesh VERB --help says more.\n"
+    """The verbs, each with the first sentence of what it does."""
+    wide = max(map(len, VERBS)) + 4
+    lines = [
+        textwrap.fill(
+            verb.description.partition(". ")[0].removesuffix("."),
+            WIDTH,
+            initial_indent=f"  {word}".ljust(wide),
+            subsequent_indent=" " * wide,
+        )
+        for word, verb in VERBS.items()
+    ]
+    end = "%mesh alone is a line of status; %mesh VERB --help says more."
+    return "\n".join(["usage: %mesh VERB ...", "", *lines, "", end])

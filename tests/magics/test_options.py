@@ -197,9 +197,10 @@ def test_verbs_that_do_not_exist(line: str, problem: str) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("?", "usage: %mesh up [-h] [--gpus N | --shape DIM=N,...] [--name NAME]"),
-        ("--help", "usage: %mesh log "),
+        ("?", "  up         Start a mesh\n"),
+        ("--help", "  log        Show what a rank wrote\n"),
         ("help", "%mesh VERB --help says more"),
+        ("up ?", "usage: %mesh up [-h] [--gpus N | --shape DIM=N,...] [--name NAME]"),
         ("up --help", "how many workers"),
         ("down ?", "usage: %mesh down "),
         ("log -h", "usage: %mesh log "),
