@@ -7,6 +7,7 @@ import threading
 import time
 from typing import TypeVar
 
+from meshbook.magics.exchange import of_a_line
 from meshbook.magics.interruptible import run_interruptible
 from meshbook.magics.jobs import Job, table_of
 from meshbook.magics.losses import check_able
@@ -17,6 +18,7 @@ from meshbook.magics.parsing import HelpRequested, UsageError
 from meshbook.magics.publisher import publisher_for
 from meshbook.magics.results import MeshResult
 from meshbook.magics.run import Cell, CellRun
+from meshbook.magics.transfers import Transfers
 from meshbook.runtime.geometry import Region
 
 T = TypeVar("T")
@@ -41,6 +43,8 @@ class Cells:
         if not options.block:
             return self._keep(options, self._notebook.jobs.start(cell, source))
         result = self._keep(options, await CellRun(cell).run(source))
+        if cell.transfers is not None:
+            await cell.transfers.complete(ask=input)
         if options.time:
             cell.publisher.publish([table_of(result)])
         return result if result.has_value else None
@@ -57,7 +61,15 @@ class Cells:
             number=self._notebook.cell_number,
             shown=self._shown(options),
             first=self._first(options, mesh, selected.region),
+            transfers=self._transfers(options, mesh, selected.region),
         )
+
+    def _transfers(self, options: CellOptions, mesh: NotebookMesh, region: Region) -> Transfers | None:
+        if not options.push and not options.pull:
+            return None
+        with of_a_line():
+            pushed = self._notebook.values_of(options.push)
+            return Transfers(mesh, region.ranks(), self._notebook.shell.user_ns, pushed, options.pull)
 
     def _keep(self, options: CellOptions, value: T) -> T:
         if options.out:

@@ -138,13 +138,18 @@ class Exchange:
 
     def _answers(self) -> dict[int, Any]:
         answers = {rank: _answer_of(future) for rank, future in self._futures.items()}
-        refused: dict[Refusal, list[int]] = {}
-        for rank, answer in answers.items():
-            if isinstance(answer, Refusal):
-                refused.setdefault(answer, []).append(rank)
-        if refused:
-            raise VariableError(f"cannot {self._what}: {'; '.join(map(_tell, refused, refused.values()))}")
+        raise_refusals(self._what, answers)
         return answers
+
+
+def raise_refusals(what: str, answers: Mapping[int, Any]) -> None:
+    """VariableError where one of the answers is a refusal; with all of them, by rank."""
+    refused: dict[Refusal, list[int]] = {}
+    for rank, answer in sorted(answers.items()):
+        if isinstance(answer, Refusal):
+            refused.setdefault(answer, []).append(rank)
+    if refused:
+        raise VariableError(f"cannot {what}: {'; '.join(map(_tell, refused, refused.values()))}")
 
 
 def _answer_of(future: Future[Any]) -> Any:

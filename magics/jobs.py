@@ -21,6 +21,7 @@ from meshbook.magics.publisher import Publisher, publisher_for
 from meshbook.magics.results import MeshResult
 from meshbook.magics.run import Cell, CellRun
 from meshbook.magics.tracebacks import CellError
+from meshbook.magics.variables import ask_nobody
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import MeshbookError
 
@@ -198,19 +199,21 @@ class Jobs:
         run = CellRun(cell, title=f"job {number} of cell {cell.number}")
         job = Job(number, cell, run, lambda: loop.call_soon_threadsafe(run.interrupt))
         run.begin(source)
-        task = loop.create_task(self._see_through(job, run, cell.publisher))
+        task = loop.create_task(self._see_through(job, run, cell))
         task.add_done_callback(self._forget_old)
         return job
 
-    async def _see_through(self, job: Job, run: CellRun, publisher: Publisher) -> None:
+    async def _see_through(self, job: Job, run: CellRun, cell: Cell) -> None:
         try:
             result = await run.finish()
+            if cell.transfers is not None:
+                await cell.transfers.complete(ask=ask_nobody)
         except BaseException as error:  # whoever waits for the job gets it, whatever it is
             job._future.fail(error)
         else:
             job._future.resolve(lambda: result)
         job._update_places()
-        publisher.publish(job.conclusion)
+        cell.publisher.publish(job.conclusion)
 
     def _forget_old(self, task: asyncio.Task[None]) -> None:
         with self._lock:

@@ -20,6 +20,7 @@ from meshbook.magics.parsing import (
     variable,
     words,
 )
+from meshbook.magics.wanted import Wanted, pulled, pushed
 
 OnError: TypeAlias = Literal["stop", "finish"]
 Grouping: TypeAlias = Literal["auto", "same", "rank", "order", "none"]
@@ -41,6 +42,8 @@ class CellOptions:
     block: bool = True
     first: str | None = None
     seq: bool = False
+    push: tuple[str, ...] = ()
+    pull: tuple[Wanted, ...] = ()
 
 
 @functools.lru_cache(maxsize=256)  # half a millisecond of argparse, in every cell otherwise
@@ -81,6 +84,21 @@ def _cell_parser() -> Parser:
     waiting.add_argument("-b", "--block", dest="block", action="store_true", help="wait for the end (default)")
     parser.set_defaults(block=True)
     parser.add_argument("-o", "--out", metavar="NAME", type=variable, help="keep the result object in this variable")
+    parser.add_argument(
+        "--push",
+        metavar="NAMES",
+        type=pushed,
+        default=(),
+        help="first set these variables on the ranks to what they are in the notebook: a,b",
+    )
+    parser.add_argument(
+        "--pull",
+        metavar="NAMES",
+        type=pulled,
+        default=(),
+        help="then, if all went well, set these in the notebook: c to a list in rank order, c@0 to that of rank 0,"
+        " c@mean, c@cat, c@stack or c@first to one value made of all",
+    )
     printing = parser.add_mutually_exclusive_group()
     printing.add_argument(
         "--show", metavar="SEL", type=selector, help="print only what these ranks write; nothing is lost"

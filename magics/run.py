@@ -31,6 +31,7 @@ from meshbook.magics.schedule import plan_waves
 from meshbook.magics.selection import LastCell
 from meshbook.magics.steps import PATIENCE, Patience
 from meshbook.magics.tracebacks import make_cell_error
+from meshbook.magics.transfers import Transfers
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
 from meshbook.runtime.errors import MeshbookError
@@ -56,6 +57,7 @@ class Cell:
     number: int
     shown: frozenset[int] | None = None
     first: frozenset[int] = frozenset()
+    transfers: Transfers | None = None  # of variables, with it
 
 
 class CellRun:
@@ -190,7 +192,8 @@ class CellRun:
     def _send(self, ranks: tuple[int, ...]) -> None:
         token = CURRENT.set(Context(self._cell.session.context.actor_instance, origin=self.origin))
         try:
-            futures = self._cells_of(ranks).run.call_each(self._source, self._cell.number)
+            transfer = () if self._cell.transfers is None else (self._cell.transfers.there,)
+            futures = self._cells_of(ranks).run.call_each(self._source, self._cell.number, *transfer)
         finally:
             CURRENT.reset(token)
         for rank, future in zip(ranks, futures, strict=True):
@@ -219,6 +222,8 @@ class CellRun:
     def _answered(self, rank: int, future: Any) -> None:
         try:
             outcome = future.get()
+            if self._cell.transfers is not None:
+                outcome = self._cell.transfers.take(rank, outcome)
         except MeshbookError as error:
             outcome = CellOutcome(_NOTHING, error=error_of_lost(rank, error))
         self._attendance.answered(rank, failed=outcome.error is not None)

@@ -25,9 +25,14 @@ MOST_UNASKED = 1 << 30  # bytes of one pull, of all ranks together
 Ask = Callable[[str], str]
 
 
+def ask_nobody(prompt: str) -> str:
+    """Where no person waits for what is pulled."""
+    raise StdinNotImplementedError(prompt)
+
+
 def push(mesh: NotebookMesh, ranks: Sequence[int], values: Mapping[str, Any]) -> Steps[None]:
     """Set variables on the ranks, to the same values on all of them."""
-    request = Push(_packed(values))
+    request = Push(pack_all(values))
     yield Exchange(mesh, dict.fromkeys(ranks, request), f"push {', '.join(values)}")
     _note(mesh, ranks, values)
 
@@ -38,12 +43,13 @@ def scatter(mesh: NotebookMesh, ranks: Sequence[int], name: str, data: Any, dim:
         pieces = split(data, len(ranks), dim)
     except Unmergeable as error:
         raise VariableError(f"cannot scatter {name}: {error}") from error
-    requests = {rank: Push(_packed({name: piece})) for rank, piece in zip(ranks, pieces, strict=True)}
+    requests = {rank: Push(pack_all({name: piece})) for rank, piece in zip(ranks, pieces, strict=True)}
     yield Exchange(mesh, requests, f"scatter {name}")
     _note(mesh, ranks, [name])
 
 
-def _packed(values: Mapping[str, Any]) -> Parcel:
+def pack_all(values: Mapping[str, Any]) -> Parcel:
+    """The values as they travel. VariableError where one cannot, or has no proper name."""
     for name in values:
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
             raise VariableError(f"{name!r} is not a name that a variable can have")
@@ -74,15 +80,18 @@ def have(mesh: NotebookMesh, ranks: Sequence[int], name: str) -> Steps[bool]:
 
 
 def pull(
-    mesh: NotebookMesh, ranks: Sequence[int], wanted: Sequence[Wanted], *, dim: int = 0, ask: Ask | None = input
+    mesh: NotebookMesh, ranks: Sequence[int], wanted: Sequence[Wanted], *, ask: Ask | None, dim: int = 0
 ) -> Steps[dict[str, Any]]:
     """The values of variables by name: a list in the order of the ranks, or what `Wanted.how` makes of them.
 
-    More than 1 GiB is asked about first, unless `ask` is None.
+    More than 1 GiB is asked about first, unless `ask` is None. A kernel replaces `input` for each cell, so it is taken
+    where the cell runs.
     """
     sources = {each.name: sources_of(each, ranks, mesh) for each in wanted}
-    found = yield from _fetch(mesh, sources, ask)
-    return {each.name: _made_one([found[rank][each.name] for rank in sources[each.name]], each, dim) for each in wanted}
+    names_of = names_by_rank(sources)
+    requests = _requests(names_of, MOST_UNASKED / len(names_of))
+    answers = yield Exchange(mesh, requests, f"pull {', '.join(sources)}")
+    return (yield from collect(mesh, wanted, sources, answers, ask=ask, dim=dim))
 
 
 def sources_of(wanted: Wanted, ranks: Sequence[int], mesh: NotebookMesh) -> Sequence[int]:
@@ -97,18 +106,31 @@ def sources_of(wanted: Wanted, ranks: Sequence[int], mesh: NotebookMesh) -> Sequ
     return [rank]
 
 
-def _fetch(
-    mesh: NotebookMesh, sources: Mapping[str, Sequence[int]], ask: Ask | None
-) -> Steps[dict[int, dict[str, Any]]]:
+def names_by_rank(sources: Mapping[str, Sequence[int]]) -> dict[int, tuple[str, ...]]:
+    """What each rank is to give, of which rank gives what."""
     asked = {rank for ranks in sources.values() for rank in ranks}
-    names_of = {rank: tuple(name for name in sources if rank in sources[name]) for rank in asked}
-    what = f"pull {', '.join(sources)}"
-    answers = yield Exchange(mesh, _requests(names_of, MOST_UNASKED / len(names_of)), what)
-    if large := {rank: answer.size for rank, answer in answers.items() if isinstance(answer, HeldBack)}:
+    return {rank: tuple(name for name in sources if rank in sources[name]) for rank in asked}
+
+
+def collect(
+    mesh: NotebookMesh,
+    wanted: Sequence[Wanted],
+    sources: Mapping[str, Sequence[int]],
+    answers: Mapping[int, Any],
+    *,
+    ask: Ask | None,
+    dim: int = 0,
+) -> Steps[dict[str, Any]]:
+    """The values of what ranks have answered; those that hold theirs back are asked again, if that is agreed to."""
+    names, what = ", ".join(sources), f"pull {', '.join(sources)}"
+    if held := {rank: answer.size for rank, answer in answers.items() if isinstance(answer, HeldBack)}:
         sent = sum(answer.size for answer in answers.values() if isinstance(answer, Parcel))
-        _check_agreed(", ".join(sources), sum(large.values()) + sent, len(answers), ask)
-        answers |= yield Exchange(mesh, _requests({rank: names_of[rank] for rank in large}, math.inf), what)
-    return {rank: _opened(answer, rank, what) for rank, answer in answers.items()}
+        _check_agreed(names, sum(held.values()) + sent, len(answers), ask)
+        names_of = names_by_rank(sources)
+        rest = yield Exchange(mesh, _requests({rank: names_of[rank] for rank in held}, math.inf), what)
+        answers = {**answers, **rest}
+    found = {rank: _opened(answer, rank, what) for rank, answer in answers.items()}
+    return {each.name: _made_one([found[rank][each.name] for rank in sources[each.name]], each, dim) for each in wanted}
 
 
 def _requests(names_of: Mapping[int, tuple[str, ...]], limit: float) -> dict[int, Pull]:

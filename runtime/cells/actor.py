@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
+import functools
 import os
 import resource
 import sys
@@ -29,6 +30,7 @@ from meshbook.runtime.cells.standing import (
     stack_of_main,
     stacks_of_others,
 )
+from meshbook.runtime.cells.transfer import NO_TRANSFER, Transfer
 from meshbook.runtime.cells.values import describe, pack
 from meshbook.runtime.cells.variables import Namespace, Request, handle
 from meshbook.runtime.collectives.abort import abort_groups
@@ -80,11 +82,12 @@ class CellActor(Actor):
         names.update({name: value for name, value in self._given.items() if names.get(name) is before[name]})
 
     @endpoint
-    def run(self, source: str, number: int) -> CellOutcome:
+    def run(self, source: str, number: int, transfer: Transfer = NO_TRANSFER) -> CellOutcome:
         """Run a cell's source; its execution is the message's origin. Never raises what the cell raised."""
         origin = current_origin()
         self._begin(origin)
-        outcome = self._run(source, number, origin)
+        run = functools.partial(self._run, source, number, origin)
+        outcome = run() if transfer is NO_TRANSFER else transfer.around(run, self._namespace, self._birth.rank, origin)
         if INTERRUPTS.was_aborted(origin):
             self._shell.forget_error()
         return self._with_names(outcome)

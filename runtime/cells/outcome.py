@@ -110,10 +110,12 @@ class CellCost:
 class CellOutcome:
     """The reply of one rank to one cell: an error, or a value (None where the cell ends in no expression).
 
-    `names` are those of the user's in the namespace of the rank; None where they are what the rank told last.
+    `names` are those of the user's in the namespace of the rank; None where they are what the rank told last. `pulled`
+    are variables that travel with it (`transfer`).
     """
 
     cost: CellCost
     value: CellValue | None = None
     error: RankError | None = None
     names: tuple[str, ...] | None = None
+    pulled: Any = None

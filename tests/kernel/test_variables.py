@@ -92,6 +92,51 @@ def test_the_verbs_move_variables_by_name(notebook: Notebook) -> None:
         assert f"usage: %mesh {verb}" in notebook.run(f"%mesh {verb} --help").stdout
 
 
+# --- around a cell ---
+
+
+def test_a_cell_pushes_before_and_pulls_after(notebook: Notebook) -> None:
+    notebook.run("a, b = 2, [1]")
+    cell = notebook.run("%%mesh 1: --push a,b --pull c,n,b@1,low@first\nc = a * rank\nn, low = c * 1.0, -rank\nb")
+    assert cell.result == "[1-2] [1]"
+    assert notebook.run("c, n, b, low").result == "([2, 4], [2.0, 4.0], [1], -1)"
+    notebook.run("#mesh: --pull n@mean,t@cat\nn = rank\nt = [rank]")
+    assert notebook.run("n, t").result == "(1.0, [0, 1, 2])"
+
+
+def test_what_is_wrong_with_a_push_keeps_the_cell_from_running(notebook: Notebook) -> None:
+    notebook.run("lock = threading.Lock()\n%mesh pull rank")
+    for options, problem in {
+        "--push nix": "nix is not defined in the notebook",
+        "--push lock": "nothing was pushed: lock cannot be pickled",
+        "1: --pull c@0": "cannot pull c@0: it is taken from ranks 1-2 of mesh",
+        "--pull c,c@0": "c is there twice",
+        "--pull c@maen": "Did you mean 'mean'?",
+    }.items():
+        assert problem in notebook.run_failing(f"%%mesh {options}\nran = True").error["evalue"]
+    assert notebook.run("'ran' in mesh").result == "False"
+
+
+def test_a_pull_that_fails_fails_the_cell_and_sets_nothing(notebook: Notebook) -> None:
+    notebook.run("kept, lost = 'before', 'before'")
+    failed = notebook.run_failing(
+        "%%mesh -o result --pull kept,lost\nkept = rank\nif rank == 1: lost = 1\nprint('ran')\nkept"
+    )
+    assert failed.error["evalue"] == (
+        "the cell ran, but nothing was pulled: cannot pull kept, lost: lost is not defined on ranks 0,2"
+    )
+    assert (failed.stdout, notebook.run("result.values, kept").result) == ("[0-2] ran\n", "([0, 1, 2], 'before')")
+    assert notebook.run_failing("%%mesh --pull kept\nkept = 1 / rank").error["ename"] == "ZeroDivisionError"
+    assert notebook.run("kept").result == "'before'"
+
+
+def test_variables_travel_with_a_job_and_not_behind_the_cells_after_it(notebook: Notebook) -> None:
+    notebook.run("step = 10")
+    notebook.run("%%mesh -a -o job --push step --pull step,total@mean\ntotal = step * rank")
+    notebook.run("%%mesh\nstep, total = -1, -1")
+    assert notebook.run("job.result()\nstep, total").result == "([10, 10, 10], 10.0)"
+
+
 # --- mesh["x"] ---
 
 ACTOR = """
@@ -141,12 +186,18 @@ def test_more_than_a_gigabyte_is_asked_about_first(notebook: Notebook) -> None:
     refused = notebook.run_failing("mesh.pull('large')").error["evalue"]
     assert refused.startswith("large would be 0.0 GiB from 3 ranks, and nobody can be asked here")
     assert notebook.run("len(mesh.pull('large', force=True))").result == "3"
-    for answer, status in (("y", "ok"), ("", "error")):
-        cell = notebook.start("%mesh pull large", allow_stdin=True)
+    for code, answer, status in (
+        ("%mesh pull large", "y", "ok"),
+        ("%mesh pull large", "", "error"),
+        ("%%mesh --pull large\n1", "y", "ok"),
+    ):
+        cell = notebook.start(code, allow_stdin=True)
         prompt = notebook.client.get_stdin_msg(timeout=60)["content"]["prompt"]
         assert prompt == "pull large: 0.0 GiB from 3 ranks? [y/N] "
         notebook.client.input(answer)
         assert (notebook.wait(cell).reply or {})["status"] == status
+    notebook.run("%%mesh -a -o job --pull large\n1")
+    assert "nobody can be asked here" in notebook.run_failing("job.result()").error["evalue"]
     notebook.run("variables.MOST_UNASKED = before")
 
 
@@ -162,7 +213,7 @@ stuck = Stuck()
 
 def test_an_interrupt_ends_a_pull_here_and_on_the_ranks(notebook: Notebook, signs: Signs) -> None:
     notebook.run(f"%%mesh\n{signs.definition}{STUCK}")
-    for code in ("mesh.pull('stuck')", "%mesh pull stuck"):
+    for code in ("mesh.pull('stuck')", "%mesh pull stuck", "%%mesh --pull stuck\n1"):
         cell = notebook.start(code)
         signs.wait_for("stuck", 3)
         notebook.interrupt()

@@ -15,6 +15,8 @@ from meshbook.magics.verbs.down import Down
 from meshbook.magics.verbs.heal import Heal
 from meshbook.magics.verbs.interrupt import Interrupt
 from meshbook.magics.verbs.log import Log
+from meshbook.magics.verbs.pull import Pull
+from meshbook.magics.verbs.push import Push
 from meshbook.magics.verbs.resize import Resize
 from meshbook.magics.verbs.restart import Restart
 from meshbook.magics.verbs.stack import Stack
@@ -22,6 +24,7 @@ from meshbook.magics.verbs.status import Status
 from meshbook.magics.verbs.table import parse_verb
 from meshbook.magics.verbs.up import Up
 from meshbook.magics.verbs.verb import Verb
+from meshbook.magics.wanted import Wanted
 from meshbook.runtime.geometry import Extent
 
 
@@ -60,6 +63,7 @@ from meshbook.runtime.geometry import Extent
         ("--seq --on-error finish", CellOptions(seq=True, on_error="finish")),
         ("-gnone", CellOptions(group="none")),
         ("--group same failed", CellOptions("failed", group="same")),
+        ("0 --push a,b --pull c@mean", CellOptions("0", push=("a", "b"), pull=(Wanted("c", "mean"),))),
     ],
 )
 def test_cell_options(line: str, options: CellOptions) -> None:
@@ -148,6 +152,9 @@ def test_help_does_not_depend_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -
         ("interrupt", Interrupt()),
         ("interrupt !3 --kill", Interrupt("!3", kill=True)),
         ("restart -1", Restart("-1")),
+        ("push a,b 0:2", Push(("a", "b"), "0:2")),
+        ("pull c@-1,d", Pull((Wanted("c", -1), Wanted("d")))),
+        ("pull c !0 --force", Pull((Wanted("c"),), "!0", force=True)),
         ("stack trainers[0,3]", Stack("trainers[0,3]")),
         ("log 3", Log(3)),
         ("log 3 -n 20", Log(3, lines=20)),

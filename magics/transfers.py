@@ -1,0 +1,55 @@
+"""What `%%mesh --push a,b --pull c` moves: with a cell there, and with its outcomes back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from meshbook.magics import variables
+from meshbook.magics.exchange import VariableError, carry_out_in_loop, of_a_line, raise_refusals
+from meshbook.magics.meshes import NotebookMesh
+from meshbook.magics.wanted import Wanted
+from meshbook.runtime.cells.outcome import CellOutcome
+from meshbook.runtime.cells.transfer import Transfer
+
+
+class Transfers:
+    """Of one cell on these ranks, from and to a namespace. VariableError for what is wrong before it runs."""
+
+    def __init__(
+        self,
+        mesh: NotebookMesh,
+        ranks: Sequence[int],
+        namespace: dict[str, Any],
+        pushed: Mapping[str, Any],
+        pulled: Sequence[Wanted],
+    ) -> None:
+        self._mesh = mesh
+        self._namespace = namespace
+        self._wanted = pulled
+        self._sources = {each.name: variables.sources_of(each, ranks, mesh) for each in pulled}
+        # Ranks are told the names that all of them give once, and the others each to its own.
+        common = tuple(name for name, sources in self._sources.items() if len(sources) == len(ranks))
+        rare = variables.names_by_rank({name: self._sources[name] for name in self._sources.keys() - set(common)})
+        limit = variables.MOST_UNASKED / max(len(ranks), 1)
+        self.there = Transfer(variables.pack_all(pushed) if pushed else None, common, rare, limit)
+        self._answers: dict[int, Any] = {}
+
+    def take(self, rank: int, outcome: CellOutcome) -> CellOutcome:
+        """Take out of an outcome what came with it, so that the result of the cell does not keep it alive."""
+        if outcome.pulled is None:
+            return outcome
+        self._answers[rank] = outcome.pulled
+        return dataclasses.replace(outcome, pulled=None)
+
+    async def complete(self, ask: variables.Ask) -> None:
+        """Set here what was pulled, all of it or nothing, once the cell went well everywhere."""
+        answers, self._answers = self._answers, {}
+        with of_a_line():
+            try:
+                raise_refusals(f"pull {', '.join(self._sources)}", answers)
+                steps = variables.collect(self._mesh, self._wanted, self._sources, answers, ask=ask)
+                self._namespace.update(await carry_out_in_loop(steps))
+            except VariableError as error:
+                raise VariableError(f"the cell ran, but nothing was pulled: {error}") from None

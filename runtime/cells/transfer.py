@@ -1,0 +1,56 @@
+"""Variables that travel with a cell: set before its source runs, and taken along by its outcome."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from meshbook.runtime.cells.failures import describe_interrupt
+from meshbook.runtime.cells.interrupts import INTERRUPTS
+from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
+from meshbook.runtime.cells.parcels import Parcel
+from meshbook.runtime.cells.variables import Namespace, Pull, Push, Refusal
+
+_NOTHING = CellCost(wall=0.0, cpu=0.0, peak_rss=0)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What is set, and the names of what is taken: on every rank, and on some more.
+
+    It is part of the cell: so nothing comes between, whatever else waits for the rank, and one interrupt is for both.
+    """
+
+    pushed: Parcel | None = None
+    pulled: tuple[str, ...] = ()
+    pulled_at: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    limit: float = 0  # bytes that one rank may send unasked
+
+    def around(self, run: Callable[[], CellOutcome], namespace: Namespace, rank: int, origin: str) -> CellOutcome:
+        """Run a cell, which does not begin where something cannot be set, and takes nothing along where it fails."""
+        try:
+            with INTERRUPTS.during(origin), INTERRUPTS.user_code():
+                refused = None if self.pushed is None else Push(self.pushed).handle(namespace)
+            if refused is not None:
+                return CellOutcome(_NOTHING, error=_error_of(refused))
+        except KeyboardInterrupt as error:
+            return CellOutcome(_NOTHING, error=describe_interrupt(error))
+        return self._taken_along(run(), namespace, rank, origin)
+
+    def _taken_along(self, outcome: CellOutcome, namespace: Namespace, rank: int, origin: str) -> CellOutcome:
+        names = (*self.pulled, *self.pulled_at.get(rank, ()))
+        if outcome.error is not None or not names:
+            return outcome
+        try:
+            with INTERRUPTS.during(origin), INTERRUPTS.user_code():
+                return dataclasses.replace(outcome, pulled=Pull(names, self.limit).handle(namespace))
+        except KeyboardInterrupt as error:
+            return dataclasses.replace(outcome, error=describe_interrupt(error))
+
+
+NO_TRANSFER = Transfer()
+
+
+def _error_of(refused: Refusal) -> RankError:
+    return RankError("raised", "VariableError", f"the cell did not run, since nothing was pushed: {refused.reason}")
