@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, takewhile
 
-from meshbook.magics.grouping import Block, Group, StreamName, escape_html
+from meshbook.magics.colours import html_of
+from meshbook.magics.grouping import Block, Group, StreamName
 from meshbook.runtime.geometry.ranges import format_label
 
 _LEAST_SHARE = 512  # of a publication, for one group: below that little of it could be read
@@ -85,7 +86,7 @@ def _announce_rest(groups: Sequence[Group]) -> Group:
 
 
 def _size_of(lines: Iterable[str], prefix: str) -> int:
-    return sum(len(escape_html(line).encode("utf-8", "replace")) + len(prefix) + 1 for line in lines)
+    return sum(len(html_of(line).encode("utf-8", "replace")) + len(prefix) + 1 for line in lines)
 
 
 def _count_fitting(sizes: Iterable[int], room: int) -> int:

@@ -1,6 +1,6 @@
 """The text of many ranks as one: what all said appears once, what differs stands beside its ranks.
 
-Text in, groups out, groups to text or HTML. Not for keeping output within bounds or publishing it (`output`).
+Text in, groups out. Not for their looks (`rendering`), nor for keeping them within bounds (`fitting`).
 
 A group is lossless: its lines are what its ranks wrote; or, where blocks differ only in their numbers on many
 ranks, lines with the numbers as ranges over `members`, the groups that still have every rank's own lines.
@@ -8,12 +8,14 @@ ranks, lines with the numbers as ranges over `members`, the groups that still ha
 
 from __future__ import annotations
 
-import html
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from meshbook.magics.bars import Bar, merge_bars, parse_bar
+from meshbook.magics.colours import strip_colours
 from meshbook.runtime.geometry.ranges import format_label
 
 GroupMode = Literal["auto", "same", "rank", "order", "none"]
@@ -24,11 +26,6 @@ MOST_DISTINCT = 4
 
 # A sign belongs to a number only where it cannot be a minus or a hyphen: `x=-1`, but not `3-1` or `rank-1`.
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]{1,16}|(?:(?<![\w.)\]])[-+])?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
-_PRE_STYLE = (
-    "margin:0;padding:0;white-space:pre-wrap;font-family:var(--jp-code-font-family,monospace);"
-    "font-size:var(--jp-code-font-size,13px);color:var(--jp-content-font-color1,inherit)"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +43,15 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Ranks that said the same or, with `members`, the same but for numbers. No ranks: no label."""
+    """Ranks that said the same or, with `members`, the same but for numbers. No ranks: no label.
+
+    `is_bar`: it is a progress bar, which stands on stderr without being trouble.
+    """
 
     ranks: tuple[int, ...]
     block: Block
     members: tuple[Group, ...] = ()
+    is_bar: bool = False
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -70,13 +71,13 @@ def group_blocks(blocks: Mapping[int, Block], mode: GroupMode = "auto") -> list[
     """Like `group_texts`, for text of which only a part was kept.
 
     `rank` gives each rank a group, `same` joins equal blocks, `auto` also aligns blocks that differ only in
-    numbers. `order` and `none` need the order of arrival, which a mapping hasn't: they group like `rank`.
+    numbers, and makes one of progress bars with one title. `order` and `none` need the order of arrival, which a
+    mapping hasn't: they group like `rank`.
     """
     singles = [Group((rank,), blocks[rank]) for rank in sorted(blocks) if blocks[rank].lines]
     if mode in ("rank", "order", "none"):
         return singles
-    same = _join_same(singles)
-    return same if mode == "same" else _align_families(same)
+    return _join_same(singles) if mode == "same" else _align(singles)
 
 
 def split_lines(text: str) -> tuple[str, ...]:
@@ -90,35 +91,74 @@ def split_lines(text: str) -> tuple[str, ...]:
     return tuple(line.rstrip("\r").rpartition("\r")[2] if "\r" in line else line for line in lines)
 
 
-def render_text(groups: Iterable[Group], stream: StreamName = "stdout") -> str:
-    """The groups as plain text, the label before each line; ANSI colours stay."""
-    return "".join(f"{line}\n" for group in groups for line in _labelled_lines(group, stream))
+def _align(singles: Sequence[Group]) -> list[Group]:
+    """Bars where they are, if they are at the same places on all ranks; else below the text."""
+    parts = {single.ranks[0]: _split_at_bars(single.block.lines) for single in singles}
+    places = {rank: tuple(_place_of(part) for part in each) for rank, each in parts.items()}
+    if not any(any(each) for each in places.values()):
+        return _align_families(_join_same(singles))
+    if len(set(places.values())) > 1 or any(single.block.hidden for single in singles):
+        return [*_align_families(_join_same(list(_without_bars(singles)))), *_merge_all_bars(parts)]
+    return [group for index in range(len(places[singles[0].ranks[0]])) for group in _align_part(parts, index)]
 
 
-def render_html(groups: Iterable[Group], stream: StreamName = "stdout") -> str:
-    """The groups as HTML: text escaped, ANSI colours dropped, a range opens to show each rank's own lines."""
-    parts: list[str] = []
-    plain: list[Group] = []
-    for group in groups:
-        if group.members:
-            parts += [_render_pre(plain, stream), _render_details(group, stream)]
-            plain = []
+def _split_at_bars(lines: Sequence[str]) -> list[Bar | tuple[str, ...]]:
+    """Bars, and the lines between them."""
+    parts: list[Bar | tuple[str, ...]] = []
+    start = 0
+    for index, line in enumerate(lines):
+        if (bar := _bar_of(line)) is not None:
+            parts += [tuple(lines[start:index]), bar] if index > start else [bar]
+            start = index + 1
+    return [*parts, tuple(lines[start:])] if start < len(lines) else parts
+
+
+def _bar_of(line: str) -> Bar | None:
+    return parse_bar(strip_colours(line)) if line.endswith("]") else None
+
+
+def _place_of(part: Bar | tuple[str, ...]) -> str:
+    return f"bar {part.key}" if isinstance(part, Bar) else ""
+
+
+def _without_bars(singles: Iterable[Group]) -> Iterator[Group]:
+    for single in singles:
+        block = single.block
+        lines = tuple(line for line in block.lines if _bar_of(line) is None)
+        cut = sum(_bar_of(line) is None for line in block.lines[: block.cut])
+        if lines or block.hidden:
+            yield replace(single, block=replace(block, lines=lines, cut=cut))
+
+
+def _align_part(parts: Mapping[int, Sequence[Bar | tuple[str, ...]]], index: int) -> list[Group]:
+    bars, texts = {}, []
+    for rank, each in parts.items():
+        part = each[index]
+        if isinstance(part, Bar):
+            bars[rank] = part
         else:
-            plain.append(group)
-    return "".join([*parts, _render_pre(plain, stream)])
+            texts.append(Group((rank,), Block(part)))
+    return [_merge_bars(bars)] if bars else _align_families(_join_same(texts))
 
 
-def strip_ansi(text: str) -> str:
-    """The text without terminal control sequences."""
-    return _ANSI.sub("", text) if "\x1b" in text else text
+def _merge_all_bars(parts: Mapping[int, Sequence[Bar | tuple[str, ...]]]) -> list[Group]:
+    """The n-th bars with one title are one."""
+    alike: dict[tuple[str, int], dict[int, Bar]] = {}
+    for rank, each in parts.items():
+        counts: Counter[str] = Counter()
+        for bar in each:
+            if isinstance(bar, Bar):
+                alike.setdefault((bar.key, counts[bar.key]), {})[rank] = bar
+                counts[bar.key] += 1
+    return [_merge_bars(bars) for bars in alike.values()]
 
 
-def escape_html(text: str) -> str:
-    """Text from a worker, harmless in HTML.
-
-    Colours are dropped: no library that meshbook depends on turns ANSI into HTML, and they only decorate.
-    """
-    return html.escape(strip_ansi(text), quote=False)
+def _merge_bars(bars: Mapping[int, Bar]) -> Group:
+    same = _join_same([Group((rank,), Block((bar.line,)), is_bar=True) for rank, bar in bars.items()])
+    members = tuple(replace(group, is_bar=True) for group in same)
+    if len(members) == 1:
+        return members[0]
+    return Group(tuple(bars), Block((merge_bars(bars),)), members, is_bar=True)
 
 
 def _join_same(singles: Sequence[Group]) -> list[Group]:
@@ -137,7 +177,7 @@ def _align_families(same: Sequence[Group]) -> list[Group]:
 
 
 def _skeleton(block: Block) -> Hashable:
-    return tuple(_NUMBER.split(strip_ansi("\n".join(block.lines)))), block.hidden, block.cut
+    return tuple(_NUMBER.split(strip_colours("\n".join(block.lines)))), block.hidden, block.cut
 
 
 def _merge_family(family: list[Group]) -> list[Group]:
@@ -190,7 +230,7 @@ def _merge_lines(lines: Sequence[str], owners: Sequence[tuple[int, ...]]) -> str
     """One line for lines that differ in numbers: `loss 2.31 … 2.35 (max r3)`."""
     if len(set(lines)) == 1:
         return lines[0]
-    plain = [strip_ansi(line) for line in lines]
+    plain = [strip_colours(line) for line in lines]
     words = _NUMBER.split(plain[0])
     columns = list(zip(*(_NUMBER.findall(line) for line in plain), strict=True))
     merged = words[0] + "".join(_merge_numbers(column) + word for column, word in zip(columns, words[1:], strict=True))
@@ -218,32 +258,3 @@ def _find_largest(column: Sequence[str], owners: Sequence[tuple[int, ...]]) -> i
 def _number_of(text: str) -> float:
     # Only for finding the smallest and the largest: what is shown stays as it was written.
     return float(int(text, 16)) if text[:2] in ("0x", "0X") else float(text)
-
-
-def _labelled_lines(group: Group, stream: StreamName) -> list[str]:
-    prefix, block = group.prefix, group.block
-    lines = [prefix + line if line else prefix.rstrip() for line in block.lines]
-    if block.hidden:
-        lines.insert(block.cut, prefix + _announce_hidden(group, stream))
-    return lines
-
-
-def _announce_hidden(group: Group, stream: StreamName) -> str:
-    noun = "line" if group.block.hidden == 1 else "lines"
-    where = (
-        f"result[{group.ranks[0]}].{stream} has all; %mesh log {group.ranks[0]}" if group.ranks else "%mesh log RANK"
-    )
-    return f"… {group.block.hidden:,} {noun} not shown ({where})"
-
-
-def _render_pre(groups: Sequence[Group], stream: StreamName) -> str:
-    text = render_text(groups, stream)
-    return f'<pre style="{_PRE_STYLE}">{escape_html(text)}</pre>' if text else ""
-
-
-def _render_details(group: Group, stream: StreamName) -> str:
-    summary = escape_html("\n".join(_labelled_lines(group, stream)))
-    return (
-        f'<details><summary style="{_PRE_STYLE}">{summary}</summary>'
-        f'<div style="margin-left:1em">{_render_pre(group.members, stream)}</div></details>'
-    )

@@ -9,30 +9,21 @@ second and replaced by a static bundle at its end. Memory and publication are bo
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from meshbook.magics.area import format_header, render_area
 from meshbook.magics.fitting import fit_details, fit_streams
-from meshbook.magics.grouping import (
-    Block,
-    Group,
-    GroupMode,
-    StreamName,
-    group_blocks,
-    render_html,
-    render_text,
-    split_lines,
-)
-from meshbook.magics.pictures import HEADER_STYLE, Picture, Pictures
-from meshbook.magics.publications import LiveDisplay, Publication, Stream
+from meshbook.magics.grouping import Block, Group, GroupMode, StreamName, group_blocks, split_lines
+from meshbook.magics.pictures import Picture, Pictures
+from meshbook.magics.publications import Display, LiveDisplay, Publication, Stream
+from meshbook.magics.rendering import render_text
 from meshbook.magics.retention import Capture
 from meshbook.runtime.geometry.ranges import format_label
 
 STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")
-_STDERR_STYLE = "background:var(--jp-rendermime-error-background,rgba(255,0,0,.1))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +153,7 @@ class CellOutput:
             return []
         self._is_closed = True
         self._published = now
-        text = [self._static_area(now)] if self._is_open else self._streams(self._limits.publication)
+        text = [self._static_area(now)] if self._is_open else self._quick_text()
         self._forget_texts()
         return [*text, *self._pictures.take_all()]
 
@@ -190,14 +181,19 @@ class CellOutput:
         count = self._limits.live_lines_of(len(self._ranks))
         groups = {name: self._texts[name].last_groups(count) for name in STREAMS}
         header = "\n".join(filter(None, (self.headline(now), self._waits_for, self._remark)))
-        return _render_area(header, fit_streams(groups, self._limits.live))
+        return render_area(fit_streams(groups, self._limits.live), header)
 
     def _static_area(self, now: float) -> LiveDisplay:
-        groups = fit_streams(self._groups(), self._limits.publication)
-        groups = fit_details(groups, self._limits.details)
-        return LiveDisplay(_render_area(self.headline(now), groups), update=True, is_final=True)
+        return LiveDisplay(render_area(self._whole_text(), self.headline(now)), update=True, is_final=True)
 
-    def _streams(self, budget: int) -> list[Stream]:
+    def _quick_text(self) -> list[Publication]:
+        """Plain streams, but for ranges: these open to show what each rank wrote, and a stream cannot."""
+        return [_as_publication(name, groups) for name, groups in self._whole_text().items() if groups]
+
+    def _whole_text(self) -> dict[StreamName, list[Group]]:
+        return fit_details(fit_streams(self._groups(), self._limits.publication), self._limits.details)
+
+    def _late_text(self, budget: int) -> list[Stream]:
         fitted = fit_streams(self._groups(), budget)
         texts = {name: render_text(groups, name) for name, groups in fitted.items()}
         return [Stream(name, text) for name, text in texts.items() if text]
@@ -227,7 +223,7 @@ class CellOutput:
         """Text of a thread that outlives its cell: appended to that cell, until its share is used up."""
         if not self._is_changed or now - self._published < self._limits.late_interval:
             return []
-        streams = self._streams(self._late_room) if self._late_room > 0 else []
+        streams = self._late_text(self._late_room) if self._late_room > 0 else []
         self._forget_texts()
         self._published = now
         if streams:
@@ -307,44 +303,8 @@ class _ArrivedText:
         return f"{start}{body}\n" if ends_line else f"{start}{body}"
 
 
-def format_header(
-    *,
-    total: int,
-    running: int,
-    failed: int,
-    elapsed: float,
-    waiting: int = 0,
-    skipped: int = 0,
-    slowest: int | None = None,
-) -> str:
-    """The line above a longer cell's output: `8 ranks · 6 running · 2 done · 00:12 · r3 slowest`."""
-    done = total - running - waiting - failed - skipped
-    counts = [
-        *((running, "running"), (waiting, "waiting"), (done, "done"), (failed, "failed")),
-        (skipped, "did not run"),
-    ]
-    parts = [
-        f"{total} {'rank' if total == 1 else 'ranks'}",
-        *(f"{count} {word}" for count, word in counts if count),
-    ]
-    parts.append(format_elapsed(elapsed))
-    return " · ".join(parts if slowest is None else [*parts, f"r{slowest} slowest"])
-
-
-def format_elapsed(seconds: float) -> str:
-    """Minutes and seconds, `00:12`, with hours where there are any."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes:02}:{rest:02}"
-
-
-def _render_area(header: str, groups: Mapping[StreamName, Sequence[Group]]) -> dict[str, str]:
-    stdout, stderr = (render_text(groups[name], name) for name in STREAMS)
-    plain = f"{header}\n{stdout}" + (f"stderr:\n{stderr}" if stderr else "")
-    blocks = [
-        f'<div style="{HEADER_STYLE}">{html.escape(header).replace(chr(10), "<br>")}</div>',
-        render_html(groups["stdout"], "stdout"),
-    ]
-    if stderr:
-        blocks.append(f'<div style="{_STDERR_STYLE}">{render_html(groups["stderr"], "stderr")}</div>')
-    return {"text/plain": plain, "text/html": f"<div>{''.join(blocks)}</div>"}
+def _as_publication(name: StreamName, groups: list[Group]) -> Publication:
+    if not any(group.members for group in groups):
+        return Stream(name, render_text(groups, name))
+    empty: dict[StreamName, list[Group]] = {"stdout": [], "stderr": []}
+    return Display(render_area(empty | {name: groups}), {})

@@ -7,13 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
+from meshbook.magics.area import HEADER_STYLE
 from meshbook.magics.publications import Display
 from meshbook.runtime.geometry.ranges import format_label
-
-HEADER_STYLE = (
-    "font-family:var(--jp-ui-font-family,sans-serif);font-size:var(--jp-ui-font-size1,13px);"
-    "color:var(--jp-ui-font-color2,#808080)"
-)
 
 
 @dataclass(frozen=True, slots=True)

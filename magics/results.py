@@ -20,15 +20,15 @@ from itertools import accumulate
 from textwrap import indent
 from typing import Any, TypeAlias
 
+from meshbook.magics.colours import html_of
 from meshbook.magics.grouping import (
     Block,
     Group,
     StreamName,
-    escape_html,
     group_texts,
-    render_text,
     split_lines,
 )
+from meshbook.magics.rendering import render_text
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, CellValue, RankError, TensorSummary
 from meshbook.runtime.geometry import Extent, Region
 from meshbook.runtime.geometry.ranges import format_label, name_ranks
@@ -319,7 +319,7 @@ def _bundle(outcomes: Mapping[int, CellOutcome]) -> dict[str, Any]:
     bundle = {**_shared_mime(outcomes), "text/plain": _render_outcomes(outcomes)}
     parts, omitted = _within_bounds(_parts_of(outcomes))
     if any(part.markup for part in parts):
-        bundle["text/html"] = _render_markup(parts) + escape_html("".join(omitted))
+        bundle["text/html"] = _render_markup(parts) + html_of("".join(omitted))
     return bundle
 
 
@@ -331,7 +331,7 @@ def _render_markup(parts: Sequence[_Part]) -> str:
         if part.markup and size <= MOST_RICH:
             blocks.append(f"{_LABEL}{format_label(part.ranks)}</div>{part.markup}")
         else:
-            blocks.append(f"{_PRE}{escape_html(part.text)}</pre>")
+            blocks.append(f"{_PRE}{html_of(part.text)}</pre>")
     rest = blocks[MOST_OPEN:]
     more = f"<details><summary>show {len(rest)} more</summary>{''.join(rest)}</details>" if rest else ""
     return f"<div>{''.join(blocks[:MOST_OPEN])}{more}</div>"

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshbook.magics.fitting import fit, fit_details, fit_streams
-from meshbook.magics.grouping import Block, Group, render_html, render_text
+from meshbook.magics.grouping import Block, Group
+from meshbook.magics.rendering import render_html, render_text
 
 SLACK = 3_000  # announcements, and the markup around a text
 

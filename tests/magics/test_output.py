@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from meshbook.magics.area import format_elapsed, format_header
 from meshbook.magics.fitting import fit
-from meshbook.magics.grouping import Block, Group, render_text
-from meshbook.magics.output import CellOutput, OutputLimits, format_elapsed, format_header
+from meshbook.magics.grouping import Block, Group
+from meshbook.magics.output import CellOutput, OutputLimits
 from meshbook.magics.publications import Display, LiveDisplay, Stream
+from meshbook.magics.rendering import render_text
 from meshbook.magics.retention import Capture
 
 PNG = {"image/png": "iVBOR", "text/plain": "<Figure>"}

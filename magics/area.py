@@ -1,0 +1,78 @@
+"""How the one output area of a cell looks: its header, its text, its footer, as plain text and as HTML."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+
+from meshbook.magics.grouping import Group, StreamName
+from meshbook.magics.rendering import render_html, render_text
+
+HEADER_STYLE = (
+    "font-family:var(--jp-ui-font-family,sans-serif);font-size:var(--jp-ui-font-size1,13px);"
+    "color:var(--jp-ui-font-color2,#808080)"
+)
+_STDERR_STYLE = "background:var(--jp-rendermime-error-background,rgba(255,0,0,.1))"
+
+
+def format_header(
+    *,
+    total: int,
+    running: int,
+    failed: int,
+    elapsed: float,
+    waiting: int = 0,
+    skipped: int = 0,
+    slowest: int | None = None,
+) -> str:
+    """The line above a longer cell's output: `8 ranks · 6 running · 2 done · 00:12 · r3 slowest`."""
+    done = total - running - waiting - failed - skipped
+    counts = [
+        *((running, "running"), (waiting, "waiting"), (done, "done"), (failed, "failed")),
+        (skipped, "did not run"),
+    ]
+    parts = [
+        f"{total} {'rank' if total == 1 else 'ranks'}",
+        *(f"{count} {word}" for count, word in counts if count),
+    ]
+    parts.append(format_elapsed(elapsed))
+    return " · ".join(parts if slowest is None else [*parts, f"r{slowest} slowest"])
+
+
+def format_elapsed(seconds: float) -> str:
+    """Minutes and seconds, `00:12`, with hours where there are any."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes:02}:{rest:02}"
+
+
+def render_area(groups: Mapping[StreamName, Sequence[Group]], header: str = "", footer: str = "") -> dict[str, str]:
+    """The bundle to publish: text/plain and text/html."""
+    text = [
+        *([f"{header}\n"] if header else []),
+        render_text(groups["stdout"], "stdout"),
+        *(_render_stderr_text(groups["stderr"])),
+        *([f"{footer}\n"] if footer else []),
+    ]
+    parts = [_render_line(header), render_html(groups["stdout"], "stdout")]
+    parts += _render_stderr_html(groups["stderr"])
+    parts += [_render_line(footer)]
+    return {"text/plain": "".join(text), "text/html": f"<div>{''.join(parts)}</div>"}
+
+
+def _render_stderr_text(groups: Sequence[Group]) -> Iterable[str]:
+    if any(not group.is_bar for group in groups):
+        yield "stderr:\n"
+    yield render_text(groups, "stderr")
+
+
+def _render_stderr_html(groups: Sequence[Group]) -> Iterable[str]:
+    """On the ground of errors; but bars, which are written there as well, on none."""
+    for is_bar, some in groupby(groups, lambda group: group.is_bar):
+        shown = render_html(some, "stderr")
+        yield shown if is_bar else f'<div style="{_STDERR_STYLE}">{shown}</div>'
+
+
+def _render_line(text: str) -> str:
+    return f'<div style="{HEADER_STYLE}">{html.escape(text).replace(chr(10), "<br>")}</div>' if text else ""

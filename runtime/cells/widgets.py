@@ -1,0 +1,50 @@
+"""What a rank shows has no comm to the notebook: widgets there are what their text says, and tqdm's are bars of text."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+_NOTEBOOK_BARS = "tqdm.notebook"
+
+
+def without_widgets(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A display bundle without the view of a widget, whose model is not in the notebook: it would show as an error."""
+    return {mime: content for mime, content in data.items() if mime != WIDGET or len(data) == 1}
+
+
+def use_text_bars() -> None:
+    """Let `tqdm.notebook` offer bars of text, from its next import on; also where ipywidgets is not installed."""
+    if not any(isinstance(finder, _TextBars) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _TextBars())
+
+
+class _TextBars(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds `tqdm.notebook`, and makes of it a module with the bars of `tqdm.std`."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        return importlib.util.spec_from_loader(name, self) if name == _NOTEBOOK_BARS else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        from tqdm import std  # the user's own: meshbook does not depend on it
+
+        class TextBar(std.tqdm):  # type: ignore[misc]
+            """A bar of text that takes the arguments of the notebook's."""
+
+            def __init__(self, *arguments: Any, display: bool = True, **keywords: Any) -> None:
+                super().__init__(*arguments, **keywords)
+
+        def trange(*arguments: Any, **keywords: Any) -> TextBar:
+            """A bar over `range(*arguments)`."""
+            return TextBar(range(*arguments), **keywords)
+
+        offered = {"tqdm": TextBar, "tqdm_notebook": TextBar, "trange": trange, "tnrange": trange}
+        module.__dict__.update(offered, __all__=list(offered))
