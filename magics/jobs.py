@@ -14,8 +14,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
+from meshbook.magics.area import HEADER_STYLE
 from meshbook.magics.mistakes import Mistake
-from meshbook.magics.pictures import HEADER_STYLE
 from meshbook.magics.publications import Display, Error, LiveDisplay, Publication
 from meshbook.magics.publisher import Publisher, publisher_for
 from meshbook.magics.results import MeshResult

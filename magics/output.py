@@ -16,8 +16,9 @@ from typing import Any
 
 from meshbook.magics.area import format_header, render_area
 from meshbook.magics.fitting import fit_details, fit_streams
+from meshbook.magics.gallery import Picture
 from meshbook.magics.grouping import Block, Group, GroupMode, StreamName, group_blocks, split_lines
-from meshbook.magics.pictures import Picture, Pictures
+from meshbook.magics.pictures import Pictures
 from meshbook.magics.publications import Display, LiveDisplay, Publication, Stream
 from meshbook.magics.rendering import render_text
 from meshbook.magics.retention import Capture
@@ -58,8 +59,8 @@ class OutputLimits:
 class CellOutput:
     """What one cell shows while it runs and at its end. Not thread-safe: one owner feeds and asks it.
 
-    `shown` are the ranks whose output is published, all if None; `quiet` publishes nothing. Text that they
-    hold back is in the spool, figures are in `withheld`.
+    `shown` are the ranks whose output is published, all if None; `quiet` publishes nothing. What they hold
+    back is in the spools.
     """
 
     def __init__(
@@ -82,8 +83,9 @@ class CellOutput:
         self._failed: set[int] = set()
         self._skipped: set[int] = set()
         self._slowest: int | None = None
-        self._pictures = Pictures(limits.display_patience)
-        self.withheld: list[Picture] = []
+        self._pictures = Pictures(limits.display_patience, limits.update_interval)
+        self._cleared: set[int] = set()  # ranks whose next output takes the place of all before
+        self.final: list[Publication] = []  # the whole output, once it is closed
         self._is_open = False  # whether the live area exists
         self._is_closed = False
         self._ended: float | None = None
@@ -102,18 +104,41 @@ class CellOutput:
         if not self._is_shown(rank):
             self._unseen.add(rank)
             return
+        if rank in self._cleared:
+            self.clear(rank)
         # What has been published late cannot be taken back: rows wait there until they are final.
         self._texts[stream].add(rank, text, None if self._is_closed else live)
         self._is_changed = True
 
-    def display(self, rank: int, bundle: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
-        """A rank displayed something rich."""
-        picture = Picture(rank, bundle, metadata)
-        if self._is_shown(rank):
-            self._pictures.add(picture)
-            self._is_changed = True
-        else:
-            self.withheld.append(picture)
+    def display(
+        self,
+        rank: int,
+        bundle: Mapping[str, Any],
+        metadata: Mapping[str, Any],
+        display_id: str = "",
+        *,
+        update: bool = False,
+    ) -> None:
+        """A rank displayed something rich; with an id it may replace that, or replaces what has it (`update`)."""
+        if not self._is_shown(rank):
+            self._unseen.add(rank)
+            return
+        if rank in self._cleared and not update:
+            self.clear(rank)
+        picture = Picture(rank, bundle, metadata, display_id)
+        (self._pictures.update if update else self._pictures.add)(picture)
+        self._is_changed = True
+
+    def clear(self, rank: int, *, wait: bool = False) -> None:
+        """A rank takes back what it has shown in this cell; with `wait` only when it shows the next thing."""
+        if wait:
+            self._cleared.add(rank)
+            return
+        self._cleared.discard(rank)
+        for text in self._texts.values():
+            text.clear(rank)
+        self._pictures.clear(rank)
+        self._is_changed = True
 
     def finish(self, rank: int, *, failed: bool, skipped: bool = False) -> None:
         """A rank has come to its end, or is `skipped` and will never begin; asking twice is harmless."""
@@ -155,7 +180,9 @@ class CellOutput:
         self._published = now
         text = [self._static_area(now)] if self._is_open else self._quick_text()
         self._forget_texts()
-        return [*text, *self._pictures.take_all()]
+        pictures, note = self._pictures.take_all(), self._announce_hidden()
+        self.final = [*text, *self._pictures.shown(), *note]
+        return [*text, *pictures, *note]
 
     @property
     def has_late_text(self) -> bool:
@@ -232,6 +259,14 @@ class CellOutput:
                 streams.append(Stream("stdout", "… later output of this cell is not shown (%mesh log RANK)\n"))
         return [*streams, *self._pictures.take_all()]
 
+    def _announce_hidden(self) -> list[Stream]:
+        hidden, self._pictures.hidden = self._pictures.hidden, {}
+        if not hidden:
+            return []
+        count, first = max(hidden.values()), min(hidden)
+        where = f"result[{first}].displays has them"
+        return [Stream("stdout", f"… {count:,} more displays of {format_label(hidden)} are not shown ({where})\n")]
+
     def _forget_texts(self) -> None:
         make = _ArrivedText if self._mode in ("order", "none") else _RankedText
         limit = self._limits.capture_of(len(self._ranks))
@@ -257,6 +292,9 @@ class _RankedText:
         if live is not None:
             self._captures[rank].live = live
 
+    def clear(self, rank: int) -> None:
+        self._captures.pop(rank, None)
+
     def groups(self) -> list[Group]:
         return group_blocks({rank: each.block() for rank, each in self._captures.items()}, self._mode)
 
@@ -280,6 +318,10 @@ class _ArrivedText:
             self._capture.add(self._label(rank, text) if self._is_labelled else text)
         if live is not None:
             self._live[rank] = live
+
+    def clear(self, rank: int) -> None:
+        """Only what may still change: other ranks' lines stand between those that came."""
+        self._live.pop(rank, None)
 
     def groups(self) -> list[Group]:
         block = self._capture.block()

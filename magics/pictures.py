@@ -1,75 +1,109 @@
-"""Rich output of ranks: held back a moment, so that the same figure of many ranks appears once, with their label."""
+"""Rich output of ranks, as a model: the n-th display of each rank is in one row, which is one output of the cell.
+
+Pure: displays, updates and clearings come in, outputs to publish come out; the time is passed in. Not for their looks
+(`gallery`). Rows wait a moment for the other ranks, and are published anew where something in them changes.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Set
 
-from meshbook.magics.area import HEADER_STYLE
-from meshbook.magics.publications import Display
-from meshbook.runtime.geometry.ranges import format_label
+from meshbook.magics.gallery import Bundle, Picture, lay_out
+from meshbook.magics.publications import Display, LiveDisplay
 
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """A rich output as its rank sent it."""
-
-    rank: int
-    data: Mapping[str, Any]
-    metadata: Mapping[str, Any]
+MOST_OUTPUTS = 40  # of a cell: JupyterLab shows 50, and trims the rest
+BYTES_PER_SECOND = 200_000  # of what is published anew
 
 
 class Pictures:
-    """Rich output that waits for its like from the other ranks, so that the same figure appears once."""
+    """The rows of one cell. `patience`: for how many seconds a row waits for the like from the other ranks."""
 
-    def __init__(self, patience: float) -> None:
+    def __init__(self, patience: float, interval: float = 0.25) -> None:
         self._patience = patience
-        self._waiting: list[Picture] = []
-        self._since: float | None = None
+        self._interval = interval
+        self._of: dict[int, list[Picture]] = {}
+        self._waiting: dict[int, float | None] = {}  # rows that are to be published, and since when that is known
+        self._published: list[list[Bundle]] = []
+        self._count = 0  # of the outputs that were published
+        self._next_at = 0.0
+        self.hidden: dict[int, int] = {}  # how many displays of each rank found no place
 
     def add(self, picture: Picture) -> None:
-        self._waiting.append(picture)
+        """A rank displayed something."""
+        rank = picture.rank
+        row = self._of.setdefault(rank, [])
+        if len(row) >= MOST_OUTPUTS:
+            self.hidden[rank] = self.hidden.get(rank, 0) + 1
+            return
+        row.append(picture)
+        self._waiting.setdefault(len(row) - 1, None)
 
-    def take_ready(self, now: float, running: Set[int]) -> list[Display]:
-        """All that wait, once every running rank is among them or the first has waited long enough."""
-        if not self._waiting:
+    def update(self, picture: Picture) -> None:
+        """A rank displays something else where it displayed something before, known by its id."""
+        for index, other in enumerate(self._of.get(picture.rank, ())):
+            if other.display_id == picture.display_id:
+                self._of[picture.rank][index] = picture
+                self._waiting.setdefault(index, None)
+
+    def clear(self, rank: int) -> None:
+        """A rank takes back what it displayed."""
+        for index in range(len(self._of.pop(rank, ()))):
+            self._waiting.setdefault(index, None)
+
+    def take_ready(self, now: float, running: Set[int]) -> list[LiveDisplay]:
+        """The rows that all running ranks have come to, or that have waited long enough; not too often."""
+        self._waiting = {index: now if since is None else since for index, since in self._waiting.items()}
+        if now < self._next_at:
             return []
-        self._since = now if self._since is None else self._since
-        is_complete = running <= {picture.rank for picture in self._waiting}
-        return self.take_all() if is_complete or now - self._since >= self._patience else []
+        ready = [index for index in sorted(self._waiting) if self._is_ready(index, now, running)]
+        # A row never comes before the one above it.
+        rows = sorted({other for index in ready for other in self._waiting if other <= index})
+        found = [display for index in rows for display in self._publish(index)]
+        size = sum(len(str(content)) for display in found for content in display.data.values())
+        self._next_at = now + max(self._interval, size / BYTES_PER_SECOND) if found else self._next_at
+        return found
 
-    def take_all(self) -> list[Display]:
-        waiting, self._waiting, self._since = self._waiting, [], None
-        return group_pictures(waiting)
+    def take_all(self) -> list[LiveDisplay]:
+        """Every row as it is."""
+        return [display for index in sorted(self._waiting) for display in self._publish(index)]
+
+    def shown(self) -> list[Display]:
+        """All that has been published, as it is now."""
+        return [Display(bundle.data, bundle.metadata) for row in self._published for bundle in row if bundle != EMPTY]
+
+    def _is_ready(self, index: int, now: float, running: Set[int]) -> bool:
+        since = self._waiting[index]
+        is_shown = index < len(self._published)
+        is_complete = all(len(self._of.get(rank, ())) > index for rank in running)
+        return is_shown or is_complete or (since is not None and now - since >= self._patience)
+
+    def _publish(self, index: int) -> Iterator[LiveDisplay]:
+        """What is new in a row: its outputs keep their places, those that are left over are emptied."""
+        self._waiting.pop(index, None)
+        row = {rank: mine[index] for rank, mine in sorted(self._of.items()) if index < len(mine)}
+        self._published += [[] for _ in range(index + 1 - len(self._published))]
+        before = self._published[index]
+        after = lay_out(row)
+        after += [EMPTY] * (len(before) - len(after))
+        self._published[index] = after[: len(before)]
+        for place, bundle in enumerate(after):
+            if place < len(before):
+                if bundle != before[place]:
+                    yield self._display(index, place, bundle, update=True)
+            elif self._count < MOST_OUTPUTS:
+                self._count += 1
+                self._published[index].append(bundle)
+                yield self._display(index, place, bundle, update=False)
+            else:
+                self._hide(row)
+                return
+
+    def _display(self, index: int, place: int, bundle: Bundle, *, update: bool) -> LiveDisplay:
+        return LiveDisplay(bundle.data, update, is_final=not update, name=f"{index}.{place}", metadata=bundle.metadata)
+
+    def _hide(self, row: Mapping[int, Picture]) -> None:
+        for rank in row:
+            self.hidden[rank] = self.hidden.get(rank, 0) + 1
 
 
-def group_pictures(pictures: Iterable[Picture]) -> list[Display]:
-    """The first picture of each rank, then the second of each and so on; equal ones once, with ranks."""
-    counts: Counter[int] = Counter()
-    alike: dict[tuple[int, str], list[Picture]] = {}
-    for picture in pictures:
-        alike.setdefault((counts[picture.rank], _content_of(picture.data)), []).append(picture)
-        counts[picture.rank] += 1
-    ordered = sorted(alike.items(), key=lambda item: (item[0][0], min(picture.rank for picture in item[1])))
-    return [display for _, same in ordered for display in _label_picture(same)]
-
-
-def _content_of(data: Mapping[str, Any]) -> str:
-    # The text of a figure may hold an address; where there is anything richer, that decides what is the same.
-    rich = {mime: content for mime, content in data.items() if mime != "text/plain"}
-    return repr(sorted((rich or data).items()))
-
-
-def _label_picture(same: Sequence[Picture]) -> list[Display]:
-    label = format_label(picture.rank for picture in same)
-    heading = {"text/plain": label, "text/html": f'<div style="{HEADER_STYLE}">{label}</div>'}
-    data, metadata = same[0].data, same[0].metadata
-    if not data.keys() <= heading.keys():
-        return [Display(heading, {}), Display(data, metadata)]
-    # Text and HTML have room for their label, which spares an output: JupyterLab shows 50 a cell.
-    parts = {"text/plain": f"{label} {data.get('text/plain', '')}"}
-    if "text/html" in data:
-        parts["text/html"] = heading["text/html"] + data["text/html"]
-    return [Display(parts, metadata)]
+EMPTY = Bundle({"text/plain": ""}, {})

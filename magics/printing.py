@@ -15,7 +15,7 @@ from meshbook.magics.publications import Publication
 from meshbook.magics.publisher import Publisher
 from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.telemetry.output import Chunk, DisplayChunk, OutputChunk
-from meshbook.runtime.telemetry.spool import Spool
+from meshbook.runtime.telemetry.spool import DisplaySpool, Spool
 
 LATE = 0.25  # seconds from text that comes after the cell's end until it is published
 StreamName = Literal["stdout", "stderr"]
@@ -30,6 +30,7 @@ class Printing:
         self._publisher = publisher
         self._loop = asyncio.get_running_loop()
         self._spools: dict[tuple[int, StreamName], Spool] = {}
+        self._displays: dict[int, DisplaySpool] = {}
         self._is_late = False  # the cell has ended; text may still come
         self._late_planned = False
         self.final: Sequence[Publication] = ()  # what was published at its end
@@ -41,7 +42,10 @@ class Printing:
                 self._spool(chunk)
                 self._output.add(chunk.rank, chunk.stream, chunk.text, chunk.live)
             elif isinstance(chunk, DisplayChunk):
-                self._output.display(chunk.rank, chunk.data, chunk.metadata)
+                self._displays.setdefault(chunk.rank, DisplaySpool()).add(chunk)
+                self._output.display(chunk.rank, chunk.data, chunk.metadata, chunk.display_id, update=chunk.update)
+            else:
+                self._output.clear(chunk.rank, wait=chunk.wait)
             plan = self._is_late and not self._late_planned
             self._late_planned = self._late_planned or plan
         if plan:
@@ -78,9 +82,10 @@ class Printing:
     def close(self) -> None:
         """The cell has ended: show its output as it stays."""
         with self._lock:
-            self.final = self._output.close(self._loop.time())
+            publications = self._output.close(self._loop.time())
+            self.final = self._output.final
             self._is_late = True
-        self._publisher.publish(self.final)
+        self._publisher.publish(publications)
 
     def headline(self) -> str:
         """The cell in a line."""
@@ -92,6 +97,12 @@ class Printing:
         with self._lock:
             spool = self._spools.get((rank, stream))
             return spool.read() if spool is not None else ""
+
+    def displays(self, rank: int) -> list[DisplayChunk]:
+        """All that a rank displayed."""
+        with self._lock:
+            spool = self._displays.get(rank)
+            return spool.read() if spool is not None else []
 
     def _publish_late(self) -> None:
         """What threads of the cell print after its end goes to it all the same."""

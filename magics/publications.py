@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from meshbook.magics.grouping import StreamName
@@ -27,11 +27,16 @@ class Display:
 
 @dataclass(frozen=True, slots=True)
 class LiveDisplay:
-    """The one live area of the cell: `display_data` with its display_id, or `update_display_data`."""
+    """An output that may change: `display_data` with its display_id, or `update_display_data`.
+
+    `name` tells the outputs of a cell apart; without one it is the live area.
+    """
 
     data: Mapping[str, Any]
     update: bool
     is_final: bool = False  # as it stays: a terminal, which cannot take a line back, prints only this
+    name: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

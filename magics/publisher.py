@@ -44,9 +44,9 @@ class KernelPublisher:
                 return "stream", {"name": name, "text": text}
             case Display(data, metadata):
                 return "display_data", _bundle(data, metadata)
-            case LiveDisplay(data, update, _):
+            case LiveDisplay(data, update, _, name, metadata):
                 kind = "update_display_data" if update else "display_data"
-                return kind, _bundle(data, {}) | {"transient": {"display_id": self._display_id}}
+                return kind, _bundle(data, metadata) | {"transient": {"display_id": f"{self._display_id}{name}"}}
             case Error(name, value, traceback):
                 return "error", {"ename": name, "evalue": value, "traceback": list(traceback)}
 
@@ -65,7 +65,7 @@ class TerminalPublisher:
                     (sys.stderr if name == "stderr" else sys.stdout).write(text)
                 case Display(data, _):
                     print(data.get("text/plain", ""))
-                case LiveDisplay(data, _, is_final):
+                case LiveDisplay(data, is_final=is_final):
                     if is_final:
                         print(data.get("text/plain", ""))
                 case Error(_, _, traceback):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshbook.magics.exchange import Exchange
 from meshbook.magics.merging import Reduction
-from meshbook.magics.results import MeshResult
+from meshbook.magics.results import MeshResult, Sources
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, CellValue, RankError
 from meshbook.runtime.cells.variables import Look, Refusal, variable_here
 from meshbook.runtime.geometry import MeshTrait, Region
@@ -69,7 +69,7 @@ class RemoteVariable(MeshTrait):
         asked = Exchange(mesh, dict.fromkeys(ranks, Look(self.name)), f"look at {self.name}")
         answers = asked.wait_at_most(LOOK_WITHIN)
         outcomes = {rank: _outcome_of(answers.get(rank)) for rank in ranks}
-        return MeshResult(mesh.procs.region.pick(ranks), outcomes, lambda rank, stream: "")
+        return MeshResult(mesh.procs.region.pick(ranks), outcomes, Sources(lambda rank, stream: ""))
 
     def _reduce_for_wire(self) -> tuple[Callable[..., Any], tuple[str, str]]:
         return variable_here, (self._holder._mesh.procs.name, self.name)

@@ -25,7 +25,7 @@ from meshbook.magics.output import CellOutput
 from meshbook.magics.printing import Printing
 from meshbook.magics.publisher import Publisher
 from meshbook.magics.queues import tell_waiting
-from meshbook.magics.results import MeshResult
+from meshbook.magics.results import MeshResult, Sources
 from meshbook.magics.rollcall import call_roll
 from meshbook.magics.schedule import plan_waves
 from meshbook.magics.selection import LastCell
@@ -264,7 +264,9 @@ class CellRun:
             cells = self._mesh.cells._with_region(self._mesh.procs.region.pick([rank]))
             return cloudpickle.loads(cells.fetch.call_one(self.origin).get())
 
-        return MeshResult(self._cell.region, dict(self._outcomes), self._printing.text, fetch)
+        return MeshResult(
+            self._cell.region, dict(self._outcomes), Sources(self._printing.text, self._printing.displays, fetch)
+        )
 
 
 _NOTHING = CellCost(wall=0.0, cpu=0.0, peak_rss=0)

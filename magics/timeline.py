@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from meshbook.magics.results import format_seconds
+from meshbook.magics.costs import format_seconds
 from meshbook.magics.tracefile import name_span
 from meshbook.magics.tracing import Trace
 from meshbook.runtime.geometry.ranges import name_ranks

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshbook.magics import changes
+from meshbook.magics.costs import format_bytes
 from meshbook.magics.meshes import MeshError
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.parsing import Parser, count, selector
 from meshbook.magics.publications import Display
 from meshbook.magics.publisher import publisher_for
-from meshbook.magics.results import format_bytes
 from meshbook.magics.timeline import Timeline
 from meshbook.magics.tracefile import write_trace
 from meshbook.magics.tracing import Trace, ranks_of, take_trace

@@ -17,6 +17,7 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import context, current_origin
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.failure import MeshFailure
+from meshbook.runtime.cells.displays import Displays
 from meshbook.runtime.cells.failures import describe_error, describe_interrupt
 from meshbook.runtime.cells.interrupts import INTERRUPTS
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
@@ -33,10 +34,9 @@ from meshbook.runtime.cells.standing import (
 from meshbook.runtime.cells.transfer import NO_TRANSFER, Transfer
 from meshbook.runtime.cells.values import describe, pack
 from meshbook.runtime.cells.variables import Namespace, Request, handle
+from meshbook.runtime.cells.widgets import use_text_bars
 from meshbook.runtime.collectives.abort import abort_groups
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.node.calls import Target
-from meshbook.runtime.telemetry.output import SHOWN, TELEMETRY, DisplayChunk
 
 KEPT_VALUES = 16
 PULL_LIMIT = 4 << 30
@@ -52,7 +52,8 @@ class CellActor(Actor):
         self._birth = instance.birth
         # matplotlib draws through IPython's display, as in any notebook; the user's own choice wins.
         os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-        self._shell: RankShell = make_shell(self._publish)
+        self._shell: RankShell = make_shell(Displays(self._node, lambda: self._birth))
+        use_text_bars()
         self._given = _names_of(self._birth)
         self._shell.user_ns.update(self._given)
         self._namespace = Namespace(self._shell.user_ns, self._own_names, self._shell.display_formatter)
@@ -121,7 +122,7 @@ class CellActor(Actor):
     def handle(self, request: Request, operation: str) -> Any:
         """Read or change variables, as the request says; `operation` names it, should it be interrupted."""
         answer = handle(request, self._namespace, operation)
-        self._flush()
+        self._end(current_origin())
         return answer
 
     def _own_names(self) -> tuple[str, ...]:
@@ -166,17 +167,6 @@ class CellActor(Actor):
     def _end(self, origin: str) -> None:
         if self._node.capture is not None:
             self._node.capture.end(origin)
-
-    def _flush(self) -> None:
-        if self._node.capture is not None:
-            self._node.capture.flush()
-
-    def _publish(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
-        self._flush()  # what was printed before the figure is shown before it
-        options = SHOWN if self._node.capture is None else self._node.capture.options
-        chunk = DisplayChunk(current_origin(), self._birth.world.mesh, self._birth.rank, data, metadata, options)
-        target = Target(self._node.controller, TELEMETRY)
-        self._node.call([target], "output", ((chunk,), {}), Extent((), ()), None)
 
 
 class CellControl(Actor):

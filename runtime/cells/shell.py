@@ -10,7 +10,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +24,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.path import compress_user
 from traitlets.config import Config
 
+from meshbook.runtime.cells.displays import Displays
 from meshbook.runtime.cells.interrupts import INTERRUPTS
 
 OURS = compress_user(__file__)  # as IPython writes it in tracebacks
@@ -31,7 +32,6 @@ OURS = compress_user(__file__)  # as IPython writes it in tracebacks
 # blank or indented.
 MARKS = re.compile(r"[%!?]|^[ \t]*(?:[/,;]|>>>|\.\.\.|In ?\[)|\A\s", re.MULTILINE)
 NUMBER_OF_TRANSFORMS = sum(map(len, vars(TransformerManager()).values()))
-Publish = Callable[[dict[str, Any], dict[str, Any]], None]
 
 
 @dataclass
@@ -78,13 +78,18 @@ class KeepValue(DisplayHook):
 class SendDisplay(DisplayPublisher):
     """Hands rich displays on."""
 
-    send: Publish = staticmethod(lambda data, metadata: None)
+    displays: Displays
 
-    def publish(self, data: Any, metadata: Any = None, **keywords: Any) -> None:
-        type(self).send(data, metadata or {})
+    def publish(
+        self, data: Any, metadata: Any = None, *arguments: Any, transient: Any = None, update: bool = False, **more: Any
+    ) -> None:
+        """Show this; with an id in `transient` it may be replaced, or replaces what has it (`update`)."""
+        display_id = (transient or {}).get("display_id") or ""
+        self.displays.publish(data, metadata or {}, display_id, update=update)
 
     def clear_output(self, wait: bool = False) -> None:
-        """Nothing: a rank does not clear what other ranks show."""
+        """Take back what this rank shows in the cell; other ranks' output stays."""
+        self.displays.clear(wait)
 
 
 class RankShell(InteractiveShell):
@@ -218,9 +223,9 @@ def ends_in_semicolon(source: str) -> bool:
         return False  # not even tokens: a syntax error, which has no value
 
 
-def make_shell(publish: Publish) -> RankShell:
+def make_shell(displays: Displays) -> RankShell:
     """The shell of this process; on the main thread."""
-    SendDisplay.send = staticmethod(publish)
+    SendDisplay.displays = displays
     config = Config()
     config.InteractiveShell.colors = "neutral"
     config.InteractiveShell.displayhook_class = KeepValue

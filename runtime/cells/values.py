@@ -9,6 +9,7 @@ from typing import Any
 import cloudpickle
 
 from meshbook.runtime.cells.outcome import CellValue, TensorSummary
+from meshbook.runtime.cells.widgets import without_widgets
 
 TRAVEL_BYTES = 1 << 20
 SHOWN_CHARACTERS = 20_000
@@ -31,7 +32,7 @@ def look_at(value: Any, formatter: Any) -> CellValue:
 
 def _looks(value: Any, formatter: Any) -> tuple[dict[str, Any], TensorSummary | None]:
     tensor = summarize_tensor(value)
-    mime, _ = formatter.format(value)
+    mime = without_widgets(formatter.format(value)[0])
     mime = {kind: data for kind, data in mime.items() if kind == "text/plain" or _is_bounded(data)}
     text = mime.get("text/plain") or repr(value)
     if len(text) > SHOWN_CHARACTERS:

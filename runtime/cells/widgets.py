@@ -1,4 +1,4 @@
-"""What a rank shows has no comm to the notebook: widgets there are what their text says, and tqdm's are bars of text."""
+"""Widgets on a rank, which have no comm to the notebook: they are what their text says, and bars of tqdm are text."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from meshbook.runtime.geometry.ranges import format_ranks
 from meshbook.runtime.telemetry.lines import LogLines, Said, Shown
-from meshbook.runtime.telemetry.output import Chunk, DisplayChunk, OutputChunk, StreamName
+from meshbook.runtime.telemetry.output import Chunk, ClearChunk, DisplayChunk, OutputChunk, StreamName
 from meshbook.runtime.telemetry.overflow import Overflow
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Forwarder:
 
     def take(self, chunk: Chunk) -> None:
         """Note what a rank wrote, if it is to be shown; never waits for the screen."""
-        if not chunk.options.shown:
+        if not chunk.options.shown or isinstance(chunk, ClearChunk):
             return
         with self._news:
             self._arrived.put((time.monotonic(), chunk), _size_of(chunk))
@@ -138,8 +138,9 @@ class ScriptScreen:
 
 def _size_of(chunk: Chunk) -> int:
     """The characters in it, roughly; a figure's are in its data."""
-    texts = [chunk.text] if isinstance(chunk, OutputChunk) else map(str, chunk.data.values())
-    return sum(map(len, texts))
+    if isinstance(chunk, OutputChunk):
+        return len(chunk.text)
+    return sum(len(str(content)) for content in chunk.data.values()) if isinstance(chunk, DisplayChunk) else 0
 
 
 def _stream_of(shown: Shown) -> StreamName:

@@ -54,7 +54,7 @@ class LogLines:
         """A rank wrote or displayed something."""
         if isinstance(chunk, OutputChunk):
             self._write(chunk, now)
-        else:
+        elif isinstance(chunk, DisplayChunk):
             self._ready.append(chunk)
 
     def take(self, now: float) -> list[Shown]:

@@ -65,9 +65,21 @@ class DisplayChunk(msgspec.Struct, frozen=True, array_like=True):
     data: dict[str, Any]
     metadata: dict[str, Any]
     options: LogOptions = SHOWN
+    display_id: str = ""  # by which it may be replaced
+    update: bool = False  # it replaces what has this id
 
 
-Chunk = OutputChunk | DisplayChunk
+class ClearChunk(msgspec.Struct, frozen=True, array_like=True):
+    """A rank takes back what it has shown; with `wait` only when it shows the next thing."""
+
+    origin: str
+    mesh: str
+    rank: int
+    wait: bool
+    options: LogOptions = SHOWN
+
+
+Chunk = OutputChunk | DisplayChunk | ClearChunk
 Sink = Callable[[Chunk], None]
 
 

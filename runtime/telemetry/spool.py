@@ -1,9 +1,17 @@
-"""The whole text of one rank's stream: first in memory, then in an unnamed file that goes with its owner."""
+"""All that one rank wrote or displayed: first in memory, then in an unnamed file that goes with its owner."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
+import pickle
 import tempfile
 from typing import IO
+
+from meshbook.runtime.telemetry.output import DisplayChunk
+
+logger = logging.getLogger(__name__)
 
 MEMORY_BYTES = 256 << 10
 
@@ -44,3 +52,40 @@ class Spool:
             self._rest.seek(0)
             data += self._rest.read()
         return data.decode("utf-8", "replace") + self.live + self.note
+
+
+class DisplaySpool:
+    """Append displays, read all of them. When the disk is full the rest is lost."""
+
+    def __init__(self, memory_bytes: int = MEMORY_BYTES) -> None:
+        self._room = memory_bytes
+        self._first: list[bytes] = []
+        self._rest: IO[bytes] | None = None
+        self._is_full = False
+
+    def add(self, chunk: DisplayChunk) -> None:
+        if self._is_full:
+            return
+        data = pickle.dumps(chunk, 5)
+        self._room -= len(data)
+        if self._room >= 0:
+            self._first.append(data)
+            return
+        try:
+            if self._rest is None:
+                self._rest = tempfile.TemporaryFile()  # noqa: SIM115  # closed with this object
+            self._rest.write(data)
+        except OSError as error:
+            self._is_full = True
+            logger.warning("displays of rank %d could not be kept: %s", chunk.rank, error)
+
+    def read(self) -> list[DisplayChunk]:
+        """All that was added, in order."""
+        chunks = [pickle.loads(data) for data in self._first]
+        if self._rest is not None:
+            self._rest.seek(0)
+            with contextlib.suppress(EOFError):
+                while True:
+                    chunks.append(pickle.load(self._rest))
+            self._rest.seek(0, os.SEEK_END)
+        return chunks

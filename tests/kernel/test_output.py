@@ -61,6 +61,26 @@ def test_progress_by_carriage_returns_shows_the_last_state(notebook: Notebook) -
     assert cell.stdout == "[0] 100%\n"
 
 
+def test_bars_of_all_ranks_are_one_line(notebook: Notebook) -> None:
+    cell = notebook.run(
+        "%%mesh -o bars\nimport os\nfrom tqdm.notebook import trange\n"
+        "for epoch in trange(2, desc='epochs'):\n"
+        "    for step in trange(3, desc='steps', leave=False): os.write(1, f'\\r{step} of C++'.encode())"
+    )
+    text = "".join(output.get("text") or output.data["text/plain"] for output in cell.outputs)
+    assert re.search(
+        r"^\[0-3\] epochs: 100%\|█+\| 2/2 \[00:0\d<00:00, [^]]*it/s\]( · r\d slowest)?$", text, re.MULTILINE
+    )
+    assert re.search(r"^\[0-3\] 2 of C\+\+$", text, re.MULTILINE)
+    assert notebook.evaluate("[bars[rank].stderr.count('\\n') for rank in range(4)]") == [1] * 4
+
+
+def test_a_widget_of_a_rank_is_its_text(notebook: Notebook) -> None:
+    cell = notebook.run("%%mesh\nimport ipywidgets\ndisplay(ipywidgets.IntSlider(1))\nipywidgets.IntSlider(2)")
+    assert cell.displays == [{"text/plain": "[0-3] IntSlider(value=1)"}]
+    assert cell.result == "[0-3] IntSlider(value=2)"
+
+
 # --- longer cells ---
 
 
@@ -92,7 +112,9 @@ def test_a_cell_that_fails_late_keeps_its_area(notebook: Notebook) -> None:
         "while time.monotonic() < end: sum(range(10_000))\nassert rank != 1, 'one'"
     )
     area, error = cell.outputs
-    assert area.data["text/plain"] == "4 ranks · 3 done · 1 failed · 00:02\n[0-3] before\n"
+    header, line = area.data["text/plain"].splitlines()
+    assert header.startswith("4 ranks · 3 done · 1 failed · 00:0")
+    assert line == "[0-3] before"
     assert error.ename == "AssertionError"
 
 
@@ -205,22 +227,40 @@ def test_a_display_that_all_ranks_share_appears_once(notebook: Notebook) -> None
     assert "[0-3]" in bundle["text/html"]
 
 
-def test_displays_that_differ_appear_once_each(notebook: Notebook) -> None:
-    cell = notebook.run("%%mesh\nfrom IPython.display import HTML, display\ndisplay(HTML(f'<b>{rank // 2}</b>'))")
-    assert [re.sub("<div.*?</div>", "", bundle["text/html"]) for bundle in cell.displays] == ["<b>0</b>", "<b>1</b>"]
-    assert [bundle["text/plain"].split()[0] for bundle in cell.displays] == ["[0-1]", "[2-3]"]
-
-
-def test_a_figure_is_drawn_as_in_any_notebook(notebook: Notebook) -> None:
+def test_displays_that_differ_stand_side_by_side(notebook: Notebook) -> None:
     cell = notebook.run(
-        "%%mesh\nimport matplotlib.pyplot as plt\nfig, ax = plt.subplots(figsize=(1, 1))\n"
-        "ax.plot([0, rank == 3])\nprint('drawn')\nplt.show()"
+        "%%mesh -o kept\nfrom IPython.display import HTML, display\ndisplay(HTML(f'<b>{rank // 2}</b>'))"
     )
-    images = [bundle for bundle in cell.displays if "image/png" in bundle]
-    assert len(images) == 2, "one for ranks 0 to 2, one for rank 3"
-    labels = [bundle["text/plain"] for bundle in cell.displays if "image/png" not in bundle]
-    assert labels == ["[0-2]", "[3]"]
-    assert cell.stdout == "[0-3] drawn\n"
+    (bundle,) = cell.displays
+    assert re.findall(r"\[[-0-9]+\]|<b>\d</b>", bundle["text/html"]) == ["[0-1]", "<b>0</b>", "[2-3]", "<b>1</b>"]
+    assert [line.split()[0] for line in bundle["text/plain"].splitlines()] == ["[0-1]", "[2-3]"]
+    again = notebook.run("display(kept[2].displays[0])")
+    assert [shown["text/html"] for shown in again.displays] == ["<b>1</b>"]
+
+
+def test_figures_are_drawn_as_in_any_notebook(notebook: Notebook) -> None:
+    notebook.run("%%mesh\nimport matplotlib.pyplot as plt")
+    cell = notebook.run(
+        "%%mesh\nfig, ax = plt.subplots(figsize=(1, 1))\nax.plot([0, rank == 3])\nprint('drawn')\nplt.show()"
+    )
+    *_, bundle = cell.displays
+    assert bundle["text/html"].count("<img") == 2, "one for ranks 0 to 2, one for rank 3"
+    assert [line.split()[0] for line in bundle["text/plain"].splitlines()] == ["[0-2]", "[3]"]
+
+
+def test_a_rank_replaces_and_takes_back_what_it_has_shown(notebook: Notebook) -> None:
+    first = notebook.run(
+        "%%mesh\nfrom IPython.display import clear_output, display, update_display\n"
+        "print('gone'); display('gone')\nclear_output()\n"
+        "for step in range(100):\n    clear_output(wait=True); print('step', step)\n"
+        "handle = display('begun', display_id='mine')"
+    )
+    assert first.stdout == "[0-3] step 99\n"
+    assert first.displays == [{"text/plain": "[0-3] 'begun'"}]
+    second = notebook.run("%%mesh 0:2\nupdate_display('done', display_id='mine')")
+    notebook.wait_until(lambda: bool(first.updates))
+    assert first.updates == [{"text/plain": "[0-1] 'done'\n[2-3] 'begun'"}]
+    assert second.outputs == []
 
 
 def test_a_figure_shows_at_the_end_of_its_cell_without_show(notebook: Notebook) -> None:

@@ -10,7 +10,8 @@ from meshbook.magics.area import format_elapsed, format_header
 from meshbook.magics.fitting import fit
 from meshbook.magics.grouping import Block, Group
 from meshbook.magics.output import CellOutput, OutputLimits
-from meshbook.magics.publications import Display, LiveDisplay, Stream
+from meshbook.magics.pictures import MOST_OUTPUTS
+from meshbook.magics.publications import Display, Stream
 from meshbook.magics.rendering import render_text
 from meshbook.magics.retention import Capture
 
@@ -192,14 +193,13 @@ def test_elapsed(seconds, expected):
 # What is held back
 
 
-def test_quiet_publishes_nothing_and_keeps_figures():
+def test_quiet_publishes_nothing():
     output = cell(quiet=True)
     say(output, {0: "a\n"})
     output.display(0, PNG, {})
 
     assert output.due(105.0) == []
     assert output.close(106.0) == []
-    assert [picture.data for picture in output.withheld] == [PNG]
 
 
 def test_only_shown_ranks_print_and_the_others_are_named():
@@ -210,8 +210,7 @@ def test_only_shown_ranks_print_and_the_others_are_named():
 
     text, picture = output.close(101.0)
     assert text == Stream("stdout", "[0] from 0\n… output of [1-3] not shown (%mesh log RANK)\n")
-    assert picture == Display({"text/plain": "[0] 0"}, {})
-    assert [picture.rank for picture in output.withheld] == [1, 2, 3]
+    assert picture.data == {"text/plain": "[0] 0"}
 
 
 # After the end
@@ -242,54 +241,76 @@ def test_endless_late_text_is_cut_with_an_announcement():
 # Rich output
 
 
-def test_equal_figures_appear_once_labelled_by_their_ranks():
+def test_figures_come_after_the_text():
     output = cell()
     for rank in range(4):
-        output.display(rank, {**PNG, "text/plain": f"<Figure at 0x{rank}>"}, {"width": 3})
+        output.display(rank, {**PNG, "text/plain": f"<Figure at 0x{rank}>"}, {"image/png": {"width": 3}})
+    say(output, {0: "drawn\n"})
 
-    label, figure = output.close(101.0)
-    assert label.data["text/plain"] == "[0-3]"
-    assert figure == Display({**PNG, "text/plain": "<Figure at 0x0>"}, {"width": 3})
-
-
-def test_different_figures_are_all_there_in_order_of_round_and_rank():
-    output = cell(6)
-    for rank in (5, 0, 4, 1, 3, 2):
-        output.display(rank, {"image/png": f"first {rank}"}, {})
-        output.display(rank, {"image/png": "second"}, {})
-
-    pictures = output.close(101.0)
-    assert [picture.data["text/plain"] for picture in pictures[::2]] == [f"[{rank}]" for rank in range(6)] + ["[0-5]"]
-    assert [picture.data["image/png"] for picture in pictures[1::2]] == [f"first {n}" for n in range(6)] + ["second"]
-
-
-def test_text_and_html_carry_their_label():
-    output = cell(2)
-    for rank in range(2):
-        output.display(rank, {"text/plain": "a", "text/html": "<b>a</b>"}, {})
-
-    (display,) = output.close(101.0)
-    assert display.data["text/plain"] == "[0-1] a"
-    assert display.data["text/html"].endswith("[0-1]</div><b>a</b>")
+    text, figure = output.close(101.0)
+    assert text == Stream("stdout", "[0] drawn\n")
+    assert figure.data["text/plain"] == "[0-3] <Figure at 0x0>"
+    assert figure.metadata == {"image/png": {"width": 3}}
+    assert [type(publication) for publication in output.final] == [Stream, Display]
 
 
 def test_a_figure_appears_once_every_running_rank_has_sent_one():
     output = cell(2)
     output.due(103.0)
     output.display(0, PNG, {})
-    assert [type(publication) for publication in output.due(103.1)] == []
+    assert output.due(103.1) == []
     output.display(1, PNG, {})
 
-    assert [type(publication) for publication in output.due(103.2)] == [Display, Display]
+    assert [plain(publication) for publication in output.due(103.2)] == ["[0-1] <Figure>"]
 
 
 def test_a_figure_does_not_wait_for_ever():
     output = cell(2)
     output.display(0, PNG, {})
-    assert [type(publication) for publication in output.due(103.0)] == [LiveDisplay]
-    assert [type(publication) for publication in output.due(103.5)] == []
+    assert [publication.name for publication in output.due(103.0)] == [""]
+    assert output.due(103.5) == []
 
-    assert [type(publication) for publication in output.due(104.0)] == [LiveDisplay, Display, Display]
+    assert [plain(publication) for publication in output.due(104.0)][1:] == ["[0] <Figure>"]
+
+
+def test_a_rank_replaces_what_it_has_displayed():
+    output = cell(2)
+    for rank in range(2):
+        output.display(rank, PNG, {}, "id")
+    output.display(1, {"text/plain": "no figure"}, {}, "id", update=True)
+    assert [plain(publication) for publication in output.close(101.0)] == ["[0] <Figure>\n[1] no figure"]
+    output.display(0, {"text/plain": "no figure"}, {}, "id", update=True)
+    (late,) = output.due(103.0)
+    assert (late.update, plain(late)) == (True, "[0-1] no figure")
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_a_rank_takes_back_what_it_has_shown(wait):
+    output = cell(2)
+    for rank in range(2):
+        output.add(rank, "stdout", "one\n", "10%")
+        output.display(rank, {"text/plain": "first"}, {})
+    output.clear(0, wait=wait)
+    output.add(0, "stdout", "two\n")
+    text, figure = output.close(101.0)
+    assert text.text == "[0] two\n[1] one\n[1] 10%\n"
+    assert plain(figure) == "[1] first"
+
+
+def test_what_is_to_be_cleared_stays_until_there_is_something_new():
+    output = cell(1)
+    say(output, {0: "one\n"})
+    output.clear(0, wait=True)
+    assert texts_of(output.close(101.0)) == ["[0] one\n"]
+
+
+def test_a_flood_of_displays_is_announced():
+    output = cell(1)
+    for number in range(20_000):
+        output.display(0, {"text/plain": str(number)}, {})
+    *shown, note = output.close(101.0)
+    assert len(shown) == MOST_OUTPUTS
+    assert note.text == "… 19,960 more displays of [0] are not shown (result[0].displays has them)\n"
 
 
 # Bounds

@@ -6,13 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from meshbook.magics.results import (
-    CostTable,
-    MeshResult,
-    format_bytes,
-    format_seconds,
-    summarise_costs,
-)
+from meshbook.magics.costs import CostTable, format_bytes, format_seconds, summarise_costs
+from meshbook.magics.results import MeshResult, Sources
 from meshbook.runtime.cells.outcome import (
     CellCost,
     CellOutcome,
@@ -22,6 +17,8 @@ from meshbook.runtime.cells.outcome import (
     TensorSummary,
 )
 from meshbook.runtime.geometry import Extent
+from meshbook.runtime.telemetry.output import DisplayChunk
+from meshbook.runtime.telemetry.spool import DisplaySpool
 
 COST = CellCost(wall=1.0, cpu=0.5, peak_rss=10**9)
 
@@ -46,10 +43,13 @@ def error(**more):
 
 def result(*outcomes, fetch=None, **dims):
     region = Extent.of(**(dims or {"gpus": len(outcomes)})).region
-    return MeshResult(region, dict(enumerate(outcomes)), lambda rank, stream: f"{stream} of {rank}", fetch)
+    sources = Sources(lambda rank, stream: f"{stream} of {rank}", fetch=fetch)
+    return MeshResult(region, dict(enumerate(outcomes)), sources)
 
 
 NOTHING = CellOutcome(COST)
+SHOWN = {"text/plain": "shown"}
+NEW = {"text/plain": "new"}
 SQUARES = [value(rank * rank) for rank in range(4)]
 
 
@@ -102,7 +102,7 @@ def test_coordinates_that_leave_several_ranks():
 
 
 def test_a_rank_that_left_nothing_is_not_in_the_result():
-    part = MeshResult(Extent.of(gpus=3).region, {0: SQUARES[0], 2: SQUARES[2]}, lambda rank, stream: "")
+    part = MeshResult(Extent.of(gpus=3).region, {0: SQUARES[0], 2: SQUARES[2]}, Sources(lambda rank, stream: ""))
 
     assert part.ranks == (0, 2)
     with pytest.raises(IndexError, match="it has ranks 0,2"):
@@ -352,3 +352,29 @@ def test_seconds(seconds, expected):
 )
 def test_bytes(count, expected):
     assert format_bytes(count) == expected
+
+
+# Displays
+
+
+def test_displays_are_in_their_last_state():
+    chunks = [
+        DisplayChunk("", "mesh", 0, SHOWN, {}, display_id="a"),
+        DisplayChunk("", "mesh", 0, SHOWN, {"x": 1}),
+        DisplayChunk("", "mesh", 0, NEW, {}, display_id="a", update=True),
+        DisplayChunk("", "mesh", 0, NEW, {}, display_id="never shown", update=True),
+    ]
+    sources = Sources(lambda rank, stream: "", lambda rank: chunks if rank == 0 else [])
+    ranks = MeshResult(Extent.of(gpus=2).region, dict(enumerate(SQUARES[:2])), sources)
+    assert [(each.data, each.metadata) for each in ranks[0].displays] == [(NEW, {}), (SHOWN, {"x": 1})]
+    assert ranks[1].displays == []
+
+
+@pytest.mark.parametrize("room", [0, 300, 1 << 20])
+def test_displays_are_kept_in_memory_or_beyond(room):
+    spool = DisplaySpool(room)
+    chunks = [DisplayChunk("", "mesh", 0, {"text/plain": str(number)}, {}) for number in range(5)]
+    for chunk in chunks:
+        spool.add(chunk)
+        assert spool.read()[-1] == chunk
+    assert spool.read() == chunks

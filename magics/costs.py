@@ -1,0 +1,90 @@
+"""What a cell cost on each rank: a table with the skew below, a line that sums it up, and how amounts are written."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from meshbook.runtime.cells.outcome import CellCost
+
+MOST_ROWS = 64  # of the table, the slowest ranks
+
+_COLUMNS = ("rank", "wall", "CPU", "peak RSS", "peak GPU")
+_CELL = '<td style="text-align:right;font-family:var(--jp-code-font-family,monospace)">'
+
+
+@dataclass(frozen=True, repr=False)
+class CostTable:
+    """What a cell cost on each rank, shown as a table with the skew below; of many ranks the slowest."""
+
+    by_rank: Mapping[int, CellCost]
+
+    def __repr__(self) -> str:
+        header = "".join(f"{title:>11}" for title in _COLUMNS)
+        rows = ["".join(f"{field:>11}" for field in fields) for fields in self._rows()]
+        return "\n".join([header, *rows, *self._notes()])
+
+    def _repr_html_(self) -> str:
+        header = "".join(f"<th>{title}</th>" for title in _COLUMNS)
+        rows = ["".join(f"{_CELL}{field}</td>" for field in fields) for fields in self._rows()]
+        notes = "".join(f"<div>{note}</div>" for note in self._notes())
+        return f"<table>{''.join(f'<tr>{row}</tr>' for row in [header, *rows])}</table>{notes}"
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        slowest = sorted(self.by_rank, key=lambda rank: -self.by_rank[rank].wall)[:MOST_ROWS]
+        return [_describe_cost(rank, self.by_rank[rank]) for rank in sorted(slowest)]
+
+    def _notes(self) -> list[str]:
+        omitted = len(self.by_rank) - MOST_ROWS
+        rest = [f"… {omitted:,} faster ranks not shown (result.cost.by_rank has all)"] if omitted > 0 else []
+        return [*rest, summarise_costs(self.by_rank)]
+
+
+def summarise_costs(costs: Mapping[int, CellCost]) -> str:
+    """The footer of a cell: `wall 3.21 s · slowest r5 +0.40 s · peak mem r2 31 GB`.
+
+    The skew is that of the slowest rank over the median.
+    """
+    if not costs:
+        return "no ranks"
+    slowest = max(costs, key=lambda rank: costs[rank].wall)
+    wall = costs[slowest].wall
+    skew = wall - statistics.median(cost.wall for cost in costs.values())
+    fullest = max(costs, key=lambda rank: _memory_of(costs[rank]))
+    parts = [f"wall {format_seconds(wall)}"]
+    # In the unit of the whole, beside which it is read.
+    more = format_seconds(skew) if wall < 1 else f"{skew:.2f} s"
+    parts += [f"slowest r{slowest} +{more}"] if len(costs) > 1 else []
+    return " · ".join([*parts, f"peak mem r{fullest} {format_bytes(_memory_of(costs[fullest])[1])}"])
+
+
+def format_seconds(seconds: float) -> str:
+    """`12 ms`, `3.21 s`, `2 min 05 s`."""
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.2f} s"
+    return f"{int(seconds) // 60} min {int(seconds) % 60:02} s"
+
+
+def format_bytes(count: float) -> str:
+    """Decimal units, as memory is sold: `512 kB`, `1.2 GB`, `31 GB`."""
+    units = iter(("B", "kB", "MB", "GB", "TB"))
+    unit = next(units)
+    while count >= 999.5 and unit != "TB":
+        count, unit = count / 1000, next(units)
+    return f"{count:.1f} {unit}" if count < 9.95 and unit != "B" else f"{count:.0f} {unit}"
+
+
+def _memory_of(cost: CellCost) -> tuple[bool, int]:
+    """Sorts by GPU memory where there is any: that is what runs out first."""
+    return (
+        cost.peak_gpu_memory is not None,
+        cost.peak_rss if cost.peak_gpu_memory is None else cost.peak_gpu_memory,
+    )
+
+
+def _describe_cost(rank: int, cost: CellCost) -> tuple[str, ...]:
+    gpu = "-" if cost.peak_gpu_memory is None else format_bytes(cost.peak_gpu_memory)
+    return f"{rank}", format_seconds(cost.wall), format_seconds(cost.cpu), format_bytes(cost.peak_rss), gpu

@@ -1,0 +1,141 @@
+"""How the displays of many ranks look: equal ones once, under their ranks; others side by side, most behind a click."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshbook.magics.area import HEADER_STYLE
+from meshbook.magics.grouping import Block, Group, split_lines
+from meshbook.magics.markup import markup_of
+from meshbook.magics.rendering import render_html, render_text
+from meshbook.runtime.geometry.ranges import format_label
+
+MOST_OPEN = 4  # shown at once
+MOST_MARKUP = 1_000_000  # bytes of one gallery: front ends drop messages over a megabyte a second
+LARGE_IMAGE = 300_000  # bytes; a larger one is not there twice, as image and in HTML
+
+_GRID = "display:flex;flex-wrap:wrap;gap:8px;align-items:flex-start"
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A rich output as its rank sent it; by its id it may be replaced."""
+
+    rank: int
+    data: Mapping[str, Any]
+    metadata: Mapping[str, Any]
+    display_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """What is published of one output."""
+
+    data: Mapping[str, Any]
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Alike:
+    """Ranks that displayed the same."""
+
+    ranks: tuple[int, ...]
+    picture: Picture
+    markup: str
+
+    @property
+    def label(self) -> str:
+        return format_label(self.ranks)
+
+    @property
+    def text(self) -> str:
+        """Its plain text, labelled."""
+        lines = split_lines(str(self.picture.data.get("text/plain", ""))) or ("",)
+        return render_text([Group(self.ranks, Block(lines))]).removesuffix("\n").rstrip(" ")
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether only a front end can draw it: Markdown, LaTeX, a plot as JSON."""
+        return not self.markup and bool(self.picture.data.keys() - {"text/plain"})
+
+
+def lay_out(row: Mapping[int, Picture]) -> list[Bundle]:
+    """The outputs for one display of these ranks: one, and two more for each that only a front end can draw."""
+    alike = _join_same(row.values())
+    foreign = [each for each in alike if each.is_foreign]
+    own = [each for each in alike if not each.is_foreign]
+    if len(own) == 1 and len(own[0].markup) > LARGE_IMAGE and "text/html" not in own[0].picture.data:
+        foreign, own = [*own, *foreign], []
+    return [*_lay_out_own(own), *(bundle for each in foreign for bundle in _under_heading(each))]
+
+
+def _join_same(pictures: Iterable[Picture]) -> list[_Alike]:
+    ranks_of: dict[str, list[Picture]] = {}
+    for picture in pictures:
+        ranks_of.setdefault(_content_of(picture.data), []).append(picture)
+    found = [
+        _Alike(tuple(sorted(each.rank for each in same)), same[0], markup_of(same[0].data, same[0].metadata))
+        for same in ranks_of.values()
+    ]
+    return sorted(found, key=lambda each: each.ranks)
+
+
+def _content_of(data: Mapping[str, Any]) -> str:
+    # The text of a figure may hold an address; where there is anything richer, that decides what is the same.
+    rich = {mime: content for mime, content in data.items() if mime != "text/plain"}
+    return repr(sorted((rich or data).items()))
+
+
+def _lay_out_own(own: Sequence[_Alike]) -> list[Bundle]:
+    if not own:
+        return []
+    parts: dict[str, Any] = {"text/plain": "\n".join(each.text for each in own)}
+    if any(each.markup for each in own):
+        parts["text/html"] = _in_html(own)
+    if len(own) > 1:
+        return [Bundle(parts, {})]
+    # As an image, too: a PDF cannot hold HTML, and an image can be copied.
+    images = {mime: content for mime, content in own[0].picture.data.items() if mime.startswith("image/")}
+    return [Bundle(images | parts, own[0].picture.metadata)]
+
+
+def _in_html(own: Sequence[_Alike]) -> str:
+    if len(own) == 1:
+        return _cell_in_html(own[0])
+    cells: list[str] = []
+    left_out: list[int] = []
+    size = 0
+    for each in own:
+        cell = f"<div>{_cell_in_html(each)}</div>"
+        size += len(cell)
+        if size <= MOST_MARKUP:
+            cells.append(cell)
+        else:
+            left_out += each.ranks
+    more, count = cells[MOST_OPEN:], len(cells) - MOST_OPEN
+    rest = f"<details><summary>show {count} more</summary>{_grid(more)}</details>" if more else ""
+    return f"{_grid(cells[:MOST_OPEN])}{rest}{_note(left_out)}"
+
+
+def _cell_in_html(each: _Alike) -> str:
+    if not each.markup:
+        return render_html([Group(each.ranks, Block(split_lines(str(each.picture.data.get("text/plain", "")))))])
+    return f'<div style="{HEADER_STYLE}">{each.label}</div>{each.markup}'
+
+
+def _grid(cells: Sequence[str]) -> str:
+    return f'<div style="{_GRID}">{"".join(cells)}</div>'
+
+
+def _note(left_out: Sequence[int]) -> str:
+    if not left_out:
+        return ""
+    where = f"result[{left_out[0]}].displays has it"
+    return f'<div style="{HEADER_STYLE}">… {format_label(left_out)} not shown, since it is large ({where})</div>'
+
+
+def _under_heading(each: _Alike) -> list[Bundle]:
+    heading = {"text/plain": each.label, "text/html": f'<div style="{HEADER_STYLE}">{each.label}</div>'}
+    return [Bundle(heading, {}), Bundle(each.picture.data, each.picture.metadata)]

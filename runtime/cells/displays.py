@@ -1,0 +1,64 @@
+"""What a rank displays, on its way to the cell that it belongs to."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from meshbook.runtime.actor.context import current_origin
+from meshbook.runtime.cells.widgets import without_widgets
+from meshbook.runtime.geometry import Extent
+from meshbook.runtime.node.calls import Target
+from meshbook.runtime.telemetry.output import SHOWN, TELEMETRY, Chunk, ClearChunk, DisplayChunk, LogOptions
+
+REMEMBERED_DISPLAYS = 1000
+
+
+class Displays:
+    """Sends displays, their updates and clearings to the controller. `birth` gives this worker's, which may change."""
+
+    def __init__(self, node: Any, birth: Callable[[], Any]) -> None:
+        self._node = node
+        self._birth = birth
+        self._origins: OrderedDict[str, str] = OrderedDict()  # which cell has shown the display of an id
+
+    def publish(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str = "", *, update: bool) -> None:
+        """Display something; an update goes to the cell that has shown what it replaces."""
+        self._flush()
+        origin = self._origin_of(display_id) if update else current_origin()
+        if display_id and not update:
+            self._remember(display_id, origin)
+        birth = self._birth()
+        shown = without_widgets(data)
+        chunk = DisplayChunk(
+            origin, birth.world.mesh, birth.rank, shown, metadata, self._options, display_id=display_id, update=update
+        )
+        self._send(chunk)
+
+    def clear(self, wait: bool) -> None:
+        """Take back what this rank has shown in the cell, at once or when it shows the next thing."""
+        origin, birth = current_origin(), self._birth()
+        if self._node.capture is not None:
+            self._node.capture.end(origin)  # with its rows, which else would come back
+        self._send(ClearChunk(origin, birth.world.mesh, birth.rank, wait, self._options))
+
+    def _origin_of(self, display_id: str) -> str:
+        return self._origins.get(display_id) or current_origin()
+
+    def _remember(self, display_id: str, origin: str) -> None:
+        self._origins[display_id] = origin
+        while len(self._origins) > REMEMBERED_DISPLAYS:
+            self._origins.popitem(last=False)
+
+    @property
+    def _options(self) -> LogOptions:
+        return SHOWN if self._node.capture is None else self._node.capture.options
+
+    def _flush(self) -> None:
+        if self._node.capture is not None:
+            self._node.capture.flush()  # what was printed before is shown before
+
+    def _send(self, chunk: Chunk) -> None:
+        target = Target(self._node.controller, TELEMETRY)
+        self._node.call([target], "output", ((chunk,), {}), Extent((), ()), None)
