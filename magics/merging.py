@@ -69,7 +69,7 @@ def _cat(values: Sequence[Any], dim: int) -> Any:
         return _joined(values, dim)
     if _is_frame(first):
         return sys.modules["pandas"].concat(values, axis=dim)
-    if isinstance(first, list | tuple | str | bytes) and dim == 0 and {*map(type, values)} == {type(first)}:
+    if isinstance(first, list | tuple | str | bytes | range) and dim == 0 and {*map(type, values)} == {type(first)}:
         return _joined_sequence(values)
     if all(isinstance(value, numbers.Number) for value in values) and dim == 0:
         return list(values)  # one of each rank, as `scatter` would hand them out
@@ -91,7 +91,8 @@ def _joined_sequence(values: Sequence[Any]) -> Any:
     first = values[0]
     if isinstance(first, str | bytes):
         return type(first)().join(values)
-    return type(first)(itertools.chain.from_iterable(values))
+    make = list if isinstance(first, range) else type(first)
+    return make(itertools.chain.from_iterable(values))
 
 
 def _stack(values: Sequence[Any], dim: int) -> Any:

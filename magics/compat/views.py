@@ -133,7 +133,8 @@ class DirectView:
     def pull(self, names: str | Sequence[str], block: bool = True) -> Any:
         """The value of a variable, or those of several, on each rank."""
         wanted = [names] if isinstance(names, str) else list(names)
-        found = carry_out(variables.pull(self._mesh, self._ranks, [Wanted(name, None) for name in wanted]))
+        sought = [Wanted(name, None) for name in wanted]
+        found = carry_out(variables.pull(self._mesh, self._ranks, sought, ask=input))
         by_rank = [list(row) for row in zip(*(found[name] for name in wanted), strict=True)]
         values = [row[0] for row in by_rank] if isinstance(names, str) else by_rank
         return self._answer(Ready(values[0] if isinstance(self.targets, int) else values), block)
@@ -152,7 +153,7 @@ class DirectView:
 
     def gather(self, name: str, block: bool | None = None, **_: Any) -> Any:
         """The pieces of all ranks as one."""
-        found = carry_out(variables.pull(self._mesh, self._ranks, [Wanted(name, "cat")]))
+        found = carry_out(variables.pull(self._mesh, self._ranks, [Wanted(name, "cat")], ask=input))
         return self._answer(Ready(found[name]), block)
 
     def __getitem__(self, name: str) -> Any:
