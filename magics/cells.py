@@ -10,6 +10,7 @@ from typing import TypeVar
 from meshbook.magics.exchange import of_a_line
 from meshbook.magics.interruptible import run_interruptible
 from meshbook.magics.jobs import Job, table_of
+from meshbook.magics.local import run_with_local
 from meshbook.magics.losses import check_able
 from meshbook.magics.meshes import MeshError, NotebookMesh, describe_up
 from meshbook.magics.notebook import Notebook
@@ -42,12 +43,19 @@ class Cells:
         cell = await self._prepare(options)
         if not options.block:
             return self._keep(options, self._notebook.jobs.start(cell, source))
-        result = self._keep(options, await CellRun(cell).run(source))
+        result = self._keep(options, await self._run(cell, source))
         if cell.transfers is not None:
             await cell.transfers.complete(ask=input)
         if options.time:
             cell.publisher.publish([table_of(result)])
         return result if result.has_value else None
+
+    async def _run(self, cell: Cell, source: str) -> MeshResult:
+        if not cell.options.local:
+            return await CellRun(cell).run(source)
+        running = self._notebook.background.start(cell, source)
+        stops = cell.options.on_error == "stop"
+        return await run_with_local(self._notebook.shell, running, source, number=cell.number, stops=stops)
 
     async def _prepare(self, options: CellOptions) -> Cell:
         """The cell that the options ask for, on a mesh that can run it. A `Mistake` where there is none."""

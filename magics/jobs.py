@@ -1,12 +1,11 @@
 """Cells that run beside others (`%%mesh -a`): a `Job` is the future of one, `Jobs` are those of a notebook.
 
-They run in a loop on a thread of their own, so that a cell which holds the main thread holds up none of them, and may
-wait for one. What they do to ranks, and show, is that of any cell (`run`).
+They run beside the main thread (`background`), so that a cell which holds it holds up none of them, and may wait for
+one. What they do to ranks, and show, is that of any cell (`run`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import html
 import itertools
 import threading
@@ -15,14 +14,14 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from meshbook.magics.area import HEADER_STYLE
+from meshbook.magics.background import Background, Running
 from meshbook.magics.mistakes import Mistake
 from meshbook.magics.publications import Display, Error, LiveDisplay, Publication
 from meshbook.magics.publisher import Publisher, publisher_for
 from meshbook.magics.results import MeshResult
-from meshbook.magics.run import Cell, CellRun
+from meshbook.magics.run import Cell
 from meshbook.magics.tracebacks import CellError
 from meshbook.magics.variables import ask_nobody
-from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import MeshbookError
 
 MOST_KEPT = 64  # jobs that have ended and are still listed; who holds one may use it on
@@ -41,17 +40,19 @@ class Job:
     cell raised is raised by whoever waits for it.
     """
 
-    def __init__(self, number: int, cell: Cell, run: CellRun, interrupt: Callable[[], object]) -> None:
+    def __init__(self, number: int, cell: Cell, running: Running) -> None:
         self.number = number
         self.cell = cell.number
         self.name = cell.options.out  # of the variable that it was put into
         self.mesh = cell.mesh.name
         self._shows_time = cell.options.time
-        self._run = run
-        self._interrupt = interrupt
-        self._future: Future[MeshResult] = Future.pending()
+        self._publisher = cell.publisher
+        self._running = running
+        self._run = running.run
+        self._future = running.future
         self._lock = threading.Lock()  # guards the places: it may be shown while it ends
         self._places: list[Publisher] = []
+        self._future.when_done(self._ended)
 
     # -- a future ------------------------------------------------------------------
 
@@ -85,7 +86,7 @@ class Job:
         """
         if self.done():
             return False
-        self._interrupt()
+        self._running.interrupt()
         return True
 
     def cancelled(self) -> bool:
@@ -110,7 +111,7 @@ class Job:
     @property
     def title(self) -> str:
         """`job 7 of cell 12`"""
-        return f"job {self.number} of cell {self.cell}"
+        return _title_of(self.number, self.cell)
 
     @property
     def output(self) -> list[Publication]:
@@ -149,11 +150,12 @@ class Job:
         shown: list[Publication] = [table_of(result)] if self._shows_time else []
         return [*shown, Display(result._repr_mimebundle_(), {})] if result.has_value else shown
 
-    def _update_places(self) -> None:
+    def _ended(self) -> None:
         with self._lock:
             places, self._places = self._places, []
         for place in places:
             place.publish([LiveDisplay(self._bundle(), update=True, is_final=True)])
+        self._publisher.publish(self.conclusion)
 
 
 def table_of(result: MeshResult) -> Display:
@@ -164,11 +166,11 @@ def table_of(result: MeshResult) -> Display:
 class Jobs:
     """The jobs of a notebook, by number, from 1."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards the jobs: they end on their own thread
+    def __init__(self, background: Background) -> None:
+        self._background = background
+        self._lock = threading.Lock()  # guards the jobs: they are listed from any thread
         self._jobs: OrderedDict[int, Job] = OrderedDict()
         self._numbers = itertools.count(1)
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     def __iter__(self) -> Iterator[Job]:
         with self._lock:
@@ -189,42 +191,21 @@ class Jobs:
 
     def start(self, cell: Cell, source: str) -> Job:
         """Begin a cell, and return once it is on its way: what is sent afterwards comes after it."""
-        job = asyncio.run_coroutine_threadsafe(self._begin(cell, source), self._running_loop()).result()
+        number = next(self._numbers)
+        running = self._background.start(cell, source, title=_title_of(number, cell.number), then=_fetch)
         with self._lock:
-            self._jobs[job.number] = job
-        return job
-
-    async def _begin(self, cell: Cell, source: str) -> Job:
-        loop, number = asyncio.get_running_loop(), next(self._numbers)
-        run = CellRun(cell, title=f"job {number} of cell {cell.number}")
-        job = Job(number, cell, run, lambda: loop.call_soon_threadsafe(run.interrupt))
-        run.begin(source)
-        task = loop.create_task(self._see_through(job, run, cell))
-        task.add_done_callback(self._forget_old)
-        return job
-
-    async def _see_through(self, job: Job, run: CellRun, cell: Cell) -> None:
-        try:
-            result = await run.finish()
-            if cell.transfers is not None:
-                await cell.transfers.complete(ask=ask_nobody)
-        except BaseException as error:  # whoever waits for the job gets it, whatever it is
-            job._future.fail(error)
-        else:
-            job._future.resolve(lambda: result)
-        job._update_places()
-        cell.publisher.publish(job.conclusion)
-
-    def _forget_old(self, task: asyncio.Task[None]) -> None:
-        with self._lock:
+            job = self._jobs[number] = Job(number, cell, running)
             ended = [number for number, job in self._jobs.items() if job.done()]
-            for number in ended[:-MOST_KEPT]:
-                del self._jobs[number]
+            for old in ended[:-MOST_KEPT]:
+                del self._jobs[old]
+        return job
 
-    def _running_loop(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            thread = threading.Thread(target=self._loop.run_forever, name="meshbook jobs", daemon=True)
-            thread.pydev_do_not_trace = True  # type: ignore[attr-defined]  # a breakpoint in the notebook stops no job
-            thread.start()
-        return self._loop
+
+def _title_of(number: int, cell: int) -> str:
+    return f"job {number} of cell {cell}"
+
+
+async def _fetch(cell: Cell) -> None:
+    """What `--pull` wants: there is nobody to ask whether it may be large."""
+    if cell.transfers is not None:
+        await cell.transfers.complete(ask=ask_nobody)

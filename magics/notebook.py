@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
+from meshbook.magics.background import Background
 from meshbook.magics.exchange import VariableError
 from meshbook.magics.forwarding import CellScreen
 from meshbook.magics.handles import NotebookProcMesh
@@ -26,7 +27,8 @@ class Notebook:
         self.meshes = Meshes()
         self.screen = CellScreen()
         self.cell_times = CellTimes()
-        self.jobs = Jobs()
+        self.background = Background()
+        self.jobs = Jobs(self.background)
 
     def warm_up(self) -> None:
         """Start the session in the background, so that the first `%%mesh` finds its workers' parent warm."""

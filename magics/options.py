@@ -14,6 +14,7 @@ from meshbook.magics.parsing import (
     HelpAsked,
     HelpRequested,
     Parser,
+    UsageError,
     read,
     seconds,
     selector,
@@ -44,6 +45,7 @@ class CellOptions:
     seq: bool = False
     push: tuple[str, ...] = ()
     pull: tuple[Wanted, ...] = ()
+    local: bool = False
 
 
 @functools.lru_cache(maxsize=256)  # half a millisecond of argparse, in every cell otherwise
@@ -53,6 +55,8 @@ def parse_cell_options(line: str) -> CellOptions | HelpRequested:
         found = read(_cell_parser(), words(line))
     except HelpAsked as asked:
         return HelpRequested(asked.text)
+    if found.local and not found.block:
+        raise UsageError("%%mesh: --local runs in this cell, for which -a would not wait: take one of them")
     return CellOptions(**vars(found))
 
 
@@ -115,6 +119,9 @@ def _cell_parser() -> Parser:
     )
     parser.add_argument(
         "--seq", action="store_true", help="rank by rank; the first error ends it, unless --on-error finish"
+    )
+    parser.add_argument(
+        "--local", action="store_true", help="run here as well, beside the ranks; its value is result['local']"
     )
     parser.add_argument(
         "--on-error",

@@ -66,7 +66,7 @@ class CellRun:
     def __init__(self, cell: Cell, *, title: str = "", patience: Patience = PATIENCE) -> None:
         self._serial = next(_serial)
         self.origin = f"{cell.number}.{self._serial}"
-        self._cell = cell
+        self.cell = cell
         self._mesh = mesh = cell.mesh
         self._procs = mesh.procs.region  # as it is now: a rank that has its turn later may by then be another one
         self._cells = mesh.cells
@@ -94,11 +94,11 @@ class CellRun:
         )
 
     def _make_output(self) -> CellOutput:
-        options = self._cell.options
+        options = self.cell.options
         return CellOutput(
             self._ranks,
             started=self._loop.time(),
-            shown=self._cell.shown,
+            shown=self.cell.shown,
             quiet=options.quiet,
             group=options.group,
         )
@@ -113,7 +113,7 @@ class CellRun:
     def begin(self, source: str) -> None:
         """Send it to those ranks whose turn it is."""
         self._source = source
-        self._cell.session.output.open(self.origin, self._printing.take)
+        self.cell.session.output.open(self.origin, self._printing.take)
         self._take_turns()
 
     async def finish(self) -> MeshResult:
@@ -178,7 +178,7 @@ class CellRun:
             with self._lock:
                 if rank in self._outcomes:
                     continue
-                self._mesh.busy[rank] = self._cell.number
+                self._mesh.busy[rank] = self.cell.number
                 self._note(rank, CellOutcome(_NOTHING, error=error_of_silent(roll[rank])))
 
     # -- who begins ----------------------------------------------------------------
@@ -190,10 +190,10 @@ class CellRun:
         self._skip(dict.fromkeys(turn.skipped, turn.reason))
 
     def _send(self, ranks: tuple[int, ...]) -> None:
-        token = CURRENT.set(Context(self._cell.session.context.actor_instance, origin=self.origin))
+        token = CURRENT.set(Context(self.cell.session.context.actor_instance, origin=self.origin))
         try:
-            transfer = () if self._cell.transfers is None else (self._cell.transfers.there,)
-            futures = self._cells_of(ranks).run.call_each(self._source, self._cell.number, *transfer)
+            transfer = () if self.cell.transfers is None else (self.cell.transfers.there,)
+            futures = self._cells_of(ranks).run.call_each(self._source, self.cell.number, *transfer)
         finally:
             CURRENT.reset(token)
         for rank, future in zip(ranks, futures, strict=True):
@@ -222,8 +222,8 @@ class CellRun:
     def _answered(self, rank: int, future: Any) -> None:
         try:
             outcome = future.get()
-            if self._cell.transfers is not None:
-                outcome = self._cell.transfers.take(rank, outcome)
+            if self.cell.transfers is not None:
+                outcome = self.cell.transfers.take(rank, outcome)
         except MeshbookError as error:
             outcome = CellOutcome(_NOTHING, error=error_of_lost(rank, error))
         self._attendance.answered(rank, failed=outcome.error is not None)
@@ -248,7 +248,7 @@ class CellRun:
     # -- what is left ----------------------------------------------------------------
 
     def _cells_of(self, ranks: tuple[int, ...]) -> Any:
-        region = self._cell.region if len(ranks) == len(self._ranks) else self._procs.pick(ranks)
+        region = self.cell.region if len(ranks) == len(self._ranks) else self._procs.pick(ranks)
         return self._cells if region == self._procs else self._cells._with_region(region)
 
     def _errors(self) -> dict[int, RankError]:
@@ -265,7 +265,7 @@ class CellRun:
             return cloudpickle.loads(cells.fetch.call_one(self.origin).get())
 
         return MeshResult(
-            self._cell.region, dict(self._outcomes), Sources(self._printing.text, self._printing.displays, fetch)
+            self.cell.region, dict(self._outcomes), Sources(self._printing.text, self._printing.displays, fetch)
         )
 
 

@@ -1,4 +1,4 @@
-"""Cells that run beside others (`%%mesh -a`), and cells whose ranks take turns; through both front doors."""
+"""Cells that run beside others (`%%mesh -a`), in turns, and here as well; through both front doors."""
 
 from __future__ import annotations
 
@@ -183,3 +183,54 @@ def test_an_interrupt_between_turns_says_who_did_not_run(notebook: Notebook, sig
     notebook.wait_failed(cell)
     assert "; rank 2 did not run: the turn had not come" in cell.error["evalue"]
     assert cell.error["evalue"].startswith("interrupted; rank 1 was at ")
+
+
+# --- here as well ---
+
+
+def test_local_runs_the_cell_here_as_well(notebook: Notebook) -> None:
+    notebook.run("rank = 'here'")
+    cell = notebook.run("%%mesh --local -o kept\nprint('mine', rank)\nimport asyncio\nawait asyncio.sleep(0)\nrank")
+    assert "[local] mine here\n" in cell.stdout
+    assert "[1] mine 1\n" in text_of(cell)
+    assert cell.result == "[local] 'here'\n[0] 0\n[1] 1\n[2] 2"
+    assert notebook.evaluate("kept['local'].value, kept['local'].stdout, kept.values, _ is kept") == (
+        "here",
+        "mine here\n",
+        [0, 1, 2],
+        True,
+    )
+    assert notebook.run("%%mesh --local\nNone if rank == 1 else 7;").result is None
+    assert notebook.run("rank").result == "'here'"
+    refused = notebook.run_failing("%%mesh --local -a\n1")
+    assert "take one of them" in refused.error["evalue"]
+
+
+def test_an_error_here_fails_the_cell(notebook: Notebook, signs: Signs) -> None:
+    notebook.run("rank = 'here'")
+    failed = notebook.run_failing("%%mesh --local --on-error finish\nif rank in ('here', 1):\n    1 / 0\nrank")
+    assert failed.error["ename"] == "ZeroDivisionError"
+    first, second = failed.error["evalue"].splitlines()
+    assert first == "[local] ZeroDivisionError: division by zero"
+    assert second.startswith("[rank 1] ZeroDivisionError: division by zero")
+    assert failed.traceback.startswith("[local] ZeroDivisionError: division by zero\n")
+    assert f"Cell In[{number_of_cell(failed)}], line 3" in failed.traceback
+    assert notebook.evaluate("__import__('sys').last_value.results[2].value") == 2
+    stopped = notebook.run_failing("%%mesh --local\nif rank == 'here':\n    1 / 0\nhold()")
+    assert "interrupted; ranks 0-2 " in stopped.error["evalue"]
+    assert notebook.run_failing("%%mesh --local\nx = (1").error["ename"] == "SyntaxError"
+
+
+@pytest.mark.parametrize(
+    "wait", ["import threading; threading.Event().wait()", "import asyncio; await asyncio.sleep(600)"]
+)
+def test_an_interrupt_reaches_the_code_here_and_on_ranks(notebook: Notebook, signs: Signs, wait: str) -> None:
+    notebook.run(signs.definition)
+    cell = notebook.start(f"%%mesh --local\ntell('there')\n{wait}")
+    signs.wait_for("there", 4)
+    notebook.interrupt()
+    notebook.wait_failed(cell)
+    assert cell.error["ename"] in ("KeyboardInterrupt", "CancelledError")
+    assert cell.error["evalue"].splitlines()[0].startswith("[local] ")
+    assert "interrupted; ranks" in cell.error["evalue"]
+    assert notebook.run("%%mesh\nrank").result == "[0] 0\n[1] 1\n[2] 2"

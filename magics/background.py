@@ -1,0 +1,70 @@
+"""A loop on a thread of its own, for cells that the main thread does not wait for, or has to run beside."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from meshbook.magics.results import MeshResult
+from meshbook.magics.run import Cell, CellRun
+from meshbook.runtime.actor.future import Future
+
+Then: TypeAlias = Callable[[Cell], Awaitable[None]]
+
+
+async def _nothing(cell: Cell) -> None:
+    """Nothing is to follow."""
+
+
+class Running:
+    """A cell that runs there. `future` is its result, or what it raised."""
+
+    def __init__(self, run: CellRun, then: Then) -> None:
+        self.run = run
+        self._then = then
+        self.future: Future[MeshResult] = Future.pending()
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._see_through())
+
+    def interrupt(self) -> None:
+        """As Ctrl-C does for a cell that one waits for; from any thread."""
+        self._loop.call_soon_threadsafe(self.run.interrupt)
+
+    async def _see_through(self) -> None:
+        try:
+            result = await self.run.finish()
+            await self._then(self.run.cell)
+        except BaseException as error:  # whoever waits for it gets it, whatever it is
+            self.future.fail(error)
+        else:
+            self.future.resolve(lambda: result)
+
+
+class Background:
+    """The loop, which begins with the first cell, and lasts as long as the process."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self, cell: Cell, source: str, *, title: str = "", then: Then = _nothing) -> Running:
+        """Begin a cell, and return once it is on its way: what is sent afterwards comes after it.
+
+        `then` is done after its end, if that is good, and before the future resolves.
+        """
+        return asyncio.run_coroutine_threadsafe(_begin(cell, source, title, then), self._running_loop()).result()
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            thread = threading.Thread(target=self._loop.run_forever, name="meshbook jobs", daemon=True)
+            thread.pydev_do_not_trace = True  # type: ignore[attr-defined]  # a breakpoint in the notebook stops no cell
+            thread.start()
+        return self._loop
+
+
+async def _begin(cell: Cell, source: str, title: str, then: Then) -> Running:
+    run = CellRun(cell, title=title)
+    run.begin(source)
+    return Running(run, then)
