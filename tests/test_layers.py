@@ -21,6 +21,7 @@ FLOORS: dict[str, int] = {
     "meshbook.hosts": 7,
     "meshbook.magics": 7,
     "meshbook.monarch": 7,
+    "meshbook.runs": 7,
     "meshbook.testing": 7,
     "meshbook.runtime.tensor": 6,
     "meshbook.runtime.spmd": 6,

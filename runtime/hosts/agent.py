@@ -21,7 +21,9 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.errors import ExitReport, MeshbookError
 from meshbook.runtime.geometry import Extent
+from meshbook.runtime.hosts.custody import Custody
 from meshbook.runtime.hosts.launch import AgentAnswer, AgentBirth, RunFolder, make_folder
+from meshbook.runtime.hosts.lifeline import LineReader
 from meshbook.runtime.hosts.linux import adopt_orphans
 from meshbook.runtime.hosts.machine import address_towards, count_gpus
 from meshbook.runtime.hosts.meetings import MEETINGS, Meetings
@@ -52,9 +54,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's
     raise_limit_of_files()  # ours, and that of the workers, who may talk to each other
     adopt_orphans()  # what workers started and left behind comes here, and is ended with the run
-    birth = msgspec.json.decode(sys.stdin.buffer.readline(), type=AgentBirth)
+    line = LineReader(sys.stdin.fileno())
+    birth = msgspec.json.decode(line.first(), type=AgentBirth)
     if birth.away is None:
-        serve(birth, RunFolder(Path(birth.folder)), None)
+        serve(birth, RunFolder(Path(birth.folder)), None, line)
         return
     try:
         folder = make_folder(birth.settings, secrets.token_hex(4))
@@ -64,10 +67,10 @@ def main() -> None:
     except (OSError, MeshbookError) as error:
         answer(AgentAnswer(error=str(error)))
         sys.exit(1)
-    serve(birth, folder, gateway)
+    serve(birth, folder, gateway, line)
 
 
-def serve(birth: AgentBirth, folder: RunFolder, gateway: Gateway | None) -> None:
+def serve(birth: AgentBirth, folder: RunFolder, gateway: Gateway | None, line: LineReader) -> None:
     """Be this agent until its controller is gone, then end the process. With a gateway: on another host."""
     home = Home.of_first_host(folder.path)
     if gateway is not None:
@@ -80,7 +83,7 @@ def serve(birth: AgentBirth, folder: RunFolder, gateway: Gateway | None) -> None
         others.open(gateway)
         gateway.link(home.first, dial=False)
         answer(AgentAnswer(address=node.address))
-    workers.serve(sys.stdin.fileno())
+    workers.serve(Custody(birth, line, node, workers) if gateway is None else line)
     others.close("its agent has ended")
     folder.close()
     os._exit(0)  # every worker is gone and nobody listens: there is nothing left to tidy, and nothing to wait for

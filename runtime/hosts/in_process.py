@@ -28,6 +28,7 @@ from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.hosts.agent import attend
 from meshbook.runtime.hosts.forkserver import Answer, Exited, Started
 from meshbook.runtime.hosts.launch import AgentBirth
+from meshbook.runtime.hosts.lifeline import LineReader
 from meshbook.runtime.hosts.others import OtherHosts
 from meshbook.runtime.hosts.session import STOP_SECONDS, Session
 from meshbook.runtime.hosts.worker import NOWHERE, bootstrap, client_of, make_node, serve
@@ -129,7 +130,7 @@ class ThreadAgent:
             others = OtherHosts(node, Home.of_first_host(Path(birth.folder)))  # there will be none
             workers = attend(node, birth, make_workers, others)
             self.started.set()
-            workers.serve(line.fileno())
+            workers.serve(LineReader(line.fileno()))
 
     def poll(self) -> int | None:
         return None if self._thread.is_alive() else 0

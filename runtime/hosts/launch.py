@@ -119,8 +119,8 @@ def sweep(root: Path) -> int:
 
     By their names: who chooses the root may keep other things there, which nobody locks.
     """
-    return sum(remove_if_unused(folder) for folder in root.iterdir() if _is_of_a_run(folder))
+    return sum(remove_if_unused(folder) for folder in root.iterdir() if is_of_a_run(folder))
 
 
-def _is_of_a_run(folder: Path) -> bool:
+def is_of_a_run(folder: Path) -> bool:
     return re.fullmatch(r"[0-9a-f]{8}", folder.name) is not None and folder.is_dir() and not folder.is_symlink()

@@ -33,6 +33,15 @@ class Roster(Actor):
         """Forget a worker."""
         self._agents.pop(report.node, None)
 
+    @property
+    def all(self) -> dict[str, str]:
+        """The agent of each worker."""
+        return dict(self._agents)
+
+    def adopt(self, agents: dict[str, str]) -> None:
+        """Know what a controller before this one was told."""
+        self._agents |= agents
+
     def guests_of(self, agent: str) -> list[str]:
         """The workers that live on this agent."""
         return [node for node, host in list(self._agents.items()) if host == agent]

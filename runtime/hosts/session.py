@@ -13,7 +13,8 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -24,7 +25,7 @@ from meshbook.runtime.errors import ExitReport, LaunchError, MeshbookError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.controllers import CONTROLLERS, Controllers
 from meshbook.runtime.hosts.faults import Faults
-from meshbook.runtime.hosts.launch import AGENT, AgentBirth, make_folder
+from meshbook.runtime.hosts.launch import AGENT, AgentBirth, RunFolder, make_folder
 from meshbook.runtime.hosts.launchers import AgentProcess, agent_environment
 from meshbook.runtime.hosts.remote import RemoteHosts
 from meshbook.runtime.hosts.roster import ROSTER, Roster
@@ -43,6 +44,8 @@ from meshbook.runtime.transport.home import Home
 from meshbook.runtime.transport.zeromq import ZmqTransport
 from meshbook.runtime.wire.messages import Address
 
+S = TypeVar("S", bound="Session")
+T = TypeVar("T")
 NOWHERE = Extent((), ())
 STOP_SECONDS = 1.0  # what workers get to leave by themselves when the controller exits
 
@@ -57,37 +60,44 @@ class Session:
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or settings_in_force()
         self.run = secrets.token_hex(4)
-        self.folder = make_folder(self.settings, self.run)
+        self.folder = self._open_folder()
         self.output = OutputStore()
         self.events = EventLog()
         self.forwarder = Forwarder(ScriptScreen())
         self.output.set_default(self.forwarder.take)
-        self._roster = Roster()
+        self.roster = Roster()
         self._faults = Faults()
         self._agent_address = Address(AGENT, f"{self._inbox_prefix()}{AGENT}")
         self._closing = threading.Lock()  # taken once, by whoever closes first
+        self._has_left = False  # and the run goes on
         try:
-            self.node = self._start_node()
+            self.node = self._make_node()
             self._agent = self._start_agent()
         except Exception as error:  # of the system's and of ZeroMQ's, among others
             self._give_up()
             why = ". ".join(filter(None, (str(error), explain_limit(str(error), self.folder.path))))
             raise LaunchError(f"the host agent cannot be started: {why}") from error
         self.host = HostMesh([self._agent_address], NOWHERE.region, owned=True, is_fake_in_process=True)
-        self.remote = RemoteHosts(self.node, self.settings, self.folder.path, self._roster, self._agent_address)
+        self.remote = RemoteHosts(self.node, self.settings, self.folder.path, self.roster, self._agent_address)
         self.node.places = Places(self.host, self.node.address)
         self.context = Context(Instance("client", "client", NOWHERE.point(0), self.node))
         self._watcher = threading.Thread(target=self._watch_agent, name="meshbook agent watcher", daemon=True)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.node.start()
         self._watcher.start()
 
-    def _start_node(self) -> Node:
-        node = Node(self._connect("controller"), self.run, self.settings)
+    def _open_folder(self) -> RunFolder:
+        return make_folder(self.settings, self.run)
+
+    def _make_node(self) -> Node:
+        node = self._new_node()
         node.host_inline(TELEMETRY, TelemetryActor(self.output, self.events))
-        node.host_inline(ROSTER, self._roster)
+        node.host_inline(ROSTER, self.roster)
         node.host(CONTROLLERS, Controllers, class_name="Controllers").start(lambda error: None)
-        node.when_down += [self._roster.ended, self.output.ended]
+        node.when_down += [self.roster.ended, self.output.ended]
         node.on_fault = self._faults.report
-        node.start()
         return node
 
     def _start_agent(self) -> AgentProcess:
@@ -105,7 +115,10 @@ class Session:
             process.stdin.flush()
         return process
 
-    # -- how nodes reach each other, and what an agent is; `in_process` has its own ------
+    # -- how nodes reach each other, and what an agent is; `in_process` and `attaching` have their own --
+
+    def _new_node(self) -> Node:
+        return Node(self._connect("controller"), self.run, self.settings)
 
     def _inbox_prefix(self) -> str:
         return f"ipc://{self.folder.path}/"
@@ -134,6 +147,8 @@ class Session:
     def _watch_agent(self) -> None:
         trouble = self._wait_for_agent()
         returncode = self._agent.wait()
+        if self._has_left:  # the run lived on without us
+            return
         said = last_lines(self.folder.path / "agent.log", self.settings.stderr_lines)
         report = ExitReport(
             node=AGENT,
@@ -146,7 +161,7 @@ class Session:
         if not report.stopped:
             self.node.tell_event("host lost", AGENT, "", [], str(report))
         # The guests first: who waits for the end of the host waits for theirs, too.
-        for node in self._roster.guests_of(AGENT):
+        for node in self.roster.guests_of(AGENT):
             self.node.announce_down(report.of_guest(node), ())
         self.node.announce_down(report, ())
         self.remote.lose_all(f"the controller's host agent ended, and the way to other hosts with it: {report.cause}")
@@ -191,7 +206,7 @@ class Session:
         if not self._closing.acquire(blocking=False):
             return
         self._faults.close()  # from now on an end is no fault
-        self._stop_actors()
+        self.stop_actors()
         self.host.note_end()
         self._stop_workers(seconds)
         self.remote.hang_up()
@@ -212,7 +227,23 @@ class Session:
             with contextlib.suppress(TimeoutError, MeshbookError):
                 future.get(timeout=max(0.0, end - time.monotonic()))
 
-    def _stop_actors(self) -> None:
+    def leave(self, order: bytes) -> None:
+        """Leave the run to itself: `order` tells its agent so. Nothing comes from it any more (`hosts.detaching`)."""
+        if not self._closing.acquire(blocking=False):
+            return
+        self._has_left = True
+        self._faults.close()
+        self.host.note_end()
+        self.node.close()
+        self.node.terminate()  # by then the socket's file is gone, and cannot be taken for the next one's
+        assert self._agent.stdin is not None
+        self._agent.stdin.write(order)
+        self._agent.stdin.flush()
+        self._hang_up()
+        self.forwarder.close()
+        self.folder.close()
+
+    def stop_actors(self) -> None:
         """End the actors of this very process, so that they can clean up."""
         targets = [Target(self.node.address, key) for key in self.node.actors()]
         if targets:
@@ -252,18 +283,48 @@ def _in_forked_child() -> None:
 os.register_at_fork(after_in_child=_in_forked_child)
 
 
+def _check_not_shut_down() -> None:
+    if _Current.shutdown is not None:
+        raise RuntimeError(
+            "shutdown_context() has ended meshbook in this process, where it cannot be started again: "
+            "start a new process, or call close_session() instead where another session is to follow"
+        )
+
+
 def current_session() -> Session:
     """The session of this process, started on first use. RuntimeError after `shutdown_context()`."""
     with _Current.lock:
-        if _Current.shutdown is not None:
-            raise RuntimeError(
-                "shutdown_context() has ended meshbook in this process, where it cannot be started again: "
-                "start a new process, or call close_session() instead where another session is to follow"
-            )
+        _check_not_shut_down()
         if _Current.session is None:
             _Current.session = Session()
             atexit.register(close_session)
         return _Current.session
+
+
+def replace_session(make: Callable[[], S]) -> S:
+    """Let this process have another session; the one that it has owns nothing, or RuntimeError is raised."""
+    with _Current.lock:
+        _check_not_shut_down()
+        before = _Current.session
+        if before is not None and len(before.node.ledger):
+            raise RuntimeError("this process has processes of its own: stop them first, or attach from another one")
+        session = make()
+        _Current.session = session
+        atexit.register(close_session)
+    if before is not None:
+        before.close()
+    return session
+
+
+def leave_session(leave: Callable[[Session], T]) -> T:
+    """Let this process have no session any more, once `leave` has seen to it. RuntimeError where there is none."""
+    with _Current.lock:
+        if _Current.session is None:
+            raise RuntimeError("there is no session to detach: nothing was started from here")
+        left = leave(_Current.session)
+        _Current.session = None
+        atexit.unregister(close_session)
+        return left
 
 
 def running_session() -> Session | None:

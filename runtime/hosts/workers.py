@@ -53,6 +53,15 @@ class Starter(Protocol):
     def why_ended(self) -> str: ...
 
 
+class Lifeline(Protocol):
+    """What an agent hears of whoever has the run. `descriptor` can be read when there is something; -1: nobody."""
+
+    @property
+    def descriptor(self) -> int: ...
+    def is_over(self) -> bool: ...
+    def forget(self, descriptor: int) -> None: ...
+
+
 @dataclass
 class Worker:
     """One worker from the asking to the end."""
@@ -160,6 +169,10 @@ class Workers:
         self._finished = True
         self._ring()
 
+    def look_at_line(self) -> None:
+        """The lifeline has another descriptor."""
+        self._ring()
+
     def signal(self, nodes: Iterable[str], number: int) -> None:
         """Send a signal to the process groups of these workers, so that what they started gets it too."""
         with self._lock:
@@ -226,21 +239,33 @@ class Workers:
 
     # -- on the agent's main thread --------------------------------------------
 
-    def serve(self, line: int) -> None:
-        """Run the fork server and hear it until the descriptor `line` ends; then end everything at once."""
-        self._selector.register(line, selectors.EVENT_READ)
+    def serve(self, line: Lifeline) -> None:
+        """Run the fork server and hear it until the line is over; then end everything at once."""
+        watched = self._look_at(line, -1)
         self._selector.register(self._bell, selectors.EVENT_READ)
         self._start_server()
         while not self._finished:
             ready = {key.fd for key, _ in self._selector.select()}
-            if line in ready and not os.read(line, 4096):
+            if watched in ready and line.is_over():
                 break
+            watched = self._look_at(line, watched)
             if self._server is not None:
                 self._attend(self._server)
             if self._bell in ready:
                 os.read(self._bell, 4096)
                 self._pass_requests()
         self._kill_all()
+
+    def _look_at(self, line: Lifeline, watched: int) -> int:
+        """Watch what is the line now, in the place of this descriptor."""
+        present = line.descriptor
+        if present != watched:
+            if watched >= 0:
+                self._selector.unregister(watched)
+                line.forget(watched)
+            if present >= 0:
+                self._selector.register(present, selectors.EVENT_READ)
+        return present
 
     def _start_server(self) -> Starter:
         server = self._server = self._make_server()

@@ -22,14 +22,28 @@ PlanStarts = Callable[[Extent, int], list[Start]]  # for a mesh of this extent, 
 class Births:
     """The births of a mesh, by rank; `ask` asks a host's agent for some, `plan_starts` says how each is started."""
 
-    def __init__(self, births: Sequence[Birth], ask: Ask, plan_starts: PlanStarts) -> None:
+    def __init__(self, births: Sequence[Birth], ask: Ask, plan_starts: PlanStarts, used: int = 0) -> None:
         self._births = list(births)
         self._ask = ask
         self._plan_starts = plan_starts
-        self._numbers = itertools.count(len(births))  # of processes that a resize brings: names are used once
+        self._used = used or len(births)  # numbers in names: a resize brings others, and each is used once
 
     def __getitem__(self, rank: int) -> Birth:
         return self._births[rank]
+
+    @property
+    def all(self) -> tuple[Birth, ...]:
+        """All of them, by rank."""
+        return tuple(self._births)
+
+    @property
+    def plan(self) -> PlanStarts:
+        return self._plan_starts
+
+    @property
+    def used(self) -> int:
+        """How many names were given to processes of this mesh so far."""
+        return self._used
 
     @property
     def addresses(self) -> tuple[Address, ...]:
@@ -59,7 +73,8 @@ class Births:
         ]
 
     def _new(self, like: Birth, start: Start) -> Birth:
-        node = f"{like.world.mesh}.{next(self._numbers)}"
+        node = f"{like.world.mesh}.{self._used}"
+        self._used += 1
         url = like.address.url.removesuffix(like.address.node) + node
         return msgspec.structs.replace(like, address=Address(node, url), start=start, life=0)
 

@@ -218,7 +218,7 @@ class HostMesh(MeshTrait):
         for index, agent in enumerate(self._picked()):
             world = self._world(mesh, extent, agent, bootstrap, env)
             all_births += [self._birth(world, index * local + place, place, local, starts) for place in range(local)]
-        births, nodes = Births(all_births, _ask_for, plan), [birth.address for birth in all_births]
+        births, nodes = Births(all_births, ask_for, plan), [birth.address for birth in all_births]
         births.start(range(len(nodes)))
         if spare_start is not None:
             self._keep_spares(all_births[::local], spare_start, spares)
@@ -312,6 +312,10 @@ class HostMesh(MeshTrait):
             mesh.stop("its host mesh was stopped")
         return when_ended(current_node(), [address.node for mesh in meshes for address in mesh.nodes])
 
+    def adopt(self, procs: ProcMesh) -> None:
+        """Know a mesh on these hosts that another process has spawned, whose place this one has taken."""
+        self._ownership.add(procs)
+
     def note_end(self) -> None:
         """The session has ended, and the hosts with it: from now on nothing can be spawned here."""
         self._ownership.is_over = True
@@ -371,7 +375,8 @@ def _on_agent(agent: Address) -> ActorMesh:
     return ActorMesh("hosts", HostActor, [Target(agent, HOST)], Extent((), ()).region)
 
 
-def _ask_for(agent: Address, births: list[Birth]) -> Future[None]:
+def ask_for(agent: Address, births: list[Birth]) -> Future[None]:
+    """Ask the agent of a host to start these."""
     return _on_agent(agent).spawn_procs.call_one(births)
 
 

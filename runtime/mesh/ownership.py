@@ -56,7 +56,7 @@ def own(
     are_processes: bool = False,
     policy: Policy | None = None,
     spawned: Spawned | None = None,
-) -> None:
+) -> Charge:
     """Note that whoever runs here answers for a mesh.
 
     `ranks` by node; `handle` makes a handle of it, and not the one that the user has; `again` starts ranks again.
@@ -76,3 +76,4 @@ def own(
         spawned=spawned,
     )
     instance.node.ledger.add(charge)
+    return charge

@@ -73,6 +73,11 @@ class Respawning:
         self._waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._is_running = False
 
+    @property
+    def rule(self) -> tuple[OnFailure, Restarts]:
+        """What makes another one like it."""
+        return self._on_failure, self._restarts
+
     def take(self, charge: Charge, failure: MeshFailure, otherwise: Callable[[MeshFailure], None]) -> None:
         """Take a failure in. `otherwise` gets it back where nothing comes of it."""
         process = charge.node_of(failure.crashed_ranks[-1])  # its rank may be another one by then

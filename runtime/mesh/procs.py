@@ -308,6 +308,16 @@ class ProcMesh(MeshTrait):
             raise ValueError(f"{actors!r} were not spawned from here, or have been stopped")
         return cast("A", charge.handle())
 
+    @property
+    def actors(self) -> dict[str, Any]:
+        """The actor meshes that were spawned from this process on this mesh or a slice, by name; the newest of several.
+
+        Also those that another process has spawned, whose run this one has attached to. What was stopped is not there.
+        """
+        own = {address.node for address in self._nodes}
+        charges = [charge for charge in current_node().ledger.actors() if not own.isdisjoint(charge.ranks)]
+        return {charge.name: charge.handle() for charge in charges}
+
     def after_heal(self, begin: Afterwards) -> None:
         """Let `begin(mesh, ranks)` be called after each heal, with the ranks that were healed, and after each resize.
 

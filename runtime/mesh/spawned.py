@@ -28,6 +28,15 @@ class Spawned:
         self._initialized: Future[None] | None = None  # of the ranks that came last
 
     @property
+    def cls(self) -> type[Actor]:
+        return self._cls
+
+    @property
+    def creation(self) -> Creation:
+        """How they were, and would be, created."""
+        return self._creation
+
+    @property
     def key(self) -> str:
         """The name of these actors in their processes."""
         return self._creation.targets[0].actor

@@ -100,6 +100,7 @@ class Node:
         self._routes.ask_after = self._ask_after
         self.trust, self.has_ended, self.report_of = self._routes.trust, self._routes.has_ended, self._routes.report_of
         self.lives, self.expect = self._routes.lives, self._routes.expect
+        self.all_lives, self.restore = self._routes.all_lives, self._routes.restore
         self._logged: set[str] = set()
         self._closed = False
         limit = settings.max_message_bytes
@@ -183,6 +184,10 @@ class Node:
         self._pressure.close()
         self._reception.join()
         self._fail_all(None, lambda: SupervisionError("this process's runtime was shut down while the call was open"))
+
+    def terminate(self) -> None:
+        """After `close`: wait until another node of this name can be in its place."""
+        self._transport.terminate()
 
     @property
     def open_calls(self) -> int:
@@ -303,6 +308,20 @@ class Node:
         asker = Each(len(peers))
         self._questions.ask_to_hold(peers, asker)
         return asker.futures
+
+    def peers(self) -> list[Address]:
+        """The other nodes that are known, and have not ended."""
+        book = self._routes.book.items()
+        return [address for node, address in book if node != self.address.node and self.report_of(node) is None]
+
+    @property
+    def ended(self) -> dict[str, ExitReport]:
+        """How other nodes have ended."""
+        return dict(self._routes.down)
+
+    def replay(self, frame: Buffer) -> None:
+        """Take in what came before this node received anything."""
+        self._accept(frame)
 
     def greet(self, peers: Sequence[Address]) -> None:
         """Let these nodes send here, what they have held among it."""

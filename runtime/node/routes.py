@@ -141,6 +141,12 @@ class Routes:
             self._lives[node] = life
             self._transport.remember(node, life)
 
+    def restore(self, lives: dict[str, int], down: dict[str, ExitReport]) -> None:
+        """Know what the process has known that was this node before."""
+        self.expect(lives)
+        for report in down.values():
+            self.end(report)
+
     # -- sending -------------------------------------------------------------------------
 
     def send(self, to: Address, frame: Buffer) -> None:

@@ -127,6 +127,25 @@ class OutputStore:
             ring = self._rings.get(f"{mesh}.{rank}")
             return ring.text() if ring else ""
 
+    def rings(self) -> dict[str, str]:
+        """The last output of every rank, by process."""
+        with self._lock:
+            return {node: ring.text() for node, ring in self._rings.items()}
+
+    def restore(self, rings: dict[str, str]) -> None:
+        """Begin with what ranks have written before."""
+        with self._lock:
+            for node, text in rings.items():
+                self._rings.setdefault(node, Ring()).add(text)
+
+    def replay(self, chunk: Chunk) -> None:
+        """Take in what was written while nobody looked: only a sink of its own execution shows it."""
+        default, self._default = self._default, None
+        try:
+            self.add(chunk)
+        finally:
+            self._default = default
+
     def forget(self, mesh: str) -> None:
         """Drop what was kept of a mesh."""
         with self._lock:

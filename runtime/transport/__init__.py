@@ -55,3 +55,6 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Stop `receive`, deliver what was queued as far as peers take it at once, and release everything."""
+
+    def terminate(self) -> None:
+        """After `close`, once `receive` has returned None: wait until all of it has been released."""

@@ -174,3 +174,6 @@ class DisturbedTransport:
     def close(self) -> None:
         self.mend()
         self._inside.close()
+
+    def terminate(self) -> None:
+        self._inside.terminate()

@@ -149,3 +149,6 @@ class MemoryTransport:
         self._closed = True
         self._board.remove(self.address.node)
         self._inbox.end()
+
+    def terminate(self) -> None:
+        pass  # `close` is all

@@ -1,0 +1,204 @@
+"""Becoming the controller of a run that was detached: by its door, with its agent, and all that it had spawned."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from meshbook.runtime.actor.context import CURRENT
+from meshbook.runtime.config import Settings, runtime_root, settings_in_force
+from meshbook.runtime.hosts.detaching import DetachError, Left, load
+from meshbook.runtime.hosts.journal import read_messages, read_output
+from meshbook.runtime.hosts.launch import RunFolder
+from meshbook.runtime.hosts.launchers import AgentProcess
+from meshbook.runtime.hosts.lifeline import (
+    ESTATE,
+    JOURNAL,
+    DoorClosed,
+    Estate,
+    Request,
+    Status,
+    Took,
+    knock,
+    present_version,
+)
+from meshbook.runtime.hosts.session import Session, replace_session
+from meshbook.runtime.mesh.deeds import take_on
+from meshbook.runtime.mesh.procs import ProcMesh
+from meshbook.runtime.node.node import Node
+from meshbook.runtime.telemetry.output import TELEMETRY
+from meshbook.runtime.wire import pickling
+from meshbook.runtime.wire.frames import unpack
+
+UNKNOWN = -1  # how a process has ended that is not our child
+_CREDENTIALS = struct.Struct("3i")
+
+Prepare = Callable[["AttachedSession"], None]
+
+
+class AttachedSession(Session):
+    """The controller of a run that another process has begun."""
+
+    def __init__(self, folder: Path, left: Left, estate: Estate, connection: socket.socket) -> None:
+        self._path = folder
+        self._left = left
+        self._estate = estate
+        self._connection = connection
+        super().__init__(left.settings)
+        self.lost: list[str] = []  # what could not be had here, in words
+        self.part = left.part
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """By node: how many pieces of output were too much to be kept."""
+        return self._estate.dropped
+
+    def _open_folder(self) -> RunFolder:
+        self.run = self._left.run
+        return RunFolder(self._path)
+
+    def _new_node(self) -> Node:
+        return Node(self._connect("controller"), self.run, self.settings, self._estate.life, takes_over=True)
+
+    def _start_agent(self) -> AgentProcess:
+        return FoundAgent(self._connection)
+
+    def _begin(self) -> None:
+        """Not yet: `take_over` does."""
+
+    def take_over(self, prepare: Prepare) -> None:
+        """Take on what was left, and what has happened since. `prepare` is called in between."""
+        left = self._left
+        token = CURRENT.set(self.context)
+        try:
+            for peer in self._estate.peers:
+                self.node.trust(peer)
+            self.node.restore(left.lives, left.ended)
+            self.roster.adopt(left.roster)
+            self.output.restore(left.output)
+            for event in left.events:
+                self.events.add(event)
+            self.lost = take_on(left.deeds, self.node, self.host)
+            prepare(self)
+            self._replay()
+        finally:
+            CURRENT.reset(token)
+        self._agent_line().write(msgspec.json.encode(Took()) + b"\n")
+        super()._begin()
+        self.node.greet(self.node.peers())
+
+    def _replay(self) -> None:
+        journal = self._path / JOURNAL
+        for frame in read_output(journal):
+            _, body = unpack(frame)
+            (chunk,), _ = pickling.loads(body, TELEMETRY)
+            self.output.replay(chunk)
+        for frame in read_messages(journal):
+            self.node.replay(frame)
+
+    def _agent_line(self) -> IO[bytes]:
+        assert self._agent.stdin is not None
+        return self._agent.stdin
+
+    def meshes(self) -> dict[str, ProcMesh]:
+        """The process meshes by the names that they were given; the newest of several."""
+        charges = (self.node.ledger.get(deed.key) for deed in self._left.deeds.procs)
+        return {charge.name: charge.handle() for charge in charges if charge is not None}
+
+    def give_back(self) -> None:
+        """It could not be taken over: leave it as it was."""
+        self._has_left = True
+        self.node.close()
+        self.node.terminate()
+        self._hang_up()
+        self.folder.close()
+
+
+class FoundAgent:
+    """An agent that is no child of this process: it is known by the connection to its door."""
+
+    stdout: IO[bytes] | None = None
+
+    def __init__(self, connection: socket.socket) -> None:
+        asked = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        self.pid, _, _ = _CREDENTIALS.unpack(asked)
+        self._process = os.pidfd_open(self.pid)  # while it holds the connection, the number is its own
+        connection.settimeout(None)
+        self.stdin: IO[bytes] | None = os.fdopen(connection.detach(), "wb", buffering=0)
+
+    def poll(self) -> int | None:
+        return UNKNOWN if self._has_ended(0) else None
+
+    def wait(self, timeout: float | None = None) -> int:
+        if not self._has_ended(timeout):
+            raise subprocess.TimeoutExpired("the host agent", timeout or 0.0)
+        return UNKNOWN
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._process, signal.SIGKILL)
+
+    def _has_ended(self, timeout: float | None) -> bool:
+        poll = select.poll()
+        poll.register(self._process, select.POLLIN)
+        return bool(poll.poll(None if timeout is None else timeout * 1000))
+
+    def __del__(self) -> None:
+        os.close(self._process)
+
+
+def attach(run: Status, who: str, prepare: Prepare, settings: Settings | None = None) -> AttachedSession:
+    """Become the controller of this run; the session of this process, which owns nothing, makes room for it.
+
+    Raises DetachError where it is not to be had: another version has begun it, somebody has attached to it, or it has
+    ended. It stays detached then.
+    """
+    if run.version and run.version != present_version():
+        raise DetachError(f"run {run.run} is of {run.version}, and this is {present_version()}: attach from there")
+    folder = runtime_root(settings or settings_in_force()) / run.run
+    return replace_session(lambda: _take(folder, who, prepare))
+
+
+def _take(folder: Path, who: str, prepare: Prepare) -> AttachedSession:
+    try:
+        answer, connection = knock(folder, Request("attach", who))
+    except DoorClosed as error:
+        raise DetachError(f"run {folder.name} cannot be attached to: {error}") from error
+    if answer.estate is None:
+        connection.close()
+        raise DetachError(answer.error)
+    try:
+        session = AttachedSession(folder, load((folder / ESTATE).read_bytes()), answer.estate, connection)
+    except BaseException:
+        connection.close()
+        raise
+    try:
+        session.take_over(prepare)
+    except BaseException:
+        session.give_back()
+        raise
+    return session
+
+
+def end(run: Status, who: str, settings: Settings | None = None) -> None:
+    """End a detached run with all its processes; returns once it has ended. DetachError where somebody has it."""
+    folder = runtime_root(settings or settings_in_force()) / run.run
+    try:
+        answer, connection = knock(folder, Request("end", who))
+    except DoorClosed as error:
+        raise DetachError(f"run {run.run} cannot be ended: {error}") from error
+    if answer.error:
+        connection.close()
+        raise DetachError(answer.error)
+    with contextlib.suppress(ProcessLookupError):  # it has ended already
+        FoundAgent(connection).wait()

@@ -1,0 +1,84 @@
+"""The runs of this host that were detached: which there are, which one is meant, and how they are told of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from meshbook.runtime.config import Settings, runtime_root, settings_in_force
+from meshbook.runtime.hosts.detaching import DetachError
+from meshbook.runtime.hosts.launch import is_of_a_run
+from meshbook.runtime.hosts.lifeline import DOOR, DoorClosed, MeshStatus, Request, Status, knock
+
+
+def detached_runs(settings: Settings | None = None) -> list[Status]:
+    """The runs on this host that were detached, those that somebody has attached to since among them."""
+    return [found for folder in _folders(settings) if (found := _status_of(folder)) is not None]
+
+
+def _folders(settings: Settings | None) -> Iterator[Path]:
+    root = runtime_root(settings or settings_in_force())
+    yield from sorted(folder for folder in root.iterdir() if is_of_a_run(folder) and (folder / DOOR).exists())
+
+
+def _status_of(folder: Path) -> Status | None:
+    try:
+        answer, connection = knock(folder, Request("status"))
+    except DoorClosed:
+        return None
+    connection.close()
+    return answer.status
+
+
+def choose(wanted: str, settings: Settings | None = None) -> Status:
+    """The detached run that is meant: by its id, or the beginning of that, or the name of one of its meshes.
+
+    Without a name the only one that there is. DetachError where that is none, or several.
+    """
+    every, root = detached_runs(settings), runtime_root(settings or settings_in_force())
+    free = [run for run in every if not run.held_by]
+    if wanted:
+        found = [run for run in every if run.run == wanted] or [run for run in free if _is_meant(run, wanted)]
+    else:
+        found = free
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise DetachError(f"{wanted or 'that'} may mean {len(found)} runs, name one:\n" + tell_runs(found))
+    if wanted and (root / wanted).is_dir():
+        raise DetachError(f"run {wanted} was not detached: its controller has it")
+    if not wanted:
+        raise DetachError(f"no run is detached: there is none in {root}")
+    there = f"; there is\n{tell_runs(free)}" if free else ""
+    raise DetachError(f"no detached run is called {wanted!r}: it has ended, or its time was over{there}")
+
+
+def _is_meant(run: Status, wanted: str) -> bool:
+    return run.run.startswith(wanted) or any(mesh.name == wanted for mesh in run.meshes)
+
+
+def tell_runs(runs: Sequence[Status]) -> str:
+    """A line for each."""
+    return "\n".join(map(tell_run, runs))
+
+
+def tell_run(run: Status) -> str:
+    """`3f9c01aa  mesh: 4 ranks, 2 busy · on gpu1 · detached since 14:02, ends 14:02 tomorrow`"""
+    meshes = ", ".join(_tell_mesh(mesh) for mesh in run.meshes) or "no mesh"
+    if run.held_by:
+        return f"{run.run}  on {run.host} · attached, by {run.held_by}"
+    return f"{run.run}  {meshes} · on {run.host} · detached {_clock(run.since)}, ends {_clock(run.until)}"
+
+
+def _tell_mesh(mesh: MeshStatus) -> str:
+    ranks = f"{mesh.ranks} rank{'s' * (mesh.ranks != 1)}"
+    busy = f", {mesh.busy} busy" if mesh.busy else ", idle"
+    return f"{mesh.name}: {ranks}{busy}{f', {mesh.dead} dead' if mesh.dead else ''}"
+
+
+def _clock(at: float) -> str:
+    """`14:02`, with the day where that is another one."""
+    moment = time.localtime(at)
+    same_day = moment[:3] == time.localtime()[:3]
+    return time.strftime("%H:%M" if same_day else "%b %d %H:%M", moment)

@@ -1,0 +1,155 @@
+"""Leaving a run to itself: what is the controller's is written down, and then it goes without ending anything.
+
+others hold what they send -> what there is, into a file -> the node closes -> the agent is told, and stays
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from meshbook.runtime.actor.context import CURRENT
+from meshbook.runtime.config import Settings
+from meshbook.runtime.errors import ExitReport, MeshbookError
+from meshbook.runtime.hosts.caretaker import wait_for_silence
+from meshbook.runtime.hosts.lifeline import ESTATE, Detach, DoorClosed, MeshSummary, present_version, wait_for_door
+from meshbook.runtime.hosts.session import Session
+from meshbook.runtime.mesh.deeds import CLIENT, Deeds, deeds_of
+from meshbook.runtime.telemetry.events import Event
+
+DAY = 24 * 3600.0
+
+
+class DetachError(MeshbookError):
+    """A run that cannot be left to itself, or taken over."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What somebody above the runtime leaves: its data, and the calls whose answers are wanted, with who owes each."""
+
+    data: bytes = b""
+    calls: dict[int, str] = field(default_factory=dict)
+
+
+Contribute = Callable[[Session], Part]
+
+
+def nothing_more(session: Session) -> Part:
+    """Nobody has anything to leave but the runtime."""
+    return Part()
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a controller leaves to the next one."""
+
+    run: str
+    settings: Settings
+    life: int  # of its node
+    lives: dict[str, int]
+    ended: dict[str, ExitReport]
+    roster: dict[str, str]
+    events: list[Event]
+    output: dict[str, str]
+    deeds: Deeds
+    part: bytes
+
+
+def detach(session: Session, seconds: float, contribute: Contribute = nothing_more) -> Detach:
+    """Leave the run of this session to itself, for so many seconds at most; the session is over.
+
+    Actors that live in this very process end, with what they own; calls from here that have not been answered fail.
+    Raises DetachError where that cannot be, ValueError for a time that is none. Then everything goes on as before.
+    """
+    token = CURRENT.set(session.context)
+    try:
+        return _detach(session, seconds, contribute)
+    finally:
+        CURRENT.reset(token)
+
+
+def _detach(session: Session, seconds: float, contribute: Contribute) -> Detach:
+    check(session, seconds)
+    _wait_until_up(session)
+    session.stop_actors()
+    node = session.node
+    peers = node.peers()
+    wait_for_silence(node, peers)
+    try:
+        part = contribute(session)
+        left = _gather(session, part)
+        (session.folder.path / ESTATE).write_bytes(pickle.dumps(left))
+    except BaseException:
+        node.greet(peers)
+        raise
+    order = Detach(
+        life=node.life,
+        seconds=seconds,
+        version=present_version(),
+        meshes=tuple(MeshSummary(deed.name, tuple(deed.ranks)) for deed in left.deeds.procs),
+        calls=part.calls,
+    )
+    node.abandon_calls(lambda: DetachError(f"run {session.run} was detached while the call was open"))
+    session.leave(msgspec.json.encode(order) + b"\n")
+    try:
+        wait_for_door(session.folder.path)
+    except DoorClosed as error:
+        raise DetachError(f"run {session.run} was detached, and cannot be attached to: {error}") from error
+    return order
+
+
+def check(session: Session, seconds: float) -> None:
+    """Whether it can be detached."""
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise ValueError(f"a run is detached for a number of seconds above zero, not for {seconds!r}")
+    if session.has_lost_agent:
+        raise DetachError("the host agent of this run has ended, and its processes with it: nothing is left to detach")
+    if hosts := [host.name for host in session.remote]:
+        raise DetachError(
+            f"this run has other hosts than this one ({', '.join(hosts)}), which end with this process: "
+            "shut them down first"
+        )
+    deeds_of(session.node)  # a mesh that is being healed says so now
+
+
+def _wait_until_up(session: Session) -> None:
+    """What is still being started has to have heard all that it was sent: nobody says it again."""
+    seconds = session.settings.launch_timeout
+    session.host.initialized.get(seconds)
+    for charge in session.node.ledger.of(CLIENT):
+        if charge.are_processes and not charge.failed:
+            with contextlib.suppress(MeshbookError):  # one that has died is told of otherwise
+                charge.handle().initialized.get(seconds)
+
+
+def _gather(session: Session, part: Part) -> Left:
+    node = session.node
+    return Left(
+        run=session.run,
+        settings=session.settings,
+        life=node.life,
+        lives=node.all_lives(),
+        ended=node.ended,
+        roster=session.roster.all,
+        events=list(session.events),
+        output=session.output.rings(),
+        deeds=deeds_of(node),
+        part=part.data,
+    )
+
+
+def load(data: bytes) -> Left:
+    """What was left. DetachError where this process cannot read it."""
+    try:
+        left: Any = pickle.loads(data)
+    except Exception as error:
+        raise DetachError(f"what its controller has left cannot be read here: {error}") from error
+    assert isinstance(left, Left)
+    return left

@@ -1,0 +1,149 @@
+"""What came for a controller while there was none: written down, and read by whoever is the next.
+
+Output is most of it: of each process the newest is kept, and what is dropped is counted. Of the rest only that is kept
+which the next one cannot do without. Output is read first, since an answer comes after all output that it follows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from meshbook.runtime.errors import RefusedMessage
+from meshbook.runtime.hosts.roster import ROSTER
+from meshbook.runtime.node.keeper import KEEPER
+from meshbook.runtime.telemetry.output import TELEMETRY
+from meshbook.runtime.wire.frames import Buffer, unpack
+from meshbook.runtime.wire.messages import Call, Down, Reply
+
+KEPT_BYTES = 32 << 20  # of the output of one process, at least
+NEWS = {
+    KEEPER: {"failed", "over", "reborn"},
+    TELEMETRY: {"happened"},
+    ROSTER: {"born", "silent"},
+}
+MESSAGES = "messages"
+_LENGTH = struct.Struct("<Q")
+
+
+class Journal:
+    """For one thread, that of the node which receives. `wanted` are calls whose answers are kept: who owes each."""
+
+    def __init__(self, folder: Path, wanted: dict[int, str], kept_bytes: int = KEPT_BYTES) -> None:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self._folder = folder
+        self._kept_bytes = kept_bytes
+        self.wanted = dict(wanted)
+        self.down: set[str] = set()  # nodes that have ended
+        self._messages = _open(folder / MESSAGES)
+        self._outputs: dict[str, _Output] = {}
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """By node: how many pieces of output are kept no more."""
+        return {node: output.dropped for node, output in self._outputs.items() if output.dropped}
+
+    def note(self, frame: Buffer) -> None:
+        """Write down what has come, if it is to be kept."""
+        try:
+            message, _ = unpack(frame)
+        except RefusedMessage:
+            return  # as the node will tell
+        if isinstance(message, Call) and (message.actor, message.endpoint) == (TELEMETRY, "output"):
+            self._output_of(message.sender).write(frame)
+        elif self._is_kept(message):
+            with contextlib.suppress(OSError):  # a full disk: whoever attaches finds out that an answer is missing
+                _write(self._messages, frame)
+
+    def _is_kept(self, message: Any) -> bool:
+        if isinstance(message, Reply):
+            return self.wanted.pop(message.call, None) is not None
+        if isinstance(message, Down):
+            self.down.add(message.report.node)
+            self.wanted = {call: node for call, node in self.wanted.items() if node != message.report.node}
+            return True
+        return isinstance(message, Call) and message.endpoint in NEWS.get(message.actor, ())
+
+    def _output_of(self, sender: str) -> _Output:
+        if sender not in self._outputs:
+            self._outputs[sender] = _Output(self._folder / f"{sender}.output", self._kept_bytes)
+        return self._outputs[sender]
+
+    def close(self) -> None:
+        """Have all of it on the disk."""
+        self._messages.close()
+        for output in self._outputs.values():
+            output.close()
+
+
+class _Output:
+    """That of one process: two files, of which the older one is dropped when the other is full."""
+
+    def __init__(self, path: Path, kept_bytes: int) -> None:
+        self._path, self._older = path, older(path)
+        self._kept_bytes = kept_bytes
+        self._file = _open(path)
+        self._count = self._older_count = 0
+        self.dropped = 0
+
+    def write(self, frame: Buffer) -> None:
+        try:
+            if self._file.tell() >= self._kept_bytes:
+                self._turn()
+            _write(self._file, frame)
+            self._count += 1
+        except OSError:  # the disk is full
+            self.dropped += 1
+
+    def _turn(self) -> None:
+        self._file.close()
+        self._path.replace(self._older)
+        self.dropped += self._older_count
+        self._count, self._older_count = 0, self._count
+        self._file = _open(self._path)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def older(path: Path) -> Path:
+    """Where what was written before is."""
+    return path.with_name(f"{path.name}.older")
+
+
+def _open(path: Path) -> IO[bytes]:
+    return open(path, "ab", buffering=0)
+
+
+def _write(file: IO[bytes], frame: Buffer) -> None:
+    start = file.tell()
+    try:
+        for part in (_LENGTH.pack(len(frame)), frame):
+            if file.write(part) != len(part):
+                raise OSError("the disk is full")
+    except OSError:
+        file.truncate(start)  # no half of a record: what comes later could not be read
+        raise
+
+
+def read_output(folder: Path) -> Iterator[Buffer]:
+    """The frames of output, those of one process in order."""
+    for path in sorted(folder.glob("*.output")):
+        yield from _read(older(path))
+        yield from _read(path)
+
+
+def read_messages(folder: Path) -> Iterator[Buffer]:
+    """The frames of all else, in order."""
+    return _read(folder / MESSAGES)
+
+
+def _read(path: Path) -> Iterator[Buffer]:
+    if not path.exists():
+        return
+    with open(path, "rb") as file:
+        while head := file.read(_LENGTH.size):
+            yield file.read(*_LENGTH.unpack(head))

@@ -1,0 +1,315 @@
+"""Runs that outlive their controller: left to themselves, taken over by another process, ended when their time is over."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import msgspec
+import psutil
+import pytest
+
+import meshbook
+from meshbook import Actor, close_session, endpoint, this_host, this_proc
+from meshbook.runs import DetachError, attach, detach, detached_runs, end
+from meshbook.runtime.errors import ProcessDied
+from meshbook.runtime.hosts import attaching, detached
+from meshbook.runtime.hosts.lifeline import DOOR, Request, knock
+from meshbook.runtime.hosts.session import current_session
+from meshbook.runtime.mesh.procs import ProcMesh
+
+PATIENCE = 60.0
+pytestmark = pytest.mark.process
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Counter(Actor):
+    def __init__(self) -> None:
+        self.count = 0
+
+    @endpoint
+    def add(self) -> int:
+        self.count += 1
+        return self.count
+
+    @endpoint
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(*arguments)
+
+
+@pytest.fixture(autouse=True)
+def _ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whoever has a run at the end of a test, it ends. What workers import at birth does not matter here."""
+    monkeypatch.setenv("MESHBOOK_PRELOAD", "")
+    yield
+    for run in detached_runs():
+        if not run.held_by:
+            end(run.run)
+    close_session()
+
+
+@pytest.fixture
+def trainers() -> ProcMesh:
+    """Two processes with counters, which may be detached."""
+    procs = this_host().spawn_procs({"gpus": 2}, name="trainers")
+    procs.spawn("counters", Counter)
+    return procs
+
+
+def counters(procs: ProcMesh) -> Any:
+    return procs.actors["counters"]
+
+
+def counted(procs: ProcMesh) -> list[int]:
+    return list(counters(procs).add.call().get(PATIENCE).values())
+
+
+def pids(procs: ProcMesh) -> list[int]:
+    return list(counters(procs).run.call(os.getpid).get(PATIENCE).values())
+
+
+def family_of(session: Any) -> list[psutil.Process]:
+    """The agent of a session, its fork server and all workers."""
+    agent = psutil.Process(session._agent.pid)
+    return [agent, *agent.children(recursive=True)]
+
+
+def test_actors_go_on_for_the_next_controller(trainers: ProcMesh) -> None:
+    """Their state is there, they can be called, healed and stopped, and others are spawned beside them."""
+    assert counted(trainers) == [1, 1]
+    before = pids(trainers)
+    run = detach(60)
+    [status] = detached_runs()
+    assert (status.run, status.meshes[0].name, status.meshes[0].ranks) == (run, "trainers", 2)
+    assert 0 < status.until - status.since <= 61
+    found = attach(run)["trainers"]
+    assert counted(found) == [2, 2]
+    assert pids(found) == before
+    assert detached_runs()[0].held_by == f"pid {os.getpid()} ({Path.cwd().name})"
+    more = found.spawn("more", Counter)
+    assert list(more.add.call().get(PATIENCE).values()) == [1, 1]
+    found.stop().get(PATIENCE)
+    assert not any(map(psutil.pid_exists, before))
+
+
+def test_it_can_be_healed_and_resized(trainers: ProcMesh) -> None:
+    detach(60)
+    found = attach("trainers")["trainers"]
+    before = pids(found)
+    first = counters(found).slice(gpus=0).run.call(signal.pause)
+    os.kill(before[0], signal.SIGKILL)
+    with pytest.raises(ProcessDied):
+        first.get(PATIENCE)
+    assert found.heal().get(PATIENCE) == [0]
+    assert counted(found) == [1, 1]
+    larger = found.resize(gpus=3)
+    larger.initialized.get(PATIENCE)
+    assert counted(larger) == [2, 2, 1]
+    detach(60)
+    again = attach()["trainers"]
+    assert counted(again) == [3, 3, 2]
+
+
+def test_what_is_printed_meanwhile_is_kept(trainers: ProcMesh, tmp_path: Path) -> None:
+    """Before, between and after, in order; nothing twice."""
+    started, told = tmp_path / "started", tmp_path / "told"
+    for path in (started, told):
+        os.mkfifo(path)
+
+    def talk(lines: int) -> None:
+        for line in range(lines):
+            print(f"before {line}", flush=True)
+        started.write_text("now")  # waits for who reads it
+        for line in range(lines):
+            print(f"between {line}", flush=True)
+        print("the end", flush=True)
+        told.write_text("now")
+
+    counters(trainers).slice(gpus=0).run.call(talk, 1000)
+    started_word = _read(started, lambda: detach(60))
+    assert started_word == "now"
+    assert _read(told) == "now"
+    found = attach()["trainers"]
+    store = current_session().output
+    counters(found).slice(gpus=0).run.call(_flush).get(PATIENCE)
+    said = store.recent(found.name, 0).splitlines()
+    assert said == [*(f"before {n}" for n in range(1000)), *(f"between {n}" for n in range(1000)), "the end"]
+
+
+def _read(path: Path, then: Callable[[], object] = lambda: None) -> str:
+    descriptor = os.open(path, os.O_RDWR)  # so that the writer goes on only now
+    word = os.read(descriptor, 100).decode()
+    then()
+    os.close(descriptor)
+    return word
+
+
+def _flush() -> None:
+    meshbook.context().actor_instance.node.capture.flush()
+
+
+def test_deaths_meanwhile_are_told(trainers: ProcMesh, faults: Any) -> None:
+    victim = psutil.Process(pids(trainers)[1])
+    detach(60)
+    victim.kill()
+    with pytest.raises(psutil.NoSuchProcess):
+        victim.wait(PATIENCE)
+        victim.status()
+    found = attach()["trainers"]
+    with pytest.raises(ProcessDied, match="SIGKILL"):
+        counters(found).run.call(signal.pause).get(PATIENCE)
+    assert "SIGKILL" in str(faults.get(timeout=PATIENCE))
+    assert [event.kind for event in meshbook.events()] == ["failed"]
+    assert found.heal().get(PATIENCE) == [1]
+
+
+def test_who_calls_the_controller_meanwhile_is_answered(trainers: ProcMesh, tmp_path: Path) -> None:
+    """What lived in that process has ended with it."""
+    here = this_proc().spawn("here", Counter)
+    here.add.call().get(PATIENCE)
+    answer = tmp_path / "answer"
+    os.mkfifo(answer)
+
+    def ask() -> None:
+        error = here.add.call_one().exception(PATIENCE)
+        answer.write_text(str(error))
+
+    counters(trainers).slice(gpus=0).run.call(os.getpid).get(PATIENCE)
+    os.mkfifo(tmp_path / "go")
+    counters(trainers).slice(gpus=0).run.call(_wait_and, str(tmp_path / "go"), ask)
+    detach(60)
+    (tmp_path / "go").write_text("now")
+    assert re.search("no actor|was handed over", _read(answer))
+
+
+def _wait_and(path: str, function: Callable[[], None]) -> None:
+    Path(path).read_text()
+    function()
+
+
+def test_one_controller_at_a_time(trainers: ProcMesh) -> None:
+    run = detach(60)
+    attach(run)
+    folder = current_session().folder.path
+    answer, connection = knock(folder, Request("attach", "somebody else"))
+    connection.close()
+    assert answer.error == f"run {run} is attached already, by pid {os.getpid()} ({Path.cwd().name})"
+    with pytest.raises(RuntimeError, match="has processes of its own"):
+        attach(run)
+    with pytest.raises(DetachError, match="attached already"):
+        end(run)
+    assert counted(trainers) == [1, 1]
+
+
+def test_an_attach_that_fails_leaves_it_detached(trainers: ProcMesh) -> None:
+    """As often as one likes, and with what happened meanwhile."""
+    assert counted(trainers) == [1, 1]
+    run = detach(60)
+
+    def fail(session: Any) -> None:
+        raise KeyError("a part that cannot be read")
+
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            attaching.attach(detached.choose(run), "a test", fail)
+    _, connection = knock(current_session().folder.path.parent / run, Request("attach", "one who goes again"))
+    connection.close()
+    wait_until_free(run)
+    assert counted(attach(run)["trainers"]) == [2, 2]
+
+
+def wait_until_free(run: str) -> None:
+    """The agent has to notice that somebody is gone; each look at the door is a round trip."""
+    while detached.choose(run).held_by:
+        continue
+
+
+def test_what_cannot_be(trainers: ProcMesh) -> None:
+    with pytest.raises(DetachError, match="was not detached: its controller has it"):
+        attach(current_session().run)
+    with pytest.raises(DetachError, match="no run is detached"):
+        attach()
+    for seconds in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="a number of seconds above zero"):
+            detach(seconds)
+    assert counted(trainers) == [1, 1]
+    run = detach(60)
+    with pytest.raises(RuntimeError, match="nothing was started from here"):
+        detach(60)
+    with pytest.raises(
+        DetachError, match=f"no detached run is called 'nobody'.*; there is\n{run}  trainers: 2 ranks, idle"
+    ):
+        attach("nobody")
+    status = msgspec.structs.replace(detached.choose(run), version="meshbook 0.0.1 on Python 3.7")
+    with pytest.raises(
+        DetachError, match=r"is of meshbook 0.0.1 on Python 3.7, and this is meshbook .*: attach from there"
+    ):
+        attaching.attach(status, "a test", lambda session: None)
+
+
+def test_its_time_is_limited(trainers: ProcMesh) -> None:
+    """A GPU is not held for ever by nobody."""
+    session = current_session()
+    family = family_of(session)
+    run = detach(0.3)
+    assert psutil.wait_procs(family, timeout=PATIENCE)[1] == []
+    with pytest.raises(DetachError, match=f"no detached run is called '{run}': it has ended"):
+        attach(run)
+    assert not session.folder.path.exists()
+
+
+def test_it_can_be_ended(trainers: ProcMesh) -> None:
+    family = family_of(current_session())
+    end(detach(60))
+    assert psutil.wait_procs(family, timeout=PATIENCE)[1] == []
+
+
+def test_without_its_agent_nothing_is_left(trainers: ProcMesh) -> None:
+    """Also of what is looked for: the next run sweeps the folder."""
+    family = family_of(current_session())
+    folder = current_session().folder.path
+    detach(60)
+    assert (folder / DOOR).exists()
+    family[0].kill()
+    assert psutil.wait_procs(family, timeout=PATIENCE)[1] == []
+    assert detached_runs() == []
+    this_host().initialized.get(PATIENCE)
+    assert not folder.exists()
+
+
+SCRIPT = """
+import os, signal, sys
+from meshbook import Actor, endpoint, this_host
+from meshbook.runs import detach
+
+class Keeper(Actor):
+    def __init__(self):
+        self.kept = []
+    @endpoint
+    def keep(self, what):
+        self.kept.append(what)
+        return self.kept
+
+keepers = this_host().spawn_procs({"gpus": 1}, name="kept").spawn("keepers", Keeper)
+keepers.keep.call("one").get()
+print(detach(60), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_whatever_becomes_of_the_process_that_detached(
+    run_script: Any, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MESHBOOK_RUNTIME_DIR", str(runtime_dir))
+    script = run_script(SCRIPT, MESHBOOK_PRELOAD="")
+    run = script.read_line()
+    assert script.process.wait(PATIENCE) == -signal.SIGKILL
+    kept = attach(run)["kept"]
+    assert kept.actors["keepers"].keep.call_one("two").get(PATIENCE) == ["one", "two"]
+    kept.stop().get(PATIENCE)
