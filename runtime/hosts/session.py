@@ -186,7 +186,7 @@ class Session:
 
     def workers(self) -> list[Address]:
         """All processes of this run that have not ended, as far as there is a way to them from here."""
-        known = [self.node.find_node(name) for name in self._roster.workers()]
+        known = [self.node.find_node(name) for name in self.roster.workers()]
         return [address for address in known if address is not None]
 
     @property
