@@ -16,6 +16,7 @@ from meshbook.magics.exchange import Exchange, Steps, VariableError
 from meshbook.magics.merging import Reduction, Unmergeable, merge, split
 from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.wanted import Wanted
+from meshbook.runtime.cells.inventory import Entry, Inventory
 from meshbook.runtime.cells.parcels import Parcel, pack
 from meshbook.runtime.cells.variables import Delete, Have, HeldBack, Pull, Push
 from meshbook.runtime.errors import PickleError
@@ -77,6 +78,11 @@ def have(mesh: NotebookMesh, ranks: Sequence[int], name: str) -> Steps[bool]:
     """Whether all of the ranks have a variable of this name."""
     answers = yield Exchange(mesh, dict.fromkeys(ranks, Have(name)), f"look for {name}")
     return all(answers.values())
+
+
+def inventory(mesh: NotebookMesh, ranks: Sequence[int]) -> Steps[dict[int, list[Entry]]]:
+    """The variables that cells have made, by rank."""
+    return (yield Exchange(mesh, dict.fromkeys(ranks, Inventory()), "list variables"))
 
 
 def pull(

@@ -175,6 +175,25 @@ def test_a_reference_arrives_at_an_actor_as_what_its_rank_has(notebook: Notebook
     notebook.run("readers.stop().get()")
 
 
+# --- what is there ---
+
+
+def test_who_and_whos_list_what_cells_have_made(notebook: Notebook) -> None:
+    notebook.run("%mesh up --gpus 2 --name clean")
+    assert notebook.run("%mesh who clean").stdout == "no variables on ranks 0-1\n"
+    notebook.run("%%mesh clean\nloss = 0.5 + rank")
+    notebook.run("clean.slice(gpus=1).push(w=torch.zeros(1000))")
+    assert notebook.run("%mesh who clean").stdout == "[0-1] loss\n[1] w\n"
+    rows = [line.split() for line in notebook.run("%mesh whos clean").stdout.splitlines()[2:]]
+    assert rows == [
+        ["loss", "float", "0", "0.5"],
+        ["loss", "float", "1", "1.5"],
+        ["w", "Tensor", "4.0", "kB", "1", "(1000,)", "float32", "cpu"],
+    ]
+    assert notebook.run("%mesh who clean[0]").stdout == "[0] loss\n"
+    notebook.run("%mesh down clean")
+
+
 # --- what is large, and what takes long ---
 
 LARGE = "from meshbook.magics import variables\nvariables.MOST_UNASKED = 1000"

@@ -1,0 +1,112 @@
+"""The variables of a rank in a line each: name, type, size in bytes, and what there is to see of the value.
+
+Bounded, whatever the value is: it is asked of all variables at once. Not for showing one of them (`values`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import reprlib
+import sys
+import types
+from dataclasses import dataclass
+from typing import Any
+
+from meshbook.runtime.cells.variables import Namespace, Request
+
+MOST_CHARACTERS = 80
+MOST_ELEMENTS = 6  # of a tensor that is shown itself
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # it differs from rank to rank, and says nothing
+_COUNTED = (str, bytes, list, tuple, dict, set, frozenset)
+_SCALES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A variable; `size` is in bytes, None where the type does not tell it."""
+
+    name: str
+    type_name: str
+    size: int | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Inventory(Request):
+    """List the user's variables."""
+
+    def handle(self, namespace: Namespace) -> list[Entry]:
+        names = sorted(namespace.names())
+        return [entry_of(name, namespace.values[name]) for name in names if name in namespace.values]
+
+
+def entry_of(name: str, value: Any) -> Entry:
+    """A variable in a line."""
+    try:
+        size, text = _size_and_text(value)
+    except Exception as error:  # of the user's own code
+        size, text = None, f"cannot be shown: {type(error).__name__}: {error}"
+    return Entry(name, type(value).__name__, size, _clipped(text))
+
+
+def _size_and_text(value: Any) -> tuple[int | None, str]:
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size(), _of_tensor(value)
+    if torch is not None and isinstance(value, torch.nn.Module):
+        return _of_module(value)
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        return value.nbytes, f"{value.shape} {value.dtype}{_elements(value, value.size)}"
+    if hasattr(value, "memory_usage") and hasattr(value, "iloc"):  # a data frame or a series
+        usage = value.memory_usage(deep=False)
+        return int(usage.sum() if hasattr(usage, "sum") else usage), f"{value.shape}"
+    return None, _of_object(value)
+
+
+def _of_tensor(tensor: Any) -> str:
+    text = f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} {tensor.device}"
+    return text + _elements(tensor, tensor.numel() if tensor.device.type != "meta" else 0)
+
+
+def _elements(values: Any, count: int) -> str:
+    return f" {reprlib.repr(values.tolist())}" if 0 < count <= MOST_ELEMENTS else ""
+
+
+def _of_module(module: Any) -> tuple[int, str]:
+    parameters = list(module.parameters())
+    held = [*parameters, *module.buffers()]
+    count = sum(parameter.numel() for parameter in parameters)
+    kinds = dict.fromkeys(f"{str(each.dtype).removeprefix('torch.')} {each.device}" for each in held)
+    text = " ".join([f"{_short_count(count)} parameters", *list(kinds)[:2]])
+    return sum(each.numel() * each.element_size() for each in held), text
+
+
+def _short_count(count: int) -> str:
+    for scale, letter in _SCALES:
+        if count >= scale:
+            return f"{count / scale:.3g}{letter}"
+    return str(count)
+
+
+def _of_object(value: Any) -> str:
+    if isinstance(value, types.ModuleType):
+        return f"{value.__name__} {getattr(value, '__version__', '')}".rstrip()
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, types.FunctionType):
+        return f"{value.__name__}{inspect.signature(value)}"
+    if isinstance(value, _COUNTED) and len(value) > 6:
+        return f"n={len(value):,}: {_repr(value)}"
+    return _ADDRESS.sub("", _repr(value))
+
+
+def _repr(value: Any) -> str:
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = MOST_CHARACTERS - len("n=1,000,000: ")
+    return short.repr(value)
+
+
+def _clipped(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= MOST_CHARACTERS else f"{line[: MOST_CHARACTERS - 1]}…"
