@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import functools
 import threading
 import time
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from meshbook.magics.exchange import of_a_line
 from meshbook.magics.interruptible import run_interruptible
@@ -19,6 +21,8 @@ from meshbook.magics.parsing import HelpRequested, UsageError
 from meshbook.magics.publisher import publisher_for
 from meshbook.magics.results import MeshResult
 from meshbook.magics.run import Cell, CellRun
+from meshbook.magics.timing import Timer, parse_timer, time_often, time_once
+from meshbook.magics.tracebacks import CellError
 from meshbook.magics.transfers import Transfers
 from meshbook.runtime.geometry import Region
 
@@ -31,24 +35,49 @@ class Cells:
     def __init__(self, notebook: Notebook) -> None:
         self._notebook = notebook
 
-    async def run(self, line: str, source: str) -> MeshResult | Job | None:
-        """Run a cell by its line and source (see `transform`).
+    async def run(self, line: str, source: str, timer: str = "") -> MeshResult | Job | Any:
+        """Run a cell by its line and source (see `transform`); `timer` is a line above it, `%%time` or `%%timeit`.
 
         Its value is the result, where the cell has one; or a job, where nobody is to wait for it.
         """
-        options = parse_cell_options(line)
-        if isinstance(options, HelpRequested):
-            print(options.text)
+        options, asked = parse_cell_options(line), parse_timer(timer) if timer else None
+        if (told := next((each for each in (asked, options) if isinstance(each, HelpRequested)), None)) is not None:
+            print(told.text)
             return None
+        assert not isinstance(options, HelpRequested)
+        assert not isinstance(asked, HelpRequested)
+        if asked is not None:
+            return await self._run_timed(options, source, asked)
         cell = await self._prepare(options)
         if not options.block:
             return self._keep(options, self._notebook.jobs.start(cell, source))
-        result = self._keep(options, await self._run(cell, source))
+        return _shown_value(await self._run_to_end(cell, source))
+
+    async def _run_to_end(self, cell: Cell, source: str) -> MeshResult:
+        try:
+            result = self._keep(cell.options, await self._run(cell, source))
+        except CellError as error:
+            self._keep(cell.options, error.result)
+            raise
         if cell.transfers is not None:
             await cell.transfers.complete(ask=input)
-        if options.time:
+        if cell.options.time:
             cell.publisher.publish([table_of(result)])
-        return result if result.has_value else None
+        return result
+
+    async def _run_timed(self, options: CellOptions, source: str, timer: Timer) -> Any:
+        if not options.block:
+            raise UsageError("%%mesh -a returns at once, so there is nothing to time: leave out one of them")
+        if not timer.repeats:
+            cell = await self._prepare(options)
+            return _shown_value(await time_once(functools.partial(self._run_to_end, cell, source)))
+        if options.push or options.pull or options.local:
+            raise UsageError("%%timeit runs the cell alone: do without --push, --pull and --local, or take %%time")
+        cell = await self._prepare(dataclasses.replace(options, quiet=True, show=None))
+        result = await time_often(functools.partial(_run_unseen, cell, source), timer)
+        if timer.name is not None:
+            self._notebook.shell.user_ns[timer.name] = result
+        return result if timer.gives_result else None
 
     async def _run(self, cell: Cell, source: str) -> MeshResult:
         if not cell.options.local:
@@ -108,3 +137,16 @@ class Cells:
         mesh = await run_interruptible(asyncio.to_thread(self._notebook.meshes.up, progress=look), interrupted.set)
         self._notebook.bind(mesh)
         print(f"no mesh was up, so one was started: {describe_up(mesh, started)}")
+
+
+def _shown_value(result: MeshResult) -> MeshResult | None:
+    return result if result.has_value else None
+
+
+async def _run_unseen(cell: Cell, source: str) -> MeshResult:
+    """Run a cell one of many times: nothing of it is kept."""
+    run = CellRun(cell)
+    try:
+        return await run.run(source)
+    finally:
+        cell.session.output.close(run.origin)

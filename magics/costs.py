@@ -55,7 +55,7 @@ def summarise_costs(costs: Mapping[int, CellCost]) -> str:
     parts = [f"wall {format_seconds(wall)}"]
     # In the unit of the whole, beside which it is read.
     more = format_seconds(skew) if wall < 1 else f"{skew:.2f} s"
-    parts += [f"slowest r{slowest} +{more}"] if len(costs) > 1 else []
+    parts += [f"slowest r{slowest} +{more}"] if len(costs) > 1 and not more.startswith(("0 ", "0.00 ")) else []
     return " · ".join([*parts, f"peak mem r{fullest} {format_bytes(_memory_of(costs[fullest])[1])}"])
 
 

@@ -93,7 +93,7 @@ class LocalError(CellError):
         self.local = error
         self.by_rank = {} if ranks is None else ranks.by_rank
         self.groups = [] if ranks is None else ranks.groups
-        self.results = None if ranks is None or ranks.results is None else ResultWithLocal(ranks.results, local)
+        self.result = None if ranks is None or ranks.result is None else ResultWithLocal(ranks.result, local)
         first = f"{LABEL}{type(error).__name__}: {error}".removesuffix(": ")
         self._rendered = [f"\x1b[31m{first}\x1b[0m", *local.traceback]
         self._rendered += ["", *ranks._render_traceback_()] if ranks is not None else []

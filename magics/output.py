@@ -170,15 +170,15 @@ class CellOutput:
         running = {rank for rank in self._running if self._is_shown(rank)}
         return [*self._update_live(now), *self._pictures.take_ready(now, running)]
 
-    def close(self, now: float) -> list[Publication]:
-        """The cell ended: its output as it stays in the notebook."""
+    def close(self, now: float, footer: str = "") -> list[Publication]:
+        """The cell ended: its output as it stays in the notebook; of a longer one with a footer."""
         if self._ended is None:
             self._ended = now
         if self._is_closed or self._quiet:
             return []
         self._is_closed = True
         self._published = now
-        text = [self._static_area(now)] if self._is_open else self._quick_text()
+        text = [self._static_area(now, footer)] if self._is_open else self._quick_text()
         self._forget_texts()
         pictures, note = self._pictures.take_all(), self._announce_hidden()
         self.final = [*text, *self._pictures.shown(), *note]
@@ -210,8 +210,9 @@ class CellOutput:
         header = "\n".join(filter(None, (self.headline(now), self._waits_for, self._remark)))
         return render_area(fit_streams(groups, self._limits.live), header)
 
-    def _static_area(self, now: float) -> LiveDisplay:
-        return LiveDisplay(render_area(self._whole_text(), self.headline(now)), update=True, is_final=True)
+    def _static_area(self, now: float, footer: str) -> LiveDisplay:
+        area = render_area(self._whole_text(), self.headline(now), footer)
+        return LiveDisplay(area, update=True, is_final=True)
 
     def _quick_text(self) -> list[Publication]:
         """Plain streams, but for ranges: these open to show what each rank wrote, and a stream cannot."""

@@ -79,10 +79,10 @@ class Printing:
             publications = self._output.due(self._loop.time())
         self._publisher.publish(publications)
 
-    def close(self) -> None:
-        """The cell has ended: show its output as it stays."""
+    def close(self, footer: str = "") -> None:
+        """The cell has ended: show its output as it stays; of a longer one with a footer."""
         with self._lock:
-            publications = self._output.close(self._loop.time())
+            publications = self._output.close(self._loop.time(), footer)
             self.final = self._output.final
             self._is_late = True
         self._publisher.publish(publications)

@@ -16,6 +16,7 @@ from typing import Any
 import cloudpickle
 
 from meshbook.magics.attendance import Attendance
+from meshbook.magics.costs import summarise_costs
 from meshbook.magics.course import Course, Watched
 from meshbook.magics.interruptible import run_interruptible
 from meshbook.magics.losses import error_of_lost, error_of_silent, error_of_skipped
@@ -119,7 +120,7 @@ class CellRun:
     async def finish(self) -> MeshResult:
         """See it to its end, once it has begun."""
         await run_interruptible(self._see_through(), self.interrupt)
-        self._printing.close()
+        self._printing.close(self._footer())
         result = self._result()
         self._mesh.note_last(self._history())
         if self._failed:
@@ -254,6 +255,11 @@ class CellRun:
     def _errors(self) -> dict[int, RankError]:
         errors = {rank: outcome.error for rank, outcome in self._outcomes.items() if outcome.error is not None}
         return {rank: self._course.judge(rank, error) for rank, error in errors.items()}
+
+    def _footer(self) -> str:
+        """What the cell has cost, unless a table is to say so."""
+        costs = {rank: outcome.cost for rank, outcome in self._outcomes.items() if outcome.cost is not _NOTHING}
+        return summarise_costs(costs) if costs and not self.cell.options.time else ""
 
     def _history(self) -> LastCell:
         failed = frozenset(self._failed)

@@ -66,21 +66,21 @@ PLAIN = Ending()
 
 
 class CellError(MeshbookError):
-    """A cell failed: `by_rank` every rank's error, `groups` the distinct ones, `results` what there is.
+    """A cell failed: `by_rank` every rank's error, `groups` the distinct ones, `result` what there is.
 
-    It pickles without `results`, which reach into the running mesh.
+    It pickles without `result`, which reaches into the running mesh.
     """
 
     def __init__(
         self,
         errors: Mapping[int, RankError],
         order: Sequence[int],
-        results: MeshResult | None = None,
+        result: MeshResult | None = None,
         ending: Ending = PLAIN,
     ) -> None:
         self.by_rank = dict(sorted(errors.items()))
         self.groups = group_errors(errors, order)
-        self.results = results
+        self.result = result
         self._order = tuple(order)
         self._ending = ending
         super().__init__(summarise(self.groups, ending))
@@ -95,7 +95,7 @@ class CellError(MeshbookError):
         if rank not in self.by_rank:
             raise IndexError(f"rank {rank} did not fail; {name_ranks(self.by_rank)} did")
         error = self.by_rank[rank]
-        raise _load_exception(error) or make_cell_error({rank: error}, [rank], self.results) from self
+        raise _load_exception(error) or make_cell_error({rank: error}, [rank], self.result) from self
 
     def _render_traceback_(self) -> list[str]:
         # IPython asks for this by name, instead of formatting the frames of the controller.
@@ -106,7 +106,7 @@ class CellError(MeshbookError):
 
 
 def make_cell_error(
-    errors: Mapping[int, RankError], order: Sequence[int], results: MeshResult | None = None, ending: Ending = PLAIN
+    errors: Mapping[int, RankError], order: Sequence[int], result: MeshResult | None = None, ending: Ending = PLAIN
 ) -> CellError:
     """The error to raise for a cell; its class is named after the first group's error.
 
@@ -117,7 +117,7 @@ def make_cell_error(
     if not errors:
         raise ValueError("a cell without errors has not failed")
     groups = group_errors(errors, order)
-    return _class_named(_name_of(groups, ending))(errors, order, results, ending)
+    return _class_named(_name_of(groups, ending))(errors, order, result, ending)
 
 
 def _name_of(groups: Sequence[ErrorGroup], ending: Ending) -> str:
@@ -243,7 +243,8 @@ def _render_group(group: ErrorGroup) -> list[str]:
 
 def _render_frames(error: RankError) -> list[str]:
     lines: list[str] = []
-    for frame in error.frames:
+    # Without a rendering it is a misuse, which IPython tells in a line: where in a library that was found is no help.
+    for frame in [frame for frame in error.frames if frame.is_user] or error.frames:
         lines.append(f"  {frame.filename.strip('<>')}:{frame.line} in {frame.function}")
         lines += [f"    {frame.source.strip()}"] if frame.source.strip() else []
     return lines

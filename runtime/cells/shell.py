@@ -31,6 +31,8 @@ OURS = compress_user(__file__)  # as IPython writes it in tracebacks
 # Where IPython's syntax may be: magics, shell commands, help; autocall; prompts that were pasted; a first line that is
 # blank or indented.
 MARKS = re.compile(r"[%!?]|^[ \t]*(?:[/,;]|>>>|\.\.\.|In ?\[)|\A\s", re.MULTILINE)
+# The comments that stand for the line of `%%mesh`, where the cell's own first line is a cell magic.
+MAGIC_BELOW = re.compile(r"(?:#(?:mesh:.*)?\n|[ \t]*\n)+(?=%%\w)")
 NUMBER_OF_TRANSFORMS = sum(map(len, vars(TransformerManager()).values()))
 
 
@@ -177,8 +179,10 @@ class RankShell(InteractiveShell):
         """IPython's own syntax into Python; what has none of its marks stays as it is, and need not be tokenized."""
         if MARKS.search(raw_cell) is None and not self._has_more_transforms():
             return raw_cell if raw_cell.endswith("\n") else f"{raw_cell}\n"
-        transformed: str = super().transform_cell(raw_cell)
-        return transformed
+        found = MAGIC_BELOW.match(raw_cell)
+        start = found.end() if found else 0
+        transformed: str = super().transform_cell(raw_cell[start:])
+        return raw_cell[:start] + transformed
 
     def _has_more_transforms(self) -> bool:
         """Whether somebody added some: the marks are those of IPython's."""

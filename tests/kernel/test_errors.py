@@ -156,11 +156,24 @@ def test_the_error_can_be_asked_by_rank(notebook: Notebook) -> None:
         "mine: 2",
         2,
     )
-    assert notebook.evaluate("error.results.values") == [0, None, None, 6]
+    assert notebook.evaluate("error.result.values") == [0, None, None, 6]
     assert notebook.evaluate("type(error).__name__") == "ValueError"
     failed = notebook.run_failing("error.raise_from_rank(2)")
     assert (failed.error["ename"], failed.error["evalue"]) == ("ValueError", "mine: 2")
     assert "rank 0 did not fail" in notebook.run_failing("error.raise_from_rank(0)").error["evalue"]
+
+
+def test_the_result_of_a_cell_that_failed_is_there(notebook: Notebook) -> None:
+    notebook.run_failing("%%mesh -o kept\nprint(rank)\nif rank == 1: raise ValueError('one')\nrank * 2")
+    assert notebook.evaluate("kept.values, kept[1].stdout") == ([0, None, 4, 6], "1\n")
+    assert notebook.evaluate("kept[1].error.type_name") == "ValueError"
+    assert "[rank 1] ValueError: one" in notebook.run("%tb").traceback
+
+
+def test_a_misused_cell_magic_shows_the_cell_alone(notebook: Notebook) -> None:
+    failed = notebook.run_failing("%%mesh\n%%nonsense\nx")
+    assert "site-packages" not in failed.traceback
+    assert "Cell magic `%%nonsense` not found" in failed.traceback
 
 
 def test_input_in_a_cell_is_refused_at_once(notebook: Notebook) -> None:

@@ -93,7 +93,7 @@ def test_only_the_ranks_that_still_run_are_interrupted(notebook: Notebook, signs
     notebook.interrupt()
     notebook.wait_failed(cell, ENDS_WITHIN)
     assert "ranks 0,2 were at cell" in cell.error["evalue"]
-    assert notebook.run("import sys; sys.last_value.results[1].value").result == "'done'"
+    assert notebook.run("import sys; sys.last_value.result[1].value").result == "'done'"
 
 
 def test_user_code_sees_keyboard_interrupt_and_may_tidy_up(notebook: Notebook, signs: Signs) -> None:

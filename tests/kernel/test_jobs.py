@@ -215,7 +215,7 @@ def test_an_error_here_fails_the_cell(notebook: Notebook, signs: Signs) -> None:
     assert second.startswith("[rank 1] ZeroDivisionError: division by zero")
     assert failed.traceback.startswith("[local] ZeroDivisionError: division by zero\n")
     assert f"Cell In[{number_of_cell(failed)}], line 3" in failed.traceback
-    assert notebook.evaluate("__import__('sys').last_value.results[2].value") == 2
+    assert notebook.evaluate("__import__('sys').last_value.result[2].value") == 2
     stopped = notebook.run_failing("%%mesh --local\nif rank == 'here':\n    1 / 0\nhold()")
     assert "interrupted; ranks 0-2 " in stopped.error["evalue"]
     assert notebook.run_failing("%%mesh --local\nx = (1").error["ename"] == "SyntaxError"

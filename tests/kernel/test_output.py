@@ -98,7 +98,8 @@ def test_a_longer_cell_has_one_area_that_ends_static(notebook: Notebook, signs: 
     assert len({each["display_id"] for each in displays}) == 1
     area, value = cell.outputs
     assert area.data["text/plain"].startswith("4 ranks · 4 done · 00:02\n")
-    first, *ticks, last = area.data["text/plain"].splitlines()[1:]
+    first, *ticks, last, footer = area.data["text/plain"].splitlines()[1:]
+    assert re.fullmatch(r"wall .* s( · slowest r\d \+.* s)? · peak mem r\d .*B", footer)
     assert (first, last) == ("[0-3] begin", "[0-3] end")
     assert set(ticks) == {f"[{rank}] tick {rank}" for rank in range(4)}
     assert "4 ranks · 4 done · 00:02" in area.data["text/html"]
@@ -112,7 +113,7 @@ def test_a_cell_that_fails_late_keeps_its_area(notebook: Notebook) -> None:
         "while time.monotonic() < end: sum(range(10_000))\nassert rank != 1, 'one'"
     )
     area, error = cell.outputs
-    header, line = area.data["text/plain"].splitlines()
+    header, line, _ = area.data["text/plain"].splitlines()
     assert header.startswith("4 ranks · 3 done · 1 failed · 00:0")
     assert line == "[0-3] before"
     assert error.ename == "AssertionError"
@@ -273,6 +274,32 @@ def test_a_rich_value_is_shown_rich(notebook: Notebook) -> None:
     (result,) = cell.contents("execute_result")
     assert "<i>it</i>" in result["data"]["text/html"]
     assert result["data"]["text/html"].count("<i>it</i>") == 1
+
+
+# --- timing ---
+
+
+def test_a_cell_is_timed_from_above_and_from_below(notebook: Notebook) -> None:
+    above = notebook.run("%%time\n%%mesh\n6 * 7")
+    assert re.fullmatch(r"CPU times: .* on 4 ranks, most .* on r\d\nWall time: .*s\n", above.stdout)
+    assert above.result == "[0-3] 42"
+    below = notebook.run("%%mesh 0\n%%time\n6 * 7")
+    assert re.fullmatch(r"\[0\] CPU times: .*\n\[0\] Wall time: .*\n", below.stdout)
+    assert below.result == "[0] 42"
+
+
+def test_a_cell_is_timed_again_and_again(notebook: Notebook) -> None:
+    notebook.run("%%mesh\nruns = 0")
+    cell = notebook.run("%%timeit -n 2 -r 3\n%%mesh\nruns += 1; print('quiet')\nruns")
+    assert re.fullmatch(r".* per loop \(mean ± std\. dev\. of 3 runs, 2 loops each\)\n", cell.stdout)
+    assert cell.result is None
+    assert notebook.run("%%mesh\nruns").result == "[0-3] 6"
+
+
+def test_other_cell_magics_work_on_ranks(notebook: Notebook) -> None:
+    cell = notebook.run("%%mesh 0\n%%capture kept\nprint('kept')")
+    assert cell.stdout == ""
+    assert notebook.run("%%mesh 0\nkept.stdout").result == "[0] 'kept\\n'"
 
 
 # --- floods ---

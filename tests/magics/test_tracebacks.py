@@ -222,12 +222,12 @@ def test_a_rank_that_did_not_fail_has_nothing_to_raise():
 
 
 def test_a_cell_error_pickles_without_its_results():
-    error = make_cell_error({0: failed("ValueError"), 1: failed("KeyError")}, [1, 0], results=object())
+    error = make_cell_error({0: failed("ValueError"), 1: failed("KeyError")}, [1, 0], result=object())
     copy = pickle.loads(pickle.dumps(error))
 
     assert type(copy) is type(error)
     assert (copy.by_rank, copy.groups, str(copy)) == (error.by_rank, error.groups, str(error))
-    assert copy.results is None
+    assert copy.result is None
 
 
 def test_ipython_shows_the_traceback_of_the_ranks(capsys):

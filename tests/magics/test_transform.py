@@ -72,3 +72,19 @@ def test_the_first_line_alone(line: str, options: str | None) -> None:
 
 def test_completeness_checks_leave_it_out() -> None:
     assert transform.has_side_effects  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments"),
+    [
+        ("%%time\n%%mesh 0\nx", ("0", "#\n#mesh: 0\nx", "%%time")),
+        ("\n%%timeit -n 3\n\n#mesh:\nx", ("", "#\n#\n#\n#mesh:\nx", "%%timeit -n 3")),
+    ],
+)
+def test_a_timed_cell_says_how(source: str, arguments: tuple[str, ...]) -> None:
+    assert run_transform(source) == f"await {RUNNER}({', '.join(map(repr, arguments))})\n"
+
+
+@pytest.mark.parametrize("source", ["%%time\nx", "%%time", "%%timed\n%%mesh\nx", "%%time\nx\n%%mesh"])
+def test_other_timed_cells_stay(source: str) -> None:
+    assert run_transform(source) == source
