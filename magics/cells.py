@@ -18,6 +18,7 @@ from meshbook.magics.meshes import MeshError, NotebookMesh, describe_up
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.options import CellOptions, parse_cell_options
 from meshbook.magics.parsing import HelpRequested, UsageError
+from meshbook.magics.profiling import ProfileRequest, Told
 from meshbook.magics.publisher import publisher_for
 from meshbook.magics.results import MeshResult
 from meshbook.magics.run import Cell, CellRun
@@ -49,13 +50,15 @@ class Cells:
         if asked is not None:
             return await self._run_timed(options, source, asked)
         cell = await self._prepare(options)
+        if options.profile and not options.block:
+            raise UsageError("%%mesh: nobody waits for a cell with -a: %mesh profile --seconds S profiles what runs")
         if not options.block:
             return self._keep(options, self._notebook.jobs.start(cell, source))
         return _shown_value(await self._run_to_end(cell, source))
 
     async def _run_to_end(self, cell: Cell, source: str) -> MeshResult:
         try:
-            result = self._keep(cell.options, await self._run(cell, source))
+            result = self._keep(cell.options, await self._run_profiled(cell, source))
         except CellError as error:
             self._keep(cell.options, error.result)
             raise
@@ -78,6 +81,23 @@ class Cells:
         if timer.name is not None:
             self._notebook.shell.user_ns[timer.name] = result
         return result if timer.gives_result else None
+
+    async def _run_profiled(self, cell: Cell, source: str) -> MeshResult:
+        """Run it, and profile those of its ranks of which that is wanted."""
+        profiling = self._notebook.profiling
+        request = profiling.take_request(wanted=cell.options.profile)
+        ranks = self._profiled(cell, request) if request is not None else []
+        run = self._run(cell, source)
+        if request is None or not ranks:
+            return await run
+        return await profiling.around(run, cell.mesh, request, Told(f"cell {cell.number}", ranks, cell.publisher))
+
+    def _profiled(self, cell: Cell, request: ProfileRequest) -> list[int]:
+        ranks = list(cell.region.ranks())
+        if request.selection is None:
+            return ranks
+        mesh, wanted = self._notebook.ranks_of(request.selection)
+        return [rank for rank in ranks if mesh is cell.mesh and rank in wanted]
 
     async def _run(self, cell: Cell, source: str) -> MeshResult:
         if not cell.options.local:

@@ -13,6 +13,7 @@ from meshbook.magics.handles import NotebookProcMesh
 from meshbook.magics.jobs import Jobs
 from meshbook.magics.meshes import Meshes, NotebookMesh
 from meshbook.magics.parsing import suggestion
+from meshbook.magics.profiling import Profiling
 from meshbook.magics.selection import Selected
 from meshbook.magics.tracing import CellTimes
 from meshbook.runtime.hosts.session import Session, current_session
@@ -27,6 +28,7 @@ class Notebook:
         self.meshes = Meshes()
         self.screen = CellScreen()
         self.cell_times = CellTimes()
+        self.profiling = Profiling()
         self.background = Background()
         self.jobs = Jobs(self.background)
 

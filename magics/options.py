@@ -46,6 +46,7 @@ class CellOptions:
     push: tuple[str, ...] = ()
     pull: tuple[Wanted, ...] = ()
     local: bool = False
+    profile: bool = False
 
 
 @functools.lru_cache(maxsize=256)  # half a millisecond of argparse, in every cell otherwise
@@ -109,6 +110,9 @@ def _cell_parser() -> Parser:
     )
     printing.add_argument(
         "-q", "--quiet", action="store_true", help="print nothing that the ranks write; nothing is lost"
+    )
+    parser.add_argument(
+        "--profile", action="store_true", help="show in which functions each rank spent the time, and where they differ"
     )
     parser.add_argument("-T", "--time", action="store_true", help="a table of the time that each rank took")
     parser.add_argument(

@@ -29,6 +29,7 @@ from meshbook.runtime.hosts.machine import address_towards, count_gpus
 from meshbook.runtime.hosts.meetings import MEETINGS, Meetings
 from meshbook.runtime.hosts.observer import OBSERVER, Observer
 from meshbook.runtime.hosts.others import OtherHosts
+from meshbook.runtime.hosts.profiler import PROFILER, Profiler
 from meshbook.runtime.hosts.reserve import OnSpare
 from meshbook.runtime.hosts.roster import ROSTER
 from meshbook.runtime.hosts.workers import Ask, OnExit, Workers
@@ -139,6 +140,7 @@ def attend(
         lambda error: None
     )
     node.host(OBSERVER, lambda: Observer(workers.pid_of)).start(lambda error: None)
+    node.host(PROFILER, lambda: Profiler(workers.pid_of)).start(lambda error: None)
     node.start()
     return workers
 

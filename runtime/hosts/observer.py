@@ -92,14 +92,18 @@ def observe(pid: int, folder: Path = Path("/proc")) -> Observation:
 
 def spy(pid: int) -> tuple[SpiedThread, ...] | None:
     """The stacks of a process, which is not stopped for that; None without py-spy or the permission."""
-    program = shutil.which("py-spy", path=sysconfig.get_path("scripts")) or shutil.which("py-spy")
-    if program is None:
+    if (program := find_spy()) is None:
         return None
     command = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
     with contextlib.suppress(OSError, subprocess.SubprocessError, msgspec.DecodeError):
         done = subprocess.run(command, capture_output=True, timeout=SPY_PATIENCE, check=True)
         return msgspec.json.decode(done.stdout, type=tuple[SpiedThread, ...])
     return None
+
+
+def find_spy() -> str | None:
+    """Where py-spy is: beside this interpreter, or else wherever programs are."""
+    return shutil.which("py-spy", path=sysconfig.get_path("scripts")) or shutil.which("py-spy")
 
 
 def ask_observers(procs: ProcMesh) -> list[Future[dict[str, Observation]]]:

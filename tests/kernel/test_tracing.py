@@ -1,4 +1,4 @@
-"""`%mesh trace` and spans of the user's, in our kernel and in a stock one."""
+"""Where the time of a cell went: `%mesh trace` and `%mesh profile`, in our kernel and in a stock one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tests.kernel.conftest import Notebook
+    from tests.kernel.conftest import Notebook, Signs
 
 pytestmark = pytest.mark.kernel
 
@@ -19,6 +19,18 @@ APART = """%%mesh
 with meshbook.span("load"):
     if rank: time.sleep(0.2)
 dist.barrier()"""
+WORK = """%%mesh
+import threading, time
+def compute(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end: sum(range(1000))"""
+# As on a host without py-spy.
+WITHOUT_SPY = """from meshbook.magics import profiling
+from meshbook.runtime.actor.future import Future
+profiling.begin_spying, kept = (
+    lambda procs, rate: [Future.completed({each.node: 'py-spy is not installed' for each in procs.nodes})],
+    profiling.begin_spying,
+)"""
 
 
 @pytest.fixture(scope="module", params=["meshbook", "python3"])
@@ -27,6 +39,7 @@ def notebook(request: pytest.FixtureRequest, make_notebook: Any) -> Iterator[Not
         assert "no cell has used a mesh yet" in notebook.run_failing("%mesh trace").traceback
         notebook.run("%mesh up --gpus 2")
         notebook.run("%%mesh\nimport meshbook, time, torch.distributed as dist\ndist.init_process_group('gloo')")
+        notebook.run(WORK)
         yield notebook
 
 
@@ -80,3 +93,75 @@ def test_calls_of_an_ordinary_cell_are_shown_with_their_actors(notebook: Noteboo
 )
 def test_what_cannot_be_done_is_told(notebook: Notebook, line: str, complaint: str) -> None:
     assert complaint in notebook.run_failing(f"%mesh trace {line}").traceback
+
+
+# --- profiles ---
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_cell_is_profiled_and_saved(notebook: Notebook, tmp_path: Path, inside: bool) -> None:
+    if inside:
+        notebook.run(WITHOUT_SPY)
+    cell = notebook.run("%%mesh --profile\ncompute(0.3)\nrank")
+    if inside:
+        notebook.run("profiling.begin_spying = kept")
+    assert cell.result == "[0] 0\n[1] 1"
+    text = cell.displays[-1]["text/plain"]
+    assert "ranks [0-1]" in text.splitlines()[0]
+    assert "compute (cell" in text
+    assert ("ranks 0-1 sampled themselves, since py-spy is not installed" in text) is inside
+    saved = notebook.run(f"%mesh profile --save {tmp_path}/profile.json")
+    assert "https://www.speedscope.app" in saved.stdout
+    content = load(tmp_path / "profile.json")
+    assert [each["name"] for each in content["profiles"]] == ["rank 0", "rank 1"]
+    assert all(each["endValue"] > 0.1 for each in content["profiles"])
+
+
+def test_the_next_cell_is_profiled_once_and_shown_though_it_fails(notebook: Notebook, tmp_path: Path) -> None:
+    assert "next %%mesh cell" in notebook.run(f"%mesh profile 1 -o {tmp_path}/profile.json").stdout
+    failed = notebook.run_failing("%%mesh\ncompute(0.2)\nif rank: 1 / 0")
+    assert "on rank 1" in failed.displays[-1]["text/plain"]
+    assert [each["name"] for each in load(tmp_path / "profile.json")["profiles"]] == ["rank 1"]
+    assert notebook.run("%%mesh\n1;").displays == []
+    notebook.run("%mesh profile")
+    notebook.run("%mesh profile --off")
+    assert notebook.run("%%mesh\n1;").displays == []
+
+
+def test_what_runs_is_profiled_until_it_is_interrupted(notebook: Notebook, signs: Signs) -> None:
+    notebook.run(f"%%mesh\n{signs.definition}")
+    job = "%%mesh -a\nover = threading.Event()\ntell('here')\ncompute(30)"
+    notebook.run(job)
+    signs.wait_for("here", 2)
+    text = notebook.run("%mesh profile --seconds 0.3").displays[-1]["text/plain"]
+    assert "compute (cell" in text
+    endless = notebook.start("%mesh profile --seconds 1000")
+    notebook.wait_until(lambda: any(m["msg_type"] == "execute_input" for m in endless.messages))
+    notebook.interrupt()
+    notebook.wait(endless)
+    assert endless.displays[-1]["text/plain"].startswith("profile of mesh: ")
+    notebook.run("%mesh interrupt")
+
+
+def test_operators_of_torch_are_profiled_on_each_rank(notebook: Notebook, tmp_path: Path) -> None:
+    if notebook.manager.kernel_name != "meshbook":
+        pytest.skip("the first profile of torch takes seconds, and is the same in both")
+    notebook.run(f"%mesh profile --torch -o {tmp_path}/torch.json")
+    cell = notebook.run("%%mesh\nimport torch\ny = torch.ones(64, 64) @ torch.ones(64, 64)")
+    assert "aten::mm" in cell.displays[-1]["text/plain"]
+    assert cell.stderr == ""
+    events = load(tmp_path / "torch.json")["traceEvents"]
+    assert len({each["pid"] for each in events if each["name"] == "aten::mm"}) == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "complaint"),
+    [
+        ("%%mesh -a --profile\n1", "nobody waits for a cell with -a"),
+        ("%mesh profile --torch --seconds 1", "leave --seconds out"),
+        ("%mesh profile --save /nowhere/x.json", "cannot be saved"),
+        ("%mesh profile 9 --seconds 1", "out of range"),
+    ],
+)
+def test_what_cannot_be_profiled_is_told(notebook: Notebook, code: str, complaint: str) -> None:
+    assert complaint in notebook.run_failing(code).traceback

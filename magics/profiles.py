@@ -1,0 +1,268 @@
+"""Profiles of several ranks as one: a summary that says where ranks differ, and one file with a lane for each. Pure."""
+
+from __future__ import annotations
+
+import gzip
+import html
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from meshbook.magics.costs import format_seconds
+from meshbook.runtime.cells.failures import is_user_code
+from meshbook.runtime.cells.operators import OperatorProfile
+from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.telemetry.samples import MAIN, CodeLine, RankSamples
+
+MOST_ROWS = 12
+LEAST = 0.005  # of the time of some rank; what took less is not told
+DIFFERS = 0.2  # of the time: two ranks that are as far apart in one function are told of
+_SCHEMA = "https://www.speedscope.app/file-format-schema.json"
+_STYLE = (
+    "font-family:var(--jp-code-font-family,monospace);font-size:var(--jp-code-font-size,13px);"
+    "color:var(--jp-content-font-color1,inherit)"
+)
+
+
+class Profile(Protocol):
+    """What was seen of some ranks."""
+
+    @property
+    def summary(self) -> Summary: ...
+    @property
+    def viewer(self) -> str:
+        """What opens the file."""
+
+    def content(self) -> dict[str, Any]:
+        """Of the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Something that took time: the seconds by rank, and (where it is a function) with what it called."""
+
+    name: str
+    own: Mapping[int, float]
+    total: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What took the time on each rank. `ranks`: the seconds that were seen of each."""
+
+    title: str
+    ranks: Mapping[int, float]
+    lines: tuple[Line, ...]
+    notes: tuple[str, ...] = ()
+
+    def share(self, seconds: Mapping[int, float], rank: int) -> float:
+        """Of all that was seen of this rank."""
+        return seconds.get(rank, 0.0) / self.ranks[rank] if self.ranks[rank] else 0.0
+
+    def mean(self, seconds: Mapping[int, float]) -> float:
+        """The mean share of the ranks."""
+        return sum(self.share(seconds, rank) for rank in self.ranks) / max(1, len(self.ranks))
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """As a table: the largest shares first."""
+        seen = [line for line in self.lines if any(self.share(line.own, rank) >= LEAST for rank in self.ranks)]
+        largest = sorted(seen, key=lambda line: -max(line.own.values(), default=0.0))[:MOST_ROWS]
+        has_totals = any(line.total for line in largest)
+        heading = ("own time", *(["total"] if has_totals else []), "", *_ends_heading(self.ranks))
+        return [heading, *(self._row(line, has_totals) for line in largest)]
+
+    def _row(self, line: Line, has_totals: bool) -> tuple[str, ...]:
+        totals = [f"{self.mean(line.total):.0%}"] if has_totals else []
+        return (f"{self.mean(line.own):.0%}", *totals, line.name, *self._ends(line))
+
+    def _ends(self, line: Line) -> tuple[str, ...]:
+        if len(self.ranks) < 2:
+            return ()
+        least, most = (choose(self.ranks, key=lambda rank: line.own.get(rank, 0.0)) for choose in (min, max))
+        return tuple(f"{format_seconds(line.own.get(rank, 0.0))} (rank {rank})" for rank in (least, most))
+
+    def differences(self) -> list[str]:
+        """Where ranks are furthest apart."""
+        apart = sorted((self._apart(line) for line in self.lines), reverse=True)[:3]
+        return [text for share, text in apart if share >= DIFFERS]
+
+    def _apart(self, line: Line) -> tuple[float, str]:
+        shares = {rank: self.share(line.own, rank) for rank in self.ranks}
+        middle = (min(shares.values(), default=0.0) + max(shares.values(), default=0.0)) / 2
+        much, little = ([rank for rank in shares if (shares[rank] > middle) is wanted] for wanted in (True, False))
+        if not much or not little:
+            return 0.0, ""
+        told = [f"{_span([shares[rank] for rank in ranks])} of {name_ranks(ranks)}" for ranks in (much, little)]
+        return max(shares.values()) - min(shares.values()), f"ranks differ in {line.name}: {told[0]}, {told[1]}"
+
+    def text(self) -> str:
+        """For terminals, and for places that show no HTML."""
+        rows = self.rows() if self.lines else []
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)] if rows else []
+        table = [
+            "  ".join(f"{field:<{width}}" for field, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        ]
+        return "\n".join([self.title, *table, *self.differences(), *self.notes])
+
+    def html(self) -> str:
+        """A table, which needs neither script nor kernel."""
+        rows = "".join(f"<tr>{''.join(map(_field, row))}</tr>" for row in (self.rows() if self.lines else []))
+        notes = "".join(f"<div>{html.escape(note)}</div>" for note in [*self.differences(), *self.notes])
+        table = f"<table style='color:inherit;font:inherit'>{rows}</table>"
+        return f'<div style="{_STYLE}"><div>{html.escape(self.title)}</div>{table}{notes}</div>'
+
+
+def _field(text: str) -> str:
+    return f'<td style="text-align:left">{html.escape(text)}</td>'
+
+
+def _ends_heading(ranks: Mapping[int, float]) -> tuple[str, ...]:
+    return ("lowest", "highest") if len(ranks) > 1 else ()
+
+
+def _span(shares: Sequence[float]) -> str:
+    low, high = f"{min(shares):.0%}", f"{max(shares):.0%}"
+    return high if low == high else f"{low} to {high}"
+
+
+def save(profile: Profile, path: Path) -> int:
+    """Write the file, compressed where its name ends in `.gz`; its size in bytes. OSError where it cannot be."""
+    data = msgspec.json.encode(profile.content())
+    path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    return path.stat().st_size
+
+
+# -- samples ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SampleProfile:
+    """Samples of some ranks."""
+
+    title: str
+    by_rank: Mapping[int, RankSamples]
+    notes: tuple[str, ...] = ()
+    viewer = "https://www.speedscope.app"
+
+    @property
+    def summary(self) -> Summary:
+        own: dict[tuple[str, str], dict[int, float]] = defaultdict(lambda: defaultdict(float))
+        total: dict[tuple[str, str], dict[int, float]] = defaultdict(lambda: defaultdict(float))
+        hottest: dict[tuple[str, str], Counter[CodeLine]] = defaultdict(Counter)
+        for rank, stack, seconds in self._seen():
+            innermost = stack[-1]
+            own[_function(innermost)][rank] += seconds
+            hottest[_function(innermost)][_users_line(stack)] += 1
+            for function in set(map(_function, stack)):
+                total[function][rank] += seconds
+        lines = [Line(_name(function, hottest[function]), own[function], total[function]) for function in own]
+        seen = {rank: sum(thread.length for thread in each.threads) for rank, each in sorted(self.by_rank.items())}
+        return Summary(self.title, seen, tuple(lines), self.notes)
+
+    def _seen(self) -> Iterator[tuple[int, tuple[CodeLine, ...], float]]:
+        for rank, samples in self.by_rank.items():
+            for thread in samples.threads:
+                for sample, seconds in zip(thread.samples, thread.seconds, strict=True):
+                    if stack := thread.stacks[sample]:
+                        yield rank, stack, seconds
+
+    def content(self) -> dict[str, Any]:
+        """As speedscope has it: a profile for each rank, and more for its other threads."""
+        frames: dict[CodeLine, int] = {}
+        profiles = [
+            _lane(f"rank {rank}" + ("" if thread.thread == MAIN else f", {thread.thread}"), thread, frames)
+            for rank, samples in sorted(self.by_rank.items())
+            for thread in sorted(samples.threads, key=lambda thread: thread.thread != MAIN)
+        ]
+        shared = [{"name": each.function, "file": each.filename.strip("<>"), "line": each.line} for each in frames]
+        about = {"$schema": _SCHEMA, "name": self.title, "exporter": "meshbook", "activeProfileIndex": 0}
+        return {**about, "shared": {"frames": shared}, "profiles": profiles}
+
+
+def _lane(name: str, thread: Any, frames: dict[CodeLine, int]) -> dict[str, Any]:
+    stacks = [[frames.setdefault(frame, len(frames)) for frame in stack] for stack in thread.stacks]
+    return {
+        "type": "sampled",
+        "name": name,
+        "unit": "seconds",
+        "startValue": 0,
+        "endValue": sum(thread.seconds),
+        "samples": [stacks[at] for at in thread.samples],
+        "weights": list(thread.seconds),
+    }
+
+
+def _function(line: CodeLine) -> tuple[str, str]:
+    return line.function, line.filename
+
+
+def _users_line(stack: Sequence[CodeLine]) -> CodeLine:
+    """The innermost line of the user's own code."""
+    return next((line for line in reversed(stack) if is_user_code(line.filename)), stack[-1])
+
+
+def _name(function: tuple[str, str], lines: Counter[CodeLine]) -> str:
+    """`load (cell 7:12)`, `all_reduce, from cell 7:14`: with the line of the user's in which it was seen most."""
+    name, filename = function
+    ((line, _),) = lines.most_common(1)
+    short = line.filename.strip("<>") if line.filename.startswith("<") else "/".join(Path(line.filename).parts[-2:])
+    if filename != line.filename:
+        return f"{name}, from {short}:{line.line}"
+    return f"{short}:{line.line}" if name == "<module>" else f"{name} ({short}:{line.line})"
+
+
+# -- operators of torch ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TorchProfile:
+    """What torch.profiler has seen of some ranks."""
+
+    title: str
+    by_rank: Mapping[int, OperatorProfile]
+    notes: tuple[str, ...] = ()
+    viewer = "https://ui.perfetto.dev"
+
+    @property
+    def summary(self) -> Summary:
+        """Time on the device where any was spent there, else on the CPU."""
+        on_device = any(each.device for profile in self.by_rank.values() for each in profile.operators)
+        spent: dict[str, dict[int, float]] = defaultdict(dict)
+        for rank, profile in self.by_rank.items():
+            for each in profile.operators:
+                spent[each.name][rank] = each.device if on_device else each.cpu
+        seen = {rank: sum(own.get(rank, 0.0) for own in spent.values()) for rank in sorted(self.by_rank)}
+        lines = tuple(Line(name, own, {}) for name, own in spent.items())
+        note = "time on the device" if on_device else "time on the CPU"
+        return Summary(f"{self.title} ({note})", seen, lines, self.notes)
+
+    def content(self) -> dict[str, Any]:
+        """As torch writes it, with a process for each rank."""
+        events: list[dict[str, Any]] = []
+        for rank, profile in sorted(self.by_rank.items()):
+            events += _of_rank(rank, msgspec.json.decode(gzip.decompress(profile.trace)))
+        first = min((event["ts"] for event in events if event.get("ph") == "X"), default=0)
+        for event in events:
+            if "ts" in event:
+                event["ts"] = max(0.0, event["ts"] - first)
+        return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"title": self.title}}
+
+
+def _of_rank(rank: int, content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """A rank's events, with numbers of processes and arrows that no other rank has."""
+    base = content.get("baseTimeNanoseconds", 0) / 1000
+    pids: dict[Any, int] = {}
+    for event in content["traceEvents"]:
+        if "pid" in event:
+            event["pid"] = 1000 * (rank + 1) + pids.setdefault(event["pid"], len(pids))
+        if "id" in event:
+            event["id"] = f"{rank}:{event['id']}"
+        if "ts" in event:
+            event["ts"] += base
+        if event.get("name") == "process_name":
+            event["args"] = {"name": f"rank {rank}: {event['args'].get('name', '')}"}
+        yield event

@@ -1,0 +1,97 @@
+"""`%mesh profile`: in which functions the ranks spend their time."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from meshbook.magics import changes
+from meshbook.magics.interruptible import interruptible
+from meshbook.magics.meshes import MeshError
+from meshbook.magics.notebook import Notebook
+from meshbook.magics.parsing import Parser, UsageError, seconds, selector
+from meshbook.magics.profiling import ProfileRequest, Told, profile_for, save_as, taking_of
+from meshbook.magics.publisher import publisher_for
+from meshbook.magics.rollcall import call_roll
+from meshbook.magics.verbs.verb import Verb
+
+DEFAULT_SECONDS = 5.0  # of a profile of what runs already
+
+
+@dataclass(frozen=True)
+class ProfileVerb(Verb):
+    """Profile these ranks (None: all), now for some seconds or in the next cell; or save the last profile."""
+
+    word = "profile"
+    description = (
+        "Show in which functions the ranks spend their time, and where they differ: in what they run now, or else in "
+        "the next %%mesh cell. %%mesh --profile does it for that cell."
+    )
+
+    selection: str | None = None
+    seconds: float | None = None
+    torch: bool = False
+    out: str | None = None
+    save: str | None = None
+    off: bool = False
+
+    @staticmethod
+    def add_arguments(parser: Parser) -> None:
+        parser.add_argument(
+            "selection", metavar="SEL", nargs="?", type=selector, help="which ranks (default: all of the mesh or cell)"
+        )
+        parser.add_argument(
+            "--seconds",
+            metavar="S",
+            type=seconds,
+            help=f"profile whatever runs there now, cells and actors, for S seconds (default: {DEFAULT_SECONDS:g}, "
+            "where a cell runs); interrupting ends it earlier",
+        )
+        parser.add_argument(
+            "--torch", action="store_true", help="torch's operators in the next cell, by torch.profiler on each rank"
+        )
+        parser.add_argument(
+            "-o", "--out", metavar="FILE", help="save the profile: .json or .json.gz, a lane for each rank"
+        )
+        parser.add_argument("--save", metavar="FILE", help="save the last profile, and take none")
+        parser.add_argument("--off", action="store_true", help="do not profile the next cell")
+
+    def run(self, notebook: Notebook) -> None:
+        if self.save is not None:
+            self._save_last(notebook, self.save)
+        elif self.off:
+            notebook.profiling.armed = None
+            print("the next cell is not profiled")
+        elif self.torch and self.seconds is not None:
+            raise UsageError("%mesh profile: --torch is for a cell as a whole: leave --seconds out, and run the cell")
+        elif not self.torch and (self.seconds is not None or self._runs(notebook)):
+            self._profile_now(notebook)
+        else:
+            notebook.profiling.armed = ProfileRequest(self.selection, self.torch, self.out)
+            print("the next %%mesh cell will be profiled (%mesh profile --off: it will not)")
+
+    def _save_last(self, notebook: Notebook, name: str) -> None:
+        if notebook.profiling.last is None:
+            raise MeshError("no profile was taken yet: %%mesh --profile takes one of its cell")
+        print(save_as(notebook.profiling.last, name))
+
+    def _runs(self, notebook: Notebook) -> bool:
+        """Whether a cell runs on any of the ranks."""
+        if not len(notebook.meshes):
+            return False
+        mesh, ranks = notebook.ranks_of(self.selection or "all")
+        roll = changes.wait_for(call_roll(mesh, [rank for rank in ranks if rank not in mesh.dead]))
+        return any(where.said is None or not where.said.is_idle for where in roll.values())
+
+    def _profile_now(self, notebook: Notebook) -> None:
+        mesh, ranks = notebook.ranks_of(self.selection or "all")
+        living = [rank for rank in ranks if rank not in mesh.dead]
+        if not living:
+            raise MeshError(f"all of these ranks of {mesh.name} are dead: %mesh heal starts them again")
+        stop, told = threading.Event(), Told(mesh.name, living, publisher_for(notebook.shell))
+        taking = taking_of(mesh, living, torch=False)
+        with interruptible(stop.set):
+            profile = changes.wait_for(profile_for(taking, self.seconds or DEFAULT_SECONDS, stop, told))
+        notebook.profiling.show(profile, told.publisher)
+        if self.out is not None:
+            print(save_as(profile, self.out))

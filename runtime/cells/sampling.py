@@ -1,0 +1,119 @@
+"""A profile that a worker takes of itself, where py-spy may not look at it.
+
+A thread reads the stacks of the others. It needs the GIL for that, so what holds the GIL in C is seen only when it lets
+go, and then counts for all of that time.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import defaultdict
+from types import CodeType, FrameType
+
+from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.actor.endpoint import endpoint
+from meshbook.runtime.cells.failures import is_user_code
+from meshbook.runtime.telemetry.samples import MAIN, CodeLine, RankSamples, ThreadSamples, gather
+
+MOST_FRAMES = 200  # of a stack; the innermost
+MOST_SAMPLES = 100_000  # of a process; when there are as many, each second one is left out from then on
+Place = tuple[CodeType, int]
+Places = tuple[Place, ...]
+
+
+class Sampler(Actor):
+    """Samples the other threads of its process, between `begin` and `end`."""
+
+    def __init__(self) -> None:
+        self._sampling: Sampling | None = None
+
+    @endpoint
+    def begin(self, rate: int) -> None:
+        """Begin, so many times a second."""
+        self._stop()
+        self._sampling = Sampling(rate)
+        self._sampling.thread.start()
+
+    @endpoint
+    def end(self) -> RankSamples:
+        """What was seen. RuntimeError where it has not begun."""
+        if self._sampling is None:
+            raise RuntimeError("no profile has begun here: the process may have been started again")
+        return self._stop()
+
+    def __cleanup__(self, error: BaseException | None) -> None:
+        self._stop()
+
+    def _stop(self) -> RankSamples:
+        sampling, self._sampling = self._sampling, None
+        return sampling.end() if sampling is not None else RankSamples("", ())
+
+
+class Sampling:
+    """A profile that is being taken."""
+
+    def __init__(self, rate: int) -> None:
+        self._pause = 1 / rate
+        self._over = threading.Event()
+        self._seen: dict[int, list[tuple[Places, float]]] = defaultdict(list)  # by thread
+        self._names: dict[int, str] = {}
+        self._count = 0
+        # The runtime's own thread would only be in the picture.
+        self._asker = threading.get_ident()
+        self.thread = threading.Thread(target=self._run, name="meshbook sampler", daemon=True)
+
+    def end(self) -> RankSamples:
+        """Stop, and tell what was seen."""
+        self._over.set()
+        self.thread.join()
+        names = self._names
+        threads = [_tell(names.get(thread, f"thread {thread}"), seen) for thread, seen in self._seen.items()]
+        return RankSamples("its own thread", tuple(thread for thread in threads if thread.samples))
+
+    def _run(self) -> None:
+        before = time.perf_counter()
+        while not self._over.wait(self._pause):
+            now = time.perf_counter()
+            self._look(now - before)
+            before = now
+
+    def _look(self, seconds: float) -> None:
+        frames = sys._current_frames()
+        del frames[threading.get_ident()]  # a frame that holds itself would live on
+        frames.pop(self._asker, None)
+        self._names |= {thread.ident: thread.name for thread in threading.enumerate() if thread.ident is not None}
+        for thread, frame in frames.items():
+            places = _places(frame)
+            if places or thread in self._seen:  # once it was seen, it is told when it was idle, too
+                self._seen[thread].append((places, seconds))
+                self._count += 1
+        if self._count > MOST_SAMPLES:
+            self._thin_out()
+
+    def _thin_out(self) -> None:
+        self._pause *= 2
+        for thread, seen in self._seen.items():
+            self._seen[thread] = [(places, 2 * seconds) for places, seconds in seen[::2]]
+        self._count //= 2
+
+
+def _places(frame: FrameType | None) -> Places:
+    """The innermost frame last; nothing where none is the user's."""
+    found: list[Place] = []
+    is_of_user = False
+    while frame is not None and len(found) < MOST_FRAMES:
+        found.append((frame.f_code, frame.f_lineno or 0))
+        is_of_user = is_of_user or is_user_code(frame.f_code.co_filename)
+        frame = frame.f_back
+    return tuple(reversed(found)) if is_of_user else ()
+
+
+def _tell(name: str, seen: list[tuple[Places, float]]) -> ThreadSamples:
+    stacks = (([_line(*place) for place in places], seconds) for places, seconds in seen)
+    return gather(MAIN if name == "MainThread" else name.removeprefix("meshbook "), stacks, is_user_code)
+
+
+def _line(code: CodeType, line: int) -> CodeLine:
+    return CodeLine(code.co_qualname, code.co_filename, line)

@@ -1,0 +1,147 @@
+"""Profiles of workers from outside, by py-spy, which reads their memory and neither stops nor enters them.
+
+It is a process for each worker, started by the agent of its host. It ends when it is told to, when its worker does, and
+so with the agent, whose workers end with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.actor.endpoint import endpoint
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.geometry import Extent
+from meshbook.runtime.hosts.observer import find_spy
+from meshbook.runtime.mesh.actors import ActorMesh
+from meshbook.runtime.mesh.procs import ProcMesh
+from meshbook.runtime.node.calls import Target
+
+PROFILER = "profiler"  # the actor of every host agent
+MOST_SECONDS = 3600  # after which it ends by itself
+BEGINS_WITHIN = 5.0  # seconds until it has looked at the first stack; it takes 0.3
+ENDS_WITHIN = 10.0
+_BEGUN = b"Sampling process"
+
+
+@dataclass
+class _Spy:
+    """A process that profiles another one."""
+
+    process: subprocess.Popen[bytes]
+    path: Path
+    said: bytes = b""
+
+    def end(self) -> bytes:
+        """End it; what it has written, nothing where it could not."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGINT)
+        try:
+            self.process.wait(ENDS_WITHIN)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        data = self.path.read_bytes() if self.path.exists() else b""
+        self.path.unlink(missing_ok=True)
+        return data
+
+
+class Profiler(Actor):
+    """Profiles the workers of its host. `pid_of` knows them by their nodes; 0 for one that is not there."""
+
+    def __init__(self, pid_of: Callable[[str], int]) -> None:
+        self._pid_of = pid_of
+        self._spies: dict[str, _Spy] = {}
+
+    @endpoint
+    def begin(self, nodes: list[str], rate: int) -> dict[str, str]:
+        """Begin to profile these of them that run here: why that cannot be, or the empty string where it has begun."""
+        pids = {node: pid for node in nodes if (pid := self._pid_of(node))}
+        if (program := find_spy()) is None:
+            return dict.fromkeys(pids, "py-spy is not installed (meshbook[debug] has it)")
+        begun = {node: _start(program, pid, rate) for node, pid in pids.items()}
+        until = time.monotonic() + BEGINS_WITHIN
+        why = {node: _wait_begun(spy, until) for node, spy in begun.items()}
+        for node, spy in begun.items():
+            if why[node]:
+                spy.end()
+            else:
+                self._end([node])  # one of a profile that nobody has ended
+                self._spies[node] = spy
+        return why
+
+    @endpoint
+    def end(self, nodes: list[str]) -> dict[str, bytes]:
+        """End these profiles: what py-spy has written of each, in the format of speedscope."""
+        return self._end(nodes)
+
+    def __cleanup__(self, error: BaseException | None) -> None:
+        self._end(list(self._spies))
+
+    def _end(self, nodes: Sequence[str]) -> dict[str, bytes]:
+        known = {node: spy for node in nodes if (spy := self._spies.pop(node, None)) is not None}
+        for spy in known.values():
+            with contextlib.suppress(ProcessLookupError):
+                spy.process.send_signal(signal.SIGINT)  # all at once; each is waited for below
+        return {node: spy.end() for node, spy in known.items()}
+
+
+def _start(program: str, pid: int, rate: int) -> _Spy:
+    descriptor, path = tempfile.mkstemp(prefix="meshbook-profile-", suffix=".json")
+    os.close(descriptor)
+    command = [program, "record", "--pid", str(pid), "--rate", str(rate), "--duration", str(MOST_SECONDS)]
+    command += ["--idle", "--threads", "--nonblocking", "--format", "speedscope", "--output", path]
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    return _Spy(process, Path(path))
+
+
+def _wait_begun(spy: _Spy, until: float) -> str:
+    """Until it says that it samples; else why it does not."""
+    assert spy.process.stdout is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(spy.process.stdout, selectors.EVENT_READ)
+        while _BEGUN not in spy.said:
+            if not selector.select(max(0.0, until - time.monotonic())):
+                return f"py-spy had not begun after {BEGINS_WITHIN:g} s"
+            if not (said := os.read(spy.process.stdout.fileno(), 4096)):
+                return _why(spy.said)
+            spy.said += said
+    return ""
+
+
+def _why(said: bytes) -> str:
+    lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
+    if any("ermission" in line for line in lines):
+        return "py-spy may not read other processes here (it needs root, or the capability SYS_PTRACE)"
+    return f"py-spy: {lines[-1].strip()}" if lines else "py-spy ended without a word"
+
+
+def ask_profilers(procs: ProcMesh) -> ActorMesh:
+    """The profilers of the hosts of these processes."""
+    agents = procs.host_mesh._picked()
+    everywhere = Extent(("hosts",), (len(agents),)).region
+    return ActorMesh("profilers", Profiler, [Target(agent, PROFILER) for agent in agents], everywhere)
+
+
+def begin_spying(procs: ProcMesh, rate: int) -> list[Future[dict[str, str]]]:
+    """Let the hosts begin; a future for each, of why not, by node."""
+    profilers = ask_profilers(procs)
+    return list(profilers._call_each("begin", (([address.node for address in procs.nodes], rate), {})))
+
+
+def end_spying(procs: ProcMesh) -> list[Future[dict[str, bytes]]]:
+    """Let them end; a future for each host, of what was written, by node."""
+    return list(ask_profilers(procs)._call_each("end", (([address.node for address in procs.nodes],), {})))
