@@ -61,8 +61,13 @@ def last_lines(path: Path, count: int | None = None) -> list[str]:
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return []
-    lines = [_cut(line.rstrip()) for line in text.replace("\0", "").splitlines()]
+    lines = [_cut(_as_shown(line)) for line in text.replace("\0", "").removesuffix("\n").split("\n")] if text else []
     return lines if count is None else lines[-count:]
+
+
+def _as_shown(line: str) -> str:
+    """What a terminal shows of a line: of a progress bar its last state."""
+    return line.rstrip().rpartition("\r")[2]
 
 
 def remove_files(folder: Path, node: str) -> None:

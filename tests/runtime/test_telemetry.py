@@ -274,6 +274,8 @@ def test_a_system_without_holes_keeps_the_text(path: Path, follower: Follower, m
         ("a\n", "x\nFatal Python error: Aborted\n1\n2\n3\n", 3, ["Fatal Python error: Aborted", "1", "2"]),
         ("", "Fatal Python error: A\nFatal Python error: B\n1\n", 3, ["Fatal Python error: B", "1"]),
         ("a  \n\n", "\0\0x\n", 4, ["a", "", "x"]),
+        # Of a progress bar its last state.
+        ("\r 0%\r50%\r99%\nb\r\n", "\r1/2", 4, ["99%", "b", "1/2"]),
         ("l" * 1000, "", 4, ["l" * LINE_CHARACTERS + "…"]),
     ],
 )
