@@ -14,9 +14,10 @@ from meshbook.magics.publications import Display, Publication, Stream
 from meshbook.magics.publisher import Publisher, publisher_for
 from meshbook.runtime.telemetry.forwarding import label_lines
 from meshbook.runtime.telemetry.lines import Said, Shown
-from meshbook.runtime.telemetry.output import StreamName
+from meshbook.runtime.telemetry.output import DisplayChunk, StreamName
 
 REMEMBERED_CELLS = 64
+CELL_DISPLAYS = 20  # of one cell, with a label each: front ends show some fifty outputs
 CELL_CHARACTERS = 400_000  # of one cell; the rest is in `%mesh log` and in the ranks' own files
 
 Ranks = tuple[int, ...]
@@ -63,17 +64,25 @@ class _Cell:
     def __init__(self, publisher: Publisher) -> None:
         self.publisher = publisher
         self._room = CELL_CHARACTERS
+        self._places = CELL_DISPLAYS
         self._texts: dict[tuple[str, StreamName], dict[Ranks, list[str]]] = {}
         self._displays: list[Publication] = []
 
     def add(self, shown: Shown) -> None:
         if not isinstance(shown, Said):
-            label = label_lines(shown.mesh, (shown.rank,), "\n").rstrip()
-            self._displays += [Display({"text/plain": label}, {}), Display(shown.data, shown.metadata)]
+            self._add_display(shown)
         elif self._room > 0:
             self._room -= len(shown.text)
             texts = self._texts.setdefault((shown.mesh, shown.stream), {}).setdefault(shown.ranks, [])
             texts.append(shown.text if self._room > 0 else f"… more is not shown (%mesh log {shown.ranks[0]})\n")
+
+    def _add_display(self, shown: DisplayChunk) -> None:
+        label = label_lines(shown.mesh, (shown.rank,), "\n").rstrip()
+        self._places -= 1
+        if self._places >= 0:
+            self._displays += [Display({"text/plain": label}, {}), Display(shown.data, shown.metadata)]
+        elif self._places == -1:
+            self._displays.append(Display({"text/plain": f"{label} … and more displays, which are not shown"}, {}))
 
     def take(self) -> list[Publication]:
         texts, self._texts = self._texts, {}

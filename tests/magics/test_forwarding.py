@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshbook.magics.forwarding import CELL_CHARACTERS, REMEMBERED_CELLS, CellScreen
+from meshbook.magics.forwarding import CELL_CHARACTERS, CELL_DISPLAYS, REMEMBERED_CELLS, CellScreen
 from meshbook.runtime.telemetry.forwarding import Forwarder
 from meshbook.runtime.telemetry.lines import LogLines
 from meshbook.runtime.telemetry.output import Chunk, DisplayChunk, LogOptions, OutputChunk, OutputStore
@@ -74,6 +74,15 @@ def test_both_streams_and_displays(talk: Talk, kernel: FakeKernel) -> None:
     assert stream == {"name": "stderr", "text": "[mesh 0] careful\n"}
     assert label["data"] == {"text/plain": "[mesh 3]"}
     assert (image["data"], image["metadata"]) == ({"image/png": "iVBOR"}, {"width": 3})
+
+
+def test_displays_are_bounded_and_that_is_said(talk: Talk, kernel: FakeKernel) -> None:
+    for number in range(1000):
+        talk.add(DisplayChunk("local 1", "mesh-0a1b", 3, {"text/plain": str(number)}, {}))
+    talk.show()
+    *shown, (_, last, _) = kernel.sent
+    assert len(shown) == 2 * CELL_DISPLAYS
+    assert last["data"] == {"text/plain": "[mesh 3] … and more displays, which are not shown"}
 
 
 def test_each_cell_gets_its_own(talk: Talk, screen: CellScreen, kernel: FakeKernel, shell: Any) -> None:
