@@ -24,6 +24,7 @@ from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.options import CellOptions
 from meshbook.magics.output import CellOutput
 from meshbook.magics.printing import Printing
+from meshbook.magics.publications import Stream
 from meshbook.magics.publisher import Publisher
 from meshbook.magics.queues import tell_waiting
 from meshbook.magics.results import MeshResult, Sources
@@ -37,6 +38,7 @@ from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.geometry import Region
+from meshbook.runtime.geometry.ranges import format_label
 from meshbook.runtime.hosts.session import Session
 
 TICK = 0.25  # seconds between looks at what there is to show
@@ -59,6 +61,7 @@ class Cell:
     shown: frozenset[int] | None = None
     first: frozenset[int] = frozenset()
     transfers: Transfers | None = None  # of variables, with it
+    by_mode: bool = False  # it runs on ranks without saying so itself
 
 
 class CellRun:
@@ -125,6 +128,9 @@ class CellRun:
         self._mesh.note_last(self._history())
         if self._failed:
             raise make_cell_error(self._errors(), self._failed, result, self._course.ending)
+        if self.cell.by_mode and not (self._printing.final or result.has_value):
+            # A person may have forgotten that the mode is on, and nothing else says where this has run.
+            self.cell.publisher.publish([Stream("stdout", f"{format_label(self._ranks)} done\n")])
         return result
 
     def interrupt(self) -> None:
@@ -263,7 +269,13 @@ class CellRun:
 
     def _history(self) -> LastCell:
         failed = frozenset(self._failed)
-        return LastCell(failed=failed, ok=frozenset(self._ranks) - failed, mesh=self._mesh.name, serial=self._serial)
+        return LastCell(
+            failed=failed,
+            ok=frozenset(self._ranks) - failed,
+            changed=frozenset(rank for rank, outcome in self._outcomes.items() if outcome.changed),
+            mesh=self._mesh.name,
+            serial=self._serial,
+        )
 
     def _result(self) -> MeshResult:
         def fetch(rank: int) -> Any:

@@ -27,7 +27,7 @@ from meshbook.runtime.geometry import Region
 _OUTCOMES = {
     "failed": "no rank failed in the last cell",
     "ok": "no rank succeeded in the last cell",
-    "changed": "no rank changed in the last cell",
+    "changed": "the last cell has bound no variable anew",
 }
 _WORDS = ("all", *_OUTCOMES)
 

@@ -87,11 +87,12 @@ class CellActor(Actor):
         """Run a cell's source; its execution is the message's origin. Never raises what the cell raised."""
         origin = current_origin()
         self._begin(origin)
+        before = self._shell.bindings()
         run = functools.partial(self._run, source, number, origin)
         outcome = run() if transfer is NO_TRANSFER else transfer.around(run, self._namespace, self._birth.rank, origin)
         if INTERRUPTS.was_aborted(origin):
             self._shell.forget_error()
-        return self._with_names(outcome)
+        return self._with_names(outcome, before)
 
     def _run(self, source: str, number: int, origin: str) -> CellOutcome:
         meter = Meter()
@@ -129,13 +130,15 @@ class CellActor(Actor):
         """Those that cells have made."""
         return tuple(name for name in self._shell.names() if name not in self._given)
 
-    def _with_names(self, outcome: CellOutcome) -> CellOutcome:
-        """With the user's names, where they are others than before: should this rank die, they tell what was lost."""
-        names = self._own_names()[:MOST_NAMES]
+    def _with_names(self, outcome: CellOutcome, before: dict[str, int]) -> CellOutcome:
+        """With whether variables are others than before; and with the user's names, where those are: should this rank
+        die, they tell what was lost."""
+        after = self._shell.bindings()
+        changed, names = after != before, tuple(name for name in after if name not in self._given)[:MOST_NAMES]
         if names == self._told_names:
-            return outcome
+            return dataclasses.replace(outcome, changed=True) if changed else outcome
         self._told_names = names
-        return dataclasses.replace(outcome, names=names)
+        return dataclasses.replace(outcome, changed=changed, names=names)
 
     def _outcome(self, ran: Ran, cost: CellCost, origin: str) -> CellOutcome:
         if isinstance(ran.error, SystemExit):

@@ -111,7 +111,8 @@ class CellOutcome:
     """The reply of one rank to one cell: an error, or a value (None where the cell ends in no expression).
 
     `names` are those of the user's in the namespace of the rank; None where they are what the rank told last. `pulled`
-    are variables that travel with it (`transfer`).
+    are variables that travel with it (`transfer`). `changed` says whether the cell has made, removed or rebound a
+    variable; what it did to an object is not seen.
     """
 
     cost: CellCost
@@ -119,3 +120,4 @@ class CellOutcome:
     error: RankError | None = None
     names: tuple[str, ...] | None = None
     pulled: Any = None
+    changed: bool = False

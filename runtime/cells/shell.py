@@ -170,8 +170,12 @@ class RankShell(InteractiveShell):
 
     def names(self) -> tuple[str, ...]:
         """The variables that cells have made, or imported."""
+        return tuple(self.bindings())
+
+    def bindings(self) -> dict[str, int]:
+        """The variables, and what each is bound to, by its identity: by the objects themselves it would stay alive."""
         hidden = self.user_ns_hidden
-        return tuple(name for name in self.user_ns if not name.startswith("_") and name not in hidden)
+        return {name: id(it) for name, it in self.user_ns.items() if not name.startswith("_") and name not in hidden}
 
     # A cell finds its worker cold, so each microsecond of work costs five. What follows spares half of a short cell's.
 

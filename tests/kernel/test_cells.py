@@ -40,6 +40,14 @@ def test_failed_and_ok_are_the_ranks_of_the_last_cell(notebook: Notebook) -> Non
     assert notebook.run("%%mesh ok\nprint(1)").stdout == "[0-1,3] 1\n"
 
 
+def test_changed_are_the_ranks_on_which_the_last_cell_bound_variables(notebook: Notebook) -> None:
+    notebook.run("%%mesh\nif rank in (1, 2): fresh = [rank]")
+    assert notebook.run("%%mesh changed\nprint(1)").stdout == "[1-2] 1\n"
+    notebook.run("%%mesh 1,2\nif rank == 2: del fresh\nif rank == 1: fresh.append(0)")
+    assert notebook.run("%%mesh changed\nprint(1)").stdout == "[2] 1\n"
+    assert "has bound no variable anew" in notebook.run_failing("%%mesh changed\n1").error["evalue"]
+
+
 def test_the_comment_form_is_the_same_as_the_magic(notebook: Notebook) -> None:
     assert notebook.run("#mesh: 1:3 -o kept\nrank * 10").result == "[1] 10\n[2] 20"
     assert notebook.evaluate("kept.values") == [10, 20]

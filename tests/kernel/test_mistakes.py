@@ -46,7 +46,7 @@ def notebook(make_notebook: Any) -> Iterator[Notebook]:
         ("gpus=2:", "column 6: gpus 2: selects nothing; the size of gpus is 2"),
         ("!0:4", "it leaves no rank"),
         ("!all", "it leaves no rank"),
-        ("changed", "no rank changed in the last cell"),
+        ("changed", "the last cell has bound no variable anew"),
         # something that is not there
         ("-5", "rank -5 is out of range"),
         ("0,4", "rank 4 is out of range"),

@@ -250,7 +250,7 @@ def test_what_is_not_understood(text: str, column: int, problem: str) -> None:
         ("al", 1, "there is no mesh 'al'; .* Did you mean 'all'"),
         (" xyz[0]", 2, "there is no mesh 'xyz'; the meshes are 'main', 'trainers', 'half'$"),
         ("gpus", 1, "no mesh 'gpus'; .*it is a dimension: write gpus=0"),
-        ("changed", 1, "no rank changed in the last cell"),
+        ("changed", 1, "the last cell has bound no variable anew"),
         pytest.param("x" * 100_000, 1, "there is no mesh 'x{60}…'", id="endless name"),
         pytest.param("x" * 100_000 + "=0", 1, "there is no dimension 'x{60}…'", id="endless dimension"),
     ],
@@ -267,7 +267,7 @@ def test_what_fits_no_rank(text: str, column: int, problem: str) -> None:
     [
         ("failed", "no rank failed in the last cell"),
         ("ok", "no rank succeeded in the last cell"),
-        ("changed", "no rank changed in the last cell"),
+        ("changed", "the last cell has bound no variable anew"),
     ],
 )
 def test_an_outcome_without_ranks(word: str, problem: str) -> None:
