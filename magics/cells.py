@@ -9,15 +9,16 @@ import threading
 import time
 from typing import Any, TypeVar
 
+from meshbook.magics.changes import wait_for
 from meshbook.magics.exchange import of_a_line
-from meshbook.magics.interruptible import run_interruptible
+from meshbook.magics.interruptible import interruptible, run_interruptible
 from meshbook.magics.jobs import Job, table_of
 from meshbook.magics.local import run_with_local
 from meshbook.magics.losses import check_able
 from meshbook.magics.meshes import MeshError, NotebookMesh, describe_up
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.options import CellOptions, parse_cell_options
-from meshbook.magics.parsing import HelpRequested, UsageError
+from meshbook.magics.parsing import HelpRequested, UsageError, quoted
 from meshbook.magics.profiling import ProfileRequest, Told
 from meshbook.magics.publisher import publisher_for
 from meshbook.magics.results import MeshResult
@@ -36,8 +37,9 @@ class Cells:
     def __init__(self, notebook: Notebook) -> None:
         self._notebook = notebook
 
-    async def run(self, line: str, source: str, timer: str = "") -> MeshResult | Job | Any:
-        """Run a cell by its line and source (see `transform`); `timer` is a line above it, `%%time` or `%%timeit`.
+    async def run(self, line: str, source: str, timer: str = "", *, by_mode: bool = False) -> MeshResult | Job | Any:
+        """Run a cell by its line and source (see `transform`); `timer` is a line above it, `%%time` or `%%timeit`;
+        `by_mode` where it does not say itself that it is a mesh cell.
 
         Its value is the result, where the cell has one; or a job, where nobody is to wait for it.
         """
@@ -47,9 +49,11 @@ class Cells:
             return None
         assert not isinstance(options, HelpRequested)
         assert not isinstance(asked, HelpRequested)
+        if not len(self._notebook.meshes):
+            await self._bring_up_default()
         if asked is not None:
             return await self._run_timed(options, source, asked)
-        cell = await self._prepare(options)
+        cell = self._prepare(options, by_mode=by_mode)
         if options.profile and not options.block:
             raise UsageError("%%mesh: nobody waits for a cell with -a: %mesh profile --seconds S profiles what runs")
         if not options.block:
@@ -72,15 +76,27 @@ class Cells:
         if not options.block:
             raise UsageError("%%mesh -a returns at once, so there is nothing to time: leave out one of them")
         if not timer.repeats:
-            cell = await self._prepare(options)
+            cell = self._prepare(options)
             return _shown_value(await time_once(functools.partial(self._run_to_end, cell, source)))
         if options.push or options.pull or options.local:
             raise UsageError("%%timeit runs the cell alone: do without --push, --pull and --local, or take %%time")
-        cell = await self._prepare(dataclasses.replace(options, quiet=True, show=None))
+        cell = self._prepare(dataclasses.replace(options, quiet=True, show=None))
         result = await time_often(functools.partial(_run_unseen, cell, source), timer)
         if timer.name is not None:
             self._notebook.shell.user_ns[timer.name] = result
         return result if timer.gives_result else None
+
+    def run_line(self, line: str) -> MeshResult | None:
+        """Run `SEL CODE` on ranks, in the middle of a cell, and wait. The result, where the code has a value."""
+        selection, _, code = line.strip().partition(" ")
+        if not code.strip():
+            raise UsageError(f"%on wants ranks and then code, as in `%on 0 print(x)`, not {quoted(line)}")
+        if not len(self._notebook.meshes):
+            wait_for(self._bring_up_default())
+        running = self._notebook.background.start(self._prepare(CellOptions(selection)), code.lstrip())
+        with interruptible(running.interrupt):
+            result = running.future.get()
+        return result if result.has_value else None
 
     async def _run_profiled(self, cell: Cell, source: str) -> MeshResult:
         """Run it, and profile those of its ranks of which that is wanted."""
@@ -106,11 +122,9 @@ class Cells:
         stops = cell.options.on_error == "stop"
         return await run_with_local(self._notebook.shell, running, source, number=cell.number, stops=stops)
 
-    async def _prepare(self, options: CellOptions) -> Cell:
+    def _prepare(self, options: CellOptions, *, by_mode: bool = False) -> Cell:
         """The cell that the options ask for, on a mesh that can run it. A `Mistake` where there is none."""
         session = self._notebook.session()
-        if not len(self._notebook.meshes):
-            await self._bring_up_default()
         mesh, selected = self._notebook.select(options.selection)
         check_able(mesh, selected.region)
         return Cell(
@@ -119,6 +133,7 @@ class Cells:
             shown=self._shown(options),
             first=self._first(options, mesh, selected.region),
             transfers=self._transfers(options, mesh, selected.region),
+            by_mode=by_mode,
         )
 
     def _transfers(self, options: CellOptions, mesh: NotebookMesh, region: Region) -> Transfers | None:

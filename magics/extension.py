@@ -13,7 +13,8 @@ from meshbook.magics.moments import CellInterrupts
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.ordinary import OrdinaryCells
 from meshbook.magics.parsing import HelpRequested
-from meshbook.magics.transform import RUNNER, transform
+from meshbook.magics.results import MeshResult
+from meshbook.magics.transform import RUNNER, Transform
 from meshbook.magics.verbs.table import parse_verb
 
 _NOTEBOOK = "__meshbook__"  # among the shell's hidden names: what has been loaded into it
@@ -21,17 +22,30 @@ _NOTEBOOK = "__meshbook__"  # among the shell's hidden names: what has been load
 
 @magics_class
 class MeshMagics(Magics):
-    """`%%mesh` and `%mesh`."""
+    """`%%mesh`, `%mesh`, `%%here` and `%on`."""
 
-    def __init__(self, shell: Any, notebook: Notebook) -> None:
+    def __init__(self, shell: Any, notebook: Notebook, cells: Cells) -> None:
         super().__init__(shell)
         self._notebook = notebook
+        self._cells = cells
 
     @no_var_expand  # type: ignore[untyped-decorator]
     @cell_magic("mesh")  # type: ignore[untyped-decorator]
     def refuse_nested(self, line: str, cell: str) -> None:
         """Run the cell on ranks of the mesh: `%%mesh [SEL] [options]`; `%%mesh --help` tells more."""
         raise RuntimeError("%%mesh works as the first line of a cell; inside code use %mesh, or the mesh's own methods")
+
+    @no_var_expand  # type: ignore[untyped-decorator]
+    @cell_magic("here")  # type: ignore[untyped-decorator]
+    def run_here(self, line: str, cell: str) -> None:
+        """Run the cell here, also where cells run on the mesh (`%mesh mode on`)."""
+        self.shell.run_cell(cell)
+
+    @no_var_expand  # type: ignore[untyped-decorator]
+    @line_magic("on")  # type: ignore[untyped-decorator]
+    def run_on(self, line: str) -> MeshResult | None:
+        """Run one line on ranks, and wait: `%on SEL CODE`, as in `%on 0 print(loss)` or `losses = %on all loss`."""
+        return self._cells.run_line(line)
 
     # Variables are expanded here, as in any line magic: a notebook with parameters says `%mesh up --gpus {ranks}`.
     @line_magic("mesh")  # type: ignore[untyped-decorator]
@@ -50,9 +64,11 @@ def load(shell: Any) -> Notebook:
     if known is not None:
         return known
     notebook = Notebook(shell)
-    shell.register_magics(MeshMagics(shell, notebook))
-    shell.input_transformers_cleanup.append(transform)
-    shell.push({RUNNER: Cells(notebook).run, _NOTEBOOK: notebook}, interactive=False)
+    cells = Cells(notebook)
+    shell.register_magics(MeshMagics(shell, notebook, cells))
+    shell.input_transformers_cleanup.append(Transform(lambda: notebook.mode.line_now))
+    shell.push({RUNNER: cells.run, _NOTEBOOK: notebook}, interactive=False)
+    notebook.mode.install()
     OrdinaryCells(notebook).install()
     notebook.cell_times.install(shell)
     FaultScreen(notebook.screen).install()

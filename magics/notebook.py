@@ -12,6 +12,7 @@ from meshbook.magics.forwarding import CellScreen
 from meshbook.magics.handles import NotebookProcMesh
 from meshbook.magics.jobs import Jobs
 from meshbook.magics.meshes import Meshes, NotebookMesh
+from meshbook.magics.mode import MeshMode
 from meshbook.magics.parsing import suggestion
 from meshbook.magics.profiling import Profiling
 from meshbook.magics.selection import Selected
@@ -29,6 +30,7 @@ class Notebook:
         self.screen = CellScreen()
         self.cell_times = CellTimes()
         self.profiling = Profiling()
+        self.mode = MeshMode(shell)
         self.background = Background()
         self.jobs = Jobs(self.background)
 

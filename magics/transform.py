@@ -1,36 +1,71 @@
 """The input transform: a cell that begins with `%%mesh` or `#mesh:` becomes an async call of the runner.
 
-So IPython keeps the history, `In` and `Out`, events and errors, and the kernel's loop stays free while ranks work.
+So IPython keeps the history, `In` and `Out`, events and errors, and the kernel's loop stays free while ranks work. In
+mesh mode (`mode`) this befalls other cells, too, unless they begin with `%%here`.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
+from meshbook.magics.mode import count_local_lines
 from meshbook.magics.options import parse_comment
 
 RUNNER = "__mesh_run__"
 _TIMER = re.compile(r"%%time(?:it)?(?:[ \t]|$)")
 _MAGIC = re.compile(r"%%mesh(?:[ \t]+(.*))?$")
+_HERE = re.compile(r"%%here[ \t]*$")
 
 
-def transform(lines: list[str]) -> list[str]:
-    """Rewrite a mesh cell, also below `%%time` or `%%timeit`; leave any other as it is.
+class Transform:
+    """For `shell.input_transformers_cleanup`. `find_mode` gives the option line of mesh mode, or None."""
 
-    For `shell.input_transformers_cleanup`.
-    """
+    # IPython would otherwise run it for completeness checks too, and see a call where the user sees a cell.
+    has_side_effects = True
+
+    def __init__(self, find_mode: Callable[[], str | None]) -> None:
+        self._find_mode = find_mode
+
+    def __call__(self, lines: list[str]) -> list[str]:
+        return transform(lines, self._find_mode())
+
+
+def transform(lines: list[str], mode: str | None = None) -> list[str]:
+    """Rewrite a mesh cell, also below `%%time` or `%%timeit`; leave any other as it is, unless mesh mode is on."""
     first = _next_line(lines)
     if first is None:
         return lines
-    timer = _read_timer(lines[first].rstrip())
-    first = _next_line(lines, first + 1) if timer else first
-    found = read_first_line(lines[first].rstrip("\r\n")) if first is not None else None
-    if first is None or found is None:
-        return lines
+    line = lines[first].rstrip("\r\n")
+    if _HERE.match(line):
+        return _without_line(lines, first)
+    timer = _read_timer(line.rstrip())
+    second = _next_line(lines, first + 1) if timer else first
+    found = read_first_line(lines[second].rstrip("\r\n")) if second is not None else None
+    if second is None or found is None:
+        return lines if mode is None else _transform_by_mode(lines, mode, first, timer)
     # A comment stands for the magic's line, so that line numbers in tracebacks are those of the cell.
-    body = "".join(["#\n" * first, f"#mesh: {found}".rstrip() + "\n", *lines[first + 1 :]])
-    arguments = [found, body, timer] if timer else [found, body]
-    return [f"await {RUNNER}({', '.join(map(repr, arguments))})\n"]
+    body = "".join(["#\n" * second, f"#mesh: {found}".rstrip() + "\n", *lines[second + 1 :]])
+    return [_call(found, body, timer)]
+
+
+def _transform_by_mode(lines: list[str], mode: str, first: int, timer: str) -> list[str]:
+    count = first + 1 if timer else count_local_lines(lines)
+    if count == len(lines):
+        return lines
+    body = "".join(["#\n" * count, *lines[count:]])
+    return [*([] if timer else lines[:count]), _call(mode, body, timer, by_mode=True)]
+
+
+def _call(line: str, body: str, timer: str, *, by_mode: bool = False) -> str:
+    arguments = [*map(repr, [line, body, timer] if timer else [line, body]), *(["by_mode=True"] if by_mode else [])]
+    return f"await {RUNNER}({', '.join(arguments)})\n"
+
+
+def _without_line(lines: list[str], first: int) -> list[str]:
+    """The line numbers stay, unless another cell magic follows: that has to be the first line."""
+    rest = lines[first + 1 :]
+    return rest if rest and rest[0].startswith("%%") else ["#\n" * (first + 1), *rest]
 
 
 def _next_line(lines: list[str], start: int = 0) -> int | None:
@@ -48,7 +83,3 @@ def read_first_line(line: str) -> str | None:
     if (magic := _MAGIC.match(line)) is not None:
         return (magic.group(1) or "").strip()
     return parse_comment(line)
-
-
-# IPython would otherwise run it for completeness checks too, and see a call where the user sees a cell.
-transform.has_side_effects = True  # type: ignore[attr-defined]

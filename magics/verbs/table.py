@@ -24,6 +24,7 @@ from meshbook.magics.verbs.heal import Heal
 from meshbook.magics.verbs.interrupt import Interrupt
 from meshbook.magics.verbs.jobs import ListJobs
 from meshbook.magics.verbs.log import Log
+from meshbook.magics.verbs.mode import Mode
 from meshbook.magics.verbs.profile import ProfileVerb
 from meshbook.magics.verbs.pull import Pull
 from meshbook.magics.verbs.push import Push
@@ -54,6 +55,7 @@ _ALL: tuple[type[Verb], ...] = (
     ListJobs,
     Result,
     Cancel,
+    Mode,
     Stack,
     TraceVerb,
     ProfileVerb,

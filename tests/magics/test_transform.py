@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshbook.magics.transform import RUNNER, read_first_line, transform
+from meshbook.magics.mode import count_local_lines
+from meshbook.magics.transform import RUNNER, Transform, read_first_line, transform
 
 
 def run_transform(source: str) -> str:
@@ -71,7 +72,7 @@ def test_the_first_line_alone(line: str, options: str | None) -> None:
 
 
 def test_completeness_checks_leave_it_out() -> None:
-    assert transform.has_side_effects  # type: ignore[attr-defined]
+    assert Transform.has_side_effects
 
 
 @pytest.mark.parametrize(
@@ -88,3 +89,57 @@ def test_a_timed_cell_says_how(source: str, arguments: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("source", ["%%time\nx", "%%time", "%%timed\n%%mesh\nx", "%%time\nx\n%%mesh"])
 def test_other_timed_cells_stay(source: str) -> None:
     assert run_transform(source) == source
+
+
+# --- mesh mode ---
+
+
+def run_by_mode(source: str, mode: str | None = "0:2 -q") -> str:
+    return "".join(transform(source.splitlines(keepends=True), mode))
+
+
+@pytest.mark.parametrize(
+    ("source", "rewritten"),
+    [
+        ("x = 1\n", "await __mesh_run__('0:2 -q', 'x = 1\\n', by_mode=True)\n"),
+        ("%time x\ny", "await __mesh_run__('0:2 -q', '%time x\\ny', by_mode=True)\n"),
+        ("%%time\ny", "await __mesh_run__('0:2 -q', '#\\ny', '%%time', by_mode=True)\n"),
+        ("%%prun\ny", "await __mesh_run__('0:2 -q', '%%prun\\ny', by_mode=True)\n"),
+        ("x = %magic\n", "await __mesh_run__('0:2 -q', 'x = %magic\\n', by_mode=True)\n"),
+        ("%cd /\n\nx\n", "%cd /\n\nawait __mesh_run__('0:2 -q', '#\\n#\\nx\\n', by_mode=True)\n"),
+        ("%%mesh 1\nx", "await __mesh_run__('1', '#mesh: 1\\nx')\n"),
+        ("#mesh: 1\nx", "await __mesh_run__('1', '#mesh: 1\\nx')\n"),
+        ("%%here\nx = 1\n", "#\nx = 1\n"),
+        ("\n%%here  \nawait x", "#\n#\nawait x"),
+        ("%%here\n%%time\nx", "%%time\nx"),
+        ("%mesh mode off", "%mesh mode off"),
+        ("%%bash\necho", "%%bash\necho"),
+        ("", ""),
+    ],
+)
+def test_in_mesh_mode_code_runs_on_ranks(source: str, rewritten: str) -> None:
+    assert run_by_mode(source) == rewritten
+
+
+@pytest.mark.parametrize(("source", "left"), [("%%here\nx", "#\nx"), ("x", "x"), ("%%hereby\nx", "%%hereby\nx")])
+def test_here_changes_nothing_where_the_mode_is_off(source: str, left: str) -> None:
+    assert run_by_mode(source, None) == left
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("x", 0),
+        ("%mesh up\nx", 1),
+        ("  %mesh up \\\n  --gpus 4\nx\n%mesh down", 2),
+        ("# why\n!pip list\nx", 2),
+        ("# why\nx", 1),
+        ("!ls\n# no code", 2),
+        ("%prun f()\n", 0),
+        ("%%capture out\nx", 0),
+        ("%%writefile a.py\nx\ny", 3),
+        ("\n%%html\n<b>", 3),
+    ],
+)
+def test_lines_that_are_the_notebooks_own(source: str, count: int) -> None:
+    assert count_local_lines(source.splitlines(keepends=True)) == count

@@ -1,0 +1,72 @@
+"""Mesh mode (`%mesh mode on`): cells that say nothing of a mesh run on ranks. Which do is decided here, by their text.
+
+Pure, but for the mode itself. Not for running cells (`cells`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+# Magics that take code, which belongs where all code runs; any other magic is for the notebook itself.
+CODE_MAGICS = frozenset({"time", "timeit", "prun", "capture"})
+_CELL_MAGIC = re.compile(r"%%(\w+)")
+_LINE_MAGIC = re.compile(r"\s*%(\w+)")
+
+
+class MeshMode:
+    """Whether the mode is on: then `line` is the option line of the cells that run on ranks by it.
+
+    Cells that run within cells, and code that a front end runs silently, are as they would be without it.
+    """
+
+    def __init__(self, shell: Any) -> None:
+        self.line: str | None = None
+        self._shell = shell
+        self._depth = 0
+
+    def install(self) -> None:
+        """Have the shell tell which cells are within others."""
+        self._shell.events.register("pre_run_cell", self._begin)
+        self._shell.events.register("post_run_cell", self._end)
+
+    @property
+    def line_now(self) -> str | None:
+        """The option line for the cell that is about to run; None where that is one of the notebook's own."""
+        return self.line if self._depth == 0 and not self._is_silent() else None
+
+    def _begin(self, info: Any) -> None:
+        self._depth += 1
+
+    def _end(self, result: Any) -> None:
+        self._depth = max(0, self._depth - 1)
+
+    def _is_silent(self) -> bool:
+        kernel = getattr(self._shell, "kernel", None)
+        content = kernel.get_parent("shell").get("content", {}) if kernel is not None else {}
+        return bool(content.get("silent")) or content.get("store_history") is False
+
+
+def count_local_lines(lines: list[str]) -> int:
+    """How many lines at the top of a cell are the notebook's own in mesh mode: magics and shell commands.
+
+    All of them, where a cell magic of its own or no code follows.
+    """
+    first = next((line for line in lines if line.strip()), "")
+    if (magic := _CELL_MAGIC.match(first)) is not None:
+        return 0 if magic.group(1) in CODE_MAGICS else len(lines)
+    count, is_continued = 0, False
+    for line in lines:
+        if not (is_continued or _is_local(line)):
+            break
+        is_continued = line.rstrip("\r\n").endswith("\\")
+        count += 1
+    rest = [line for line in lines[count:] if line.strip() and not line.lstrip().startswith("#")]
+    return count if rest else len(lines)
+
+
+def _is_local(line: str) -> bool:
+    stripped = line.strip()
+    if (magic := _LINE_MAGIC.match(line)) is not None:
+        return magic.group(1) not in CODE_MAGICS
+    return not stripped or stripped.startswith(("!", "#"))

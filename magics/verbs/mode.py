@@ -1,0 +1,56 @@
+"""`%mesh mode`: let every cell run on the mesh, or only those that say so."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from dataclasses import dataclass
+
+from meshbook.magics.notebook import Notebook
+from meshbook.magics.options import parse_cell_options
+from meshbook.magics.parsing import Parser, UsageError, selector
+from meshbook.magics.verbs.verb import Verb
+
+
+@dataclass(frozen=True)
+class Mode(Verb):
+    """Let cells run on the mesh without `%%mesh` (`state` is "on" or "off"), with these options of it; or say which."""
+
+    word = "mode"
+    description = (
+        "Let every cell run on the mesh. Magics and shell commands at the top of a cell, and cells that begin with"
+        " %%here, still run here."
+    )
+
+    state: str | None = None
+    options: tuple[str, ...] = ()
+
+    @staticmethod
+    def add_arguments(parser: Parser) -> None:
+        parser.add_argument("state", nargs="?", choices=("on", "off"), help="without it: say how it is")
+        parser.add_argument(
+            "options",
+            nargs=argparse.REMAINDER,
+            type=selector,
+            metavar="SEL, options",
+            help="of %%%%mesh, for all of these cells",
+        )
+
+    def run(self, notebook: Notebook) -> None:
+        line = shlex.join(self.options)
+        if self.state == "on":
+            parse_cell_options(line)
+            notebook.mode.line = line
+        elif line:
+            raise UsageError(f"%mesh mode {self.state}: options are for `on`, not {line!r}")
+        elif self.state == "off":
+            notebook.mode.line = None
+        print(describe_mode(notebook.mode.line))
+
+
+def describe_mode(line: str | None) -> str:
+    """What a cell without a magic will do."""
+    if line is None:
+        return "mesh mode is off: cells run here, unless they begin with %%mesh"
+    like = f"%%mesh {line}".rstrip()
+    return f"mesh mode is on: cells run as under {like}; %%here runs one here, %mesh mode off ends it"
