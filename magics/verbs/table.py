@@ -18,6 +18,7 @@ from meshbook.magics.parsing import (
     words,
 )
 from meshbook.magics.verbs.cancel import Cancel
+from meshbook.magics.verbs.diff import Diff
 from meshbook.magics.verbs.doctor import Doctor
 from meshbook.magics.verbs.down import Down
 from meshbook.magics.verbs.heal import Heal
@@ -52,6 +53,7 @@ _ALL: tuple[type[Verb], ...] = (
     Pull,
     Who,
     Whos,
+    Diff,
     ListJobs,
     Result,
     Cancel,

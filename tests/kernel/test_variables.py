@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -192,6 +193,31 @@ def test_who_and_whos_list_what_cells_have_made(notebook: Notebook) -> None:
     ]
     assert notebook.run("%mesh who clean[0]").stdout == "[0] loss\n"
     notebook.run("%mesh down clean")
+
+
+MODEL = """
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2)
+if rank == 1:
+    with torch.no_grad():
+        model.weight[1, 2] += 0.5
+step = rank // 2
+"""
+
+
+def test_diff_says_which_ranks_agree_and_how_far_numbers_are_apart(notebook: Notebook) -> None:
+    notebook.run(f"%%mesh{MODEL}")
+    said = notebook.run("%mesh diff model").stdout.splitlines()
+    assert said[:2] == ["model differs in 1 of 2 parts: ranks 0,2 agree, rank 1 differs", ".weight"]
+    assert re.fullmatch(
+        r" +largest difference 0\.5 at \[1, 2\]: .+ on rank.+ on rank.+; 1 of 8 numbers differ", said[-1]
+    )
+    assert notebook.run("%mesh diff model !1").stdout == "model is the same on ranks 0,2: Linear  2 parts\n"
+    assert notebook.run("%mesh diff step").stdout == (
+        "step differs: ranks 0-1 agree, rank 2 differs\n[0-1] int  0\n[2] int  1\n"
+    )
+    failed = notebook.run_failing("%mesh diff nix")
+    assert failed.error["evalue"] == "cannot compare nix: it is not defined on ranks 0-2"
 
 
 # --- what is large, and what takes long ---

@@ -1,0 +1,34 @@
+"""`%mesh diff`: how a variable differs between ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshbook.magics.comparison import compare
+from meshbook.magics.exchange import carry_out, of_a_line
+from meshbook.magics.notebook import Notebook
+from meshbook.magics.parsing import Parser, variable
+from meshbook.magics.verbs.verb import Verb, add_selection
+
+
+@dataclass(frozen=True)
+class Diff(Verb):
+    """Say how a variable differs between these ranks."""
+
+    word = "diff"
+    description = (
+        "Say in which parts a variable differs between ranks, which ranks agree, and how far numbers are apart; what "
+        "is the same is not moved."
+    )
+
+    name: str
+    selection: str = "all"
+
+    @staticmethod
+    def add_arguments(parser: Parser) -> None:
+        parser.add_argument("name", metavar="NAME", type=variable, help="a variable of the ranks: a tensor, a model, …")
+        add_selection(parser)
+
+    def run(self, notebook: Notebook) -> None:
+        with of_a_line():
+            print(carry_out(compare(*notebook.ranks_of(self.selection), self.name)))

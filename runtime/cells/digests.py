@@ -1,0 +1,215 @@
+"""What a variable is made of, as digests: whether ranks have the same can be told without moving it.
+
+A value is taken apart into parts (the entries of a dict, the attributes of an object, the parameters of a model), each
+with a hash of its content. Where a thing lies does not count: on cuda:0 and on cuda:1 the same numbers are the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import numbers
+import re
+import sys
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshbook.runtime.cells.inventory import entry_of
+from meshbook.runtime.cells.parcels import Parcel, pack
+from meshbook.runtime.cells.values import summarize_tensor
+from meshbook.runtime.cells.variables import Namespace, Refusal, Request
+
+MOST_PARTS = 20_000  # of one variable; what comes after these is one part
+DEEPEST = 20
+BLOCK = 4 << 20  # bytes of a tensor that have a digest of their own, and are moved together
+_FEW = 64  # elements of a list of numbers, which are parts each; of more they are one, as an array would be
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """Numbers that can be compared one by one: their shape, how large one is, and a digest for each block of them."""
+
+    shape: tuple[int, ...]
+    item_size: int
+    blocks: tuple[bytes, ...]
+
+    @property
+    def block_length(self) -> int:
+        """How many are in a block; in the last one there may be fewer."""
+        return max(1, BLOCK // self.item_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part that has no parts: `path` leads to it (`['model'].lr`), `kind` is what it is beside its content."""
+
+    path: str
+    kind: str
+    text: str
+    digest: bytes
+    numbers: Numbers | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Anatomy:
+    """A variable in its parts; one that is a single thing has one, whose path is empty."""
+
+    type_name: str
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Digest(Request):
+    """Take a variable apart; None where there is none of this name."""
+
+    name: str
+
+    def handle(self, namespace: Namespace) -> Anatomy | Refusal | None:
+        if self.name not in namespace.values:
+            return None
+        value = namespace.values[self.name]
+        try:
+            return Anatomy(type(value).__name__, tuple(_folded([part_of(*part) for part in _parts(value)])))
+        except Exception as error:  # of the user's own code
+            return Refusal(f"{self.name} cannot be looked through: {type(error).__name__}: {error}")
+
+
+@dataclass(frozen=True)
+class Fetch(Request):
+    """Send numbers of a variable, as one dimension: of each path these blocks. What is gone by now is left out."""
+
+    name: str
+    blocks: Mapping[str, tuple[int, ...]]
+
+    def handle(self, namespace: Namespace) -> Parcel:
+        found = _parts(namespace.values.get(self.name))
+        wanted = ((path, value) for path, value in found if path in self.blocks)
+        return pack({path: _take(value, self.blocks[path]) for path, value in wanted if _has_numbers(value)})
+
+
+def _folded(parts: list[Part]) -> list[Part]:
+    """With those that are too many as one."""
+    if len(parts) <= MOST_PARTS:
+        return parts
+    rest = parts[MOST_PARTS:]
+    digest = _hash(piece for part in rest for piece in (part.path.encode(), part.digest))
+    return [*parts[:MOST_PARTS], Part(f"from {rest[0].path} on", "parts", f"{len(rest):,} in all", digest)]
+
+
+def _parts(value: Any, path: str = "", above: frozenset[int] = frozenset()) -> Iterator[tuple[str, Any]]:
+    inner = None if id(value) in above or len(above) >= DEEPEST else _inner(value)
+    if inner is None:
+        yield path, value
+        return
+    for key, part in inner:
+        yield from _parts(part, path + key, above | {id(value)})
+
+
+def _inner(value: Any) -> Iterable[tuple[str, Any]] | None:
+    """The parts of a value, each with how it is reached; None where it is one thing."""
+    if isinstance(value, Mapping):
+        return [(f"[{key!r}]", value[key]) for key in value] or None
+    if isinstance(value, list | tuple):
+        return None if _are_many_numbers(value) else [(f"[{index}]", each) for index, each in enumerate(value)] or None
+    if isinstance(value, type | types.ModuleType) or _is_numeric(value):
+        return None
+    if callable(save := getattr(value, "state_dict", None)):
+        state = save()
+        return [(f".{key}", state[key]) for key in state] or None
+    attributes = getattr(value, "__dict__", None)
+    if callable(value) or not attributes:
+        return None
+    return [(f".{name}", attributes[name]) for name in attributes]
+
+
+def _are_many_numbers(values: Sequence[Any]) -> bool:
+    return len(values) > _FEW and all(isinstance(value, numbers.Real) for value in values)
+
+
+def _is_numeric(value: Any) -> bool:
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return value.layout is torch.strided and not value.is_quantized and value.device.type != "meta"
+    return numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc"
+
+
+def part_of(path: str, value: Any) -> Part:
+    """A part as it is told."""
+    kind = type(value).__name__
+    if not _has_numbers(value):
+        return Part(path, kind, _short(value), _hash([kind.encode(), _content_of(value)]))
+    if not _is_numeric(value):
+        kind, text = f"{kind} of {len(value)} numbers", _short(value)
+    else:
+        kind, text = _look_at(value)
+    blocks = tuple(_hash([block]) for block in _blocks_of(value))
+    item_size = int(value.itemsize) if _is_numeric(value) else 8
+    numbers_of = Numbers(tuple(getattr(value, "shape", (len(value),))), item_size, blocks)
+    return Part(path, kind, text, _hash([kind.encode(), *blocks]), numbers_of)
+
+
+def _has_numbers(value: Any) -> bool:
+    return _is_numeric(value) or (isinstance(value, list | tuple) and _are_many_numbers(value))
+
+
+def _look_at(value: Any) -> tuple[str, str]:
+    """Its kind and its statistics."""
+    summary = summarize_tensor(value)
+    assert summary is not None
+    kind = f"{summary.type_name} {summary.shape} {summary.dtype} {summary.device.partition(':')[0]}"
+    statistics = (("min", summary.minimum), ("mean", summary.mean), ("max", summary.maximum))
+    return kind, "  ".join(f"{name} {number:.6g}" for name, number in statistics if number is not None)
+
+
+def _short(value: Any) -> str:
+    return entry_of("", value).text
+
+
+def _content_of(value: Any) -> bytes:
+    if isinstance(value, types.FunctionType):
+        constants = [each for each in value.__code__.co_consts if not isinstance(each, types.CodeType)]
+        return value.__code__.co_code + repr((constants, value.__defaults__, str(inspect.signature(value)))).encode()
+    if isinstance(value, set | frozenset):
+        return repr(sorted(map(repr, value))).encode()
+    if isinstance(value, bytes | bytearray):
+        return bytes(value)
+    return _ADDRESS.sub("", repr(value)).encode("utf-8", "replace")
+
+
+def _blocks_of(value: Any) -> Iterator[Any]:
+    """Its content in pieces, from wherever it lies."""
+    if not _is_numeric(value):
+        yield repr(value).encode()
+        return
+    flat, length = _flat(value), max(1, BLOCK // int(value.itemsize))
+    for start in range(0, len(flat), length):
+        piece = flat[start : start + length]
+        yield memoryview(piece.cpu().view(_byte()).numpy() if hasattr(piece, "cpu") else piece.view("uint8"))
+
+
+def _take(value: Any, blocks: Sequence[int]) -> Any:
+    if not _is_numeric(value):
+        return value
+    flat, length = _flat(value), max(1, BLOCK // int(value.itemsize))
+    pieces = [flat[index * length : (index + 1) * length] for index in blocks]
+    return sys.modules["torch"].cat(pieces) if hasattr(flat, "cpu") else sys.modules["numpy"].concatenate(pieces)
+
+
+def _flat(value: Any) -> Any:
+    if hasattr(value, "detach"):
+        return value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return sys.modules["numpy"].ascontiguousarray(value).reshape(-1)
+
+
+def _byte() -> Any:
+    return sys.modules["torch"].uint8
+
+
+def _hash(pieces: Iterable[Any]) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for piece in pieces:
+        digest.update(piece)
+    return digest.digest()

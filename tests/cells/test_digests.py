@@ -1,0 +1,125 @@
+"""Variables taken apart: what is the same has the same digests, wherever it lies and whatever address it has."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from meshbook.runtime.cells import digests
+from meshbook.runtime.cells.digests import Anatomy, Digest, Fetch, Part
+from meshbook.runtime.cells.variables import Namespace, Refusal
+
+
+def anatomy_of(value: Any) -> Anatomy:
+    found = Digest("x").handle(Namespace({"x": value}, list, None))
+    assert isinstance(found, Anatomy)
+    return found
+
+
+def parts_of(value: Any) -> dict[str, Part]:
+    return {part.path: part for part in anatomy_of(value).parts}
+
+
+class Config:
+    def __init__(self, **values: Any) -> None:
+        self.__dict__.update(values)
+
+
+def ring() -> list[Any]:
+    made: list[Any] = [1]
+    made.append(made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("value", "paths"),
+    [
+        (5, [""]),
+        ({}, [""]),
+        ({"a": 1, "b": [2, {3: 4}]}, ["['a']", "['b'][0]", "['b'][1][3]"]),
+        (Config(lr=0.1, more=(1, 2)), [".lr", ".more[0]", ".more[1]"]),
+        (torch.nn.Linear(1, 1), [".weight", ".bias"]),
+        (list(range(100)), [""]),
+        ("text", [""]),
+        (Config, [""]),
+        (print, [""]),
+        (ring(), ["[0]", "[1]"]),
+        (torch.ones(2), [""]),
+    ],
+)
+def test_a_value_is_taken_apart(value: Any, paths: list[str]) -> None:
+    assert list(parts_of(value)) == paths
+
+
+def test_a_long_list_ends_in_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digests, "MOST_PARTS", 3)
+    before, after = ([str(index) for index in range(count)] for count in (10, 11))
+    assert list(parts_of(before)) == ["[0]", "[1]", "[2]", "from [3] on"]
+    *firsts, rest = anatomy_of(before).parts
+    assert (rest.kind, rest.text) == ("parts", "7 in all")
+    assert firsts == list(anatomy_of(after).parts[:3])
+    assert rest.digest != anatomy_of(after).parts[3].digest
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: {"a": [1, 2.5, "x"], "b": {"c", "d"}, "e": None},
+        lambda: torch.arange(6).reshape(2, 3),
+        lambda: torch.ones(2, 2, dtype=torch.bfloat16).t(),
+        lambda: np.array(["x"]),
+        lambda: object(),
+        lambda: threading.Lock(),
+        lambda: lambda x: x + 1,
+        lambda: torch.ones(2).to_sparse(),
+        lambda: torch.ones(0),
+    ],
+)
+def test_what_is_made_alike_is_the_same(make: Any) -> None:
+    assert anatomy_of(make()) == anatomy_of(make())
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (1, 2),
+        (1, True),
+        ("1", 1),
+        (torch.ones(2), torch.ones(2, 1)),
+        (torch.ones(2), torch.ones(2, dtype=torch.float64)),
+        (torch.ones(2), np.ones(2, dtype="float32")),
+        (torch.tensor([0.0]), torch.tensor([-0.0])),
+        (lambda x: x + 1, lambda x: x + 2),
+        ("x" * 1000 + "a", "x" * 1000 + "b"),
+        (list(range(100)), [*range(99), 0]),
+        (np.array(["x"]), np.array(["y"])),
+        ({1, 2}, {1, 3}),
+    ],
+)
+def test_what_is_not_the_same_has_other_digests(one: Any, other: Any) -> None:
+    assert [part.digest for part in anatomy_of(one).parts] != [part.digest for part in anatomy_of(other).parts]
+
+
+def test_numbers_have_a_digest_for_each_block_and_are_sent_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digests, "BLOCK", 8)
+    for value in (torch.arange(10, dtype=torch.int32).reshape(2, 5), np.arange(10, dtype="int32")):
+        (part,) = anatomy_of(value).parts
+        assert part.numbers is not None
+        assert (part.numbers.item_size, part.numbers.block_length, len(part.numbers.blocks)) == (4, 2, 5)
+        sent = Fetch("x", {"": (1, 4), "gone": (0,)}).handle(Namespace({"x": value}, list, None)).open()
+        assert {path: array.tolist() for path, array in sent.items()} == {"": [2, 3, 8, 9]}
+
+
+class Broken:
+    def state_dict(self) -> Any:
+        raise ValueError("no")
+
+
+def test_what_cannot_be_taken_apart_says_why() -> None:
+    assert Digest("x").handle(Namespace({}, list, None)) is None
+    refused = Digest("x").handle(Namespace({"x": Broken()}, list, None))
+    assert refused == Refusal("x cannot be looked through: ValueError: no")

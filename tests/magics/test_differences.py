@@ -1,0 +1,110 @@
+"""What `%mesh diff` makes of digests: who agrees, which parts differ, what is compared number by number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from meshbook.magics import comparison
+from meshbook.magics.comparison import plan
+from meshbook.magics.differences import Measured, find_differences, render, render_same
+from meshbook.magics.gaps import find_gap
+from meshbook.runtime.cells.digests import BLOCK, Anatomy, Digest
+from meshbook.runtime.cells.variables import Namespace
+
+MISSING = object()
+
+
+def anatomies(values: Sequence[Any]) -> dict[int, Anatomy | None]:
+    """By rank, of what ranks have."""
+    taken = (Digest("x").handle(Namespace({} if value is MISSING else {"x": value}, list, None)) for value in values)
+    return dict(enumerate(taken))  # type: ignore[arg-type]
+
+
+def said(values: Sequence[Any]) -> str:
+    by_rank = anatomies(values)
+    differences = find_differences(by_rank)
+    return render("x", by_rank, differences, {}) if differences else render_same("x", by_rank)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ([1, 1], "x is the same on ranks 0-1: int  1"),
+        ([{"a": 1}, {"a": 1}], "x is the same on ranks 0-1: dict  1 parts"),
+        ([{"a": 1, "b": 2}, {"b": 2, "a": 1}], "x is the same on ranks 0-1: dict  2 parts"),
+        ([1, 2, 1], "x differs: ranks 0,2 agree, rank 1 differs\n[0,2] int  1\n[1] int  2"),
+        ([1, 2], "x differs: no two ranks agree\n[0] int  1\n[1] int  2"),
+        ([1, 1, 2, 2], "x differs: ranks 0-1 agree, ranks 2-3 agree\n[0-1] int  1\n[2-3] int  2"),
+        ([1, MISSING, 1], "x differs: ranks 0,2 agree, rank 1 differs\n[0,2] int  1\n[1] not there"),
+        ([1, [2, 3], 1], "x differs: ranks 0,2 agree, rank 1 differs\n[0,2] int  1\n[1] list  2 parts"),
+        (
+            [{"lr": 1, "n": 0}, {"lr": 1, "n": 1}, {"lr": 1, "n": 0, "more": "y"}],
+            "x differs in 2 of 3 parts: no two ranks agree\n"
+            "['n']\n    [0,2] int  0\n    [1] int  1\n"
+            "['more']\n    [0-1] not there\n    [2] str  'y'",
+        ),
+    ],
+)
+def test_who_agrees_and_what_differs(values: Sequence[Any], text: str) -> None:
+    assert said(values) == text
+
+
+def test_much_that_differs_is_counted() -> None:
+    text = said([dict.fromkeys(range(30), rank) for rank in range(12)])
+    assert "… 4 more variants" in text
+    assert text.endswith("… 10 more parts differ")
+    assert len(text.splitlines()) == 1 + 20 * 10 + 1
+
+
+def measured(values: Sequence[Any]) -> Mapping[str, Measured]:
+    """As the ranks would answer."""
+    probes = plan(find_differences(anatomies(values)))
+    found = {}
+    for probe in probes:
+        sent = {rank: {"": values[rank].reshape(-1)[: 10**9]} for rank in probe.speakers}
+        found[probe.difference.path] = comparison._measure_one(probe, sent)
+    return {path: each for path, each in found.items() if each is not None}
+
+
+def test_numbers_are_compared_where_they_can_be() -> None:
+    one, other = torch.zeros(2, 3), torch.zeros(2, 3)
+    other[1, 2] = -4
+    by_rank = anatomies([one, other, one])
+    text = render("x", by_rank, find_differences(by_rank), measured([one, other, one]))
+    assert text.splitlines()[-1] == (
+        "largest difference 4 at [1, 2]: -4 on rank 1, 0 on ranks 0,2; 1 of 6 numbers differ"
+    )
+    assert plan(find_differences(anatomies([torch.zeros(2), torch.zeros(3)]))) == []
+    assert plan(find_differences(anatomies(["a", "b"]))) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "text"),
+    [
+        ([0.0], [-0.0], "the numbers are the same, their bits are not (-0.0, or other kinds of NaN)"),
+        ([1.0, 2.0], [1.0, float("nan")], "NaN at [1]: 2 on rank 0, nan on rank 1; 1 of 2 numbers differ"),
+    ],
+)
+def test_differences_that_are_none_of_size(one: list[float], other: list[float], text: str) -> None:
+    values = [np.array(one), np.array(other)]
+    by_rank = anatomies(values)
+    assert render("x", by_rank, find_differences(by_rank), measured(values)).splitlines()[-1] == text
+
+
+def test_of_what_is_large_the_blocks_that_differ_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    length = BLOCK // 8
+    one, other = np.zeros((5, length)), np.zeros((5, length))
+    other[1, 3], other[4, 7] = 1, 2
+    (probe,) = plan(find_differences(anatomies([one, other])))
+    assert (probe.blocks, probe.is_whole, probe.speakers) == ((1, 4), True, [0, 1])
+    gap = find_gap([np.concatenate([array[1], array[4]]) for array in (one, other)])
+    assert gap is not None
+    assert probe.place_of(gap.index) == (4, 7)
+    monkeypatch.setattr(comparison, "MOST_MOVED", 2 * BLOCK)
+    (probe,) = plan(find_differences(anatomies([one, other])))
+    assert (probe.blocks, probe.is_whole) == ((1,), False)
