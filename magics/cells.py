@@ -13,6 +13,7 @@ from meshbook.magics.changes import wait_for
 from meshbook.magics.exchange import of_a_line
 from meshbook.magics.interruptible import interruptible, run_interruptible
 from meshbook.magics.jobs import Job, table_of
+from meshbook.magics.keyboard import Keyboard, Nobody, keyboard_for
 from meshbook.magics.local import run_with_local
 from meshbook.magics.losses import check_able
 from meshbook.magics.meshes import MeshError, NotebookMesh, describe_up
@@ -20,6 +21,7 @@ from meshbook.magics.notebook import Notebook
 from meshbook.magics.options import CellOptions, parse_cell_options
 from meshbook.magics.parsing import HelpRequested, UsageError, quoted
 from meshbook.magics.profiling import ProfileRequest, Told
+from meshbook.magics.prompting import Manner
 from meshbook.magics.publisher import publisher_for
 from meshbook.magics.results import MeshResult
 from meshbook.magics.run import Cell, CellRun
@@ -130,11 +132,24 @@ class Cells:
         return Cell(
             *(session, mesh, selected.region, options, publisher_for(self._notebook.shell)),
             number=self._notebook.cell_number,
-            shown=self._shown(options),
+            shown=self._ranks_of(options.show),
             first=self._first(options, mesh, selected.region),
             transfers=self._transfers(options, mesh, selected.region),
             by_mode=by_mode,
+            manner=self._manner(options, mesh),
         )
+
+    def _manner(self, options: CellOptions, mesh: NotebookMesh) -> Manner:
+        """How its ranks are answered."""
+        select = self._notebook.selector_of(mesh)
+        return Manner(self._keyboard(options), options.stdin, self._ranks_of(options.breaks), select)
+
+    def _keyboard(self, options: CellOptions) -> Keyboard:
+        if not options.block:
+            return Nobody("a cell with -a has no prompt, since nobody waits for it")
+        if options.local:
+            return Nobody("in a cell with --local only what runs here has a prompt")
+        return keyboard_for(self._notebook.shell)
 
     def _transfers(self, options: CellOptions, mesh: NotebookMesh, region: Region) -> Transfers | None:
         if not options.push and not options.pull:
@@ -148,8 +163,8 @@ class Cells:
             self._notebook.shell.user_ns[options.out] = value
         return value
 
-    def _shown(self, options: CellOptions) -> frozenset[int] | None:
-        return None if options.show is None else frozenset(self._notebook.select(options.show)[1].region.ranks())
+    def _ranks_of(self, selector: str | None) -> frozenset[int] | None:
+        return None if selector is None else frozenset(self._notebook.select(selector)[1].region.ranks())
 
     def _first(self, options: CellOptions, mesh: NotebookMesh, region: Region) -> frozenset[int]:
         """The ranks of `--first`. UsageError where it names others than the cell's."""

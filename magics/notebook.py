@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from meshbook.magics.background import Background
@@ -15,7 +15,7 @@ from meshbook.magics.meshes import Meshes, NotebookMesh
 from meshbook.magics.mode import MeshMode
 from meshbook.magics.parsing import suggestion
 from meshbook.magics.profiling import Profiling
-from meshbook.magics.selection import Selected
+from meshbook.magics.selection import Selected, SelectionError, parse, resolve
 from meshbook.magics.tracing import CellTimes
 from meshbook.runtime.hosts.session import Session, current_session
 from meshbook.runtime.mesh.procs import ProcMesh
@@ -52,6 +52,17 @@ class Notebook:
         """The ranks that a selector means, as numbers."""
         mesh, selected = self.select(selector)
         return mesh, list(selected.region.ranks())
+
+    def selector_of(self, mesh: NotebookMesh) -> Callable[[str], tuple[int, ...]]:
+        """What reads selectors that mean ranks of this mesh, whichever is the default one."""
+
+        def select(text: str) -> tuple[int, ...]:
+            parsed = parse(text)
+            if parsed.mesh not in (None, mesh.name):
+                raise SelectionError(f"the ranks are those of {mesh.name}, and not of {parsed.mesh}")
+            return tuple(resolve(parsed, {mesh.name: mesh.procs.region}, mesh.name, mesh.last).region.ranks())
+
+        return select
 
     def bind(self, mesh: NotebookMesh) -> None:
         """The process mesh under its name, for actors; a variable of the user's own is left alone."""

@@ -21,9 +21,10 @@ from meshbook.magics.parsing import (
     variable,
     words,
 )
+from meshbook.magics.prompts import Sharing
 from meshbook.magics.wanted import Wanted, pulled, pushed
 
-OnError: TypeAlias = Literal["stop", "finish"]
+OnError: TypeAlias = Literal["stop", "finish", "debug"]
 Grouping: TypeAlias = Literal["auto", "same", "rank", "order", "none"]
 _COMMENT = re.compile(r"# ?mesh:(.*)")
 
@@ -47,6 +48,8 @@ class CellOptions:
     pull: tuple[Wanted, ...] = ()
     local: bool = False
     profile: bool = False
+    stdin: Sharing = "same"
+    breaks: str | None = None  # a selector
 
 
 @functools.lru_cache(maxsize=256)  # half a millisecond of argparse, in every cell otherwise
@@ -129,15 +132,30 @@ def _cell_parser() -> Parser:
     )
     parser.add_argument(
         "--on-error",
-        choices=("stop", "finish"),
+        choices=("stop", "finish", "debug"),
         default="stop",
-        help="the first error interrupts the other ranks, or all finish (default: %(default)s)",
+        help="the first error interrupts the other ranks; or all finish; or the debugger opens where ranks fail,"
+        " and the others finish (default: %(default)s)",
     )
     parser.add_argument(
         "--timeout",
         metavar="S",
         type=seconds,
         help="after so many seconds say where each rank is, and interrupt all",
+    )
+    parser.add_argument(
+        "--stdin",
+        choices=("same", "ask", "error"),
+        default="same",
+        help="of input() and getpass: a prompt that ranks share is shown once, or for each rank, or is an error"
+        " (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--break",
+        dest="breaks",
+        metavar="SEL",
+        type=selector,
+        help="the ranks whose breakpoint() stops; others pass it (default: all)",
     )
     parser.add_argument(
         "-g",

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshbook.magics.area import format_header, render_area
+from meshbook.magics.area import format_elapsed, format_header, render_area
 from meshbook.magics.fitting import fit_details, fit_streams
 from meshbook.magics.gallery import Picture
 from meshbook.magics.grouping import Block, Group, GroupMode, StreamName, group_blocks, split_lines
@@ -88,6 +88,9 @@ class CellOutput:
         self.final: list[Publication] = []  # the whole output, once it is closed
         self._is_open = False  # whether the live area exists
         self._is_closed = False
+        self._is_paused = False  # a prompt is shown
+        self._part_started = started  # after a prompt what is printed begins anew, as in a cell of its own
+        self._aside_room = limits.publication
         self._ended: float | None = None
         self._waiting: frozenset[int] = frozenset()
         self._waits_for = ""
@@ -165,7 +168,9 @@ class CellOutput:
             return []
         if self._is_closed:
             return self._publish_late(now)
-        if now - self._started < self._limits.plain_time:
+        if self._is_paused:
+            return self._publish_aside(now)
+        if now - self._part_started < self._limits.plain_time:
             return []
         running = {rank for rank in self._running if self._is_shown(rank)}
         return [*self._update_live(now), *self._pictures.take_ready(now, running)]
@@ -177,8 +182,25 @@ class CellOutput:
         if self._is_closed or self._quiet:
             return []
         self._is_closed = True
+        return self._end_part(now, footer)
+
+    def pause(self, now: float) -> list[Publication]:
+        """A prompt is about to be shown: all there is by now, as it stays in the notebook above that."""
+        if self._is_closed or self._quiet:
+            return []
+        self._is_paused = True
+        return self._end_part(now)
+
+    def resume(self, now: float) -> None:
+        """The prompt is over."""
+        self._is_paused = False
+        self._part_started = now
+
+    def _end_part(self, now: float, footer: str = "") -> list[Publication]:
+        """What is shown, as it stays, and nothing of it any more."""
         self._published = now
         text = [self._static_area(now, footer)] if self._is_open else self._quick_text()
+        self._is_open = False
         self._forget_texts()
         pictures, note = self._pictures.take_all(), self._announce_hidden()
         self.final = [*text, *self._pictures.shown(), *note]
@@ -211,8 +233,12 @@ class CellOutput:
         return render_area(fit_streams(groups, self._limits.live), header)
 
     def _static_area(self, now: float, footer: str) -> LiveDisplay:
-        area = render_area(self._whole_text(), self.headline(now), footer)
+        area = render_area(self._whole_text(), self._last_headline(now), footer)
         return LiveDisplay(area, update=True, is_final=True)
+
+    def _last_headline(self, now: float) -> str:
+        """Of ranks that wait for a person a notebook is not to say for ever that they run."""
+        return self.headline(now) if self._is_closed else f"up to the prompt · {format_elapsed(now - self._started)}"
 
     def _quick_text(self) -> list[Publication]:
         """Plain streams, but for ranges: these open to show what each rank wrote, and a stream cannot."""
@@ -246,6 +272,16 @@ class CellOutput:
             elapsed=(now if self._ended is None else self._ended) - self._started,
             slowest=self._slowest,
         )
+
+    def _publish_aside(self, now: float) -> list[Publication]:
+        """What ranks print while a prompt is shown: plain text, above it; too much waits for its end."""
+        if not self._is_changed or self._aside_room <= 0 or now - self._published < self._limits.update_interval:
+            return []
+        streams = self._late_text(self._aside_room)
+        self._aside_room -= sum(len(stream.text) for stream in streams)
+        self._forget_texts()
+        self._published = now
+        return [*streams]
 
     def _publish_late(self, now: float) -> list[Publication]:
         """Text of a thread that outlives its cell: appended to that cell, until its share is used up."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from meshbook.magics.output import CellOutput
-from meshbook.magics.publications import Publication
+from meshbook.magics.publications import Publication, Stream
 from meshbook.magics.publisher import Publisher
 from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.telemetry.output import Chunk, DisplayChunk, OutputChunk
@@ -26,6 +26,7 @@ class Printing:
 
     def __init__(self, output: CellOutput, publisher: Publisher) -> None:
         self._lock = threading.Lock()  # guards the model and the spools
+        self._publishing = threading.Lock()  # held from taking what is to be published until it is
         self._output = output
         self._publisher = publisher
         self._loop = asyncio.get_running_loop()
@@ -75,9 +76,27 @@ class Printing:
 
     def publish_due(self) -> None:
         """Show what there is to show now."""
+        self._publish(lambda: self._output.due(self._loop.time()))
+
+    def _publish(self, take: Callable[[], Sequence[Publication]]) -> None:
+        """Publish what is taken, and nothing of what another thread takes in between."""
+        with self._publishing:
+            with self._lock:
+                publications = take()
+            self._publisher.publish(publications)
+
+    def pause(self) -> None:
+        """A prompt is about to be shown: what there is stands above it."""
+        self._publish(lambda: self._output.pause(self._loop.time()))
+
+    def resume(self) -> None:
+        """The prompt is over."""
         with self._lock:
-            publications = self._output.due(self._loop.time())
-        self._publisher.publish(publications)
+            self._output.resume(self._loop.time())
+
+    def tell(self, text: str) -> None:
+        """Say this beside the prompt."""
+        self._publish(lambda: [Stream("stdout", text)])
 
     def close(self, footer: str = "") -> None:
         """The cell has ended: show its output as it stays; of a longer one with a footer."""

@@ -46,6 +46,8 @@ class KernelPublisher:
                 return "display_data", _bundle(data, metadata)
             case LiveDisplay(data, update, _, name, metadata):
                 kind = "update_display_data" if update else "display_data"
+                if not update and not name:  # after a prompt the cell has another live area
+                    self._display_id = uuid.uuid4().hex
                 return kind, _bundle(data, metadata) | {"transient": {"display_id": f"{self._display_id}{name}"}}
             case Error(name, value, traceback):
                 return "error", {"ename": name, "evalue": value, "traceback": list(traceback)}

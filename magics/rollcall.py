@@ -58,6 +58,8 @@ class Whereabouts:
             return f"does not answer{why}" + (f" {place}" if place else "")
         if self.said.is_idle:
             return "idle"
+        if self.said.pause:
+            return f"{self.said.pause} {place}".rstrip()
         return place or "at the cell's begin or end"
 
 

@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import cloudpickle
@@ -24,6 +24,7 @@ from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.options import CellOptions
 from meshbook.magics.output import CellOutput
 from meshbook.magics.printing import Printing
+from meshbook.magics.prompting import UNASKED, Manner, Prompting
 from meshbook.magics.publications import Stream
 from meshbook.magics.publisher import Publisher
 from meshbook.magics.queues import tell_waiting
@@ -62,6 +63,7 @@ class Cell:
     first: frozenset[int] = frozenset()
     transfers: Transfers | None = None  # of variables, with it
     by_mode: bool = False  # it runs on ranks without saying so itself
+    manner: Manner = UNASKED  # how a person is asked for what its ranks want to know
 
 
 class CellRun:
@@ -97,6 +99,8 @@ class CellRun:
             wake=self._wake.set,
         )
 
+        self._prompting = Prompting(mesh.procs.name, self._ranks, cell.manner, self._printing, self._whereabouts)
+
     def _make_output(self) -> CellOutput:
         options = self.cell.options
         return CellOutput(
@@ -118,11 +122,14 @@ class CellRun:
         """Send it to those ranks whose turn it is."""
         self._source = source
         self.cell.session.output.open(self.origin, self._printing.take)
+        self.cell.session.questions.open(self.origin, self._prompting)
         self._take_turns()
 
     async def finish(self) -> MeshResult:
         """See it to its end, once it has begun."""
         await run_interruptible(self._see_through(), self.interrupt)
+        self.cell.session.questions.close(self.origin)
+        self._prompting.close()
         self._printing.close(self._footer())
         result = self._result()
         self._mesh.note_last(self._history())
@@ -135,6 +142,7 @@ class CellRun:
 
     def interrupt(self) -> None:
         """As Ctrl-C does, each time with more force; in its loop."""
+        self._prompting.interrupt()
         self._course.interrupt()
 
     @property
@@ -200,7 +208,8 @@ class CellRun:
         token = CURRENT.set(Context(self.cell.session.context.actor_instance, origin=self.origin))
         try:
             transfer = () if self.cell.transfers is None else (self.cell.transfers.there,)
-            futures = self._cells_of(ranks).run.call_each(self._source, self.cell.number, *transfer)
+            debugs = {"debugs": True} if self.cell.options.on_error == "debug" else {}
+            futures = self._cells_of(ranks).run.call_each(self._source, self.cell.number, *transfer, **debugs)
         finally:
             CURRENT.reset(token)
         for rank, future in zip(ranks, futures, strict=True):
@@ -249,8 +258,15 @@ class CellRun:
         self._outcomes[rank] = outcome
         self._printing.finish(rank, outcome.error)
         self._course.answered(rank, outcome.error)
+        self._prompting.ended(rank)
         if outcome.error is not None:
             self._failed.append(rank)
+
+    # -- from the thread of the prompts ----------------------------------------------
+
+    def _whereabouts(self, ranks: Collection[int]) -> dict[int, str]:
+        """Where these ranks are, in words."""
+        return {rank: str(where) for rank, where in asyncio.run(call_roll(self._mesh, ranks)).items()}
 
     # -- what is left ----------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import resource
 import sys
 import threading
 import time
+from bdb import BdbQuit
 from collections import OrderedDict
 from typing import Any
 
@@ -18,9 +19,10 @@ from meshbook.runtime.actor.context import context, current_origin
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.cells.displays import Displays
-from meshbook.runtime.cells.failures import describe_error, describe_interrupt
+from meshbook.runtime.cells.failures import describe_error, describe_interrupt, describe_quit
 from meshbook.runtime.cells.interrupts import INTERRUPTS
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
+from meshbook.runtime.cells.prompts import Prompts
 from meshbook.runtime.cells.shell import Ran, RankShell, make_shell
 from meshbook.runtime.cells.standing import (
     MAIN,
@@ -52,7 +54,7 @@ class CellActor(Actor):
         self._birth = instance.birth
         # matplotlib draws through IPython's display, as in any notebook; the user's own choice wins.
         os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-        self._shell: RankShell = make_shell(Displays(self._node, lambda: self._birth))
+        self._shell: RankShell = make_shell(Displays(self._node, lambda: self._birth), Prompts(self._node))
         use_text_bars()
         self._given = _names_of(self._birth)
         self._shell.user_ns.update(self._given)
@@ -83,24 +85,29 @@ class CellActor(Actor):
         names.update({name: value for name, value in self._given.items() if names.get(name) is before[name]})
 
     @endpoint
-    def run(self, source: str, number: int, transfer: Transfer = NO_TRANSFER) -> CellOutcome:
-        """Run a cell's source; its execution is the message's origin. Never raises what the cell raised."""
+    def run(self, source: str, number: int, transfer: Transfer = NO_TRANSFER, *, debugs: bool = False) -> CellOutcome:
+        """Run a cell's source; its execution is the message's origin. Never raises what the cell raised.
+
+        Where it `debugs`, an error is looked at in the debugger first.
+        """
         origin = current_origin()
         self._begin(origin)
         before = self._shell.bindings()
-        run = functools.partial(self._run, source, number, origin)
+        run = functools.partial(self._run, source, number, origin, debugs)
         outcome = run() if transfer is NO_TRANSFER else transfer.around(run, self._namespace, self._birth.rank, origin)
         if INTERRUPTS.was_aborted(origin):
             self._shell.forget_error()
         return self._with_names(outcome, before)
 
-    def _run(self, source: str, number: int, origin: str) -> CellOutcome:
+    def _run(self, source: str, number: int, origin: str, debugs: bool) -> CellOutcome:
         meter = Meter()
         try:
             with INTERRUPTS.during(origin):
                 ran = self._shell.run_source(source, number)
                 cost = meter.read()
                 outcome = self._outcome(ran, cost, origin)
+                if debugs and outcome.error is not None and ran.error is not None:
+                    self._shell.examine(ran.error)
                 self._end(origin)
         except KeyboardInterrupt as error:
             # It came between two lines of ours, not of the cell's; the cell was interrupted all the same.
@@ -143,6 +150,8 @@ class CellActor(Actor):
     def _outcome(self, ran: Ran, cost: CellCost, origin: str) -> CellOutcome:
         if isinstance(ran.error, SystemExit):
             return CellOutcome(cost, error=_exit_error(ran.error))
+        if isinstance(ran.error, BdbQuit):
+            return CellOutcome(cost, error=describe_quit(ran.error))
         if ran.error is not None:
             return CellOutcome(cost, error=describe_error(ran.error, ran.rendered))
         if ran.value is None:
@@ -201,20 +210,26 @@ class CellControl(Actor):
         """Where the main thread is."""
         if not INTERRUPTS.origin:
             return Standing(is_idle=True)
-        return Standing(frames=describe_frames(stack_of_main(_awaiting())))
+        return Standing(frames=describe_frames(stack_of_main(_awaiting())), pause=_pause())
 
     @endpoint
     def stacks(self) -> list[Stack]:
         """The main thread first, then those in which code of the user's runs."""
         found = stack_of_main(_awaiting())
         collective = collective_of(found)
-        remark = f"in {collective}" if collective else "" if INTERRUPTS.origin else "idle"
+        remark = f"in {collective}" if collective else _pause() if INTERRUPTS.origin else "idle"
         return [Stack(MAIN, describe_frames(found, with_source=True), remark), *stacks_of_others()]
 
 
 def _awaiting() -> Any:
     """The coroutine of the cell that runs, where it has top-level await."""
     return RankShell.instance().loop_runner.running if RankShell.initialized() else None
+
+
+def _pause() -> str:
+    """How the cell that runs waits for a person, if it does: `paused in the debugger`."""
+    pause = RankShell.instance().prompts.pause if RankShell.initialized() else ""
+    return f"paused {pause}" if pause else ""
 
 
 class Meter:

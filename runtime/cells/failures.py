@@ -48,6 +48,14 @@ def _hidden_interrupt(error: BaseException) -> KeyboardInterrupt | None:
     return cause if isinstance(cause, KeyboardInterrupt) and is_of_ipython else None
 
 
+def describe_quit(error: BaseException) -> RankError:
+    """A person has left the debugger by `q`; where that was, without the debugger's own frames."""
+    frames = frames_of(error)
+    while frames and not frames[-1].is_user:
+        frames = frames[:-1]
+    return RankError("raised", type(error).__name__, "the debugger was quit", frames)
+
+
 def describe_interrupt(error: KeyboardInterrupt) -> RankError:
     """An interrupt that came when the cell's own code was over: that had raised something, which says where it was."""
     told = describe_error(error, ())

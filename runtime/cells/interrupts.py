@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -111,6 +111,14 @@ class Interrupts:
         """Around user code of the execution, and nothing else. KeyboardInterrupt where that has been asked for."""
         return _UserCode(self)
 
+    def runtime_code(self) -> AbstractContextManager[None]:
+        """Around code of the runtime that user code has called, where KeyboardInterrupt would break something.
+
+        On other threads, where it is never raised, it does nothing. One that has been asked for meanwhile is raised at
+        the end.
+        """
+        return _RuntimeCode(self) if threading.get_ident() == self._main else nullcontext()
+
     def raise_wanted(self) -> None:
         """KeyboardInterrupt, once, if this execution is to be interrupted."""
         if self.origin in self._wanted:
@@ -156,6 +164,20 @@ class _UserCode(AbstractContextManager[None]):
 
     def __exit__(self, *raised: object) -> None:
         self._interrupts.is_open = self._was_open
+
+
+class _RuntimeCode(AbstractContextManager[None]):
+    def __init__(self, interrupts: Interrupts) -> None:
+        self._interrupts = interrupts
+        self._was_open = interrupts.is_open
+
+    def __enter__(self) -> None:
+        self._interrupts.is_open = False
+
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
+        self._interrupts.is_open = self._was_open
+        if self._was_open and kind is None:
+            self._interrupts.raise_wanted()
 
 
 INTERRUPTS = Interrupts()

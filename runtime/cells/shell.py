@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import builtins
+import bdb
 import codeop
+import contextlib
 import gc
 import re
 import sys
@@ -18,16 +19,18 @@ from typing import Any
 from IPython.core.compilerop import CachingCompiler
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
-from IPython.core.error import StdinNotImplementedError
 from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.path import compress_user
 from traitlets.config import Config
 
+from meshbook.runtime.cells import debugger, prompts
+from meshbook.runtime.cells.debugger import Debugger
 from meshbook.runtime.cells.displays import Displays
 from meshbook.runtime.cells.interrupts import INTERRUPTS
+from meshbook.runtime.cells.prompts import Prompts
 
-OURS = compress_user(__file__)  # as IPython writes it in tracebacks
+OURS = tuple(compress_user(file) for file in (__file__, prompts.__file__, debugger.__file__))  # as in tracebacks
 # Where IPython's syntax may be: magics, shell commands, help; autocall; prompts that were pasted; a first line that is
 # blank or indented.
 MARKS = re.compile(r"[%!?]|^[ \t]*(?:[/,;]|>>>|\.\.\.|In ?\[)|\A\s", re.MULTILINE)
@@ -97,6 +100,9 @@ class SendDisplay(DisplayPublisher):
 class RankShell(InteractiveShell):
     """One per worker; its namespace is the worker's `__main__`."""
 
+    prompts: Prompts
+    debugging: Debugger
+
     def init_history(self) -> None:
         self.config.HistoryManager.enabled = False
         super().init_history()
@@ -127,13 +133,27 @@ class RankShell(InteractiveShell):
         """Nothing: a magic that was misused is told in a line."""
 
     def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
-        stb = [part for part in stb if f"{OURS}:" not in part]  # the user's frame is the one before
+        stb = [part for part in stb if not any(f"{file}:" in part for file in OURS)]  # the user's frames are before
         # The last entry is the exception's own line, which the notebook says once for all ranks that share it.
         lines = "\n".join(stb[:-1]) if len(stb) > 1 else "".join(stb).rstrip().rpartition("\n")[0]
         self.kept.rendered = lines.split("\n")
 
     def ask_exit(self) -> None:
         raise RuntimeError("exit() does not end a rank: %mesh down ends all of them")
+
+    def debugger(self, force: bool = False) -> None:
+        """What `%debug` does, and `%pdb on` at an error."""
+        error = getattr(sys, "last_value", None)
+        if error is None:
+            print("no error is kept here: there is nothing to debug", file=sys.stderr)
+        else:
+            self.debugging.examine(error)
+
+    def examine(self, error: BaseException) -> None:
+        """Look at the error that has just ended a cell, unless that was stopped rather than broken."""
+        if error.__traceback__ is not None and not isinstance(error, KeyboardInterrupt | SystemExit | bdb.BdbQuit):
+            with contextlib.suppress(KeyboardInterrupt):  # the cell ends with its error all the same
+                self.debugging.examine(error)
 
     kept: Ran = Ran()
 
@@ -142,7 +162,10 @@ class RankShell(InteractiveShell):
         self.kept = Ran()
         self.execution_count = number
         self.compile.number = number
-        result = self.run_cell(source, store_history=False)
+        try:
+            result = self.run_cell(source, store_history=False)
+        finally:
+            self.debugging.end_cell()
         self.kept.error = result.error_before_exec or result.error_in_exec
         if result.result is not None and not ends_in_semicolon(source):
             self.kept.value = result.result
@@ -231,7 +254,7 @@ def ends_in_semicolon(source: str) -> bool:
         return False  # not even tokens: a syntax error, which has no value
 
 
-def make_shell(displays: Displays) -> RankShell:
+def make_shell(displays: Displays, asking: Prompts) -> RankShell:
     """The shell of this process; on the main thread."""
     SendDisplay.displays = displays
     config = Config()
@@ -246,7 +269,9 @@ def make_shell(displays: Displays) -> RankShell:
         compiler_class=CellCompiler,
     )
     shell.loop_runner = LoopRunner()
-    builtins.input = _no_input
+    asking.install()
+    shell.prompts, shell.debugging = asking, Debugger(asking)
+    shell.debugging.install()
     # IPython's advice on SystemExit is for a terminal; ours is in the error.
     warnings.filterwarnings("ignore", message="To exit: use", category=UserWarning)
     return shell
@@ -280,9 +305,3 @@ class LoopRunner:
             result = task.result()
             result.error_in_exec = KeyboardInterrupt().with_traceback(result.error_in_exec.__traceback__)
             return result
-
-
-def _no_input(prompt: object = "") -> str:
-    raise StdinNotImplementedError(
-        f"input({prompt!r}): a rank has no keyboard; push the value from the notebook instead"
-    )

@@ -26,10 +26,14 @@ MOST_FRAMES = 200  # of one stack; what recursed deeper has its innermost ones
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where the main thread of a rank is: idle, or in a cell, where it has frames (outermost first) or just begins."""
+    """Where the main thread of a rank is: idle, or in a cell, where it has frames (outermost first) or just begins.
+
+    `pause` says that it waits for a person: `at input()`, `in the debugger`.
+    """
 
     is_idle: bool = False
     frames: tuple[Frame, ...] = ()
+    pause: str = ""
 
     @property
     def is_in_collective(self) -> bool:
@@ -103,6 +107,11 @@ def _suspended(awaiting: Any) -> list[tuple[FrameType, int]]:
     return found
 
 
+def is_of_cell(frame: FrameType) -> bool:
+    """Whether its code is in a cell."""
+    return frame.f_code.co_filename.startswith("<cell")
+
+
 def _from_the_cell(found: list[tuple[FrameType, int]]) -> list[tuple[FrameType, int]]:
-    first = next((at for at, (frame, _) in enumerate(found) if frame.f_code.co_filename.startswith("<cell")), None)
+    first = next((at for at, (frame, _) in enumerate(found) if is_of_cell(frame)), None)
     return [] if first is None else found[first:]

@@ -39,6 +39,7 @@ from meshbook.runtime.telemetry.events import Event, EventLog
 from meshbook.runtime.telemetry.forwarding import Forwarder, ScriptScreen
 from meshbook.runtime.telemetry.last_words import last_lines
 from meshbook.runtime.telemetry.output import TELEMETRY, OutputStore, TelemetryActor
+from meshbook.runtime.telemetry.questions import QUESTIONS, QuestionDesk
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.home import Home
 from meshbook.runtime.transport.zeromq import ZmqTransport
@@ -62,6 +63,7 @@ class Session:
         self.run = secrets.token_hex(4)
         self.folder = self._open_folder()
         self.output = OutputStore()
+        self.questions = QuestionDesk()
         self.events = EventLog()
         self.forwarder = Forwarder(ScriptScreen())
         self.output.set_default(self.forwarder.take)
@@ -94,6 +96,7 @@ class Session:
     def _make_node(self) -> Node:
         node = self._new_node()
         node.host_inline(TELEMETRY, TelemetryActor(self.output, self.events))
+        node.host_inline(QUESTIONS, self.questions)
         node.host_inline(ROSTER, self.roster)
         node.host(CONTROLLERS, Controllers, class_name="Controllers").start(lambda error: None)
         node.when_down += [self.roster.ended, self.output.ended]

@@ -5,6 +5,7 @@ No test sleeps: ranks tell through a named pipe how far they are (`Signs`), and 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import re
@@ -42,6 +43,11 @@ class Cell:
     @property
     def stdout(self) -> str:
         return self._stream("stdout")
+
+    @property
+    def plain(self) -> str:
+        """Standard output as a person reads it: without colours."""
+        return _without_colours(self.stdout)
 
     @property
     def stderr(self) -> str:
@@ -137,6 +143,30 @@ class Notebook:
     def run_failing(self, code: str, timeout: float = PATIENCE) -> Cell:
         """Run a cell that has to fail, for the front end too: Run All, nbclient and papermill stop there."""
         return self.wait_failed(self.start(code), timeout)
+
+    def wait_for_prompt(self, timeout: float = PATIENCE) -> str:
+        """Until the kernel asks for a line; the prompt."""
+        found: list[str] = []
+
+        def is_asked() -> bool:
+            with contextlib.suppress(queue.Empty):
+                found.append(self.client.get_stdin_msg(timeout=0)["content"]["prompt"])
+            return bool(found)
+
+        self.wait_until(is_asked, timeout)
+        return found[0]
+
+    def start_asking(self, code: str) -> Cell:
+        """Start a cell that may ask for lines, as one of a person's does."""
+        return self.start(code, allow_stdin=True)
+
+    def converse(self, code: str, *lines: str) -> tuple[Cell, list[str]]:
+        """Run a cell that asks for these lines, and end it; the prompts."""
+        cell, prompts = self.start_asking(code), []
+        for line in lines:
+            prompts.append(self.wait_for_prompt())
+            self.client.input(line)
+        return self.wait(cell), prompts
 
     def wait(self, cell: Cell, timeout: float = PATIENCE) -> Cell:
         self.wait_until(lambda: cell.is_idle and cell.reply is not None, timeout)

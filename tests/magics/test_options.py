@@ -91,7 +91,6 @@ def test_cell_options(line: str, options: CellOptions) -> None:
         ("-o", "-o/--out: expected one argument"),
         ("--show", "--show: expected one argument"),
         ("-q --show 0", "not allowed with argument -q/--quiet"),
-        ("--on-error debug", "--on-error: invalid choice: 'debug'"),
         ("-g sometimes", "-g/--group: invalid choice: 'sometimes'"),
         ("-o 'losses", 'cannot read "-o \'losses": no closing quotation'),
         ("-o %(prog)s", "'%(prog)s' is not a name"),

@@ -29,6 +29,7 @@ from meshbook.runtime.cells.standing import Standing
 from meshbook.runtime.errors import ExitReport, MeshbookError, ProcessDied, SupervisionError
 from meshbook.runtime.geometry import Extent, Region
 from meshbook.runtime.telemetry.output import OutputChunk, OutputStore
+from meshbook.runtime.telemetry.questions import QuestionDesk
 from meshbook.runtime.wire.messages import Address
 
 ALL_REDUCE = Frame("/lib/torch/distributed/distributed_c10d.py", 88, "all_reduce", is_user=False)
@@ -89,7 +90,7 @@ class FakeActors:
     def __init__(self, ranks: FakeRanks, region: Region) -> None:
         self._ranks = ranks
         members = region.ranks()
-        self.run = SimpleNamespace(call_each=lambda source, number: ranks.begin(members))
+        self.run = SimpleNamespace(call_each=lambda source, number, *debugs: ranks.begin(members))
         self.interrupt = SimpleNamespace(broadcast=lambda origin: ranks.interrupt(members))
         self.where = SimpleNamespace(call_each=lambda: ranks.where(members))
         self.abort = SimpleNamespace(call_each=lambda origin, forced: ranks.abort(members, origin, forced))
@@ -100,6 +101,8 @@ class FakeActors:
 
 class FakeProcs:
     """The processes of the ranks."""
+
+    name = "mesh"
 
     def __init__(self, ranks: FakeRanks, region: Region) -> None:
         self._ranks = ranks
@@ -139,7 +142,9 @@ class Cell:
 
     def run(self, script: Callable[[CellRun], None]) -> MeshResult:
         async def main() -> MeshResult:
-            session: Any = SimpleNamespace(output=self.store, context=SimpleNamespace(actor_instance=None))
+            session: Any = SimpleNamespace(
+                output=self.store, questions=QuestionDesk(), context=SimpleNamespace(actor_instance=None)
+            )
             publisher: Any = SimpleNamespace(publish=self.published.extend)
             cell = module.Cell(session, self.mesh, self.ranks.region, self.options, publisher, 7)
             run = CellRun(cell, patience=self.patience)

@@ -1,0 +1,147 @@
+"""The keyboard of whoever runs a cell: a line is asked for by the front end's prompt, or on a terminal.
+
+Asked from a thread of its own, one prompt at a time; each waits until there is an answer or the prompt is given up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import sys
+import termios
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import zmq
+
+logger = logging.getLogger(__name__)
+END = "\x04"  # what a front end sends for Ctrl-D
+
+
+class GivenUp:
+    """Says from another thread that a prompt is not wanted any more."""
+
+    def __init__(self) -> None:
+        self._reads, self._writes = os.pipe()
+
+    def fileno(self) -> int:
+        """Readable once the prompt is given up."""
+        return self._reads
+
+    def is_set(self) -> bool:
+        return bool(select.select([self], [], [], 0)[0])
+
+    def set(self) -> None:
+        os.write(self._writes, b".")
+
+    def clear(self) -> None:
+        while self.is_set():
+            os.read(self._reads, 64)
+
+    def close(self) -> None:
+        os.close(self._reads)
+        os.close(self._writes)
+
+
+class Keyboard(Protocol):
+    """`refusal` says why nobody can be asked; empty where somebody can."""
+
+    refusal: str
+
+    def ask(self, prompt: str, given_up: GivenUp, *, is_password: bool) -> str | None:
+        """The line that a person enters; None where the prompt was given up. EOFError for the end of all input."""
+
+
+class Nobody:
+    """No keyboard."""
+
+    def __init__(self, refusal: str) -> None:
+        self.refusal = refusal
+
+    def ask(self, prompt: str, given_up: GivenUp, *, is_password: bool) -> str | None:
+        raise EOFError(self.refusal)
+
+
+class KernelKeyboard:
+    """The prompt of the front end that runs the present cell."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        self._parent = kernel.get_parent("shell")
+        self._ident = kernel._get_shell_context_var(kernel._shell_parent_ident)
+        self.refusal = "" if kernel._allow_stdin else "this front end does not support input requests"
+
+    def ask(self, prompt: str, given_up: GivenUp, *, is_password: bool) -> str | None:
+        socket, session = self._kernel.stdin_socket, self._kernel.session
+        self._drop_stale(socket)
+        content = {"prompt": prompt, "password": is_password}
+        request = session.send(socket, "input_request", content, self._parent, ident=self._ident)
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(given_up, zmq.POLLIN)
+        while True:
+            poller.poll()
+            if given_up.is_set():
+                return None
+            value = self._receive(request["header"]["msg_id"])
+            if value == END:
+                raise EOFError
+            if value is not None:
+                return value
+
+    def _drop_stale(self, socket: Any) -> None:
+        """Answers to prompts that were given up."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                socket.recv_multipart(zmq.NOBLOCK)
+
+    def _receive(self, request: str) -> str | None:
+        try:
+            _, reply = self._kernel.session.recv(self._kernel.stdin_socket)
+        except ValueError:
+            logger.warning("a message on the stdin channel was not understood", exc_info=True)
+            return None
+        # Not all front ends say what they answer; those that do may answer a prompt that was given up.
+        if reply is None or reply["parent_header"].get("msg_id", request) != request:
+            return None
+        return str(reply["content"].get("value", ""))
+
+
+class TerminalKeyboard:
+    """The terminal that IPython runs on."""
+
+    refusal = ""
+
+    def ask(self, prompt: str, given_up: GivenUp, *, is_password: bool) -> str | None:
+        print(prompt, end="", flush=True)
+        with _without_echo() if is_password else contextlib.nullcontext():
+            # What is no terminal has its lines read ahead, so that there is nothing to wait for.
+            if sys.stdin.isatty() and given_up in select.select([sys.stdin, given_up], [], [])[0]:
+                return None
+            line = sys.stdin.readline()
+        if not line:
+            raise EOFError
+        return line.removesuffix("\n")
+
+
+@contextlib.contextmanager
+def _without_echo() -> Iterator[None]:
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        print()
+
+
+def keyboard_for(shell: Any) -> Keyboard:
+    """The keyboard of who runs the present cell."""
+    kernel = getattr(shell, "kernel", None)
+    return TerminalKeyboard() if kernel is None else KernelKeyboard(kernel)

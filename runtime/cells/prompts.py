@@ -1,0 +1,149 @@
+"""`input()`, `getpass` and `sys.stdin` of a rank: what they ask for, a person at the notebook answers.
+
+    input() -> Question -> the controller's desk -> ... -> Answer -> the thread that waits here
+
+The thread waits for a plain event, and not as other calls do: an interrupt then comes upon nothing of the runtime's.
+"""
+
+from __future__ import annotations
+
+import builtins
+import getpass
+import io
+import itertools
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from IPython.core.error import StdinNotImplementedError
+
+from meshbook.runtime.actor.context import current_origin
+from meshbook.runtime.cells.interrupts import INTERRUPTS
+from meshbook.runtime.errors import MeshbookError
+from meshbook.runtime.geometry import Extent
+from meshbook.runtime.node.calls import Each, Target
+from meshbook.runtime.node.node import Node
+from meshbook.runtime.telemetry.questions import QUESTIONS, Answer, Kind, Question
+
+NOWHERE = Extent((), ())
+
+
+class Prompts:
+    """What this rank asks. `pause` says what its main thread waits for, if it does."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._numbers = itertools.count(1)
+        self.pause = ""
+
+    def install(self) -> None:
+        """Take the places of Python's own ways to ask, which would find no keyboard here."""
+        builtins.input = self.input
+        getpass.getpass = self.getpass
+        sys.stdin = RankInput(self)
+
+    def input(self, prompt: object = "", /) -> str:
+        """A line from whoever sits at the notebook. EOFError, or StdinNotImplementedError where nobody does."""
+        return self.ask("input", str(prompt))
+
+    def getpass(self, prompt: str = "Password: ", stream: Any = None, **options: Any) -> str:
+        """The same, not shown while it is typed."""
+        return self.ask("password", str(prompt))
+
+    def ask(self, kind: Kind, prompt: str = "", place: str = "") -> str:
+        """What is answered to this; EOFError and StdinNotImplementedError like `input`."""
+        birth = self._node.place
+        question = Question(
+            *(current_origin(), birth.world.mesh, birth.rank, next(self._numbers), kind), prompt=prompt, place=place
+        )
+        with INTERRUPTS.runtime_code():
+            answer = self._wait_for_answer(question)
+        if answer.kind == "text":
+            return answer.text
+        if answer.kind == "eof":
+            raise EOFError(answer.text or "EOF when reading a line")
+        raise StdinNotImplementedError(f"{_words(kind, prompt)}: {answer.text}")
+
+    def _wait_for_answer(self, question: Question) -> Answer:
+        if self._node.capture is not None:
+            self._node.capture.flush()  # what was printed before it is shown before it
+        asked, answered = Each(1), threading.Event()
+        self._tell("ask", question, asker=asked)
+        (future,) = asked.futures
+        future.when_done(answered.set)
+        try:
+            with self._paused(question):
+                answered.wait()
+        except BaseException:
+            self._tell("withdraw", question.origin, question.rank, question.number)
+            raise
+        try:
+            answer: Answer = future.get()
+        except MeshbookError as error:
+            return Answer("eof", f"the notebook is gone: {error}")
+        return answer
+
+    def _tell(self, endpoint: str, *arguments: Any, asker: Each | None = None) -> None:
+        self._node.call([Target(self._node.controller, QUESTIONS)], endpoint, (arguments, {}), NOWHERE, asker)
+
+    @contextmanager
+    def _paused(self, question: Question) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self.pause = "in the debugger" if question.kind in ("command", "stop") else "at input()"
+        try:
+            with INTERRUPTS.user_code():
+                yield
+        finally:
+            self.pause = ""
+
+
+def _words(kind: Kind, prompt: str) -> str:
+    """What was asked for, as its code says it."""
+    match kind:
+        case "input":
+            return f"input({prompt!r})"
+        case "password":
+            return f"getpass({prompt!r})"
+        case "stop":
+            return "breakpoint()"
+        case "command":
+            return "the debugger"
+
+
+class RankInput(io.TextIOBase):
+    """`sys.stdin` of a rank: each line is asked for, without a prompt."""
+
+    encoding = "utf-8"
+    errors = "replace"
+    mode = "r"
+    name = "<stdin>"
+
+    def __init__(self, prompts: Prompts) -> None:
+        self._prompts = prompts
+
+    def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
+        """The next line, whole whatever `size` says; the empty string at the end of all input."""
+        try:
+            return f"{self._prompts.input()}\n"
+        except EOFError:
+            return ""
+
+    def read(self, size: int | None = -1, /) -> str:
+        """All lines up to the end of all input; with a size the next line."""
+        if size is not None and size >= 0:
+            return self.readline()
+        return "".join(iter(self.readline, ""))
+
+    def readable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        """The descriptor that subprocesses inherit, from which nothing comes."""
+        return 0
