@@ -8,15 +8,12 @@ from typing import Any
 
 from meshbook.magics.area import HEADER_STYLE
 from meshbook.magics.grouping import Block, Group, split_lines
-from meshbook.magics.markup import markup_of
+from meshbook.magics.markup import markup_of, side_by_side
 from meshbook.magics.rendering import render_html, render_text
 from meshbook.runtime.geometry.ranges import format_label
 
-MOST_OPEN = 4  # shown at once
 MOST_MARKUP = 1_000_000  # bytes of one gallery: front ends drop messages over a megabyte a second
 LARGE_IMAGE = 300_000  # bytes; a larger one is not there twice, as image and in HTML
-
-_GRID = "display:flex;flex-wrap:wrap;gap:8px;align-items:flex-start"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,25 +105,19 @@ def _in_html(own: Sequence[_Alike]) -> str:
     left_out: list[int] = []
     size = 0
     for each in own:
-        cell = f"<div>{_cell_in_html(each)}</div>"
+        cell = _cell_in_html(each)
         size += len(cell)
         if size <= MOST_MARKUP:
             cells.append(cell)
         else:
             left_out += each.ranks
-    more, count = cells[MOST_OPEN:], len(cells) - MOST_OPEN
-    rest = f"<details><summary>show {count} more</summary>{_grid(more)}</details>" if more else ""
-    return f"{_grid(cells[:MOST_OPEN])}{rest}{_note(left_out)}"
+    return f"{side_by_side(cells)}{_note(left_out)}"
 
 
 def _cell_in_html(each: _Alike) -> str:
     if not each.markup:
         return render_html([Group(each.ranks, Block(split_lines(str(each.picture.data.get("text/plain", "")))))])
     return f'<div style="{HEADER_STYLE}">{each.label}</div>{each.markup}'
-
-
-def _grid(cells: Sequence[str]) -> str:
-    return f'<div style="{_GRID}">{"".join(cells)}</div>'
 
 
 def _note(left_out: Sequence[int]) -> str:

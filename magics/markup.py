@@ -1,12 +1,15 @@
-"""Rich output of a rank as a piece of HTML, which a grid or a list of many ranks can hold."""
+"""Rich output of a rank as a piece of HTML, and such pieces of many ranks side by side."""
 
 from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+MOST_OPEN = 4  # shown at once, the others behind a click
+
+_GRID = "display:flex;flex-wrap:wrap;gap:8px 16px;align-items:flex-start"
 _IMAGES = ("image/svg+xml", "image/png", "image/jpeg", "image/gif")
 
 
@@ -18,6 +21,18 @@ def markup_of(data: Mapping[str, Any], metadata: Mapping[str, Any] = {}) -> str:
         if name in data:
             return f'<img src="data:{name};base64,{_as_base64(data[name], name)}"{_size_of(metadata.get(name))}>'
     return ""
+
+
+def side_by_side(pieces: Sequence[str]) -> str:
+    """Pieces of HTML in a grid, the first four open."""
+    more = pieces[MOST_OPEN:]
+    rest = f"<details><summary>show {len(more)} more</summary>{_grid(more)}</details>" if more else ""
+    return f"{_grid(pieces[:MOST_OPEN])}{rest}"
+
+
+def _grid(pieces: Sequence[str]) -> str:
+    # Without styles, as on GitHub, they stand below each other.
+    return f'<div style="{_GRID}">{"".join(f"<div>{piece}</div>" for piece in pieces)}</div>'
 
 
 def _as_base64(content: str | bytes, name: str) -> str:

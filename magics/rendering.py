@@ -8,7 +8,7 @@ from meshbook.magics.colours import html_of
 from meshbook.magics.grouping import Group, StreamName
 
 _PRE_STYLE = (
-    "margin:0;padding:0;white-space:pre-wrap;font-family:var(--jp-code-font-family,monospace);"
+    "margin:0;padding:0;background:none;white-space:pre-wrap;font-family:var(--jp-code-font-family,monospace);"
     "font-size:var(--jp-code-font-size,13px);color:var(--jp-content-font-color1,inherit)"
 )
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from IPython.core.getipython import get_ipython
+
 from meshbook.runtime.cells.outcome import RankError, tell_place
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.geometry.ranges import format_label, name_ranks
@@ -99,7 +101,7 @@ class CellError(MeshbookError):
 
     def _render_traceback_(self) -> list[str]:
         # IPython asks for this by name, instead of formatting the frames of the controller.
-        return render(self.groups, self._ending)
+        return [_red(str(self))] if _is_brief() else render(self.groups, self._ending)
 
     def __reduce__(self) -> tuple[Callable[..., CellError], tuple[Any, ...]]:
         return make_cell_error, (self.by_rank, self._order, None, self._ending)
@@ -268,6 +270,12 @@ def _count_rest(groups: Sequence[ErrorGroup]) -> list[str]:
         return []
     ranks = {rank for group in groups for rank in group.ranks}
     return [f"… {len(groups)} more distinct errors {format_label(ranks)}; the error's `by_rank` has all"]
+
+
+def _is_brief() -> bool:
+    """Whether the notebook shows errors in a line (`%xmode Minimal`); the other modes are those of the ranks."""
+    shell = get_ipython()
+    return shell is not None and shell.InteractiveTB.mode == "Minimal"
 
 
 def _red(text: str) -> str:

@@ -14,18 +14,17 @@ from typing import Any
 
 from meshbook.magics.colours import html_of
 from meshbook.magics.grouping import Block, Group, group_texts, split_lines
-from meshbook.magics.markup import markup_of
+from meshbook.magics.markup import markup_of, side_by_side
 from meshbook.magics.rendering import render_text
 from meshbook.runtime.cells.outcome import CellOutcome, CellValue, RankError, TensorSummary
 from meshbook.runtime.geometry.ranges import format_label, name_ranks
 
 MOST_VALUES = 32  # different values all shown; of more, those that differ in numbers become a range
 MOST_TEXT = 130_000  # characters of text; a value after that is only counted
-MOST_OPEN = 4  # rich values shown at once, the others behind a click
 MOST_RICH = 300_000  # characters of HTML; a value after that is shown as text
 MOST_ELEMENTS = 8  # of a tensor that is shown itself; a larger one shows its statistics
 
-_PRE = '<pre style="margin:0;white-space:pre-wrap;font-family:var(--jp-code-font-family,monospace)">'
+_PRE = '<pre style="margin:0;background:none;white-space:pre-wrap;font-family:var(--jp-code-font-family,monospace)">'
 _LABEL = '<div style="color:var(--jp-ui-font-color2,#808080);font-family:var(--jp-code-font-family,monospace)">'
 
 
@@ -69,9 +68,7 @@ def _render_markup(parts: Sequence[_Part]) -> str:
             blocks.append(f"{_LABEL}{format_label(part.ranks)}</div>{part.markup}")
         else:
             blocks.append(f"{_PRE}{html_of(part.text)}</pre>")
-    rest = blocks[MOST_OPEN:]
-    more = f"<details><summary>show {len(rest)} more</summary>{''.join(rest)}</details>" if rest else ""
-    return f"<div>{''.join(blocks[:MOST_OPEN])}{more}</div>"
+    return side_by_side(blocks)
 
 
 def _within_bounds(parts: Sequence[_Part]) -> tuple[list[_Part], list[str]]:

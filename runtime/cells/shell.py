@@ -127,7 +127,22 @@ class RankShell(InteractiveShell):
         if has_group(error):  # IPython would print it with Python's own means, past us
             self._showtraceback(type(error), error, [render_group(error), ""])
             return
-        super().showtraceback(*arguments, **keywords)
+        self._is_rendering = True
+        try:
+            super().showtraceback(*arguments, **keywords)
+        except KeyboardInterrupt:
+            return  # the error stands, without its rendering
+        finally:
+            self._is_rendering = False
+
+    _is_rendering = False
+
+    def get_exception_only(self, *arguments: Any, **keywords: Any) -> str:
+        """The error in a line; IPython would print it as well where an interrupt cuts a rendering off."""
+        if self._is_rendering:
+            raise KeyboardInterrupt
+        told: str = super().get_exception_only(*arguments, **keywords)
+        return told
 
     def show_usage_error(self, error: Any) -> None:
         """Nothing: a magic that was misused is told in a line."""

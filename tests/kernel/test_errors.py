@@ -163,6 +163,25 @@ def test_the_error_can_be_asked_by_rank(notebook: Notebook) -> None:
     assert "rank 0 did not fail" in notebook.run_failing("error.raise_from_rank(0)").error["evalue"]
 
 
+def test_an_interrupt_while_an_error_is_rendered_costs_its_rendering_alone(notebook: Notebook) -> None:
+    failed = notebook.run_failing(
+        "%%mesh 0:2\nimport time\nclass Slow(Exception):\n    told = False\n    def __str__(self):\n"
+        "        if not Slow.told: Slow.told = True; time.sleep(60)\n        return 'slow'\n"
+        "raise Slow if rank else ValueError('quick')",
+        timeout=30,
+    )
+    assert failed.stderr == ""
+    assert "[rank 0] ValueError: quick" in failed.traceback
+    assert "[rank 1] Slow: slow" in failed.traceback
+
+
+def test_xmode_minimal_shows_a_line(notebook: Notebook) -> None:
+    notebook.run("%xmode Minimal")
+    failed = notebook.run_failing("%%mesh\n1 / 0")
+    notebook.run("%xmode Context")
+    assert failed.traceback == failed.error["evalue"]
+
+
 def test_the_result_of_a_cell_that_failed_is_there(notebook: Notebook) -> None:
     notebook.run_failing("%%mesh -o kept\nprint(rank)\nif rank == 1: raise ValueError('one')\nrank * 2")
     assert notebook.evaluate("kept.values, kept[1].stdout") == ([0, None, 4, 6], "1\n")
