@@ -1,13 +1,14 @@
 """`MeshKernel`: IPython's kernel as the controller of a mesh. Only what a kernel alone can do is here.
 
-The magics are those of `%load_ext meshbook`; this adds interrupts that arrive while a cell waits for its ranks, and
-an output channel that loses nothing.
+The magics are those of `%load_ext meshbook`; this adds interrupts that arrive while a cell waits for its ranks,
+answers to a front end while a cell runs, and an output channel that loses nothing.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 from typing import Any
 
 import zmq
@@ -15,6 +16,7 @@ from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelapp import IPKernelApp
 
 import meshbook
+from meshbook.kernel.services import Services
 from meshbook.magics.extension import load
 from meshbook.runtime.hosts.session import close_session
 
@@ -30,10 +32,36 @@ class MeshKernel(IPythonKernel):
         """What a console shows at its start."""
         return f"meshbook {meshbook.__version__}: %%mesh runs a cell on ranks; see %mesh --help\n{super().banner}"
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._services = Services(self)
+
     def start(self) -> None:
         """Start serving, with the magics loaded and the workers' parent warming up."""
-        load(self.shell)
+        self.notebook = load(self.shell)
         super().start()
+
+    async def shell_channel_thread_main(self, msg: list[Any]) -> None:
+        """Hand a message of the shell channel to who handles it; on the channel's thread."""
+        if not self._services.take(msg):
+            await super().shell_channel_thread_main(msg)
+
+    async def shell_main(self, subshell_id: str | None, msg: list[Any]) -> None:
+        """Handle a message of the shell channel; on the main thread, or that of a subshell."""
+        try:
+            await super().shell_main(subshell_id, msg)
+        finally:
+            if subshell_id is None:
+                self._services.end(msg)
+
+    def _publish_status(self, status: str, channel: str, parent: dict[str, Any] | None = None) -> None:
+        def publish(status: str) -> None:
+            super(MeshKernel, self)._publish_status(status, channel, parent)
+
+        if channel == "shell" and threading.current_thread() is threading.main_thread():
+            self._services.tell(publish, status)
+        else:
+            publish(status)
 
     async def interrupt_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Interrupt this process alone; runs on the control thread, also while the main thread is busy.

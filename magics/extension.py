@@ -7,6 +7,7 @@ from typing import Any
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
 from meshbook.magics.cells import Cells
+from meshbook.magics.completion.completion import Completion
 from meshbook.magics.faults import FaultScreen
 from meshbook.magics.folding import fold_frames
 from meshbook.magics.moments import CellInterrupts
@@ -72,6 +73,7 @@ def load(shell: Any) -> Notebook:
     OrdinaryCells(notebook).install()
     notebook.cell_times.install(shell)
     FaultScreen(notebook.screen).install()
+    Completion(notebook).install()
     fold_frames(shell)
     if getattr(shell, "kernel", None) is not None:
         CellInterrupts(shell).install()

@@ -14,6 +14,7 @@ from meshbook.magics.selection import LastCell, Selected, parse, resolve
 from meshbook.runtime.actor.context import CURRENT, Context, current_origin
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.actor import CellActor, CellControl
+from meshbook.runtime.cells.inspection import CellInspection
 from meshbook.runtime.errors import ExitReport, MeshbookError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.geometry.ranges import format_ranks, name_ranks
@@ -44,6 +45,7 @@ class NotebookMesh:
     procs: ProcMesh
     cells: CellActor
     control: CellControl
+    inspection: CellInspection
     session: Session
     has_gpus: bool
     spares: int = 0  # that are kept
@@ -70,6 +72,7 @@ class NotebookMesh:
             return None
         before = {rank: node for node, rank in self.rank_of.items()}
         self.procs, self.cells, self.control = procs, procs.all_of(self.cells), procs.all_of(self.control)
+        self.inspection = procs.all_of(self.inspection)
         self.rank_of = {address.node: rank for rank, address in enumerate(procs.nodes)}
         known_by_rank: tuple[dict[int, Any], ...] = (self.dead, self.busy, self.names, self.lost)
         for known in known_by_rank:
@@ -157,9 +160,10 @@ class Meshes:
         procs = session.host.spawn_procs(per_host=dict(extent), name=name, spares=spares)
         cells = procs.spawn_on_main("cells", CellActor)
         control = procs.spawn("cell control", CellControl)
-        for part in (procs, cells, control):
+        inspection = procs.spawn("cell inspection", CellInspection)
+        for part in (procs, cells, control, inspection):
             heed_failures(part, lambda failure: True)  # the cells say it, those that run and the next ones
-        mesh = NotebookMesh(name, procs, cells, control, session, gpus > 0, spares)
+        mesh = NotebookMesh(name, procs, cells, control, inspection, session, gpus > 0, spares)
         self._watch(mesh)
         try:
             wait_ready(mesh, progress)

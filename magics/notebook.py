@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshbook.magics.background import Background
 from meshbook.magics.exchange import VariableError
@@ -20,9 +20,14 @@ from meshbook.magics.tracing import CellTimes
 from meshbook.runtime.hosts.session import Session, current_session
 from meshbook.runtime.mesh.procs import ProcMesh
 
+if TYPE_CHECKING:  # it knows the verbs, and they act on what is here
+    from meshbook.magics.completion.completion import Completion
+
 
 class Notebook:
     """One for each IPython shell that has loaded the extension."""
+
+    completion: Completion  # what front ends are offered; there once it is installed
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell

@@ -56,7 +56,7 @@ class CellOptions:
 def parse_cell_options(line: str) -> CellOptions | HelpRequested:
     """What follows `%%mesh` on its line."""
     try:
-        found = read(_cell_parser(), words(line))
+        found = read(cell_parser(), words(line))
     except HelpAsked as asked:
         return HelpRequested(asked.text)
     if found.local and not found.block:
@@ -70,7 +70,8 @@ def parse_comment(first_line: str) -> str | None:
     return found.group(1).strip() if found else None
 
 
-def _cell_parser() -> Parser:
+def cell_parser() -> Parser:
+    """What reads the line of a mesh cell."""
     parser = Parser(prog="%%mesh", description="Run this cell on ranks of the mesh.")
     parser.add_argument(
         "selection",

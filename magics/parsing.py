@@ -43,6 +43,11 @@ def selector(text: str) -> str:
     return _with_minus(text)
 
 
+def mesh_name(text: str) -> str:
+    """The name of a mesh that is up; whether there is one is seen when it is looked for."""
+    return text
+
+
 def variable(text: str) -> str:
     """A name that a variable can have."""
     if not text.isidentifier() or keyword.iskeyword(text):
@@ -112,8 +117,22 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.prog}: {_with_minus(message)}")
 
+    @property
+    def actions(self) -> list[argparse.Action]:
+        """Its arguments, in their order."""
+        return self._actions
+
     def option_names(self) -> list[str]:
         return [name for action in self._actions for name in action.option_strings]
+
+    def option(self, name: str) -> argparse.Action | None:
+        """The option of this name, with its dashes."""
+        return self._option_string_actions.get(name)
+
+    def rivals(self, action: argparse.Action) -> list[argparse.Action]:
+        """The options that cannot be there beside this one."""
+        groups = [group._group_actions for group in self._mutually_exclusive_groups]
+        return [other for group in groups if action in group for other in group if other is not action]
 
 
 class _HelpAction(argparse.Action):

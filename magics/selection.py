@@ -29,7 +29,7 @@ _OUTCOMES = {
     "ok": "no rank succeeded in the last cell",
     "changed": "the last cell has bound no variable anew",
 }
-_WORDS = ("all", *_OUTCOMES)
+WORDS = ("all", *_OUTCOMES)
 
 # What is quoted in a message is cut to this length: a pasted file is no help in a traceback.
 _QUOTED_LENGTH = 60
@@ -200,7 +200,7 @@ class _Parser:
         first, second = self._peek(), self._peek(1)
         if first.kind != "name" or second.kind == "=":
             return False
-        return second.kind == "[" or first.text not in _WORDS
+        return second.kind == "[" or first.text not in WORDS
 
     def _named(self) -> Selection:
         name = self._take()
@@ -224,9 +224,9 @@ class _Parser:
 
     def _word(self) -> Choice:
         token = self._take()
-        if token.text not in _WORDS:
-            hint = _suggestion(token.text, _WORDS)
-            self._complain(token, f"{_quoted(token.text)} is no selector here; there are {', '.join(_WORDS)}{hint}")
+        if token.text not in WORDS:
+            hint = _suggestion(token.text, WORDS)
+            self._complain(token, f"{_quoted(token.text)} is no selector here; there are {', '.join(WORDS)}{hint}")
         return Everything() if token.text == "all" else Outcome(token.text, token.column)
 
     def _dimensions(self) -> Dimensions:
@@ -340,7 +340,7 @@ class _Resolver:
         problem = f"there is no mesh {_quoted(self.mesh)}; the meshes are {_listed(self.meshes)}"
         if self.default in self.meshes and self.mesh in self.meshes[self.default].labels:
             return f"{problem} (it is a dimension: write {self.mesh}=0 or {self.mesh}=0:2)"
-        return problem + _suggestion(self.mesh, [*self.meshes, *_WORDS])
+        return problem + _suggestion(self.mesh, [*self.meshes, *WORDS])
 
     def _outcome(self, outcome: Outcome) -> Region:
         ranks = self._ranks_with(outcome)

@@ -15,7 +15,7 @@ from meshbook.magics.options import parse_comment
 RUNNER = "__mesh_run__"
 _TIMER = re.compile(r"%%time(?:it)?(?:[ \t]|$)")
 _MAGIC = re.compile(r"%%mesh(?:[ \t]+(.*))?$")
-_HERE = re.compile(r"%%here[ \t]*$")
+HERE = re.compile(r"%%here[ \t]*$")
 
 
 class Transform:
@@ -33,14 +33,14 @@ class Transform:
 
 def transform(lines: list[str], mode: str | None = None) -> list[str]:
     """Rewrite a mesh cell, also below `%%time` or `%%timeit`; leave any other as it is, unless mesh mode is on."""
-    first = _next_line(lines)
+    first = next_line(lines)
     if first is None:
         return lines
     line = lines[first].rstrip("\r\n")
-    if _HERE.match(line):
+    if HERE.match(line):
         return _without_line(lines, first)
-    timer = _read_timer(line.rstrip())
-    second = _next_line(lines, first + 1) if timer else first
+    timer = read_timer(line.rstrip())
+    second = next_line(lines, first + 1) if timer else first
     found = read_first_line(lines[second].rstrip("\r\n")) if second is not None else None
     if second is None or found is None:
         return lines if mode is None else _transform_by_mode(lines, mode, first, timer)
@@ -68,12 +68,12 @@ def _without_line(lines: list[str], first: int) -> list[str]:
     return rest if rest and rest[0].startswith("%%") else ["#\n" * (first + 1), *rest]
 
 
-def _next_line(lines: list[str], start: int = 0) -> int | None:
+def next_line(lines: list[str], start: int = 0) -> int | None:
     """The first one that is not blank."""
     return next((index for index in range(start, len(lines)) if lines[index].strip()), None)
 
 
-def _read_timer(line: str) -> str:
+def read_timer(line: str) -> str:
     """The line of a magic that times the cell below it; empty for any other."""
     return line if _TIMER.match(line) else ""
 

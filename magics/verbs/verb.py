@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
-from meshbook.magics.parsing import Parser, count, selector, shape
+from meshbook.magics.parsing import Parser, count, mesh_name, selector, shape
 
 if TYPE_CHECKING:  # it knows the verbs' lines from nowhere, but most verbs act on it
     from meshbook.magics.notebook import Notebook
@@ -36,7 +36,7 @@ class Verb(ABC):
 
 def add_name(parser: Parser, meaning: str) -> None:
     """The name of a mesh, by position."""
-    parser.add_argument("name", metavar="NAME", nargs="?", help=meaning)
+    parser.add_argument("name", metavar="NAME", nargs="?", type=mesh_name, help=meaning)
 
 
 def add_selection(parser: Parser) -> None:

@@ -36,6 +36,7 @@ class Cell:
     messages: list[dict[str, Any]] = field(default_factory=list)
     reply: dict[str, Any] | None = None
     is_idle: bool = False
+    states: list[str] = field(default_factory=list)  # of the kernel, as they were told for this request
 
     def contents(self, kind: str) -> list[dict[str, Any]]:
         return [message["content"] for message in self.messages if message["msg_type"] == kind]
@@ -198,7 +199,8 @@ class Notebook:
 
     def _take_published(self, cell: Cell, message: dict[str, Any]) -> None:
         if message["msg_type"] == "status":
-            cell.is_idle = cell.is_idle or message["content"]["execution_state"] == "idle"
+            cell.states.append(message["content"]["execution_state"])
+            cell.is_idle = cell.is_idle or cell.states[-1] == "idle"
         else:
             cell.messages.append(message)
 

@@ -135,7 +135,7 @@ class Cell:
         self.patience = patience
         actors: Any = FakeActors(self.ranks, self.ranks.region)
         procs: Any = FakeProcs(self.ranks, self.ranks.region)
-        self.mesh = NotebookMesh("mesh", procs, actors, actors, session=None, has_gpus=False)  # type: ignore[arg-type]
+        self.mesh = NotebookMesh("mesh", procs, actors, actors, actors, session=None, has_gpus=False)  # type: ignore[arg-type]
         self.store = OutputStore()
         self.options = CellOptions(**options)
         self.published: list[Publication] = []

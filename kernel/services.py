@@ -1,0 +1,143 @@
+"""What the kernel answers while a cell runs: completion, inspection, history, and who asks what kernel this is.
+
+ipykernel hands each request to the main thread, where it waits for the running cell. Here the thread of the shell
+channel looks at what comes, and while cells are under way it gives such a request a thread of its own. Nothing there
+sets the parent header: what the cell prints and displays stays the cell's.
+
+Not whether code is complete: to find that out IPython changes the warnings filters of the process, which the cell uses.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ipykernel.jsonutil import json_clean
+
+from meshbook.magics.completion.completion import Completion
+from meshbook.magics.completion.reply import reply_of
+from meshbook.runtime.cells.aside import Aside
+
+WITHIN = 1.0  # seconds: then a request is answered with nothing, since an object of the user's hangs
+
+
+class Services:
+    """Of one kernel. `take` and `end` see each message of the shell channel, before and after the main thread."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        self._aside = Aside("request", most=8)
+        # Cells handed to the main thread, and those that it has done with. Each is counted by one thread only.
+        self._begun = 0
+        self._ended = 0
+        self._speaking = threading.Lock()  # guards what front ends are told of the main thread's state, and its order
+        self._is_busy = False
+        self._answers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "complete_request": self._complete,
+            "inspect_request": self._inspect,
+            "history_request": lambda content: dict(kernel.do_history(**content)),
+            "kernel_info_request": lambda content: {"status": "ok", **kernel.kernel_info},
+            "comm_info_request": self._comms,
+        }
+
+    def take(self, message: list[Any]) -> bool:
+        """Whether this message is answered here; on the thread of the shell channel."""
+        header = self._header_of(message)
+        kind = header.get("msg_type", "")
+        if header.get("subshell_id"):
+            return False
+        if kind == "execute_request":
+            self._begun += 1
+        if kind not in self._answers or self._begun == self._ended:
+            return False
+        threading.Thread(target=self._serve, args=(message,), name="meshbook request", daemon=True).start()
+        return True
+
+    def end(self, message: list[Any]) -> None:
+        """The main thread has done with this message."""
+        if self._header_of(message).get("msg_type") == "execute_request":
+            self._ended += 1
+
+    def tell(self, publish: Callable[[str], object], status: str) -> None:
+        """Publish the state of the main thread."""
+        with self._speaking:
+            self._is_busy = status == "busy"
+            publish(status)
+
+    def _header_of(self, message: list[Any]) -> dict[str, Any]:
+        # Only a look: a message that is deserialized counts as read, and could not be read again.
+        session = self._kernel.session
+        try:
+            found: dict[str, Any] = session.unpack(session.feed_identities(message, copy=False)[1][1].bytes)
+        except Exception:  # it is no message of Jupyter's; ipykernel says so
+            return {}
+        return found
+
+    # -- on a thread of the request's own ----------------------------------------
+
+    def _serve(self, message: list[Any]) -> None:
+        session = self._kernel.session
+        identities, frames = session.feed_identities(message, copy=False)
+        try:
+            request = session.deserialize(frames, copy=False)
+        except ValueError:  # not signed by who may ask
+            self._kernel.log.exception("invalid message")
+            return
+        self._publish("busy", request)
+        kind = request["header"]["msg_type"]
+        content = self._answer(kind, request["content"])
+        session.send(_ShellChannel(self._kernel), kind.replace("request", "reply"), content, request, identities)
+        with self._speaking:
+            self._publish("idle", request)
+            if self._is_busy:  # a front end shows what it was told last
+                self._publish("busy", self._kernel.get_parent("shell"))
+
+    def _answer(self, kind: str, content: dict[str, Any]) -> dict[str, Any]:
+        try:
+            answer: dict[str, Any] = json_clean(self._aside.run(lambda: self._answers[kind](content), WITHIN))
+        except Exception as error:
+            if not isinstance(error, TimeoutError):
+                self._kernel.log.exception("a %s could not be answered beside the running cell", kind)
+            return _nothing(kind, content)
+        return answer
+
+    def _publish(self, status: str, parent: dict[str, Any]) -> None:
+        kernel = self._kernel
+        content = {"execution_state": status}
+        kernel.session.send(kernel.iopub_socket, "status", content, parent=parent, ident=kernel._topic("status"))
+
+    def _complete(self, content: dict[str, Any]) -> dict[str, Any]:
+        completion: Completion = self._kernel.notebook.completion
+        running = self._kernel.get_parent("shell").get("content", {}).get("code", "")
+        found = completion.complete_beside(content["code"], content["cursor_pos"], running)
+        return reply_of(content["code"], content["cursor_pos"], found)
+
+    def _inspect(self, content: dict[str, Any]) -> dict[str, Any]:
+        detail, omitted = content.get("detail_level", 0), content.get("omit_sections", ())
+        return dict(self._kernel.do_inspect(content["code"], content["cursor_pos"], detail, set(omitted)))
+
+    def _comms(self, content: dict[str, Any]) -> dict[str, Any]:
+        wanted = content.get("target_name")
+        comms = dict(self._kernel.comm_manager.comms)
+        names = {key: comm.target_name for key, comm in comms.items() if wanted in (None, comm.target_name)}
+        return {"status": "ok", "comms": {key: {"target_name": name} for key, name in names.items()}}
+
+
+class _ShellChannel:
+    """Where a reply goes out: the socket is its thread's alone."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+
+    def send_multipart(self, frames: list[bytes], **options: Any) -> None:
+        self._kernel.shell_channel_thread.io_loop.add_callback(self._kernel.shell_stream.send_multipart, frames)
+
+
+def _nothing(kind: str, content: dict[str, Any]) -> dict[str, Any]:
+    """The answer where there is none: nothing was found."""
+    if kind == "complete_request":
+        return reply_of(content["code"], content["cursor_pos"], ())
+    if kind == "inspect_request":
+        return {"status": "ok", "found": False, "data": {}, "metadata": {}}
+    return {"status": "ok", "history": []} if kind == "history_request" else {"status": "error"}

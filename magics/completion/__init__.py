@@ -1,0 +1,1 @@
+"""Completion: on lines of `%%mesh` and `%mesh`, and in bodies that run on ranks."""

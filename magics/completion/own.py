@@ -1,0 +1,49 @@
+"""The names that a body makes itself, before it has run anywhere: loop variables, arguments, imports. By jedi.
+
+Not what they stand for: to know that jedi would import the modules of the body into this process, torch among them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from meshbook.runtime.cells.completing import Match
+
+_LAST = re.compile(r"(?<![\w.])(?:[^\W\d]\w*)?\Z")
+
+
+def own_names(before: str) -> list[Match]:
+    """What the bare name at the end of the source may become, of those that it has made and that are visible there."""
+    import jedi  # weight: a tenth of a second, which the start of a kernel need not take
+
+    last = _LAST.search(before)
+    if last is None:
+        return []
+    word, lines = last.group(), before.split("\n")
+    here = len(lines), len(lines[-1]) - len(word)
+    found = jedi.Interpreter(before, [{}]).get_names(all_scopes=True)
+    kinds = {
+        each.name: _kind_of(each)
+        for each in found
+        if each.name.startswith(word) and (each.line, each.column) < here and _is_visible(each, here)
+    }
+    return [Match(name, last.start(), len(before), kind) for name, kind in kinds.items()]
+
+
+def _is_visible(name: Any, here: tuple[int, int]) -> bool:
+    """Whether the function or class that has this name encloses the cursor."""
+    if _is_import(name):
+        return True
+    scope = name.parent()
+    end = scope.get_definition_end_position() if scope is not None and scope.type in ("function", "class") else None
+    return end is None or here <= end
+
+
+def _kind_of(name: Any) -> str:
+    return "module" if _is_import(name) else str(name.type)
+
+
+def _is_import(name: Any) -> bool:
+    # Of these nothing more is asked: jedi would follow the import to answer.
+    return str(name.get_line_code()).lstrip().startswith(("import ", "from "))

@@ -1,0 +1,96 @@
+"""What ranks say of their names, asked beside their cells: within a budget of time, or else as they told it last."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from meshbook.magics.completion.told import complete_told
+from meshbook.magics.meshes import NotebookMesh
+from meshbook.magics.mistakes import Mistake
+from meshbook.magics.notebook import Notebook
+from meshbook.magics.options import CellOptions, parse_cell_options
+from meshbook.runtime.actor.context import Context
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.cells.completing import Match
+from meshbook.runtime.cells.snapshot import Snapshot
+from meshbook.runtime.errors import MeshbookError
+
+BUDGET = 0.15  # seconds: a person who types waits for no more
+
+
+class RankNames:
+    """Of all meshes of a notebook."""
+
+    def __init__(self, notebook: Notebook) -> None:
+        self._notebook = notebook
+        # By node, whose names are never used twice in a run. Of each only the last question may be without answer.
+        self._open: dict[str, Future[Any]] = {}
+        self._snapshots: dict[str, Future[Snapshot | None]] = {}
+        self._names: dict[str, tuple[str, ...]] = {}  # as they were when the snapshot was asked for
+
+    def targets(self, options: str) -> tuple[NotebookMesh, list[int]] | None:
+        """The ranks that an option line means, the dead last; all, where it means none. None where no mesh is up."""
+        for line in (options, ""):
+            try:
+                asked = parse_cell_options(line)
+                mesh, ranks = self._notebook.ranks_of(asked.selection if isinstance(asked, CellOptions) else "all")
+            except Mistake:
+                continue
+            return mesh, sorted(ranks, key=lambda rank: (rank in mesh.dead, rank))
+        return None
+
+    def ask_matches(self, mesh: NotebookMesh, rank: int, before: str) -> Future[list[Match] | None] | None:
+        """What may come at the end of a source; None where the rank has not even answered the last question."""
+        return self._ask(mesh, rank, "complete", before)
+
+    def told_matches(self, mesh: NotebookMesh, rank: int, before: str) -> list[Match]:
+        """The same from what the rank told last."""
+        kept = self._snapshots.get(mesh.procs.nodes[rank].node)
+        snapshot = kept.get() if kept is not None and _is_good(kept) else None
+        return complete_told(before, mesh.names.get(rank, ()), snapshot or Snapshot())
+
+    def after_cell(self) -> None:
+        """A cell has ended: where it made names, have them described while there is time."""
+        for mesh in self._notebook.meshes:
+            ranks = (mesh.last.ok | mesh.last.failed) - mesh.dead.keys()
+            if ranks and mesh.names.get(rank := min(ranks)) is not self._names.get(node := _node_of(mesh, rank)):
+                self._names[node] = mesh.names[rank]
+                if (asked := self._ask(mesh, rank, "snapshot")) is not None:
+                    self._snapshots[node] = asked
+
+    def _ask(self, mesh: NotebookMesh, rank: int, what: str, *arguments: Any) -> Future[Any] | None:
+        node = _node_of(mesh, rank)
+        before = self._open.get(node)
+        if rank in mesh.dead or (before is not None and not before.done()):
+            return None
+        asked = ask(mesh, [rank], what, *arguments)[0]
+        self._open[node] = asked
+        return asked
+
+
+def ask(mesh: NotebookMesh, ranks: Sequence[int], what: str, *arguments: Any) -> list[Future[Any]]:
+    """Ask these ranks beside their cells, from whatever thread; one future a rank."""
+    ranks_asked: Any = mesh.inspection._with_region(mesh.procs.region.pick(ranks))
+    client = Context(mesh.session.context.actor_instance)
+    return list(client.run(getattr(ranks_asked, what).call_each, *arguments))
+
+
+def answer_of(asked: Future[Any] | None, until: float) -> Any:
+    """The answer, if it is there until then (of the monotonic clock), or None."""
+    if asked is None:
+        return None
+    try:
+        asked.wait_here(max(0.0, until - time.monotonic()))
+    except (TimeoutError, MeshbookError):
+        return None
+    return asked.get()
+
+
+def _is_good(asked: Future[Any]) -> bool:
+    return asked.done() and asked.exception() is None
+
+
+def _node_of(mesh: NotebookMesh, rank: int) -> str:
+    return mesh.procs.nodes[rank].node

@@ -1,0 +1,27 @@
+"""Matches as a front end wants them: all over one range of the cell. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from meshbook.runtime.cells.completing import Match
+
+
+def reply_of(cell: str, cursor: int, matches: Sequence[Match]) -> dict[str, Any]:
+    """The content of a `complete_reply`, kinds and signatures in IPython's way beside it."""
+    start = min((match.start for match in matches), default=cursor)
+    end = max((match.end for match in matches), default=cursor)
+    typed = {
+        text: {"start": start, "end": end, "text": text, "type": match.kind, "signature": match.signature}
+        for match in reversed(matches)  # of two that come to the same the first one stays
+        for text in [cell[start : match.start] + match.text + cell[match.end : end]]
+    }
+    ordered = [*reversed(typed.values())]
+    return {
+        "status": "ok",
+        "matches": [each["text"] for each in ordered],
+        "cursor_start": start,
+        "cursor_end": end,
+        "metadata": {"_jupyter_types_experimental": ordered},
+    }

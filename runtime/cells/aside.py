@@ -1,0 +1,60 @@
+"""Work beside the main thread that may never end: it runs on a thread of its own, and is waited for so long.
+
+For completion and inspection, which touch the user's objects: an attribute may be a property that hangs, and a thread
+cannot be ended from outside.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Generic, NoReturn, TypeVar
+
+T = TypeVar("T")
+
+
+class Aside:
+    """Runs work on threads of its own, as many at once as `most`; those that hang count until they come back."""
+
+    def __init__(self, name: str, most: int = 4) -> None:
+        self._name = name
+        self._free = threading.Semaphore(most)
+
+    def run(self, work: Callable[[], T], within: float) -> T:
+        """The value of the work, or its error. TimeoutError after `within` seconds, or if all threads hang."""
+        if not self._free.acquire(blocking=False):
+            raise TimeoutError(f"all threads for {self._name} hang in earlier work")
+        task: _Task[T] = _Task(work, self._free.release)
+        threading.Thread(target=task.run, name=f"meshbook {self._name}", daemon=True).start()
+        if not task.done.wait(within):
+            raise TimeoutError(f"{self._name} took longer than {within:g} s")
+        return task.outcome()
+
+
+class _Task(Generic[T]):
+    """Work, and what became of it once it is `done`."""
+
+    def __init__(self, work: Callable[[], T], end: Callable[[], object]) -> None:
+        self._work = work
+        self._end = end
+        self.done = threading.Event()
+        self._outcome: Callable[[], T] | None = None
+
+    def run(self) -> None:
+        try:
+            value = self._work()
+            self._outcome = lambda: value
+        except BaseException as error:  # raised where it is waited for: nobody looks at this thread
+            self._outcome = functools.partial(_raise, error)
+        finally:
+            self._end()
+            self.done.set()
+
+    def outcome(self) -> T:
+        assert self._outcome is not None
+        return self._outcome()
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error

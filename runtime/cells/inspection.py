@@ -1,0 +1,56 @@
+"""The actor that looks into a rank's namespace beside its cells: for completion and inspection.
+
+Not a part of `CellControl`: looking at an object runs code of its class, which may hang, and interrupts must not wait
+for that.
+"""
+
+from __future__ import annotations
+
+from IPython.core.completer import IPCompleter
+
+from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.actor.endpoint import endpoint
+from meshbook.runtime.cells.aside import Aside
+from meshbook.runtime.cells.completing import Match, complete, make_completer
+from meshbook.runtime.cells.shell import RankShell
+from meshbook.runtime.cells.snapshot import Snapshot, take_snapshot
+
+WITHIN = 0.12  # seconds: who asks waits for 0.15
+
+
+class CellInspection(Actor):
+    """Looks at what cells have made, while one runs. Each look has a limit of time."""
+
+    def __init__(self) -> None:
+        self._aside = Aside("inspection")
+        self._completer: IPCompleter | None = None
+
+    @endpoint
+    def complete(self, source: str) -> list[Match] | None:
+        """What may stand at the end of the source; None where finding that takes too long."""
+        try:
+            return self._aside.run(lambda: self._complete(source), WITHIN)
+        except TimeoutError:
+            return None
+
+    @endpoint
+    def snapshot(self) -> Snapshot | None:
+        """What there is at present; None where looking takes too long."""
+        try:
+            return self._aside.run(_snapshot, WITHIN)
+        except TimeoutError:
+            return None
+
+    def _complete(self, source: str) -> list[Match]:
+        if not RankShell.initialized():
+            return []
+        if self._completer is None:
+            self._completer = make_completer(RankShell.instance())
+        return complete(self._completer, source, len(source))
+
+
+def _snapshot() -> Snapshot:
+    if not RankShell.initialized():
+        return Snapshot()
+    shell = RankShell.instance()
+    return take_snapshot(shell.user_ns, shell.names())

@@ -1,0 +1,46 @@
+"""What a rank's namespace holds, in short: for completion while the rank itself cannot answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshbook.runtime.cells.completing import kind_of
+
+MOST_SECONDS = 0.05
+MOST_ATTRIBUTES = 400  # of one object
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The kinds of names, and the public attributes of what they stand for, as far as there was time for that."""
+
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    attributes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def take_snapshot(namespace: Mapping[str, Any], names: Iterable[str]) -> Snapshot:
+    """Of these names, the newest first. It lets other threads go on between two of them."""
+    end = time.monotonic() + MOST_SECONDS
+    kinds: dict[str, str] = {}
+    attributes: dict[str, tuple[str, ...]] = {}
+    shared: dict[tuple[str, ...], tuple[str, ...]] = {}  # those of one class are sent once
+    for name in reversed(list(names)):
+        if name not in namespace:
+            continue
+        value = namespace[name]
+        kinds[name] = kind_of(value)
+        if time.monotonic() < end:
+            found = _public_attributes(value)
+            attributes[name] = shared.setdefault(found, found)
+            time.sleep(0)  # the main thread may have begun its next cell
+    return Snapshot(kinds, attributes)
+
+
+def _public_attributes(value: Any) -> tuple[str, ...]:
+    try:
+        return tuple(name for name in dir(value) if not name.startswith("_"))[:MOST_ATTRIBUTES]
+    except Exception:  # of a `__dir__` of the user's
+        return ()

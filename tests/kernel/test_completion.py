@@ -1,0 +1,215 @@
+"""Completion and inspection as a front end asks for them, in our kernel and in a stock one. The bar is the cursor."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.kernel.conftest import Notebook, Signs
+
+pytestmark = pytest.mark.kernel
+MODEL = """%%mesh
+class Model:
+    def __init__(self):
+        self.weight = 1
+
+    @property
+    def stuck(self):
+        import threading
+        threading.Event().wait()
+
+    def step(self, batch):
+        \"\"\"Train on a batch.\"\"\"
+        return batch
+
+model = Model()
+config = {"alpha": 1, "beta": {"gamma": 2}}
+if rank == 1:
+    only_here = 1
+"""
+
+
+@pytest.fixture(scope="module", params=["meshbook", "python3"])
+def notebook(request: pytest.FixtureRequest, make_notebook: type[Notebook]) -> Iterator[Notebook]:
+    with make_notebook(request.param) as notebook:
+        notebook.run("%mesh up --gpus 2 --name pair")
+        notebook.run(MODEL)
+        notebook.run("local_name = 1")
+        yield notebook
+
+
+def complete(notebook: Notebook, cell: str) -> dict[str, str]:
+    """What the cell may become by each match up to the cursor, and the kind of the match."""
+    cursor = cell.index("|")
+    code = cell.replace("|", "", 1)
+    reply = notebook.ask("complete", code, cursor)
+    assert reply["status"] == "ok"
+    assert reply["cursor_end"] == cursor
+    typed: list[dict[str, Any]] = reply["metadata"]["_jupyter_types_experimental"]
+    assert [each["text"] for each in typed] == reply["matches"]
+    return {code[: reply["cursor_start"]] + each["text"]: each["type"] for each in typed}
+
+
+def settle(notebook: Notebook, cell: str, expected: dict[str, str]) -> dict[str, str]:
+    """Ask as a person does who types on: on a loaded machine ranks, and jedi, may be late for one request."""
+    found = {}
+    for _ in range(50):
+        if (found := complete(notebook, cell)) == expected:
+            break
+    return found
+
+
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [
+        ("%%me|", {"%%mesh": "magic"}),
+        ("%mesh sta|", {"%mesh status": "verb", "%mesh stack": "verb"}),
+        ("%mesh stack pai|", {"%mesh stack pair": "mesh", "%mesh stack pair[": "mesh"}),
+        ("%%mesh --gr|", {"%%mesh --group": "option"}),
+        ("#mesh: pair[gpus=:|", {"#mesh: pair[gpus=::2": "ranks"}),
+        ("%%mesh !f|", {"%%mesh !failed": "ranks"}),
+        ("%%mesh\nmodel.we|", {"%%mesh\nmodel.weight": "instance"}),
+        ("%%mesh\nmodel.ste|p", {"%%mesh\nmodel.step": "function"}),
+        ("%%mesh\nconfig['beta']['|", {"%%mesh\nconfig['beta']['gamma": "dict key"}),
+        ("#mesh: 1\nonly_|", {"#mesh: 1\nonly_here": "instance"}),
+        ("%%mesh pair[0]\nonly_|", {}),
+        ("%%mesh 17\nonly_|", {}),  # a line that is not understood yet means all
+        ("%%mesh\nlocal_n|", {}),
+        ("local_n|", {"local_name": "instance"}),
+        ("%%mesh\n𝒳 = 'é'; mod|", {"%%mesh\n𝒳 = 'é'; model": "instance"}),
+        ("%%mesh\nif (config[\n!ls\n  model.we|\nelse }", {"%%mesh\nif (config[\n!ls\n  model.weight": "instance"}),
+    ],
+)
+def test_completion(notebook: Notebook, cell: str, expected: dict[str, str]) -> None:
+    assert settle(notebook, cell, expected) == expected
+
+
+def test_the_body_offers_names_that_it_makes_itself(notebook: Notebook) -> None:
+    cell, expected = "%%mesh\nfor index in config:\n    inde|", {"%%mesh\nfor index in config:\n    index": "statement"}
+    assert settle(notebook, cell, expected) == expected
+
+
+def test_a_property_that_hangs_is_not_run(notebook: Notebook) -> None:
+    expected = {"%%mesh\nmodel.stuck": "property"}
+    assert settle(notebook, "%%mesh\nmodel.stuc|", expected) == expected
+    assert complete(notebook, "%%mesh\nmodel.stuck.we|") == {}
+
+
+def test_completion_leaves_nothing_in_the_namespace(notebook: Notebook) -> None:
+    names = notebook.evaluate("sorted(name for name in globals() if not name.startswith('_'))")
+    complete(notebook, "%%mesh\nmod|")
+    assert notebook.evaluate("sorted(name for name in globals() if not name.startswith('_'))") == names
+
+
+# --- while a cell runs: in our kernel ---
+
+SYNC = "tell('began')\nprint(open({gate!r}).read())"
+ASYNC = "import asyncio\nloop = asyncio.get_running_loop()\n" + SYNC.replace(
+    "open({gate!r}).read()", "await loop.run_in_executor(None, lambda: open({gate!r}).read())"
+)
+HOLDING = """%%mesh
+import ctypes, os
+gate = os.open({gate!r}, os.O_RDWR)
+tell('began')
+ctypes.PyDLL(None).read(gate, ctypes.create_string_buffer(1), 1)  # keeps the interpreter's lock
+os.close(gate)"""
+
+
+class Gate:
+    """A named pipe at which cells wait until it is opened; each reader gets the text."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder / "gate")
+        os.mkfifo(self.path)
+
+    def open(self) -> None:
+        with open(self.path, "w") as file:
+            file.write("went on")
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def busy_notebook(make_notebook: type[Notebook]) -> Iterator[Notebook]:
+    with make_notebook() as notebook:
+        notebook.run("%mesh up --gpus 1")
+        notebook.run(MODEL)
+        notebook.run("local_name = 1")
+        yield notebook
+
+
+@pytest.mark.parametrize("running", [SYNC, ASYNC, f"%%mesh\n{SYNC}"])
+def test_answers_while_a_cell_runs(busy_notebook: Notebook, signs: Signs, gate: Gate, running: str) -> None:
+    notebook = busy_notebook
+    notebook.run(signs.definition)
+    notebook.run(f"%%mesh\n{signs.definition}")
+    cell = notebook.start(running.format(gate=gate.path))
+    signs.wait_for("began")
+    after = notebook.start("'the next one'")
+    for code, expected in (
+        ("local_n|", {"local_name": "instance"}),
+        ("%%mesh\nmodel.we|", {"%%mesh\nmodel.weight": "instance"}),
+        ("%mesh hea|", {"%mesh heal": "verb"}),
+    ):
+        assert settle(notebook, code, expected) == expected
+    assert notebook.ask("inspect", "local_name", 3)["found"]
+    assert notebook.ask("history")["history"] is not None
+    assert notebook.ask("kernel_info")["implementation"] == "meshbook"
+    assert notebook.ask("comm_info")["comms"] == {}
+    assert cell.reply is after.reply is None
+    gate.open()
+    assert "went on" in notebook.wait(cell).stdout
+    assert notebook.wait(after).result == "'the next one'"
+
+
+def test_a_request_beside_a_cell_ends_and_the_kernel_stays_busy(
+    busy_notebook: Notebook, signs: Signs, gate: Gate
+) -> None:
+    notebook = busy_notebook
+    notebook.run(signs.definition)
+    cell = notebook.start(SYNC.format(gate=gate.path))
+    signs.wait_for("began")
+    request = notebook.follow(notebook.client.complete("local_n", 7), "")
+    notebook.wait(request)
+    notebook.wait_until(lambda: cell.states == ["busy", "busy"])
+    assert request.states == ["busy", "idle"]
+    assert not cell.is_idle
+    gate.open()
+    notebook.wait(cell)
+
+
+def test_an_object_that_hangs_costs_its_own_answer(busy_notebook: Notebook, signs: Signs, gate: Gate) -> None:
+    notebook = busy_notebook
+    notebook.run(signs.definition)
+    notebook.run(
+        "import threading\nclass Stuck:\n    def __dir__(self):\n        threading.Event().wait()\nstuck = Stuck()"
+    )
+    cell = notebook.start(SYNC.format(gate=gate.path))
+    signs.wait_for("began")
+    assert complete(notebook, "stuck.|") == {}
+    assert settle(notebook, "local_n|", {"local_name": "instance"})
+    assert cell.reply is None
+    gate.open()
+    notebook.wait(cell)
+
+
+def test_a_rank_that_cannot_answer_has_told_what_it_had(busy_notebook: Notebook, signs: Signs, gate: Gate) -> None:
+    notebook = busy_notebook
+    notebook.run(f"%%mesh\n{signs.definition}")
+    cell = notebook.start(HOLDING.format(gate=gate.path))
+    signs.wait_for("began")
+    assert "%%mesh\nmodel" in complete(notebook, "%%mesh\nmod|")
+    assert "%%mesh\nmodel.weight" in complete(notebook, "%%mesh\nmodel.|")
+    assert "%%mesh\nworld_size" in complete(notebook, "%%mesh\nworld|")
+    assert settle(notebook, "%%mesh\nmodel.weight.|", {}) == {}
+    assert cell.reply is None
+    gate.open()
+    notebook.wait(cell)
