@@ -121,7 +121,8 @@ class Timeline:
         named = f"cell {cells[0]}" if len(cells) == 1 else f"cells {cells[0]} to {cells[-1]}"
         ranks = sum(map(len, self._by_mesh.values()))
         where = f" on {ranks} rank{'s' if ranks > 1 else ''}" if ranks else ""
-        return f"{named}: {seconds(self._trace.window.length)}{where}"
+        so_far = " so far" if self._trace.is_open else ""
+        return f"{named}: {seconds(self._trace.window.length)}{so_far}{where}"
 
     def notes(self) -> Iterator[str]:
         """Who was waited for; then what there is to know of the trace."""
@@ -129,6 +130,9 @@ class Timeline:
             yield self._tell(mesh, blame)
         if self.left_out:
             yield f"{self.left_out} more ranks are not drawn: %mesh trace SEL shows those that you select"
+        if self._trace.gone:
+            many = self._trace.gone > 1
+            yield f"{self._trace.gone} of its ranks {'have' if many else 'has'} ended since: what it recorded is lost"
         if self._trace.silent:
             yield f"no answer from {', '.join(self._trace.silent[:MOST_LINES])}: not shown"
         forgotten = max((each.recording.since for each in self._trace.processes), default=0)

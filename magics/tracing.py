@@ -101,6 +101,7 @@ class Trace:
     window: Window
     processes: tuple[Process, ...]
     silent: tuple[str, ...] = ()
+    gone: int = 0  # ranks that took part, and have ended
     # Nanoseconds since 1970 at the zero of our clock, so that a trace can be laid beside logs.
     epoch: int = field(default_factory=lambda: time.time_ns() - now())
 
@@ -108,6 +109,11 @@ class Trace:
     def clock_error(self) -> int:
         """By how much times of different hosts may be apart that are the same: nanoseconds."""
         return max((process.clock.error for process in self.processes), default=0)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something of it still runs."""
+        return any(span.is_open and span.kind == "cell" for each in self.processes for span in each.recording.spans)
 
     def meshes(self) -> dict[str, dict[int, Recording]]:
         """The recordings of ranks, by mesh; without the controller."""
@@ -168,7 +174,15 @@ async def take_trace(
     controller = Process(CONTROLLER, "", -1, _with_cells(own, chosen))
     silent = {address.node for address in addresses} - {each.node for each in told}
     order = sorted(processes, key=lambda each: (each.mesh, each.rank, each.node))
-    return Trace(tuple(sorted(numbers)), window, (controller, *order), tuple(sorted(silent)))
+    gone = _asked(controller.recording, window) - len(order) - len(silent) if only is None else 0
+    return Trace(tuple(sorted(numbers)), window, (controller, *order), tuple(sorted(silent)), max(0, gone))
+
+
+def _asked(own: Recording, window: Window) -> int:
+    """How many ranks the largest of the `%%mesh` cells was run on."""
+    calls = (span for span in own.spans if span.kind == "call" and span.name == "run" and is_use(span))
+    of_cells = (call.link for call in calls if name_of(call.link[2]) == "cells" and window.has(call))
+    return max((last - first + 1 for first, last, _ in of_cells), default=0)
 
 
 def _end_of(recording: Recording, numbers: set[int]) -> int:

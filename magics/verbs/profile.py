@@ -14,7 +14,9 @@ from meshbook.magics.profiling import ProfileRequest, Told, profile_for, save_as
 from meshbook.magics.publisher import publisher_for
 from meshbook.magics.rollcall import call_roll
 from meshbook.magics.verbs.verb import Verb
+from meshbook.runtime.geometry.ranges import name_ranks
 
+LONG = 2.0  # seconds, from which on it is said how long it takes
 DEFAULT_SECONDS = 5.0  # of a profile of what runs already
 
 
@@ -90,8 +92,11 @@ class ProfileVerb(Verb):
             raise MeshError(f"all of these ranks of {mesh.name} are dead: %mesh heal starts them again")
         stop, told = threading.Event(), Told(mesh.name, living, publisher_for(notebook.shell))
         taking = taking_of(mesh, living, torch=False)
+        length = self.seconds or DEFAULT_SECONDS
         with interruptible(stop.set):
-            profile = changes.wait_for(profile_for(taking, self.seconds or DEFAULT_SECONDS, stop, told))
+            if length >= LONG:
+                print(f"profiling {name_ranks(living)} of {mesh.name} for {length:g} s; interrupting ends it earlier")
+            profile = changes.wait_for(profile_for(taking, length, stop, told))
         notebook.profiling.show(profile, told.publisher)
         if self.out is not None:
             print(save_as(profile, self.out))

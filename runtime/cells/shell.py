@@ -29,8 +29,10 @@ from meshbook.runtime.cells.debugger import Debugger
 from meshbook.runtime.cells.displays import Displays
 from meshbook.runtime.cells.interrupts import INTERRUPTS
 from meshbook.runtime.cells.prompts import Prompts
+from meshbook.runtime.telemetry import spans_of_collectives
 
-OURS = tuple(compress_user(file) for file in (__file__, prompts.__file__, debugger.__file__))  # as in tracebacks
+# As IPython writes them in tracebacks.
+OURS = tuple(map(compress_user, (__file__, prompts.__file__, debugger.__file__, spans_of_collectives.__file__)))
 # Where IPython's syntax may be: magics, shell commands, help; autocall; prompts that were pasted; a first line that is
 # blank or indented.
 MARKS = re.compile(r"[%!?]|^[ \t]*(?:[/,;]|>>>|\.\.\.|In ?\[)|\A\s", re.MULTILINE)

@@ -95,6 +95,21 @@ def test_what_cannot_be_done_is_told(notebook: Notebook, line: str, complaint: s
     assert complaint in notebook.run_failing(f"%mesh trace {line}").traceback
 
 
+def test_recording_is_not_seen_in_tracebacks(notebook: Notebook) -> None:
+    failed = notebook.run_failing("%%mesh\ndist.all_reduce('x')")
+    assert "distributed_c10d.py" in failed.traceback
+    assert "spans_of" not in failed.traceback
+
+
+def test_a_cell_that_nobody_waits_for_is_shown_so_far(notebook: Notebook, signs: Signs) -> None:
+    notebook.run(f"%%mesh\n{signs.definition}")
+    notebook.run("%%mesh 0 -a\ntell('here')\ntime.sleep(1000)")
+    signs.wait_for("here")
+    (shown,) = notebook.run("%mesh trace").displays
+    assert " so far on 1 rank\n" in shown["text/plain"]
+    notebook.run("%mesh interrupt")
+
+
 # --- profiles ---
 
 
@@ -136,7 +151,7 @@ def test_what_runs_is_profiled_until_it_is_interrupted(notebook: Notebook, signs
     text = notebook.run("%mesh profile --seconds 0.3").displays[-1]["text/plain"]
     assert "compute (cell" in text
     endless = notebook.start("%mesh profile --seconds 1000")
-    notebook.wait_until(lambda: any(m["msg_type"] == "execute_input" for m in endless.messages))
+    notebook.wait_until(lambda: "interrupting ends it" in endless.stdout)
     notebook.interrupt()
     notebook.wait(endless)
     assert endless.displays[-1]["text/plain"].startswith("profile of mesh: ")

@@ -167,7 +167,8 @@ def test_many_ranks_and_many_spans_stay_a_small_picture() -> None:
 
 def test_what_is_not_known_is_said() -> None:
     trace = make_trace(recording(cell(0, 50), since=20 * MS), clock=Clock(5, 120_000))
-    notes = "\n".join(Timeline(Trace(trace.cells, trace.window, trace.processes, ("mesh-1.3",))).notes())
+    notes = "\n".join(Timeline(Trace(trace.cells, trace.window, trace.processes, ("mesh-1.3",), 2)).notes())
+    assert "2 of its ranks have ended since" in notes
     assert "no answer from mesh-1.3" in notes
     assert "some of the first 20 ms is forgotten" in notes
     assert "clocks of different hosts agree to within 120 µs" in notes
