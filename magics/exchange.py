@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from meshbook.magics.interruptible import run_interruptible
 from meshbook.magics.losses import check_able
 from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.mistakes import Mistake
+from meshbook.magics.queues import tell_waiting
 from meshbook.magics.rollcall import ask_ranks
 from meshbook.magics.tracebacks import make_cell_error
 from meshbook.runtime.actor.future import Future
@@ -59,19 +61,33 @@ class Exchange:
         self._mesh = mesh
         self._what = what
         self._operation = f"{what} {next(_serial)}"
-        self._futures = self._send(requests)
+        self._nodes = {rank: mesh.procs.nodes[rank].node for rank in requests}
+        mesh.queues.join(self._nodes.values(), self._operation, what)
+        self._futures: dict[int, Future[Any]] = {}
+        self._send(requests)
 
-    def _send(self, requests: Mapping[int, Request]) -> dict[int, Future[Any]]:
+    def _send(self, requests: Mapping[int, Request]) -> None:
         first, ranks = next(iter(requests.values())), sorted(requests)
-        if all(request is first for request in requests.values()):  # pickled once for all
-            cells = self._mesh.cells._with_region(self._mesh.procs.region.pick(ranks))
-            return dict(zip(ranks, cells.handle.call_each(first, self._operation), strict=True))
-        return {rank: future for rank in ranks for future in self._send({rank: requests[rank]}).values()}
+        if any(request is not first for request in requests.values()):
+            for rank in ranks:
+                self._send({rank: requests[rank]})
+            return
+        cells = self._mesh.cells._with_region(self._mesh.procs.region.pick(ranks))
+        asked = cells.handle.call_each(first, self._operation)  # pickled once for all of them
+        for rank, future in zip(ranks, asked, strict=True):
+            self._futures[rank] = future
+            future.when_done(functools.partial(self._mesh.queues.leave, self._nodes[rank], self._operation))
 
     @property
     def futures(self) -> Mapping[int, Future[Any]]:
         """What each rank will have answered, as it came."""
         return self._futures
+
+    @property
+    def ahead(self) -> dict[int, str]:
+        """What the ranks are at, as far as that is to be waited for: `job 7 of cell 12`."""
+        ahead = {rank: self._mesh.queues.ahead_of(node, self._operation) for rank, node in self._nodes.items()}
+        return {rank: title for rank, title in ahead.items() if title}
 
     def wait(self) -> dict[int, Any]:
         """The answers by rank; blocks this thread. Ctrl-C ends it, here and on the ranks."""
@@ -82,15 +98,16 @@ class Exchange:
         return self._answers()
 
     def wait_at_most(self, seconds: float) -> dict[int, Any]:
-        """The answers that are here by then, refusals among them; who has not begun until then need not any more."""
-        end = time.monotonic() + seconds
+        """The answers that are here by then, refusals among them. Who is at something else is not waited for."""
+        ahead, end = self.ahead, time.monotonic() + seconds
         with self._breakable():
-            for future in self._futures.values():
+            for rank in self._futures.keys() - ahead.keys():
                 with contextlib.suppress(TimeoutError):
-                    future.exception(timeout=max(0.0, end - time.monotonic()))
+                    self._futures[rank].exception(timeout=max(0.0, end - time.monotonic()))
         if self._open_ranks():
-            self.interrupt()
-        return {rank: _answer_of(future) for rank, future in self._futures.items() if future.done()}
+            self.interrupt()  # who has not begun until now need not any more
+        busy = {rank: Refusal(f"it is at {title}") for rank, title in ahead.items()}
+        return busy | {rank: _answer_of(future) for rank, future in self._futures.items() if future.done()}
 
     @contextmanager
     def _breakable(self) -> Iterator[None]:
@@ -104,7 +121,12 @@ class Exchange:
         try:
             next(iter(self._futures.values())).exception(timeout=QUIET)
         except TimeoutError:
-            print(f"waiting for {name_ranks(self._open_ranks())}: an interrupt gives up")
+            print(f"{self._tell_waiting()} (interrupt to give it up)")
+
+    def _tell_waiting(self) -> str:
+        """`waiting for job 7 of cell 12`, or for the ranks themselves."""
+        told = tell_waiting(self.ahead, len(self._nodes))
+        return told or f"waiting for {name_ranks(self._open_ranks())}"
 
     async def settle(self) -> dict[int, Any]:
         """The same, and the event loop stays free."""

@@ -66,8 +66,11 @@ class RemoteVariable(MeshTrait):
 
     def _look(self) -> MeshResult:
         mesh, ranks = self._holder._mesh, self._holder._ranks()
-        asked = Exchange(mesh, dict.fromkeys(ranks, Look(self.name)), f"look at {self.name}")
-        answers = asked.wait_at_most(LOOK_WITHIN)
+        able = [rank for rank in ranks if rank not in mesh.dead and rank not in mesh.busy]
+        answers: dict[int, CellValue | Refusal] = {rank: Refusal("it died") for rank in mesh.dead}
+        if able:
+            asked = Exchange(mesh, dict.fromkeys(able, Look(self.name)), f"look at {self.name}")
+            answers |= asked.wait_at_most(LOOK_WITHIN)
         outcomes = {rank: _outcome_of(answers.get(rank)) for rank in ranks}
         return MeshResult(mesh.procs.region.pick(ranks), outcomes, Sources(lambda rank, stream: ""))
 
@@ -81,5 +84,5 @@ class RemoteVariable(MeshTrait):
 def _outcome_of(answer: CellValue | Refusal | None) -> CellOutcome:
     if isinstance(answer, CellValue):
         return CellOutcome(_NOTHING, value=answer)
-    text = "has not answered; it may run a cell" if answer is None else answer.reason
+    text = "it has not answered, and may run a cell" if answer is None else answer.reason
     return CellOutcome(_NOTHING, error=RankError("raised", "no value", text))

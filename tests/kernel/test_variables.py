@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,7 +21,7 @@ def notebook(request: pytest.FixtureRequest, make_notebook: Any) -> Iterator[Not
     with make_notebook(request.param) as notebook:
         notebook.run("%mesh up --gpus 3")
         notebook.run("import pickle, threading, torch")
-        notebook.run("%%mesh\nimport threading, torch")
+        notebook.run("%%mesh\nimport threading, torch\nlock = threading.Lock()\nif rank: some = 1")
         yield notebook
 
 
@@ -74,8 +76,6 @@ def test_a_push_waits_for_the_cell_before_it_and_is_seen_by_the_next(notebook: N
     ],
 )
 def test_what_cannot_be_moved_says_why_and_where(notebook: Notebook, code: str, problem: str) -> None:
-    notebook.run("%%mesh 1:\nsome = 1")
-    notebook.run("%%mesh\nlock = threading.Lock()")
     failed = notebook.run_failing(code)
     assert problem in failed.error["evalue"]
     assert ("----> 1 " in failed.traceback) == (not code.startswith("%")), failed.traceback
@@ -244,6 +244,24 @@ def test_more_than_a_gigabyte_is_asked_about_first(notebook: Notebook) -> None:
     notebook.run("%%mesh -a -o job --pull large\n1")
     assert "nobody can be asked here" in notebook.run_failing("job.result()").error["evalue"]
     notebook.run("variables.MOST_UNASKED = before")
+
+
+def test_what_waits_says_for_what(notebook: Notebook, signs: Signs, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    notebook.run(f"%%mesh\n{signs.definition}\nx = 1")
+    notebook.run(f"%%mesh 0 -a -o job\ntell('here')\nopen({str(go)!r}).read()\nx = 2")
+    signs.wait_for("here")
+    number = notebook.run("print(job.title)").stdout.strip()
+    shown = notebook.run("mesh['x']").result
+    assert shown == f"[1-2] 1\n[0] no value: it is at {number}"
+    notebook.run("from meshbook.magics import exchange\nquiet, exchange.QUIET = exchange.QUIET, 0.1")
+    pull = notebook.start("mesh.pull('x')")
+    notebook.wait_until(lambda: bool(pull.stdout))
+    assert pull.stdout == f"waiting for {number} (rank 0) (interrupt to give it up)\n"
+    go.write_text("")
+    assert notebook.wait(pull).result == "[2, 1, 1]"
+    notebook.run("exchange.QUIET = quiet")
 
 
 STUCK = """
