@@ -19,11 +19,13 @@ from IPython.core.getipython import get_ipython
 from meshbook.runtime.cells.outcome import RankError, tell_place
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.geometry.ranges import format_label, name_ranks
+from meshbook.runtime.telemetry.lines import skeleton
 
 if TYPE_CHECKING:  # An error only hands results on, and needs nothing of them.
     from meshbook.magics.results import MeshResult
 
 MOST_TRACEBACKS = 8  # shown in full; what differs on every rank would bury the first failure
+MOST_ALIKE = 16  # of one line each, below the traceback that is theirs, too
 MOST_LINES = 50  # of one line each, for the errors after those
 
 _RED = "\x1b[31m"
@@ -152,8 +154,9 @@ def render(groups: Sequence[ErrorGroup], ending: Ending = PLAIN) -> list[str]:
     if are_interrupts(groups):
         return [_red(_name_of(groups, ending)), describe_interrupt(groups, ending)]
     roots, consequences = _split_roots(groups)
-    shown, listed = roots[:MOST_TRACEBACKS], roots[MOST_TRACEBACKS:]
-    parts = ["\n".join(_render_group(group)) for group in shown]
+    families = _join_alike(roots)
+    shown, listed = families[:MOST_TRACEBACKS], [group for family in families[MOST_TRACEBACKS:] for group in family]
+    parts = ["\n".join([*_render_group(first), *_render_alike(others)]) for first, *others in shown]
     parts += [_red(_one_line(group)) for group in listed[:MOST_LINES]]
     parts += _count_rest(listed[MOST_LINES:])
     parts += _describe_fallen(consequences)
@@ -216,6 +219,19 @@ def _describe_fallen(groups: Sequence[ErrorGroup]) -> list[str]:
 
 def _describe_skipped(groups: Iterable[ErrorGroup]) -> list[str]:
     return [f"{name_ranks(group.ranks)} did not run: {group.error.message}" for group in groups]
+
+
+def _join_alike(groups: Sequence[ErrorGroup]) -> list[list[ErrorGroup]]:
+    """Errors that differ in the numbers of their messages alone: one traceback is enough for them."""
+    families: dict[Hashable, list[ErrorGroup]] = {}
+    for group in groups:
+        error = group.error
+        families.setdefault((error.kind, error.type_name, error.place, skeleton(error.message)), []).append(group)
+    return list(families.values())
+
+
+def _render_alike(groups: Sequence[ErrorGroup]) -> list[str]:
+    return [*(_red(group.title) for group in groups[:MOST_ALIKE]), *_count_rest(groups[MOST_ALIKE:])]
 
 
 def _identity(error: RankError) -> Hashable:

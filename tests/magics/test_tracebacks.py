@@ -35,6 +35,19 @@ def consequence(line=5):
     return failed("ConnectionError", "reset by peer", line, is_consequence=True)
 
 
+def test_errors_that_differ_in_numbers_share_a_traceback():
+    errors = {rank: failed(message=f"rank {rank} has 0x{rank}f", rendered=("frames",)) for rank in range(30)}
+    errors[30] = failed(message="rank thirty", rendered=("frames",))
+    errors[31] = failed(message="rank 31 has 0x1f", line=3, rendered=("frames",))
+    text = text_of(group_errors(errors, [5, 30]))
+    assert text.count("frames") == 3
+    first, frames, last, *others = text.partition("\n\n")[0].splitlines()
+    assert (first, frames) == ("[rank 5] ZeroDivisionError: rank 5 has 0x5f", "frames")
+    assert last == "ZeroDivisionError: rank 5 has 0x5f"
+    assert others[:2] == ["[rank 0] ZeroDivisionError: rank 0 has 0x0f", "[rank 1] ZeroDivisionError: rank 1 has 0x1f"]
+    assert others[-1].startswith("… 13 more distinct errors [17-29]")
+
+
 def text_of(groups):
     return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(render(groups)))
 
@@ -128,12 +141,12 @@ def test_consequences_without_a_known_cause_are_shown_in_full():
 
 
 def test_hundreds_of_distinct_errors_stay_readable():
-    errors = {rank: failed(message=f"bad {rank}", rendered=("traceback",) * 30) for rank in range(512)}
+    errors = {rank: failed(message=f"bad{'i' * rank}", rendered=("traceback",) * 30) for rank in range(512)}
     error = make_cell_error(errors, range(512))
     text = text_of(error.groups)
 
     assert text.count("traceback") == 30 * MOST_TRACEBACKS
-    assert "[rank 57] ZeroDivisionError: bad 57 (cell 3:2)" in text
+    assert f"[rank 57] ZeroDivisionError: bad{'i' * 57} (cell 3:2)" in text
     assert "… 454 more distinct errors [58-511]; the error's `by_rank` has all" in text
     assert len(str(error).splitlines()) == MOST_TRACEBACKS + 1
 
