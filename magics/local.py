@@ -71,11 +71,11 @@ class ResultWithLocal(MeshResult):
         """Whether the cell ended in an expression that was not None, here or on a rank."""
         return self.local.value is not None or super().has_value
 
-    def __getitem__(self, rank: int | str) -> Any:
-        """The result of a rank, or `"local"`."""
-        if isinstance(rank, str):
-            return {KEY: self.local}[rank]
-        return super().__getitem__(rank)
+    def __getitem__(self, wanted: Any) -> Any:
+        """The result of a rank, or of several; or `"local"`."""
+        if isinstance(wanted, str):
+            return {KEY: self.local}[wanted]
+        return super().__getitem__(wanted)
 
     def __repr__(self) -> str:
         here = "" if self.local.value is None else f"{_labelled(str(self.local.bundle['text/plain']))}\n"

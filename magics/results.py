@@ -6,13 +6,14 @@ with its rank until it is asked for.
 
 from __future__ import annotations
 
+import builtins
 import operator
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, overload
 
 from IPython.utils.capture import RichOutput
 
@@ -162,6 +163,18 @@ class MeshResult:
         """Part of the result: `result.slice(gpus=slice(0, 2))`; an int removes its dimension."""
         return MeshResult(self.region.slice(**dims), self._outcomes, self._sources)
 
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each rank, with its coordinates and its value, or what is in that where it is a dict.
+
+        `pandas.DataFrame(result.rows())` is a table of them.
+        """
+        return [self._row_of(each) for each in self]
+
+    def _row_of(self, each: RankResult) -> dict[str, Any]:
+        place = dict(self.region.point_of_base_rank(each.rank))
+        value = each.value
+        return {"rank": each.rank, **place, **(value if isinstance(value, Mapping) else {"value": value})}
+
     def stack(self) -> Any:
         """The values as one tensor or array of shape (ranks, ...); ValueError if a rank has none."""
         missing = [rank for rank, each in self._outcomes.items() if not has_value(each)]
@@ -174,14 +187,31 @@ class MeshResult:
         stacked = self.stack()
         return stacked.detach().cpu().numpy() if hasattr(stacked, "detach") else stacked
 
-    def __getitem__(self, rank: int) -> RankResult:
-        """The result of a rank; a negative one counts from the last."""
+    @overload
+    def __getitem__(self, wanted: int) -> RankResult: ...
+    @overload
+    def __getitem__(self, wanted: builtins.slice) -> MeshResult: ...
+    @overload
+    def __getitem__(self, wanted: Mapping[str, Index]) -> RankResult | MeshResult: ...
+    def __getitem__(self, wanted: int | builtins.slice | Mapping[str, Index]) -> RankResult | MeshResult:
+        """The result of a rank, where a negative one counts from the last; of several, `result[0:4]`; or by dimensions,
+        `result[{"gpus": 3}]`, which is a rank where they leave one.
+        """
+        if isinstance(wanted, builtins.slice):
+            return MeshResult(self.region.pick(self.ranks[wanted]), self._outcomes, self._sources)
+        if isinstance(wanted, Mapping):
+            part = self.slice(**wanted)
+            return part if len(part.region) > 1 else self[part.region.ranks()[0]]
         try:
-            index = operator.index(rank)
+            index = operator.index(wanted)
         except TypeError:
             raise TypeError(
-                "a result is indexed by rank, result[3]; by dimension use result.at(...) or result.slice(...)"
+                f"a result is indexed by rank, result[3] or result[0:4], or by dimensions, result[dict(gpus=3)], "
+                f"and not by {wanted!r}"
             ) from None
+        return self._of_rank(index)
+
+    def _of_rank(self, index: int) -> RankResult:
         ranks = self.ranks
         if -len(ranks) <= index < 0:
             return self._results[ranks[index]]

@@ -82,8 +82,17 @@ def test_an_unknown_rank_is_told_which_there_are(rank):
 
 
 def test_anything_but_a_rank_is_told_how_to_index():
-    with pytest.raises(TypeError, match=r"result\.at"):
-        result(*SQUARES)[0:2]
+    with pytest.raises(TypeError, match=r"or by dimensions, result\[dict\(gpus=3\)\], and not by 'gpus'"):
+        result(*SQUARES)["gpus"]
+
+
+def test_several_ranks():
+    squares = result(*SQUARES, hosts=2, gpus=2)
+
+    assert squares[1:3].values == [1, 4]
+    assert squares[::-1].ranks == (0, 1, 2, 3)
+    with pytest.raises(IndexError, match="no rank was picked"):
+        squares[9:]
 
 
 def test_dimensions():
@@ -94,6 +103,15 @@ def test_dimensions():
     assert squares.slice(gpus=1).at(hosts=1).value == 9
     assert squares.slice(hosts=slice(0, 1)).extent == Extent.of(hosts=1, gpus=2)
     assert repr(squares.slice(hosts=1)) == "[2] 4\n[3] 9"
+    assert squares[{"hosts": 1, "gpus": 0}].value == 4
+    assert squares[{"gpus": 1}].values == [1, 9]
+    assert squares[{"gpus": slice(0, 1)}].extent == Extent.of(hosts=2, gpus=1)
+
+
+def test_rows_have_the_place_of_each_rank():
+    assert result(*SQUARES, hosts=2, gpus=2).rows()[2] == {"rank": 2, "hosts": 1, "gpus": 0, "value": 4}
+    losses = [value({"loss": rank / 2}) for rank in range(2)]
+    assert result(*losses).rows() == [{"rank": 0, "gpus": 0, "loss": 0.0}, {"rank": 1, "gpus": 1, "loss": 0.5}]
 
 
 def test_coordinates_that_leave_several_ranks():
