@@ -67,6 +67,8 @@ class Job:
         """
         return self._future.result(timeout)
 
+    get = result  # as our other futures have it
+
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for its end, however that is; False where it has not come in `timeout` seconds."""
         try:

@@ -1,4 +1,4 @@
-"""nbdistributed's line magics, as what they are here: `%dist_init`, `%sync`, `%dist_status`, `%dist_shutdown`, …"""
+"""nbdistributed's line magics, as what they are here: `%dist_init`, `%sync`, `%dist_status`, `%dist_mode`, …"""
 
 from __future__ import annotations
 
@@ -6,7 +6,26 @@ from typing import Any
 
 from IPython.core.magic import Magics, line_magic, magics_class
 
+from meshbook.magics.compat.answers import values_of
+from meshbook.magics.compat.translation import read_init, read_switch
+from meshbook.magics.exchange import Exchange
+from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.notebook import Notebook
+from meshbook.magics.parsing import HelpAsked
+from meshbook.runtime.cells.calling import Execute
+from meshbook.runtime.geometry.ranges import name_ranks
+
+# What its cells find, beside what each of our ranks has: rank, world_size, device.
+_NAMES = """
+import torch
+import torch.distributed as dist
+gpu_id = local_rank if torch.cuda.is_available() else None
+"""
+_BARRIER = """
+import torch.distributed as dist
+if dist.is_initialized():
+    dist.barrier()
+"""
 
 
 @magics_class
@@ -18,6 +37,74 @@ class DistributedMagics(Magics):
         self._notebook = notebook
 
     @line_magic  # type: ignore[untyped-decorator]
+    def dist_init(self, line: str) -> None:
+        """Start a mesh with a process group, and run all cells on it from now on: `%dist_init -n 4`."""
+        try:
+            asked = read_init(line)
+        except HelpAsked as told:
+            print(told.text)
+            return
+        self._mesh(f"up --gpus {asked.processes}")
+        mesh = self._notebook.meshes.get()
+        mesh.procs.init_process_group().get()
+        _execute(mesh, _NAMES)
+        self._mesh("mode on")
+
+    @line_magic  # type: ignore[untyped-decorator]
+    def dist_mode(self, line: str) -> None:
+        """Whether cells without a magic run on the mesh: `%dist_mode --enable`, `--disable`."""
+        try:
+            wanted = read_switch(line)
+        except HelpAsked as told:
+            print(told.text)
+            return
+        self._mesh("mode" if wanted is None else "mode on" if wanted else "mode off")
+
+    @line_magic  # type: ignore[untyped-decorator]
+    def sync(self, line: str) -> None:
+        """Wait until all ranks have come here, by a barrier where there is a process group."""
+        mesh = self._notebook.meshes.get()
+        _execute(mesh, _BARRIER)
+        print(f"{name_ranks(range(mesh.extent.nelements))} are in step")
+
+    @line_magic  # type: ignore[untyped-decorator]
     def dist_status(self, line: str) -> None:
         """How the mesh is."""
-        self.shell.run_line_magic("mesh", "status")
+        self._mesh("status")
+
+    @line_magic  # type: ignore[untyped-decorator]
+    def dist_debug(self, line: str) -> None:
+        """How the mesh is, and where its ranks are."""
+        self._mesh("status")
+        self._mesh("stack")
+
+    @line_magic  # type: ignore[untyped-decorator]
+    def dist_shutdown(self, line: str) -> None:
+        """Stop the mesh; cells run here again. `--nuclear` does not wait for what runs."""
+        self._mesh("mode off")
+        self._mesh("down --now" if {"--nuclear", "-n"} & {*line.split()} else "down")
+
+    @line_magic  # type: ignore[untyped-decorator]
+    def dist_reset(self, line: str) -> None:
+        """The same: `%dist_init` starts anew."""
+        self.dist_shutdown("--nuclear")
+
+    @line_magic  # type: ignore[untyped-decorator]
+    def dist_sync_ide(self, line: str) -> None:
+        """Nothing has to be done for it."""
+        print("completion asks the ranks themselves: there is nothing to be synchronized")
+
+    @line_magic  # type: ignore[untyped-decorator]
+    def timeline_save(self, line: str) -> None:
+        """Say what there is instead."""
+        print("%mesh trace shows what each rank did in the last cell, and saves it with -o FILE")
+
+    timeline_debug = timeline_clear = timeline_save
+
+    def _mesh(self, line: str) -> None:
+        self.shell.run_line_magic("mesh", line)
+
+
+def _execute(mesh: NotebookMesh, source: str) -> None:
+    requests = dict.fromkeys(range(mesh.extent.nelements), Execute(source, "<dist>"))
+    values_of(Exchange(mesh, requests, "prepare the ranks").wait())

@@ -7,7 +7,7 @@ from typing import Any
 from IPython.core.magic import Magics, line_magic, magics_class, no_var_expand
 
 from meshbook.magics.compat.rewriting import Rewriting
-from meshbook.magics.compat.translation import translate_pxconfig
+from meshbook.magics.compat.translation import translate_px, translate_pxconfig
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.parsing import HelpAsked
 
@@ -23,6 +23,23 @@ class ParallelMagics(Magics):
 
     @no_var_expand  # type: ignore[untyped-decorator]
     @line_magic  # type: ignore[untyped-decorator]
+    def px(self, line: str) -> Any:
+        """Run one line on the ranks, and wait: `%px import numpy`."""
+        return self.shell.run_line_magic("on", f"{self._rewriting.defaults.targets} {line}")
+
+    @line_magic  # type: ignore[untyped-decorator]
+    def autopx(self, line: str) -> None:
+        """Let all cells run on the ranks, as under `%%px`; the second time let them run here again."""
+        is_on = self._notebook.mode.line is not None
+        self.shell.run_line_magic("mesh", "mode off" if is_on else f"mode on {self._like_px()}")
+
+    @line_magic  # type: ignore[untyped-decorator]
+    def pxresult(self, line: str) -> None:
+        """Wait for the last `%%px --noblock`, and show what came of it."""
+        self.shell.run_line_magic("mesh", f"result {line}")
+
+    @no_var_expand  # type: ignore[untyped-decorator]
+    @line_magic  # type: ignore[untyped-decorator]
     def pxconfig(self, line: str) -> None:
         """What %px and %%px do unless they say otherwise: `%pxconfig --targets 0:2 --noblock`."""
         try:
@@ -30,7 +47,5 @@ class ParallelMagics(Magics):
         except HelpAsked as asked:
             print(asked.text)
 
-    @line_magic  # type: ignore[untyped-decorator]
-    def pxresult(self, line: str) -> None:
-        """Wait for the last `%%px --noblock`, and show what came of it."""
-        self.shell.run_line_magic("mesh", f"result {line}")
+    def _like_px(self) -> str:
+        return translate_px("", self._rewriting.defaults)
