@@ -26,6 +26,7 @@ import pytest
 from jupyter_client.manager import start_new_kernel
 
 PATIENCE = 60.0  # seconds; how long a cell may take on a busy machine before a test gives up
+WITHOUT_TORCH = Path(__file__).parent.parent / "without_torch"
 
 
 @dataclass
@@ -109,14 +110,18 @@ class Cell:
 
 
 class Notebook:
-    """A kernel and its client. `run` and `run_failing` wait for the end; `start` does not."""
+    """A kernel and its client. `run` and `run_failing` wait for the end; `start` does not.
 
-    def __init__(self, kernel: str = "meshbook", **environment: str) -> None:
+    Without torch it starts, and its ranks, as where that is not installed: in half the time.
+    """
+
+    def __init__(self, kernel: str = "meshbook", *, torch: bool = True, **environment: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="mb-", dir="/tmp"))  # short: it is part of a socket's path
         self.mark = uuid.uuid4().hex
         environment = {
             "MESHBOOK_RUNTIME_DIR": str(self.folder),
             "MESHBOOK_NOTEBOOK": self.mark,
+            **({} if torch else _without_torch()),
             **environment,
         }
         self.manager, self.client = start_new_kernel(
@@ -306,6 +311,11 @@ def processes_with(mark: str) -> set[psutil.Process]:
     return found
 
 
+def _without_torch() -> dict[str, str]:
+    path = [str(WITHOUT_TORCH), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(path), "MESHBOOK_PRELOAD": "numpy,meshbook.runtime.cells.preload"}
+
+
 def _without_colours(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
@@ -317,17 +327,23 @@ def make_notebook() -> type[Notebook]:
 
 
 @pytest.fixture(scope="module")
-def notebook() -> Iterator[Notebook]:
+def needs_torch(request: pytest.FixtureRequest) -> bool:
+    """Whether the notebooks that a module's tests share have torch: not where the module is marked `without_torch`."""
+    return request.node.get_closest_marker("without_torch") is None
+
+
+@pytest.fixture(scope="module")
+def notebook(needs_torch: bool) -> Iterator[Notebook]:
     """A kernel with a mesh of four ranks, for all tests of a module."""
-    with Notebook() as notebook:
+    with Notebook(torch=needs_torch) as notebook:
         notebook.run("%mesh up --gpus 4")
         yield notebook
 
 
 @pytest.fixture(scope="module")
-def bare_notebook() -> Iterator[Notebook]:
+def bare_notebook(needs_torch: bool) -> Iterator[Notebook]:
     """A kernel without a mesh, whose agent is there already."""
-    with Notebook() as notebook:
+    with Notebook(torch=needs_torch) as notebook:
         notebook.run("%mesh up --gpus 1")
         notebook.run("%mesh down")
         yield notebook
@@ -342,11 +358,11 @@ def signs(tmp_path: Path) -> Iterator[Signs]:
 
 @pytest.fixture
 def open_notebook() -> Iterator[Callable[..., Notebook]]:
-    """Opens notebooks of the test's own, with arguments of `Notebook`; closes them."""
+    """Opens notebooks of the test's own, with arguments of `Notebook`; closes them. Without torch, unless asked."""
     opened: list[Notebook] = []
 
-    def open_one(kernel: str = "meshbook", **environment: str) -> Notebook:
-        opened.append(Notebook(kernel, **environment))
+    def open_one(kernel: str = "meshbook", *, torch: bool = False, **environment: str) -> Notebook:
+        opened.append(Notebook(kernel, torch=torch, **environment))
         return opened[-1]
 
     yield open_one

@@ -9,7 +9,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.kernel.conftest import Notebook
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.without_torch]
 
 
 def test_a_cell_lets_faults_befall_the_mesh(bare_notebook: Notebook) -> None:

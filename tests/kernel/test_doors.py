@@ -27,7 +27,7 @@ pytestmark = pytest.mark.kernel
 
 @pytest.fixture(scope="module")
 def stock_notebook(make_notebook: Any) -> Iterator[Any]:
-    with make_notebook("python3") as notebook:
+    with make_notebook("python3", torch=False) as notebook:
         notebook.run("%mesh up --gpus 2")
         yield notebook
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -14,7 +14,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.kernel.conftest import Notebook, Signs
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.without_torch]
 
 NO_MESH = "no mesh is up: start one with %mesh up --gpus 4"
 
@@ -139,22 +139,35 @@ init_profile_dir = InteractiveShell.init_profile_dir
 
 def break_rank_1(self, *arguments):
     if os.environ.get("RANK") == "1":
-        {action}
+        exec(open({action!r}).read())
     return init_profile_dir(self, *arguments)
 
 InteractiveShell.init_profile_dir = break_rank_1
 """
 
 
-@pytest.fixture
-def open_breaking(open_notebook: Callable[..., Notebook], tmp_path: Path) -> Callable[[str], Notebook]:
-    def open_one(action: str) -> Notebook:
-        (tmp_path / "breaking.py").write_text(BREAKING.format(action=action))
-        preload = "torch,meshbook.runtime.cells.preload,breaking"
-        path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-        return open_notebook(PYTHONPATH=path, MESHBOOK_PRELOAD=preload)
+class Breaking:
+    """A notebook, and what rank 1 of its meshes does on the way up."""
 
-    return open_one
+    def __init__(self, make_notebook: Any, folder: Path) -> None:
+        self._action = folder / "action.py"
+        (folder / "breaking.py").write_text(BREAKING.format(action=str(self._action)))
+        path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+        preload = "torch,meshbook.runtime.cells.preload,breaking"
+        self.notebook: Notebook = make_notebook(PYTHONPATH=path, MESHBOOK_PRELOAD=preload)
+
+    def by(self, action: str) -> Notebook:
+        self._action.write_text(action)
+        return self.notebook
+
+
+@pytest.fixture(scope="module")
+def breaking(make_notebook: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Breaking]:
+    made = Breaking(make_notebook, tmp_path_factory.mktemp("breaking"))
+    made.notebook.run("%mesh up --gpus 1")  # its agent and fork server are there from now on
+    made.notebook.run("%mesh down")
+    with made.notebook:
+        yield made
 
 
 @pytest.mark.parametrize(
@@ -171,10 +184,8 @@ def open_breaking(open_notebook: Callable[..., Notebook], tmp_path: Path) -> Cal
     ],
 )
 @pytest.mark.parametrize("start", ["%mesh up --gpus 2", "%%mesh\nx = 1"])
-def test_a_rank_that_does_not_come_up_says_why(
-    open_breaking: Callable[[str], Notebook], action: str, parts: list[str], start: str
-) -> None:
-    notebook = open_breaking(action)
+def test_a_rank_that_does_not_come_up_says_why(breaking: Breaking, action: str, parts: list[str], start: str) -> None:
+    notebook = breaking.by(action)
     failed = notebook.run_failing(start)
     for part in parts:
         assert part in failed.error["evalue"]
@@ -182,14 +193,13 @@ def test_a_rank_that_does_not_come_up_says_why(
     # The other rank is not left over: what is left is the kernel, the agent and the fork server.
     assert _wait_for_end_of(_workers(notebook))
     notebook.run("%mesh up --gpus 1")
+    notebook.run("%mesh down")
 
 
 @pytest.mark.parametrize("start", ["%mesh up --gpus 2", "%%mesh\nx = 1"])
-def test_an_interrupt_ends_a_start_that_hangs(
-    open_breaking: Callable[[str], Notebook], signs: Signs, start: str
-) -> None:
+def test_an_interrupt_ends_a_start_that_hangs(breaking: Breaking, signs: Signs, start: str) -> None:
     hang = f"open({str(signs.path)!r}, 'w').write('hanging '); import time; time.sleep(600)"
-    notebook = open_breaking(hang)
+    notebook = breaking.by(hang)
     cell = notebook.start(start)
     signs.wait_for("hanging")
     notebook.interrupt()

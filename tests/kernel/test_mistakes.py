@@ -19,7 +19,7 @@ pytestmark = pytest.mark.kernel
 @pytest.fixture(scope="module")
 def notebook(make_notebook: Any) -> Iterator[Notebook]:
     """A mesh with two dimensions, and actors on it."""
-    with make_notebook() as notebook:
+    with make_notebook(torch=False) as notebook:
         notebook.run("%mesh up --shape hosts=2,gpus=2")
         notebook.run(
             "import threading\nfrom meshbook import Actor, endpoint\n"

@@ -10,7 +10,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.kernel.conftest import Notebook, Signs
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.without_torch]
 
 
 # --- quick cells ---

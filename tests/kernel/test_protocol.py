@@ -14,7 +14,7 @@ import meshbook
 if TYPE_CHECKING:
     from tests.kernel.conftest import Notebook
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.without_torch]
 WARM_UP = (
     "import meshbook\nwith_it = meshbook.this_host().spawn_procs()\nwith_it.initialized.get()\nwith_it.stop().get()"
 )

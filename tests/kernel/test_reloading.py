@@ -9,7 +9,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.kernel.conftest import Notebook
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.without_torch]
 
 CLASS = """
 from meshbook import Actor, endpoint

@@ -161,7 +161,7 @@ def live_text(cell: Cell) -> str:
 def test_a_third_interrupt_kills_a_rank_that_does_not_heed_the_others(
     open_notebook: Callable[..., Notebook], signs: Signs, door: str
 ) -> None:
-    notebook = open_notebook(door)
+    notebook = open_notebook(door, torch=True)
     notebook.run("%mesh up --gpus 3")
     prepare(notebook, signs)
     notebook.run("%%mesh 0\nmodel = 1")
