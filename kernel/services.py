@@ -17,6 +17,7 @@ from ipykernel.jsonutil import json_clean
 
 from meshbook.magics.completion.completion import Completion
 from meshbook.magics.completion.reply import reply_of
+from meshbook.magics.inspection import Inspection
 from meshbook.runtime.cells.aside import Aside
 
 WITHIN = 1.0  # seconds: then a request is answered with nothing, since an object of the user's hangs
@@ -114,8 +115,9 @@ class Services:
         return reply_of(content["code"], content["cursor_pos"], found)
 
     def _inspect(self, content: dict[str, Any]) -> dict[str, Any]:
+        inspection: Inspection = self._kernel.notebook.inspection
         detail, omitted = content.get("detail_level", 0), content.get("omit_sections", ())
-        return dict(self._kernel.do_inspect(content["code"], content["cursor_pos"], detail, set(omitted)))
+        return inspection.inspect_beside(content["code"], content["cursor_pos"], detail, omitted)
 
     def _comms(self, content: dict[str, Any]) -> dict[str, Any]:
         wanted = content.get("target_name")

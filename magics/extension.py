@@ -8,8 +8,10 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_
 
 from meshbook.magics.cells import Cells
 from meshbook.magics.completion.completion import Completion
+from meshbook.magics.completion.ranks import RankNames
 from meshbook.magics.faults import FaultScreen
 from meshbook.magics.folding import fold_frames
+from meshbook.magics.inspection import Inspection
 from meshbook.magics.moments import CellInterrupts
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.ordinary import OrdinaryCells
@@ -73,9 +75,11 @@ def load(shell: Any) -> Notebook:
     OrdinaryCells(notebook).install()
     notebook.cell_times.install(shell)
     FaultScreen(notebook.screen).install()
-    Completion(notebook).install()
+    ranks = RankNames(notebook)
+    Completion(notebook, ranks).install()
     fold_frames(shell)
     if getattr(shell, "kernel", None) is not None:
         CellInterrupts(shell).install()
+        Inspection(notebook, ranks).install()
     notebook.warm_up()
     return notebook

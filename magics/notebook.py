@@ -22,12 +22,15 @@ from meshbook.runtime.mesh.procs import ProcMesh
 
 if TYPE_CHECKING:  # it knows the verbs, and they act on what is here
     from meshbook.magics.completion.completion import Completion
+    from meshbook.magics.inspection import Inspection
 
 
 class Notebook:
     """One for each IPython shell that has loaded the extension."""
 
-    completion: Completion  # what front ends are offered; there once it is installed
+    # What front ends are offered; there once it is installed.
+    completion: Completion
+    inspection: Inspection  # in a kernel
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell

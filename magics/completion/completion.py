@@ -28,9 +28,9 @@ LOADING_WITHIN = 1.0  # seconds for jedi's first work in a process, which IPytho
 class Completion:
     """Completes cells of a notebook, from any thread."""
 
-    def __init__(self, notebook: Notebook) -> None:
+    def __init__(self, notebook: Notebook, ranks: RankNames) -> None:
         self._notebook = notebook
-        self._ranks = RankNames(notebook)
+        self._ranks = ranks
         self._aside = Aside("jedi", most=1)
         self._beside: IPCompleter | None = None
 

@@ -14,6 +14,7 @@ from meshbook.magics.options import CellOptions, parse_cell_options
 from meshbook.runtime.actor.context import Context
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.completing import Match
+from meshbook.runtime.cells.inspecting import Inspected
 from meshbook.runtime.cells.snapshot import Snapshot
 from meshbook.runtime.errors import MeshbookError
 
@@ -44,6 +45,18 @@ class RankNames:
     def ask_matches(self, mesh: NotebookMesh, rank: int, before: str) -> Future[list[Match] | None] | None:
         """What may come at the end of a source; None where the rank has not even answered the last question."""
         return self._ask(mesh, rank, "complete", before)
+
+    def ask_inspections(
+        self, mesh: NotebookMesh, ranks: Sequence[int], name: str, detail: int, omitted: Sequence[str]
+    ) -> dict[int, Future[Inspected | None] | None]:
+        """What these ranks have under a name; the whole of it from the first."""
+        arguments = name, detail, tuple(omitted)
+        return {rank: self._ask(mesh, rank, "inspect", *arguments, rank == ranks[0]) for rank in ranks}
+
+    def told_kind(self, mesh: NotebookMesh, rank: int, name: str) -> str | None:
+        """The kind of a name that this rank had after its last cell; None where it had none of that name."""
+        told = [match for match in self.told_matches(mesh, rank, name) if match.text == name]
+        return told[0].kind if told else None
 
     def told_matches(self, mesh: NotebookMesh, rank: int, before: str) -> list[Match]:
         """The same from what the rank told last."""

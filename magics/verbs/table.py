@@ -74,7 +74,7 @@ def parse_verb(line: str) -> Verb | HelpRequested:
         return Status(brief=True)
     word, *arguments = found
     if word in ("help", *HELP_WORDS):
-        return HelpRequested(_overview())
+        return HelpRequested(overview())
     if word not in VERBS:
         raise UsageError(f"%mesh: no verb {quoted(word)}{suggestion(word, VERBS)} The verbs are {', '.join(VERBS)}.")
     verb = VERBS[word]
@@ -84,7 +84,7 @@ def parse_verb(line: str) -> Verb | HelpRequested:
         return HelpRequested(asked.text)
 
 
-def _overview() -> str:
+def overview() -> str:
     """The verbs, each with the first sentence of what it does."""
     wide = max(map(len, VERBS)) + 4
     lines = [

@@ -12,6 +12,7 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.cells.aside import Aside
 from meshbook.runtime.cells.completing import Match, complete, make_completer
+from meshbook.runtime.cells.inspecting import Inspected, inspect_name
 from meshbook.runtime.cells.shell import RankShell
 from meshbook.runtime.cells.snapshot import Snapshot, take_snapshot
 
@@ -34,6 +35,14 @@ class CellInspection(Actor):
             return None
 
     @endpoint
+    def inspect(self, name: str, detail: int, omitted: tuple[str, ...], whole: bool) -> Inspected | None:
+        """What stands under a name, `whole` or only so that ranks can be compared; None where that takes too long."""
+        try:
+            return self._aside.run(lambda: _inspect(name, detail, omitted, whole), WITHIN)
+        except TimeoutError:
+            return None
+
+    @endpoint
     def snapshot(self) -> Snapshot | None:
         """What there is at present; None where looking takes too long."""
         try:
@@ -47,6 +56,12 @@ class CellInspection(Actor):
         if self._completer is None:
             self._completer = make_completer(RankShell.instance())
         return complete(self._completer, source, len(source))
+
+
+def _inspect(name: str, detail: int, omitted: tuple[str, ...], whole: bool) -> Inspected:
+    if not RankShell.initialized():
+        return Inspected()
+    return inspect_name(RankShell.instance(), name, detail, omitted, whole=whole)
 
 
 def _snapshot() -> Snapshot:

@@ -9,5 +9,6 @@ import pygments.lexers.python
 import pygments.styles.default
 
 import meshbook.runtime.cells.actor
+import meshbook.runtime.cells.inspection
 
 __all__ = ["IPython", "meshbook", "pygments"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.kernel
 MODEL = """%%mesh
+import torch
 class Model:
     def __init__(self):
         self.weight = 1
@@ -28,6 +30,7 @@ class Model:
         return batch
 
 model = Model()
+tensor = torch.zeros(2, 3)
 config = {"alpha": 1, "beta": {"gamma": 2}}
 if rank == 1:
     only_here = 1
@@ -106,13 +109,60 @@ def test_completion_leaves_nothing_in_the_namespace(notebook: Notebook) -> None:
     assert notebook.evaluate("sorted(name for name in globals() if not name.startswith('_'))") == names
 
 
+def inspect(notebook: Notebook, cell: str, *, until: str = "") -> str:
+    """What is shown at the cursor, without colours; asked again until it says so, as a person does."""
+    cursor, text = cell.index("|"), ""
+    for _ in range(50):
+        reply = notebook.ask("inspect", cell.replace("|", "", 1), cursor)
+        assert reply["status"] == "ok"
+        text = re.sub(r"\x1b\[[0-9;]*m", "", reply["data"].get("text/plain", ""))
+        assert reply["found"] is bool(text)
+        if until in text:
+            break
+    return text
+
+
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [
+        ("%%mesh\nmodel.ste|p(", ["Ranks: same on 0-1\n", "Signature: model.step(batch)", "Train on a batch."]),
+        ("%%mesh\nmodel.step(1, |", ["Signature: model.step(batch)"]),
+        ("%%mesh\nif (\n!ls\nmodel.step|", ["Train on a batch."]),
+        ("%%mesh\nran|k", ["Ranks: on 0, differs on 1 (1)\n", "int"]),
+        ("%%mesh 1\nonly_her|e", ["Ranks: on 1\n"]),
+        (
+            "#mesh: ok\nten|sor",
+            ["Ranks: same on 0-1\n", "Shape:         (2, 3)\n", "Dtype:         torch.float32", "cpu"],
+        ),
+        ("%%mesh --grou|p", ["usage: %%mesh", "how output is grouped"]),
+        ("%%mesh|", ["usage: %%mesh"]),
+        ("%mesh stack |", ["usage: %mesh stack"]),
+        ("local_nam|e", ["int"]),
+    ],
+)
+def test_inspection(notebook: Notebook, cell: str, expected: list[str]) -> None:
+    text = inspect(notebook, cell, until=expected[0])
+    for part in expected:
+        assert part in text
+
+
+@pytest.mark.parametrize("cell", ["%%mesh\nlocal_nam|e", "%%mesh\nnothing_such|", "%%mesh\n|", "%%mesh 0\nonly_her|e"])
+def test_what_ranks_do_not_have_is_not_found(notebook: Notebook, cell: str) -> None:
+    assert inspect(notebook, cell) == ""
+
+
+def test_a_cell_that_inspects_shows_each_line_once(notebook: Notebook) -> None:
+    assert "[0-1]" in (shown := re.sub(r"\x1b\[[0-9;]*m", "", notebook.run("%%mesh\nmodel.step?").stdout))
+    assert shown.count("Train on a batch.") == 1
+
+
 # --- while a cell runs: in our kernel ---
 
 SYNC = "tell('began')\nprint(open({gate!r}).read())"
 ASYNC = "import asyncio\nloop = asyncio.get_running_loop()\n" + SYNC.replace(
     "open({gate!r}).read()", "await loop.run_in_executor(None, lambda: open({gate!r}).read())"
 )
-HOLDING = """%%mesh
+HOLDING = """%%mesh 0
 import ctypes, os
 gate = os.open({gate!r}, os.O_RDWR)
 tell('began')
@@ -137,18 +187,12 @@ def gate(tmp_path: Path) -> Gate:
     return Gate(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def busy_notebook(make_notebook: type[Notebook]) -> Iterator[Notebook]:
-    with make_notebook() as notebook:
-        notebook.run("%mesh up --gpus 1")
-        notebook.run(MODEL)
-        notebook.run("local_name = 1")
-        yield notebook
+in_ours = pytest.mark.parametrize("notebook", ["meshbook"], indirect=True)
 
 
-@pytest.mark.parametrize("running", [SYNC, ASYNC, f"%%mesh\n{SYNC}"])
-def test_answers_while_a_cell_runs(busy_notebook: Notebook, signs: Signs, gate: Gate, running: str) -> None:
-    notebook = busy_notebook
+@in_ours
+@pytest.mark.parametrize("running", [SYNC, ASYNC, f"%%mesh 0\n{SYNC}"])
+def test_answers_while_a_cell_runs(notebook: Notebook, signs: Signs, gate: Gate, running: str) -> None:
     notebook.run(signs.definition)
     notebook.run(f"%%mesh\n{signs.definition}")
     cell = notebook.start(running.format(gate=gate.path))
@@ -170,10 +214,8 @@ def test_answers_while_a_cell_runs(busy_notebook: Notebook, signs: Signs, gate: 
     assert notebook.wait(after).result == "'the next one'"
 
 
-def test_a_request_beside_a_cell_ends_and_the_kernel_stays_busy(
-    busy_notebook: Notebook, signs: Signs, gate: Gate
-) -> None:
-    notebook = busy_notebook
+@in_ours
+def test_a_request_beside_a_cell_ends_and_the_kernel_stays_busy(notebook: Notebook, signs: Signs, gate: Gate) -> None:
     notebook.run(signs.definition)
     cell = notebook.start(SYNC.format(gate=gate.path))
     signs.wait_for("began")
@@ -186,8 +228,8 @@ def test_a_request_beside_a_cell_ends_and_the_kernel_stays_busy(
     notebook.wait(cell)
 
 
-def test_an_object_that_hangs_costs_its_own_answer(busy_notebook: Notebook, signs: Signs, gate: Gate) -> None:
-    notebook = busy_notebook
+@in_ours
+def test_an_object_that_hangs_costs_its_own_answer(notebook: Notebook, signs: Signs, gate: Gate) -> None:
     notebook.run(signs.definition)
     notebook.run(
         "import threading\nclass Stuck:\n    def __dir__(self):\n        threading.Event().wait()\nstuck = Stuck()"
@@ -201,8 +243,8 @@ def test_an_object_that_hangs_costs_its_own_answer(busy_notebook: Notebook, sign
     notebook.wait(cell)
 
 
-def test_a_rank_that_cannot_answer_has_told_what_it_had(busy_notebook: Notebook, signs: Signs, gate: Gate) -> None:
-    notebook = busy_notebook
+@in_ours
+def test_a_rank_that_cannot_answer_has_told_what_it_had(notebook: Notebook, signs: Signs, gate: Gate) -> None:
     notebook.run(f"%%mesh\n{signs.definition}")
     cell = notebook.start(HOLDING.format(gate=gate.path))
     signs.wait_for("began")

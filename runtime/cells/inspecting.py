@@ -1,0 +1,76 @@
+"""What IPython's inspection says of an object on a rank, and in short, so that ranks can be compared.
+
+Of tensors and arrays their shape, type and device; never what is in them, since printing one waits for its GPU.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MOST_CHARACTERS = 60  # of a summary
+_ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
+_GPU = re.compile(r"\bcuda:\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """What a rank has under a name: `mark` is the same where ranks have the same, `summary` is a few words.
+
+    `data` is the whole by MIME type, for who asked for it; a rank that has nothing of that name has no mark.
+    """
+
+    mark: str = ""
+    summary: str = ""
+    data: Mapping[str, str] | None = None
+
+
+def inspect_name(shell: Any, name: str, detail: int, omitted: Collection[str], *, whole: bool) -> Inspected:
+    """Inspect a name, which may have dots; `detail` 1 shows the source."""
+    # Not `shell.object_inspect_mime`: around it IPython puts names into builtins and takes them away again, which the
+    # main thread does as well, and counts.
+    info = shell._object_find(name)
+    if not info.found:
+        return Inspected()
+    held = _describe_held(info.obj)
+    if held is not None:
+        text = _fields(shell, held)
+        data = {"text/plain": text}
+    else:
+        data = dict(shell.inspector._get_info(info.obj, name, None, info, detail, omit_sections=list(omitted)))
+        text = data["text/plain"]
+    mark = _GPU.sub("cuda", _ADDRESS.sub("0x", text))
+    return Inspected(mark, _summarize(info.obj, held), data if whole else None)
+
+
+def _describe_held(value: Any) -> Sequence[tuple[str, str]] | None:
+    """The fields of a tensor or array, or of a container that holds tensors; None for any other."""
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and isinstance(value, torch.Tensor):
+        fields = [("Type", type(value).__name__), ("Shape", str(tuple(value.shape))), ("Dtype", str(value.dtype))]
+        return [*fields, ("Device", str(value.device)), ("Requires grad", str(value.requires_grad))]
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        return [("Type", type(value).__name__), ("Shape", str(value.shape)), ("Dtype", str(value.dtype))]
+    if type(value) in (list, tuple, dict, set) and torch is not None:
+        parts = list(value.values() if type(value) is dict else value)[:100]
+        if any(isinstance(part, torch.Tensor) for part in parts):
+            keys = [("Keys", ", ".join(map(str, list(value)[:20])))] if type(value) is dict else []
+            return [("Type", type(value).__name__), ("Length", str(len(value))), *keys]
+    return None
+
+
+def _fields(shell: Any, fields: Sequence[tuple[str, str]]) -> str:
+    bundle: Any = {"text/plain": [(name, text) for name, text in fields], "text/html": []}
+    return str(shell.inspector.format_mime(bundle)["text/plain"])
+
+
+def _summarize(value: Any, held: Sequence[tuple[str, str]] | None) -> str:
+    if held is not None:
+        return " ".join(text for name, text in held if name in ("Type", "Shape", "Dtype", "Length"))
+    if not isinstance(value, bool | int | float | complex | str | bytes | type(None)):
+        return type(value).__name__
+    text = repr(value)
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
