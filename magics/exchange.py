@@ -64,7 +64,12 @@ class Exchange:
         self._nodes = {rank: mesh.procs.nodes[rank].node for rank in requests}
         mesh.queues.join(self._nodes.values(), self._operation, what)
         self._futures: dict[int, Future[Any]] = {}
-        self._send(requests)
+        try:
+            self._send(requests)
+        except BaseException:
+            for rank in requests.keys() - self._futures.keys():  # nobody is to wait for what was never sent
+                mesh.queues.leave(self._nodes[rank], self._operation)
+            raise
 
     def _send(self, requests: Mapping[int, Request]) -> None:
         first, ranks = next(iter(requests.values())), sorted(requests)

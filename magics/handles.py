@@ -110,7 +110,7 @@ class NotebookProcMesh(ProcMesh):
         """Of the mesh as it is now: after a resize a process may have another one."""
         known = [self._mesh.rank_of.get(address.node) for address in self.nodes]
         if gone := [rank for rank, now in zip(self.region.ranks(), known, strict=True) if now is None]:
-            raise VariableError(f"{self!r} is of before a resize, or stopped: rank {gone[0]} is gone")
+            raise VariableError(f"rank {gone[0]} of {self!r} is gone: the mesh was stopped, or has been resized")
         return [rank for rank in known if rank is not None]
 
 

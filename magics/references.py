@@ -11,6 +11,7 @@ from meshbook.magics.merging import Reduction
 from meshbook.magics.results import MeshResult, Sources
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, CellValue, RankError
 from meshbook.runtime.cells.variables import Look, Refusal, variable_here
+from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.geometry import MeshTrait, Region
 from meshbook.runtime.geometry.ranges import name_ranks
 
@@ -59,10 +60,13 @@ class RemoteVariable(MeshTrait):
     __iter__ = None  # else Python would ask for rank 0, 1, 2, ..., one after the other
 
     def __repr__(self) -> str:
-        return repr(self._look())
+        return str(self._repr_mimebundle_()["text/plain"])
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
-        return self._look()._repr_mimebundle_()
+        try:
+            return self._look()._repr_mimebundle_()
+        except MeshbookError as error:  # what is only shown must not raise
+            return {"text/plain": f"<{self.name}: {error}>"}
 
     def _look(self) -> MeshResult:
         mesh, ranks = self._holder._mesh, self._holder._ranks()

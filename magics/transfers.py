@@ -33,7 +33,7 @@ class Transfers:
         common = tuple(name for name, sources in self._sources.items() if len(sources) == len(ranks))
         rare = variables.names_by_rank({name: self._sources[name] for name in self._sources.keys() - set(common)})
         limit = variables.MOST_UNASKED / max(len(ranks), 1)
-        self.there = Transfer(variables.pack_all(pushed) if pushed else None, common, rare, limit)
+        self.there = Transfer(variables.pack_all(mesh, pushed) if pushed else None, common, rare, limit)
         self._answers: dict[int, Any] = {}
 
     def take(self, rank: int, outcome: CellOutcome) -> CellOutcome:

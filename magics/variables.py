@@ -17,7 +17,7 @@ from meshbook.magics.merging import Reduction, Unmergeable, merge, split
 from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.wanted import Wanted
 from meshbook.runtime.cells.inventory import Entry, Inventory
-from meshbook.runtime.cells.parcels import Parcel, pack
+from meshbook.runtime.cells.parcels import Parcel, pack, tell_excess
 from meshbook.runtime.cells.variables import Delete, Have, HeldBack, Pull, Push
 from meshbook.runtime.errors import PickleError
 from meshbook.runtime.geometry.ranges import name_ranks
@@ -33,7 +33,7 @@ def ask_nobody(prompt: str) -> str:
 
 def push(mesh: NotebookMesh, ranks: Sequence[int], values: Mapping[str, Any]) -> Steps[None]:
     """Set variables on the ranks, to the same values on all of them."""
-    request = Push(pack_all(values))
+    request = Push(pack_all(mesh, values))
     yield Exchange(mesh, dict.fromkeys(ranks, request), f"push {', '.join(values)}")
     _note(mesh, ranks, values)
 
@@ -44,12 +44,12 @@ def scatter(mesh: NotebookMesh, ranks: Sequence[int], name: str, data: Any, dim:
         pieces = split(data, len(ranks), dim)
     except Unmergeable as error:
         raise VariableError(f"cannot scatter {name}: {error}") from error
-    requests = {rank: Push(pack_all({name: piece})) for rank, piece in zip(ranks, pieces, strict=True)}
+    requests = {rank: Push(pack_all(mesh, {name: piece})) for rank, piece in zip(ranks, pieces, strict=True)}
     yield Exchange(mesh, requests, f"scatter {name}")
     _note(mesh, ranks, [name])
 
 
-def pack_all(values: Mapping[str, Any]) -> Parcel:
+def pack_all(mesh: NotebookMesh, values: Mapping[str, Any]) -> Parcel:
     """The values as they travel. VariableError where one cannot, or has no proper name."""
     for name in values:
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
@@ -57,9 +57,12 @@ def pack_all(values: Mapping[str, Any]) -> Parcel:
     if not values:
         raise VariableError("there is nothing to push: name what is to be set, as in mesh.push(lr=0.1)")
     try:
-        return pack(values)
+        parcel = pack(values)
     except PickleError as error:
         raise VariableError(f"nothing was pushed: {error}") from error
+    if excess := tell_excess(parcel, mesh.session.node.settings.max_message_bytes):
+        raise VariableError(f"nothing was pushed: {excess}")
+    return parcel
 
 
 def _note(mesh: NotebookMesh, ranks: Sequence[int], names: Sequence[str] | Mapping[str, Any]) -> None:
@@ -93,6 +96,8 @@ def pull(
     More than 1 GiB is asked about first, unless `ask` is None. A kernel replaces `input` for each cell, so it is taken
     where the cell runs.
     """
+    if not wanted:
+        raise VariableError("there is nothing to pull: name a variable, as in mesh.pull('loss')")
     sources = {each.name: sources_of(each, ranks, mesh) for each in wanted}
     names_of = names_by_rank(sources)
     requests = _requests(names_of, MOST_UNASKED / len(names_of))

@@ -58,7 +58,10 @@ class CellActor(Actor):
         use_text_bars()
         self._given = _names_of(self._birth)
         self._shell.user_ns.update(self._given)
-        self._namespace = Namespace(self._shell.user_ns, self._own_names, self._shell.display_formatter)
+        self._namespace = Namespace(
+            *(self._shell.user_ns, self._own_names, self._shell.display_formatter),
+            most_bytes=self._node.settings.max_message_bytes,
+        )
         self._told_names: tuple[str, ...] = ()
         self._values: OrderedDict[str, Any] = OrderedDict()
         INTERRUPTS.install()

@@ -14,6 +14,8 @@ from meshbook.runtime.errors import PickleError
 from meshbook.runtime.wire.frames import Buffer
 from meshbook.runtime.wire.pickling import dumps_on_cpu, loads
 
+ROOM = 1 << 14  # bytes of a message for what it has beside a parcel
+
 
 @dataclass(frozen=True)
 class Parcel:
@@ -31,6 +33,16 @@ class Parcel:
         """The values. PickleError where one of them cannot be made here."""
         values: dict[str, Any] = loads([self.stream, *[memoryview(each) for each in self.buffers]], "a value")
         return values
+
+
+def tell_excess(parcel: Parcel, most: int) -> str:
+    """Why a parcel cannot be sent where a message has at most so many bytes; empty where it can."""
+    if parcel.size + ROOM <= most:
+        return ""
+    return (
+        f"{parcel.size:,} bytes are more than a message may have ({most:,}): move less at once, or raise "
+        f"MESHBOOK_MAX_MESSAGE_BYTES where the run starts"
+    )
 
 
 def pack(values: Mapping[str, Any]) -> Parcel:

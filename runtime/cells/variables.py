@@ -15,7 +15,7 @@ from typing import Any
 from meshbook.runtime.actor.context import context
 from meshbook.runtime.cells.interrupts import INTERRUPTS
 from meshbook.runtime.cells.outcome import CellValue
-from meshbook.runtime.cells.parcels import Parcel, pack
+from meshbook.runtime.cells.parcels import Parcel, pack, tell_excess
 from meshbook.runtime.cells.shell import RankShell
 from meshbook.runtime.cells.values import look_at
 from meshbook.runtime.errors import PickleError
@@ -23,11 +23,15 @@ from meshbook.runtime.errors import PickleError
 
 @dataclass(frozen=True)
 class Namespace:
-    """The variables of a rank; `names` gives those that are the user's, `formatter` is IPython's for display."""
+    """The variables of a rank; `names` gives those that are the user's, `formatter` is IPython's for display.
+
+    `most_bytes` is what one message may have.
+    """
 
     values: dict[str, Any]
     names: Callable[[], Sequence[str]]
     formatter: Any
+    most_bytes: int = 4 << 30
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,8 @@ class Pull(Request):
             parcel = pack({name: namespace.values[name] for name in self.names})
         except PickleError as error:
             return Refusal(str(error))
+        if excess := tell_excess(parcel, namespace.most_bytes):
+            return Refusal(excess)
         return parcel if parcel.size <= self.limit else HeldBack(parcel.size)
 
 

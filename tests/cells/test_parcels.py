@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from meshbook.runtime.cells.parcels import pack
+from meshbook.runtime.cells.parcels import ROOM, pack, tell_excess
+from meshbook.runtime.cells.variables import HeldBack, Namespace, Pull, Refusal
 from meshbook.runtime.errors import PickleError
 
 
@@ -50,3 +51,15 @@ class Unmakeable:
 def test_a_value_that_cannot_be_made_says_why() -> None:
     with pytest.raises(PickleError, match="cannot be unpickled: ValueError: invalid literal"):
         pack({"x": Unmakeable()}).open()
+
+
+def test_what_is_too_large_is_held_back_and_what_fits_into_no_message_refused() -> None:
+    parcel = pack({"x": bytes(1000)})
+    assert tell_excess(parcel, parcel.size + ROOM) == ""
+    problem = f"{parcel.size:,} bytes are more than a message may have ({ROOM:,})"
+    assert tell_excess(parcel, ROOM).startswith(problem)
+    values = {"x": bytes(1000)}
+    assert Pull(("x",), 100).handle(Namespace(values, list, None)) == HeldBack(parcel.size)
+    refused = Pull(("x",), 100).handle(Namespace(values, list, None, most_bytes=ROOM))
+    assert isinstance(refused, Refusal)
+    assert refused.reason.startswith(problem)

@@ -61,6 +61,7 @@ def test_a_push_waits_for_the_cell_before_it_and_is_seen_by_the_next(notebook: N
         ("mesh.push(x=1, lock=threading.Lock())", "nothing was pushed: lock cannot be pickled: TypeError"),
         ("mesh.push({'2x': 1})", "'2x' is not a name that a variable can have"),
         ("mesh.push()", "there is nothing to push"),
+        ("mesh.pull()", "there is nothing to pull"),
         ("mesh.pull('rank', reduce='max')", "reduce is one of 'mean', 'cat', 'stack', 'first' or None, not 'max'"),
         ("mesh.pull('device', reduce='mean')", "cannot pull device@mean: there is no mean of values of type device"),
         ("mesh.scatter('x', 5)", "cannot scatter x: data of type int has no dimension 0 that could be split"),
@@ -290,8 +291,9 @@ def test_a_handle_follows_its_mesh(notebook: Notebook) -> None:
     assert notebook.run("old.pull('v'), other.pull('v')").result == "([2, 2], [2, 2, 2])"
     notebook.run("other = other.resize(gpus=1)\nother.initialized.get()")
     failed = notebook.run_failing("old.pull('v')")
-    assert "is of before a resize, or stopped: rank 1 is gone" in failed.error["evalue"]
+    assert "is gone: the mesh was stopped, or has been resized" in failed.error["evalue"]
     notebook.run("copied = pickle.loads(pickle.dumps(other))")
     assert notebook.run("type(copied)").result == "meshbook.runtime.mesh.procs.ProcMesh"
     notebook.run("%mesh down other")
-    assert "stopped" in notebook.run_failing("other.pull('v')").error["evalue"]
+    assert "the mesh was stopped" in notebook.run_failing("other.pull('v')").error["evalue"]
+    assert "the mesh was stopped" in (notebook.run("other['v']").result or "")

@@ -1,0 +1,57 @@
+"""What is found wrong with variables before a rank is asked."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from meshbook.magics.exchange import VariableError
+from meshbook.magics.variables import pack_all, pull, scatter
+from meshbook.magics.wanted import Wanted
+from meshbook.runtime.geometry import Extent
+
+MESH: Any = SimpleNamespace(
+    name="mesh",
+    extent=Extent.of(gpus=4),
+    session=SimpleNamespace(node=SimpleNamespace(settings=SimpleNamespace(max_message_bytes=100_000))),
+)
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({}, "there is nothing to push"),
+        ({"a b": 1}, "'a b' is not a name that a variable can have"),
+        ({"class": 1}, "'class' is not a name"),
+        ({3: 1}, "3 is not a name"),
+        ({"a": 1, "b": threading.Lock()}, "nothing was pushed: b cannot be pickled: TypeError: cannot pickle"),
+        ({"a": bytes(100_000)}, "bytes are more than a message may have (100,000): move less at once"),
+    ],
+)
+def test_what_cannot_be_pushed(values: dict[Any, Any], problem: str) -> None:
+    with pytest.raises(VariableError) as caught:
+        pack_all(MESH, values)
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "problem"),
+    [
+        ([], "there is nothing to pull"),
+        ([Wanted("c", 0)], "cannot pull c@0: it is taken from ranks 1-2 of mesh"),
+        ([Wanted("c", -1)], "cannot pull c@-1: it is taken from ranks 1-2 of mesh"),
+        ([Wanted("c", 9)], "cannot pull c@9"),
+    ],
+)
+def test_what_cannot_be_pulled(wanted: list[Wanted], problem: str) -> None:
+    with pytest.raises(VariableError) as caught:
+        next(pull(MESH, [1, 2], wanted, ask=None))
+    assert problem in str(caught.value)
+
+
+def test_what_cannot_be_scattered() -> None:
+    with pytest.raises(VariableError, match="cannot scatter x: data of type int has no dimension 0"):
+        next(scatter(MESH, [0, 1], "x", 5, 0))
