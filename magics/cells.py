@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import functools
-import threading
-import time
 from typing import Any, TypeVar
 
 from meshbook.magics.changes import wait_for
-from meshbook.magics.exchange import of_a_line
-from meshbook.magics.interruptible import interruptible, run_interruptible
+from meshbook.magics.interruptible import interruptible
 from meshbook.magics.jobs import Job, table_of
-from meshbook.magics.keyboard import Keyboard, Nobody, keyboard_for
 from meshbook.magics.local import run_with_local
-from meshbook.magics.losses import check_able
-from meshbook.magics.meshes import MeshError, NotebookMesh, describe_up
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.options import CellOptions, parse_cell_options
 from meshbook.magics.parsing import HelpRequested, UsageError, quoted
+from meshbook.magics.preparing import Preparation
 from meshbook.magics.profiling import ProfileRequest, Told
-from meshbook.magics.prompting import Manner
-from meshbook.magics.publisher import publisher_for
 from meshbook.magics.results import MeshResult
 from meshbook.magics.run import Cell, CellRun
 from meshbook.magics.timing import Timer, parse_timer, time_often, time_once
 from meshbook.magics.tracebacks import CellError
-from meshbook.magics.transfers import Transfers
-from meshbook.runtime.geometry import Region
 
 T = TypeVar("T")
 
@@ -38,6 +28,7 @@ class Cells:
 
     def __init__(self, notebook: Notebook) -> None:
         self._notebook = notebook
+        self._preparation = Preparation(notebook)
 
     async def run(self, line: str, source: str, timer: str = "", *, by_mode: bool = False) -> MeshResult | Job | Any:
         """Run a cell by its line and source (see `transform`); `timer` is a line above it, `%%time` or `%%timeit`;
@@ -45,17 +36,19 @@ class Cells:
 
         Its value is the result, where the cell has one; or a job, where nobody is to wait for it.
         """
-        options, asked = parse_cell_options(line), parse_timer(timer) if timer else None
+        options, asked = (
+            parse_cell_options(line, self._notebook.preferences.of_cells),
+            parse_timer(timer) if timer else None,
+        )
         if (told := next((each for each in (asked, options) if isinstance(each, HelpRequested)), None)) is not None:
             print(told.text)
             return None
         assert not isinstance(options, HelpRequested)
         assert not isinstance(asked, HelpRequested)
-        if not len(self._notebook.meshes):
-            await self._bring_up_default()
+        await self._preparation.bring_up_default()
         if asked is not None:
             return await self._run_timed(options, source, asked)
-        cell = self._prepare(options, by_mode=by_mode)
+        cell = self._preparation.prepare(options, by_mode=by_mode)
         if options.profile and not options.block:
             raise UsageError("%%mesh: nobody waits for a cell with -a: %mesh profile --seconds S profiles what runs")
         if not options.block:
@@ -78,11 +71,11 @@ class Cells:
         if not options.block:
             raise UsageError("%%mesh -a returns at once, so there is nothing to time: leave out one of them")
         if not timer.repeats:
-            cell = self._prepare(options)
+            cell = self._preparation.prepare(options)
             return _shown_value(await time_once(functools.partial(self._run_to_end, cell, source)))
         if options.push or options.pull or options.local:
             raise UsageError("%%timeit runs the cell alone: do without --push, --pull and --local, or take %%time")
-        cell = self._prepare(dataclasses.replace(options, quiet=True, show=None))
+        cell = self._preparation.prepare(dataclasses.replace(options, quiet=True, show=None))
         result = await time_often(functools.partial(_run_unseen, cell, source), timer)
         if timer.name is not None:
             self._notebook.shell.user_ns[timer.name] = result
@@ -94,8 +87,9 @@ class Cells:
         if not code.strip():
             raise UsageError(f"%on wants ranks and then code, as in `%on 0 print(x)`, not {quoted(line)}")
         if not len(self._notebook.meshes):
-            wait_for(self._bring_up_default())
-        running = self._notebook.background.start(self._prepare(CellOptions(selection)), code.lstrip())
+            wait_for(self._preparation.bring_up_default())
+        options = CellOptions(selection, **dict(self._notebook.preferences.of_cells))
+        running = self._notebook.background.start(self._preparation.prepare(options), code.lstrip())
         with interruptible(running.interrupt):
             result = running.future.get()
         return result if result.has_value else None
@@ -124,69 +118,10 @@ class Cells:
         stops = cell.options.on_error == "stop"
         return await run_with_local(self._notebook.shell, running, source, number=cell.number, stops=stops)
 
-    def _prepare(self, options: CellOptions, *, by_mode: bool = False) -> Cell:
-        """The cell that the options ask for, on a mesh that can run it. A `Mistake` where there is none."""
-        session = self._notebook.session()
-        mesh, selected = self._notebook.select(options.selection)
-        check_able(mesh, selected.region)
-        return Cell(
-            *(session, mesh, selected.region, options, publisher_for(self._notebook.shell)),
-            number=self._notebook.cell_number,
-            shown=self._ranks_of(options.show),
-            first=self._first(options, mesh, selected.region),
-            transfers=self._transfers(options, mesh, selected.region),
-            by_mode=by_mode,
-            manner=self._manner(options, mesh),
-        )
-
-    def _manner(self, options: CellOptions, mesh: NotebookMesh) -> Manner:
-        """How its ranks are answered."""
-        select = self._notebook.selector_of(mesh)
-        return Manner(self._keyboard(options), options.stdin, self._ranks_of(options.breaks), select)
-
-    def _keyboard(self, options: CellOptions) -> Keyboard:
-        if not options.block:
-            return Nobody("a cell with -a has no prompt, since nobody waits for it")
-        if options.local:
-            return Nobody("in a cell with --local only what runs here has a prompt")
-        return keyboard_for(self._notebook.shell)
-
-    def _transfers(self, options: CellOptions, mesh: NotebookMesh, region: Region) -> Transfers | None:
-        if not options.push and not options.pull:
-            return None
-        with of_a_line():
-            pushed = self._notebook.values_of(options.push)
-            return Transfers(mesh, region.ranks(), self._notebook.shell.user_ns, pushed, options.pull)
-
     def _keep(self, options: CellOptions, value: T) -> T:
         if options.out:
             self._notebook.shell.user_ns[options.out] = value
         return value
-
-    def _ranks_of(self, selector: str | None) -> frozenset[int] | None:
-        return None if selector is None else frozenset(self._notebook.select(selector)[1].region.ranks())
-
-    def _first(self, options: CellOptions, mesh: NotebookMesh, region: Region) -> frozenset[int]:
-        """The ranks of `--first`. UsageError where it names others than the cell's."""
-        if options.first is None:
-            return frozenset()
-        of, selected = self._notebook.select(options.first)
-        ranks = frozenset(selected.region.ranks())
-        if of is not mesh or not ranks <= set(region.ranks()):
-            raise UsageError(f"%%mesh: --first {options.first} names ranks that the cell does not run on")
-        return ranks
-
-    async def _bring_up_default(self) -> None:
-        started = time.monotonic()
-        interrupted = threading.Event()
-
-        def look(ready: int, total: int) -> None:
-            if interrupted.is_set():
-                raise MeshError(f"interrupted when {ready} of {total} ranks were up, and so no mesh is")
-
-        mesh = await run_interruptible(asyncio.to_thread(self._notebook.meshes.up, progress=look), interrupted.set)
-        self._notebook.bind(mesh)
-        print(f"no mesh was up, so one was started: {describe_up(mesh, started)}")
 
 
 def _shown_value(result: MeshResult) -> MeshResult | None:

@@ -14,6 +14,7 @@ from meshbook.magics.jobs import Jobs
 from meshbook.magics.meshes import Meshes, NotebookMesh
 from meshbook.magics.mode import MeshMode
 from meshbook.magics.parsing import suggestion
+from meshbook.magics.preferences import Preferences
 from meshbook.magics.profiling import Profiling
 from meshbook.magics.selection import Selected, SelectionError, parse, resolve
 from meshbook.magics.tracing import CellTimes
@@ -39,6 +40,7 @@ class Notebook:
         self.cell_times = CellTimes()
         self.profiling = Profiling()
         self.mode = MeshMode(shell)
+        self.preferences = Preferences()
         self.background = Background()
         self.jobs = Jobs(self.background)
 

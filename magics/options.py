@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from meshbook.magics.parsing import (
     HelpAsked,
@@ -53,10 +53,12 @@ class CellOptions:
 
 
 @functools.lru_cache(maxsize=256)  # half a millisecond of argparse, in every cell otherwise
-def parse_cell_options(line: str) -> CellOptions | HelpRequested:
-    """What follows `%%mesh` on its line."""
+def parse_cell_options(line: str, defaults: tuple[tuple[str, Any], ...] = ()) -> CellOptions | HelpRequested:
+    """What follows `%%mesh` on its line; `defaults` are a person's own (`preferences`)."""
+    parser = cell_parser()
+    parser.set_defaults(**dict(defaults))
     try:
-        found = read(cell_parser(), words(line))
+        found = read(parser, words(line))
     except HelpAsked as asked:
         return HelpRequested(asked.text)
     if found.local and not found.block:

@@ -22,7 +22,7 @@ from meshbook.magics.interruptible import run_interruptible
 from meshbook.magics.losses import error_of_lost, error_of_silent, error_of_skipped
 from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.options import CellOptions
-from meshbook.magics.output import CellOutput
+from meshbook.magics.output import CellOutput, OutputLimits
 from meshbook.magics.printing import Printing
 from meshbook.magics.prompting import UNASKED, Manner, Prompting
 from meshbook.magics.publications import Stream
@@ -42,6 +42,7 @@ from meshbook.runtime.geometry import Region
 from meshbook.runtime.geometry.ranges import format_label
 from meshbook.runtime.hosts.session import Session
 
+LIMITS = OutputLimits()
 TICK = 0.25  # seconds between looks at what there is to show
 _serial = itertools.count(1)
 
@@ -62,6 +63,7 @@ class Cell:
     shown: frozenset[int] | None = None
     first: frozenset[int] = frozenset()
     transfers: Transfers | None = None  # of variables, with it
+    limits: OutputLimits = LIMITS
     by_mode: bool = False  # it runs on ranks without saying so itself
     manner: Manner = UNASKED  # how a person is asked for what its ranks want to know
 
@@ -109,6 +111,7 @@ class CellRun:
             shown=self.cell.shown,
             quiet=options.quiet,
             group=options.group,
+            limits=self.cell.limits,
         )
 
     # -- the coroutine ---------------------------------------------------------

@@ -18,6 +18,7 @@ from meshbook.magics.parsing import (
     words,
 )
 from meshbook.magics.verbs.cancel import Cancel
+from meshbook.magics.verbs.config import Config
 from meshbook.magics.verbs.diff import Diff
 from meshbook.magics.verbs.doctor import Doctor
 from meshbook.magics.verbs.down import Down
@@ -58,6 +59,7 @@ _ALL: tuple[type[Verb], ...] = (
     Result,
     Cancel,
     Mode,
+    Config,
     Stack,
     TraceVerb,
     ProfileVerb,

@@ -88,3 +88,26 @@ def test_on_runs_a_line_on_ranks(notebook: Notebook, signs: Signs) -> None:
 def test_the_magics_have_help(notebook: Notebook) -> None:
     listed = (notebook.run("%lsmagic").result or "").split()
     assert {"%%here", "%on", "%%mesh", "%mesh"} <= set(listed)
+
+
+def test_config_holds_for_the_cells_that_come(notebook: Notebook) -> None:
+    assert notebook.run("%mesh config").stdout.split()[:2] == ["group", "auto"]
+    assert notebook.run("%mesh config group rank").stdout.startswith("group  rank  how output is grouped")
+    assert notebook.run("%%mesh\nprint('same')").stdout == "[0] same\n[1] same\n"
+    assert notebook.run("%%mesh -g same\nprint('same')").stdout == "[0-1] same\n"
+    assert notebook.run("%mesh config group default").stdout.startswith("group  auto")
+    notebook.run("%mesh config plain-time 600")
+    assert "nothing is called 'plane'" in notebook.run_failing("%mesh config plane 1").error["evalue"]
+    notebook.run("%mesh config plain-time default")
+
+
+def test_loops_nest_where_a_person_asks_for_it(notebook: Notebook) -> None:
+    """The last of this module: it cannot be taken back."""
+    notebook.run("import asyncio\nasync def answer(): return 42")
+    assert notebook.run_failing("asyncio.run(answer())").error["ename"] == "RuntimeError"
+    assert notebook.run("%mesh config nest_asyncio on").stdout.startswith("nest_asyncio  on")
+    assert notebook.run("asyncio.run(answer())").result == "42"
+    assert notebook.run("%%mesh\nrank").result == "[0] 0\n[1] 1"
+    assert notebook.run("%%mesh -a -o job\nrank").reply
+    assert notebook.run("(await job).values").result == "[0, 1]"
+    assert "cannot be taken back" in notebook.run_failing("%mesh config nest_asyncio off").error["evalue"]

@@ -1,0 +1,92 @@
+"""From the options of a mesh cell to the cell: its mesh, its ranks, what goes with it, who answers its prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+from meshbook.magics.exchange import of_a_line
+from meshbook.magics.interruptible import run_interruptible
+from meshbook.magics.keyboard import Keyboard, Nobody, keyboard_for
+from meshbook.magics.losses import check_able
+from meshbook.magics.meshes import MeshError, NotebookMesh, describe_up
+from meshbook.magics.notebook import Notebook
+from meshbook.magics.options import CellOptions
+from meshbook.magics.output import OutputLimits
+from meshbook.magics.parsing import UsageError
+from meshbook.magics.prompting import Manner
+from meshbook.magics.publisher import publisher_for
+from meshbook.magics.run import Cell
+from meshbook.magics.transfers import Transfers
+from meshbook.runtime.geometry import Region
+
+
+class Preparation:
+    """Prepares the cells of a notebook. A `Mistake` where they cannot be what their options ask for."""
+
+    def __init__(self, notebook: Notebook) -> None:
+        self._notebook = notebook
+
+    async def bring_up_default(self) -> None:
+        """Start a mesh where none is up, and say so."""
+        if len(self._notebook.meshes):
+            return
+        started = time.monotonic()
+        interrupted = threading.Event()
+
+        def look(ready: int, total: int) -> None:
+            if interrupted.is_set():
+                raise MeshError(f"interrupted when {ready} of {total} ranks were up, and so no mesh is")
+
+        mesh = await run_interruptible(asyncio.to_thread(self._notebook.meshes.up, progress=look), interrupted.set)
+        self._notebook.bind(mesh)
+        print(f"no mesh was up, so one was started: {describe_up(mesh, started)}")
+
+    def prepare(self, options: CellOptions, *, by_mode: bool = False) -> Cell:
+        """The cell that the options ask for, on a mesh that can run it."""
+        session = self._notebook.session()
+        mesh, selected = self._notebook.select(options.selection)
+        check_able(mesh, selected.region)
+        return Cell(
+            *(session, mesh, selected.region, options, publisher_for(self._notebook.shell)),
+            number=self._notebook.cell_number,
+            shown=self._ranks_of(options.show),
+            first=self._first(options, mesh, selected.region),
+            transfers=self._transfers(options, mesh, selected.region),
+            limits=OutputLimits(plain_time=self._notebook.preferences["plain_time"]),
+            by_mode=by_mode,
+            manner=self._manner(options, mesh),
+        )
+
+    def _manner(self, options: CellOptions, mesh: NotebookMesh) -> Manner:
+        """How its ranks are answered."""
+        select = self._notebook.selector_of(mesh)
+        return Manner(self._keyboard(options), options.stdin, self._ranks_of(options.breaks), select)
+
+    def _keyboard(self, options: CellOptions) -> Keyboard:
+        if not options.block:
+            return Nobody("a cell with -a has no prompt, since nobody waits for it")
+        if options.local:
+            return Nobody("in a cell with --local only what runs here has a prompt")
+        return keyboard_for(self._notebook.shell)
+
+    def _transfers(self, options: CellOptions, mesh: NotebookMesh, region: Region) -> Transfers | None:
+        if not options.push and not options.pull:
+            return None
+        with of_a_line():
+            pushed = self._notebook.values_of(options.push)
+            return Transfers(mesh, region.ranks(), self._notebook.shell.user_ns, pushed, options.pull)
+
+    def _ranks_of(self, selector: str | None) -> frozenset[int] | None:
+        return None if selector is None else frozenset(self._notebook.select(selector)[1].region.ranks())
+
+    def _first(self, options: CellOptions, mesh: NotebookMesh, region: Region) -> frozenset[int]:
+        """The ranks of `--first`. UsageError where it names others than the cell's."""
+        if options.first is None:
+            return frozenset()
+        of, selected = self._notebook.select(options.first)
+        ranks = frozenset(selected.region.ranks())
+        if of is not mesh or not ranks <= set(region.ranks()):
+            raise UsageError(f"%%mesh: --first {options.first} names ranks that the cell does not run on")
+        return ranks

@@ -1,0 +1,41 @@
+"""`%mesh config`: what can be set in the running notebook."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshbook.magics.notebook import Notebook
+from meshbook.magics.parsing import Parser
+from meshbook.magics.preferences import NEST_ASYNCIO, PREFERENCES, UNSET, find
+from meshbook.magics.verbs.verb import Verb
+
+
+@dataclass(frozen=True)
+class Config(Verb):
+    """Say what is set (`key` None: everything), or set one thing."""
+
+    word = "config"
+    description = "Say what is set in this notebook, or set it; it holds for the cells that come."
+
+    key: str | None = None
+    value: str | None = None
+
+    @staticmethod
+    def add_arguments(parser: Parser) -> None:
+        parser.add_argument("key", metavar="KEY", nargs="?", help=f"one of {', '.join(PREFERENCES)}")
+        parser.add_argument("value", metavar="VALUE", nargs="?", help=f"what it is to be; {UNSET}: as at the start")
+
+    def run(self, notebook: Notebook) -> None:
+        if self.key is not None and self.value is not None:
+            notebook.preferences.set(self.key, self.value)
+            if notebook.preferences[NEST_ASYNCIO]:
+                _let_loops_nest()
+        names = list(PREFERENCES) if self.key is None else [find(self.key).name]
+        print(notebook.preferences.describe(names))
+
+
+def _let_loops_nest() -> None:
+    """Done again, it changes nothing."""
+    import nest_asyncio2  # type: ignore[import-untyped]  # never before it is asked for: it replaces asyncio's tasks in the whole process
+
+    nest_asyncio2.apply()

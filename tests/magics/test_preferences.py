@@ -1,0 +1,69 @@
+"""What `%mesh config` sets, and says."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshbook.magics.options import CellOptions, parse_cell_options
+from meshbook.magics.parsing import UsageError
+from meshbook.magics.preferences import PREFERENCES, Preferences
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("group", "rank", "rank"),
+        ("on-error", "finish", "finish"),
+        ("on_error", "finish", "finish"),
+        ("timeout", "2.5", 2.5),
+        ("timeout", "none", None),
+        ("block", "off", False),
+        ("plain_time", "10", 10.0),
+        ("nest_asyncio", "on", True),
+    ],
+)
+def test_what_can_be_set(name: str, text: str, value: object) -> None:
+    preferences = Preferences()
+    preferences.set(name, text)
+    assert preferences[name.replace("-", "_")] == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("group", "sometimes", "%mesh config group: 'sometimes' is none of auto, same, rank, order, none"),
+        ("block", "yes", "'yes' is none of on, off"),
+        ("plain_time", "-1", "'-1' is not a number of seconds above zero"),
+        ("grop", "rank", "nothing is called 'grop'. Did you mean 'group'? There are group, on_error,"),
+    ],
+)
+def test_what_cannot(name: str, text: str, problem: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Preferences().set(name, text)
+    assert problem in str(caught.value)
+
+
+def test_a_line_of_its_own_comes_before_what_is_set() -> None:
+    preferences = Preferences()
+    assert preferences.of_cells == ()
+    preferences.set("group", "rank")
+    preferences.set("block", "off")
+    assert parse_cell_options("0", preferences.of_cells) == CellOptions("0", group="rank", block=False)
+    assert parse_cell_options("-b -g same", preferences.of_cells) == CellOptions(group="same")
+    preferences.set("group", "default")
+    assert preferences.of_cells == (("block", False),)
+
+
+def test_loops_that_nest_stay_so() -> None:
+    preferences = Preferences()
+    preferences.set("nest_asyncio", "off")
+    preferences.set("nest_asyncio", "on")
+    with pytest.raises(UsageError, match="cannot be taken back; restart the kernel"):
+        preferences.set("nest_asyncio", "off")
+
+
+def test_each_is_told_with_its_meaning() -> None:
+    lines = Preferences().describe().splitlines()
+    assert [line.split()[0] for line in lines] == list(PREFERENCES)
+    assert lines[0] == "group         auto  how output is grouped: auto, same, rank, order, none"
+    assert Preferences().describe(["plain_time"]).startswith("plain_time  2  seconds: ")
