@@ -10,7 +10,7 @@ second and replaced by a static bundle at its end. Memory and publication are bo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -86,6 +86,8 @@ class CellOutput:
         self._pictures = Pictures(limits.display_patience, limits.update_interval)
         self._cleared: set[int] = set()  # ranks whose next output takes the place of all before
         self.final: list[Publication] = []  # the whole output, once it is closed
+        self._part = 0
+        self._parts: list[Publication] = []  # the text of those that have ended
         self._is_open = False  # whether the live area exists
         self._is_closed = False
         self._is_paused = False  # a prompt is shown
@@ -109,8 +111,9 @@ class CellOutput:
             return
         if rank in self._cleared:
             self.clear(rank)
-        # What has been published late cannot be taken back: rows wait there until they are final.
-        self._texts[stream].add(rank, text, None if self._is_closed else live)
+        # What is published late, or beside a prompt, cannot be taken back: rows wait there until they are final.
+        is_whole = self._is_closed or self._is_paused
+        self._texts[stream].add(rank, text, None if is_whole else live)
         self._is_changed = True
 
     def display(
@@ -175,7 +178,7 @@ class CellOutput:
         running = {rank for rank in self._running if self._is_shown(rank)}
         return [*self._update_live(now), *self._pictures.take_ready(now, running)]
 
-    def close(self, now: float, footer: str = "") -> list[Publication]:
+    def close(self, now: float, footer: Callable[[], str] = str) -> list[Publication]:
         """The cell ended: its output as it stays in the notebook; of a longer one with a footer."""
         if self._ended is None:
             self._ended = now
@@ -196,14 +199,16 @@ class CellOutput:
         self._is_paused = False
         self._part_started = now
 
-    def _end_part(self, now: float, footer: str = "") -> list[Publication]:
+    def _end_part(self, now: float, footer: Callable[[], str] = str) -> list[Publication]:
         """What is shown, as it stays, and nothing of it any more."""
         self._published = now
-        text = [self._static_area(now, footer)] if self._is_open else self._quick_text()
+        text = [self._static_area(now, footer())] if self._is_open else self._quick_text()
         self._is_open = False
+        self._part += 1
         self._forget_texts()
         pictures, note = self._pictures.take_all(), self._announce_hidden()
-        self.final = [*text, *self._pictures.shown(), *note]
+        self._parts += [*text, *note]
+        self.final = [*self._parts, *self._pictures.shown()]
         return [*text, *pictures, *note]
 
     @property
@@ -219,7 +224,7 @@ class CellOutput:
             return []
         if self._is_open and not self._is_changed and not self._is_new_second(now):
             return []
-        publication = LiveDisplay(self._live_bundle(now), update=self._is_open)
+        publication = LiveDisplay(self._live_bundle(now), update=self._is_open, name=self._area)
         self._is_open, self._is_changed, self._published = True, False, now
         return [publication]
 
@@ -234,7 +239,12 @@ class CellOutput:
 
     def _static_area(self, now: float, footer: str) -> LiveDisplay:
         area = render_area(self._whole_text(), self._last_headline(now), footer)
-        return LiveDisplay(area, update=True, is_final=True)
+        return LiveDisplay(area, update=True, is_final=True, name=self._area)
+
+    @property
+    def _area(self) -> str:
+        """The name of the live area: after a prompt there is another one."""
+        return f"part {self._part}" if self._part else ""
 
     def _last_headline(self, now: float) -> str:
         """Of ranks that wait for a person a notebook is not to say for ever that they run."""

@@ -98,7 +98,7 @@ class Printing:
         """Say this beside the prompt."""
         self._publish(lambda: [Stream("stdout", text)])
 
-    def close(self, footer: str = "") -> None:
+    def close(self, footer: Callable[[], str] = str) -> None:
         """The cell has ended: show its output as it stays; of a longer one with a footer."""
         with self._lock:
             publications = self._output.close(self._loop.time(), footer)

@@ -87,13 +87,7 @@ class RankResult:
     @property
     def displays(self) -> list[RichOutput]:
         """What the rank displayed in this cell, in its last state; `display(result[3].displays[0])` shows it again."""
-        shown: list[DisplayChunk] = []
-        for chunk in self._sources.displays(self.rank):
-            if not chunk.update:
-                shown.append(chunk)
-            else:
-                shown = [chunk if each.display_id == chunk.display_id else each for each in shown]
-        return [RichOutput(data=each.data, metadata=each.metadata) for each in shown]
+        return [RichOutput(data=each.data, metadata=each.metadata) for each in self._sources.displays(self.rank)]
 
     def __repr__(self) -> str:
         return render_outcomes({self.rank: self.outcome})

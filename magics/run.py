@@ -133,7 +133,7 @@ class CellRun:
         await run_interruptible(self._see_through(), self.interrupt)
         self.cell.session.questions.close(self.origin)
         self._prompting.close()
-        self._printing.close(self._footer())
+        self._printing.close(self._footer)
         result = self._result()
         self._mesh.note_last(self._history())
         if self._failed:

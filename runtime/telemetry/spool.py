@@ -14,6 +14,7 @@ from meshbook.runtime.telemetry.output import DisplayChunk
 logger = logging.getLogger(__name__)
 
 MEMORY_BYTES = 256 << 10
+DISPLAY_BYTES = 256 << 20  # of one rank in one cell
 
 
 class Spool:
@@ -55,37 +56,46 @@ class Spool:
 
 
 class DisplaySpool:
-    """Append displays, read all of them. When the disk is full the rest is lost."""
+    """Append displays, read all of them in their last state. What goes beyond the limit, or a full disk, is lost."""
 
-    def __init__(self, memory_bytes: int = MEMORY_BYTES) -> None:
+    def __init__(self, memory_bytes: int = MEMORY_BYTES, limit: int = DISPLAY_BYTES) -> None:
         self._room = memory_bytes
+        self._left = limit
         self._first: list[bytes] = []
         self._rest: IO[bytes] | None = None
-        self._is_full = False
+        self._updates: dict[str, DisplayChunk] = {}  # the last of each id: an animation has thousands
 
     def add(self, chunk: DisplayChunk) -> None:
-        if self._is_full:
+        """Keep a display; an update takes the place of the one before."""
+        if chunk.update:
+            self._updates[chunk.display_id] = chunk
             return
         data = pickle.dumps(chunk, 5)
-        self._room -= len(data)
-        if self._room >= 0:
-            self._first.append(data)
+        self._left -= len(data)
+        if self._left < 0:
             return
+        self._room -= len(data)
+        if self._room >= 0 and self._rest is None:
+            self._first.append(data)
+        else:
+            self._write(data)
+
+    def _write(self, data: bytes) -> None:
         try:
             if self._rest is None:
                 self._rest = tempfile.TemporaryFile()  # noqa: SIM115  # closed with this object
             self._rest.write(data)
         except OSError as error:
-            self._is_full = True
-            logger.warning("displays of rank %d could not be kept: %s", chunk.rank, error)
+            self._left = 0
+            logger.warning("displays could not be kept in %s: %s", tempfile.gettempdir(), error)
 
     def read(self) -> list[DisplayChunk]:
         """All that was added, in order."""
-        chunks = [pickle.loads(data) for data in self._first]
+        chunks: list[DisplayChunk] = [pickle.loads(data) for data in self._first]
         if self._rest is not None:
             self._rest.seek(0)
             with contextlib.suppress(EOFError):
                 while True:
                     chunks.append(pickle.load(self._rest))
             self._rest.seek(0, os.SEEK_END)
-        return chunks
+        return [self._updates.get(chunk.display_id, chunk) for chunk in chunks]

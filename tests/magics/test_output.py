@@ -486,3 +486,16 @@ def test_after_its_end_a_cell_shows_rows_once_they_are_final():
     assert output.due(103.0) == []
     output.add(0, "stderr", "100%\n", "")
     assert output.due(105.0) == [Stream("stderr", "[0] 100%\n")]
+
+
+def test_after_a_prompt_there_is_another_area():
+    output = cell(1)
+    output.add(0, "stderr", "", "10%")
+    names = [publication.name for publication in [*output.due(103.0), *output.pause(104.0)]]
+    output.add(0, "stderr", "", "20%")
+    assert output.due(105.0) == []
+    output.resume(106.0)
+    output.add(0, "stderr", "", "30%")
+    names += [publication.name for publication in [*output.due(109.0), *output.close(110.0)]]
+    assert names[0] == names[1] != names[2] == names[3]
+    assert [plain(part).splitlines()[2] for part in output.final] == ["[0] 10%", "[0] 30%"]

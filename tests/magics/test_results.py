@@ -382,7 +382,10 @@ def test_displays_are_in_their_last_state():
         DisplayChunk("", "mesh", 0, NEW, {}, display_id="a", update=True),
         DisplayChunk("", "mesh", 0, NEW, {}, display_id="never shown", update=True),
     ]
-    sources = Sources(lambda rank, stream: "", lambda rank: chunks if rank == 0 else [])
+    spool = DisplaySpool()
+    for chunk in chunks:
+        spool.add(chunk)
+    sources = Sources(lambda rank, stream: "", lambda rank: spool.read() if rank == 0 else [])
     ranks = MeshResult(Extent.of(gpus=2).region, dict(enumerate(SQUARES[:2])), sources)
     assert [(each.data, each.metadata) for each in ranks[0].displays] == [(NEW, {}), (SHOWN, {"x": 1})]
     assert ranks[1].displays == []
@@ -396,3 +399,10 @@ def test_displays_are_kept_in_memory_or_beyond(room):
         spool.add(chunk)
         assert spool.read()[-1] == chunk
     assert spool.read() == chunks
+
+
+def test_displays_are_kept_up_to_a_limit():
+    spool = DisplaySpool(memory_bytes=1000, limit=10_000)
+    for number in range(100):
+        spool.add(DisplayChunk("", "mesh", 0, {"text/plain": f"{number}" * 100}, {}))
+    assert 10 < len(spool.read()) < 50
