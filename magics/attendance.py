@@ -34,6 +34,19 @@ class Attendance:
         self._queues.join((self._nodes[rank] for rank in turn.begins), self._origin, self._title)
         return turn
 
+    def resume(self, ranks: Iterable[int], *, has_failed: bool) -> None:
+        """These have been sent the cell by a notebook before this one, and have not answered."""
+        ranks = set(ranks)
+        with self._lock:
+            self._schedule.resume(ranks, has_failed=has_failed)
+            self._sent.update(ranks)
+        self._queues.join((self._nodes[rank] for rank in sorted(ranks)), self._origin, self._title)
+
+    def give_away(self) -> tuple[Wave, ...]:
+        """Let no other rank begin; the waves that were still to come."""
+        with self._lock:
+            return self._schedule.give_away()
+
     def answered(self, rank: int, *, failed: bool) -> None:
         """A rank is done with it."""
         self._queues.leave(self._nodes[rank], self._origin)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
+from meshbook.magics.progress import Progress
 from meshbook.magics.results import MeshResult
 from meshbook.magics.run import Cell, CellRun
 from meshbook.runtime.actor.future import Future
@@ -28,6 +29,14 @@ class Running:
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._see_through())
 
+    def leave(self) -> Progress:
+        """How far the cell is, for another notebook; here no other rank begins."""
+
+        async def leave() -> Progress:
+            return self.run.leave()
+
+        return asyncio.run_coroutine_threadsafe(leave(), self._loop).result()
+
     def interrupt(self) -> None:
         """As Ctrl-C does for a cell that one waits for; from any thread."""
         self._loop.call_soon_threadsafe(self.run.interrupt)
@@ -48,12 +57,22 @@ class Background:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def start(self, cell: Cell, source: str, *, title: str = "", then: Then = _nothing) -> Running:
+    def start(
+        self,
+        cell: Cell,
+        source: str,
+        *,
+        title: str = "",
+        then: Then = _nothing,
+        resumes: Progress | None = None,
+    ) -> Running:
         """Begin a cell, and return once it is on its way: what is sent afterwards comes after it.
 
-        `then` is done after its end, if that is good, and before the future resolves.
+        `then` is done after its end, if that is good, and before the future resolves. It may be one that another
+        notebook has begun, and `resumes` from there.
         """
-        return asyncio.run_coroutine_threadsafe(_begin(cell, source, title, then), self._running_loop()).result()
+        beginning = _begin(cell, source, title, then, resumes)
+        return asyncio.run_coroutine_threadsafe(beginning, self._running_loop()).result()
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
@@ -64,7 +83,7 @@ class Background:
         return self._loop
 
 
-async def _begin(cell: Cell, source: str, title: str, then: Then) -> Running:
-    run = CellRun(cell, title=title)
+async def _begin(cell: Cell, source: str, title: str, then: Then, resumes: Progress | None) -> Running:
+    run = CellRun(cell, title=title, resumes=resumes)
     run.begin(source)
     return Running(run, then)

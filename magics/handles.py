@@ -48,6 +48,11 @@ class NotebookProcMesh(ProcMesh):
 
     resize.__doc__ = ProcMesh.resize.__doc__
 
+    @property
+    def actors(self) -> dict[str, Any]:
+        own = {key for part in self._mesh.parts for key in part._keys}  # what cells need is none of the user's
+        return {name: actors for name, actors in super().actors.items() if own.isdisjoint(actors._keys)}
+
     def push(self, values: Mapping[str, Any] | None = None, /, **names: Any) -> None:
         """Set variables on every rank: `mesh.push(lr=0.1)`, `mesh.push({"lr": 0.1})`.
 

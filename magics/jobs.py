@@ -16,6 +16,7 @@ from typing import Any
 from meshbook.magics.area import HEADER_STYLE
 from meshbook.magics.background import Background, Running
 from meshbook.magics.mistakes import Mistake
+from meshbook.magics.progress import Progress
 from meshbook.magics.publications import Display, Error, LiveDisplay, Publication
 from meshbook.magics.publisher import Publisher, publisher_for
 from meshbook.magics.results import MeshResult
@@ -108,6 +109,10 @@ class Job:
         # Who waits may be cancelled, and the job goes on.
         return (yield from self._future.__await__())
 
+    def leave(self) -> tuple[Cell, Progress]:
+        """The cell and how far it is, for another notebook that sees it to its end."""
+        return self._running.run.cell, self._running.leave()
+
     # -- how it looks ----------------------------------------------------------------
 
     @property
@@ -193,8 +198,18 @@ class Jobs:
 
     def start(self, cell: Cell, source: str) -> Job:
         """Begin a cell, and return once it is on its way: what is sent afterwards comes after it."""
-        number = next(self._numbers)
-        running = self._background.start(cell, source, title=_title_of(number, cell.number), then=_fetch)
+        return self._start(next(self._numbers), cell, source)
+
+    def resume(self, number: int, cell: Cell, progress: Progress) -> Job:
+        """See a cell to its end that another notebook has begun, as its job of this number."""
+        known = [job.number for job in self]
+        number = max(known) + 1 if number in known else number
+        self._numbers = itertools.count(max([number, *known]) + 1)
+        return self._start(number, cell, progress.source, progress)
+
+    def _start(self, number: int, cell: Cell, source: str, resumes: Progress | None = None) -> Job:
+        title = _title_of(number, cell.number)
+        running = self._background.start(cell, source, title=title, then=_fetch, resumes=resumes)
         with self._lock:
             job = self._jobs[number] = Job(number, cell, running)
             ended = [number for number, job in self._jobs.items() if job.done()]

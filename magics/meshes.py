@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.geometry.ranges import format_ranks, name_ranks
 from meshbook.runtime.hosts.machine import count_cores, count_gpus
 from meshbook.runtime.hosts.session import Session, close_session, current_session, running_session
+from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.procs import ProcMesh, heed_failures
 
 DEFAULT_NAME = "mesh"
@@ -65,6 +67,12 @@ class NotebookMesh:
     @property
     def extent(self) -> Extent:
         return self.procs.extent
+
+    @property
+    def parts(self) -> list[ActorMesh]:
+        """The actors that cells need on its ranks."""
+        fields = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return [value for value in fields if isinstance(value, ActorMesh)]
 
     def follow(self, procs: ProcMesh) -> Future[Any] | None:
         """Be of these processes from now on, after a resize; done once each rank knows its place."""
@@ -175,6 +183,16 @@ class Meshes:
             self._by_name = self._living() | {name: mesh}
             self._default = name
         return mesh
+
+    def adopt(self, mesh: NotebookMesh, *, is_default: bool) -> None:
+        """Have a mesh that another notebook has brought up."""
+        for part in (mesh.procs, *mesh.parts):
+            heed_failures(part, lambda failure: True)  # as of one that comes up here
+        self._watch(mesh)
+        with self._lock:
+            self._by_name = self._by_name | {mesh.name: mesh}  # its session is about to be the one that runs
+            if is_default or not self._default:
+                self._default = mesh.name
 
     def _check_name(self, name: str) -> None:
         if not name.isidentifier() or name in RESERVED:

@@ -74,7 +74,7 @@ class CellOutput:
         limits: OutputLimits = OutputLimits(),
     ) -> None:
         self._ranks = tuple(ranks)
-        self._started = started
+        self.started = self._started = started
         self._shown = frozenset() if quiet else shown
         self._quiet = quiet
         self._mode = group

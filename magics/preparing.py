@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 
+from meshbook.magics.detachment import say_what_is_detached
 from meshbook.magics.exchange import of_a_line
 from meshbook.magics.interruptible import run_interruptible
 from meshbook.magics.keyboard import Keyboard, Nobody, keyboard_for
@@ -42,6 +43,7 @@ class Preparation:
         mesh = await run_interruptible(asyncio.to_thread(self._notebook.meshes.up, progress=look), interrupted.set)
         self._notebook.bind(mesh)
         print(f"no mesh was up, so one was started: {describe_up(mesh, started)}")
+        say_what_is_detached()
 
     def prepare(self, options: CellOptions, *, by_mode: bool = False) -> Cell:
         """The cell that the options ask for, on a mesh that can run it."""

@@ -117,6 +117,20 @@ class Printing:
             spool = self._spools.get((rank, stream))
             return spool.read() if spool is not None else ""
 
+    def written(self) -> list[Chunk]:
+        """All that ranks wrote and displayed, that of each in order."""
+        with self._lock:
+            texts = [self._chunk(rank, stream, spool) for (rank, stream), spool in self._spools.items()]
+            return [*texts, *(chunk for spool in self._displays.values() for chunk in spool.read())]
+
+    def _chunk(self, rank: int, stream: StreamName, spool: Spool) -> Chunk:
+        return OutputChunk("", "", rank, stream, spool.read().removesuffix(spool.live), live=spool.live or None)
+
+    @property
+    def seconds(self) -> float:
+        """How long the cell has run."""
+        return self._loop.time() - self._output.started
+
     def displays(self, rank: int) -> list[DisplayChunk]:
         """All that a rank displayed."""
         with self._lock:

@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 import itertools
 import threading
+import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -24,23 +25,26 @@ from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.options import CellOptions
 from meshbook.magics.output import CellOutput, OutputLimits
 from meshbook.magics.printing import Printing
+from meshbook.magics.progress import Progress
 from meshbook.magics.prompting import UNASKED, Manner, Prompting
 from meshbook.magics.publications import Stream
 from meshbook.magics.publisher import Publisher
 from meshbook.magics.queues import tell_waiting
 from meshbook.magics.results import MeshResult, Sources
 from meshbook.magics.rollcall import call_roll
-from meshbook.magics.schedule import plan_waves
+from meshbook.magics.schedule import Wave, plan_waves
 from meshbook.magics.selection import LastCell
 from meshbook.magics.steps import PATIENCE, Patience
 from meshbook.magics.tracebacks import make_cell_error
 from meshbook.magics.transfers import Transfers
 from meshbook.runtime.actor.context import CURRENT, Context
+from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.geometry import Region
 from meshbook.runtime.geometry.ranges import format_label
 from meshbook.runtime.hosts.session import Session
+from meshbook.runtime.node.calls import Each
 
 LIMITS = OutputLimits()
 TICK = 0.25  # seconds between looks at what there is to show
@@ -71,9 +75,13 @@ class Cell:
 class CellRun:
     """A running cell. `origin` names the execution everywhere; `title` is what cells are told that wait for it."""
 
-    def __init__(self, cell: Cell, *, title: str = "", patience: Patience = PATIENCE) -> None:
+    def __init__(
+        self, cell: Cell, *, title: str = "", patience: Patience = PATIENCE, resumes: Progress | None = None
+    ) -> None:
         self._serial = next(_serial)
-        self.origin = f"{cell.number}.{self._serial}"
+        # Of the controller's present life: ranks of a run that was attached to still know executions of others.
+        self.origin = resumes.origin if resumes is not None else f"{cell.number}.{cell.session.life}.{self._serial}"
+        self._resumes = resumes
         self.cell = cell
         self._mesh = mesh = cell.mesh
         self._procs = mesh.procs.region  # as it is now: a rank that has its turn later may by then be another one
@@ -85,12 +93,13 @@ class CellRun:
         self._lock = threading.Lock()  # guards the outcomes, which the receiving thread notes and the loop reads
         self._printing = Printing(self._make_output(), cell.publisher)
         self._outcomes: dict[int, CellOutcome] = {}
+        self._futures: dict[int, Future[Any]] = {}
         self._failed: list[int] = []  # in the order in which they failed
         options, stops = cell.options, cell.options.on_error == "stop"
         self._attendance = Attendance(
             mesh.queues,
             {rank: mesh.procs.nodes[rank].node for rank in self._ranks},
-            plan_waves(self._ranks, cell.first, one_by_one=options.seq, stops_on_error=stops),
+            self._plan(),
             origin=self.origin,
             title=title or f"cell {cell.number}",
         )
@@ -107,12 +116,18 @@ class CellRun:
         options = self.cell.options
         return CellOutput(
             self._ranks,
-            started=self._loop.time(),
+            started=self._loop.time() - (time.time() - self._resumes.began if self._resumes is not None else 0.0),
             shown=self.cell.shown,
             quiet=options.quiet,
             group=options.group,
             limits=self.cell.limits,
         )
+
+    def _plan(self) -> tuple[Wave, ...]:
+        if self._resumes is not None:
+            return self._resumes.waves
+        options, stops = self.cell.options, self.cell.options.on_error == "stop"
+        return plan_waves(self._ranks, self.cell.first, one_by_one=options.seq, stops_on_error=stops)
 
     # -- the coroutine ---------------------------------------------------------
 
@@ -126,6 +141,8 @@ class CellRun:
         self._source = source
         self.cell.session.output.open(self.origin, self._printing.take)
         self.cell.session.questions.open(self.origin, self._prompting)
+        if self._resumes is not None:
+            self._resume(self._resumes)
         self._take_turns()
 
     async def finish(self) -> MeshResult:
@@ -215,8 +232,12 @@ class CellRun:
             futures = self._cells_of(ranks).run.call_each(self._source, self.cell.number, *transfer, **debugs)
         finally:
             CURRENT.reset(token)
-        for rank, future in zip(ranks, futures, strict=True):
-            future.when_done(lambda rank=rank, future=future: self._answered(rank, future))
+        self._expect(dict(zip(ranks, futures, strict=True)))
+
+    def _expect(self, answers: dict[int, Future[Any]]) -> None:
+        self._futures |= answers
+        for rank, future in answers.items():
+            future.when_done(lambda rank=rank, future=future: self._answered(rank, future))  # type: ignore[misc]
 
     def _skip(self, reasons: dict[int, str]) -> None:
         """End it on these ranks, where it has not begun."""
@@ -235,6 +256,32 @@ class CellRun:
         self._printing.wait(self._attendance.to_come.union(ahead), tell_waiting(ahead, len(self._ranks)))
         if not ahead:
             self._course.begin()
+
+    # -- from one notebook to another ----------------------------------------------
+
+    def leave(self) -> Progress:
+        """How far it is, for another notebook that sees it to its end: here no other rank begins. In its loop."""
+        waves = self._attendance.give_away()
+        with self._lock:
+            outcomes, failed = dict(self._outcomes), tuple(self._failed)
+        return Progress(
+            *(self.origin, self._source, outcomes, failed, waves),
+            calls={rank: call for rank, future in self._futures.items() for _, _, call in future.owing()},
+            written=self._printing.written(),
+            began=time.time() - self._printing.seconds,
+        )
+
+    def _resume(self, progress: Progress) -> None:
+        for chunk in progress.written:
+            self._printing.take(chunk)
+        with self._lock:
+            for rank in sorted(progress.outcomes, key=progress.place_of):
+                self._note(rank, progress.outcomes[rank])
+        self._attendance.resume(progress.calls, has_failed=bool(progress.failed))
+        answers = Each(len(progress.calls))
+        [*targets] = (self._cells_of((rank,))._picked[0] for rank in progress.calls)
+        self.cell.session.node.adopt(targets, list(progress.calls.values()), "run", answers)
+        self._expect(dict(zip(progress.calls, answers.futures, strict=True)))
 
     # -- from the receiving thread -------------------------------------------------
 

@@ -65,6 +65,16 @@ class Schedule:
         self._running.discard(rank)
         self._has_failed = self._has_failed or failed
 
+    def resume(self, ranks: Collection[int], *, has_failed: bool) -> None:
+        """These have begun, before this began to look."""
+        self._running.update(ranks)
+        self._has_failed = has_failed
+
+    def give_away(self) -> tuple[Wave, ...]:
+        """Let nobody else begin; what was still to come."""
+        waves, self._waves = self._waves, []
+        return tuple(waves)
+
     def withdraw(self, ranks: Collection[int]) -> tuple[int, ...]:
         """Take the turn of these ranks away; returns those that have not had it."""
         taken = tuple(sorted(self.to_come.intersection(ranks)))

@@ -43,6 +43,15 @@ class Transfers:
         self._answers[rank] = outcome.pulled
         return dataclasses.replace(outcome, pulled=None)
 
+    def leave(self) -> tuple[Transfer, dict[int, Any]]:
+        """What travels with the cell, and what has come back: for another notebook that goes on with it."""
+        return self.there, dict(self._answers)
+
+    def resume(self, there: Transfer, answers: dict[int, Any]) -> None:
+        """Go on with what another notebook has left."""
+        self.there = there
+        self._answers |= answers
+
     async def complete(self, ask: variables.Ask) -> None:
         """Set here what was pulled, all of it or nothing, once the cell went well everywhere."""
         answers, self._answers = self._answers, {}

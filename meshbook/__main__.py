@@ -1,5 +1,7 @@
 """`python -m meshbook install` shows this meshbook to a Jupyter that lives elsewhere; `doctor` examines it.
 
+`runs` lists the runs that were detached, and `end` ends one.
+
 Installing is not needed where both share an environment: `pip install meshbook` puts the kernelspec there.
 """
 
@@ -34,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if args.verb == "doctor":
         return doctor()
+    if args.verb in ("runs", "end"):
+        return list_runs() if args.verb == "runs" else end_run(args.run)
     prefix = sys.prefix if args.sys_prefix else args.prefix
     try:
         return install(prefix) if args.verb == "install" else uninstall(prefix)
@@ -45,12 +49,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m meshbook",
-        description="Install or remove the Jupyter kernelspec of this meshbook, or examine it.",
+        description="Install or remove the Jupyter kernelspec of this meshbook, examine it, look after detached runs.",
     )
     parser.add_argument("--version", action="store_true", help="show the version and leave")
-    verbs = parser.add_subparsers(dest="verb", metavar="install | uninstall | doctor")
+    verbs = parser.add_subparsers(dest="verb", metavar="install | uninstall | doctor | runs | end")
     summary = "look at the installation and the machine, and say what to do"
     verbs.add_parser("doctor", help=summary, description=summary)
+    summary = "list the runs on this host that were detached (%%mesh detach), and how they are"
+    verbs.add_parser("runs", help=summary, description=summary)
+    summary = "end a detached run, with all of its processes"
+    verbs.add_parser("end", help=summary, description=summary).add_argument(
+        "run", metavar="RUN", help="its id, the beginning of that, or the name of one of its meshes"
+    )
     for verb, summary in (
         ("install", "make the kernel visible to Jupyter"),
         ("uninstall", "remove what install wrote"),
@@ -62,6 +72,29 @@ def build_parser() -> argparse.ArgumentParser:
         )
         where.add_argument("--prefix", metavar="DIR", help="under DIR/share/jupyter/kernels")
     return parser
+
+
+def list_runs() -> int:
+    """Print a line for each run that was detached."""
+    # Weight: the runtime, which the other verbs do without.
+    from meshbook.runtime.hosts.detached import detached_runs, tell_runs
+
+    print(tell_runs(detached_runs()) or "no run is detached")
+    return 0
+
+
+def end_run(name: str) -> int:
+    """End a detached run; the status is 1 where it cannot be."""
+    # Weight: as above.
+    from meshbook.runs import DetachError, end
+
+    try:
+        run = end(name)
+    except DetachError as error:
+        print(f"meshbook: {error}", file=sys.stderr)
+        return 1
+    print(f"run {run} has ended")
+    return 0
 
 
 def doctor() -> int:

@@ -51,9 +51,11 @@ def attach(run: str = "") -> dict[str, ProcMesh]:
     return session.meshes()
 
 
-def end(run: str) -> None:
-    """End a detached run, with all its processes."""
-    attaching.end(detached.choose(run), present_process())
+def end(run: str) -> str:
+    """End a detached run, which `run` names as for `attach`, with all its processes; returns its full name."""
+    found = detached.choose(run)
+    attaching.end(found, present_process())
+    return found.run
 
 
 def present_process() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from meshbook.magics.detachment import say_what_is_detached
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.parsing import Parser
 from meshbook.magics.status import history_of, state_of
@@ -28,6 +29,7 @@ class Status(Verb):
         meshes = notebook.meshes
         if not len(meshes):
             print("no mesh is up: %mesh up --gpus 4 starts one, and so does the first %%mesh cell")
+            say_what_is_detached()
             return
         for mesh in [meshes.get(self.name)] if self.name else list(meshes):
             print("\n".join([*state_of(mesh), *([] if self.brief else history_of(mesh))]))

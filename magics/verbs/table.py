@@ -17,8 +17,10 @@ from meshbook.magics.parsing import (
     suggestion,
     words,
 )
+from meshbook.magics.verbs.attach import Attach
 from meshbook.magics.verbs.cancel import Cancel
 from meshbook.magics.verbs.config import Config
+from meshbook.magics.verbs.detach import Detach
 from meshbook.magics.verbs.diff import Diff
 from meshbook.magics.verbs.doctor import Doctor
 from meshbook.magics.verbs.down import Down
@@ -50,6 +52,8 @@ _ALL: tuple[type[Verb], ...] = (
     Heal,
     Interrupt,
     Restart,
+    Detach,
+    Attach,
     Push,
     Pull,
     Who,

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from meshbook.magics.detachment import say_what_is_detached
 from meshbook.magics.meshes import describe_up
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.parsing import Parser, count, variable
@@ -47,6 +48,7 @@ class Up(Verb):
         mesh = notebook.meshes.up(extent, self.name, bar, spares=self.spares)
         notebook.bind(mesh)
         bar.done(describe_up(mesh, started))
+        say_what_is_detached()
 
 
 class _Progress:

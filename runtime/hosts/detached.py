@@ -11,6 +11,8 @@ from meshbook.runtime.hosts.detaching import DetachError
 from meshbook.runtime.hosts.launch import is_of_a_run
 from meshbook.runtime.hosts.lifeline import DOOR, DoorClosed, MeshStatus, Request, Status, knock
 
+STATUS_SECONDS = 1.0  # an agent that says nothing for so long is not waited for
+
 
 def detached_runs(settings: Settings | None = None) -> list[Status]:
     """The runs on this host that were detached, those that somebody has attached to since among them."""
@@ -24,7 +26,7 @@ def _folders(settings: Settings | None) -> Iterator[Path]:
 
 def _status_of(folder: Path) -> Status | None:
     try:
-        answer, connection = knock(folder, Request("status"))
+        answer, connection = knock(folder, Request("status"), STATUS_SECONDS)
     except DoorClosed:
         return None
     connection.close()
@@ -58,6 +60,15 @@ def _is_meant(run: Status, wanted: str) -> bool:
     return run.run.startswith(wanted) or any(mesh.name == wanted for mesh in run.meshes)
 
 
+def remark(settings: Settings | None = None) -> str:
+    """What somebody is told who may have forgotten that he has detached something; empty where there is nothing."""
+    runs = [run for run in detached_runs(settings) if not run.held_by]
+    if not runs:
+        return ""
+    many = f"\n{len(runs) - 1} more: %mesh attach --list" if len(runs) > 1 else ""
+    return f"detached: {tell_run(runs[0])}\n%mesh attach {runs[0].run} takes it over{many}"
+
+
 def tell_runs(runs: Sequence[Status]) -> str:
     """A line for each."""
     return "\n".join(map(tell_run, runs))
@@ -68,7 +79,7 @@ def tell_run(run: Status) -> str:
     meshes = ", ".join(_tell_mesh(mesh) for mesh in run.meshes) or "no mesh"
     if run.held_by:
         return f"{run.run}  on {run.host} · attached, by {run.held_by}"
-    return f"{run.run}  {meshes} · on {run.host} · detached {_clock(run.since)}, ends {_clock(run.until)}"
+    return f"{run.run}  {meshes} · on {run.host} · detached {clock(run.since)}, ends {clock(run.until)}"
 
 
 def _tell_mesh(mesh: MeshStatus) -> str:
@@ -77,7 +88,7 @@ def _tell_mesh(mesh: MeshStatus) -> str:
     return f"{mesh.name}: {ranks}{busy}{f', {mesh.dead} dead' if mesh.dead else ''}"
 
 
-def _clock(at: float) -> str:
+def clock(at: float) -> str:
     """`14:02`, with the day where that is another one."""
     moment = time.localtime(at)
     same_day = moment[:3] == time.localtime()[:3]

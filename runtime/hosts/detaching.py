@@ -96,8 +96,8 @@ def _detach(session: Session, seconds: float, contribute: Contribute) -> Detach:
         meshes=tuple(MeshSummary(deed.name, tuple(deed.ranks)) for deed in left.deeds.procs),
         calls=part.calls,
     )
-    node.abandon_calls(lambda: DetachError(f"run {session.run} was detached while the call was open"))
-    session.leave(msgspec.json.encode(order) + b"\n")
+    why = f"run {session.run} was detached: what was called runs on without its caller"
+    session.leave(msgspec.json.encode(order) + b"\n", lambda: DetachError(why))
     try:
         wait_for_door(session.folder.path)
     except DoorClosed as error:

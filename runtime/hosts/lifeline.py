@@ -106,10 +106,10 @@ def present_version() -> str:
     return f"meshbook {metadata.version('meshbook')} on Python {major}.{minor}"
 
 
-def knock(folder: Path, request: Request) -> tuple[Answer, socket.socket]:
+def knock(folder: Path, request: Request, seconds: float = DOOR_SECONDS) -> tuple[Answer, socket.socket]:
     """Ask at the door of the run in this folder; the connection is to be closed. DoorClosed where nobody answers."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(DOOR_SECONDS)
+    connection.settimeout(seconds)
     try:
         connection.connect(os.fspath(folder / DOOR))
         connection.sendall(msgspec.json.encode(request) + b"\n")

@@ -193,6 +193,11 @@ class Session:
         return [address for address in known if address is not None]
 
     @property
+    def life(self) -> int:
+        """How many controllers this run has had before."""
+        return self.node.life
+
+    @property
     def has_lost_agent(self) -> bool:
         """Whether the host agent has ended, so that nothing can be started any more."""
         return self.node.report_of(AGENT) is not None
@@ -230,14 +235,17 @@ class Session:
             with contextlib.suppress(TimeoutError, MeshbookError):
                 future.get(timeout=max(0.0, end - time.monotonic()))
 
-    def leave(self, order: bytes) -> None:
-        """Leave the run to itself: `order` tells its agent so. Nothing comes from it any more (`hosts.detaching`)."""
+    def leave(self, order: bytes, why: Callable[[], BaseException]) -> None:
+        """Leave the run to itself: `order` tells its agent so, and `why` makes what calls fail with that are open.
+
+        By then nothing comes from the run any more (`hosts.detaching`).
+        """
         if not self._closing.acquire(blocking=False):
             return
         self._has_left = True
         self._faults.close()
         self.host.note_end()
-        self.node.close()
+        self.node.close(why)
         self.node.terminate()  # by then the socket's file is gone, and cannot be taken for the next one's
         assert self._agent.stdin is not None
         self._agent.stdin.write(order)
@@ -315,7 +323,8 @@ def replace_session(make: Callable[[], S]) -> S:
         _Current.session = session
         atexit.register(close_session)
     if before is not None:
-        before.close()
+        # Beside the caller: an agent that is still starting does not leave at once.
+        threading.Thread(target=before.close, name="meshbook session's end").start()
     return session
 
 

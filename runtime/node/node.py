@@ -173,8 +173,8 @@ class Node:
         """Begin to receive."""
         self._reception.start()
 
-    def close(self) -> None:
-        """Stop receiving; whoever still waits gets a SupervisionError."""
+    def close(self, why: Callable[[], BaseException] | None = None) -> None:
+        """Stop receiving; whoever still waits gets a SupervisionError, or what `why` makes."""
         if self._closed:
             return
         self._closed = True
@@ -183,7 +183,8 @@ class Node:
         self._transport.close()
         self._pressure.close()
         self._reception.join()
-        self._fail_all(None, lambda: SupervisionError("this process's runtime was shut down while the call was open"))
+        shut_down = "this process's runtime was shut down while the call was open"
+        self._fail_all(None, why or (lambda: SupervisionError(shut_down)))
 
     def terminate(self) -> None:
         """After `close`: wait until another node of this name can be in its place."""
@@ -327,10 +328,6 @@ class Node:
         """Let these nodes send here, what they have held among it."""
         for peer in peers:
             self._routes.greet_again(peer)
-
-    def abandon_calls(self, error: Callable[[], BaseException]) -> None:
-        """Wait for no answer any more."""
-        self._fail_all(None, error)
 
     def _on_handover(self, handover: Handover, body: Body) -> None:
         asker = self._routes.address_of(handover.sender)

@@ -17,6 +17,7 @@ import pytest
 
 import meshbook
 from meshbook import Actor, close_session, endpoint, this_host, this_proc
+from meshbook.__main__ import main
 from meshbook.runs import DetachError, attach, detach, detached_runs, end
 from meshbook.runtime.errors import ProcessDied
 from meshbook.runtime.hosts import attaching, detached
@@ -262,10 +263,19 @@ def test_its_time_is_limited(trainers: ProcMesh) -> None:
     assert not session.folder.path.exists()
 
 
-def test_it_can_be_ended(trainers: ProcMesh) -> None:
+def test_it_can_be_ended(trainers: ProcMesh, capsys: pytest.CaptureFixture[str]) -> None:
+    """From a shell, where they are listed."""
     family = family_of(current_session())
-    end(detach(60))
+    run = detach(60)
+    assert main(["runs"]) == 0
+    assert capsys.readouterr().out.startswith(f"{run}  trainers: 2 ranks, idle · on ")
+    assert main(["end", run[:4]]) == 0
     assert psutil.wait_procs(family, timeout=PATIENCE)[1] == []
+    assert main(["end", run]) == 1
+    assert main(["runs"]) == 0
+    told = capsys.readouterr()
+    assert told.out == f"run {run} has ended\nno run is detached\n"
+    assert f"no detached run is called '{run}'" in told.err
 
 
 def test_without_its_agent_nothing_is_left(trainers: ProcMesh) -> None:

@@ -143,7 +143,7 @@ class Cell:
     def run(self, script: Callable[[CellRun], None]) -> MeshResult:
         async def main() -> MeshResult:
             session: Any = SimpleNamespace(
-                output=self.store, questions=QuestionDesk(), context=SimpleNamespace(actor_instance=None)
+                life=0, output=self.store, questions=QuestionDesk(), context=SimpleNamespace(actor_instance=None)
             )
             publisher: Any = SimpleNamespace(publish=self.published.extend)
             cell = module.Cell(session, self.mesh, self.ranks.region, self.options, publisher, 7)

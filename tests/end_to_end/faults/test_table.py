@@ -28,6 +28,7 @@ SUBJECTS = {
     "The network between hosts is cut for less than that, or a process is stopped or busy",
     "A stranger connects, or sends garbage",
     "The controller is killed",
+    "The controller goes on purpose (`%mesh detach`, `meshbook.runs.detach`)",
     "A receiver is slow, stopped or killed, and 100,000 messages are on the way",
     "A message cannot be pickled or unpickled, or is too large",
     "Too few open files, processes or threads",

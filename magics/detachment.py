@@ -1,0 +1,208 @@
+"""What a notebook leaves with a run that it detaches, and how another one takes it up: meshes, jobs, variables.
+
+Processes and actors are the runtime's business (`runtime.hosts.detaching`); this is what the notebook knows of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+from meshbook.magics.handles import NotebookProcMesh
+from meshbook.magics.jobs import Job
+from meshbook.magics.meshes import NotebookMesh
+from meshbook.magics.notebook import Notebook
+from meshbook.magics.options import CellOptions
+from meshbook.magics.progress import Progress
+from meshbook.magics.publisher import publisher_for
+from meshbook.magics.run import Cell
+from meshbook.magics.transfers import Transfers
+from meshbook.runtime.hosts.attaching import AttachedSession
+from meshbook.runtime.hosts.detached import remark
+from meshbook.runtime.hosts.detaching import Part
+from meshbook.runtime.hosts.session import Session
+from meshbook.runtime.mesh.actors import ActorMesh
+from meshbook.runtime.mesh.procs import ProcMesh
+from meshbook.runtime.wire import pickling
+
+OF_THE_SESSION = {"session", "procs", "unwatch", "queues"}  # fields of a mesh that another notebook makes anew
+
+
+@dataclass(frozen=True)
+class MeshLeft:
+    """A mesh: the key of its processes, those of its actors by field, and what else is known of it, by field."""
+
+    procs: str
+    actors: dict[str, str]
+    known: dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class JobLeft:
+    """A cell that runs on."""
+
+    number: int
+    cell: int
+    mesh: str
+    ranks: tuple[int, ...]
+    options: CellOptions
+    shown: frozenset[int] | None
+    progress: Progress
+    transfer: bytes | None  # what travels with the cell, and what has come back
+
+
+@dataclass(frozen=True)
+class NotebookLeft:
+    """All of it. `variables` are those that name meshes, pickled one by one."""
+
+    meshes: tuple[MeshLeft, ...]
+    default: str
+    jobs: tuple[JobLeft, ...]
+    variables: dict[str, bytes]
+
+
+def leave(notebook: Notebook, session: Session) -> Part:
+    """What this notebook has to leave, once nothing comes from the run any more."""
+    meshes = list(notebook.meshes)
+    jobs = tuple(_leave_job(job) for job in notebook.jobs if not job.done())
+    left = NotebookLeft(
+        tuple(map(_leave_mesh, meshes)),
+        notebook.meshes.get().name if meshes else "",
+        jobs,
+        {name: pickled for name, value in _variables(notebook) if (pickled := _pickled(value)) is not None},
+    )
+    for mesh in meshes:
+        mesh.unwatch()
+    nodes = {mesh.name: mesh.procs.nodes for mesh in meshes}
+    calls = {call: nodes[job.mesh][rank].node for job in jobs for rank, call in job.progress.calls.items()}
+    return Part(pickle.dumps(left), calls)
+
+
+def _leave_mesh(mesh: NotebookMesh) -> MeshLeft:
+    actors, known = {}, {}
+    for field in dataclasses.fields(mesh):
+        value = getattr(mesh, field.name)
+        if field.name in OF_THE_SESSION:
+            continue
+        if isinstance(value, ActorMesh):
+            [actors[field.name]] = value._keys
+        elif (pickled := _pickled(value)) is not None:
+            known[field.name] = pickled
+    return MeshLeft(mesh.procs.name, actors, known)
+
+
+def _leave_job(job: Job) -> JobLeft:
+    cell, progress = job.leave()
+    transfers = cell.transfers
+    return JobLeft(
+        *(job.number, job.cell, cell.mesh.name, tuple(cell.region.ranks()), cell.options, cell.shown, progress),
+        transfer=None if transfers is None else cloudpickle.dumps(transfers.leave()),
+    )
+
+
+def _variables(notebook: Notebook) -> Iterator[tuple[str, Any]]:
+    """The user's, that are handles: what else there is stays behind."""
+    for name, value in list(notebook.shell.user_ns.items()):
+        if not name.startswith("_") and isinstance(value, ProcMesh | ActorMesh):
+            yield name, value
+
+
+def _pickled(value: Any) -> bytes | None:
+    try:
+        body = pickling.dumps(value, "a value")  # as in a message: a handle need not wait for its actors
+        return pickle.dumps([bytes(part) for part in body])
+    except Exception:  # it is not to be had elsewhere
+        return None
+
+
+def _loaded(pickled: bytes) -> Any:
+    return pickling.loads(pickle.loads(pickled), "a value")
+
+
+def say_what_is_detached() -> None:
+    """Print a remark, where somebody may have forgotten that he has detached something."""
+    if text := remark():
+        print(text)
+
+
+class Arrival:
+    """One notebook that attaches. `prepare` takes everything on but variables, before anything is received."""
+
+    def __init__(self, notebook: Notebook) -> None:
+        self._notebook = notebook
+        self._left = NotebookLeft((), "", (), {})
+        self.meshes: list[NotebookMesh] = []
+        self.jobs: list[Job] = []
+        self.bound: list[str] = []  # variables that were set
+        self.lost: list[str] = []
+
+    def prepare(self, session: AttachedSession) -> None:
+        """Take on the meshes, and the cells that run on them."""
+        if not session.part:
+            return
+        self._left = pickle.loads(session.part)
+        for left in self._left.meshes:
+            mesh = _take_mesh(left, session)
+            self._notebook.meshes.adopt(mesh, is_default=mesh.name == self._left.default)
+            self.meshes.append(mesh)
+        by_name = {mesh.name: mesh for mesh in self.meshes}
+        self.jobs = [self._take_job(job, session, by_name[job.mesh]) for job in self._left.jobs]
+
+    def _take_job(self, left: JobLeft, session: AttachedSession, mesh: NotebookMesh) -> Job:
+        transfers = None
+        if left.transfer is not None:
+            names = self._notebook.shell.user_ns
+            transfers = Transfers(mesh, left.ranks, names, {}, left.options.pull)
+            transfers.resume(*pickle.loads(left.transfer))
+        cell = Cell(
+            *(session, mesh, mesh.procs.region.pick(left.ranks), left.options),
+            publisher_for(self._notebook.shell),
+            number=left.cell,
+            shown=left.shown,
+            transfers=transfers,
+        )
+        return self._notebook.jobs.resume(left.number, cell, left.progress)
+
+    def bind(self) -> None:
+        """Set the variables that were handles, unless the name is the user's own here."""
+        names = self._notebook.shell.user_ns
+        for mesh in self.meshes:
+            self._notebook.bind(mesh)
+        for job in self.jobs:
+            if job.name and job.name not in names:
+                names[job.name] = job
+        self.bound = [mesh.name for mesh in self.meshes if isinstance(names.get(mesh.name), ProcMesh)]
+        for name, pickled in self._left.variables.items():
+            if name in self.bound:
+                continue
+            if not isinstance(names.get(name), ProcMesh | ActorMesh | None):
+                self.lost.append(f"{name}, which is a variable of this notebook")
+                continue
+            try:
+                names[name] = self._with_variables(_loaded(pickled))
+                self.bound.append(name)
+            except Exception as error:  # whatever the import of the user's module raises
+                self.lost.append(f"{name} ({type(error).__name__}: {error})")
+
+    def _with_variables(self, handle: Any) -> Any:
+        """Slices of a notebook's mesh move variables, too."""
+        of = [mesh for mesh in self.meshes if isinstance(handle, ProcMesh) and mesh.procs.name == handle.name]
+        return NotebookProcMesh(handle, of[0]) if of else handle
+
+
+def _take_mesh(left: MeshLeft, session: AttachedSession) -> NotebookMesh:
+    ledger = session.node.ledger
+
+    def handle(key: str) -> Any:
+        charge = ledger.get(key)
+        assert charge is not None
+        return charge.handle()
+
+    known = {name: _loaded(pickled) for name, pickled in left.known.items()}
+    actors = {name: handle(key) for name, key in left.actors.items()}
+    return NotebookMesh(procs=handle(left.procs), session=session, **actors, **known)

@@ -1,0 +1,74 @@
+"""`%mesh detach`: leave the meshes to themselves, for another notebook or this one to attach to."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from dataclasses import dataclass
+
+from meshbook.magics.detachment import leave
+from meshbook.magics.meshes import MeshError
+from meshbook.magics.notebook import Notebook
+from meshbook.magics.parsing import Parser
+from meshbook.magics.verbs.verb import Verb
+from meshbook.runtime.actor.context import CURRENT
+from meshbook.runtime.hosts.detaching import DAY, DetachError, detach
+from meshbook.runtime.hosts.session import Session, leave_session
+
+UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": DAY, "w": 7 * DAY}
+
+
+def duration(text: str) -> float:
+    """`90`, `90s`, `30m`, `2h`, `1d` as seconds. ArgumentTypeError for anything else."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip())
+    unit = found.group(2) or "s" if found else ""
+    if found is None or unit not in UNITS or not float(found.group(1)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: 30m, 2h and 1d are, and 90 is in seconds")
+    return float(found.group(1)) * UNITS[unit]
+
+
+@dataclass(frozen=True)
+class Detach(Verb):
+    """Leave all meshes to themselves for so many seconds at most; this notebook has none then."""
+
+    word = "detach"
+    description = (
+        "Let all meshes live on without this notebook, for %mesh attach. Their variables, actors and jobs stay, what "
+        "they print is kept, and cells that run go on. What this notebook itself hosts ends."
+    )
+
+    seconds: float = DAY
+
+    @staticmethod
+    def add_arguments(parser: Parser) -> None:
+        parser.add_argument(
+            "--for",
+            dest="seconds",
+            metavar="TIME",
+            type=duration,
+            default=DAY,
+            help="end them after this time if nobody has attached: 30m, 2h, 1d (default: 1d)",
+        )
+
+    def run(self, notebook: Notebook) -> None:
+        if not len(notebook.meshes):
+            raise MeshError("no mesh is up, so there is nothing to detach")
+        meshes = ", ".join(f"{mesh.name} ({mesh.extent.nelements} ranks)" for mesh in notebook.meshes)
+        jobs = [job for job in notebook.jobs if not job.done()]
+
+        def go(session: Session) -> str:
+            try:
+                detach(session, self.seconds, lambda session: leave(notebook, session))
+            except DetachError as error:
+                raise MeshError(str(error)) from error
+            return session.run
+
+        run = leave_session(go)
+        CURRENT.set(None)  # of a session that this notebook does not have any more
+        ends = time.strftime("%b %d, %H:%M", time.localtime(time.time() + self.seconds))
+        going = "" if not jobs else "; 1 job runs on" if len(jobs) == 1 else f"; {len(jobs)} jobs run on"
+        print(
+            f"run {run} is detached: {meshes}{going}\n"
+            f"%mesh attach takes it over, here or in another notebook on this host. It ends on {ends} if nobody does"
+        )

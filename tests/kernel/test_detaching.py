@@ -1,0 +1,129 @@
+"""Meshes that outlive their kernel: `%mesh detach`, a kernel that restarts, `%mesh attach`, in both doors."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from meshbook.runtime.config import Settings
+from meshbook.runtime.hosts.attaching import end
+from meshbook.runtime.hosts.detached import detached_runs
+
+if TYPE_CHECKING:
+    from tests.kernel.conftest import Notebook, Signs
+
+pytestmark = pytest.mark.kernel
+PATIENCE = 60.0
+
+ACTORS = """
+from meshbook import Actor, endpoint
+
+class Counter(Actor):
+    def __init__(self):
+        self.count = 0
+
+    @endpoint
+    def add(self):
+        self.count += 1
+        return self.count
+
+counters = mesh.spawn("counters", Counter)
+first = mesh.slice(gpus=0)
+list(counters.add.call().get().values())
+"""
+
+
+@pytest.fixture(params=["meshbook", "python3"])
+def notebook(request: pytest.FixtureRequest, open_notebook: Callable[..., Notebook]) -> Iterator[Notebook]:
+    """In each door a kernel with a mesh of two ranks."""
+    notebook = open_notebook(request.param)
+    notebook.run("%mesh up --gpus 2")
+    yield notebook
+    settings = Settings(runtime_dir=str(notebook.folder))
+    for run in detached_runs(settings):  # after a test that has failed
+        if not run.held_by:
+            end(run, "a test", settings)
+
+
+def restart(notebook: Notebook) -> None:
+    """As a person does who restarts the kernel; a stock one has to be told of the extension again."""
+    is_ours = notebook.manager.kernel_name == "meshbook"
+    notebook.restart()
+    if not is_ours:
+        notebook.run("%load_ext meshbook")
+
+
+def test_a_mesh_outlives_its_kernel(notebook: Notebook, signs: Signs, tmp_path: Path) -> None:
+    """With its variables, its actors, and a cell that runs on: its output and its result come to the next kernel."""
+    go_on = tmp_path / "go on"
+    os.mkfifo(go_on)
+    notebook.run(f"%%mesh\n{signs.definition}\nx = rank * 10")
+    assert notebook.run(ACTORS).result == "[1, 1]"
+    notebook.start(
+        f"%%mesh -a -o late\nprint('before')\ntell('begun')\nopen({str(go_on)!r}).read()\n"
+        "print('after')\ntell('ended')\nx + 1"
+    )
+    signs.wait_for("begun", 2)
+    told = notebook.run("%mesh detach --for 30m").stdout
+    assert "is detached: mesh (2 ranks); 1 job runs on" in told
+    assert "no mesh is up" in (brief := notebook.run("%mesh").stdout)
+    assert "mesh: 2 ranks, 2 busy" in brief, "what was detached is not forgotten"
+    assert "its run is not this one" in notebook.run_failing("counters.add.call().get()").traceback
+    restart(notebook)
+    descriptor = os.open(go_on, os.O_RDWR)
+    assert "mesh: 2 ranks" in notebook.run("%mesh attach --list").stdout
+    attached = notebook.run("%mesh attach")
+    assert "mesh: 2 ranks (gpus=2)" in attached.stdout
+    assert "variables: mesh, counters, first" in attached.stdout
+    assert "job 1 of cell" in notebook.run("%mesh jobs").stdout
+    os.close(descriptor)  # who reads comes to the end
+    signs.wait_for("ended", 2)
+    assert notebook.evaluate("late.result().values") == [1, 11]
+    assert notebook.evaluate("late.result()[1].stdout") == "before\nafter\n"
+    assert notebook.run("%%mesh\nx").result == "[0] 0\n[1] 10"
+    assert notebook.evaluate("list(counters.add.call().get().values())") == [2, 2]
+    assert notebook.run("mesh.actors").result.startswith("{'counters': <ActorMesh counters of Counter")
+    assert notebook.run("first.pull('x')").result == "0"
+    assert "before\nafter" in notebook.run("%mesh log 1").stdout
+
+    check_deaths(notebook)
+    check_refusals(notebook)
+
+
+def check_deaths(notebook: Notebook) -> None:
+    """Who died meanwhile is told, and can be healed. The same kernel may attach again."""
+    cell = notebook.run("%%mesh 1\nimport os\nprint(os.getpid())")
+    victim = psutil.Process(int(cell.stdout.split()[-1]))
+    notebook.run("%mesh detach")
+    victim.send_signal(signal.SIGKILL)
+    psutil.wait_procs([victim], timeout=PATIENCE)
+    attached = notebook.run("%mesh attach mesh").stdout
+    assert "rank 1 dead" in attached
+    assert f"rank 1 (pid {victim.pid}) ended: " in attached
+    assert "rank 1 of mesh died" in notebook.run_failing("%%mesh\n1").traceback
+    notebook.run("%mesh heal")
+    assert notebook.run("%%mesh\nrank").result == "[0] 0\n[1] 1"
+
+
+def check_refusals(notebook: Notebook) -> None:
+    """What cannot be is told in a line, and changes nothing."""
+    for line, why in {
+        "%mesh attach": "mesh is up in this notebook: %mesh down first, or %mesh detach, or another notebook",
+        "%mesh detach --for ever": "'ever' is no time: 30m, 2h and 1d are",
+    }.items():
+        assert why in notebook.run_failing(line).traceback
+    assert notebook.run("%mesh attach --list").stdout.strip().endswith(")"), "this very notebook has it"
+    assert notebook.run("%%mesh\nrank").result == "[0] 0\n[1] 1"
+    notebook.run("%mesh down")
+    for line, why in {
+        "%mesh detach": "no mesh is up, so there is nothing to detach",
+        "%mesh attach": "no run is detached",
+        "%mesh attach nobody": "no detached run is called 'nobody'",
+    }.items():
+        assert why in notebook.run_failing(line).traceback
