@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import io
 import numbers
+import pickle
 import re
 import sys
 import types
@@ -25,6 +27,7 @@ MOST_PARTS = 20_000  # of one variable; what comes after these is one part
 DEEPEST = 20
 BLOCK = 4 << 20  # bytes of a tensor that have a digest of their own, and are moved together
 _FEW = 64  # elements of a list of numbers, which are parts each; of more they are one, as an array would be
+_EXACT = {int, float, complex, str, bool, bytes, bytearray, type(None), range}  # whose text is all there is to them
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -116,6 +119,8 @@ def _inner(value: Any) -> Iterable[tuple[str, Any]] | None:
         return None if _are_many_numbers(value) else [(f"[{index}]", each) for index, each in enumerate(value)] or None
     if isinstance(value, type | types.ModuleType) or _is_numeric(value):
         return None
+    if (tensors := _tensors_in(value)) is not None:
+        return tensors
     if callable(save := getattr(value, "state_dict", None)):
         state = save()
         return [(f".{key}", state[key]) for key in state] or None
@@ -125,6 +130,19 @@ def _inner(value: Any) -> Iterable[tuple[str, Any]] | None:
     return [(f".{name}", attributes[name]) for name in attributes]
 
 
+def _tensors_in(value: Any) -> list[tuple[str, Any]] | None:
+    """The plain tensors that another tensor consists of; of one that is spread over ranks the one that is here."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor):
+        return None
+    if hasattr(value, "to_local"):
+        return [(".to_local()", value.to_local())]
+    if value.layout is torch.sparse_coo:
+        whole = value.coalesce()
+        return [(".indices()", whole.indices()), (".values()", whole.values()), (".shape", str(tuple(value.shape)))]
+    return [(".dequantize()", value.dequantize())] if value.is_quantized else None
+
+
 def _are_many_numbers(values: Sequence[Any]) -> bool:
     return len(values) > _FEW and all(isinstance(value, numbers.Real) for value in values)
 
@@ -132,7 +150,8 @@ def _are_many_numbers(values: Sequence[Any]) -> bool:
 def _is_numeric(value: Any) -> bool:
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(value, torch.Tensor):
-        return value.layout is torch.strided and not value.is_quantized and value.device.type != "meta"
+        is_plain = value.layout is torch.strided and not value.is_quantized and not hasattr(value, "to_local")
+        return is_plain and value.device.type != "meta"
     return numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc"
 
 
@@ -169,14 +188,29 @@ def _short(value: Any) -> str:
 
 
 def _content_of(value: Any) -> bytes:
+    if type(value) in _EXACT:
+        return repr(value).encode("utf-8", "replace")
     if isinstance(value, types.FunctionType):
         constants = [each for each in value.__code__.co_consts if not isinstance(each, types.CodeType)]
         return value.__code__.co_code + repr((constants, value.__defaults__, str(inspect.signature(value)))).encode()
     if isinstance(value, set | frozenset):
-        return repr(sorted(map(repr, value))).encode()
-    if isinstance(value, bytes | bytearray):
-        return bytes(value)
-    return _ADDRESS.sub("", repr(value)).encode("utf-8", "replace")
+        return b"".join(sorted(_hash([type(each).__name__.encode(), _content_of(each)]) for each in value))
+    return _pickled(value) or _ADDRESS.sub("", repr(value)).encode("utf-8", "replace")
+
+
+def _pickled(value: Any) -> bytes:
+    """All that there is to a value: what is printed of arrays and tables leaves out most. Empty where it has no pickle.
+
+    Without pickle's memo, in which it counts whether equal things are one thing.
+    """
+    stream = io.BytesIO()
+    pickler = pickle.Pickler(stream, 5)
+    pickler.fast = True
+    try:
+        pickler.dump(value)
+    except Exception:
+        return b""
+    return stream.getvalue()
 
 
 def _blocks_of(value: Any) -> Iterator[Any]:

@@ -66,7 +66,9 @@ def _size_and_text(value: Any) -> tuple[int | None, str]:
 
 def _of_tensor(tensor: Any) -> str:
     text = f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} {tensor.device}"
-    return text + _elements(tensor, tensor.numel() if tensor.device.type != "meta" else 0)
+    # To read one that is spread over ranks takes all of them.
+    is_here = tensor.device.type != "meta" and not hasattr(tensor, "to_local")
+    return text + _elements(tensor, tensor.numel() if is_here else 0)
 
 
 def _elements(values: Any, count: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import threading
 from typing import Any
 
@@ -76,6 +77,10 @@ def test_a_long_list_ends_in_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda: threading.Lock(),
         lambda: lambda x: x + 1,
         lambda: torch.ones(2).to_sparse(),
+        lambda: torch.ones(3).to_sparse(),
+        lambda: torch.ones(3, device="meta"),
+        lambda: np.array(["x", ["y"]], dtype=object),
+        lambda: {("a" * 2, 1), frozenset({2})},
         lambda: torch.ones(0),
     ],
 )
@@ -98,6 +103,9 @@ def test_what_is_made_alike_is_the_same(make: Any) -> None:
         (list(range(100)), [*range(99), 0]),
         (np.array(["x"]), np.array(["y"])),
         ({1, 2}, {1, 3}),
+        (np.array(["x"] * 5000), np.array(["x"] * 2500 + ["y"] + ["x"] * 2499)),
+        (torch.eye(3000).to_sparse(), (torch.eye(3000) * 2).to_sparse()),
+        (datetime.date(2026, 1, 1), datetime.date(2026, 1, 2)),
     ],
 )
 def test_what_is_not_the_same_has_other_digests(one: Any, other: Any) -> None:
