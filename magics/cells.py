@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 from typing import Any, TypeVar
 
 from meshbook.magics.changes import wait_for
@@ -88,6 +89,8 @@ class Cells:
             raise UsageError(f"%on wants ranks and then code, as in `%on 0 print(x)`, not {quoted(line)}")
         if not len(self._notebook.meshes):
             wait_for(self._preparation.bring_up_default())
+        for stream in (sys.stdout, sys.stderr):  # what the lines before it printed comes before what ranks do
+            stream.flush()
         options = CellOptions(selection, **dict(self._notebook.preferences.of_cells))
         running = self._notebook.background.start(self._preparation.prepare(options), code.lstrip())
         with interruptible(running.interrupt):

@@ -72,8 +72,9 @@ def test_the_mode_has_options_of_the_mesh_magic(notebook: Notebook) -> None:
 
 
 def test_on_runs_a_line_on_ranks(notebook: Notebook, signs: Signs) -> None:
-    cell = notebook.run("for turn in range(2):\n    %on 1 print('turn', {rank: 1})\nvalues = %on all rank * 2\nvalues")
-    assert (cell.stdout, cell.result) == ("[1] turn {1: 1}\n[1] turn {1: 1}\n", "[0] 0\n[1] 2")
+    line = "%on 1 print('turn', {rank: 1})"
+    cell = notebook.run(f"for turn in range(2):\n    print('now')\n    {line}\nvalues = %on all rank * 2\nvalues")
+    assert (cell.stdout, cell.result) == ("now\n[1] turn {1: 1}\n" * 2, "[0] 0\n[1] 2")
     assert notebook.run("%on 0 rank").result == "[0] 0"
     assert notebook.run_failing("%on 0 1 / 0").error["evalue"].startswith("[rank 0] ZeroDivisionError")
     assert "wants ranks and then code" in notebook.run_failing("%on 0").error["evalue"]
