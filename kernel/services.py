@@ -50,14 +50,15 @@ class Services:
             return False
         if kind == "execute_request":
             self._begun += 1
-        if kind not in self._answers or self._begun == self._ended:
+            return False
+        if kind not in self._answers or self._begun <= self._ended:
             return False
         threading.Thread(target=self._serve, args=(message,), name="meshbook request", daemon=True).start()
         return True
 
     def end(self, message: list[Any]) -> None:
         """The main thread has done with this message."""
-        if self._header_of(message).get("msg_type") == "execute_request":
+        if b'"execute_request"' in self._header(message):  # not read as JSON: each cell waits for this
             self._ended += 1
 
     def tell(self, publish: Callable[[str], object], status: str) -> None:
@@ -67,13 +68,19 @@ class Services:
             publish(status)
 
     def _header_of(self, message: list[Any]) -> dict[str, Any]:
-        # Only a look: a message that is deserialized counts as read, and could not be read again.
-        session = self._kernel.session
         try:
-            found: dict[str, Any] = session.unpack(session.feed_identities(message, copy=False)[1][1].bytes)
-        except Exception:  # it is no message of Jupyter's; ipykernel says so
+            found: dict[str, Any] = self._kernel.session.unpack(self._header(message))
+        except ValueError:  # it is no message of Jupyter's; ipykernel says so
             return {}
         return found
+
+    def _header(self, message: list[Any]) -> bytes:
+        # Only a look: a message that is deserialized counts as read, and could not be read again.
+        try:
+            header: bytes = self._kernel.session.feed_identities(message, copy=False)[1][1].bytes
+        except (ValueError, IndexError):
+            return b""
+        return header
 
     # -- on a thread of the request's own ----------------------------------------
 

@@ -11,6 +11,7 @@ from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.mistakes import Mistake
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.options import CellOptions, parse_cell_options
+from meshbook.magics.selection import LastCell
 from meshbook.runtime.actor.context import Context
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.completing import Match
@@ -29,6 +30,7 @@ class RankNames:
         # By node, whose names are never used twice in a run. Of each only the last question may be without answer.
         self._open: dict[str, Future[Any]] = {}
         self._snapshots: dict[str, Future[Snapshot | None]] = {}
+        self._seen: dict[str, LastCell] = {}  # by mesh
         self._names: dict[str, tuple[str, ...]] = {}  # as they were when the snapshot was asked for
 
     def targets(self, options: str) -> tuple[NotebookMesh, list[int]] | None:
@@ -67,6 +69,9 @@ class RankNames:
     def after_cell(self) -> None:
         """A cell has ended: where it made names, have them described while there is time."""
         for mesh in self._notebook.meshes:
+            if mesh.last is self._seen.get(mesh.name):
+                continue
+            self._seen[mesh.name] = mesh.last
             ranks = (mesh.last.ok | mesh.last.failed) - mesh.dead.keys()
             if ranks and mesh.names.get(rank := min(ranks)) is not self._names.get(node := _node_of(mesh, rank)):
                 self._names[node] = mesh.names[rank]
