@@ -48,6 +48,21 @@ def mesh_name(text: str) -> str:
     return text
 
 
+def job_name(text: str) -> str:
+    """The number of a job, or the variable that it was put into; whether there is one is seen when it is looked for."""
+    return text
+
+
+def preference(text: str) -> str:
+    """The name of what can be set; whether there is one is seen when it is looked for."""
+    return text
+
+
+def remote_variable(text: str) -> str:
+    """The name of a variable of the ranks."""
+    return variable(text)
+
+
 def variable(text: str) -> str:
     """A name that a variable can have."""
     if not text.isidentifier() or keyword.iskeyword(text):

@@ -82,7 +82,8 @@ class Completion:
         local = [name for name in list(shell.user_ns) if not name.startswith("_") and name not in shell.user_ns_hidden]
         default = self._notebook.meshes.get() if meshes else None
         remote = sorted({name for names in list(default.names.values()) for name in names}) if default else []
-        return Scene(sizes, default.name if default else "", sorted(local), remote)
+        jobs = [name for job in self._notebook.jobs for name in (str(job.number), job.name) if name]
+        return Scene(sizes, default.name if default else "", sorted(local), remote, jobs)
 
     def _in_body(self, options: str, before: str, *, with_jedi: bool) -> list[Match]:
         """What the first rank says, and what the body says itself; jedi works while the rank does."""

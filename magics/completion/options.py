@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from meshbook.magics.completion.selectors import Scene, complete_mesh, complete_rank, complete_selector
 from meshbook.magics.merging import REDUCTIONS
 from meshbook.magics.options import cell_parser
-from meshbook.magics.parsing import Parser, mesh_name, rank, selector
+from meshbook.magics.parsing import Parser, job_name, mesh_name, preference, rank, remote_variable, selector
+from meshbook.magics.preferences import PREFERENCES
 from meshbook.magics.verbs.table import VERBS
 from meshbook.magics.wanted import pulled, pushed
 from meshbook.runtime.cells.completing import Match
@@ -30,6 +31,10 @@ def _complete_pulled(text: str, start: int, scene: Scene) -> list[Match]:
     return [*ways, *complete_rank(how, begun, scene)]
 
 
+def _offer(names: Iterable[str], text: str, start: int, kind: str) -> list[Match]:
+    return [Match(name, start, start + len(text), kind) for name in names if name.startswith(text)]
+
+
 def _in_list(text: str, start: int, names: Sequence[str]) -> list[Match]:
     """The last of names that commas separate; none is offered twice."""
     before, _, last = text.rpartition(",")
@@ -45,6 +50,9 @@ _BY_TYPE: Mapping[Any, Callable[[str, int, Scene], list[Match]]] = {
     rank: complete_rank,
     pushed: _complete_pushed,
     pulled: _complete_pulled,
+    remote_variable: lambda text, start, scene: _offer(scene.remote, text, start, "variable"),
+    job_name: lambda text, start, scene: _offer(scene.jobs, text, start, "job"),
+    preference: lambda text, start, scene: _offer(PREFERENCES, text, start, "setting"),
 }
 _WORD = re.compile(r"\S+")
 _NUMBER = re.compile("-[0-9]")

@@ -16,12 +16,13 @@ _SELECTOR = re.compile(r"(?P<head>(?:(?P<mesh>[^\W\d]\w*)\[)?(?P<no>!?)(?P<befor
 
 @dataclass(frozen=True)
 class Scene:
-    """What there is to choose from: each mesh's sizes by dimension, which one is meant without a name, variables."""
+    """What there is to choose from: each mesh's sizes by dimension, which one is meant without a name, and names."""
 
     meshes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     default: str = ""
     local: Sequence[str] = ()  # variables of the notebook
     remote: Sequence[str] = ()  # variables of the default mesh
+    jobs: Sequence[str] = ()  # their numbers and variables
 
     def sizes(self, mesh: str | None = None) -> Mapping[str, int]:
         return self.meshes.get(mesh or self.default, {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.parsing import Parser
+from meshbook.magics.parsing import Parser, job_name
 from meshbook.magics.verbs.verb import Verb
 
 ALL = "all"
@@ -23,7 +23,11 @@ class Cancel(Verb):
     @staticmethod
     def add_arguments(parser: Parser) -> None:
         parser.add_argument(
-            "job", metavar="N|NAME|all", nargs="?", help="its number, or its variable, or all (default: the last)"
+            "job",
+            metavar="N|NAME|all",
+            nargs="?",
+            type=job_name,
+            help="its number, or its variable, or all (default: the last)",
         )
 
     def run(self, notebook: Notebook) -> None:

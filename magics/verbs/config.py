@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.parsing import Parser
+from meshbook.magics.parsing import Parser, preference
 from meshbook.magics.preferences import NEST_ASYNCIO, PREFERENCES, UNSET, find
 from meshbook.magics.verbs.verb import Verb
 
@@ -22,7 +22,7 @@ class Config(Verb):
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
-        parser.add_argument("key", metavar="KEY", nargs="?", help=f"one of {', '.join(PREFERENCES)}")
+        parser.add_argument("key", metavar="KEY", nargs="?", type=preference, help=f"one of {', '.join(PREFERENCES)}")
         parser.add_argument("value", metavar="VALUE", nargs="?", help=f"what it is to be; {UNSET}: as at the start")
 
     def run(self, notebook: Notebook) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from meshbook.magics.comparison import compare
 from meshbook.magics.exchange import carry_out, of_a_line
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.parsing import Parser, variable
+from meshbook.magics.parsing import Parser, remote_variable
 from meshbook.magics.verbs.verb import Verb, add_selection
 
 
@@ -26,7 +26,9 @@ class Diff(Verb):
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
-        parser.add_argument("name", metavar="NAME", type=variable, help="a variable of the ranks: a tensor, a model, …")
+        parser.add_argument(
+            "name", metavar="NAME", type=remote_variable, help="a variable of the ranks: a tensor, a model, …"
+        )
         add_selection(parser)
 
     def run(self, notebook: Notebook) -> None:

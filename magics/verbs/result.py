@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.parsing import Parser
+from meshbook.magics.parsing import Parser, job_name
 from meshbook.magics.publications import Display, Error, LiveDisplay, Publication
 from meshbook.magics.publisher import publisher_for
 from meshbook.magics.verbs.verb import Verb
@@ -22,7 +22,9 @@ class Result(Verb):
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
-        parser.add_argument("job", metavar="N|NAME", nargs="?", help="its number, or its variable (default: the last)")
+        parser.add_argument(
+            "job", metavar="N|NAME", nargs="?", type=job_name, help="its number, or its variable (default: the last)"
+        )
 
     def run(self, notebook: Notebook) -> None:
         job = notebook.jobs.find(self.job)

@@ -13,6 +13,7 @@ SCENE = Scene(
     "mesh",
     ["a", "ab"],
     ["loss", "model"],
+    ["1", "2", "fit"],
 )
 WORDS = "all failed ok changed"
 EIGHT = "0 1 2 3 4 5 6 7 0: ::2 -1"
@@ -159,6 +160,12 @@ def test_of_two_that_exclude_each_other_one_is_offered() -> None:
         ("log ", "0 1 2 3 4 5 6 7 --help"),
         ("log 3 -", "-h --help -n"),
         ("nothing ", ""),
+        ("diff mo", "model"),
+        ("result ", "1 2 fit --help"),
+        ("cancel f", "fit"),
+        ("config on", "on_error"),
+        ("mode o", "on off"),
+        ("mode on fa", "failed"),
     ],
 )
 def test_verbs(line: str, matches: str) -> None:
