@@ -97,6 +97,12 @@ class Course:
             self._steps.answered(rank, now, failed=error is not None, died=error is not None and error.kind == "died")
             self._watch.answered(now)
 
+    def hold(self, is_held: bool) -> None:
+        """Whether a person is in the debugger on some rank: neither an error nor a time limit ends that; any thread."""
+        with self._lock:
+            self._steps.is_held = is_held
+        self._loop.call_soon_threadsafe(self._wake)
+
     def interrupt(self) -> None:
         """First: KeyboardInterrupt on every rank that still runs. Second: break process groups. Third: kill."""
         now = self._loop.time()
@@ -178,7 +184,7 @@ class Course:
     def _look_around(self, now: float) -> None:
         if self._aside or not self._has_begun:
             return
-        if now >= self._limit:
+        if now >= self._limit and not self._steps.is_held:
             self._limit = math.inf
             self._begin_aside(self._run_out_of_time())
         elif self._watch.is_due(now):

@@ -68,6 +68,8 @@ class Preparation:
 
     def _keyboard(self, options: CellOptions) -> Keyboard:
         if not options.block:
+            if options.on_error == "debug":
+                raise UsageError("%%mesh -a opens no debugger, since nobody waits for it: %mesh debug does, afterwards")
             return Nobody("a cell with -a has no prompt, since nobody waits for it")
         if options.local:
             return Nobody("in a cell with --local only what runs here has a prompt")

@@ -35,6 +35,7 @@ class Area(Protocol):
         """Show a text to the person."""
 
 
+Hold = Callable[[bool], None]  # whether a person is in the debugger
 Whereabouts = Callable[[Collection[int]], Mapping[int, str]]  # of these ranks, in words
 
 
@@ -57,13 +58,24 @@ UNASKED = Manner(Nobody("the cell runs where nobody can be asked"))
 class Prompting:
     """Answers the ranks of one cell until it is closed."""
 
-    def __init__(self, mesh: str, ranks: Iterable[int], manner: Manner, area: Area, whereabouts: Whereabouts) -> None:
+    def __init__(
+        self,
+        mesh: str,
+        ranks: Iterable[int],
+        manner: Manner,
+        *,
+        area: Area,
+        whereabouts: Whereabouts,
+        hold: Hold,
+    ) -> None:
         self._mesh = mesh
         self._running = set(ranks)
         self._done: set[int] = set()
         self._manner = manner
         self._area = area
         self._whereabouts = whereabouts
+        self._hold = hold
+        self._holds = False
         self._changed = threading.Condition()  # guards all that follows
         self._prompts = Prompts(manner.sharing)
         self._stops = Stops(manner.select)
@@ -107,7 +119,7 @@ class Prompting:
             return known
         self._replies[question.rank, question.number] = reply
         self._begin()
-        self._changed.notify()
+        self._look_again()
         return None
 
     def withdraw(self, rank: int, number: int) -> None:
@@ -130,6 +142,9 @@ class Prompting:
     def _look_again(self) -> None:
         if self._shown is not None and not self._is_open(self._shown):
             self._give_up()
+        if self._holds != self._stops.is_engaged:
+            self._holds = self._stops.is_engaged
+            self._hold(self._holds)
         self._changed.notify()
 
     def _is_open(self, prompt: Prompt | DebugPrompt) -> bool:
@@ -218,6 +233,7 @@ class Prompting:
             assert self._given_up is not None
             self._given_up.clear()
             answered = [] if answer is None else self._settle(prompt, answer)
+            self._look_again()
         self._area.resume()
         for reply, told in answered:
             reply(told)

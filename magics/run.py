@@ -71,6 +71,11 @@ class Cell:
     by_mode: bool = False  # it runs on ranks without saying so itself
     manner: Manner = UNASKED  # how a person is asked for what its ranks want to know
 
+    @property
+    def opens_debugger(self) -> bool:
+        """Whether a rank that fails is looked at; where nobody can be asked, what fails only ends."""
+        return self.options.on_error == "debug" and not self.manner.keyboard.refusal
+
 
 class CellRun:
     """A running cell. `origin` names the execution everywhere; `title` is what cells are told that wait for it."""
@@ -110,7 +115,12 @@ class CellRun:
             wake=self._wake.set,
         )
 
-        self._prompting = Prompting(mesh.procs.name, self._ranks, cell.manner, self._printing, self._whereabouts)
+        self._prompting = Prompting(
+            *(mesh.procs.name, self._ranks, cell.manner),
+            area=self._printing,
+            whereabouts=self._whereabouts,
+            hold=self._course.hold,
+        )
 
     def _make_output(self) -> CellOutput:
         options = self.cell.options
@@ -228,7 +238,7 @@ class CellRun:
         token = CURRENT.set(Context(self.cell.session.context.actor_instance, origin=self.origin))
         try:
             transfer = () if self.cell.transfers is None else (self.cell.transfers.there,)
-            debugs = {"debugs": True} if self.cell.options.on_error == "debug" else {}
+            debugs = {"debugs": True} if self.cell.opens_debugger else {}
             futures = self._cells_of(ranks).run.call_each(self._source, self.cell.number, *transfer, **debugs)
         finally:
             CURRENT.reset(token)

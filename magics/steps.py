@@ -58,6 +58,7 @@ class Steps:
         self.silent = set(ranks)
         self._stops_on_error = stops_on_error
         self._patience = patience
+        self.is_held = False  # a person is in the debugger: the error of another rank ends nothing meanwhile
         self._presses = 0
         self._is_timed_out = False
         self._has_death = False
@@ -107,6 +108,8 @@ class Steps:
 
     def due(self, now: float) -> list[Order]:
         """What is to be done now; each order is given once."""
+        if self.next_at > now:
+            return []
         orders = []
         for step in Step:
             if self._due.get(step, math.inf) <= now and self.silent:
@@ -118,6 +121,8 @@ class Steps:
     @property
     def next_at(self) -> float:
         """When something may be due; infinite where nothing is."""
+        if self.is_held and not self.is_wanted:
+            return math.inf
         return min(self._due.values(), default=math.inf)
 
     def _plan(self, step: Step, at: float) -> None:

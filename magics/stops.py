@@ -70,6 +70,7 @@ class Stops:
         self._focus: frozenset[int] = frozenset()  # chosen by a person; empty: all at the same place
         self._shown: tuple[int, ...] = ()  # whom the last prompt was for
         self._awaited: set[int] = set()
+        self._engaged: set[int] = set()  # in the debugger: stopped, or on the way of a step
         self._until = -math.inf
         self._last_line = ""
         self._told: dict[int, str] = {}  # where others were stopped, as a person has been told
@@ -79,6 +80,11 @@ class Stops:
         """The ranks that are stopped."""
         return set(self._stopped)
 
+    @property
+    def is_engaged(self) -> bool:
+        """Whether a person is in the debugger: a rank is stopped, or only steps."""
+        return bool(self._engaged)
+
     def stopped(self, question: Question, now: float, others: Iterable[int]) -> None:
         """A rank waits for a command; `others` are those that could still come to."""
         if not self._stopped:
@@ -86,6 +92,7 @@ class Stops:
                 self._awaited = set(others)
             self._until = max(self._until, now + GATHER)
         self._stopped[question.rank] = question
+        self._engaged.add(question.rank)
         self._awaited.discard(question.rank)
 
     def withdrawn(self, rank: int, number: int | None = None) -> None:
@@ -93,11 +100,13 @@ class Stops:
         found = self._stopped.get(rank)
         if found is not None and number in (None, found.number):
             del self._stopped[rank]
+            self._engaged.discard(rank)
 
     def ended(self, rank: int) -> None:
         """A rank will not stop again."""
         self.withdrawn(rank)
         self._awaited.discard(rank)
+        self._engaged.discard(rank)
 
     def due(self, now: float) -> DebugPrompt | None:
         """The prompt to show now."""
@@ -153,7 +162,10 @@ class Stops:
     def _send(self, ranks: Iterable[int], command: str, now: float) -> Commands:
         sent = tuple(self._stopped.pop(rank) for rank in ranks if rank in self._stopped)
         self._awaited = {each.rank for each in sent}
-        self._until = now + (GATHER if command in _LEAVING else PATIENCE)
+        is_leaving = command in _LEAVING
+        self._until = now + (GATHER if is_leaving else PATIENCE)
+        if is_leaving:
+            self._engaged -= self._awaited
         # A command to some of them: the prompt stays with the others.
         self._shown = tuple(rank for rank in self._shown if rank not in self._awaited) or self._shown
         return Commands(sent, command)

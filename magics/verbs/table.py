@@ -20,6 +20,7 @@ from meshbook.magics.parsing import (
 from meshbook.magics.verbs.attach import Attach
 from meshbook.magics.verbs.cancel import Cancel
 from meshbook.magics.verbs.config import Config
+from meshbook.magics.verbs.debug import Debug
 from meshbook.magics.verbs.detach import Detach
 from meshbook.magics.verbs.diff import Diff
 from meshbook.magics.verbs.doctor import Doctor
@@ -65,6 +66,7 @@ _ALL: tuple[type[Verb], ...] = (
     Mode,
     Config,
     Stack,
+    Debug,
     TraceVerb,
     ProfileVerb,
     Log,

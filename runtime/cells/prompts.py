@@ -93,7 +93,7 @@ class Prompts:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        self.pause = "in the debugger" if question.kind in ("command", "stop") else "at input()"
+        self.pause = "in the debugger" if question.kind in ("command", "stop") else "in input()"
         try:
             with INTERRUPTS.user_code():
                 yield

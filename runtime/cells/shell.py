@@ -19,6 +19,7 @@ from typing import Any
 from IPython.core.compilerop import CachingCompiler
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
+from IPython.core.error import StdinNotImplementedError
 from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.path import compress_user
@@ -27,6 +28,7 @@ from traitlets.config import Config
 from meshbook.runtime.cells import debugger, prompts
 from meshbook.runtime.cells.debugger import Debugger
 from meshbook.runtime.cells.displays import Displays
+from meshbook.runtime.cells.failures import frames_of
 from meshbook.runtime.cells.interrupts import INTERRUPTS
 from meshbook.runtime.cells.prompts import Prompts
 from meshbook.runtime.telemetry import spans_of_collectives
@@ -167,9 +169,10 @@ class RankShell(InteractiveShell):
             self.debugging.examine(error)
 
     def examine(self, error: BaseException) -> None:
-        """Look at the error that has just ended a cell, unless that was stopped rather than broken."""
-        if error.__traceback__ is not None and not isinstance(error, KeyboardInterrupt | SystemExit | bdb.BdbQuit):
-            with contextlib.suppress(KeyboardInterrupt):  # the cell ends with its error all the same
+        """Look at the error that has just ended a cell, unless that was stopped rather than broken, or never ran."""
+        if frames_of(error) and not isinstance(error, KeyboardInterrupt | SystemExit | SyntaxError | bdb.BdbQuit):
+            # The cell ends with its error all the same.
+            with contextlib.suppress(KeyboardInterrupt, StdinNotImplementedError):
                 self.debugging.examine(error)
 
     kept: Ran = Ran()

@@ -28,7 +28,7 @@ MOST_FRAMES = 200  # of one stack; what recursed deeper has its innermost ones
 class Standing:
     """Where the main thread of a rank is: idle, or in a cell, where it has frames (outermost first) or just begins.
 
-    `pause` says that it waits for a person: `at input()`, `in the debugger`.
+    `pause` says that it waits for a person: `in input()`, `in the debugger`.
     """
 
     is_idle: bool = False

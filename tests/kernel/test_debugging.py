@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -140,3 +141,37 @@ def test_an_error_is_looked_at_where_it_was_raised(notebook: Notebook) -> None:
     assert prompts == [f"[ranks 1-2 {at}] (Pdb) "]
     assert again.reply is not None
     assert again.reply["status"] == "ok"
+
+
+def test_a_person_in_the_debugger_is_not_thrown_out_by_another_ranks_error(notebook: Notebook, signs: Signs) -> None:
+    notebook.run(f"%%mesh\n{signs.definition}")
+    cell = notebook.start_asking("%%mesh\nif rank: tell('fails'); 1 / 0\nbreakpoint()")
+    notebook.wait_for_prompt()
+    signs.wait_for("fails", 2)
+    notebook.client.input("threading.Event().wait(1)")  # longer than the others would be given otherwise
+    assert re.fullmatch(r"\[rank 0 cell \d+:3\] \(Pdb\) ", notebook.wait_for_prompt())
+    notebook.client.input("q")
+    notebook.wait_failed(cell)
+    assert cell.error["ename"] == "ZeroDivisionError"
+
+
+def test_what_failed_in_the_last_cell_is_looked_at_afterwards(notebook: Notebook) -> None:
+    failed = notebook.run_failing("%%mesh\nnames = {}\nif rank != 1: names['lost']")
+    at = f"cell {number_of(failed)}:3"
+    for _ in range(2):  # the debugger is no cell of its own
+        cell, prompts = notebook.converse("%mesh debug", "p rank", "q")
+        assert prompts == [f"[ranks 0,2 {at}] (Pdb) "] * 2
+        assert "[0,2] KeyError: 'lost'\n" in cell.plain
+        assert "[0] 0\n[2] 2\n" in cell.plain
+    _, prompts = notebook.converse("%mesh debug 2", "q")
+    assert prompts == [f"[rank 2 {at}] (Pdb) "]
+    assert "no prompt here" in notebook.run_failing("%mesh debug").error["evalue"]
+    notebook.run("%%mesh failed\nrank")
+    assert "no living rank of mesh failed" in notebook.run_failing("%mesh debug").error["evalue"]
+
+
+def test_a_rank_at_a_prompt_is_paused(notebook: Notebook) -> None:
+    cell = notebook.start_asking("%%mesh --timeout 1\nif rank == 0: input('?')\nthreading.Event().wait()")
+    assert notebook.wait_for_prompt() == "[rank 0] ?"
+    notebook.wait_failed(cell)
+    assert f"rank 0 paused in input() at cell {number_of(cell)}:2" in cell.error["evalue"]

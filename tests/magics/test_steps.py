@@ -17,16 +17,20 @@ def course(events: Sequence[Event], *, stops_on_error: bool = True, until: float
     """What is due in a cell of the ranks 0 to 2."""
     steps = Steps(range(3), stops_on_error=stops_on_error)
     due: list[Due] = []
+    last = 0.0
     for at, what, rank in [*events, (until, "end", 0)]:
-        while steps.next_at <= at:
-            now = steps.next_at
+        while (planned := steps.next_at) <= at:
+            now = max(planned, last)
             due += [(round(now, 3), *_written(order)) for order in steps.due(now)]
-            if steps.next_at == now:  # it is due to nobody
+            if steps.next_at == planned:  # it is due to nobody
                 break
+        last = at
         if what == "press":
             steps.press(at)
         elif what == "time is up":
             steps.time_is_up(at)
+        elif what in ("held", "let go"):
+            steps.is_held = what == "held"
         else:
             steps.answered(rank, at, failed=what in ("raised", "died"), died=what == "died")
     return due
@@ -41,6 +45,12 @@ def _written(order: Order) -> tuple[str, str]:
     [
         ([], []),
         ([(1, "done", 0), (2, "done", 1), (3, "done", 2)], []),
+        # a person in the debugger: an error waits for him, but his interrupt does not
+        (
+            [(1, "held", 0), (2, "raised", 1), (9, "let go", 0)],
+            [(9, "interrupt", "02"), (10.0, "abort", "02"), (15.0, "leave", "02")],
+        ),
+        ([(1, "held", 0), (2, "died", 1), (3, "press", 0), (3, "done", 0), (3, "done", 2)], [(3, "interrupt", "02")]),
         # a person
         ([(1, "press", 0), (1.1, "done", 0), (1.1, "done", 1), (1.2, "done", 2)], [(1, "interrupt", "012")]),
         (

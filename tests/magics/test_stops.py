@@ -204,3 +204,16 @@ def test_a_prompt_whose_ranks_are_gone_is_over(ranks: Ranks) -> None:
     assert ranks.stops.is_open(prompt)
     ranks.stops.ended(3)
     assert not ranks.stops.is_open(prompt)
+
+
+def test_a_person_is_in_the_debugger_from_a_stop_to_going_on_or_quitting(ranks: Ranks) -> None:
+    ranks.send("@0,3 n")
+    assert ranks.stops.is_engaged
+    ranks.now = PATIENCE
+    ranks.send("c")  # 1 and 2
+    assert ranks.stops.is_engaged  # 0 and 3 still step
+    ranks.stop({0: 8, 3: 8})
+    ranks.now += GATHER
+    ranks.send("@0 q")
+    ranks.stops.ended(3)
+    assert not ranks.stops.is_engaged

@@ -1,0 +1,33 @@
+"""`%mesh debug`: look at what ranks failed of, where they did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshbook.magics.debugging import debug
+from meshbook.magics.notebook import Notebook
+from meshbook.magics.parsing import Parser, selector
+from meshbook.magics.verbs.verb import Verb
+
+
+@dataclass(frozen=True)
+class Debug(Verb):
+    """Open the debugger where these ranks raised their last error."""
+
+    word = "debug"
+    description = "Open the debugger where ranks failed; `help` at its prompt says how to speak to which."
+
+    selection: str | None = None
+
+    @staticmethod
+    def add_arguments(parser: Parser) -> None:
+        parser.add_argument(
+            "selection",
+            metavar="SEL",
+            nargs="?",
+            type=selector,
+            help="which ranks, each at its last error (default: those that failed in the last cell)",
+        )
+
+    def run(self, notebook: Notebook) -> None:
+        debug(notebook, self.selection)
