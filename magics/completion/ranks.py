@@ -73,8 +73,12 @@ class RankNames:
                 continue
             self._seen[mesh.name] = mesh.last
             ranks = (mesh.last.ok | mesh.last.failed) - mesh.dead.keys()
-            if ranks and mesh.names.get(rank := min(ranks)) is not self._names.get(node := _node_of(mesh, rank)):
-                self._names[node] = mesh.names[rank]
+            if not ranks:
+                continue
+            rank = min(ranks)
+            node, names = _node_of(mesh, rank), mesh.names.get(rank, ())  # one that was born anew has told of none
+            if names is not self._names.get(node, ()):
+                self._names[node] = names
                 if (asked := self._ask(mesh, rank, "snapshot")) is not None:
                     self._snapshots[node] = asked
 
