@@ -66,7 +66,12 @@ class Job:
 
         Raises what the cell raised. Ctrl-C ends the waiting and not the job.
         """
-        return self._future.result(timeout)
+        try:
+            return self._future.result(timeout)
+        except TimeoutError:
+            if self.done():
+                raise
+            raise TimeoutError(f"{self.title} has not ended within {timeout:g} s, and goes on") from None
 
     get = result  # as our other futures have it
 
@@ -133,7 +138,9 @@ class Job:
             parts.append(str(error).partition("\n")[0] or type(error).__name__)
         return " · ".join(parts)
 
-    def _bundle(self) -> dict[str, str]:
+    @property
+    def bundle(self) -> dict[str, str]:
+        """Its state for a front end."""
         text = repr(self) if self.done() else f"{self!r}  ({HINT})"
         return {"text/plain": text, "text/html": f'<div style="{HEADER_STYLE}">{html.escape(text)}</div>'}
 
@@ -143,7 +150,7 @@ class Job:
 
         place = publisher_for(get_ipython())
         with self._lock:
-            place.publish([LiveDisplay(self._bundle(), update=False, is_final=True)])
+            place.publish([LiveDisplay(self.bundle, update=False, is_final=True)])
             if not self.done():
                 self._places = [*self._places, place][-MOST_SHOWN:]
 
@@ -161,7 +168,7 @@ class Job:
         with self._lock:
             places, self._places = self._places, []
         for place in places:
-            place.publish([LiveDisplay(self._bundle(), update=True, is_final=True)])
+            place.publish([LiveDisplay(self.bundle, update=True, is_final=True)])
         self._publisher.publish(self.conclusion)
 
 

@@ -29,10 +29,11 @@ class Result(Verb):
     def run(self, notebook: Notebook) -> None:
         job = notebook.jobs.find(self.job)
         publisher = publisher_for(notebook.shell)
-        if not job.done():
-            publisher.publish([LiveDisplay({"text/plain": f"waiting for {job.title}"}, update=False)])
+        was_done = job.done()
+        publisher.publish([LiveDisplay(job.bundle, update=False, is_final=was_done)])
         job.wait()
-        publisher.publish([_as_it_is_here(each) for each in job.output if not isinstance(each, Error)])
+        shown = [] if was_done else [LiveDisplay(job.bundle, update=True, is_final=True)]
+        publisher.publish([*shown, *(_as_it_is_here(each) for each in job.output if not isinstance(each, Error))])
         job.result()  # the cell that asks for it fails as the job has
 
 

@@ -69,6 +69,7 @@ def test_a_job_returns_at_once_and_shows_all_in_its_own_cell(notebook: Notebook,
     assert "[0-2] begun\n" in text_of(cell)
     assert cell.displays[-1]["text/plain"] == "[0] 0\n[1] 2\n[2] 4"
     again = notebook.run("%mesh result job")
+    assert again.displays[0]["text/plain"].startswith(f"{title_of(cell)}: 3 ranks · 3 done · 00:0")
     assert "[0-2] begun\n" in text_of(again)
     assert again.displays[-1]["text/plain"] == cell.displays[-1]["text/plain"]
 
@@ -93,14 +94,16 @@ def test_an_error_that_nobody_awaits_is_shown_in_its_cell_and_in_the_list(notebo
 
 def test_a_later_cell_waits_for_the_ranks_and_says_so(notebook: Notebook, signs: Signs) -> None:
     job = notebook.run("%%mesh -a 1:\nhold()")
+    notebook.run("%mesh config plain_time 0.1")
     cell = notebook.start("%%mesh\ntell('free')\nrank")
     signs.wait_for("free")
     waiting = f"waiting for {title_of(job)} (ranks 1-2)"
     notebook.wait_until(lambda: bool(cell.displays))  # the area of a cell that takes longer
-    assert cell.displays[0]["text/plain"].splitlines()[:2] == ["3 ranks · 2 waiting · 1 done · 00:02", waiting]
+    assert cell.displays[0]["text/plain"].splitlines()[:2] == ["3 ranks · 2 waiting · 1 done · 00:00", waiting]
     signs.path.with_name("gate").touch()
     notebook.wait(cell)
     assert cell.result == "[0] 0\n[1] 1\n[2] 2"
+    notebook.run("%mesh config plain_time default")
 
 
 def test_ctrl_c_is_for_the_cell_that_waits_and_not_for_the_job(notebook: Notebook, signs: Signs) -> None:
@@ -114,6 +117,8 @@ def test_ctrl_c_is_for_the_cell_that_waits_and_not_for_the_job(notebook: Noteboo
         notebook.wait_failed(cell)
         assert cell.error["ename"] in ("KeyboardInterrupt", "CancelledError")
     assert notebook.evaluate("job.done()") is False
+    late = notebook.run_failing("job.result(timeout=0.01)").error
+    assert late["evalue"] == f"{title_of(job)} has not ended within 0.01 s, and goes on"
     assert notebook.run(f"{OPEN}\njob.result().values").result == "[0, 1, 2]"
     assert notebook.run("%%mesh\n'ran' in globals()").result == "[0-2] False"
     notebook.wait_until(lambda: len(job.displays) > 1)
@@ -140,6 +145,23 @@ def test_what_was_cancelled_before_it_began_never_runs(notebook: Notebook, signs
     assert second.error["evalue"] == f"interrupted; ranks 0-2 did not run: {title_of(first)} was still running"
     notebook.run(f"{OPEN}\nawait first;")
     assert notebook.run("%%mesh\n'ran' in globals()").result == "[0-2] False"
+
+
+def test_a_mesh_goes_down_after_its_jobs(notebook: Notebook, signs: Signs) -> None:
+    notebook.run("%mesh up --gpus 1 --name other")
+    gate = str(signs.path.with_name("gate"))
+    job = notebook.run(f"%%mesh other -a\nimport os, time\nwhile not os.path.exists({gate!r}): time.sleep(0.005)")
+    cell = notebook.start("%mesh down other")
+    notebook.wait_until(lambda: f"waiting for {title_of(job)}" in cell.stdout)
+    signs.path.with_name("gate").touch()
+    notebook.wait(cell)
+    assert cell.stdout.splitlines()[1:] == ["other is down"]
+    notebook.wait_until(lambda: bool(job.updates))
+    assert "1 rank · 1 done" in job.outputs[0].data["text/plain"]
+    notebook.run("%mesh up --gpus 1 --name other")
+    job = notebook.run("%%mesh other -a\nimport threading; threading.Event().wait()")
+    assert notebook.run("%mesh down other --now").stdout == "other is down\n"
+    notebook.wait_until(lambda: bool(job.contents("error")))
 
 
 @pytest.mark.parametrize(
