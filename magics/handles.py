@@ -93,13 +93,13 @@ class NotebookProcMesh(ProcMesh):
 
     def __getitem__(self, name: str) -> RemoteVariable:
         """A variable on the ranks: shown it is what it is there, `mesh["x"].get()` brings it."""
-        return RemoteVariable(self, _checked(name))
+        return RemoteVariable(self, _key(name))
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self.push({_checked(name): value})
+        self.push({_key(name): value})
 
     def __delitem__(self, name: str) -> None:
-        carry_out(variables.delete(self._mesh, self._ranks(), _checked(name)))
+        carry_out(variables.delete(self._mesh, self._ranks(), _key(name)))
 
     def __contains__(self, name: object) -> bool:
         """Whether every rank has a variable of this name."""
@@ -122,7 +122,13 @@ class NotebookProcMesh(ProcMesh):
 def _checked(name: Any) -> str:
     if isinstance(name, str):
         return name
-    raise TypeError(f"a variable is named by a string, mesh['x'], not by {name!r}; ranks are taken by slice(gpus=0)")
+    raise TypeError(f"a variable is named by a string, as 'x', not by {name!r}")
+
+
+def _key(name: Any) -> str:
+    if isinstance(name, str):
+        return name
+    raise TypeError(f"mesh['x'] is a variable, and ranks are taken by slice(gpus=0); {name!r} is neither")
 
 
 def _check_reduction(reduce: Any) -> None:

@@ -80,7 +80,10 @@ class Preparation:
             return None
         with of_a_line():
             pushed = self._notebook.values_of(options.push)
-            return Transfers(mesh, region.ranks(), self._notebook.shell.user_ns, pushed, options.pull)
+            return Transfers(
+                *(mesh, region.ranks(), self._notebook.shell.user_ns, pushed, options.pull),
+                in_turns=options.seq or options.first is not None,
+            )
 
     def _ranks_of(self, selector: str | None) -> frozenset[int] | None:
         return None if selector is None else frozenset(self._notebook.select(selector)[1].region.ranks())

@@ -15,7 +15,10 @@ from meshbook.runtime.cells.transfer import Transfer
 
 
 class Transfers:
-    """Of one cell on these ranks, from and to a namespace. VariableError for what is wrong before it runs."""
+    """Of one cell on these ranks, from and to a namespace. VariableError for what is wrong before it runs.
+
+    `in_turns`: some ranks have their turn later, and are to get what the others got.
+    """
 
     def __init__(
         self,
@@ -24,6 +27,8 @@ class Transfers:
         namespace: dict[str, Any],
         pushed: Mapping[str, Any],
         pulled: Sequence[Wanted],
+        *,
+        in_turns: bool = False,
     ) -> None:
         self._mesh = mesh
         self._namespace = namespace
@@ -33,7 +38,8 @@ class Transfers:
         common = tuple(name for name, sources in self._sources.items() if len(sources) == len(ranks))
         rare = variables.names_by_rank({name: self._sources[name] for name in self._sources.keys() - set(common)})
         limit = variables.MOST_UNASKED / max(len(ranks), 1)
-        self.there = Transfer(variables.pack_all(mesh, pushed) if pushed else None, common, rare, limit)
+        parcel = variables.pack_all(mesh, pushed) if pushed else None
+        self.there = Transfer(parcel.copied() if parcel and in_turns else parcel, common, rare, limit)
         self._answers: dict[int, Any] = {}
 
     def take(self, rank: int, outcome: CellOutcome) -> CellOutcome:

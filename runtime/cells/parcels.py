@@ -29,6 +29,10 @@ class Parcel:
         """Bytes."""
         return len(self.stream) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
 
+    def copied(self) -> Parcel:
+        """The same apart from where it was packed: what is changed there afterwards does not show."""
+        return Parcel(self.stream, tuple(pickle.PickleBuffer(bytearray(memoryview(buffer))) for buffer in self.buffers))
+
     def open(self) -> dict[str, Any]:
         """The values. PickleError where one of them cannot be made here."""
         values: dict[str, Any] = loads([self.stream, *[memoryview(each) for each in self.buffers]], "a value")

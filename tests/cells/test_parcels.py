@@ -20,6 +20,9 @@ def test_what_is_large_is_no_part_of_the_pickle_and_is_not_copied() -> None:
     assert 1_200_000 <= parcel.size < 1_203_000
     array[0] = 7
     assert parcel.open()["array"][0] == 7
+    copied = parcel.copied()
+    array[0] = 8
+    assert copied.open()["array"][0] == 7
 
 
 def test_values_share_what_they_shared() -> None:

@@ -62,6 +62,7 @@ def test_a_push_waits_for_the_cell_before_it_and_is_seen_by_the_next(notebook: N
         ("mesh.push({'2x': 1})", "'2x' is not a name that a variable can have"),
         ("mesh.push()", "there is nothing to push"),
         ("mesh.pull()", "there is nothing to pull"),
+        ("mesh.pull(['a', 'b'])", "a variable is named by a string, as 'x', not by ['a', 'b']"),
         ("mesh.pull('rank', reduce='max')", "reduce is one of 'mean', 'cat', 'stack', 'first' or None, not 'max'"),
         ("mesh.pull('device', reduce='mean')", "cannot pull device@mean: there is no mean of values of type device"),
         ("mesh.scatter('x', 5)", "cannot scatter x: data of type int has no dimension 0 that could be split"),
