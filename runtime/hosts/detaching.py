@@ -124,7 +124,8 @@ def _wait_until_up(session: Session) -> None:
     seconds = session.settings.launch_timeout
     session.host.initialized.get(seconds)
     for charge in session.node.ledger.of(CLIENT):
-        if charge.are_processes and not charge.failed:
+        # Who has said something is up; it need not answer now, when it may be stopped, or at work in C.
+        if charge.are_processes and any(session.node.find_node(node) is None for node in charge.ranks):
             with contextlib.suppress(MeshbookError):  # one that has died is told of otherwise
                 charge.handle().initialized.get(seconds)
 

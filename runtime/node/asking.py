@@ -165,11 +165,11 @@ class Questions:
         messages = [Stop(self._node, call, target.actor, reason) for target, call in zip(targets, calls, strict=True)]
         self._ask(targets, messages, ())
 
-    def ask_to_hold(self, peers: Sequence[Address], asker: Asker) -> None:
+    def ask_to_hold(self, peers: Sequence[Address], asker: Asker, life: int) -> None:
         """Ask these nodes to send nothing here after their answer, until another process is this node."""
         targets = [Target(peer, KEEPER) for peer in peers]
         calls = self._open(targets, asker, "hold")
-        self._ask(targets, [Handover(self._node, call) for call in calls], ())
+        self._ask(targets, [Handover(self._node, call, life) for call in calls], ())
 
     def adopt(self, targets: Sequence[Target], calls: Sequence[int], endpoint: str, asker: Asker) -> None:
         """Wait for the answers to calls that were sent by the process that was this node before."""

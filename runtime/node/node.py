@@ -307,7 +307,7 @@ class Node:
         A future each: once it is settled, all that it has sent has come. `greet` takes it back.
         """
         asker = Each(len(peers))
-        self._questions.ask_to_hold(peers, asker)
+        self._questions.ask_to_hold(peers, asker, self.life)
         return asker.futures
 
     def peers(self) -> list[Address]:
@@ -330,6 +330,10 @@ class Node:
             self._routes.greet_again(peer)
 
     def _on_handover(self, handover: Handover, body: Body) -> None:
+        if self._routes.is_new(handover.sender, handover.life + 1):
+            self._hold(handover)
+
+    def _hold(self, handover: Handover) -> None:
         asker = self._routes.address_of(handover.sender)
         answer = Reply(self.address.node, handover.call, "ok")
         frame = pack(answer, pickling.dumps(None, "an answer"), self.settings.max_message_bytes)

@@ -119,6 +119,7 @@ class Handover(Message, frozen=True, tag="o"):
 
     sender: str
     call: int
+    life: int = 0  # that is about to end
 
 
 class Down(Message, frozen=True, tag="d"):

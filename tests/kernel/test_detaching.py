@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.kernel
 PATIENCE = 60.0
 
-ACTORS = """
+CLASS = """
 from meshbook import Actor, endpoint
 
 class Counter(Actor):
@@ -31,8 +31,9 @@ class Counter(Actor):
     @endpoint
     def add(self):
         self.count += 1
-        return self.count
-
+        return {sign}self.count
+"""
+ACTORS = """
 counters = mesh.spawn("counters", Counter)
 first = mesh.slice(gpus=0)
 list(counters.add.call().get().values())
@@ -64,6 +65,7 @@ def test_a_mesh_outlives_its_kernel(notebook: Notebook, signs: Signs, tmp_path: 
     go_on = tmp_path / "go on"
     os.mkfifo(go_on)
     notebook.run(f"%%mesh\n{signs.definition}\nx = rank * 10")
+    notebook.run(CLASS.format(sign=""))
     assert notebook.run(ACTORS).result == "[1, 1]"
     notebook.start(
         f"%%mesh -a -o late\nprint('before')\ntell('begun')\nopen({str(go_on)!r}).read()\n"
@@ -92,8 +94,17 @@ def test_a_mesh_outlives_its_kernel(notebook: Notebook, signs: Signs, tmp_path: 
     assert notebook.run("first.pull('x')").result == "0"
     assert "before\nafter" in notebook.run("%mesh log 1").stdout
 
+    check_redefinition(notebook)
     check_deaths(notebook)
     check_refusals(notebook)
+
+
+def check_redefinition(notebook: Notebook) -> None:
+    """A class that is defined anew: the next spawn uses it, live actors take it on, and keep their state."""
+    notebook.run(CLASS.format(sign="-"))
+    notebook.run("await counters.reload()")
+    assert notebook.evaluate("list(counters.add.call().get().values())") == [-3, -3]
+    assert notebook.evaluate("list(mesh.spawn('more', Counter).add.call().get().values())") == [-1, -1]
 
 
 def check_deaths(notebook: Notebook) -> None:

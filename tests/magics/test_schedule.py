@@ -55,6 +55,23 @@ def test_turns_can_be_taken_away() -> None:
     assert schedule.take_turn() == Turn((1,))
 
 
+def test_another_notebook_goes_on_where_this_one_stops() -> None:
+    """Here nobody begins any more, and there the next one does once those that run are done."""
+    schedule = Schedule(plan_waves(range(4), (1,), one_by_one=True))
+    schedule.take_turn()
+    left = schedule.give_away()
+    schedule.answered(1, failed=False)
+    assert schedule.take_turn() == Turn()
+    there = Schedule(left)
+    there.resume({1}, has_failed=False)
+    assert there.take_turn() == Turn()
+    there.answered(1, failed=False)
+    assert there.take_turn() == Turn((0,))
+    after_a_failure = Schedule(left)
+    after_a_failure.resume({}, has_failed=True)
+    assert after_a_failure.take_turn().skipped == (0, 2, 3)
+
+
 def attend(queues: RankQueues, name: str, waves: list[Wave]) -> Attendance:
     return Attendance(queues, {rank: f"node{rank}" for rank in range(3)}, waves, origin=name, title=f"cell {name}")
 

@@ -14,6 +14,7 @@ from meshbook.runtime.errors import SupervisionError
 from meshbook.runtime.node.calls import Each
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport.zeromq import ZmqTransport
+from meshbook.runtime.wire.messages import Handover
 from tests.runtime.conftest import NOWHERE, PATIENCE, Probe
 
 Succeed = Callable[..., Node]
@@ -124,3 +125,16 @@ def session_of(session: Any) -> Iterator[None]:
         yield
     finally:
         CURRENT.reset(token)
+
+
+def test_one_that_hears_of_it_too_late_sends_to_the_next(session: Any, succeed: Succeed) -> None:
+    """A process that was stopped takes in what came meanwhile in any order."""
+    [node] = session.workers(1)
+    probe = session.spawn_probe(node)
+    probe.note.call_one("before").get(PATIENCE)
+    begin(succeed([node]), [node])
+    with session_of(session):
+        again = call_again(session, probe)
+        assert again.noted.call_one().get(PATIENCE) == ["before"]
+        node._on_handover(Handover("controller", 1, life=0), ())
+        assert again.noted.call_one().get(PATIENCE) == ["before"]
