@@ -79,7 +79,7 @@ def merge_bars(bars: Mapping[int, Bar]) -> str:
     The part that is drawn is that of the median, the times are those of the slowest.
     """
     ordered = sorted(bars, key=lambda rank: bars[rank].lag)
-    last, middle = bars[ordered[-1]], bars[ordered[(len(ordered) - 1) // 2]]
+    last, middle = bars[ordered[-1]], bars[ordered[len(ordered) // 2]]
     title = _merge_texts([bar.title for bar in bars.values()])
     counts = _spread([bar.count for bar in bars.values()])
     times = f"{last.elapsed}<{last.left}" if last.left else last.elapsed
@@ -102,7 +102,7 @@ def _percent(bar: Bar) -> float:
 def _spread(texts: Sequence[str]) -> str:
     """`9–12–20`: least, median and most, each once."""
     ordered = sorted(texts, key=_value_of)
-    return "–".join(dict.fromkeys([ordered[0], ordered[len(ordered) // 2], ordered[-1]]))
+    return "–".join(dict.fromkeys([ordered[0], ordered[(len(ordered) - 1) // 2], ordered[-1]]))
 
 
 def _spread_rates(bars: Sequence[Bar], middle: Bar) -> str:
@@ -110,7 +110,7 @@ def _spread_rates(bars: Sequence[Bar], middle: Bar) -> str:
         return _spread([bar.rate for bar in bars]) + middle.unit
     # `1.02s/it` beside `1.10it/s`: from the slowest to the fastest, each with its unit.
     ordered = sorted(bars, key=lambda bar: bar.speed)
-    three = [ordered[0], ordered[len(ordered) // 2], ordered[-1]]
+    three = [ordered[0], ordered[(len(ordered) - 1) // 2], ordered[-1]]
     return "–".join(dict.fromkeys(f"{bar.rate}{bar.unit}" for bar in three))
 
 

@@ -10,10 +10,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
+from meshbook.magics.drawings import Drawings
 from meshbook.magics.publications import Display, Publication, Stream
 from meshbook.magics.publisher import Publisher, publisher_for
 from meshbook.runtime.telemetry.forwarding import label_lines
-from meshbook.runtime.telemetry.lines import Said, Shown
+from meshbook.runtime.telemetry.lines import Drawn, Shown
 from meshbook.runtime.telemetry.output import DisplayChunk, StreamName
 
 REMEMBERED_CELLS = 64
@@ -59,7 +60,7 @@ class CellScreen:
 
 
 class _Cell:
-    """What waits to be shown in one cell: the text of each rank since the last time, and displays."""
+    """What waits to be shown in one cell: the text of each rank since the last time, bars, and displays."""
 
     def __init__(self, publisher: Publisher) -> None:
         self.publisher = publisher
@@ -67,9 +68,12 @@ class _Cell:
         self._places = CELL_DISPLAYS
         self._texts: dict[tuple[str, StreamName], dict[Ranks, list[str]]] = {}
         self._displays: list[Publication] = []
+        self._drawings = Drawings()
 
     def add(self, shown: Shown) -> None:
-        if not isinstance(shown, Said):
+        if isinstance(shown, Drawn):
+            self._drawings.add(shown)
+        elif isinstance(shown, DisplayChunk):
             self._add_display(shown)
         elif self._room > 0:
             self._room -= len(shown.text)
@@ -87,7 +91,8 @@ class _Cell:
     def take(self) -> list[Publication]:
         texts, self._texts = self._texts, {}
         displays, self._displays = self._displays, []
-        return [*(_labelled(mesh, stream, by_ranks) for (mesh, stream), by_ranks in texts.items()), *displays]
+        streams = [_labelled(mesh, stream, by_ranks) for (mesh, stream), by_ranks in texts.items()]
+        return [*streams, *self._drawings.take(), *displays]
 
 
 def _labelled(mesh: str, stream: StreamName, by_ranks: dict[Ranks, list[str]]) -> Stream:

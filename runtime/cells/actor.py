@@ -94,7 +94,6 @@ class CellActor(Actor):
         Where it `debugs`, an error is looked at in the debugger first.
         """
         origin = current_origin()
-        self._begin(origin)
         before = self._shell.bindings()
         run = functools.partial(self._run, source, number, origin, debugs)
         outcome = run() if transfer is NO_TRANSFER else transfer.around(run, self._namespace, self._birth.rank, origin)
@@ -174,10 +173,6 @@ class CellActor(Actor):
         self._values[origin] = value
         while len(self._values) > KEPT_VALUES:
             self._values.popitem(last=False)
-
-    def _begin(self, origin: str) -> None:
-        if self._node.capture is not None:
-            self._node.capture.begin(origin)
 
     def _end(self, origin: str) -> None:
         if self._node.capture is not None:

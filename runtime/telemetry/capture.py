@@ -3,7 +3,7 @@
     print -> RankStream -> what waits here -> one thread -> the controller
     C code, subprocesses -> descriptors 1 and 2 -> files -> Follower -> the same thread
 
-What a cell writes over itself, a progress bar, is sent in its last state (`screens`).
+What is written over itself, a progress bar, is sent in its last state (`screens`).
 
 Python's streams know on whose behalf they are written to (the context). A cell that ends flushes on its own thread, so
 that nothing of it can come after its reply.
@@ -91,12 +91,6 @@ class Capture:
         """Send everything that has been written so far, by Python or by anything else in this process."""
         with self._sending:
             self._send_all()
-
-    def begin(self, origin: str) -> None:
-        """A cell begins: what it writes over itself is sent in its last state."""
-        with self._sending:
-            for writer, emission in self._screens.open(origin):
-                self._send(*writer, emission)
 
     def end(self, origin: str) -> None:
         """A cell has ended: send everything, and what it has shown stays."""

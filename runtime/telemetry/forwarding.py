@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from meshbook.runtime.geometry.ranges import format_ranks
-from meshbook.runtime.telemetry.lines import LogLines, Said, Shown
+from meshbook.runtime.telemetry.lines import Drawn, LogLines, Shown
 from meshbook.runtime.telemetry.output import Chunk, ClearChunk, DisplayChunk, OutputChunk, StreamName
 from meshbook.runtime.telemetry.overflow import Overflow
 
@@ -144,12 +144,14 @@ def _size_of(chunk: Chunk) -> int:
 
 
 def _stream_of(shown: Shown) -> StreamName:
-    return shown.stream if isinstance(shown, Said) else "stdout"
+    return "stdout" if isinstance(shown, DisplayChunk) else shown.stream
 
 
 def _labelled(shown: Shown) -> str:
     if isinstance(shown, DisplayChunk):
         return label_lines(shown.mesh, (shown.rank,), f"{shown.data.get('text/plain', '')}\n")
+    if isinstance(shown, Drawn):  # a script has no place for what changes
+        return label_lines(shown.mesh, (shown.rank,), f"{shown.text}\n") if shown.text.strip() else ""
     return label_lines(shown.mesh, shown.ranks, shown.text)
 
 

@@ -30,7 +30,19 @@ class Said:
     text: str
 
 
-Shown = Said | DisplayChunk
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What one rank wrote while it draws progress bars: text that is settled, and the rows as they are now."""
+
+    origin: str
+    mesh: str
+    rank: int
+    stream: StreamName
+    text: str
+    live: str
+
+
+Shown = Said | Drawn | DisplayChunk
 Channel = tuple[str, str, StreamName]  # on whose behalf, of which mesh, by which stream
 
 
@@ -80,6 +92,10 @@ class LogLines:
     def _write(self, chunk: OutputChunk, now: float) -> None:
         writer = Writer((chunk.origin, chunk.mesh, chunk.stream), chunk.rank, chunk.options.window)
         before = self._unfinished.pop(writer, None)
+        if chunk.live is not None and writer.window is None:
+            text = (before.text if before else "") + chunk.text
+            self._ready.append(Drawn(chunk.origin, chunk.mesh, chunk.rank, chunk.stream, text, chunk.live))
+            return
         lines, end, rest = ((before.text if before else "") + chunk.text).rpartition("\n")
         if end:
             self._say(writer, lines + end, now)

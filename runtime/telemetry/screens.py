@@ -1,6 +1,6 @@
 """The terminals of the executions of a rank, and when their rows are sent: at most ten times a second.
 
-Pure: the time is passed in. Output of no execution that was opened here passes as it is.
+Pure: the time is passed in. Output of no execution, that of a script, passes as it is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from meshbook.runtime.telemetry.output import StreamName
 from meshbook.runtime.telemetry.terminal import Emission, Terminal
 
-MOST_EXECUTIONS = 64
+MOST_SCREENS = 128  # streams that have rows, or a line without an end
 INTERVAL = 0.1  # seconds between two states of the rows
 REST = 1.0  # seconds after which complete lines are final
 
@@ -31,36 +31,23 @@ class Screens:
     """Takes what executions write, and gives out what is to be sent."""
 
     def __init__(self) -> None:
-        self._opened: OrderedDict[str, None] = OrderedDict()
-        self._screens: dict[Writer, _Screen] = {}  # of those alone that have a line without an end, or rows
-
-    def open(self, origin: str) -> list[tuple[Writer, Emission]]:
-        """Let this execution have terminals; returns what is left of the oldest, which has none from now on."""
-        self._opened[origin] = None
-        return self.close(next(iter(self._opened))) if len(self._opened) > MOST_EXECUTIONS else []
+        self._screens: OrderedDict[Writer, _Screen] = OrderedDict()  # the one that was written to last is the last
 
     def end(self, origin: str) -> list[tuple[Writer, Emission]]:
         """The execution has ended: its rows are final, as far as they go. Its threads may write on."""
         mine = [writer for writer in self._screens if writer[0] == origin]
         return list(filter(_tells, [(writer, self._settle(writer)) for writer in mine]))
 
-    def close(self, origin: str) -> list[tuple[Writer, Emission]]:
-        """The same, and what comes after that passes as it is."""
-        self._opened.pop(origin, None)
-        rest = self.end(origin)
-        for writer, _ in rest:
-            self._screens.pop(writer, None)
-        return rest
-
     def feed(self, origin: str, stream: StreamName, text: str, now: float) -> Emission | None:
         """What is to be sent of this at once; None where that can wait."""
         writer = origin, stream
+        if not origin:
+            return Emission(text)
         screen = self._screens.get(writer)
         if screen is None:
-            if origin not in self._opened:
-                return Emission(text)
             screen = self._screens[writer] = _Screen()
         screen.fed_at = now
+        self._screens.move_to_end(writer)
         emission = screen.terminal.feed(text)
         if screen.terminal.is_blank:
             del self._screens[writer]
@@ -73,6 +60,10 @@ class Screens:
                 yield writer, self._release(screen, now)
             elif screen.terminal.is_live and now - screen.fed_at >= REST and screen.terminal.is_at_rest:
                 yield writer, self._settle(writer)
+        while len(self._screens) > MOST_SCREENS:
+            writer = next(iter(self._screens))
+            yield writer, self._settle(writer)
+            self._screens.pop(writer, None)
 
     def held(self, now: float) -> Iterator[tuple[Writer, Emission]]:
         """All that waits."""
@@ -81,7 +72,8 @@ class Screens:
                 yield writer, self._release(screen, now)
 
     def _hold(self, screen: _Screen, emission: Emission, now: float) -> Emission | None:
-        if emission.live is None or emission.text or now - screen.sent_at >= INTERVAL:
+        is_passing = not (emission.text or screen.terminal.is_complete)
+        if emission.live is None or not is_passing or now - screen.sent_at >= INTERVAL:
             if emission.live is not None:
                 screen.held, screen.sent_at = None, now
             return emission

@@ -56,9 +56,14 @@ class Terminal:
         return not self._rows and not self._open
 
     @property
+    def is_complete(self) -> bool:
+        """Whether the last line has an end: what came was not a passing state."""
+        return bool(self._rows) and self._row == len(self._rows) - 1 and not self._rows[self._row]
+
+    @property
     def is_at_rest(self) -> bool:
-        """Whether the last line is complete and nothing has ever gone up: the rows are most likely final."""
-        return not self._goes_up and self._row == len(self._rows) - 1 and not self._rows[self._row]
+        """Whether besides nothing has ever gone up: the rows are most likely final."""
+        return self.is_complete and not self._goes_up
 
     def feed(self, text: str) -> Emission:
         """Take in what was written."""

@@ -27,7 +27,7 @@ def shown(lines: list[str]) -> list[str]:
 MERGED = {
     "in the middle": (
         [bar(count, 20, 4, "train") for count in (9, 12, 20, 8)],
-        "train:  60%|██████    | 8–12–20/20 [00:04<00:06, 2.00–3.00–5.00it/s] · r3 slowest",
+        "train:  45%|████▌     | 8–9–20/20 [00:04<00:06, 2.00–2.25–5.00it/s] · r3 slowest",
     ),
     "at the end the slowest took longest": (
         [bar(20, 20, seconds, "train") for seconds in (1, 4, 2)],
@@ -51,10 +51,10 @@ MERGED = {
         "load:  50%|█████     | 5.00M/10.0M [00:10<00:10, 500kB/s–1.00MB/s] · r1 slowest",
     ),
     "just begun": (
-        [bar(0, 10, 0, "a"), bar(1, 10, 1, "a")], "a:  10%|█         | 0–1/10 [00:00<?, ?it/s–1.00it/s] · r0 slowest"
+        [bar(0, 10, 0, "a"), bar(1, 10, 1, "a")], "a:   0%|          | 0–1/10 [00:00<?, ?it/s–1.00it/s] · r0 slowest"
     ),
     "of different totals": (
-        [bar(5, 10, 5, "a"), bar(5, 20, 5, "a")], "a:  50%|█████     | 5/10–20 [00:05<00:15, 1.00it/s] · r1 slowest"
+        [bar(5, 10, 5, "a"), bar(5, 20, 5, "a")], "a:  25%|██▌       | 5/10–20 [00:05<00:15, 1.00it/s] · r1 slowest"
     ),
     "of many hours": (
         [bar(1, 1000, seconds, "a") for seconds in (3600, 7200)],

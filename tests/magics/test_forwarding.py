@@ -76,6 +76,22 @@ def test_both_streams_and_displays(talk: Talk, kernel: FakeKernel) -> None:
     assert (image["data"], image["metadata"]) == ({"image/png": "iVBOR"}, {"width": 3})
 
 
+def test_bars_of_all_ranks_are_one_area(talk: Talk, kernel: FakeKernel) -> None:
+    def draw(rank: int, text: str, live: str) -> None:
+        talk.add(OutputChunk("local 1", "mesh-0a1b", rank, "stderr", text, live=live))
+
+    for rank in range(2):
+        draw(rank, "", "a:  50%|█████     | 5/10 [00:05<00:05,  1.00it/s]")
+    talk.show()
+    draw(1, "a: 100%|██████████| 10/10 [00:10<00:00,  1.00it/s]\n", "")
+    talk.show()
+    (begun, first, _), (update, second, _) = kernel.sent
+    assert (begun, update) == ("display_data", "update_display_data")
+    assert first["data"]["text/plain"] == "mesh:\n[0-1] a:  50%|█████     | 5/10 [00:05<00:05,  1.00it/s]\n"
+    assert "[0-1] a:  50%|█████     | 5–10/10 [00:05<00:05, 1.00it/s] · r0 slowest" in second["data"]["text/plain"]
+    assert first["transient"] == second["transient"]
+
+
 def test_displays_are_bounded_and_that_is_said(talk: Talk, kernel: FakeKernel) -> None:
     for number in range(1000):
         talk.add(DisplayChunk("local 1", "mesh-0a1b", 3, {"text/plain": str(number)}, {}))

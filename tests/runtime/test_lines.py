@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
-from meshbook.runtime.telemetry.lines import LINE_CHARACTERS, PATIENCE, LogLines, Said, skeleton
+from meshbook.runtime.telemetry.lines import LINE_CHARACTERS, PATIENCE, Drawn, LogLines, Said, skeleton
 from meshbook.runtime.telemetry.output import DisplayChunk, LogOptions, OutputChunk, StreamName
 
 
@@ -26,6 +27,17 @@ def chunk(
 def texts(lines: LogLines, now: float = 0.0) -> list[str]:
     """What is to be shown by now, without who said it."""
     return [shown.text for shown in lines.take(now) if isinstance(shown, Said)]
+
+
+def test_what_is_drawn_passes_as_it_is() -> None:
+    lines = LogLines()
+    lines.add(chunk("begun: "), 0.0)
+    lines.add(msgspec.structs.replace(chunk("\r"), live="begun: 1%"), 0.1)
+    lines.add(msgspec.structs.replace(chunk("begun: 2%\n"), live=""), 0.2)
+    assert lines.take(9.0) == [
+        Drawn("", "m-1", 0, "stdout", "begun: \r", "begun: 1%"),
+        Drawn("", "m-1", 0, "stdout", "begun: 2%\n", ""),
+    ]
 
 
 # -- whole lines ---------------------------------------------------------------------------
