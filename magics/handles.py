@@ -79,17 +79,27 @@ class NotebookProcMesh(ProcMesh):
     def _of_one(self, values: list[Any]) -> Any:
         return values if self.region.labels else values[0]
 
-    def scatter(self, name: str, data: Any, dim: int = 0) -> None:
-        """Split data along `dim` and set the variable to one piece on each rank, in rank order.
+    def scatter(self, name: str, data: Any, dim: int = 0, *, along: str | None = None) -> None:
+        """Split data along its `dim` and set the variable to one piece on each rank, in rank order.
 
-        Of tensors, arrays, data frames, sequences, and of dicts of these. The first ranks have one element more where
-        it does not come out even. VariableError for what cannot be split.
+        With `along="hosts"` there is a piece for each host, and all ranks of a host get the same: so for any dimension
+        of the mesh. Of tensors, arrays, data frames, sequences, and of dicts of these. The first pieces have one
+        element more where it does not come out even. VariableError for what cannot be split.
         """
-        carry_out(variables.scatter(self._mesh, self._ranks(), _checked(name), data, dim))
+        places = None if along is None else [self.extent.point(rank)[self._label(along)] for rank in range(len(self))]
+        carry_out(variables.scatter(self._mesh, self._ranks(), _checked(name), data, dim, places))
 
-    def gather(self, name: str, dim: int = 0, force: bool = False) -> Any:
+    def gather(self, name: str, dim: int = 0, *, along: str | None = None, force: bool = False) -> Any:
         """The pieces of all ranks put together along `dim`: the inverse of `scatter`; numbers become a list."""
-        return self.pull(name, reduce="cat", dim=dim, force=force)
+        here = self
+        if along is not None:
+            here = self.slice(**{label: 0 for label in self.extent.labels if label != self._label(along)})
+        return here.pull(name, reduce="cat", dim=dim, force=force)
+
+    def _label(self, along: str) -> str:
+        if along in self.extent.labels:
+            return along
+        raise ValueError(f"{self!r} has no dimension {along!r}; it has {', '.join(self.extent.labels)}")
 
     def __getitem__(self, name: str) -> RemoteVariable:
         """A variable on the ranks: shown it is what it is there, `mesh["x"].get()` brings it."""

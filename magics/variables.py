@@ -38,13 +38,17 @@ def push(mesh: NotebookMesh, ranks: Sequence[int], values: Mapping[str, Any]) ->
     _note(mesh, ranks, values)
 
 
-def scatter(mesh: NotebookMesh, ranks: Sequence[int], name: str, data: Any, dim: int) -> Steps[None]:
-    """Set a variable on the ranks, to a piece of the data on each."""
+def scatter(
+    mesh: NotebookMesh, ranks: Sequence[int], name: str, data: Any, dim: int, places: Sequence[int] | None = None
+) -> Steps[None]:
+    """Set a variable on the ranks, to a piece of the data on each; `places` says to which, where some share one."""
+    places = range(len(ranks)) if places is None else places
     try:
-        pieces = split(data, len(ranks), dim)
+        pieces = split(data, max(places) + 1, dim)
     except Unmergeable as error:
         raise VariableError(f"cannot scatter {name}: {error}") from error
-    requests = {rank: Push(pack_all(mesh, {name: piece})) for rank, piece in zip(ranks, pieces, strict=True)}
+    pushes = [Push(pack_all(mesh, {name: piece})) for piece in pieces]
+    requests = {rank: pushes[place] for rank, place in zip(ranks, places, strict=True)}
     yield Exchange(mesh, requests, f"scatter {name}")
     _note(mesh, ranks, [name])
 

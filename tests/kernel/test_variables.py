@@ -47,6 +47,15 @@ def test_data_is_scattered_and_gathered(notebook: Notebook) -> None:
     assert notebook.run("mesh.gather('part')['x'].tolist()").result == "[0, 1, 2, 3, 4, 5, 6]"
 
 
+def test_data_is_scattered_along_a_dimension_of_the_mesh(notebook: Notebook) -> None:
+    notebook.run("%mesh up --shape hosts=2,gpus=2 --name grid\ngrid.scatter('x', [1, 2, 3, 4], along='hosts')")
+    assert notebook.run("grid.pull('x')").result == "[[1, 2], [1, 2], [3, 4], [3, 4]]"
+    assert notebook.run("grid.gather('x', along='hosts')").result == "[1, 2, 3, 4]"
+    failed = notebook.run_failing("grid.slice(hosts=0).scatter('x', [1, 2], along='hosts')")
+    assert "has no dimension 'hosts'; it has gpus" in failed.error["evalue"]
+    notebook.run("%mesh down grid")
+
+
 def test_a_push_waits_for_the_cell_before_it_and_is_seen_by_the_next(notebook: Notebook) -> None:
     cells = [notebook.start(code) for code in ("%%mesh\nn = 1", "mesh.push(n=2)", "%%mesh\nn += 1", "mesh.pull('n')")]
     assert notebook.wait(cells[-1]).result == "[3, 3, 3]"
