@@ -24,7 +24,10 @@ WITHIN = 1.0  # seconds: then a request is answered with nothing, since an objec
 
 
 class Services:
-    """Of one kernel. `take` and `end` see each message of the shell channel, before and after the main thread."""
+    """Of one kernel. `take` and `end` see each message of the shell channel, before and after the main thread.
+
+    What front ends are told goes out from the channel's thread; only finding it out has one of its own.
+    """
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
@@ -53,7 +56,7 @@ class Services:
             return False
         if kind not in self._answers or self._begun <= self._ended:
             return False
-        threading.Thread(target=self._serve, args=(message,), name="meshbook request", daemon=True).start()
+        self._serve(message)
         return True
 
     def end(self, message: list[Any]) -> None:
@@ -82,8 +85,6 @@ class Services:
             return b""
         return header
 
-    # -- on a thread of the request's own ----------------------------------------
-
     def _serve(self, message: list[Any]) -> None:
         session = self._kernel.session
         identities, frames = session.feed_identities(message, copy=False)
@@ -93,13 +94,29 @@ class Services:
             self._kernel.log.exception("invalid message")
             return
         self._publish("busy", request)
-        kind = request["header"]["msg_type"]
-        content = self._answer(kind, request["content"])
-        session.send(_ShellChannel(self._kernel), kind.replace("request", "reply"), content, request, identities)
+        threading.Thread(
+            target=self._find_out, args=(request, identities), name="meshbook request", daemon=True
+        ).start()
+
+    def _reply(self, request: dict[str, Any], identities: list[bytes], content: dict[str, Any]) -> None:
+        kernel = self._kernel
+        kind = request["header"]["msg_type"].replace("request", "reply")
+        kernel.session.send(kernel.shell_stream, kind, content, request, identities)
         with self._speaking:
             self._publish("idle", request)
             if self._is_busy:  # a front end shows what it was told last
-                self._publish("busy", self._kernel.get_parent("shell"))
+                self._publish("busy", kernel.get_parent("shell"))
+
+    def _publish(self, status: str, parent: dict[str, Any]) -> None:
+        kernel = self._kernel
+        content = {"execution_state": status}
+        kernel.session.send(kernel.iopub_socket, "status", content, parent=parent, ident=kernel._topic("status"))
+
+    # -- on a thread of the request's own ----------------------------------------
+
+    def _find_out(self, request: dict[str, Any], identities: list[bytes]) -> None:
+        content = self._answer(request["header"]["msg_type"], request["content"])
+        self._kernel.shell_channel_thread.io_loop.add_callback(self._reply, request, identities, content)
 
     def _answer(self, kind: str, content: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -109,11 +126,6 @@ class Services:
                 self._kernel.log.exception("a %s could not be answered beside the running cell", kind)
             return _nothing(kind, content)
         return answer
-
-    def _publish(self, status: str, parent: dict[str, Any]) -> None:
-        kernel = self._kernel
-        content = {"execution_state": status}
-        kernel.session.send(kernel.iopub_socket, "status", content, parent=parent, ident=kernel._topic("status"))
 
     def _complete(self, content: dict[str, Any]) -> dict[str, Any]:
         completion: Completion = self._kernel.notebook.completion
@@ -131,16 +143,6 @@ class Services:
         comms = dict(self._kernel.comm_manager.comms)
         names = {key: comm.target_name for key, comm in comms.items() if wanted in (None, comm.target_name)}
         return {"status": "ok", "comms": {key: {"target_name": name} for key, name in names.items()}}
-
-
-class _ShellChannel:
-    """Where a reply goes out: the socket is its thread's alone."""
-
-    def __init__(self, kernel: Any) -> None:
-        self._kernel = kernel
-
-    def send_multipart(self, frames: list[bytes], **options: Any) -> None:
-        self._kernel.shell_channel_thread.io_loop.add_callback(self._kernel.shell_stream.send_multipart, frames)
 
 
 def _nothing(kind: str, content: dict[str, Any]) -> dict[str, Any]:
