@@ -18,9 +18,11 @@ from meshbook.magics.completion.own import own_names
 from meshbook.magics.completion.place import InBody, OnOptions, OnSelector, OnVerb, place_of, runs_on_ranks
 from meshbook.magics.completion.ranks import BUDGET, RankNames, answer_of
 from meshbook.magics.completion.selectors import Scene, complete_selector
+from meshbook.magics.completion.told import complete_told
 from meshbook.magics.notebook import Notebook
 from meshbook.runtime.cells.aside import Aside
 from meshbook.runtime.cells.completing import Match, complete, make_completer
+from meshbook.runtime.cells.snapshot import Snapshot
 
 LOADING_WITHIN = 1.0  # seconds for jedi's first work in a process, which IPython's own first completion waits for too
 
@@ -89,12 +91,13 @@ class Completion:
         """What the first rank says, and what the body says itself; jedi works while the rank does."""
         until = time.monotonic() + BUDGET
         targets = self._ranks.targets(options)
-        asked = self._ranks.ask_matches(targets[0], targets[1][0], before) if targets else None
+        if targets is None:  # a mesh starts with the cell: its ranks have what all ranks have
+            return join(self._own(before, until) if with_jedi else [], complete_told(before, (), Snapshot()))
+        mesh, rank = targets[0], targets[1][0]
+        asked = self._ranks.ask_matches(mesh, rank, before)
         own = self._own(before, until) if with_jedi else []
         found = answer_of(asked, until)
-        if found is None and targets:
-            found = self._ranks.told_matches(targets[0], targets[1][0], before)
-        return join(own, found or [])
+        return join(own, self._ranks.told_matches(mesh, rank, before) if found is None else found)
 
     def _own(self, before: str, until: float) -> list[Match]:
         within = max(0.0, until - time.monotonic()) if "jedi" in sys.modules else LOADING_WITHIN

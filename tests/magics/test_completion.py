@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from meshbook.magics.completion.completion import join
 from meshbook.magics.completion.options import complete_cell_options, complete_verb
 from meshbook.magics.completion.place import InBody, OnOptions, OnSelector, OnVerb, Place, place_of
+from meshbook.magics.completion.reply import reply_of
 from meshbook.magics.completion.selectors import Scene
+from meshbook.magics.completion.told import complete_told
+from meshbook.runtime.cells.completing import Match
+from meshbook.runtime.cells.snapshot import Snapshot
 
 SCENE = Scene(
     {"mesh": {"hosts": 2, "gpus": 4}, "trainers": {"gpus": 2}, "many": {"ranks": 1000}},
@@ -184,3 +189,44 @@ def check(complete: object, line: str, matches: str) -> None:
     for match in found:
         assert match.end == 7 + len(line)
         assert match.text.startswith(line[match.start - 7 :])
+
+
+# --- what a rank told last ---
+
+SNAPSHOT = Snapshot({"model": "instance", "step": "function"}, {"model": ("fc", "forward")})
+
+
+@pytest.mark.parametrize(
+    ("before", "matches"),
+    [
+        ("mod", "model"),
+        ("x = (st", "staticmethod step str"),
+        ("world", "world_size"),
+        ("model.f", "fc forward"),
+        ("print(model.", "fc forward"),
+        ("other.", ""),
+        ("model.fc.", ""),
+        ("model().", ""),
+        ("wh", "while"),
+        ("gone", ""),
+    ],
+)
+def test_completion_from_what_was_told(before: str, matches: str) -> None:
+    found = complete_told(before, ("model", "step", "plain"), SNAPSHOT)
+    assert [match.text for match in found] == matches.split()
+    assert {match.end for match in found} <= {len(before)}
+
+
+def test_all_matches_of_a_reply_have_one_range() -> None:
+    matches = [Match("path", 5, 7, "module"), Match(".path", 4, 7), Match("path", 5, 7, "late")]
+    reply = reply_of("x=os.pa", 7, matches)
+    assert reply["matches"] == [".path"]
+    assert (reply["cursor_start"], reply["cursor_end"]) == (4, 7)
+    assert [each["type"] for each in reply["metadata"]["_jupyter_types_experimental"]] == ["module"]
+
+
+def test_names_of_the_body_and_of_the_rank_are_joined() -> None:
+    own = [Match("batch", 4, 6, "statement"), Match("base", 4, 6, "statement")]
+    joined = join(own, [Match("base", 4, 6, "module")])
+    assert [(match.text, match.kind) for match in joined] == [("batch", "statement"), ("base", "module")]
+    assert join(own, []) == own
