@@ -131,8 +131,8 @@ class Timeline:
         if self.left_out:
             yield f"{self.left_out} more ranks are not drawn: %mesh trace SEL shows those that you select"
         if self._trace.gone:
-            many = self._trace.gone > 1
-            yield f"{self._trace.gone} of its ranks {'have' if many else 'has'} ended since: what it recorded is lost"
+            have = "have" if self._trace.gone > 1 else "has"
+            yield f"{self._trace.gone} of its ranks {have} ended since, and what was recorded there is lost"
         if self._trace.silent:
             yield f"no answer from {', '.join(self._trace.silent[:MOST_LINES])}: not shown"
         forgotten = max((each.recording.since for each in self._trace.processes), default=0)

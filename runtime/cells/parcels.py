@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshbook.runtime.errors import PickleError
+from meshbook.runtime.telemetry.spans import timed
 from meshbook.runtime.wire.frames import Buffer
 from meshbook.runtime.wire.pickling import dumps_on_cpu, loads
 
@@ -33,6 +34,7 @@ class Parcel:
         """The same apart from where it was packed: what is changed there afterwards does not show."""
         return Parcel(self.stream, tuple(pickle.PickleBuffer(bytearray(memoryview(buffer))) for buffer in self.buffers))
 
+    @timed("transfer", "unpack values")
     def open(self) -> dict[str, Any]:
         """The values. PickleError where one of them cannot be made here."""
         values: dict[str, Any] = loads([self.stream, *[memoryview(each) for each in self.buffers]], "a value")
@@ -49,6 +51,7 @@ def tell_excess(parcel: Parcel, most: int) -> str:
     )
 
 
+@timed("transfer", "pack values")
 def pack(values: Mapping[str, Any]) -> Parcel:
     """The values as they travel; tensors as they will be on the CPU. PickleError names the one that cannot."""
     try:

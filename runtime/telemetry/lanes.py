@@ -3,7 +3,9 @@
 For whoever draws it: `%mesh trace`, and any other view of the same. Times are nanoseconds of one clock.
 
 In a collective a rank first waits for those that have not come yet, and then is in it with all. The calls of ranks
-belong together by the order in which each made them: the third all_reduce of one is the third one of all others.
+belong together by the order in which each made them: the third all_reduce of one is the third of all others.
+A backward pass that reduces gradients ends on all ranks at once. The rank on which it was shortest waited least, and
+the others so much longer, at its end: all of them compute the same.
 """
 
 from __future__ import annotations
@@ -150,21 +152,23 @@ def _join(segments: Iterable[Segment]) -> Lane:
 
 # -- who waits for whom --------------------------------------------------------------------
 
-_Waits = dict[tuple[int, int, int], tuple[int, tuple[int, ...]]]  # (rank, thread, start) -> until when, and for whom
+_Wait = tuple[int, int, tuple[int, ...]]  # from when, until when, for whom
+_Waits = dict[tuple[int, int, int], _Wait]  # by (rank, thread, start) of the span
 
 
 def _waits_of(spans: Mapping[int, Sequence[Span]], *, is_cut: bool) -> _Waits:
-    """Of each collective of each rank: until when it waits there for others, and for whom."""
+    """Of each collective of each rank: from when until when it waits there for others, and for whom."""
     sequences: dict[tuple[str, str], dict[int, list[Span]]] = defaultdict(dict)
     for rank, own in spans.items():
         for span in sorted(own, key=lambda span: span.start, reverse=is_cut):
-            if span.kind == "collective" and span.link:
+            if span.kind in ("collective", "backward") and span.link:
                 sequences[span.name, span.link[0]].setdefault(rank, []).append(span)
     everyone = set(spans)
     waits: _Waits = {}
-    for (_, group), by_rank in sequences.items():
+    for (name, group), by_rank in sequences.items():
+        members = set(by_rank) if group else everyone
         for met in _meetings(by_rank):
-            waits |= _waits_in(met, set(by_rank) if group else everyone)
+            waits |= _waits_in_backward(met) if name == "backward" else _waits_in(met, members)
     return waits
 
 
@@ -176,10 +180,26 @@ def _meetings(by_rank: Mapping[int, Sequence[Span]]) -> Iterator[dict[int, Span]
 def _waits_in(met: Mapping[int, Span], members: set[int]) -> _Waits:
     missing = tuple(sorted(members - met.keys()))
     if missing and all(span.is_open for span in met.values()):
-        return {_key(rank, span): (span.end, missing) for rank, span in met.items()}
+        return {_key(rank, span): (span.start, span.end, missing) for rank, span in met.items()}
     last = max(met, key=lambda rank: met[rank].start)
     came = met[last].start
-    return {_key(rank, span): (min(came, span.end), (last,)) for rank, span in met.items() if span.start < came}
+    return {
+        _key(rank, span): (span.start, min(came, span.end), (last,)) for rank, span in met.items() if span.start < came
+    }
+
+
+def _waits_in_backward(met: Mapping[int, Span]) -> _Waits:
+    shortest = min(met, key=lambda rank: _length(met[rank]))
+    least = _length(met[shortest])
+    return {
+        _key(rank, span): (span.start + least, span.end, (shortest,))
+        for rank, span in met.items()
+        if _length(span) > least
+    }
+
+
+def _length(span: Span) -> int:
+    return span.end - span.start
 
 
 def _key(rank: int, span: Span) -> tuple[int, int, int]:
@@ -210,14 +230,15 @@ def _lane_of(spans: Sequence[Span], waits: _Waits, rank: int, window: Window) ->
     return _join(_fill(lanes[0], window))
 
 
-def _pieces_of(span: Span, wait: tuple[int, tuple[int, ...]] | None) -> Iterator[_Piece]:
+def _pieces_of(span: Span, wait: _Wait | None) -> Iterator[_Piece]:
+    since, until, awaited = wait if wait is not None else (span.start, span.start, ())
     match span.kind:
         case "collective":
-            until, awaited = wait if wait is not None else (span.start, ())
-            if until > span.start:
-                yield _Piece(span.start, until, "waiting", span.name, awaited)
-            if span.end > until:
-                yield _Piece(until, span.end, "collective", span.name)
+            yield _Piece(span.start, until, "waiting", span.name, awaited)
+            yield _Piece(until, span.end, "collective", span.name)
+        case "backward":
+            yield _Piece(span.start, span.end, "running", span.name)
+            yield _Piece(since, until, "waiting", span.name, awaited)
         case "transfer":
             yield _Piece(span.start, span.end, "transfer", span.name)
         case "wait":

@@ -20,10 +20,11 @@ import msgspec
 from meshbook.runtime.actor.context import context, current_origin
 
 # cell: a cell of the notebook. run: an endpoint. call: the sending of one. wait: for an answer. collective: of
-# torch.distributed. user: `meshbook.span`. transfer, command: of whoever moves data, or computes on behalf of others.
-Kind = Literal["cell", "run", "call", "wait", "collective", "user", "transfer", "command"]
+# torch.distributed. backward: of torch.autograd. user: `meshbook.span`. transfer, command: of whoever moves data, or
+# computes on behalf of others.
+Kind = Literal["cell", "run", "call", "wait", "collective", "backward", "user", "transfer", "command"]
 # What holds it together with others. run: (the node that asked, the number of the call, actor); call: (the first number
-# of it, the last one, actor); collective: (its group).
+# of it, the last one, actor); collective: (its group); backward: the same, where gradients are reduced in it.
 Link = tuple[Any, ...]
 # As it is recorded; a span is made of it when somebody asks: kind, start, end, thread, name, origin, link.
 Row = tuple[Kind, int, int, int, str, str, Link]
@@ -124,7 +125,27 @@ def is_recorded(class_name: str) -> bool:
     return not class_name.startswith("meshbook.runtime.") or class_name == CELLS
 
 
-class span(contextlib.ContextDecorator):
+class timed(contextlib.ContextDecorator):
+    """Record a block as a span of this kind and name, in whichever process it runs."""
+
+    def __init__(self, kind: Kind, name: str) -> None:
+        self.kind = kind
+        self.name = name
+        self._start = 0
+
+    def _recreate_cm(self) -> timed:  # so that a decorated function may call itself
+        return timed(self.kind, self.name)
+
+    def __enter__(self) -> timed:
+        self._start = now()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        recorder: Recorder = context().actor_instance.node.recorder
+        recorder.record(self.kind, self.name, self._start)
+
+
+class span(timed):
     """Show the time that a block takes in `%mesh trace`, under this name: `with meshbook.span("load"): ...`.
 
     Works in cells, in actors and in their threads, also as the decorator of a function that is no coroutine. Costs
@@ -132,16 +153,4 @@ class span(contextlib.ContextDecorator):
     """
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        self._start = 0
-
-    def _recreate_cm(self) -> span:  # so that a decorated function may call itself
-        return span(self.name)
-
-    def __enter__(self) -> span:
-        self._start = now()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        recorder: Recorder = context().actor_instance.node.recorder
-        recorder.record("user", self.name, self._start)
+        super().__init__("user", name)

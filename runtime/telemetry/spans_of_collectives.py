@@ -2,8 +2,10 @@
 
 The functions stay what they are, since torch.compile knows them by identity and users may have imported them before:
 torch has wrapped each one (`c10d_logger._exception_logger`), and what that wrapper calls is replaced in its closure.
-Known limits: the waits of DistributedDataParallel are in C++, within `backward`; those for a GPU are at whatever line
-synchronizes with it. A version of torch without such wrappers has no spans of collectives.
+DistributedDataParallel reduces gradients in C++ within `backward`, so that is recorded as well, and whether it does.
+
+Known limits: waits for a GPU are at whatever line synchronizes with it. What another version of torch has not, as these
+wrappers, is not recorded.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from meshbook.runtime.telemetry.spans import Recorder, now
 
 C10D = "torch.distributed.distributed_c10d"
 _WRAPPERS = "c10d_logger.py"
+_RUN, _PREPARE = "_engine_run_backward", "prepare_for_backward"
 _MARK = "__meshbook_recorded__"
 
 
@@ -33,6 +36,7 @@ def watch_collectives(recorder: Recorder) -> bool:
         if not name.startswith("_") and (cell := _wrapped_cell(function)) is not None:
             _replace(cell, name, recorder)
     _watch_waits(c10d, recorder)
+    _watch_backward(recorder)
     return True
 
 
@@ -76,8 +80,8 @@ def _recorded(function: Callable[..., Any], name: str, recorder: Recorder) -> Ca
 
 def _watch_waits(c10d: Any, recorder: Recorder) -> None:
     """The same of `work.wait()`, by which one waits for an asynchronous collective."""
-    known = c10d.Work.wait
-    if hasattr(known, _MARK):
+    known = getattr(getattr(c10d, "Work", None), "wait", None)
+    if known is None or hasattr(known, _MARK):
         return
 
     # By its name and first argument pybind11 knows that it must not call a subclass's `wait` from here again.
@@ -96,3 +100,31 @@ def _watch_waits(c10d: Any, recorder: Recorder) -> None:
 
     setattr(wait, _MARK, True)
     c10d.Work.wait = wait
+
+
+def _watch_backward(recorder: Recorder) -> None:
+    """Have backward passes recorded; in which gradients are reduced, the model's reducer has said before."""
+    autograd, reducer = sys.modules["torch.autograd"], getattr(sys.modules["torch.distributed"], "Reducer", None)
+    run, prepare = getattr(autograd, _RUN, None), getattr(reducer, _PREPARE, None)
+    if run is None or prepare is None or hasattr(run, _MARK):  # another version of torch may have others
+        return
+    reducing: set[int] = set()  # threads
+
+    @functools.wraps(prepare)
+    def prepare_for_backward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        reducing.add(get_ident())
+        return prepare(self, *args, **kwargs)
+
+    @functools.wraps(run)
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        start, thread = now(), get_ident()
+        link = ("",) if thread in reducing else ()
+        reducing.discard(thread)
+        try:
+            return run(*args, **kwargs)
+        finally:
+            recorder.add(("backward", start, now(), thread, "backward", current_origin(), link))
+
+    setattr(run_backward, _MARK, True)
+    setattr(reducer, _PREPARE, prepare_for_backward)
+    setattr(autograd, _RUN, run_backward)

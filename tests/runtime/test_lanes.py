@@ -88,6 +88,16 @@ def test_one_that_never_comes_is_waited_for_to_the_end() -> None:
     assert blames_of(lanes) == [Blame("barrier", (1,), 90, 1, (0, 2))]
 
 
+def test_a_backward_pass_that_reduces_gradients_waits_for_who_begins_it_last() -> None:
+    def backward(start: int, end: int, *link: str) -> Recording:
+        return recording(span("cell", 0, 100), Span("backward", start, end, 1, "backward", link=link))
+
+    lanes = lanes_of({0: backward(10, 61, ""), 1: backward(40, 60, "")}, WINDOW)
+    assert lanes[0][1:3] == (Segment(10, 30, "running", "backward"), Segment(30, 61, "waiting", "backward", (1,)))
+    assert blames_of(lanes) == [Blame("backward", (1,), 31, 1, (0,))]
+    assert blames_of(lanes_of({0: backward(10, 61), 1: backward(40, 60)}, WINDOW)) == []
+
+
 def test_calls_belong_together_by_their_order_from_the_end_where_the_first_are_forgotten() -> None:
     all_of_them = [span("collective", 10 * at, 10 * at + 5, "all_reduce") for at in range(1, 6)]
     lanes = lanes_of({0: recording(*all_of_them), 1: recording(*all_of_them[2:], since=30)}, WINDOW)
