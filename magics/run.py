@@ -178,7 +178,7 @@ class CellRun:
     @property
     def headline(self) -> str:
         """How far it is, in a line."""
-        self._look_who_waits()
+        self._show_who_waits(self._attendance.ahead())
         return self._printing.headline()
 
     @property
@@ -263,9 +263,12 @@ class CellRun:
 
     def _look_who_waits(self) -> None:
         ahead = self._attendance.ahead()
-        self._printing.wait(self._attendance.to_come.union(ahead), tell_waiting(ahead, len(self._ranks)))
+        self._show_who_waits(ahead)
         if not ahead:
             self._course.begin()
+
+    def _show_who_waits(self, ahead: dict[int, str]) -> None:
+        self._printing.wait(self._attendance.to_come.union(ahead), tell_waiting(ahead, len(self._ranks)))
 
     # -- from one notebook to another ----------------------------------------------
 
@@ -307,7 +310,8 @@ class CellRun:
             if outcome.names is not None:
                 self._mesh.names[rank] = outcome.names
             if rank in self._outcomes:
-                self._mesh.busy.pop(rank, None)
+                if self._mesh.busy.get(rank) == self.cell.number:
+                    del self._mesh.busy[rank]
                 return
             self._note(rank, outcome)
             is_over = self._course.is_over

@@ -309,6 +309,32 @@ def test_a_second_interrupt_breaks_process_groups() -> None:
     )
 
 
+def test_a_cell_that_waits_for_another_is_interrupted_at_once() -> None:
+    cell = Cell(2)
+    cell.mesh.queues.join(["mesh.1"], "1.1", "job 1 of cell 1")
+    cell.ranks.on_interrupt = lambda rank: cell.ranks.answer(0, INTERRUPTED)
+    error = cell.run_failing(press)
+    assert str(error) == (
+        "interrupted; rank 0 was at an unknown place; rank 1 did not run: job 1 of cell 1 was still running"
+    )
+    assert cell.ranks.interrupted == [0, 1], "it has the cell in its queue"
+    assert cell.mesh.busy == {}
+    cell.ranks.answer(1, INTERRUPTED)
+    assert cell.mesh.queues.ahead_of("mesh.1", "2.2") == "job 1 of cell 1"
+
+
+def test_the_time_limit_of_a_cell_that_waits_has_not_begun() -> None:
+    cell = Cell(1, timeout=0.01)
+    cell.mesh.queues.join(["mesh.0"], "1.1", "cell 1")
+
+    def script(run: CellRun) -> None:
+        # Several times the limit.
+        asyncio.get_running_loop().call_later(0.1, cell.ranks.answer, 0, DONE)
+
+    cell.run(script)
+    assert cell.ranks.interrupted == []
+
+
 def test_a_third_interrupt_kills_and_heals_and_says_what_was_lost() -> None:
     cell = Cell(2, patience=Patience(kill=0.01))
     cell.ranks.answer(0, DONE)
