@@ -72,10 +72,10 @@ class Services:
 
     def _header_of(self, message: list[Any]) -> dict[str, Any]:
         try:
-            found: dict[str, Any] = self._kernel.session.unpack(self._header(message))
+            found = self._kernel.session.unpack(self._header(message))
         except ValueError:  # it is no message of Jupyter's; ipykernel says so
             return {}
-        return found
+        return found if isinstance(found, dict) else {}
 
     def _header(self, message: list[Any]) -> bytes:
         # Only a look: a message that is deserialized counts as read, and could not be read again.
@@ -90,13 +90,14 @@ class Services:
         identities, frames = session.feed_identities(message, copy=False)
         try:
             request = session.deserialize(frames, copy=False)
-        except ValueError:  # not signed by who may ask
+        except (ValueError, TypeError):  # not signed by who may ask, or cut off
             self._kernel.log.exception("invalid message")
             return
         self._publish("busy", request)
-        threading.Thread(
-            target=self._find_out, args=(request, identities), name="meshbook request", daemon=True
-        ).start()
+        name = "meshbook request"
+        thread = threading.Thread(target=self._find_out, args=(request, identities), name=name, daemon=True)
+        thread.pydev_do_not_trace = True  # type: ignore[attr-defined]  # a debugger that stops the cell stops all others
+        thread.start()
 
     def _reply(self, request: dict[str, Any], identities: list[bytes], content: dict[str, Any]) -> None:
         kernel = self._kernel

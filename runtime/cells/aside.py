@@ -26,7 +26,9 @@ class Aside:
         if not self._free.acquire(blocking=False):
             raise TimeoutError(f"all threads for {self._name} hang in earlier work")
         task: _Task[T] = _Task(work, self._free.release)
-        threading.Thread(target=task.run, name=f"meshbook {self._name}", daemon=True).start()
+        thread = threading.Thread(target=task.run, name=f"meshbook {self._name}", daemon=True)
+        thread.pydev_do_not_trace = True  # type: ignore[attr-defined]  # a debugger that stops a cell stops all others
+        thread.start()
         if not task.done.wait(within):
             raise TimeoutError(f"{self._name} took longer than {within:g} s")
         return task.outcome()
