@@ -29,6 +29,7 @@ from meshbook.runtime.hosts.machine import count_cores, count_gpus
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.procs import ProcMesh, heed_failures
+from meshbook.runtime.queues import get_within
 from meshbook.runtime.spmd.actor import (
     LOOPBACK,
     AddrType,
@@ -172,7 +173,7 @@ class Run:
         """What happens next; None where the course has to be asked before."""
         end = self._course.deadline
         try:
-            return self._events.get(timeout=None if end is None else max(0.0, end - time.monotonic()))
+            return self._events.get() if end is None else get_within(self._events, end - time.monotonic())
         except queue.Empty:
             return None
 

@@ -34,6 +34,7 @@ from meshbook.runtime.hosts.roster import Roster
 from meshbook.runtime.mesh.hosts import HOST, HostMesh
 from meshbook.runtime.node.calls import Each, Target
 from meshbook.runtime.node.node import Node
+from meshbook.runtime.queues import get_within
 from meshbook.runtime.telemetry.last_words import last_lines
 from meshbook.runtime.transport.curve import KeyPair
 from meshbook.runtime.transport.home import describe, host_of
@@ -150,7 +151,7 @@ class RemoteHosts:
         waiting = list(hosts)
         while waiting:
             try:
-                host, line = lines.get(timeout=max(0.0, end - time.monotonic()))
+                host, line = get_within(lines, end - time.monotonic())
             except queue.Empty:
                 raise LaunchError(self._why_mute(waiting[0])) from None
             self._take_answer(host, line)

@@ -15,6 +15,7 @@ import signal
 import threading
 from collections.abc import Callable
 
+from meshbook.runtime.queues import get_within
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.wire.frames import Buffer
 
@@ -189,7 +190,7 @@ class Reception:
         leads = -1
         while not self._closed:
             try:
-                if self._alarm.get(timeout=MOMENT):
+                if get_within(self._alarm, MOMENT):
                     return
             except queue.Empty:
                 pass
