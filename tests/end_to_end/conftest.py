@@ -18,6 +18,15 @@ PATIENCE = 60.0  # for what is certain to come, on a machine that does other thi
 SpawnProcs = Callable[..., ProcMesh]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _preload(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Where a module is marked `without_torch`, fork servers do not import that: it is most of what a start costs."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.node.get_closest_marker("without_torch") is not None:
+            patch.setenv("MESHBOOK_PRELOAD", "")
+        yield
+
+
 @pytest.fixture(scope="module")
 def session() -> Iterator[Session]:
     session = current_session()

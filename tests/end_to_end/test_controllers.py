@@ -12,7 +12,7 @@ import pytest
 from meshbook import Actor, ActorError, SupervisionError, endpoint, get_or_spawn_controller
 
 PATIENCE = 60.0
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.without_torch]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 

@@ -22,7 +22,7 @@ from meshbook.runtime.errors import LaunchError, ProcessDied
 
 PATIENCE = 60.0
 AT_ONCE = 2.0  # what a machine that does other things may take for something that needs no waiting
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.without_torch]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 PROGRAM = """

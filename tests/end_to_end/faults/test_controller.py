@@ -21,7 +21,7 @@ from meshbook.runtime.hosts.session import Session
 
 PATIENCE = 60.0
 AT_ONCE = 2.0  # the promise to users: nothing is left two seconds after a death
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.without_torch]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 

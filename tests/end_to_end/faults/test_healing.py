@@ -33,13 +33,13 @@ from meshbook.runtime.errors import ProcessDied
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.mesh import groups
 from meshbook.runtime.mesh.ends import when_ended
-from meshbook.runtime.mesh.hosts import _ask_for
+from meshbook.runtime.mesh.hosts import ask_for
 from meshbook.runtime.wire.messages import Address
 
 PATIENCE = 60.0
 LIMIT = 10.0  # seconds of a heal, where something that it asks for is not answered
 SOON = 0.2  # seconds from the death of one of eight ranks to a healed mesh
-pytestmark = [pytest.mark.process, pytest.mark.usefixtures("faults")]
+pytestmark = [pytest.mark.process, pytest.mark.without_torch, pytest.mark.usefixtures("faults")]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
@@ -231,7 +231,7 @@ def test_what_an_owner_asked_for_who_has_died_is_not_started(spawn_procs: Any, s
     like = procs._ownership.births[0]
     late = Address(f"{procs.name}-late", f"{like.address.url}-late")
     world = msgspec.structs.replace(like.world, owner=owner.nodes[0].node)
-    _ask_for(world.agent, [msgspec.structs.replace(like, address=late, world=world)]).get(PATIENCE)
+    ask_for(world.agent, [msgspec.structs.replace(like, address=late, world=world)]).get(PATIENCE)
     when_ended(session.node, [late.node]).get(PATIENCE)
     assert "its owner has ended" in session.node.report_of(late.node).stopped
 

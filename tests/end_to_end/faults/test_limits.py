@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 PATIENCE = 10.0
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.without_torch]
 PIDS = Path("/sys/fs/cgroup/pids")
 PROGRAM = """
 import os, resource, sys

@@ -19,7 +19,7 @@ from meshbook import Actor, ActorError, endpoint
 from meshbook.runtime.errors import ProcessDied
 
 PATIENCE = 60.0
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.without_torch]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ROOT = Path("/sys/fs/cgroup")
 LIMIT = 600 << 20  # several times what a script, its agent and two ranks need

@@ -22,7 +22,7 @@ MANY = 100_000
 DATA = bytes(1000)
 ALL_MB = MANY * len(DATA) / 1e6  # what would pile up somewhere if nobody waited
 MOST_MB = 40.0  # that a process may grow by: 4096 messages of this size, and what Python keeps for them
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.without_torch]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 

@@ -20,7 +20,7 @@ from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.mesh.ends import when_ended
 
 PATIENCE = 60.0
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.without_torch]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 

@@ -20,7 +20,7 @@ from meshbook.runtime.errors import ProcessDied
 PATIENCE = 60.0
 AT_ONCE = 2.0  # the promise to users: nothing is left two seconds after a death
 TELLING = 0.1  # the promise: who waits for one that dies knows by then
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.without_torch]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
