@@ -45,7 +45,11 @@ class Up(Verb):
         notebook.session()
         extent = self.shape if self.shape is not None else Extent.of(gpus=self.gpus) if self.gpus else None
         bar = _Progress(notebook.shell)
-        mesh = notebook.meshes.up(extent, self.name, bar, spares=self.spares)
+        try:
+            mesh = notebook.meshes.up(extent, self.name, bar, spares=self.spares)
+        except BaseException:
+            bar.stop()
+            raise
         notebook.bind(mesh)
         bar.done(describe_up(mesh, started))
         say_what_is_detached()
@@ -64,6 +68,11 @@ class _Progress:
 
     def done(self, text: str) -> None:
         self._show(text, is_final=True) if self._shown else print(text)
+
+    def stop(self) -> None:
+        """It goes no further, for a reason that is told elsewhere."""
+        if self._shown:
+            self._show(f"{self._shown}, and no further: no mesh is up by this", is_final=True)
 
     def _show(self, text: str, *, is_final: bool = False) -> None:
         if text != self._shown:

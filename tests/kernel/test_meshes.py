@@ -205,6 +205,8 @@ def test_an_interrupt_ends_a_start_that_hangs(breaking: Breaking, signs: Signs, 
     notebook.interrupt()
     notebook.wait_failed(cell, timeout=10)
     assert "interrupt" in cell.traceback.lower()
+    if cell.displays:  # the bar was there by then
+        assert cell.updates[-1]["text/plain"].endswith("and no further: no mesh is up by this")
     assert notebook.run("%mesh").stdout.startswith("no mesh is up")
     assert _wait_for_end_of(_workers(notebook))
 
