@@ -17,8 +17,8 @@ from ipykernel.kernelapp import IPKernelApp
 
 import meshbook
 from meshbook.kernel.services import Services
+from meshbook.magics.detachment import end_run
 from meshbook.magics.extension import load
-from meshbook.runtime.hosts.session import close_session
 
 
 class MeshKernel(IPythonKernel):
@@ -73,7 +73,7 @@ class MeshKernel(IPythonKernel):
 
     def do_shutdown(self, restart: bool) -> dict[str, Any]:
         """End the run before the client's patience does: a front end kills a kernel after about 5 s."""
-        close_session()
+        end_run(self.notebook)
         reply: dict[str, Any] = super().do_shutdown(restart)
         return reply
 

@@ -29,14 +29,6 @@ class Running:
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._see_through())
 
-    def leave(self) -> Progress:
-        """How far the cell is, for another notebook; here no other rank begins."""
-
-        async def leave() -> Progress:
-            return self.run.leave()
-
-        return asyncio.run_coroutine_threadsafe(leave(), self._loop).result()
-
     def interrupt(self) -> None:
         """As Ctrl-C does for a cell that one waits for; from any thread."""
         self._loop.call_soon_threadsafe(self.run.interrupt)

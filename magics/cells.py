@@ -116,10 +116,17 @@ class Cells:
 
     async def _run(self, cell: Cell, source: str) -> MeshResult:
         if not cell.options.local:
-            return await CellRun(cell).run(source)
+            return await self._wait_for(CellRun(cell), source)
         running = self._notebook.background.start(cell, source)
         stops = cell.options.on_error == "stop"
         return await run_with_local(self._notebook.shell, running, source, number=cell.number, stops=stops)
+
+    async def _wait_for(self, run: CellRun, source: str) -> MeshResult:
+        self._notebook.waits_for.append(run)
+        try:
+            return await run.run(source)
+        finally:
+            self._notebook.waits_for.remove(run)
 
     def _keep(self, options: CellOptions, value: T) -> T:
         if options.out:

@@ -6,6 +6,7 @@ Processes and actors are the runtime's business (`runtime.hosts.detaching`); thi
 from __future__ import annotations
 
 import dataclasses
+import logging
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,15 +21,17 @@ from meshbook.magics.notebook import Notebook
 from meshbook.magics.options import CellOptions
 from meshbook.magics.progress import Progress
 from meshbook.magics.publisher import publisher_for
-from meshbook.magics.run import Cell
+from meshbook.magics.run import Cell, CellRun
 from meshbook.magics.transfers import Transfers
 from meshbook.runtime.hosts.attaching import AttachedSession
 from meshbook.runtime.hosts.detached import remark
-from meshbook.runtime.hosts.detaching import Part
-from meshbook.runtime.hosts.session import Session
+from meshbook.runtime.hosts.detaching import Part, detach
+from meshbook.runtime.hosts.session import Session, close_session, leave_session
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.wire import pickling
+
+logger = logging.getLogger(__name__)
 
 OF_THE_SESSION = {"session", "procs", "unwatch", "queues"}  # fields of a mesh that another notebook makes anew
 
@@ -69,7 +72,7 @@ class NotebookLeft:
 def leave(notebook: Notebook, session: Session) -> Part:
     """What this notebook has to leave, once nothing comes from the run any more."""
     meshes = list(notebook.meshes)
-    jobs = tuple(_leave_job(job) for job in notebook.jobs if not job.done())
+    jobs = tuple(_leave_cell(number, run) for number, run in _running(notebook))
     left = NotebookLeft(
         tuple(map(_leave_mesh, meshes)),
         notebook.meshes.get().name if meshes else "",
@@ -96,11 +99,17 @@ def _leave_mesh(mesh: NotebookMesh) -> MeshLeft:
     return MeshLeft(mesh.procs.name, actors, known)
 
 
-def _leave_job(job: Job) -> JobLeft:
-    cell, progress = job.leave()
-    transfers = cell.transfers
+def _running(notebook: Notebook) -> Iterator[tuple[int, CellRun]]:
+    """The cells that run, as jobs: those that this notebook waits for are jobs in the next one."""
+    jobs = list(notebook.jobs)
+    yield from ((job.number, job.run) for job in jobs if not job.done())
+    yield from enumerate(notebook.waits_for, max((job.number for job in jobs), default=0) + 1)
+
+
+def _leave_cell(number: int, run: CellRun) -> JobLeft:
+    cell, progress, transfers = run.cell, run.leave(), run.cell.transfers
     return JobLeft(
-        *(job.number, job.cell, cell.mesh.name, tuple(cell.region.ranks()), cell.options, cell.shown, progress),
+        *(number, cell.number, cell.mesh.name, tuple(cell.region.ranks()), cell.options, cell.shown, progress),
         transfer=None if transfers is None else cloudpickle.dumps(transfers.leave()),
     )
 
@@ -122,6 +131,26 @@ def _pickled(value: Any) -> bytes | None:
 
 def _loaded(pickled: bytes) -> Any:
     return pickling.loads(pickle.loads(pickled), "a value")
+
+
+def end_run(notebook: Notebook) -> None:
+    """This process ends: detach its meshes where that is wanted (`%mesh detach --at-exit`), else end them."""
+    try:
+        if notebook.detaches_for is not None and len(notebook.meshes):
+            detach_meshes(notebook, notebook.detaches_for)
+    except Exception:  # nobody is left to be told, and nothing may be left behind
+        logger.exception("the meshes could not be detached, and end")
+    close_session()
+
+
+def detach_meshes(notebook: Notebook, seconds: float) -> str:
+    """Leave the meshes of this notebook to themselves; the name of their run."""
+
+    def go(session: Session) -> str:
+        detach(session, seconds, lambda session: leave(notebook, session))
+        return session.run
+
+    return leave_session(go)
 
 
 def say_what_is_detached() -> None:

@@ -20,7 +20,7 @@ from meshbook.magics.progress import Progress
 from meshbook.magics.publications import Display, Error, LiveDisplay, Publication
 from meshbook.magics.publisher import Publisher, publisher_for
 from meshbook.magics.results import MeshResult
-from meshbook.magics.run import Cell
+from meshbook.magics.run import Cell, CellRun
 from meshbook.magics.tracebacks import CellError
 from meshbook.magics.variables import ask_nobody
 from meshbook.runtime.errors import MeshbookError
@@ -114,9 +114,10 @@ class Job:
         # Who waits may be cancelled, and the job goes on.
         return (yield from self._future.__await__())
 
-    def leave(self) -> tuple[Cell, Progress]:
-        """The cell and how far it is, for another notebook that sees it to its end."""
-        return self._running.run.cell, self._running.leave()
+    @property
+    def run(self) -> CellRun:
+        """The cell as it runs."""
+        return self._run
 
     # -- how it looks ----------------------------------------------------------------
 

@@ -47,6 +47,7 @@ from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.node.calls import Each
 
 LIMITS = OutputLimits()
+LEAVING_SECONDS = 2.0  # that the loop of a cell has to say how far that is
 TICK = 0.25  # seconds between looks at what there is to show
 _serial = itertools.count(1)
 
@@ -94,6 +95,7 @@ class CellRun:
         self._ranks = cell.region.ranks()
         self._source = ""
         self._loop = asyncio.get_running_loop()
+        self._thread = threading.current_thread()
         self._wake = asyncio.Event()
         self._lock = threading.Lock()  # guards the outcomes, which the receiving thread notes and the loop reads
         self._printing = Printing(self._make_output(), cell.publisher)
@@ -273,7 +275,16 @@ class CellRun:
     # -- from one notebook to another ----------------------------------------------
 
     def leave(self) -> Progress:
-        """How far it is, for another notebook that sees it to its end: here no other rank begins. In its loop."""
+        """How far it is, for another notebook that sees it to its end: here no other rank begins. From any thread."""
+        if not self._loop.is_running() or threading.current_thread() is self._thread:
+            return self._leave_run()
+
+        async def leave() -> Progress:
+            return self._leave_run()
+
+        return asyncio.run_coroutine_threadsafe(leave(), self._loop).result(LEAVING_SECONDS)
+
+    def _leave_run(self) -> Progress:
         waves = self._attendance.give_away()
         with self._lock:
             outcomes, failed = dict(self._outcomes), tuple(self._failed)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import re
 import time
 from dataclasses import dataclass
 
-from meshbook.magics.detachment import leave
+from meshbook.magics.detachment import detach_meshes, end_run
 from meshbook.magics.meshes import MeshError
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.parsing import Parser
 from meshbook.magics.verbs.verb import Verb
 from meshbook.runtime.actor.context import CURRENT
-from meshbook.runtime.hosts.detaching import DAY, DetachError, detach
-from meshbook.runtime.hosts.session import Session, leave_session
+from meshbook.runtime.hosts.detaching import DAY, DetachError
 
 UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": DAY, "w": 7 * DAY}
 
@@ -39,6 +39,7 @@ class Detach(Verb):
     )
 
     seconds: float = DAY
+    at_exit: str | None = None
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
@@ -50,25 +51,44 @@ class Detach(Verb):
             default=DAY,
             help="end them after this time if nobody has attached: 30m, 2h, 1d (default: 1d)",
         )
+        parser.add_argument(
+            "--at-exit",
+            nargs="?",
+            choices=("on", "off"),
+            const="on",
+            help="not now, but when this kernel is shut down or restarted: jobs run on then, while a cell that one "
+            "waits for is interrupted",
+        )
 
     def run(self, notebook: Notebook) -> None:
+        if self.at_exit is not None:
+            print(self._plan(notebook))
+            return
         if not len(notebook.meshes):
             raise MeshError("no mesh is up, so there is nothing to detach")
         meshes = ", ".join(f"{mesh.name} ({mesh.extent.nelements} ranks)" for mesh in notebook.meshes)
         jobs = [job for job in notebook.jobs if not job.done()]
-
-        def go(session: Session) -> str:
-            try:
-                detach(session, self.seconds, lambda session: leave(notebook, session))
-            except DetachError as error:
-                raise MeshError(str(error)) from error
-            return session.run
-
-        run = leave_session(go)
+        try:
+            run = detach_meshes(notebook, self.seconds)
+        except DetachError as error:
+            raise MeshError(str(error)) from error
         CURRENT.set(None)  # of a session that this notebook does not have any more
-        ends = time.strftime("%b %d, %H:%M", time.localtime(time.time() + self.seconds))
         going = "" if not jobs else "; 1 job runs on" if len(jobs) == 1 else f"; {len(jobs)} jobs run on"
         print(
             f"run {run} is detached: {meshes}{going}\n"
-            f"%mesh attach takes it over, here or in another notebook on this host. It ends on {ends} if nobody does"
+            "%mesh attach takes it over, here or in another notebook on this host. "
+            f"It ends on {self._ends} if nobody does"
         )
+
+    def _plan(self, notebook: Notebook) -> str:
+        if self.at_exit == "off":
+            notebook.detaches_for = None
+            return "the meshes of this notebook end with it"
+        if notebook.detaches_for is None:
+            atexit.register(end_run, notebook)  # a stock kernel tells nobody else
+        notebook.detaches_for = self.seconds
+        return "the meshes of this notebook will be detached when it is shut down or restarted, not if it is killed"
+
+    @property
+    def _ends(self) -> str:
+        return time.strftime("%b %d, %H:%M", time.localtime(time.time() + self.seconds))

@@ -22,7 +22,7 @@ from meshbook.runtime.transport import Transport
 from meshbook.runtime.wire.frames import Buffer
 from meshbook.runtime.wire.messages import Address
 
-HOLD_SECONDS = 5.0  # that others have to say that they send no more; a process that is stopped says nothing
+HOLD_SECONDS = 3.0  # that others have to say that they send no more; a kernel that is shut down has 5
 
 
 class Caretaker(Node):

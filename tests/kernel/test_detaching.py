@@ -72,12 +72,10 @@ def test_a_mesh_outlives_its_kernel(notebook: Notebook, signs: Signs, tmp_path: 
         "print('after')\ntell('ended')\nx + 1"
     )
     signs.wait_for("begun", 2)
-    told = notebook.run("%mesh detach --for 30m").stdout
-    assert "is detached: mesh (2 ranks); 1 job runs on" in told
+    assert "will be detached when it is shut down" in notebook.run("%mesh detach --at-exit --for 30m").stdout
+    restart(notebook)
     assert "no mesh is up" in (brief := notebook.run("%mesh").stdout)
     assert "mesh: 2 ranks, 2 busy" in brief, "what was detached is not forgotten"
-    assert "its run is not this one" in notebook.run_failing("counters.add.call().get()").traceback
-    restart(notebook)
     descriptor = os.open(go_on, os.O_RDWR)
     assert "mesh: 2 ranks" in notebook.run("%mesh attach --list").stdout
     attached = notebook.run("%mesh attach")
@@ -111,7 +109,8 @@ def check_deaths(notebook: Notebook) -> None:
     """Who died meanwhile is told, and can be healed. The same kernel may attach again."""
     cell = notebook.run("%%mesh 1\nimport os\nprint(os.getpid())")
     victim = psutil.Process(int(cell.stdout.split()[-1]))
-    notebook.run("%mesh detach")
+    assert "is detached: mesh (2 ranks)\n" in notebook.run("%mesh detach").stdout
+    assert "its run is not this one" in notebook.run_failing("counters.add.call().get()").traceback
     victim.send_signal(signal.SIGKILL)
     psutil.wait_procs([victim], timeout=PATIENCE)
     attached = notebook.run("%mesh attach mesh").stdout
