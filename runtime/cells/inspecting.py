@@ -9,7 +9,10 @@ import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from IPython.core.oinspect import Inspector
 
 MOST_CHARACTERS = 60  # of a summary
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
@@ -26,6 +29,17 @@ class Inspected:
     mark: str = ""
     summary: str = ""
     data: Mapping[str, str] | None = None
+
+
+class CellInspector(Inspector):
+    """Says of what a cell has made that it is of that cell: `cell 9`, and not a file that is nowhere."""
+
+    def info(self, obj: Any, oname: str = "", info: Any = None, detail_level: int = 0) -> Any:
+        found = super().info(obj, oname, info=info, detail_level=detail_level)
+        name = Path(found.get("file") or "").name
+        if name.startswith("<cell"):
+            found["file"] = name.strip("<>")
+        return found
 
 
 def inspect_name(shell: Any, name: str, detail: int, omitted: Collection[str], *, whole: bool) -> Inspected:

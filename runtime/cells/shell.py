@@ -29,6 +29,7 @@ from meshbook.runtime.cells import debugger, prompts
 from meshbook.runtime.cells.debugger import Debugger
 from meshbook.runtime.cells.displays import Displays
 from meshbook.runtime.cells.failures import frames_of
+from meshbook.runtime.cells.inspecting import CellInspector
 from meshbook.runtime.cells.interrupts import INTERRUPTS
 from meshbook.runtime.cells.prompts import Prompts
 from meshbook.runtime.telemetry import spans_of_collectives
@@ -281,6 +282,7 @@ def make_shell(displays: Displays, asking: Prompts) -> RankShell:
     config.InteractiveShell.colors = "neutral"
     config.InteractiveShell.displayhook_class = KeepValue
     config.InteractiveShell.display_pub_class = SendDisplay
+    config.InteractiveShell.inspector_class = CellInspector
     shell: RankShell = RankShell.instance(
         config=config,
         user_module=sys.modules["__main__"],
