@@ -7,11 +7,10 @@ and does not know in which of the two ways they are waited for.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import itertools
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias, TypeVar
 
@@ -97,18 +96,17 @@ class Exchange:
     def wait(self) -> dict[int, Any]:
         """The answers by rank; blocks this thread. Ctrl-C ends it, here and on the ranks."""
         with self._breakable():
-            self._wait_a_while()
+            if not self._are_done_within(QUIET):
+                print(f"{self._tell_waiting()} (interrupt to give it up)")
             for future in self._futures.values():
                 future.exception()
         return self._answers()
 
     def wait_at_most(self, seconds: float) -> dict[int, Any]:
         """The answers that are here by then, refusals among them. Who is at something else is not waited for."""
-        ahead, end = self.ahead, time.monotonic() + seconds
+        ahead = self.ahead
         with self._breakable():
-            for rank in self._futures.keys() - ahead.keys():
-                with contextlib.suppress(TimeoutError):
-                    self._futures[rank].exception(timeout=max(0.0, end - time.monotonic()))
+            self._are_done_within(seconds, without=ahead)
         if self._open_ranks():
             self.interrupt()  # who has not begun until now need not any more
         busy = {rank: Refusal(f"it is at {title}") for rank, title in ahead.items()}
@@ -122,11 +120,14 @@ class Exchange:
             self.interrupt()
             raise
 
-    def _wait_a_while(self) -> None:
+    def _are_done_within(self, seconds: float, without: Collection[int] = ()) -> bool:
+        end = time.monotonic() + seconds
         try:
-            next(iter(self._futures.values())).exception(timeout=QUIET)
+            for rank in self._futures.keys() - set(without):
+                self._futures[rank].exception(timeout=max(0.0, end - time.monotonic()))
         except TimeoutError:
-            print(f"{self._tell_waiting()} (interrupt to give it up)")
+            return False
+        return True
 
     def _tell_waiting(self) -> str:
         """`waiting for job 7 of cell 12`, or for the ranks themselves."""
