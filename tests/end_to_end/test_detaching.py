@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -16,7 +17,7 @@ import psutil
 import pytest
 
 import meshbook
-from meshbook import Actor, close_session, endpoint, this_host, this_proc
+from meshbook import Actor, close_session, concurrent_endpoint, endpoint, this_host, this_proc
 from meshbook.__main__ import main
 from meshbook.runs import DetachError, attach, detach, detached_runs, end
 from meshbook.runtime.errors import ProcessDied
@@ -26,6 +27,7 @@ from meshbook.runtime.hosts.session import current_session
 from meshbook.runtime.mesh.procs import ProcMesh
 
 PATIENCE = 60.0
+AT_ONCE = 10.0  # 2 s are promised; a loaded machine takes longer to take processes apart
 pytestmark = pytest.mark.process
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -153,6 +155,43 @@ def _read(path: Path, then: Callable[[], object] = lambda: None) -> str:
 
 def _flush() -> None:
     meshbook.context().actor_instance.node.capture.flush()
+
+
+class Talker(Actor):
+    """Counts in what it prints."""
+
+    def __init__(self) -> None:
+        self.count, self.talks = 0, True
+
+    @concurrent_endpoint
+    async def talk(self) -> None:
+        while self.talks:
+            for _ in range(20):
+                print("line", self.count)
+                self.count += 1
+            await asyncio.sleep(0)
+
+    @concurrent_endpoint
+    async def end(self) -> int:
+        self.talks = False
+        _flush()
+        return self.count
+
+
+def test_nothing_is_lost_while_it_changes_hands(trainers: ProcMesh) -> None:
+    """Nor comes twice, nor in another order, however much is on its way."""
+    talkers = trainers.spawn("talkers", Talker)
+    talkers.initialized.get(PATIENCE)
+    talkers.talk.broadcast()
+    for _ in range(5):
+        detach(60)
+        trainers = attach()["trainers"]
+        counted(trainers)
+    counts = list(trainers.actors["talkers"].end.call().get(PATIENCE).values())
+    for rank, count in enumerate(counts):
+        lines = current_session().output.recent(trainers.name, rank).splitlines()
+        said = [int(line.removeprefix("line ")) for line in lines[1:]]  # of the first one only an end may be kept
+        assert said == list(range(count - len(said), count))
 
 
 def test_deaths_meanwhile_are_told(trainers: ProcMesh, faults: Any) -> None:
@@ -321,3 +360,23 @@ def test_whatever_becomes_of_the_process_that_detached(
     kept = attach(run)["kept"]
     assert kept.actors["keepers"].keep.call_one("two").get(PATIENCE) == ["one", "two"]
     kept.stop().get(PATIENCE)
+
+
+ATTACHER = """
+import sys
+from meshbook.runs import attach
+attach()
+print("attached", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_killed_controller_that_had_attached_leaves_nothing(
+    trainers: ProcMesh, run_script: Any, runtime_dir: Path
+) -> None:
+    family = family_of(current_session())
+    detach(60)
+    script = run_script(ATTACHER, MESHBOOK_RUNTIME_DIR=os.environ["MESHBOOK_RUNTIME_DIR"])
+    assert script.read_line() == "attached"
+    script.process.kill()
+    assert psutil.wait_procs(family, timeout=AT_ONCE)[1] == []
