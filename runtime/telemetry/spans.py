@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from meshbook.runtime.actor.context import context, current_origin
+from meshbook.runtime.actor.context import CURRENT, Context, context, current_origin
 
 # cell: a cell of the notebook. run: an endpoint. call: the sending of one. wait: for an answer. collective: of
 # torch.distributed. backward: of torch.autograd. user: `meshbook.span`. transfer, command: of whoever moves data, or
@@ -141,8 +141,13 @@ class timed(contextlib.ContextDecorator):
         return self
 
     def __exit__(self, *raised: object) -> None:
-        recorder: Recorder = context().actor_instance.node.recorder
-        recorder.record(self.kind, self.name, self._start)
+        if (here := self._here()) is not None:
+            recorder: Recorder = here.actor_instance.node.recorder
+            recorder.record(self.kind, self.name, self._start)
+
+    def _here(self) -> Context | None:
+        """Who runs here; nothing of the runtime's own starts a runtime in order to be recorded."""
+        return CURRENT.get()
 
 
 class span(timed):
@@ -154,3 +159,6 @@ class span(timed):
 
     def __init__(self, name: str) -> None:
         super().__init__("user", name)
+
+    def _here(self) -> Context | None:
+        return context()
