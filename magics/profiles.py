@@ -20,7 +20,7 @@ from meshbook.runtime.telemetry.samples import MAIN, CodeLine, RankSamples
 
 MOST_ROWS = 12
 LEAST = 0.005  # of the time of some rank; what took less is not told
-DIFFERS = 0.2  # of the time: two ranks that are as far apart in one function are told of
+DIFFERS = 0.2  # of the time of the longest rank: ranks that are as far apart in one function are told of
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 _STYLE = (
     "font-family:var(--jp-code-font-family,monospace);font-size:var(--jp-code-font-size,13px);"
@@ -91,13 +91,14 @@ class Summary:
         return [text for share, text in apart if share >= DIFFERS]
 
     def _apart(self, line: Line) -> tuple[float, str]:
-        shares = {rank: self.share(line.own, rank) for rank in self.ranks}
-        middle = (min(shares.values(), default=0.0) + max(shares.values(), default=0.0)) / 2
-        much, little = ([rank for rank in shares if (shares[rank] > middle) is wanted] for wanted in (True, False))
+        own = {rank: line.own.get(rank, 0.0) for rank in self.ranks}
+        middle = (min(own.values(), default=0.0) + max(own.values(), default=0.0)) / 2
+        much, little = ([rank for rank in own if (own[rank] > middle) is wanted] for wanted in (True, False))
         if not much or not little:
             return 0.0, ""
-        told = [f"{_span([shares[rank] for rank in ranks])} of {name_ranks(ranks)}" for ranks in (much, little)]
-        return max(shares.values()) - min(shares.values()), f"ranks differ in {line.name}: {told[0]}, {told[1]}"
+        told = [f"{_span([own[rank] for rank in ranks])} on {name_ranks(ranks)}" for ranks in (much, little)]
+        share = (max(own.values()) - min(own.values())) / max(self.ranks.values())
+        return share, f"ranks differ in {line.name}: {told[0]}, {told[1]}"
 
     def text(self) -> str:
         """For terminals, and for places that show no HTML."""
@@ -124,8 +125,8 @@ def _ends_heading(ranks: Mapping[int, float]) -> tuple[str, ...]:
     return ("lowest", "highest") if len(ranks) > 1 else ()
 
 
-def _span(shares: Sequence[float]) -> str:
-    low, high = f"{min(shares):.0%}", f"{max(shares):.0%}"
+def _span(times: Sequence[float]) -> str:
+    low, high = format_seconds(min(times)), format_seconds(max(times))
     return high if low == high else f"{low} to {high}"
 
 

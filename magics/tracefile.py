@@ -14,11 +14,12 @@ from typing import Any
 
 import msgspec
 
-from meshbook.magics.tracing import Process, Trace, answered_at, cell_of
+from meshbook.magics.tracing import Answers, Process, Trace, cell_of
 from meshbook.runtime.actor.context import name_of
 from meshbook.runtime.telemetry.spans import Mark, Span
 
 MOST_SPANS = 300_000  # in a file; of more the shortest are left out
+MOST_ROWS = 100  # of a thread, for messages that overlap on a loop; what does not fit is cut short by viewers
 Event = dict[str, Any]
 Row = tuple[int, int]  # thread, and which of its rows
 
@@ -77,12 +78,12 @@ def lay_out(spans: Iterable[Span]) -> dict[Row, list[Span]]:
     rows: dict[Row, list[Span]] = {}
     within: dict[Row, list[int]] = {}  # the ends of those that a later one may lie in
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
-        for layer in itertools.count():
+        for layer in range(MOST_ROWS):
             row = span.thread, layer
             ends = within.setdefault(row, [])
             while ends and ends[-1] <= span.start:
                 ends.pop()
-            if not ends or ends[-1] >= span.end:
+            if not ends or ends[-1] >= span.end or layer == MOST_ROWS - 1:
                 ends.append(span.end)
                 rows.setdefault(row, []).append(span)
                 break
@@ -167,10 +168,12 @@ def _numbers(call: Span) -> range:
 def _in_flight(
     process: Process, spans: Sequence[Span], pid: int, trace: Trace, serial: Iterator[int]
 ) -> Iterator[Event]:
+    answers = Answers(process.recording)
     for call in spans:
         if call.kind == "call" and call.link[0]:
             name = f"{name_of(call.link[2])}.{call.name} in flight"
-            yield from _bar(name, "in flight", call.start, answered_at(call, process.recording), pid, trace, serial)
+            end = min(answers.end_of(call), trace.window.end)
+            yield from _bar(name, "in flight", call.start, max(call.end, end), pid, trace, serial)
 
 
 def _queued(process: Process, spans: Sequence[Span], pid: int, trace: Trace, serial: Iterator[int]) -> Iterator[Event]:

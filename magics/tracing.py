@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -205,19 +205,44 @@ def _named(process: Process, ranks: Mapping[str, tuple[str, int]]) -> Process:
 
 
 def _with_cells(own: Recording, cells: Sequence[CellTime]) -> Recording:
-    """The controller's recording, with its cells, and its waits for answers."""
+    """The controller's recording, with these cells, and their waits for answers."""
+    answers = Answers(own)
     spans = [Span("cell", each.start, each.end, 0, f"{each.number}", is_open=each.is_open) for each in cells]
-    waits = [Span("wait", call.end, answered_at(call, own), 0, call.name) for call in own.spans if call.kind == "call"]
-    return msgspec.structs.replace(own, spans=(*own.spans, *spans, *waits))
+    for cell in cells:
+        asked = (span for span in own.spans if span.kind == "call" and cell.start <= span.start <= cell.end)
+        # Not beyond the cell: a call whose rank has died has no answer.
+        waits = union((call.end, min(answers.end_of(call), cell.end)) for call in asked)
+        spans += [Span("wait", start, end, 0, "answers") for start, end in waits]
+    return msgspec.structs.replace(own, spans=(*own.spans, *spans))
 
 
-def answered_at(call: Span, recording: Recording) -> int:
-    """When the last answer to a call came in, or the time of the asking where none did; its end if none was wanted."""
-    first, last, _ = call.link
-    if not first:
-        return call.end
-    times = [mark.time for mark in recording.marks if not mark.node and first <= mark.call <= last]
-    return max(times, default=recording.asked)
+def union(times: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The times from begin to end that are in any of these."""
+    joined: list[tuple[int, int]] = []
+    for start, end in sorted(times):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        elif end > start:
+            joined.append((start, end))
+    return joined
+
+
+class Answers:
+    """When the answers came in to the calls of a process."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._times = {mark.call: mark.time for mark in recording.marks if not mark.node}
+        self._asked = recording.asked
+        self._since = recording.marked_since
+
+    def end_of(self, call: Span) -> int:
+        """When the last one came, or the time of the asking where one is missing; its own end if none was wanted."""
+        first, last, _ = call.link
+        known = [self._times.get(number) for number in range(first, last + 1)] if first else []
+        times = [time for time in known if time is not None]
+        if len(times) < len(known) and call.end >= self._since:
+            return self._asked
+        return max(times, default=call.end)
 
 
 # -- asking --------------------------------------------------------------------------------
@@ -282,6 +307,7 @@ def shift(recording: Recording, offset: int) -> Recording:
         tuple(move(span, start=span.start - offset, end=span.end - offset) for span in recording.spans),
         tuple(Mark(mark.time - offset, mark.node, mark.call) for mark in recording.marks),
         recording.threads,
+        recording.marked_since - offset,
     )
 
 

@@ -54,13 +54,17 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Recording(msgspec.Struct, frozen=True, array_like=True):
-    """What one process has recorded. `since`: what was before that is forgotten, or was not asked for."""
+    """What one process has recorded.
+
+    Spans that ended before `since` are forgotten, or were not asked for; `marked_since` says the same of marks.
+    """
 
     asked: int
     since: int
     spans: tuple[Span, ...]
     marks: tuple[Mark, ...]
     threads: dict[int, str]  # names of those that live
+    marked_since: int = 0
 
 
 class Busy(Protocol):
@@ -106,6 +110,7 @@ class Recorder:
             tuple(spans),
             tuple(Mark(*mark) for mark in marks if mark[0] >= since),
             {thread.ident: thread.name for thread in threading.enumerate() if thread.ident is not None},
+            max(since, marks[0][0] if self.on and len(marks) == self._marks.maxlen else since),
         )
 
 

@@ -87,7 +87,7 @@ def test_it_says_what_took_the_time_and_where_ranks_differ() -> None:
     rows = {" ".join(line.split()) for line in text.splitlines()}
     assert "50% 50% load (cell 2:9) 1.00 s (rank 0) 3.00 s (rank 1)" in rows
     assert "50% 50% all_reduce, from cell 7:3 1.00 s (rank 1) 3.00 s (rank 0)" in rows
-    assert "ranks differ in load (cell 2:9): 75% of rank 1, 25% of rank 0" in rows
+    assert "ranks differ in load (cell 2:9): 3.00 s on rank 1, 1.00 s on rank 0" in rows
 
 
 def test_one_rank_differs_from_none() -> None:

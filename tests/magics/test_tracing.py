@@ -13,7 +13,7 @@ import pytest
 from meshbook.magics.meshes import MeshError
 from meshbook.magics.timeline import MOST_BARS, MOST_LANES, Timeline
 from meshbook.magics.tracefile import describe_trace, lay_out, write_trace
-from meshbook.magics.tracing import CellTime, Clock, Process, Trace, best_clock, choose, is_use, shift
+from meshbook.magics.tracing import Answers, CellTime, Clock, Process, Trace, best_clock, choose, is_use, shift
 from meshbook.runtime.telemetry.lanes import Window
 from meshbook.runtime.telemetry.spans import Mark, Recording, Span
 
@@ -71,10 +71,29 @@ def test_the_quickest_ping_tells_the_clock_best() -> None:
 
 
 def test_a_recording_is_moved_as_a_whole() -> None:
-    there = Recording(100, 10, (Span("user", 20, 30, 1, "x"),), (Mark(25, "controller", 1),), {})
-    moved = Recording(95, 5, (Span("user", 15, 25, 1, "x"),), (Mark(20, "controller", 1),), {})
+    there = Recording(100, 10, (Span("user", 20, 30, 1, "x"),), (Mark(25, "controller", 1),), {}, 12)
+    moved = Recording(95, 5, (Span("user", 15, 25, 1, "x"),), (Mark(20, "controller", 1),), {}, 7)
     assert shift(there, 5) == moved
     assert shift(there, 0) is there
+
+
+# --- calls ---
+
+
+@pytest.mark.parametrize(
+    ("marks", "marked_since", "end"),
+    [
+        ({7: 5, 8: 9}, 0, 9),
+        ({7: 5}, 0, 90),  # one has not come by the time of the asking
+        ({}, 0, 90),
+        ({8: 9}, 3, 9),  # forgotten, as the first ones are
+        ({}, 3, 2),
+    ],
+)
+def test_a_call_ends_with_its_last_answer(marks: dict[int, int], marked_since: int, end: int) -> None:
+    told = tuple(Mark(time * MS, "", call) for call, time in marks.items())
+    answers = Answers(Recording(90 * MS, 0, (CALL,), told, {}, marked_since * MS))
+    assert answers.end_of(CALL) == end * MS
 
 
 # --- the file ---
