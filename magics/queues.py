@@ -39,6 +39,15 @@ class RankQueues:
             first = next(iter(self._queues.get(node, {}).items()), (origin, ""))
         return "" if first[0] == origin else first[1]
 
+    def at_work(self) -> dict[str, list[str]]:
+        """The processes that are at something, by its title."""
+        with self._lock:
+            heads = [(node, next(iter(queue.values()))) for node, queue in self._queues.items() if queue]
+        found: dict[str, list[str]] = {}
+        for node, title in heads:
+            found.setdefault(title, []).append(node)
+        return found
+
 
 def tell_waiting(ahead: Mapping[int, str], count: int) -> str:
     """`waiting for job 7 of cell 12`, with the ranks where they are not all of the `count` that the cell has."""

@@ -31,6 +31,12 @@ MOST_LINES = 50  # of one line each, for the errors after those
 _RED = "\x1b[31m"
 _RESET = "\x1b[0m"
 _INTERRUPT = "KeyboardInterrupt"
+_MANY = (
+    ("was killed and is", "were killed and are"),
+    ("; it ", "; they "),
+    ("does not", "do not"),
+    ("still runs", "still run"),
+)
 _TIMEOUT = "TimeoutError"
 
 
@@ -185,9 +191,16 @@ def describe_interrupt(groups: Iterable[ErrorGroup], ending: Ending = PLAIN) -> 
     skipped = [group for group in groups if group.error.kind == "skipped"]
     unheeding = [group for group in groups if group.error.kind == "interrupted" and group.error.message]
     parts = [ending.timed_out] if ending.timed_out else ["interrupted", _describe_places(groups)]
-    parts += [f"{name_ranks(group.ranks)} {group.error.message}" for group in unheeding]
+    parts += [f"{name_ranks(group.ranks)} {_for_ranks(group.error.message, len(group.ranks))}" for group in unheeding]
     parts += [describe_consequences(others)] if others else []
     return "; ".join(filter(None, [*parts, *_describe_skipped(skipped), *ending.remarks]))
+
+
+def _for_ranks(said: str, count: int) -> str:
+    """What is said of one rank, of several."""
+    for one, many in _MANY if count > 1 else ():
+        said = said.replace(one, many, 1)
+    return said
 
 
 def _describe_places(groups: Iterable[ErrorGroup]) -> str:

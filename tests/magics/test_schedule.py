@@ -81,6 +81,7 @@ def test_a_rank_is_at_one_cell_at_a_time() -> None:
     before, after = attend(queues, "1", [Wave((0, 1))]), attend(queues, "2", [Wave((1, 2))])
     before.take_turn(), after.take_turn()
     assert (before.ahead(), after.ahead()) == ({}, {1: "cell 1"})
+    assert queues.at_work() == {"cell 1": ["node0", "node1"], "cell 2": ["node2"]}
     assert (after.at_work((0, 1, 2)), after.to_come) == ([2], frozenset())
     before.answered(1, failed=False)
     assert (after.ahead(), after.at_work((0, 1, 2))) == ({}, [1, 2])
