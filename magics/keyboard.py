@@ -115,10 +115,11 @@ class TerminalKeyboard:
     refusal = ""
 
     def ask(self, prompt: str, given_up: GivenUp, *, is_password: bool) -> str | None:
-        print(prompt, end="", flush=True)
         with _without_echo() if is_password else contextlib.nullcontext():
+            print(prompt, end="", flush=True)
             # What is no terminal has its lines read ahead, so that there is nothing to wait for.
             if sys.stdin.isatty() and given_up in select.select([sys.stdin, given_up], [], [])[0]:
+                print()
                 return None
             line = sys.stdin.readline()
         if not line:

@@ -64,14 +64,21 @@ class Debugger:
         debugger.reset()
         with INTERRUPTS.user_code():
             debugger.message(f"{type(error).__name__}: {error}")
-            debugger.interaction(None, error)
+            try:
+                debugger.interaction(None, error)
+            finally:
+                debugger.let_go()
 
     def end_cell(self) -> None:
-        """Step no further: what comes is not the user's."""
+        """Step no further: what comes is not the user's. And keep nothing alive that his frames hold."""
         if self._pdb is not None:
             sys.settrace(None)
+            self._pdb.let_go()
 
     def _make(self) -> RankPdb:
+        """The debugger; another one where what is run at its prompt, or another thread, comes to a breakpoint."""
+        if self._pdb is not None and self._pdb.is_asking:
+            return RankPdb(prompts=self._prompts)
         if self._pdb is None:
             self._pdb = RankPdb(prompts=self._prompts)
         return self._pdb
@@ -80,11 +87,16 @@ class Debugger:
 class RankPdb(Pdb):
     """IPython's pdb, from the cell's first frame on."""
 
+    initial_frame: FrameType | None = None
+    botframe: FrameType | None
+
     def __init__(self, completekey: Any = None, stdin: Any = None, stdout: Any = None, **options: Any) -> None:
-        prompts: Prompts | None = options.pop("prompts", None)
-        super().__init__(completekey, stdin or CommandLines(prompts, self), stdout, nosigint=True, **options)
+        # pdb itself makes another one, for its command `debug`, which reads where the first one does.
+        self._lines = CommandLines(options.pop("prompts", None) or stdin.prompts, self)
+        super().__init__(completekey, self._lines, stdout, nosigint=True, **options)
         self.use_rawinput = False
         self.prompt = ""  # the controller's shows who is asked
+        self.is_asking = False
         self._is_interrupted = False
 
     @property
@@ -106,7 +118,18 @@ class RankPdb(Pdb):
         if self.quitting:
             raise BdbQuit
         if self.stoplineno != CONTINUES or self.breaks:
+            self._trace_from(frame)  # again: a breakpoint that a command has come to may have taken it off
             sys.settrace(self.trace_dispatch)
+
+    def let_go(self) -> None:
+        """Hold no frames."""
+        self.forget()
+        self._set_stopinfo(None, None)
+        self.botframe = None
+        self.initial_frame = None
+        self.__dict__.pop("curframe_locals", None)
+        self._skip_cache.clear()
+        self._parent_skip_cache.clear()
 
     def _trace_from(self, frame: FrameType | None) -> None:
         """Have the frames that run now traced, too, once there is a trace."""
@@ -160,8 +183,13 @@ class RankPdb(Pdb):
     # -- interrupts ----------------------------------------------------------------------
 
     def interaction(self, frame: FrameType | None, tb_or_exc: BaseException | TracebackType | None) -> None:
-        self._is_interrupted = False
-        super().interaction(frame, tb_or_exc)
+        """Take commands; one debugger at a time, since a person sees one place of a rank."""
+        with self._lines.prompts.floor:
+            self.is_asking, self._is_interrupted = True, False
+            try:
+                super().interaction(frame, tb_or_exc)
+            finally:
+                self.is_asking = False
         if self._is_interrupted:
             raise KeyboardInterrupt
 
@@ -184,15 +212,14 @@ class RankPdb(Pdb):
 class CommandLines:
     """What the debugger reads its commands from."""
 
-    def __init__(self, prompts: Prompts | None, debugger: RankPdb) -> None:
-        self._prompts = prompts
+    def __init__(self, prompts: Prompts, debugger: RankPdb) -> None:
+        self.prompts = prompts
         self._debugger = debugger
 
     def readline(self) -> str:
         """The next command; empty at the end of all input."""
-        assert self._prompts is not None
         try:
-            return f"{self._prompts.ask('command', place=self._debugger.place)}\n"
+            return f"{self.prompts.ask('command', place=self._debugger.place)}\n"
         except EOFError:
             return ""
 

@@ -37,6 +37,7 @@ class Prompts:
         self._node = node
         self._numbers = itertools.count(1)
         self.pause = ""
+        self.floor = threading.RLock()  # held by the debugger that talks to the person
 
     def install(self) -> None:
         """Take the places of Python's own ways to ask, which would find no keyboard here."""

@@ -175,3 +175,40 @@ def test_a_rank_at_a_prompt_is_paused(notebook: Notebook) -> None:
     assert notebook.wait_for_prompt() == "[rank 0] ?"
     notebook.wait_failed(cell)
     assert f"rank 0 paused in input() at cell {number_of(cell)}:2" in cell.error["evalue"]
+
+
+def test_what_a_command_runs_may_stop_too(notebook: Notebook) -> None:
+    source = "%%mesh 0\ndef f():\n    breakpoint()\n    return 4\nx = 1\nbreakpoint()\nx = 2\nx"
+    cell, prompts = notebook.converse(source, "p f()", "c", "n", "debug f()", "c", "c", "c")
+    at = f"[rank 0 cell {number_of(cell)}"
+    inside = f"{at}:3 in f] (Pdb) "
+    assert prompts == [
+        f"{at}:6] (Pdb) ",
+        inside,
+        f"{at}:6] (Pdb) ",
+        f"{at}:7] (Pdb) ",
+        f"{at}:2 in f] (Pdb) ",
+        inside,
+        f"{at}:7] (Pdb) ",
+    ]
+    assert "[0] 4\n" in cell.plain
+    assert cell.result == "[0] 2"
+
+
+def test_threads_of_a_rank_are_in_the_debugger_one_after_the_other(notebook: Notebook) -> None:
+    cell, _ = notebook.converse(
+        "%%mesh 0\ndef work(name):\n    pdb.set_trace()\n    print(name, 'goes on')\n"
+        "threads = [threading.Thread(target=work, args=(name,)) for name in 'ab']\n"
+        "for thread in threads: thread.start()\nfor thread in threads: thread.join()",
+        *["p name", "c"] * 2,
+    )
+    assert sorted(re.findall("(.) goes on\n", cell.plain)) == ["a", "b"]
+
+
+def test_nothing_is_kept_alive_that_was_looked_at(notebook: Notebook) -> None:
+    source = (
+        "%%mesh 0\nimport weakref\nclass Big: pass\ndef hold():\n    big = Big(); hold.ref = weakref.ref(big)\n"
+        "    breakpoint()\nhold()"
+    )
+    notebook.converse(source, "n", "n")
+    assert notebook.run("%%mesh 0\nimport sys\nhold.ref(), sys.gettrace()").result == "[0] (None, None)"

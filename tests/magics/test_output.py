@@ -11,7 +11,7 @@ from meshbook.magics.fitting import fit
 from meshbook.magics.grouping import Block, Group
 from meshbook.magics.output import CellOutput, OutputLimits
 from meshbook.magics.pictures import MOST_OUTPUTS
-from meshbook.magics.publications import Display, Stream
+from meshbook.magics.publications import Display, LiveDisplay, Stream
 from meshbook.magics.rendering import render_text
 from meshbook.magics.retention import Capture
 
@@ -499,3 +499,44 @@ def test_after_a_prompt_there_is_another_area():
     names += [publication.name for publication in [*output.due(109.0), *output.close(110.0)]]
     assert names[0] == names[1] != names[2] == names[3]
     assert [plain(part).splitlines()[2] for part in output.final] == ["[0] 10%", "[0] 30%"]
+
+
+# --- around a prompt ---
+
+
+def test_what_was_printed_before_a_prompt_stands_above_it_and_the_rest_is_another_part() -> None:
+    output = CellOutput([0, 1], started=0.0)
+    output.add(0, "stdout", "before\n")
+    output.add(1, "stdout", "before\n")
+    assert output.pause(0.1) == [Stream("stdout", "[0-1] before\n")]
+    assert output.due(30.0) == []  # nothing new is shown while a person thinks
+    output.resume(30.0)
+    output.add(0, "stdout", "after\n")
+    assert output.due(30.1) == []  # a part of its own, which may be a quick one
+    assert output.close(30.2) == [Stream("stdout", "[0] after\n")]
+
+
+def test_what_others_print_while_a_prompt_is_shown_goes_above_it() -> None:
+    output = CellOutput([0, 1], started=0.0)
+    output.pause(0.1)
+    output.add(1, "stdout", "meanwhile\n")
+    assert output.due(0.2) == []
+    assert output.due(0.5) == [Stream("stdout", "[1] meanwhile\n")]
+    assert output.due(9.0) == []
+
+
+def test_a_live_area_ends_at_a_prompt_and_another_one_begins_after_it() -> None:
+    output = CellOutput([0], started=0.0)
+    output.add(0, "stdout", "before\n")
+    (opened,) = output.due(2.5)
+    assert isinstance(opened, LiveDisplay)
+    (closed,) = output.pause(3.0)
+    assert isinstance(closed, LiveDisplay)
+    assert closed.is_final
+    assert closed.data["text/plain"] == "up to the prompt · 00:03\n[0] before\n"
+    output.resume(4.0)
+    output.add(0, "stdout", "after\n")
+    (again,) = output.due(6.5)
+    assert isinstance(again, LiveDisplay)
+    assert not again.update
+    assert "before" not in again.data["text/plain"]

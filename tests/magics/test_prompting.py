@@ -1,0 +1,157 @@
+"""The answers that ranks get, over a keyboard on which the test types."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Collection, Iterator, Mapping
+
+import pytest
+
+from meshbook.magics.keyboard import GivenUp, Nobody
+from meshbook.magics.prompting import Manner, Prompting
+from meshbook.runtime.telemetry.questions import EOF, Answer, Kind, Question
+
+PATIENCE = 30.0  # seconds
+
+
+class Person:
+    """Types what the test says; None gives the prompt up as an interrupt does."""
+
+    refusal = ""
+
+    def __init__(self) -> None:
+        self.prompts: queue.Queue[str] = queue.Queue()
+        self.lines: queue.Queue[str | Exception | None] = queue.Queue()
+
+    def ask(self, prompt: str, given_up: GivenUp, *, is_password: bool) -> str | None:
+        self.prompts.put(prompt)
+        line = self.lines.get(timeout=PATIENCE)
+        if isinstance(line, Exception):
+            raise line
+        return line
+
+
+class Cell:
+    """A cell of two ranks on the mesh `m`, and what is shown around its prompts."""
+
+    def __init__(self, person: Person | Nobody, **manner: object) -> None:
+        self.events: list[str] = []
+        self.held: list[bool] = []
+        self.answers: queue.Queue[tuple[int, Answer]] = queue.Queue()
+        self.prompting = Prompting(
+            *("m", range(2), Manner(person, **manner)),  # type: ignore[arg-type]
+            area=self,
+            whereabouts=self.whereabouts,
+            hold=self.held.append,
+        )
+        self._numbers = iter(range(1, 100))
+
+    def pause(self) -> None:
+        self.events.append("pause")
+
+    def resume(self) -> None:
+        self.events.append("resume")
+
+    def tell(self, text: str) -> None:
+        self.events.append(text)
+
+    def whereabouts(self, ranks: Collection[int]) -> Mapping[int, str]:
+        return dict.fromkeys(ranks, "in train.py:3")
+
+    def ask(self, rank: int, kind: Kind = "input", mesh: str = "m") -> int:
+        number = next(self._numbers)
+        question = Question("1.1", mesh, rank, number, kind, "name: ", "cell 1:7")
+        self.prompting.take(question, lambda answer: self.answers.put((rank, answer)))
+        return number
+
+    def answer(self) -> tuple[int, str, str]:
+        rank, answer = self.answers.get(timeout=PATIENCE)
+        return rank, answer.kind, answer.text
+
+
+@pytest.fixture
+def person() -> Person:
+    return Person()
+
+
+@pytest.fixture
+def cell(person: Person) -> Iterator[Cell]:
+    cell = Cell(person)
+    yield cell
+    person.lines.put(None)
+    cell.prompting.close()
+
+
+def test_ranks_get_what_was_typed_and_output_is_cut_around_it(cell: Cell, person: Person) -> None:
+    cell.ask(0)
+    cell.ask(1)
+    assert person.prompts.get(timeout=PATIENCE) == "[ranks 0-1] name: "
+    person.lines.put("bob")
+    assert [cell.answer(), cell.answer()] == [(0, "text", "bob"), (1, "text", "bob")]
+    assert cell.events == ["pause", "resume"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "mesh", "manner", "answer"),
+    [
+        ("input", "another", {}, (0, "refused", "no cell runs there that could ask for it")),
+        ("input", "m", {"sharing": "error"}, (0, "refused", "the cell runs with --stdin error")),
+        ("stop", "m", {"sharing": "error"}, (0, "text", "stop")),
+        ("stop", "m", {"breaks": frozenset({1})}, (0, "text", "pass")),
+    ],
+)
+def test_what_is_answered_at_once(
+    person: Person, kind: Kind, mesh: str, manner: Mapping[str, object], answer: tuple[int, str, str]
+) -> None:
+    cell = Cell(person, **manner)
+    cell.ask(0, kind, mesh)
+    assert cell.answer() == answer
+    cell.prompting.close()
+
+
+@pytest.mark.parametrize("kind", ["input", "password", "stop"])
+def test_without_a_keyboard_each_is_refused_at_once(kind: Kind) -> None:
+    cell = Cell(Nobody("nobody is here"))
+    cell.ask(0, kind)
+    assert cell.answer() == (0, "refused", "nobody is here")
+
+
+def test_the_end_of_all_input_is_one_for_input_and_quits_the_debugger(cell: Cell, person: Person) -> None:
+    person.lines.put(EOFError())
+    cell.ask(0)
+    cell.ask(1)
+    assert {cell.answers.get(timeout=PATIENCE)[1] for _ in range(2)} == {EOF}
+    cell.ask(0, "command")
+    cell.prompting.ended(1)
+    person.lines.put(EOFError())
+    assert cell.answer() == (0, "text", "q")
+
+
+def test_who_still_waits_when_the_cell_ends_is_refused(cell: Cell, person: Person) -> None:
+    cell.ask(0)
+    cell.ask(1)
+    person.prompts.get(timeout=PATIENCE)
+    person.lines.put(None)
+    cell.prompting.interrupt()
+    cell.prompting.close()
+    assert cell.answer() == (0, "refused", "the cell has ended")
+
+
+def test_a_keyboard_that_breaks_leaves_nobody_waiting(
+    cell: Cell, person: Person, caplog: pytest.LogCaptureFixture
+) -> None:
+    person.lines.put(OSError("the front end is gone"))
+    cell.ask(0)
+    cell.ask(1)
+    assert cell.answer() == (0, "refused", "the notebook could not ask for it")
+    cell.prompting.close()
+    assert "the front end is gone" in caplog.text
+
+
+def test_ranks_tells_where_those_are_that_are_not_stopped(cell: Cell, person: Person) -> None:
+    cell.ask(0, "command")
+    person.lines.put("ranks")
+    person.lines.put("c")
+    assert cell.answer() == (0, "text", "c")
+    assert "rank 0 stopped at cell 1:7   <- commands go here\nrank 1 not stopped: in train.py:3\n" in cell.events
+    assert cell.held == [True, False]
