@@ -77,17 +77,18 @@ class RankNames:
                 continue
             rank = min(ranks)
             node, names = _node_of(mesh, rank), mesh.names.get(rank, ())  # one that was born anew has told of none
-            if names is not self._names.get(node, ()):
-                self._names[node] = names
-                if (asked := self._ask(mesh, rank, "snapshot")) is not None:
-                    self._snapshots[node] = asked
+            if names is not self._names.get(node, ()) and (asked := self._ask(mesh, rank, "snapshot")) is not None:
+                self._names[node], self._snapshots[node] = names, asked
 
     def _ask(self, mesh: NotebookMesh, rank: int, what: str, *arguments: Any) -> Future[Any] | None:
         node = _node_of(mesh, rank)
         before = self._open.get(node)
         if rank in mesh.dead or (before is not None and not before.done()):
             return None
-        asked = ask(mesh, [rank], what, *arguments)[0]
+        try:
+            asked = ask(mesh, [rank], what, *arguments)[0]
+        except MeshbookError:  # the mesh is being taken down
+            return None
         self._open[node] = asked
         return asked
 
