@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import BinaryIO
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
@@ -38,7 +38,7 @@ class _Spy:
     """A process that profiles another one."""
 
     process: subprocess.Popen[bytes]
-    path: Path
+    file: BinaryIO  # that it writes to; it has no name, so that none is left behind
     said: bytes = b""
 
     def end(self) -> bytes:
@@ -52,9 +52,9 @@ class _Spy:
             self.process.wait()
         assert self.process.stdout is not None
         self.process.stdout.close()
-        data = self.path.read_bytes() if self.path.exists() else b""
-        self.path.unlink(missing_ok=True)
-        return data
+        with self.file:
+            self.file.seek(0)
+            return self.file.read()
 
 
 class Profiler(Actor):
@@ -98,14 +98,19 @@ class Profiler(Actor):
 
 
 def _start(program: str, pid: int, rate: int) -> _Spy:
-    descriptor, path = tempfile.mkstemp(prefix="meshbook-profile-", suffix=".json")
-    os.close(descriptor)
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - `_Spy.end` closes it
     command = [program, "record", "--pid", str(pid), "--rate", str(rate), "--duration", str(MOST_SECONDS)]
-    command += ["--idle", "--threads", "--nonblocking", "--format", "speedscope", "--output", path]
+    command += ["--idle", "--threads", "--nonblocking", "--format", "speedscope"]
+    command += ["--output", f"/proc/self/fd/{file.fileno()}"]
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        pass_fds=(file.fileno(),),
+        start_new_session=True,
     )
-    return _Spy(process, Path(path))
+    return _Spy(process, file)
 
 
 def _wait_begun(spy: _Spy, until: float) -> str:
