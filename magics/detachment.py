@@ -198,25 +198,28 @@ class Arrival:
         return self._notebook.jobs.resume(left.number, cell, left.progress)
 
     def bind(self) -> None:
-        """Set the variables that were handles, unless the name is the user's own here."""
-        names = self._notebook.shell.user_ns
+        """Set the variables that name meshes and jobs, unless a name is the user's own here."""
         for mesh in self.meshes:
             self._notebook.bind(mesh)
-        for job in self.jobs:
-            if job.name and job.name not in names:
-                names[job.name] = job
+        names = self._notebook.shell.user_ns
         self.bound = [mesh.name for mesh in self.meshes if isinstance(names.get(mesh.name), ProcMesh)]
-        for name, pickled in self._left.variables.items():
-            if name in self.bound:
-                continue
-            if not isinstance(names.get(name), ProcMesh | ActorMesh | None):
-                self.lost.append(f"{name}, which is a variable of this notebook")
-                continue
-            try:
-                names[name] = self._with_variables(_loaded(pickled))
-                self.bound.append(name)
-            except Exception as error:  # whatever the import of the user's module raises
-                self.lost.append(f"{name} ({type(error).__name__}: {error})")
+        for job in self.jobs:
+            if job.name and isinstance(names.get(job.name), Job | None):
+                names[job.name] = job
+                self.bound.append(job.name)
+        for name in self._left.variables.keys() - set(self.bound):
+            self._bind(name, self._left.variables[name])
+
+    def _bind(self, name: str, pickled: bytes) -> None:
+        names = self._notebook.shell.user_ns
+        if not isinstance(names.get(name), ProcMesh | ActorMesh | None):
+            self.lost.append(f"{name}, which is a variable of this notebook")
+            return
+        try:
+            names[name] = self._with_variables(_loaded(pickled))
+            self.bound.append(name)
+        except Exception as error:  # whatever the import of the user's module raises
+            self.lost.append(f"{name} ({type(error).__name__}: {error})")
 
     def _with_variables(self, handle: Any) -> Any:
         """Slices of a notebook's mesh move variables, too."""

@@ -288,6 +288,7 @@ class CellRun:
         waves = self._attendance.give_away()
         with self._lock:
             outcomes, failed = dict(self._outcomes), tuple(self._failed)
+        self._skip({rank: "it begins in the notebook that attaches" for wave in waves for rank in wave.ranks})
         return Progress(
             *(self.origin, self._source, outcomes, failed, waves),
             calls={rank: call for rank, future in self._futures.items() for _, _, call in future.owing()},

@@ -71,7 +71,7 @@ def _tell(session: AttachedSession, arrival: Arrival) -> Iterator[str]:
     for job in arrival.jobs:
         yield f"  {job!r}"
     if arrival.bound:
-        yield f"  variables: {', '.join(arrival.bound)}"
+        yield f"  variables: {', '.join(sorted(arrival.bound))}"
     for what in (*session.lost, *arrival.lost):
         yield f"  not to be had here: {what}"
 
