@@ -106,6 +106,11 @@ class Printing:
             self._is_late = True
         self._publisher.publish(publications)
 
+    def forget_final(self) -> None:
+        """Nobody will ask for it again: results live long, and their texts lead here."""
+        with self._lock:
+            self.final, self._output.final = (), []
+
     def headline(self) -> str:
         """The cell in a line."""
         with self._lock:

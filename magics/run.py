@@ -165,9 +165,12 @@ class CellRun:
         self._printing.close(self._footer)
         result = self._result()
         self._mesh.note_last(self._history())
+        has_shown = bool(self._printing.final)
+        if self.cell.options.block:  # else `%mesh result` may show it once more
+            self._printing.forget_final()
         if self._failed:
             raise make_cell_error(self._errors(), self._failed, result, self._course.ending)
-        if self.cell.by_mode and not (self._printing.final or result.has_value):
+        if self.cell.by_mode and not (has_shown or result.has_value):
             # A person may have forgotten that the mode is on, and nothing else says where this has run.
             self.cell.publisher.publish([Stream("stdout", f"{format_label(self._ranks)} done\n")])
         return result

@@ -153,6 +153,16 @@ def test_a_local_cell_is_interrupted_as_in_any_kernel(notebook: Notebook, signs:
     assert notebook.run("%%mesh\nrank").result == "[0] 0\n[1] 1\n[2] 2"
 
 
+def test_a_local_cell_that_awaits_is_interrupted_at_once(notebook: Notebook, signs: Signs) -> None:
+    """Not only in `%%mesh` cells: ipykernel cancels it by a callback of a loop that sleeps."""
+    cell = notebook.start(f"{signs.definition}\nimport asyncio\ntell('local')\nawait asyncio.sleep(600)")
+    signs.wait_for("local")
+    notebook.interrupt()
+    notebook.wait_failed(cell, ENDS_WITHIN)
+    assert cell.error["ename"] == "CancelledError"
+    assert notebook.run("%%mesh\nrank").result == "[0] 0\n[1] 1\n[2] 2"
+
+
 def test_a_local_cell_that_waits_for_an_actor_is_interrupted(notebook: Notebook, signs: Signs) -> None:
     notebook.run(
         "from meshbook import Actor, endpoint\n"
