@@ -255,7 +255,10 @@ class CellOutput:
         return [_as_publication(name, groups) for name, groups in self._whole_text().items() if groups]
 
     def _whole_text(self) -> dict[StreamName, list[Group]]:
-        return fit_details(fit_streams(self._groups(), self._limits.publication), self._limits.details)
+        groups = self._groups()
+        if not any(groups.values()):  # as in most cells: nothing to fit
+            return groups
+        return fit_details(fit_streams(groups, self._limits.publication), self._limits.details)
 
     def _late_text(self, budget: int) -> list[Stream]:
         fitted = fit_streams(self._groups(), budget)
