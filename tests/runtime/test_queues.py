@@ -34,7 +34,7 @@ def test_a_limit_holds_however_soon_it_is_over() -> None:
     done = threading.Event()
 
     def take() -> None:
-        for number in range(50_000):
+        for number in range(8_000):
             items.put(number)
             items.get()
             with contextlib.suppress(queue.Empty):
