@@ -7,9 +7,10 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
+from meshbook.magics.cell import Cell
 from meshbook.magics.progress import Progress
 from meshbook.magics.results import MeshResult
-from meshbook.magics.run import Cell, CellRun
+from meshbook.magics.run import CellRun
 from meshbook.runtime.actor.future import Future
 
 Then: TypeAlias = Callable[[Cell], Awaitable[None]]

@@ -7,6 +7,7 @@ import functools
 import sys
 from typing import Any, TypeVar
 
+from meshbook.magics.cell import Cell
 from meshbook.magics.changes import wait_for
 from meshbook.magics.interruptible import interruptible
 from meshbook.magics.jobs import Job, table_of
@@ -17,7 +18,7 @@ from meshbook.magics.parsing import HelpRequested, UsageError, quoted
 from meshbook.magics.preparing import Preparation
 from meshbook.magics.profiling import ProfileRequest, Told
 from meshbook.magics.results import MeshResult
-from meshbook.magics.run import Cell, CellRun
+from meshbook.magics.run import CellRun
 from meshbook.magics.timing import Timer, parse_timer, time_often, time_once
 from meshbook.magics.tracebacks import CellError
 

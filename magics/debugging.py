@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from meshbook.magics.cell import Cell
 from meshbook.magics.interruptible import interruptible
 from meshbook.magics.keyboard import keyboard_for
 from meshbook.magics.losses import check_able
@@ -10,7 +11,6 @@ from meshbook.magics.notebook import Notebook
 from meshbook.magics.options import CellOptions
 from meshbook.magics.prompting import Manner
 from meshbook.magics.publisher import publisher_for
-from meshbook.magics.run import Cell
 
 SOURCE = "%debug"  # what the ranks run: IPython's own way to look at its last error
 

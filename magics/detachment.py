@@ -14,6 +14,7 @@ from typing import Any
 
 import cloudpickle
 
+from meshbook.magics.cell import Cell
 from meshbook.magics.handles import NotebookProcMesh
 from meshbook.magics.jobs import Job
 from meshbook.magics.meshes import NotebookMesh
@@ -21,7 +22,7 @@ from meshbook.magics.notebook import Notebook
 from meshbook.magics.options import CellOptions
 from meshbook.magics.progress import Progress
 from meshbook.magics.publisher import publisher_for
-from meshbook.magics.run import Cell, CellRun
+from meshbook.magics.run import CellRun
 from meshbook.magics.transfers import Transfers
 from meshbook.runtime.hosts.attaching import AttachedSession
 from meshbook.runtime.hosts.detached import remark

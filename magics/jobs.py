@@ -15,12 +15,13 @@ from typing import Any
 
 from meshbook.magics.area import HEADER_STYLE
 from meshbook.magics.background import Background, Running
+from meshbook.magics.cell import Cell
 from meshbook.magics.mistakes import Mistake
 from meshbook.magics.progress import Progress
 from meshbook.magics.publications import Display, Error, LiveDisplay, Publication
 from meshbook.magics.publisher import Publisher, publisher_for
 from meshbook.magics.results import MeshResult
-from meshbook.magics.run import Cell, CellRun
+from meshbook.magics.run import CellRun
 from meshbook.magics.tracebacks import CellError
 from meshbook.magics.variables import ask_nobody
 from meshbook.runtime.errors import MeshbookError

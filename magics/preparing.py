@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 
+from meshbook.magics.cell import Cell
 from meshbook.magics.detachment import say_what_is_detached
 from meshbook.magics.exchange import of_a_line
 from meshbook.magics.interruptible import run_interruptible
@@ -18,7 +19,6 @@ from meshbook.magics.output import OutputLimits
 from meshbook.magics.parsing import UsageError
 from meshbook.magics.prompting import Manner
 from meshbook.magics.publisher import publisher_for
-from meshbook.magics.run import Cell
 from meshbook.magics.transfers import Transfers
 from meshbook.runtime.geometry import Region
 

@@ -17,18 +17,16 @@ from typing import Any
 import cloudpickle
 
 from meshbook.magics.attendance import Attendance
+from meshbook.magics.cell import Cell
 from meshbook.magics.costs import summarise_costs
 from meshbook.magics.course import Course, Watched
 from meshbook.magics.interruptible import run_interruptible
 from meshbook.magics.losses import error_of_lost, error_of_silent, error_of_skipped
-from meshbook.magics.meshes import NotebookMesh
-from meshbook.magics.options import CellOptions
-from meshbook.magics.output import CellOutput, OutputLimits
+from meshbook.magics.output import CellOutput
 from meshbook.magics.printing import Printing
 from meshbook.magics.progress import Progress
-from meshbook.magics.prompting import UNASKED, Manner, Prompting
+from meshbook.magics.prompting import Prompting
 from meshbook.magics.publications import Stream
-from meshbook.magics.publisher import Publisher
 from meshbook.magics.queues import tell_waiting
 from meshbook.magics.results import MeshResult, Sources
 from meshbook.magics.rollcall import call_roll
@@ -36,46 +34,16 @@ from meshbook.magics.schedule import Wave, plan_waves
 from meshbook.magics.selection import LastCell
 from meshbook.magics.steps import PATIENCE, Patience
 from meshbook.magics.tracebacks import make_cell_error
-from meshbook.magics.transfers import Transfers
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
 from meshbook.runtime.errors import MeshbookError
-from meshbook.runtime.geometry import Region
 from meshbook.runtime.geometry.ranges import format_label
-from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.node.calls import Each
 
-LIMITS = OutputLimits()
 LEAVING_SECONDS = 2.0  # that the loop of a cell has to say how far that is
 TICK = 0.25  # seconds between looks at what there is to show
 _serial = itertools.count(1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Cell:
-    """A mesh cell whose line was understood: on which ranks it runs and how, and where it is shown.
-
-    Of what `shown` ranks write (None: all) it prints; those of `first` are to be done before the others begin.
-    """
-
-    session: Session
-    mesh: NotebookMesh
-    region: Region
-    options: CellOptions
-    publisher: Publisher
-    number: int
-    shown: frozenset[int] | None = None
-    first: frozenset[int] = frozenset()
-    transfers: Transfers | None = None  # of variables, with it
-    limits: OutputLimits = LIMITS
-    by_mode: bool = False  # it runs on ranks without saying so itself
-    manner: Manner = UNASKED  # how a person is asked for what its ranks want to know
-
-    @property
-    def opens_debugger(self) -> bool:
-        """Whether a rank that fails is looked at; where nobody can be asked, what fails only ends."""
-        return self.options.on_error == "debug" and not self.manner.keyboard.refusal
 
 
 class CellRun:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from meshbook.magics import run as module
+from meshbook.magics.cell import Cell as MeshCell
 from meshbook.magics.interruptible import interruptible
 from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.options import CellOptions
@@ -146,7 +147,7 @@ class Cell:
                 life=0, output=self.store, questions=QuestionDesk(), context=SimpleNamespace(actor_instance=None)
             )
             publisher: Any = SimpleNamespace(publish=self.published.extend)
-            cell = module.Cell(session, self.mesh, self.ranks.region, self.options, publisher, 7)
+            cell = MeshCell(session, self.mesh, self.ranks.region, self.options, publisher, 7)
             run = CellRun(cell, patience=self.patience)
             asyncio.get_running_loop().call_soon(script, run)
             return await run.run("source")
