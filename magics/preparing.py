@@ -53,7 +53,7 @@ class Preparation:
         return Cell(
             *(session, mesh, selected.region, options, publisher_for(self._notebook.shell)),
             number=self._notebook.cell_number,
-            shown=self._ranks_of(options.show),
+            shown=self._ranks_of(options.show, mesh),
             first=self._first(options, mesh, selected.region),
             transfers=self._transfers(options, mesh, selected.region),
             limits=OutputLimits(plain_time=self._notebook.preferences["plain_time"]),
@@ -63,8 +63,8 @@ class Preparation:
 
     def _manner(self, options: CellOptions, mesh: NotebookMesh) -> Manner:
         """How its ranks are answered."""
-        select = self._notebook.selector_of(mesh)
-        return Manner(self._keyboard(options), options.stdin, self._ranks_of(options.breaks), select)
+        breaks, select = self._ranks_of(options.breaks, mesh), self._notebook.selector_of(mesh)
+        return Manner(self._keyboard(options), options.stdin, breaks, select)
 
     def _keyboard(self, options: CellOptions) -> Keyboard:
         if not options.block:
@@ -85,15 +85,13 @@ class Preparation:
                 in_turns=options.seq or options.first is not None,
             )
 
-    def _ranks_of(self, selector: str | None) -> frozenset[int] | None:
-        return None if selector is None else frozenset(self._notebook.select(selector)[1].region.ranks())
+    def _ranks_of(self, selector: str | None, mesh: NotebookMesh) -> frozenset[int] | None:
+        """Ranks of the cell's own mesh, whichever is the default one."""
+        return None if selector is None else frozenset(self._notebook.selector_of(mesh)(selector))
 
     def _first(self, options: CellOptions, mesh: NotebookMesh, region: Region) -> frozenset[int]:
         """The ranks of `--first`. UsageError where it names others than the cell's."""
-        if options.first is None:
-            return frozenset()
-        of, selected = self._notebook.select(options.first)
-        ranks = frozenset(selected.region.ranks())
-        if of is not mesh or not ranks <= set(region.ranks()):
+        ranks = self._ranks_of(options.first, mesh) or frozenset()
+        if not ranks <= set(region.ranks()):
             raise UsageError(f"%%mesh: --first {options.first} names ranks that the cell does not run on")
         return ranks
