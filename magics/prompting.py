@@ -135,9 +135,10 @@ class Prompting:
         with self._changed:
             self._running.discard(rank)
             self._done.add(rank)
-            self._prompts.withdrawn(rank)
-            self._stops.ended(rank)
-            self._look_again()
+            if self._thread is not None:  # somebody has asked: in most cells nobody does
+                self._prompts.withdrawn(rank)
+                self._stops.ended(rank)
+                self._look_again()
 
     def _look_again(self) -> None:
         if self._shown is not None and not self._is_open(self._shown):

@@ -171,7 +171,8 @@ def test_what_failed_in_the_last_cell_is_looked_at_afterwards(notebook: Notebook
 
 
 def test_a_rank_at_a_prompt_is_paused(notebook: Notebook) -> None:
-    cell = notebook.start_asking("%%mesh --timeout 1\nif rank == 0: input('?')\nthreading.Event().wait()")
+    # Two seconds, so that a slow machine has come to the prompt by then.
+    cell = notebook.start_asking("%%mesh --timeout 2\nif rank == 0: input('?')\nthreading.Event().wait()")
     assert notebook.wait_for_prompt() == "[rank 0] ?"
     notebook.wait_failed(cell)
     assert f"rank 0 paused in input() at cell {number_of(cell)}:2" in cell.error["evalue"]
