@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,6 +80,11 @@ def sources() -> list[Path]:
     return own + [file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py"))]
 
 
+@functools.cache
+def imports_of_file(file: Path) -> list[tuple[int, str]]:
+    return list(imports_of(ast.parse(file.read_text(encoding="utf-8"), str(file))))
+
+
 def imports_of(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of each import: at the top, in a function, under TYPE_CHECKING."""
     for node in ast.walk(tree):
@@ -123,7 +129,7 @@ def test_imports_go_down() -> None:
     wrong = [
         f"{file.relative_to(ROOT)}:{line}: {why}"
         for file in sources()
-        for line, name in imports_of(ast.parse(file.read_text(encoding="utf-8"), str(file)))
+        for line, name in imports_of_file(file)
         if (why := complaint(room_of(module_of(file)), name))
     ]
     assert not wrong, "\n" + "\n".join(wrong)
@@ -133,7 +139,7 @@ def test_every_exception_is_in_use() -> None:
     arrows = {
         (room_of(module_of(file)), room_of(name))
         for file in sources()
-        for _, name in imports_of(ast.parse(file.read_text(encoding="utf-8"), str(file)))
+        for _, name in imports_of_file(file)
         if name.partition(".")[0] == "meshbook"
     }
     assert not set(EXCEPTIONS) - arrows
