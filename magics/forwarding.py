@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshbook.magics.drawings import Drawings
+from meshbook.magics.grouping import split_lines
 from meshbook.magics.publications import Display, Publication, Stream
 from meshbook.magics.publisher import Publisher, publisher_for
 from meshbook.runtime.telemetry.forwarding import label_lines
-from meshbook.runtime.telemetry.lines import Drawn, Shown
+from meshbook.runtime.telemetry.lines import Drawn, Said, Shown
 from meshbook.runtime.telemetry.output import DisplayChunk, StreamName
 
 REMEMBERED_CELLS = 64
@@ -72,13 +73,23 @@ class _Cell:
 
     def add(self, shown: Shown) -> None:
         if isinstance(shown, Drawn):
-            self._drawings.add(shown)
+            self._draw(shown)
         elif isinstance(shown, DisplayChunk):
             self._add_display(shown)
         elif self._room > 0:
             self._room -= len(shown.text)
             texts = self._texts.setdefault((shown.mesh, shown.stream), {}).setdefault(shown.ranks, [])
             texts.append(shown.text if self._room > 0 else f"… more is not shown (%mesh log {shown.ranks[0]})\n")
+
+    def _draw(self, drawn: Drawn) -> None:
+        if self.publisher.updates:
+            self._drawings.add(drawn)
+            return
+        # A terminal shows bars as they have ended; what a carriage return ends is still to be overwritten.
+        whole, _, rest = drawn.text.rpartition("\n")
+        text = "\n".join(split_lines(whole if rest.endswith("\r") else drawn.text)).strip("\n")
+        if text:
+            self.add(Said(drawn.origin, drawn.mesh, (drawn.rank,), drawn.stream, f"{text}\n"))
 
     def _add_display(self, shown: DisplayChunk) -> None:
         label = label_lines(shown.mesh, (shown.rank,), "\n").rstrip()

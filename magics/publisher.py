@@ -14,13 +14,17 @@ from meshbook.magics.publications import Display, Error, LiveDisplay, Publicatio
 
 
 class Publisher(Protocol):
-    """Publishes for one cell."""
+    """Publishes for one cell. `updates`: whether what was published can be replaced."""
+
+    updates: bool
 
     def publish(self, publications: Sequence[Publication]) -> None: ...
 
 
 class KernelPublisher:
     """Over IOPub, for the cell that runs when this is made."""
+
+    updates = True
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
@@ -59,6 +63,8 @@ def _bundle(data: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, A
 
 class TerminalPublisher:
     """In plain IPython on a terminal: text, and of a live area only what is left at the end."""
+
+    updates = False
 
     def publish(self, publications: Sequence[Publication]) -> None:
         for publication in publications:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from meshbook.magics.forwarding import CELL_CHARACTERS, CELL_DISPLAYS, REMEMBERED_CELLS, CellScreen
 from meshbook.runtime.telemetry.forwarding import Forwarder
-from meshbook.runtime.telemetry.lines import LogLines
+from meshbook.runtime.telemetry.lines import Drawn, LogLines
 from meshbook.runtime.telemetry.output import Chunk, DisplayChunk, LogOptions, OutputChunk, OutputStore
 
 if TYPE_CHECKING:
@@ -90,6 +91,14 @@ def test_bars_of_all_ranks_are_one_area(talk: Talk, kernel: FakeKernel) -> None:
     assert first["data"]["text/plain"] == "mesh:\n[0-1] a:  50%|█████     | 5/10 [00:05<00:05,  1.00it/s]\n"
     assert "[0-1] a:  50%|█████     | 5–10/10 [00:05<00:05, 1.00it/s] · r0 slowest" in second["data"]["text/plain"]
     assert first["transient"] == second["transient"]
+
+
+def test_a_terminal_shows_bars_as_they_have_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = CellScreen()
+    screen.begin("local 1", SimpleNamespace())
+    screen.show([Drawn("local 1", "mesh-0a1b", 1, "stdout", "begun: \r", "begun: 1%")])
+    screen.show([Drawn("local 1", "mesh-0a1b", 1, "stdout", "begun: 2%\nend\n", "")])
+    assert capsys.readouterr().out == "[mesh 1] begun: 2%\n[mesh 1] end\n"
 
 
 def test_displays_are_bounded_and_that_is_said(talk: Talk, kernel: FakeKernel) -> None:
