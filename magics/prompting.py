@@ -20,6 +20,7 @@ from meshbook.magics.stops import DebugPrompt, Select, Stops
 from meshbook.runtime.telemetry.questions import EOF, Answer, Question, Reply
 
 logger = logging.getLogger(__name__)
+LEAVES_WITHIN = 2.0  # seconds for the thread to end; on a pipe that is no terminal it may wait for a line for ever
 
 
 class Area(Protocol):
@@ -180,7 +181,7 @@ class Prompting:
         for reply in left:
             reply(Answer("refused", "the cell has ended"))
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(LEAVES_WITHIN)
 
     # -- on the thread of the prompts ------------------------------------------------------
 
