@@ -139,6 +139,8 @@ class MemoryTransport:
             self._send(to, last)
 
     def release(self, to: Address, *, anew: bool) -> None:
+        if not anew and not self._held:
+            return
         with self._holding:
             if anew:
                 self._greeted.discard(to.node)

@@ -223,6 +223,8 @@ class _Peer:
             self._held = self._held or []
 
     def release(self, greeting: Buffer | None) -> None:
+        if greeting is None and self._held is None:
+            return  # without the lock: a sender may wait under it, and who receives must not
         with self._lock:
             held, self._held = self._held or [], None
             if greeting is not None and not self._gone:
