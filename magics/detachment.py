@@ -5,6 +5,7 @@ Processes and actors are the runtime's business (`runtime.hosts.detaching`); thi
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import logging
 import pickle
@@ -68,6 +69,7 @@ class NotebookLeft:
     default: str
     jobs: tuple[JobLeft, ...]
     variables: dict[str, bytes]
+    detaches_for: float | None = None  # whether it was to be detached at the end of each kernel, and for how long
 
 
 def leave(notebook: Notebook, session: Session) -> Part:
@@ -79,6 +81,7 @@ def leave(notebook: Notebook, session: Session) -> Part:
         notebook.meshes.get().name if meshes else "",
         jobs,
         {name: pickled for name, value in _variables(notebook) if (pickled := _pickled(value)) is not None},
+        notebook.detaches_for,
     )
     for mesh in meshes:
         mesh.unwatch()
@@ -134,6 +137,14 @@ def _loaded(pickled: bytes) -> Any:
     return pickling.loads(pickle.loads(pickled), "a value")
 
 
+def plan_to_detach(notebook: Notebook, seconds: float | None) -> None:
+    """Detach what is up when this process ends, for so many seconds; None: end it."""
+    if seconds is not None and notebook.detaches_for is None:
+        atexit.unregister(end_run)  # it may have been planned before
+        atexit.register(end_run, notebook)  # a stock kernel tells nobody else
+    notebook.detaches_for = seconds
+
+
 def end_run(notebook: Notebook) -> None:
     """This process ends: detach its meshes where that is wanted (`%mesh detach --at-exit`), else end them."""
     try:
@@ -180,6 +191,8 @@ class Arrival:
             mesh = _take_mesh(left, session)
             self._notebook.meshes.adopt(mesh, is_default=mesh.name == self._left.default)
             self.meshes.append(mesh)
+        if self._left.detaches_for is not None:
+            plan_to_detach(self._notebook, self._left.detaches_for)
         by_name = {mesh.name: mesh for mesh in self.meshes}
         self.jobs = [self._take_job(job, session, by_name[job.mesh]) for job in self._left.jobs]
 

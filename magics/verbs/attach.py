@@ -61,6 +61,8 @@ class Attach(Verb):
         session.forwarder.screen = notebook.screen
         arrival.bind()
         print("\n".join(_tell(session, arrival)))
+        if notebook.detaches_for is not None:
+            print("  detached again when this notebook ends: %mesh detach --at-exit off keeps it from that")
 
 
 def _tell(session: AttachedSession, arrival: Arrival) -> Iterator[str]:

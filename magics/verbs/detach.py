@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import atexit
 import re
 import time
 from dataclasses import dataclass
 
-from meshbook.magics.detachment import detach_meshes, end_run
+from meshbook.magics.detachment import detach_meshes, plan_to_detach
 from meshbook.magics.meshes import MeshError
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.parsing import Parser
@@ -81,12 +80,9 @@ class Detach(Verb):
         )
 
     def _plan(self, notebook: Notebook) -> str:
-        if self.at_exit == "off":
-            notebook.detaches_for = None
-            return "the meshes of this notebook end with it"
+        plan_to_detach(notebook, None if self.at_exit == "off" else self.seconds)
         if notebook.detaches_for is None:
-            atexit.register(end_run, notebook)  # a stock kernel tells nobody else
-        notebook.detaches_for = self.seconds
+            return "the meshes of this notebook end with it"
         return "the meshes of this notebook will be detached when it is shut down or restarted, not if it is killed"
 
     @property

@@ -81,6 +81,7 @@ def test_a_mesh_outlives_its_kernel(notebook: Notebook, signs: Signs, tmp_path: 
     attached = notebook.run("%mesh attach")
     assert "mesh: 2 ranks (gpus=2)" in attached.stdout
     assert "variables: counters, first, late, mesh" in attached.stdout
+    assert "detached again when this notebook ends" in attached.stdout
     assert "job 1 of cell" in notebook.run("%mesh jobs").stdout
     os.close(descriptor)  # who reads comes to the end
     signs.wait_for("ended", 2)
