@@ -18,7 +18,7 @@ pytestmark = pytest.mark.kernel
 @pytest.fixture(scope="module", params=["meshbook", "python3"])
 def notebook(request: pytest.FixtureRequest, make_notebook: Any) -> Iterator[Notebook]:
     """Both front doors, with three ranks."""
-    with make_notebook(request.param) as notebook:
+    with make_notebook(request.param, torch=False) as notebook:
         notebook.run("%mesh up --gpus 3")
         notebook.run("%%mesh\nimport getpass, os, sys, threading, time")
         yield notebook

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.without_torch]
 
 @pytest.fixture(scope="module", params=["meshbook", "python3"])
 def notebook(request: pytest.FixtureRequest, make_notebook: Any) -> Iterator[Notebook]:
-    with make_notebook(request.param) as notebook:
+    with make_notebook(request.param, torch=False) as notebook:
         notebook.run("%mesh up --gpus 2")
         yield notebook
 
