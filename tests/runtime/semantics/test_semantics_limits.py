@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -34,6 +37,10 @@ class Member(Actor):
     @endpoint
     def rank(self) -> int:
         return current_rank().rank
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
 
 
 class AsyncMember(Actor):
@@ -180,13 +187,28 @@ def test_beyond_8_ranks_are_those_of_the_called_mesh(world: Any, time: Time) -> 
     gates[1].open()
 
 
+def wait_until_stopped(pid: int) -> None:
+    """Until no thread of it runs any more, which the signal brings about sooner or later."""
+
+    def states() -> set[str]:
+        stats = Path(f"/proc/{pid}/task").glob("*/stat")
+        return {stat.read_text().rpartition(")")[2].split()[0] for stat in stats}
+
+    for _ in range(int(PATIENCE * 100)):
+        if states() == {"T"}:
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError(states())
+
+
 @pytest.mark.process
 def test_beyond_8_a_process_may_be_silent(processes: Any) -> None:
     """It is stopped, and cannot say where it is; the error does not wait for that."""
     procs = processes.procs(2)
     mesh = procs.spawn("member", Member)
-    mesh.initialized.get(PATIENCE)
+    pid = mesh.slice(gpus=1).pid.call_one().get(PATIENCE)
     procs.slice(gpus=1).kill(signal.SIGSTOP).get(PATIENCE)
+    wait_until_stopped(pid)
     error = late(mesh.slice(gpus=1).rank.call(timeout=SHORT))
     assert f"rank 0 ({procs.nodes[1].node}) is silent: its process does not answer either" in str(error)
     assert error.results is None
