@@ -21,7 +21,7 @@ MODULES = [
     *("monarch.exceptions", "monarch.job", "monarch.rdma", "monarch.spmd"),
     "monarch._rust_bindings.monarch_hyperactor.supervision",
 ]
-OURS_ALONE = {"ActorMesh", "MeshbookError", "Restarts", "close_session", "events"}
+OURS_ALONE = {"ActorMesh", "MeshbookError", "Restarts", "close_session", "events", "span"}
 
 
 def load(name: str) -> Any:
