@@ -6,15 +6,22 @@ for that.
 
 from __future__ import annotations
 
-from IPython.core.completer import IPCompleter
+from typing import TYPE_CHECKING
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
+
+# Before all that imports IPython: the thread of the cell actor imports it, too, where the fork server has not, and of
+# two threads that come to a package with circles by different modules one finds half of it. So this one waits there.
+from meshbook.runtime.cells import actor as _first  # noqa: F401
 from meshbook.runtime.cells.aside import Aside
 from meshbook.runtime.cells.completing import Match, complete, make_completer
 from meshbook.runtime.cells.inspecting import Inspected, inspect_name
 from meshbook.runtime.cells.shell import RankShell
 from meshbook.runtime.cells.snapshot import Snapshot, take_snapshot
+
+if TYPE_CHECKING:
+    from IPython.core.completer import IPCompleter
 
 WITHIN = 0.12  # seconds: who asks waits for 0.15
 
