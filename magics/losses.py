@@ -63,12 +63,18 @@ def check_able(mesh: NotebookMesh, region: Region) -> None:
     """MeshError where a rank that a cell is meant for is dead, or still busy with an earlier cell."""
     ranks = set(region.ranks())
     if dead := sorted(ranks & mesh.dead.keys()):
-        raise MeshError(f"{name_ranks(dead)} of {mesh.name} died ({mesh.dead[dead[0]].cause}). {_remedy(mesh, dead)}")
+        raise MeshError(f"{name_ranks(dead)} of {mesh.name} died ({_causes(mesh, dead)}). {_remedy(mesh, dead)}")
     if busy := sorted(ranks & mesh.busy.keys()):
         raise MeshError(
             f"{name_ranks(busy)} of {mesh.name} did not answer in cell {mesh.busy[busy[0]]} and still run it. Wait, or "
             f"run on the others with {_others(busy)}, or start afresh: %mesh interrupt --kill"
         )
+
+
+def _causes(mesh: NotebookMesh, dead: Sequence[int]) -> str:
+    """Each once; beyond three `%mesh status` tells who ended how."""
+    causes = list(dict.fromkeys(mesh.dead[rank].cause for rank in dead))
+    return ", ".join(causes[:3]) + (", …" if len(causes) > 3 else "")
 
 
 def _remedy(mesh: NotebookMesh, dead: Sequence[int]) -> str:

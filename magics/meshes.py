@@ -18,7 +18,7 @@ from meshbook.runtime.cells.actor import CellActor, CellControl
 from meshbook.runtime.cells.inspection import CellInspection
 from meshbook.runtime.errors import ExitReport, MeshbookError
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.geometry.ranges import format_ranks, name_ranks
+from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.hosts.machine import count_cores, count_gpus
 from meshbook.runtime.hosts.session import Session, close_session, current_session, running_session
 from meshbook.runtime.mesh.actors import ActorMesh
@@ -100,7 +100,8 @@ class NotebookMesh:
         busy = self.busy.keys() - self.dead.keys()
         state = f"; {name_ranks(self.dead)} dead" if self.dead else ""
         state += f"; {name_ranks(busy)} busy" if busy else ""
-        return f"{self.name}: {self.extent.nelements} ranks ({shape}), {kind}{state}"
+        count = self.extent.nelements
+        return f"{self.name}: {count} {'rank' if count == 1 else 'ranks'} ({shape}), {kind}{state}"
 
 
 def _renumber(known: dict[int, Any], before: dict[int, str], after: dict[str, int]) -> None:
@@ -280,5 +281,4 @@ def wait_ready(mesh: NotebookMesh, progress: Progress | None) -> None:
 
 def describe_up(mesh: NotebookMesh, started: float) -> str:
     """The line that `%mesh up` prints."""
-    ranks = format_ranks(range(mesh.extent.nelements))
-    return f"{mesh.describe()}; ranks {ranks} up in {time.monotonic() - started:.2f} s"
+    return f"{mesh.describe()}; {name_ranks(range(mesh.extent.nelements))} up in {time.monotonic() - started:.2f} s"

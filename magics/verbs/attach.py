@@ -55,7 +55,8 @@ class Attach(Verb):
             raise MeshError(f"{names} is up in this notebook: %mesh down first, or %mesh detach, or another notebook")
         arrival = Arrival(notebook)
         status = choose(self.name or "")
-        print(f"attaching to run {status.run}, detached since {clock(status.since)}")  # what its jobs show comes below
+        # At once: what its jobs show is to come below.
+        print(f"attaching to run {status.run}, detached since {clock(status.since)}", flush=True)
         session = attach(status, present_notebook(), arrival.prepare)
         CURRENT.set(Context(session.context.actor_instance, origin=current_origin()))
         session.forwarder.screen = notebook.screen

@@ -37,4 +37,4 @@ class Log(Verb):
         if not 0 <= self.rank < mesh.extent.nelements:
             raise MeshError(f"{mesh.name} has no rank {self.rank}: it has 0 to {mesh.extent.nelements - 1}")
         lines = notebook.session().output.recent(mesh.procs.name, self.rank).splitlines()
-        print("\n".join(lines[-self.lines :]))
+        print("\n".join(lines[-self.lines :]) or f"rank {self.rank} of {mesh.name} has written nothing yet")

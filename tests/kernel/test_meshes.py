@@ -66,12 +66,14 @@ def test_meshes_have_names(bare_notebook: Notebook) -> None:
 
 def test_a_name_of_the_users_is_left_alone(bare_notebook: Notebook) -> None:
     bare_notebook.run("mine = 'precious'\n%mesh up --gpus 1 --name mine")
+    assert bare_notebook.run("%mesh status mine").stdout.startswith("mine: 1 rank (gpus=1)")
     assert bare_notebook.evaluate("mine") == "precious"
     bare_notebook.run("%mesh down mine\ndel mine")
 
 
 def test_log_shows_what_a_rank_wrote_last(bare_notebook: Notebook) -> None:
     bare_notebook.run("%mesh up --gpus 2")
+    assert bare_notebook.run("%mesh log 0").stdout == "rank 0 of mesh has written nothing yet\n"
     bare_notebook.run("%%mesh -q\nfor i in range(10): print('line', rank, i)")
     assert bare_notebook.run("%mesh log 1 -n 2").stdout == "line 1 8\nline 1 9\n"
     assert len(bare_notebook.run("%mesh log 0").stdout.splitlines()) == 10

@@ -60,6 +60,15 @@ def test_the_dead_and_the_busy_are_refused(
     assert str(caught.value) == said
 
 
+def test_ranks_that_ended_in_different_ways_are_told_with_all_of_them() -> None:
+    dead = {0: ExitReport("", 1, -9), 1: ExitReport("", 2, 3), 2: ExitReport("", 3, 3)}
+    mesh: Any = SimpleNamespace(
+        name="mesh", extent=Extent.of(gpus=4), dead=dead, busy={}, session=SimpleNamespace(has_lost_agent=False)
+    )
+    with pytest.raises(MeshError, match=r"^ranks 0-2 of mesh died \(Killed\(sig=9\), exit code 3\)\. "):
+        check_able(mesh, mesh.extent.region)
+
+
 def test_where_the_host_agent_is_lost_too_nothing_can_be_healed() -> None:
     mesh: Any = SimpleNamespace(
         name="mesh",
