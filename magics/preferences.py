@@ -16,6 +16,7 @@ from meshbook.magics.output import OutputLimits
 from meshbook.magics.parsing import UsageError, quoted, seconds, suggestion
 
 UNSET = "default"  # the word that takes a setting back
+SWITCH = ("on", "off")
 NEST_ASYNCIO = "nest_asyncio"  # cannot be taken back
 
 
@@ -28,6 +29,7 @@ class Preference:
     meaning: str
     read: Callable[[str], Any]
     is_option: bool = True  # of `%%mesh`: then it is a default of that
+    offers: tuple[str, ...] = ()  # words that it may be, for completion
 
 
 def _choice(*words: str) -> Callable[[str], str]:
@@ -40,7 +42,7 @@ def _choice(*words: str) -> Callable[[str], str]:
 
 
 def _switch(text: str) -> bool:
-    return _choice("on", "off")(text) == "on"
+    return _choice(*SWITCH)(text) == "on"
 
 
 def _limit(text: str) -> float | None:
@@ -49,16 +51,23 @@ def _limit(text: str) -> float | None:
 
 _ALL = (
     Preference(
-        "group", "auto", f"how output is grouped: {', '.join(get_args(Grouping))}", _choice(*get_args(Grouping))
+        "group",
+        "auto",
+        f"how output is grouped: {', '.join(get_args(Grouping))}",
+        _choice(*get_args(Grouping)),
+        offers=get_args(Grouping),
     ),
     Preference(
         "on_error",
         "stop",
         f"what the first error does to the other ranks: {', '.join(get_args(OnError))}",
         _choice(*get_args(OnError)),
+        offers=get_args(OnError),
     ),
-    Preference("timeout", None, "seconds after which a cell is interrupted, or none", _limit),
-    Preference("block", True, "whether a cell waits for its ranks (on), or is a job, as with -a (off)", _switch),
+    Preference("timeout", None, "seconds after which a cell is interrupted, or none", _limit, offers=("none",)),
+    Preference(
+        "block", True, "whether a cell waits for its ranks (on), or is a job, as with -a (off)", _switch, offers=SWITCH
+    ),
     Preference(
         "plain_time",
         OutputLimits().plain_time,
@@ -72,6 +81,7 @@ _ALL = (
         "whether asyncio.run() works inside cells (on); that changes asyncio itself until the kernel ends",
         _switch,
         is_option=False,
+        offers=SWITCH,
     ),
 )
 PREFERENCES = {each.name: each for each in _ALL}

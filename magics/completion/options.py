@@ -11,7 +11,7 @@ from meshbook.magics.completion.selectors import Scene, complete_mesh, complete_
 from meshbook.magics.merging import REDUCTIONS
 from meshbook.magics.options import cell_parser
 from meshbook.magics.parsing import Parser, job_name, mesh_name, preference, rank, remote_variable, selector
-from meshbook.magics.preferences import PREFERENCES
+from meshbook.magics.preferences import PREFERENCES, UNSET
 from meshbook.magics.verbs.table import VERBS
 from meshbook.magics.wanted import pulled, pushed
 from meshbook.runtime.cells.completing import Match
@@ -65,14 +65,20 @@ def complete_cell_options(text: str, start: int, scene: Scene) -> list[Match]:
 
 def complete_verb(text: str, start: int, scene: Scene) -> list[Match]:
     """After `%mesh`: a verb, or what comes after it."""
-    first = _WORD.search(text)
-    if first is None or first.end() == len(text):
-        word = first.group() if first else ""
-        at = start + len(text) - len(word)
-        return [Match(verb, at, start + len(text), "verb") for verb in [*VERBS, "help"] if verb.startswith(word)]
-    if first.group() not in VERBS:
-        return []
-    return _complete(VERBS[first.group()].parser(), text[first.end() :], start + first.end(), scene)
+    *done, last = [*_WORD.findall(text), ""] if not text or text[-1].isspace() else _WORD.findall(text)
+    at = start + len(text) - len(last)
+    match done:
+        case []:
+            return _offer([*VERBS, "help"], last, at, "verb")
+        case ["help"]:
+            return _offer(VERBS, last, at, "verb")
+        case ["config", key] if (known := PREFERENCES.get(key.replace("-", "_"))) is not None:
+            return _offer([*known.offers, UNSET], last, at, "choice")
+        case [verb, *_] if verb in VERBS:
+            after = text.index(verb) + len(verb)
+            return _complete(VERBS[verb].parser(), text[after:], start + after, scene)
+        case _:
+            return []
 
 
 def _complete(parser: Parser, text: str, start: int, scene: Scene) -> list[Match]:

@@ -82,7 +82,8 @@ def parse_verb(line: str) -> Verb | HelpRequested:
         return Status(brief=True)
     word, *arguments = found
     if word in ("help", *HELP_WORDS):
-        return HelpRequested(overview())
+        verb_asked = next((each for each in arguments if each not in HELP_WORDS and each != "help"), None)
+        return HelpRequested(overview()) if verb_asked is None else parse_verb(f"{verb_asked} --help")
     if word not in VERBS:
         raise UsageError(f"%mesh: no verb {quoted(word)}{suggestion(word, VERBS)} The verbs are {', '.join(VERBS)}.")
     verb = VERBS[word]
@@ -104,5 +105,5 @@ def overview() -> str:
         )
         for word, verb in VERBS.items()
     ]
-    end = "%mesh alone is a line of status; %mesh VERB --help says more."
+    end = "%mesh alone is a line of status; %mesh VERB --help says more, and so does %mesh help VERB."
     return "\n".join(["usage: %mesh VERB ...", "", *lines, "", end])

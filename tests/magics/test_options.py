@@ -207,6 +207,8 @@ def test_verbs_that_do_not_exist(line: str, problem: str) -> None:
         ("?", "  up         Start a mesh\n"),
         ("--help", "  log        Show what a rank wrote\n"),
         ("help", "%mesh VERB --help says more"),
+        ("help up", "how many workers"),
+        ("--help help", "%mesh VERB --help says more"),
         ("up ?", "usage: %mesh up [-h] [--gpus N | --shape DIM=N,...] [--name NAME]"),
         ("up --help", "how many workers"),
         ("down ?", "usage: %mesh down "),
