@@ -20,6 +20,7 @@ from meshbook.magics.stops import DebugPrompt, Select, Stops
 from meshbook.runtime.telemetry.questions import EOF, Answer, Question, Reply
 
 logger = logging.getLogger(__name__)
+OVER = Answer("refused", "no cell runs there that could ask for it")
 LEAVES_WITHIN = 2.0  # seconds for the thread to end; on a pipe that is no terminal it may wait for a line for ever
 
 
@@ -98,7 +99,7 @@ class Prompting:
 
     def _answer_at_once(self, question: Question) -> Answer | None:
         if question.mesh != self._mesh or self._is_closed:
-            return Answer("refused", "no cell runs there that could ask for it")
+            return OVER
         if question.kind == "stop" and not self._stops_at(question.rank):
             return Answer("text", "pass")
         if self._manner.keyboard.refusal:
@@ -113,6 +114,8 @@ class Prompting:
         return self._manner.breaks is None or rank in self._manner.breaks
 
     def _note(self, question: Question, reply: Reply) -> Answer | None:
+        if self._is_closed:  # since the look before: whoever closes it does not see this question any more
+            return OVER
         now = time.monotonic()
         if question.kind == "command":
             self._stops.stopped(question, now, self._others - {question.rank})

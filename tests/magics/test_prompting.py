@@ -137,6 +137,20 @@ def test_who_still_waits_when_the_cell_ends_is_refused(cell: Cell, person: Perso
     assert cell.answer() == (0, "refused", "the cell has ended")
 
 
+def test_who_asks_while_the_cell_ends_is_refused() -> None:
+    class Closing(Person):
+        """Has the cell closed just when somebody looks whether there is a keyboard."""
+
+        @property
+        def refusal(self) -> str:  # type: ignore[override]
+            cell.prompting.close()
+            return ""
+
+    cell = Cell(Closing())
+    cell.ask(0)
+    assert cell.answer() == (0, "refused", "no cell runs there that could ask for it")
+
+
 def test_a_keyboard_that_breaks_leaves_nobody_waiting(
     cell: Cell, person: Person, caplog: pytest.LogCaptureFixture
 ) -> None:
