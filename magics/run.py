@@ -121,16 +121,23 @@ class CellRun:
         self._source = source
         self.cell.session.output.open(self.origin, self._printing.take)
         self.cell.session.questions.open(self.origin, self._prompting)
-        if self._resumes is not None:
-            self._resume(self._resumes)
-        self._take_turns()
+        try:
+            if self._resumes is not None:
+                self._resume(self._resumes)
+            self._take_turns()
+        except BaseException:  # it has not been sent: nothing comes back from it
+            self.cell.session.output.close(self.origin)
+            self.cell.session.questions.close(self.origin)
+            raise
 
     async def finish(self) -> MeshResult:
         """See it to its end, once it has begun."""
-        await run_interruptible(self._see_through(), self.interrupt)
-        self.cell.session.questions.close(self.origin)
-        self._prompting.close()
-        self._printing.close(self._footer)
+        try:
+            await run_interruptible(self._see_through(), self.interrupt)
+        finally:  # who asks is answered, however it has ended
+            self.cell.session.questions.close(self.origin)
+            self._prompting.close()
+            self._printing.close(self._footer)
         result = self._result()
         self._mesh.note_last(self._history())
         has_shown = bool(self._printing.final)
@@ -213,6 +220,10 @@ class CellRun:
             transfer = () if self.cell.transfers is None else (self.cell.transfers.there,)
             debugs = {"debugs": True} if self.cell.opens_debugger else {}
             futures = self._cells_of(ranks).run.call_each(self._source, self.cell.number, *transfer, **debugs)
+        except BaseException:  # it cannot travel: these ranks are not at it, and nobody waits behind it there
+            for rank in ranks:
+                self._attendance.answered(rank, failed=True)
+            raise
         finally:
             CURRENT.reset(token)
         self._expect(dict(zip(ranks, futures, strict=True)))

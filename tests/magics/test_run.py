@@ -27,7 +27,7 @@ from meshbook.runtime.actor.context import current_origin
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, Frame, RankError
 from meshbook.runtime.cells.standing import Standing
-from meshbook.runtime.errors import ExitReport, MeshbookError, ProcessDied, SupervisionError
+from meshbook.runtime.errors import ExitReport, MeshbookError, MessageTooLarge, ProcessDied, SupervisionError
 from meshbook.runtime.geometry import Extent, Region
 from meshbook.runtime.telemetry.output import OutputChunk, OutputStore
 from meshbook.runtime.telemetry.questions import QuestionDesk
@@ -322,6 +322,39 @@ def test_a_cell_that_waits_for_another_is_interrupted_at_once() -> None:
     assert cell.mesh.busy == {}
     cell.ranks.answer(1, INTERRUPTED)
     assert cell.mesh.queues.ahead_of("mesh.1", "2.2") == "job 1 of cell 1"
+
+
+def test_a_cell_that_cannot_be_sent_stands_in_nobodys_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = Cell()
+
+    def refuse(ranks: Sequence[int]) -> list[Future[CellOutcome]]:
+        raise MessageTooLarge("a message of 5 GB")
+
+    monkeypatch.setattr(cell.ranks, "begin", refuse)
+    with pytest.raises(MessageTooLarge):
+        cell.run(lambda run: None)
+    assert cell.mesh.queues.at_work() == {}
+    assert not cell.store._sinks
+
+
+def test_a_cell_whose_later_ranks_cannot_be_sent_it_shows_what_was_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = Cell(count=2, seq=True)
+    begin = cell.ranks.begin
+
+    def refuse_others(ranks: Sequence[int]) -> list[Future[CellOutcome]]:
+        if 0 not in ranks:
+            raise MessageTooLarge("a message of 5 GB")
+        return begin(ranks)
+
+    def script(run: CellRun) -> None:
+        cell.say(run, 0, "here")
+        cell.ranks.answer(0, DONE)
+
+    monkeypatch.setattr(cell.ranks, "begin", refuse_others)
+    with pytest.raises(MessageTooLarge):
+        cell.run(script)
+    assert cell.published == [Stream("stdout", "[0] here\n")]
+    assert cell.mesh.queues.at_work() == {}
 
 
 def test_the_time_limit_of_a_cell_that_waits_has_not_begun() -> None:
