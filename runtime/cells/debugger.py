@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pdb
 import sys
+import threading
 from bdb import BdbQuit
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,7 +78,8 @@ class Debugger:
 
     def _make(self) -> RankPdb:
         """The debugger; another one where what is run at its prompt, or another thread, comes to a breakpoint."""
-        if self._pdb is not None and self._pdb.is_asking:
+        is_elsewhere = threading.current_thread() is not threading.main_thread()  # two of them would share one's state
+        if is_elsewhere or (self._pdb is not None and self._pdb.is_asking):
             return RankPdb(prompts=self._prompts)
         if self._pdb is None:
             self._pdb = RankPdb(prompts=self._prompts)
