@@ -105,18 +105,24 @@ class CellActor(Actor):
         meter = Meter()
         try:
             with INTERRUPTS.during(origin):
-                ran = self._shell.run_source(source, number)
-                cost = meter.read()
-                outcome = self._outcome(ran, cost, origin)
-                if debugs and outcome.error is not None and ran.error is not None:
-                    self._shell.examine(ran.error)
-                self._end(origin)
+                outcome = self._run_out(source, number, origin, debugs, meter)
         except KeyboardInterrupt as error:
             # It came between two lines of ours, not of the cell's; the cell was interrupted all the same.
             outcome = CellOutcome(meter.read(), error=describe_interrupt(error))
         except SystemExit as error:
             outcome = CellOutcome(meter.read(), error=_exit_error(error))
         return outcome
+
+    def _run_out(self, source: str, number: int, origin: str, debugs: bool, meter: Meter) -> CellOutcome:
+        try:
+            ran = self._shell.run_source(source, number)
+            cost = meter.read()
+            outcome = self._outcome(ran, cost, origin)
+            if debugs and outcome.error is not None and ran.error is not None:
+                self._shell.examine(ran.error)
+            return outcome
+        finally:  # also where a `__repr__`, or the debugger, is interrupted: output comes before the reply
+            self._end(origin)
 
     @endpoint
     def fetch(self, origin: str) -> bytes:

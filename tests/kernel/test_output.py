@@ -56,6 +56,12 @@ def test_order_is_kept_within_a_rank(notebook: Notebook) -> None:
     assert cell.stdout.replace("[0] ", "").split() == [str(i) for i in range(500)]
 
 
+def test_what_is_printed_before_an_interrupted_repr_is_shown(notebook: Notebook) -> None:
+    shy = "class Shy:\n    def __repr__(self):\n        print('half', end='')\n        raise KeyboardInterrupt"
+    cell = notebook.run_failing(f"%%mesh 0\n{shy}\nShy()")
+    assert (cell.stdout, cell.error["ename"]) == ("[0] half\n", "KeyboardInterrupt")
+
+
 def test_progress_by_carriage_returns_shows_the_last_state(notebook: Notebook) -> None:
     cell = notebook.run("%%mesh 0\nfor i in range(101): print(f'\\r{i}%', end='')\nprint()")
     assert cell.stdout == "[0] 100%\n"
