@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
+import threading
 from typing import Any, TypeVar
 
 from meshbook.magics.cell import Cell
@@ -88,15 +89,54 @@ class Cells:
         selection, _, code = line.strip().partition(" ")
         if not code.strip():
             raise UsageError(f"%on wants ranks and then code, as in `%on 0 print(x)`, not {quoted(line)}")
-        if not len(self._notebook.meshes):
-            wait_for(self._preparation.bring_up_default())
+        options = CellOptions(selection, **dict(self._notebook.preferences.of_cells))
+        return _shown_value(self._run_blocking(options, code.lstrip()))
+
+    def run_within(self, line: str, source: str, timer: str = "") -> MeshResult | Job | None:
+        """Run a mesh cell that is within another one, as below `%%capture` or `%%prun` and in `%run tour.ipynb`, and
+        wait. There no loop is free that could wait for it.
+        """
+        options = parse_cell_options(line, self._notebook.preferences.of_cells)
+        if isinstance(options, HelpRequested):
+            print(options.text)
+            return None
+        if timer or options.local or options.profile:
+            word = timer.split()[0] if timer else "--local" if options.local else "--profile"
+            raise UsageError(f"a %%mesh cell within another cell runs without {word}: give it a cell of its own")
+        if not options.block:
+            self._bring_up()
+            return self._keep(options, self._notebook.jobs.start(self._preparation.prepare(options), source))
+        return _shown_value(self._run_blocking(options, source))
+
+    def _run_blocking(self, options: CellOptions, source: str) -> MeshResult:
+        self._bring_up()
         for stream in (sys.stdout, sys.stderr):  # what the lines before it printed comes before what ranks do
             stream.flush()
-        options = CellOptions(selection, **dict(self._notebook.preferences.of_cells))
-        running = self._notebook.background.start(self._preparation.prepare(options), code.lstrip())
-        with interruptible(running.interrupt):
-            result = running.future.get()
-        return result if result.has_value else None
+        cell = self._preparation.prepare(options)
+        try:
+            result = self._keep(options, self._wait_here(cell, source))
+        except CellError as error:
+            self._keep(options, error.result)
+            raise
+        if cell.transfers is not None:
+            wait_for(cell.transfers.complete(ask=input))
+        if options.time:
+            cell.publisher.publish([table_of(result)])
+        return result
+
+    def _wait_here(self, cell: Cell, source: str) -> MeshResult:
+        """Run it in the loop of the jobs, and wait on this thread."""
+        early = threading.Event()
+        with interruptible(early.set):  # ranks may be at work before there is something that could be interrupted
+            running = self._notebook.background.start(cell, source)
+            with interruptible(running.interrupt):
+                if early.is_set():
+                    running.interrupt()
+                return running.future.get()
+
+    def _bring_up(self) -> None:
+        if not len(self._notebook.meshes):
+            wait_for(self._preparation.bring_up_default())
 
     async def _run_profiled(self, cell: Cell, source: str) -> MeshResult:
         """Run it, and profile those of its ranks of which that is wanted."""

@@ -15,9 +15,9 @@ from meshbook.magics.inspection import Inspection
 from meshbook.magics.moments import CellInterrupts
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.ordinary import OrdinaryCells
-from meshbook.magics.parsing import HelpRequested
+from meshbook.magics.parsing import HelpRequested, UsageError, quoted
 from meshbook.magics.results import MeshResult
-from meshbook.magics.transform import RUNNER, Transform
+from meshbook.magics.transform import RUNNER, RUNNER_WITHIN, Transform
 from meshbook.magics.verbs.table import parse_verb
 
 _NOTEBOOK = "__meshbook__"  # among the shell's hidden names: what has been loaded into it
@@ -34,14 +34,16 @@ class MeshMagics(Magics):
 
     @no_var_expand  # type: ignore[untyped-decorator]
     @cell_magic("mesh")  # type: ignore[untyped-decorator]
-    def refuse_nested(self, line: str, cell: str) -> None:
+    def run_within(self, line: str, cell: str) -> Any:
         """Run the cell on ranks of the mesh: `%%mesh [SEL] [options]`; `%%mesh --help` tells more."""
-        raise RuntimeError("%%mesh works as the first line of a cell; inside code use %mesh, or the mesh's own methods")
+        return self._cells.run_within(line, cell)
 
     @no_var_expand  # type: ignore[untyped-decorator]
     @cell_magic("here")  # type: ignore[untyped-decorator]
     def run_here(self, line: str, cell: str) -> None:
         """Run the cell here, also where cells run on the mesh (`%mesh mode on`)."""
+        if line.strip():
+            raise UsageError(f"%%here stands alone on its line, without {quoted(line.strip())}")
         self.shell.run_cell(cell)
 
     @no_var_expand  # type: ignore[untyped-decorator]
@@ -69,8 +71,8 @@ def load(shell: Any) -> Notebook:
     notebook = Notebook(shell)
     cells = Cells(notebook)
     shell.register_magics(MeshMagics(shell, notebook, cells))
-    shell.input_transformers_cleanup.append(Transform(lambda: notebook.mode.line_now))
-    shell.push({RUNNER: cells.run, _NOTEBOOK: notebook}, interactive=False)
+    shell.input_transformers_cleanup.append(Transform(lambda: notebook.mode.line_now, lambda: notebook.mode.is_within))
+    shell.push({RUNNER: cells.run, RUNNER_WITHIN: cells.run_within, _NOTEBOOK: notebook}, interactive=False)
     notebook.mode.install()
     OrdinaryCells(notebook).install()
     notebook.cell_times.install(shell)

@@ -6,6 +6,7 @@ Pure, but for the mode itself. Not for running cells (`cells`).
 from __future__ import annotations
 
 import re
+import threading
 from typing import Any
 
 # Magics that take code, which belongs where all code runs; any other magic is for the notebook itself.
@@ -23,7 +24,7 @@ class MeshMode:
     def __init__(self, shell: Any) -> None:
         self.line: str | None = None
         self._shell = shell
-        self._depth = 0
+        self._cells = threading.local()  # a thread of the kernel's runs one cell, and what is within it
 
     def install(self) -> None:
         """Have the shell tell which cells are within others."""
@@ -33,13 +34,22 @@ class MeshMode:
     @property
     def line_now(self) -> str | None:
         """The option line for the cell that is about to run; None where that is one of the notebook's own."""
-        return self.line if self._depth == 0 and not self._is_silent() else None
+        return self.line if not self.is_within and not self._is_silent() else None
+
+    @property
+    def is_within(self) -> bool:
+        """Whether this thread is running a cell already: another one is part of that."""
+        return self._depth > 0
+
+    @property
+    def _depth(self) -> int:
+        return getattr(self._cells, "depth", 0)
 
     def _begin(self, info: Any) -> None:
-        self._depth += 1
+        self._cells.depth = self._depth + 1
 
     def _end(self, result: Any) -> None:
-        self._depth = max(0, self._depth - 1)
+        self._cells.depth = max(0, self._depth - 1)
 
     def _is_silent(self) -> bool:
         kernel = getattr(self._shell, "kernel", None)

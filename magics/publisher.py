@@ -10,6 +10,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from IPython.core.displaypub import CapturingDisplayPublisher
+
 from meshbook.magics.publications import Display, Error, LiveDisplay, Publication, Stream
 
 
@@ -80,7 +82,31 @@ class TerminalPublisher:
                     print(*traceback, sep="\n", file=sys.stderr)
 
 
+class CapturedPublisher:
+    """Below `%%capture`: into what captures now, be it streams, displays or both."""
+
+    updates = False
+
+    def __init__(self, shell: Any) -> None:
+        self._streams = {"stdout": sys.stdout, "stderr": sys.stderr}
+        self._displays = shell.display_pub
+
+    def publish(self, publications: Sequence[Publication]) -> None:
+        for publication in publications:
+            match publication:
+                case Stream(name, text):
+                    self._streams[name].write(text)
+                case LiveDisplay(data, is_final=True, name=""):  # of a longer cell, as the text of a quick one
+                    self._streams["stdout"].write(data.get("text/plain", ""))
+                case Display(data, metadata) | LiveDisplay(data, is_final=True, metadata=metadata):
+                    self._displays.publish(dict(data), dict(metadata))
+                case Error(_, _, traceback):
+                    print(*traceback, sep="\n", file=self._streams["stderr"])
+
+
 def publisher_for(shell: Any) -> Publisher:
     """A publisher for the cell that runs now."""
+    if isinstance(getattr(shell, "display_pub", None), CapturingDisplayPublisher):
+        return CapturedPublisher(shell)
     kernel = getattr(shell, "kernel", None)
     return TerminalPublisher() if kernel is None else KernelPublisher(kernel)

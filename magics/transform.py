@@ -13,25 +13,29 @@ from meshbook.magics.mode import count_local_lines
 from meshbook.magics.options import parse_comment
 
 RUNNER = "__mesh_run__"
+RUNNER_WITHIN = "__mesh_run_within__"
 _TIMER = re.compile(r"%%time(?:it)?(?:[ \t]|$)")
 _MAGIC = re.compile(r"%%mesh(?:[ \t]+(.*))?$")
 HERE = re.compile(r"%%here[ \t]*$")
 
 
 class Transform:
-    """For `shell.input_transformers_cleanup`. `find_mode` gives the option line of mesh mode, or None."""
+    """For `shell.input_transformers_cleanup`. `find_mode` gives the option line of mesh mode, or None; `is_within` says
+    whether the cell is part of one that runs.
+    """
 
     # IPython would otherwise run it for completeness checks too, and see a call where the user sees a cell.
     has_side_effects = True
 
-    def __init__(self, find_mode: Callable[[], str | None]) -> None:
+    def __init__(self, find_mode: Callable[[], str | None], is_within: Callable[[], bool] = lambda: False) -> None:
         self._find_mode = find_mode
+        self._is_within = is_within
 
     def __call__(self, lines: list[str]) -> list[str]:
-        return transform(lines, self._find_mode())
+        return transform(lines, self._find_mode(), is_within=self._is_within())
 
 
-def transform(lines: list[str], mode: str | None = None) -> list[str]:
+def transform(lines: list[str], mode: str | None = None, *, is_within: bool = False) -> list[str]:
     """Rewrite a mesh cell, also below `%%time` or `%%timeit`; leave any other as it is, unless mesh mode is on."""
     first = next_line(lines)
     if first is None:
@@ -46,7 +50,7 @@ def transform(lines: list[str], mode: str | None = None) -> list[str]:
         return lines if mode is None else _transform_by_mode(lines, mode, first, timer)
     # A comment stands for the magic's line, so that line numbers in tracebacks are those of the cell.
     body = "".join(["#\n" * second, f"#mesh: {found}".rstrip() + "\n", *lines[second + 1 :]])
-    return [_call(found, body, timer)]
+    return [_call(found, body, timer, is_within=is_within)]
 
 
 def _transform_by_mode(lines: list[str], mode: str, first: int, timer: str) -> list[str]:
@@ -57,9 +61,10 @@ def _transform_by_mode(lines: list[str], mode: str, first: int, timer: str) -> l
     return [*([] if timer else lines[:count]), _call(mode, body, timer, by_mode=True)]
 
 
-def _call(line: str, body: str, timer: str, *, by_mode: bool = False) -> str:
+def _call(line: str, body: str, timer: str, *, by_mode: bool = False, is_within: bool = False) -> str:
+    """What runs the cell: an async call; within another cell a plain one, since its loop runs already."""
     arguments = [*map(repr, [line, body, timer] if timer else [line, body]), *(["by_mode=True"] if by_mode else [])]
-    return f"await {RUNNER}({', '.join(arguments)})\n"
+    return f"{RUNNER_WITHIN if is_within else f'await {RUNNER}'}({', '.join(arguments)})\n"
 
 
 def _without_line(lines: list[str], first: int) -> list[str]:

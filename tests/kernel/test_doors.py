@@ -38,6 +38,14 @@ def test_a_stock_kernel_runs_cells_on_ranks(stock_notebook: Any) -> None:
     assert stock_notebook.run("#mesh: gpus=1\nrank").result == "[1] 1"
 
 
+def test_a_notebook_with_mesh_cells_is_run_within_a_cell(stock_notebook: Any, tmp_path: Path) -> None:
+    source = "%%mesh\nfrom_file = rank\nprint('from the file')"
+    nbformat.write(make_notebook_file(source), tmp_path / "setup.ipynb")
+    assert stock_notebook.run(f"%run {tmp_path / 'setup.ipynb'}").stdout == "[0-1] from the file\n"
+    assert stock_notebook.run("%%capture kept\n%%mesh\nprint(from_file)").outputs == []
+    assert stock_notebook.evaluate("kept.stdout") == "[0] 0\n[1] 1\n"
+
+
 def test_a_stock_kernel_shows_the_ranks_traceback(stock_notebook: Any) -> None:
     failed = stock_notebook.run_failing("%%mesh\nx = 1\nif rank: 1 / 0")
     assert failed.traceback.startswith("[rank 1] ZeroDivisionError: division by zero\n")

@@ -332,6 +332,21 @@ def test_other_cell_magics_work_on_ranks(notebook: Notebook) -> None:
     assert notebook.run("%%mesh 0\nkept.stdout").result == "[0] 'kept\\n'"
 
 
+def test_a_mesh_cell_runs_within_other_cell_magics(notebook: Notebook) -> None:
+    source = "from IPython.display import HTML, display\nprint('kept', rank)\ndisplay(HTML('<b>shown</b>'))\nrank"
+    cell = notebook.run(f"%%capture kept\n%%mesh 0:2 -o ran --pull rank\n{source}")
+    assert (cell.outputs, cell.result) == ([], None)
+    assert notebook.evaluate("kept.stdout, kept.stderr") == ("[0] kept 0\n[1] kept 1\n", "")
+    assert notebook.evaluate("any('<b>shown</b>' in output.data.get('text/html', '') for output in kept.outputs)")
+    assert notebook.evaluate("ran[1].value, rank") == (1, [0, 1])
+    profiled = notebook.run("%%prun -q\n%%mesh 0\nprint('from a rank')")
+    assert profiled.stdout.startswith("[0] from a rank\n")
+    failed = notebook.run("%%capture\n#mesh: 0\n1 / 0")  # IPython lets a captured cell fail in silence
+    assert "[rank 0] ZeroDivisionError" in failed.traceback
+    refused = notebook.run("%%capture\n%%mesh --local\n1")
+    assert "runs without --local" in refused.traceback
+
+
 # --- floods ---
 
 

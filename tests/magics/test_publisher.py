@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import redirect_stdout
+from io import StringIO
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from IPython.core.displaypub import CapturingDisplayPublisher
 
 from meshbook.magics.output import CellOutput
 from meshbook.magics.publications import Display, LiveDisplay, Stream
@@ -48,6 +51,16 @@ def test_what_comes_late_goes_to_the_cell_it_is_of(kernel: FakeKernel, shell: An
     kernel.parent = "cell 2"
     publisher.publish([Stream("stdout", "late\n")])
     assert kernel.texts == [("cell 1", "late\n")]
+
+
+def test_what_is_captured_goes_where_ipython_keeps_it(shell: Any) -> None:
+    shell.display_pub = CapturingDisplayPublisher()
+    with redirect_stdout(StringIO()) as kept:
+        publisher = publisher_for(shell)
+    area = [LiveDisplay({"text/plain": text}, update=False, is_final=text == "end\n") for text in ("begun\n", "end\n")]
+    publisher.publish([Stream("stdout", "out\n"), Display(TEXT, {"width": 3}), *area])  # from any thread, later
+    assert kept.getvalue() == "out\nend\n"
+    assert [(each["data"], each["metadata"]) for each in shell.display_pub.outputs] == [(TEXT, {"width": 3})]
 
 
 def test_a_terminal_gets_text(capsys: pytest.CaptureFixture[str]) -> None:

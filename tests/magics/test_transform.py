@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshbook.magics.mode import count_local_lines
-from meshbook.magics.transform import RUNNER, Transform, read_first_line, transform
+from meshbook.magics.transform import RUNNER, RUNNER_WITHIN, Transform, read_first_line, transform
 
 
 def run_transform(source: str) -> str:
@@ -69,6 +69,11 @@ def test_the_body_keeps_its_lines(body: str) -> None:
 @pytest.mark.parametrize(("line", "options"), [("%%mesh", ""), ("%%mesh  0 ", "0"), ("#mesh: 0", "0"), ("x", None)])
 def test_the_first_line_alone(line: str, options: str | None) -> None:
     assert read_first_line(line) == options
+
+
+def test_within_another_cell_the_call_is_a_plain_one() -> None:
+    lines = ["%%mesh 0\n", "x\n"]
+    assert transform(lines, is_within=True) == [f"{RUNNER_WITHIN}('0', '#mesh: 0\\nx\\n')\n"]
 
 
 def test_completeness_checks_leave_it_out() -> None:
