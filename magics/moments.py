@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from types import FrameType
 from typing import Any
 
@@ -24,6 +25,7 @@ class CellInterrupts:
         self._kernel = shell.kernel
         self._run_code = shell.run_code
         self._is_early = False  # one has come for this request, and its cell has not begun
+        self._is_begun = False  # a sync piece of a cell's code is about to run, or runs
         self._woken: asyncio.AbstractEventLoop | None = None  # which loop a signal wakes
 
     def install(self) -> None:
@@ -46,16 +48,23 @@ class CellInterrupts:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         request = self._kernel.get_parent("shell").get("header", {}).get("msg_type")
-        if request != "execute_request" or runs_a_cell(frame):
+        if request != "execute_request" or self._is_begun or runs_a_cell(frame):
             raise KeyboardInterrupt
         self._is_early = True
 
     async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> bool:
         """Run code of a cell; not where its interrupt has come before it."""
-        if self._is_early:
-            self._is_early = False
-            raise KeyboardInterrupt
-        failed: bool = await self._run_code(code_obj, result, async_=async_)
+        before = self._is_begun
+        try:
+            # First: one that came between the look below and IPython's own frame was noted as early, and that for ever.
+            # Not of code that awaits, since the loop runs between its steps; nor beside the main thread.
+            self._is_begun = before or (not async_ and threading.current_thread() is threading.main_thread())
+            if self._is_early:
+                self._is_early = False
+                raise KeyboardInterrupt
+            failed: bool = await self._run_code(code_obj, result, async_=async_)
+        finally:
+            self._is_begun = before
         return failed
 
 

@@ -250,7 +250,7 @@ def test_an_error_here_fails_the_cell(notebook: Notebook, signs: Signs) -> None:
 
 
 @pytest.mark.parametrize(
-    "wait", ["import threading; threading.Event().wait()", "import asyncio; await asyncio.sleep(600)"]
+    "wait", ["import threading\nwhile True: threading.Event().wait(0.05)", "import asyncio; await asyncio.sleep(600)"]
 )
 def test_an_interrupt_reaches_the_code_here_and_on_ranks(notebook: Notebook, signs: Signs, wait: str) -> None:
     notebook.run(signs.definition)

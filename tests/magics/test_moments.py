@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,15 +24,17 @@ class Request:
         self.kernel: Any = SimpleNamespace(get_parent=lambda channel: parent, saved_sigint_handler=None)
         self.shell: Any = SimpleNamespace(kernel=self.kernel, run_code=self._run_code)
         self.ran: list[str] = []
+        self.begins: Callable[[], object] = lambda: None
         CellInterrupts(self.shell).install()
         self.kernel.pre_handler_hook()
 
     async def _run_code(self, code: str, result: Any, *, async_: bool) -> bool:
+        self.begins()
         self.ran.append(code)
         return False
 
-    def run(self, code: str = "code") -> None:
-        asyncio.run(self.shell.run_code(code))
+    def run(self, code: str = "code", *, async_: bool = False) -> None:
+        asyncio.run(self.shell.run_code(code, async_=async_))
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +52,21 @@ def test_an_interrupt_before_the_cell_ends_it_before_it_begins() -> None:
     assert request.ran == []
     request.run("next")
     assert request.ran == ["next"], "one interrupt, one cell"
+
+
+def test_an_interrupt_in_the_moment_in_which_the_cell_begins_is_not_lost() -> None:
+    request = Request()
+    request.begins = lambda: signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        request.run()
+
+
+def test_an_interrupt_while_a_cell_awaits_is_the_kernels() -> None:
+    """Between two steps of it the loop runs, in which nothing may be raised."""
+    request = Request()
+    request.begins = lambda: signal.raise_signal(signal.SIGINT)
+    request.run(async_=True)
+    assert request.ran == ["code"]
 
 
 def test_an_interrupt_after_the_cell_is_for_nobody() -> None:
