@@ -175,9 +175,9 @@ def test_the_magics_line_is_taken_literally(notebook: Notebook, name: str) -> No
     assert "has no rank 9" in notebook.run_failing(f"name = 9\n%mesh log {name}").error["evalue"]
 
 
-def test_a_magic_inside_the_body_does_not_nest(notebook: Notebook) -> None:
-    failed = notebook.run_failing("x = 1\nget_ipython().run_cell_magic('mesh', '', 'x')")
-    assert "first line of a cell" in failed.error["evalue"]
+def test_a_mesh_cell_runs_from_code_as_well(notebook: Notebook) -> None:
+    cell = notebook.run("x = 1\nget_ipython().run_cell_magic('mesh', '0', 'print(rank + 10)')")
+    assert cell.stdout == "[0] 10\n"
 
 
 def test_a_cell_finds_its_place_by_name(notebook: Notebook) -> None:
