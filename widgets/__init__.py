@@ -1,1 +1,1 @@
-"""Live displays of a mesh, on ipywidgets. Empty yet: the dashboard will live here."""
+"""The live dashboard of a mesh: a pure model, and a widget that shows it (anywidget, on ipywidgets)."""
