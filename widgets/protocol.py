@@ -47,8 +47,8 @@ Views to the kernel
                                         "first": 17, "next": 930, "dropped": 0, "matches": 12}: in order of arrival;
                                         "after" for what is new, "before" to scroll back. Text may be ANSI-coloured.
     {"kind": "timeline", "cell": null}  the last cell, or that one. Reply: {"cell": 9, "seconds": 3.2, "lanes":
-                                        [{"label": "rank 0", "rank": 0, "spans": [[start, end, kind, name], ...]}]}, in seconds;
-                                        kind is one of `LANES`
+                                        [{"label": "rank 0", "rank": 0, "spans": [[start, end, kind, name], ...]}]},
+                                        in seconds; kind is one of `LANES`
 
 All text that came from a rank is shown as text, never as markup.
 """
