@@ -7,17 +7,20 @@ are handled while a cell runs, and nothing of them is saved in the notebook. Buf
 Kernel to views
     {"kind": "state", "seq": 7, "full": false, ...sections}, buffers as `buffers` names them, in that order
         Once a tick, to all views; `full` has every section, else those that have changed. A view that misses a number
-        asks with "open" again. Sections (each replaces what the view had of it):
+        asks with "open" again. Sections (each replaces what the view had of it; "ranks" are texts for people, "0-2,5",
+        which as a selector is 0:3,5):
         "mesh"      {"name", "dims": [["hosts", 2], ["gpus", 8]], "hosts": ["node1", ...], "host_of": [0, 0, 1, ...],
                      "alive": true}; with it the view begins anew. Ranks are numbered in row-major order of dims.
         "buffers"   ["states"] or ["state_ranks", "state_values"], then ["values"] or ["value_ranks", "value_values"]:
                     states: uint8, a `State` for each rank; or uint32 ranks that have changed, and their uint8 states.
                     values: float32 of the channel that is shown, NaN where not known; or uint32 ranks and float32.
+                    With another "channel" all its values come; "state" has none.
         "channel"   {"name": "rss", "unit": "bytes", "low": 0, "high": 1e9}: of `values`; the ends of its scale
         "counts"    {"idle": 6, "running": 2}: ranks by the lower-case name of their `State`, none that are 0
         "cell"      null, or {"number": 9, "title": "cell 9", "seconds": 3.2, "ranks": "0-7", "waits": "", "jobs": 1,
                     "interruptible": true}: what runs in the foreground, or the first job; the view counts on
-        "worst"     [{"rank": 3, "value": 12.5, "text": "12.5 s behind", "history": [...]}, ...]: at most five
+        "worst"     [{"rank": 3, "value": 12.5, "text": "12.5 s behind", "history": [...]}, ...]: at most five.
+                    "value" is null where not known; history: the last 5 minutes in 60 points, null where not known
         "hosts"     [{"name", "ranks": 8, "counts": {...}, "cpu": 3.2, "rss": 1e9, "gpu": 0.9, "gpu_memory": 1e9}]
         "topology"  [{"host", "procs": [{"rank", "pid", "actors": [{"name", "queued", "endpoint"}]}]}]: of at most 64
                     processes: those that are selected, or else the first
@@ -34,8 +37,9 @@ Views to the kernel
     {"kind": "close", "view": "ab12"}   it is not shown any more
     {"kind": "ack", "view", "seq"}      every tenth state; a view that acknowledges none of forty gets no more
     {"kind": "channel", "name"}         show this channel: one of `CHANNELS`
-    {"kind": "select", "sel": "0-3"}    a selector as in `%%mesh`, or "" for nothing
     and, each with an "id", answered by a reply:
+    {"kind": "select", "sel": "0:4"}    a selector as in `%%mesh`, or "" for nothing. Reply: {"ranks": "0-3",
+                                        "count": 4}, or what was not understood
     {"kind": "act", "action", "sel"}    one of `ACTIONS` on these ranks. Reply: {"text": "what was done"}; of "stacks"
                                         the section comes with the next state; of "profile" {"html": "..."} beside it
     {"kind": "history", "ranks": [3], "metrics": ["rss", "cpu"]}
