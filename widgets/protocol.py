@@ -48,11 +48,21 @@ Views to the kernel
     {"kind": "logs", "sel", "query": {"text": "loss", "regex": false, "case": false, "stream": "stderr" or "", "cell": 9
      or null}, "after": 0, "before": null, "limit": 500}
                                         Reply: {"lines": [[serial, seconds since 1970, rank, stream, cell, text], ...],
-                                        "first": 17, "next": 930, "dropped": 0, "matches": 12}: in order of arrival;
-                                        "after" for what is new, "before" to scroll back. Text may be ANSI-coloured.
+                                        "first": 17, "next": 930, "end": 930, "dropped": 0, "matches": 12,
+                                        "partial": false, "live": [[rank, stream, cell, text], ...]}: those that match,
+                                        in order of arrival; text may be ANSI-coloured, and is matched without. Serials
+                                        begin at 1. "after" 0: the newest lines, where a view begins; more: those from
+                                        this serial on, for which a view sends the "next" of the reply before. "before"
+                                        (and not "after"): the newest lines before that serial, to scroll back. "first"
+                                        and "end": the oldest line that is kept, and one past the newest; "next" below
+                                        "end": there is more. "dropped": so many lines are kept no more. "matches":
+                                        how many lines match of all that were looked at, those beyond the limit too;
+                                        "partial": not all were, for want of time. "live": rows and lines without an end
+                                        as they are now, in the place of those of the reply before; only with no "before"
     {"kind": "timeline", "cell": null}  the last cell, or that one. Reply: {"cell": 9, "seconds": 3.2, "lanes":
                                         [{"label": "rank 0", "rank": 0, "spans": [[start, end, kind, name], ...]}]},
-                                        in seconds; kind is one of `LANES`
+                                        in seconds; kind is one of `LANES`; where there is no span it is idle.
+                                        "cell" may be one that runs ("open": true), and "notes" are for a person
 
 All text that came from a rank is shown as text, never as markup.
 """
