@@ -8,6 +8,7 @@ from itertools import groupby
 
 from meshbook.magics.grouping import Group, StreamName
 from meshbook.magics.rendering import render_html, render_text
+from meshbook.runtime.amounts import format_elapsed
 
 HEADER_STYLE = (
     "font-family:var(--jp-ui-font-family,sans-serif);font-size:var(--jp-ui-font-size1,13px);"
@@ -38,13 +39,6 @@ def format_header(
     ]
     parts.append(format_elapsed(elapsed))
     return " · ".join(parts if slowest is None else [*parts, f"r{slowest} slowest"])
-
-
-def format_elapsed(seconds: float) -> str:
-    """Minutes and seconds, `00:12`, with hours where there are any."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes:02}:{rest:02}"
 
 
 def render_area(groups: Mapping[StreamName, Sequence[Group]], header: str = "", footer: str = "") -> dict[str, str]:

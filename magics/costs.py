@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from meshbook.runtime.amounts import format_bytes, format_seconds
 from meshbook.runtime.cells.outcome import CellCost
 
 MOST_ROWS = 64  # of the table, the slowest ranks
@@ -57,24 +58,6 @@ def summarise_costs(costs: Mapping[int, CellCost]) -> str:
     more = format_seconds(skew) if wall < 1 else f"{skew:.2f} s"
     parts += [f"slowest r{slowest} +{more}"] if len(costs) > 1 and not more.startswith(("0 ", "0.00 ")) else []
     return " · ".join([*parts, f"peak mem r{fullest} {format_bytes(_memory_of(costs[fullest])[1])}"])
-
-
-def format_seconds(seconds: float) -> str:
-    """`12 ms`, `3.21 s`, `2 min 05 s`."""
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
-        return f"{seconds:.2f} s"
-    return f"{int(seconds) // 60} min {int(seconds) % 60:02} s"
-
-
-def format_bytes(count: float) -> str:
-    """Decimal units, as memory is sold: `512 kB`, `1.2 GB`, `31 GB`."""
-    units = iter(("B", "kB", "MB", "GB", "TB"))
-    unit = next(units)
-    while count >= 999.5 and unit != "TB":
-        count, unit = count / 1000, next(units)
-    return f"{count:.1f} {unit}" if count < 9.95 and unit != "B" else f"{count:.0f} {unit}"
 
 
 def _memory_of(cost: CellCost) -> tuple[bool, int]:

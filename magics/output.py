@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshbook.magics.area import format_elapsed, format_header, render_area
+from meshbook.magics.area import format_header, render_area
 from meshbook.magics.fitting import fit_details, fit_streams
 from meshbook.magics.gallery import Picture
 from meshbook.magics.grouping import Block, Group, GroupMode, StreamName, group_blocks, split_lines
@@ -22,6 +22,7 @@ from meshbook.magics.pictures import Pictures
 from meshbook.magics.publications import Display, LiveDisplay, Publication, Stream
 from meshbook.magics.rendering import render_text
 from meshbook.magics.retention import Capture
+from meshbook.runtime.amounts import format_elapsed
 from meshbook.runtime.geometry.ranges import format_label
 
 STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from meshbook.magics.costs import format_seconds
+from meshbook.runtime.amounts import format_seconds
 from meshbook.runtime.cells.failures import is_user_code
 from meshbook.runtime.cells.operators import OperatorProfile
 from meshbook.runtime.geometry.ranges import name_ranks

@@ -15,12 +15,12 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from meshbook.magics.costs import format_bytes, format_seconds
 from meshbook.magics.meshes import MeshError, NotebookMesh
 from meshbook.magics.profiles import Profile, SampleProfile, TorchProfile, save
 from meshbook.magics.publications import Display, Stream
 from meshbook.magics.publisher import Publisher
 from meshbook.magics.rollcall import answers_of, count_ranks
+from meshbook.runtime.amounts import format_bytes, format_seconds
 from meshbook.runtime.cells.failures import is_user_code
 from meshbook.runtime.cells.operators import OperatorProfile, OperatorProfiler
 from meshbook.runtime.cells.sampling import Sampler

@@ -12,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from meshbook.magics.costs import format_seconds
 from meshbook.magics.tracefile import name_span
 from meshbook.magics.tracing import Trace
+from meshbook.runtime.amounts import format_seconds
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.telemetry.lanes import (
     STATES,

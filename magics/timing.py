@@ -12,9 +12,9 @@ from typing import Any
 
 from IPython.core.magics.execution import TimeitResult
 
-from meshbook.magics.costs import format_seconds
 from meshbook.magics.parsing import HelpAsked, HelpRequested, Parser, UsageError, count, read, variable, words
 from meshbook.magics.results import MeshResult
+from meshbook.runtime.amounts import format_seconds
 
 SHORTEST = 0.2  # seconds that one measurement takes at least, as in IPython
 Run = Callable[[], Awaitable[MeshResult]]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
-from meshbook.magics.costs import format_bytes
 from meshbook.magics.grouping import group_texts
+from meshbook.runtime.amounts import format_bytes
 from meshbook.runtime.cells.inventory import Entry
 from meshbook.runtime.geometry.ranges import format_label, format_ranks, name_ranks
 

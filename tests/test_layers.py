@@ -43,6 +43,7 @@ FLOORS: dict[str, int] = {
     "meshbook.runtime.resources": 1,
     "meshbook.runtime.actor": 1,
     "meshbook.runtime.traces": 0,
+    "meshbook.runtime.amounts": 0,
     "meshbook.runtime.texts": 0,
     "meshbook.runtime.queues": 0,
     "meshbook.runtime": 0,  # the package itself: a docstring

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshbook.magics import changes
-from meshbook.magics.costs import format_bytes
 from meshbook.magics.meshes import MeshError
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.parsing import Parser, count, selector
@@ -16,6 +15,7 @@ from meshbook.magics.timeline import Timeline
 from meshbook.magics.tracefile import write_trace
 from meshbook.magics.tracing import Trace, ranks_of, take_trace
 from meshbook.magics.verbs.verb import Verb
+from meshbook.runtime.amounts import format_bytes
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshbook.magics.area import format_elapsed, format_header
+from meshbook.magics.area import format_header
 from meshbook.magics.fitting import fit
 from meshbook.magics.grouping import Block, Group
 from meshbook.magics.output import CellOutput, OutputLimits
@@ -14,6 +14,7 @@ from meshbook.magics.pictures import MOST_OUTPUTS
 from meshbook.magics.publications import Display, LiveDisplay, Stream
 from meshbook.magics.rendering import render_text
 from meshbook.magics.retention import Capture
+from meshbook.runtime.amounts import format_elapsed
 
 PNG = {"image/png": "iVBOR", "text/plain": "<Figure>"}
 
