@@ -12,7 +12,11 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo lab test check bench soak chaos clean
+# The browser tests run in the system's browser: Playwright's own would be another 150 MB beside it.
+FIND_CHROMIUM := for name in chromium chromium-browser google-chrome google-chrome-stable; do \
+	command -v $$name >/dev/null && exit; done; false
+
+.PHONY: help setup chromium demo lab test check bench soak chaos clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -27,13 +31,19 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet -e '.[dev]'
 	@touch $@
 
+chromium: ## install Chromium for the browser tests, where there is none and root may: Debian and its like
+	@($(FIND_CHROMIUM)) || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && echo "Installing Chromium for the browser tests" && \
+		apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends \
+		chromium fonts-dejavu-core >/dev/null; } || \
+		echo "The browser tests will be skipped: install Chromium (on Debian: apt-get install chromium fonts-dejavu-core)" >&2
+
 demo: setup ## train on four worker processes: runs notebooks/quickstart.ipynb, writes demo-output/
 	@$(BIN)/python notebooks/run_demo.py
 
 lab: setup ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir=notebooks
 
-test: setup ## run all tests
+test: setup chromium ## run all tests; those in a browser only where there is a Chromium
 	$(BIN)/python -m pytest
 
 check: setup ## lint, formatting, types
