@@ -131,14 +131,17 @@ def _marked_processes(mark: str) -> set[psutil.Process]:
 
 
 def _process(pid: int) -> psutil.Process | None:
-    """The process, unless it has ended or belongs to Python itself."""
+    """The process, unless it has ended or belongs to another that lives longer than a test."""
     try:
         process = psutil.Process(pid)
-        # multiprocessing keeps one of these per interpreter, until that ends.
-        is_pythons_own = any("multiprocessing.resource_tracker" in word for word in process.cmdline())
+        # multiprocessing keeps one of these per interpreter, until that ends; and a browser starts and keeps what it
+        # needs (`--type=renderer`), which ends with it.
+        is_kept = any(
+            word == "--type=renderer" or "multiprocessing.resource_tracker" in word for word in process.cmdline()
+        )
     except psutil.Error:
         return None
-    return None if is_pythons_own else process
+    return None if is_kept else process
 
 
 def _end_and_complain(left: set[psutil.Process], who: str) -> None:
