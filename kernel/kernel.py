@@ -26,6 +26,9 @@ class MeshKernel(IPythonKernel):
 
     implementation = "meshbook"
     implementation_version = meshbook.__version__
+    # ipykernel rests for half a millisecond before each reply, for clients that read no output after it. Clients know a
+    # cell's end by the `idle` that follows its output.
+    _execute_sleep = 0.0
 
     @property
     def banner(self) -> str:

@@ -7,7 +7,6 @@ answer, for trouble, for Ctrl-C, for ranks whose turn it is, and four times a se
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 import threading
 import time
@@ -15,6 +14,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import cloudpickle
+import msgspec
 
 from meshbook.magics.attendance import Attendance
 from meshbook.magics.cell import Cell
@@ -174,7 +174,7 @@ class CellRun:
     async def _see_through(self) -> None:
         await self._wait()
         for rank, told in (await self._course.settle()).items():
-            self._outcomes[rank] = dataclasses.replace(self._outcomes[rank], error=told)
+            self._outcomes[rank] = msgspec.structs.replace(self._outcomes[rank], error=told)
 
     async def _wait(self) -> None:
         """Until every rank has answered, or there is no use in waiting for those that have not."""

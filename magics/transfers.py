@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from meshbook.magics import variables
 from meshbook.magics.exchange import VariableError, carry_out_in_loop, of_a_line, raise_refusals
@@ -47,7 +48,7 @@ class Transfers:
         if outcome.pulled is None:
             return outcome
         self._answers[rank] = outcome.pulled
-        return dataclasses.replace(outcome, pulled=None)
+        return msgspec.structs.replace(outcome, pulled=None)
 
     def leave(self) -> tuple[Transfer, dict[int, Any]]:
         """What travels with the cell, and what has come back: for another notebook that goes on with it."""

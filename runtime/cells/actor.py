@@ -12,7 +12,10 @@ import threading
 import time
 from bdb import BdbQuit
 from collections import OrderedDict
+from collections.abc import KeysView
 from typing import Any
+
+import msgspec
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import context, current_origin
@@ -62,7 +65,7 @@ class CellActor(Actor):
             *(self._shell.user_ns, self._own_names, self._shell.display_formatter),
             most_bytes=self._node.settings.max_message_bytes,
         )
-        self._told_names: tuple[str, ...] = ()
+        self._told: KeysView[str] = {}.keys()  # the whole namespace when the user's names were told last
         self._values: OrderedDict[str, Any] = OrderedDict()
         INTERRUPTS.install()
         carry_context_into_threads()
@@ -149,11 +152,16 @@ class CellActor(Actor):
         """With whether variables are others than before; and with the user's names, where those are: should this rank
         die, they tell what was lost."""
         after = self._shell.bindings()
-        changed, names = after != before, tuple(name for name in after if name not in self._given)[:MOST_NAMES]
-        if names == self._told_names:
-            return dataclasses.replace(outcome, changed=True) if changed else outcome
-        self._told_names = names
-        return dataclasses.replace(outcome, changed=changed, names=names)
+        is_told = after.keys() == self._told
+        if after == before and is_told:  # each cell waits for this, and most bind nothing new
+            return outcome
+        self._told = after.keys()
+        was, names = ({name: at[name] for name in self._shell.own(at)} for at in (before, after))
+        return msgspec.structs.replace(
+            outcome,
+            changed=was != names,
+            names=None if is_told else tuple(name for name in names if name not in self._given)[:MOST_NAMES],
+        )
 
     def _outcome(self, ran: Ran, cost: CellCost, origin: str) -> CellOutcome:
         if isinstance(ran.error, SystemExit):

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
+
 from meshbook.runtime.collectives.frames import describe_collective
 
 ErrorKind = Literal["raised", "interrupted", "died", "skipped"]
@@ -96,8 +98,8 @@ class CellValue:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CellCost:
+# These two are structs: each rank pickles them in every cell, and a frozen dataclass costs several times as much.
+class CellCost(msgspec.Struct, frozen=True):
     """What a cell cost on one rank: seconds of wall clock and processor, bytes of memory (peak)."""
 
     wall: float
@@ -106,8 +108,7 @@ class CellCost:
     peak_gpu_memory: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CellOutcome:
+class CellOutcome(msgspec.Struct, frozen=True):
     """The reply of one rank to one cell: an error, or a value (None where the cell ends in no expression).
 
     `names` are those of the user's in the namespace of the rank; None where they are what the rank told last. `pulled`
@@ -121,3 +122,7 @@ class CellOutcome:
     names: tuple[str, ...] | None = None
     pulled: Any = None
     changed: bool = False
+
+    def _is_plain_on_wire(self) -> bool:
+        """Whether nothing of the user's is in it: then it is pickled without looking at each part."""
+        return self.value is None and self.pulled is None

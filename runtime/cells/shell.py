@@ -11,7 +11,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -214,12 +214,15 @@ class RankShell(InteractiveShell):
 
     def names(self) -> tuple[str, ...]:
         """The variables that cells have made, or imported."""
-        return tuple(self.bindings())
+        return self.own(tuple(self.user_ns))
 
     def bindings(self) -> dict[str, int]:
-        """The variables, and what each is bound to, by its identity: by the objects themselves it would stay alive."""
-        hidden = self.user_ns_hidden
-        return {name: id(it) for name, it in self.user_ns.items() if not name.startswith("_") and name not in hidden}
+        """What each name is bound to, by its identity: by the objects themselves they would stay alive."""
+        return dict(zip(self.user_ns, map(id, self.user_ns.values()), strict=True))
+
+    def own(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Those of these names that are variables of the user's."""
+        return tuple(name for name in names if not name.startswith("_") and name not in self.user_ns_hidden)
 
     # A cell finds its worker cold, so each microsecond of work costs five. What follows spares half of a short cell's.
 

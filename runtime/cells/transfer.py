@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+
+import msgspec
 
 from meshbook.runtime.cells.failures import describe_interrupt
 from meshbook.runtime.cells.interrupts import INTERRUPTS
@@ -44,9 +45,9 @@ class Transfer:
             return outcome
         try:
             with INTERRUPTS.during(origin), INTERRUPTS.user_code():
-                return dataclasses.replace(outcome, pulled=Pull(names, self.limit).handle(namespace))
+                return msgspec.structs.replace(outcome, pulled=Pull(names, self.limit).handle(namespace))
         except KeyboardInterrupt as error:
-            return dataclasses.replace(outcome, error=describe_interrupt(error))
+            return msgspec.structs.replace(outcome, error=describe_interrupt(error))
 
 
 NO_TRANSFER = Transfer()

@@ -88,7 +88,9 @@ _registering = (
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether C pickle alone is enough, cheaply decided: small tuples, lists and dicts of builtin scalars."""
+    """Whether C pickle alone is enough, cheaply decided: small tuples, lists and dicts of builtin scalars, and
+    what says so itself.
+    """
     kind = type(value)
     if kind in _PLAIN:
         return True
@@ -96,7 +98,8 @@ def _is_plain(value: Any) -> bool:
         return len(value) <= 8 and (_PLAIN.issuperset(map(type, value)) or all(map(_is_plain, value)))
     if kind is dict:
         return not value or (len(value) <= 8 and all(map(_is_plain, value)) and all(map(_is_plain, value.values())))
-    return False
+    is_plain = getattr(kind, "_is_plain_on_wire", None)
+    return is_plain is not None and bool(is_plain(value))
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
