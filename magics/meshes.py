@@ -245,6 +245,7 @@ class Meshes:
         mesh.procs.stop("%mesh down").get()
         mesh.unwatch()  # of one whose ranks had all died nobody hears any more
         current_session().output.forget(mesh.procs.name)
+        current_session().history.forget(mesh.procs.name)
         return mesh
 
 

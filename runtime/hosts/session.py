@@ -37,9 +37,11 @@ from meshbook.runtime.node.node import Node
 from meshbook.runtime.resources import explain_limit
 from meshbook.runtime.telemetry.events import Event, EventLog
 from meshbook.runtime.telemetry.forwarding import Forwarder, ScriptScreen
+from meshbook.runtime.telemetry.history import History, VitalsActor
 from meshbook.runtime.telemetry.last_words import last_lines
 from meshbook.runtime.telemetry.output import TELEMETRY, OutputStore, TelemetryActor
 from meshbook.runtime.telemetry.questions import QUESTIONS, QuestionDesk
+from meshbook.runtime.telemetry.vitals import VITALS
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.home import Home
 from meshbook.runtime.transport.zeromq import ZmqTransport
@@ -65,6 +67,7 @@ class Session:
         self.output = OutputStore()
         self.questions = QuestionDesk()
         self.events = EventLog()
+        self.history = History()
         self.forwarder = Forwarder(ScriptScreen())
         self.output.set_default(self.forwarder.take)
         self.roster = Roster()
@@ -96,10 +99,11 @@ class Session:
     def _make_node(self) -> Node:
         node = self._new_node()
         node.host_inline(TELEMETRY, TelemetryActor(self.output, self.events))
+        node.host_inline(VITALS, VitalsActor(self.history))
         node.host_inline(QUESTIONS, self.questions)
         node.host_inline(ROSTER, self.roster)
         node.host(CONTROLLERS, Controllers, class_name="Controllers").start(lambda error: None)
-        node.when_down += [self.roster.ended, self.output.ended]
+        node.when_down += [self.roster.ended, self.output.ended, self.history.ended]
         node.on_fault = self._faults.report
         return node
 
@@ -186,6 +190,10 @@ class Session:
                 return f"it had not started after {seconds:g} s (MESHBOOK_LAUNCH_TIMEOUT)"
             self._agent.wait()
         return "the host agent ended, and its workers with it; close_session() makes room for a new one"
+
+    def watch(self, on: bool) -> None:
+        """Somebody begins, or ceases, to look at `history`, which hears four times a second while anybody does."""
+        self.history.watch(on)
 
     def workers(self) -> list[Address]:
         """All processes of this run that have not ended, as far as there is a way to them from here."""

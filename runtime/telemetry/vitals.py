@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, Literal
 
+import msgspec
+
+VITALS = "vitals"  # the actor that a controller hosts for this
 Metric = Literal[
     "cpu",  # cores: 1.0 is one core wholly used
     "rss",  # bytes
@@ -26,8 +29,11 @@ METRICS: Final[tuple[Metric, ...]] = (
     *("cpu", "rss", "gpu_memory", "gpu", "step", "queued"),
     *("sent", "received", "bytes_sent", "bytes_received"),
 )
+COLUMNS: Final = (*METRICS, "activity", "age")  # of a `Batch`
 HISTORY_SECONDS = 300  # that are kept of each metric, a value a second
 STALE_AFTER = 5.0  # seconds without a sign of life
+SECONDS = 1.0  # between two batches of a host
+WATCHED_SECONDS = 0.25  # the same while somebody looks
 
 
 class Activity(IntEnum):
@@ -72,3 +78,26 @@ class ProcessDetail:
     actors: tuple[ActorLoad, ...] = ()
     collective: str = ""
     pause: str = ""
+
+
+class Words(msgspec.Struct, frozen=True, array_like=True):
+    """What a process says of itself in words; `actors`: name, messages that wait, and the endpoint that runs."""
+
+    pid: int
+    actors: tuple[tuple[str, int, str], ...] = ()
+    collective: str = ""
+    pause: str = ""
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True):
+    """What an agent has measured of the processes of its host at one time.
+
+    `numbers` are float32 in the byte order of these machines, `COLUMNS` for each node; an age is in seconds by the clock
+    of that host. `lives`: how often each had begun before. `words`: `Words` as msgpack, of those where they have changed.
+    """
+
+    host: str
+    nodes: tuple[str, ...]
+    lives: tuple[int, ...]
+    numbers: bytes
+    words: dict[str, bytes] = {}

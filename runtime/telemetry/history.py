@@ -1,0 +1,175 @@
+"""What is known of the processes of a run: how they are, and how they were in the last five minutes.
+
+The agents of all hosts send what they have measured, a batch a tick; whoever shows it asks here. Ages go by the clock
+of this process, from when a batch came: clocks of other hosts are never compared with it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.actor.endpoint import endpoint
+from meshbook.runtime.errors import ExitReport
+from meshbook.runtime.telemetry.vitals import (
+    SECONDS,
+    WATCHED_SECONDS,
+    ActorLoad,
+    Batch,
+    Metric,
+    ProcessDetail,
+    Vitals,
+    Words,
+)
+
+if TYPE_CHECKING:
+    from meshbook.runtime.telemetry.table import Table
+
+REMEMBERED_ENDS = 64  # processes that have ended, whose numbers are still there
+
+
+class History:
+    """The vitals of all processes of a run. For any thread.
+
+    `when_sampled` are called when something has come in, on whichever thread that was: they may only note it.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()  # guards all of these, and the table
+        self._table: Table | None = None
+        self._is_opening = False
+        self._came: list[tuple[float, Batch]] = []  # before there was a table
+        self._words: dict[str, tuple[str, bytes]] = {}  # by node: its host, and what it says
+        self._ended: OrderedDict[str, int] = OrderedDict()  # nodes, and which of their lives it was
+        self._watchers = 0
+        self.when_sampled: list[Callable[[], object]] = []
+
+    # -- for who looks -----------------------------------------------------------------------
+
+    def vitals(self, nodes: Sequence[str]) -> Vitals:
+        """How these processes are, in this order; NaN and an infinite age of those that nothing is known of."""
+        table = self._opened()
+        with self._lock:
+            return table.vitals(nodes, self._clock())
+
+    def series(self, nodes: Sequence[str], metrics: Sequence[Metric]) -> Any:
+        """How they were: float32[nodes, metrics, 300], a value a second, the newest last; NaN where not known."""
+        table = self._opened()
+        with self._lock:
+            return table.series(nodes, metrics, self._clock())
+
+    def detail(self, node: str) -> ProcessDetail | None:
+        """What one of them says of itself; None where it has not."""
+        with self._lock:
+            host, said = self._words.get(node, ("", b""))
+        if not said:
+            return None
+        words = msgspec.msgpack.decode(said, type=Words)
+        loads = tuple(ActorLoad(*load) for load in words.actors)
+        return ProcessDetail(node, words.pid, host, loads, words.collective, words.pause)
+
+    def watch(self, on: bool) -> None:
+        """Somebody begins, or ceases, to look; while anybody does there are four batches a second.
+
+        From the next batch on: within a second.
+        """
+        with self._lock:
+            self._watchers = max(0, self._watchers + (1 if on else -1))
+
+    @property
+    def interval(self) -> float:
+        """Seconds until an agent should send the next batch."""
+        return WATCHED_SECONDS if self._watchers else SECONDS
+
+    # -- what comes in -------------------------------------------------------------------------
+
+    def add(self, batch: Batch) -> None:
+        """Take in a batch. Never waits for long: numpy, whose first import does, is fetched beside the caller."""
+        with self._lock:
+            self._came.append((self._clock(), batch))
+            if self._table is not None:
+                self._take_in(self._table)
+            elif not self._is_opening:
+                self._is_opening = True
+                threading.Thread(target=self._opened, name="meshbook history", daemon=True).start()
+        self._tell()
+
+    def ended(self, report: ExitReport) -> None:
+        """A process has ended. Its past is kept for a while, or until its mesh is forgotten."""
+        with self._lock:
+            self._words.pop(report.node, None)
+            self._ended[report.node] = report.life
+            self._ended.move_to_end(report.node)
+            if self._table is not None:
+                self._table.end(report.node)
+            while len(self._ended) > REMEMBERED_ENDS:
+                self._drop([next(iter(self._ended))])
+
+    def forget(self, mesh: str) -> None:
+        """Drop what is known of the processes of a mesh (`ProcMesh.name`)."""
+        measured = self._opened().nodes() if self._table is not None or self._is_opening else []
+        with self._lock:
+            known = {*self._words, *self._ended, *measured}
+            self._drop([node for node in known if node.rpartition(".")[0] == mesh])
+
+    def _tell(self) -> None:
+        for listener in list(self.when_sampled):
+            listener()
+
+    # -- the table -----------------------------------------------------------------------------
+
+    def _opened(self) -> Table:
+        """The table; without the lock, for whoever receives takes that."""
+        if (table := self._table) is None:
+            # Only here: numpy takes a tenth of a second, which a script that nobody watches need not wait for.
+            from meshbook.runtime.telemetry.table import Table
+
+            with self._lock:
+                if (table := self._table) is None:
+                    table = self._table = Table()
+                    self._take_in(table)
+        return table
+
+    def _take_in(self, table: Table) -> None:
+        came, self._came = self._came, []
+        for at, batch in came:
+            late = self._late(batch)
+            table.add(batch, at, late)
+            there = set(batch.nodes) - late
+            for node in self._ended.keys() & there:  # it was started again
+                del self._ended[node]
+            self._words |= {node: (batch.host, said) for node, said in batch.words.items() if node in there}
+
+    def _late(self, batch: Batch) -> set[str]:
+        """Those of a batch whose end was told before it came."""
+        if not self._ended:
+            return set()
+        lives = zip(batch.nodes, batch.lives, strict=True)
+        return {node for node, life in lives if life <= self._ended.get(node, -1)}
+
+    def _drop(self, nodes: Sequence[str]) -> None:
+        for node in nodes:
+            self._words.pop(node, None)
+            self._ended.pop(node, None)
+        if self._table is not None:
+            self._table.forget(nodes)
+
+
+class VitalsActor(Actor):
+    """Takes the batches of agents in; hosted inline. Answers how many seconds they may wait until the next."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+
+    @endpoint
+    def measured(self, batch: Batch) -> float:
+        """Note what was measured."""
+        self._history.add(batch)
+        return self._history.interval

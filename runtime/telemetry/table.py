@@ -1,0 +1,146 @@
+"""Numbers of many processes: the present ones, and a value a second of the last five minutes. Pure; time is passed in.
+
+A process has a row, which another one gets when it is gone. Row 0 is nobody's: what is not known is found there.
+Seconds lie one after the other, so that a new one is cleared in one go; 12 KB a process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS, METRICS, Batch, Metric, Vitals
+
+FIRST_ROWS = 64
+GAP = 2  # seconds without a value, that are taken to be as the one before: batches come at no exact times
+REMEMBERED_SEQUENCES = 16
+_ACTIVITY, _AGE = len(METRICS), len(METRICS) + 1
+
+
+class Table:
+    """The numbers by node."""
+
+    def __init__(self, seconds: int = HISTORY_SECONDS) -> None:
+        self._seconds = seconds
+        self._rows: dict[str, int] = {}
+        self._free: list[int] = []
+        self._next = 1
+        self._found: dict[tuple[str, ...], Any] = {}  # the rows of sequences of nodes that were asked for
+        self._second = 0  # the last one that there are values of
+        self._latest = _unknown(len(METRICS), FIRST_ROWS)
+        self._ring = _unknown(seconds, len(METRICS), FIRST_ROWS)
+        self._activity: Any = np.zeros(FIRST_ROWS, np.uint8)
+        self._seen: Any = np.full(FIRST_ROWS, -np.inf)  # when each gave a sign of life
+        self._filled: Any = np.full(FIRST_ROWS, -1, np.int64)  # the last second that each has a value of
+
+    def __len__(self) -> int:
+        """How many processes have a row."""
+        return len(self._rows)
+
+    def add(self, batch: Batch, now: float, without: Collection[str] = ()) -> None:
+        """Take in what was measured, but of those processes."""
+        nodes, numbers = batch.nodes, np.frombuffer(batch.numbers, np.float32).reshape(-1, _AGE + 1)
+        if without:
+            kept = [index for index, node in enumerate(nodes) if node not in without]
+            nodes, numbers = tuple(nodes[index] for index in kept), numbers[kept]
+        for node in nodes:
+            if node not in self._rows:
+                self._give_row(node)
+        rows = self._rows_of(nodes)
+        values = numbers[:, :_ACTIVITY].T
+        self._latest[:, rows] = values
+        self._activity[rows] = numbers[:, _ACTIVITY].astype(np.uint8)
+        self._seen[rows] = now - numbers[:, _AGE]
+        second = int(now)
+        self._advance(second)
+        self._fill_gaps(rows, second)
+        self._ring[second % self._seconds][:, rows] = values
+        self._filled[rows] = second
+
+    def end(self, node: str) -> None:
+        """This process has ended: what it was is kept, what it is is not known."""
+        if row := self._rows.get(node, 0):
+            self._latest[:, row] = np.nan
+            self._activity[row] = 0
+
+    def forget(self, nodes: Sequence[str]) -> None:
+        """Nothing is known of these any more."""
+        for node in nodes:
+            if row := self._rows.pop(node, 0):
+                self._clear(row)
+                self._free.append(row)
+        self._found.clear()
+
+    def nodes(self) -> list[str]:
+        """The processes that have a row."""
+        return list(self._rows)
+
+    def vitals(self, nodes: Sequence[str], now: float) -> Vitals:
+        """How these are."""
+        rows = self._rows_of(nodes)
+        latest = self._latest[:, rows]
+        age = (now - self._seen[rows]).astype(np.float32)
+        return Vitals(dict(zip(METRICS, latest, strict=True)), self._activity[rows], age)
+
+    def series(self, nodes: Sequence[str], metrics: Sequence[Metric], now: float) -> Any:
+        """What they were: float32[nodes, metrics, seconds], the newest last."""
+        # The present second may have no value yet.
+        self._advance(int(now) - GAP)
+        slots: Any = np.arange(self._second + 1, self._second + 1 + self._seconds) % self._seconds
+        wanted = [METRICS.index(metric) for metric in metrics]
+        return np.ascontiguousarray(self._ring[np.ix_(slots, wanted, self._rows_of(nodes))].transpose(2, 1, 0))
+
+    # -- rows ------------------------------------------------------------------------------
+
+    def _rows_of(self, nodes: Sequence[str]) -> Any:
+        key = tuple(nodes)
+        if (rows := self._found.get(key)) is None:
+            while len(self._found) >= REMEMBERED_SEQUENCES:
+                del self._found[next(iter(self._found))]
+            rows = self._found[key] = np.array([self._rows.get(node, 0) for node in key], np.intp)
+        return rows
+
+    def _give_row(self, node: str) -> None:
+        if self._free:
+            row = self._free.pop()
+        else:
+            row, self._next = self._next, self._next + 1
+            if row == len(self._activity):
+                self._grow()
+        self._rows[node] = row
+        self._found.clear()
+
+    def _grow(self) -> None:
+        self._latest, self._ring = _doubled(self._latest, np.nan), _doubled(self._ring, np.nan)
+        self._activity, self._filled = _doubled(self._activity, 0), _doubled(self._filled, -1)
+        self._seen = _doubled(self._seen, -np.inf)
+
+    def _clear(self, row: int) -> None:
+        self._latest[:, row] = self._ring[:, :, row] = np.nan
+        self._activity[row], self._seen[row], self._filled[row] = 0, -np.inf, -1
+
+    # -- seconds ---------------------------------------------------------------------------
+
+    def _advance(self, second: int) -> None:
+        for new in range(max(self._second, second - self._seconds) + 1, second + 1):
+            self._ring[new % self._seconds] = np.nan
+        self._second = max(self._second, second)
+
+    def _fill_gaps(self, rows: Any, second: int) -> None:
+        filled = self._filled[rows]
+        is_near = filled >= second - GAP - 1
+        for missing in range(second - GAP, second):
+            late = rows[is_near & (filled < missing)]
+            if len(late):
+                self._ring[missing % self._seconds][:, late] = self._ring[(missing - 1) % self._seconds][:, late]
+
+
+def _unknown(*shape: int) -> Any:
+    return np.full(shape, np.nan, np.float32)
+
+
+def _doubled(array: Any, empty: float) -> Any:
+    """With twice as many rows, which are the last axis."""
+    return np.concatenate([array, np.full_like(array, empty)], axis=-1)
