@@ -74,6 +74,9 @@ def test_pip_install_brings_package_and_kernelspec(tmp_path: Path, flags: list[s
     assert place.is_relative_to(ROOT if flags else environment)
     assert (place.parent / "py.typed").is_file()
 
+    code = "from meshbook.widgets import assets; print(len(assets.script()) > 1000, '.meshbook-' in assets.style())"
+    assert run(python, "-c", code, cwd=tmp_path).split() == ["True", "True"]
+
     code = (
         "import meshbook.monarch as m; m.install(); import monarch.actor, monarch.config; print(monarch.actor.__file__)"
     )

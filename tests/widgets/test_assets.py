@@ -1,0 +1,73 @@
+"""The front end's modules become one: what is joined, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+from meshbook.widgets import assets
+
+
+def joined(**modules: str) -> str:
+    texts = {name.replace("__", "/") + ".js": text for name, text in modules.items()}
+    return assets.join_modules(texts.__getitem__, "entry.js")
+
+
+def said(script: str) -> str:
+    """What the default export says, in node."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed")
+    command = [
+        node,
+        "--input-type=module",
+        "--eval",
+        script.replace("export default", "globalThis.found =") + "\nconsole.log(found);",
+    ]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_modules_see_what_they_import_and_nothing_else_of_each_other() -> None:
+    script = joined(
+        entry='import { twice } from "./a.js";\nimport {three as THREE, Box} from "./deep/b.js";\n'
+        "const hidden = 1;\nexport default twice(THREE) + new Box().size + hidden;",
+        a="const hidden = 2;\nexport function twice(x) { return hidden * x; }",
+        deep__b='import {base} from "./a2.js";\nclass Box { size = base; }\nconst hidden = 3;\nexport { Box, hidden as three };',
+        deep__a2="export const base = 100;",
+    )
+    assert said(script) == "107"
+
+
+def test_a_module_of_two_is_there_once() -> None:
+    script = joined(
+        entry='import {a} from "./a.js";\nimport {b} from "./b.js";\nexport default a.x + b.x;',
+        a='import {box} from "./box.js";\nbox.x += 1;\nexport const a = box;',
+        b='import {box} from "./box.js";\nbox.x += 1;\nexport const b = box;',
+        box="export const box = {x: 0};",
+    )
+    assert said(script) == "4"
+
+
+@pytest.mark.parametrize(
+    ("modules", "words"),
+    [
+        ({"entry": 'import * as a from "./a.js";'}, "cannot be joined"),
+        ({"entry": 'import {a} from "./a.js";', "a": "export default 1;"}, "static/a.js"),
+        (
+            {"entry": 'import {a} from "./a.js";', "a": 'import {b} from "./entry.js";'},
+            "circle: entry.js -> a.js -> entry.js",
+        ),
+    ],
+)
+def test_what_cannot_be_joined_is_refused(modules: dict[str, str], words: str) -> None:
+    with pytest.raises(assets.AssetError, match=words):
+        joined(**modules)
+
+
+def test_the_front_end_is_one_module_with_one_default_export() -> None:
+    script = assets.script()
+    assert script.count("\nexport default ") == 1
+    assert "\nimport " not in script
+    assert ".meshbook-dashboard" in assets.style()

@@ -1,0 +1,49 @@
+/** Values as people read them. Pure. */
+
+const BYTES = ["B", "kB", "MB", "GB", "TB", "PB"];
+
+/** 1.2 GB of 1_234_000_000; three digits that count. */
+export function asBytes(value) {
+  const power = value < 1000 ? 0 : Math.min(BYTES.length - 1, Math.floor(Math.log10(value) / 3));
+  return `${threeDigits(value / 1000 ** power)} ${BYTES[power]}`;
+}
+
+/** 12.5 s, 320 ms, 2:05 or 1:02:05, of seconds. */
+export function asSeconds(value) {
+  if (value >= 60) return asClock(value);
+  if (value >= 1 || value === 0) return `${threeDigits(value)} s`;
+  return value >= 1e-3 ? `${threeDigits(value * 1e3)} ms` : `${threeDigits(value * 1e6)} µs`;
+}
+
+/** 0:07, 2:05 or 1:02:05, of seconds. */
+export function asClock(seconds) {
+  const whole = Math.floor(seconds);
+  const parts = [Math.floor(whole / 60) % 60, whole % 60].map((part) => String(part).padStart(2, "0"));
+  const hours = Math.floor(whole / 3600);
+  return hours ? `${hours}:${parts.join(":")}` : parts.join(":").replace(/^0/, "");
+}
+
+/** 4,096 of 4096. */
+export function asCount(value) {
+  return Math.round(value).toLocaleString("en");
+}
+
+/** A value in the unit of a channel, as in protocol.py; "–" where it is not known. */
+export function asValue(value, unit) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (!Number.isFinite(value)) return "never";
+  if (unit === "bytes") return asBytes(value);
+  if (unit === "bytes/s") return `${asBytes(value)}/s`;
+  if (unit === "seconds" || unit === "s") return value < 0 ? `−${asSeconds(-value)}` : asSeconds(value);
+  if (unit === "share" || unit === "fraction") return `${Math.round(value * 100)} %`;
+  if (unit === "cores") return `${threeDigits(value)} ${value === 1 ? "core" : "cores"}`;
+  return `${threeDigits(value)} ${unit}`.trim();
+}
+
+/** A number with three digits that count, and none for show: 12.5, 320, 0.02. */
+export function threeDigits(value) {
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size >= 100) return asCount(value);
+  return String(Number(value.toPrecision(size >= 10 ? 3 : 2)));
+}
