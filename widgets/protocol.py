@@ -58,7 +58,7 @@ Views to the kernel
                                         "end": there is more. "dropped": so many lines are kept no more. "matches":
                                         how many lines match of all that were looked at, those beyond the limit too;
                                         "partial": not all were, for want of time. "live": rows and lines without an end
-                                        as they are now, in the place of those of the reply before; only with no "before"
+                                        as they are now, in place of those of the reply before; only with no "before"
     {"kind": "timeline", "cell": null}  the last cell, or that one. Reply: {"cell": 9, "seconds": 3.2, "lanes":
                                         [{"label": "rank 0", "rank": 0, "spans": [[start, end, kind, name], ...]}]},
                                         in seconds; kind is one of `LANES`; where there is no span it is idle.

@@ -22,6 +22,7 @@ from meshbook.runtime.hosts.lifeline import ESTATE, Detach, DoorClosed, MeshSumm
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.mesh.deeds import CLIENT, Deeds, deeds_of
 from meshbook.runtime.telemetry.events import Event
+from meshbook.runtime.telemetry.logbook import LogEstate
 
 DAY = 24 * 3600.0
 
@@ -57,7 +58,7 @@ class Left:
     ended: dict[str, ExitReport]
     roster: dict[str, str]
     events: list[Event]
-    output: dict[str, str]
+    output: dict[str, LogEstate]
     deeds: Deeds
     part: bytes
 
@@ -140,7 +141,7 @@ def _gather(session: Session, part: Part) -> Left:
         ended=node.ended,
         roster=session.roster.all,
         events=list(session.events),
-        output=session.output.rings(),
+        output=session.output.estates(),
         deeds=deeds_of(node),
         part=part.data,
     )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 import logging
-import threading
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -17,12 +16,12 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.telemetry.events import Event, EventLog
+from meshbook.runtime.telemetry.logbook import Logbook, LogEstate
 
 logger = logging.getLogger(__name__)
 
 TELEMETRY = "telemetry"  # the actor that a controller hosts for this
 StreamName = Literal["stdout", "stderr"]
-RING_CHARACTERS = 1 << 20
 REMEMBERED_ENDS = 64  # processes that have ended, whose last text is still there
 
 
@@ -84,17 +83,16 @@ Sink = Callable[[Chunk], None]
 
 
 class OutputStore:
-    """Hands each chunk to the sink of its execution, and keeps the last text of every rank.
+    """Hands each chunk to the sink of its execution, and keeps the last lines of every rank (`logbook`).
 
     Sinks are called on the receiving thread: they may only note what came.
     """
 
     def __init__(self) -> None:
+        self.logbook = Logbook()
         self._sinks: dict[str, Sink] = {}
         self._default: Sink | None = None
-        self._rings: dict[str, Ring] = {}  # by process
         self._ended: collections.deque[str] = collections.deque()
-        self._lock = threading.Lock()  # guards _rings against a reader on another thread
 
     def open(self, origin: str, sink: Sink) -> None:
         """From now on the output of this execution goes to `sink`."""
@@ -103,6 +101,7 @@ class OutputStore:
     def close(self, origin: str) -> None:
         """The execution is over; what comes late goes to the default sink."""
         self._sinks.pop(origin, None)
+        self.logbook.end_execution(origin)
 
     def set_default(self, sink: Sink | None) -> None:
         """Where output without an open execution goes."""
@@ -110,8 +109,7 @@ class OutputStore:
 
     def add(self, chunk: Chunk) -> None:
         if isinstance(chunk, OutputChunk):
-            with self._lock:
-                self._rings.setdefault(f"{chunk.mesh}.{chunk.rank}", Ring()).take(chunk)
+            self.logbook.take(f"{chunk.mesh}.{chunk.rank}", chunk.origin, chunk.stream, chunk.text, chunk.live)
         sink = self._sinks.get(chunk.origin) or self._default
         if sink is None:
             return
@@ -123,20 +121,15 @@ class OutputStore:
 
     def recent(self, mesh: str, rank: int) -> str:
         """The last output of a rank, both streams, up to a mebi-character."""
-        with self._lock:
-            ring = self._rings.get(f"{mesh}.{rank}")
-            return ring.text() if ring else ""
+        return self.logbook.text(f"{mesh}.{rank}")
 
-    def rings(self) -> dict[str, str]:
+    def estates(self) -> dict[str, LogEstate]:
         """The last output of every rank, by process."""
-        with self._lock:
-            return {node: ring.text() for node, ring in self._rings.items()}
+        return self.logbook.estates()
 
-    def restore(self, rings: dict[str, str]) -> None:
+    def restore(self, estates: dict[str, LogEstate]) -> None:
         """Begin with what ranks have written before."""
-        with self._lock:
-            for node, text in rings.items():
-                self._rings.setdefault(node, Ring()).add(text)
+        self.logbook.restore(estates)
 
     def replay(self, chunk: Chunk) -> None:
         """Take in what was written while nobody looked: only a sink of its own execution shows it."""
@@ -148,45 +141,14 @@ class OutputStore:
 
     def forget(self, mesh: str) -> None:
         """Drop what was kept of a mesh."""
-        with self._lock:
-            for node in [node for node in self._rings if node.rpartition(".")[0] == mesh]:
-                del self._rings[node]
+        self.logbook.forget(node for node in self.logbook.nodes if node.rpartition(".")[0] == mesh)
 
     def ended(self, report: ExitReport) -> None:
         """A process has ended. Its text is kept for a while: people look for it, and some may come only now."""
-        with self._lock:
-            self._ended.append(report.node)
-            while len(self._ended) > REMEMBERED_ENDS:
-                self._rings.pop(self._ended.popleft(), None)
-
-
-class Ring:
-    """The last `limit` characters of a stream of text, dropped by whole chunks."""
-
-    def __init__(self, limit: int = RING_CHARACTERS) -> None:
-        self._limit = limit
-        self._size = 0
-        self._chunks: collections.deque[str] = collections.deque()
-        self._live: dict[tuple[str, StreamName], str] = {}
-
-    def take(self, chunk: OutputChunk) -> None:
-        """Add what a rank wrote, with the rows that may still change."""
-        if chunk.text:
-            self.add(chunk.text)
-        if chunk.live:
-            self._live[chunk.origin, chunk.stream] = chunk.live
-        elif chunk.live is not None:
-            self._live.pop((chunk.origin, chunk.stream), None)
-
-    def add(self, text: str) -> None:
-        text = text[-self._limit :]
-        self._chunks.append(text)
-        self._size += len(text)
-        while self._size > self._limit and len(self._chunks) > 1:
-            self._size -= len(self._chunks.popleft())
-
-    def text(self) -> str:
-        return "".join([*self._chunks, *self._live.values()])
+        self.logbook.end_process(report.node)
+        self._ended.append(report.node)
+        while len(self._ended) > REMEMBERED_ENDS:
+            self.logbook.forget([self._ended.popleft()])
 
 
 class TelemetryActor(Actor):

@@ -23,7 +23,7 @@ from meshbook.runtime.telemetry.last_words import (
     last_words,
     remove_files,
 )
-from meshbook.runtime.telemetry.output import REMEMBERED_ENDS, Chunk, DisplayChunk, OutputChunk, OutputStore, Ring
+from meshbook.runtime.telemetry.output import REMEMBERED_ENDS, Chunk, DisplayChunk, OutputChunk, OutputStore
 from meshbook.runtime.telemetry.spool import Spool
 
 PATIENCE = 10.0
@@ -98,25 +98,6 @@ def test_the_text_of_processes_that_ended_is_kept_while_they_are_the_last() -> N
     store.ended(ExitReport("agent", 4711, 0))
     kept = [rank for rank in range(REMEMBERED_ENDS + 2) if store.recent("mesh", rank) == f"of {rank}, late"]
     assert kept == list(range(3, REMEMBERED_ENDS + 2))
-
-
-@pytest.mark.parametrize(
-    ("chunks", "kept"),
-    [
-        ([], ""),
-        (["abc", "de"], "abcde"),
-        (["abc", "def"], "def"),  # by whole chunks
-        (["abcdefgh"], "defgh"),
-        (["ab", "abcdefgh"], "defgh"),
-        (["a"] * 100, "aaaaa"),
-        (["abcde", ""], "abcde"),
-    ],
-)
-def test_a_ring_keeps_the_end(chunks: list[str], kept: str) -> None:
-    ring = Ring(5)
-    for chunk in chunks:
-        ring.add(chunk)
-    assert ring.text() == kept
 
 
 # -- the spool -------------------------------------------------------------------------

@@ -1,0 +1,179 @@
+"""The logs of all processes of a run, each line with a number in the order in which they arrived.
+
+    receiving thread -> `take` -> a RankLog for each process
+    any other thread -> `extract` -> what somebody searches (`logsearch`)
+
+Bounded for each process, and in all: where that is too much, the longest logs give first.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from meshbook.runtime.telemetry.ranklog import LOG_CHARACTERS, Piece, RankLog, Row, Writer
+
+BOOK_CHARACTERS = 256 << 20  # that are kept of all processes
+DROPPED_AT_ONCE = 8  # one part in so many: to find the longest looks at all
+MOST_UNSETTLED = 1024  # executions; those of ordinary cells have no end
+
+
+@dataclass(frozen=True)
+class LogEstate:
+    """What one controller leaves to the next of a process's log."""
+
+    pieces: list[Piece]
+    open_lines: dict[Writer, str]
+
+
+@dataclass(frozen=True)
+class Extract:
+    """What some processes wrote, as it was at one moment.
+
+    `pieces` and `rows` are by process. `first`: the serial number of the oldest line that is kept; `end`: one past the
+    newest of all. `dropped`: how many lines of these processes are kept no more.
+    """
+
+    end: int
+    first: int
+    dropped: int
+    pieces: dict[str, list[Piece]] = field(default_factory=dict)
+    rows: dict[str, list[Row]] = field(default_factory=dict)
+
+
+class Logbook:
+    """Keeps what processes write, by the name of the node. Any thread may ask.
+
+    `limit`: characters for each process; `limit_in_all`: for all of them. `clock` is in seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        limit: int = LOG_CHARACTERS,
+        limit_in_all: int = BOOK_CHARACTERS,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._limit = limit
+        self._limit_in_all = limit_in_all
+        self._clock = clock
+        self._lock = threading.Lock()  # guards what follows against readers on other threads
+        self._logs: dict[str, RankLog] = {}
+        self._next = 1  # serial number
+        self._size = 0
+        self._unsettled: dict[str, set[str]] = collections.defaultdict(
+            set
+        )  # by execution: who has lines without an end
+
+    def take(self, node: str, origin: str, stream: str, text: str, live: str | None = None) -> None:
+        """A process wrote this on behalf of an execution; `live` are rows after it that may still change."""
+        with self._lock:
+            log = self._logs.get(node)
+            if log is None:
+                log = self._logs[node] = RankLog(self._limit)
+            before = log.size
+            self._next += log.take(origin, stream, text, live, self._next, self._clock())
+            self._size += log.size - before
+            if origin and (live or (text and text[-1] != "\n")):
+                self._note_unsettled(origin, node)
+            if self._size > self._limit_in_all:
+                self._shrink()
+
+    def end_execution(self, origin: str) -> None:
+        """An execution is over: what it wrote without an end is a line."""
+        with self._lock:
+            for node in self._unsettled.pop(origin, ()):
+                self._settle(node, {(origin, "stdout"), (origin, "stderr")})
+
+    def end_process(self, node: str) -> None:
+        """A process has ended: what it wrote without an end is a line."""
+        with self._lock:
+            self._settle(node)
+
+    def forget(self, nodes: Iterable[str]) -> None:
+        """Drop what these processes wrote."""
+        with self._lock:
+            for node in nodes:
+                if (log := self._logs.pop(node, None)) is not None:
+                    self._size -= log.size
+
+    # -- reading -------------------------------------------------------------------
+
+    @property
+    def nodes(self) -> list[str]:
+        """The processes of which something is kept."""
+        with self._lock:
+            return list(self._logs)
+
+    def text(self, node: str) -> str:
+        """All that is kept of a process, both streams."""
+        with self._lock:
+            return self._logs[node].text() if node in self._logs else ""
+
+    def extract(self, nodes: Iterable[str], since: int = 0) -> Extract:
+        """What these processes wrote, from the line with this serial number on; cheap where that is little."""
+        with self._lock:
+            logs = {node: self._logs[node] for node in nodes if node in self._logs}
+            return Extract(
+                end=self._next,
+                first=min((log.first for log in logs.values() if log.first is not None), default=self._next),
+                dropped=sum(log.dropped for log in logs.values()),
+                pieces={node: log.pieces_since(since) if since else log.pieces() for node, log in logs.items()},
+                rows={node: list(log.rows()) for node, log in logs.items()},
+            )
+
+    # -- handing over --------------------------------------------------------------
+
+    def estates(self) -> dict[str, LogEstate]:
+        """What the next controller begins with, by process."""
+        with self._lock:
+            return {node: LogEstate(*log.estate()) for node, log in self._logs.items()}
+
+    def restore(self, estates: dict[str, LogEstate]) -> None:
+        """Begin with what processes have written before."""
+        with self._lock:
+            for node, estate in estates.items():
+                log = self._logs.setdefault(node, RankLog(self._limit))
+                before = log.size
+                log.restore(estate.pieces, estate.open_lines)
+                self._size += log.size - before
+                self._next = max([self._next, *(piece.end for piece in estate.pieces)])
+                for (origin, _), text in estate.open_lines.items():
+                    if origin and text:
+                        self._note_unsettled(origin, node)
+
+    # -- the inside ----------------------------------------------------------------
+
+    def _note_unsettled(self, origin: str, node: str) -> None:
+        self._unsettled[origin].add(node)
+        if len(self._unsettled) > MOST_UNSETTLED:
+            del self._unsettled[next(iter(self._unsettled))]
+
+    def _settle(self, node: str, only: set[Writer] | None = None) -> None:
+        log = self._logs.get(node)
+        if log is None:
+            return
+        before = log.size
+        for writer in log.writers():
+            if only is None or writer in only:
+                self._next += log.settle(writer, self._next, self._clock())
+        self._size += log.size - before
+
+    def _shrink(self) -> None:
+        room = self._limit_in_all - self._limit_in_all // DROPPED_AT_ONCE
+        level = level_of([log.size for log in self._logs.values()], room)
+        for log in self._logs.values():
+            log.shrink(level)
+        self._size = sum(log.size for log in self._logs.values())
+
+
+def level_of(sizes: Iterable[int], room: int) -> int:
+    """To which size all are to be cut so that together they have room: the longest give first."""
+    ordered = sorted(sizes)
+    for at, size in enumerate(ordered):
+        if size * (len(ordered) - at) > room:
+            return room // (len(ordered) - at)
+        room -= size
+    return ordered[-1] if ordered else 0

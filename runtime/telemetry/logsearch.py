@@ -1,0 +1,296 @@
+"""Finding lines in logs: by words or a pattern, by stream, by cell; page by page. Pure: a clock is passed in.
+
+Nothing here waits for a pattern that would take for ever: a search has a limit of time, after which it says how far it
+has come.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from meshbook.runtime.telemetry.logbook import Extract
+from meshbook.runtime.telemetry.ranklog import Piece, Row
+
+SECONDS = 0.5  # that a search takes at most
+MOST_LINES = 5000  # of a page
+PAGE_CHARACTERS = 256 << 10  # after which a page ends
+SHOWN_CHARACTERS = 16 << 10  # of one line
+MOST_ROWS = 200
+CLOCK_EVERY = 64  # lines between two looks at the clock
+
+_ESCAPE = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+
+Holds = Callable[[str], bool]
+
+
+class QueryError(ValueError):
+    """A query that cannot be read; the message says what is wrong with it."""
+
+
+class Line(NamedTuple):
+    """A line as it is shown. `at`: seconds since 1970; `cell`: the number of the cell that caused it, or None."""
+
+    serial: int
+    at: float
+    rank: int
+    stream: str
+    cell: int | None
+    text: str
+
+
+class LiveLine(NamedTuple):
+    """A line that may still change."""
+
+    rank: int
+    stream: str
+    cell: int | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which lines are wanted. Of `text` empty: all; `stream` empty: both; `cell` None: of all cells and of none.
+
+    `regex`: the text is a regular expression, as Python's `regex` reads it. `case`: capital letters differ from
+    small ones. Colours are no part of what is compared.
+    """
+
+    text: str = ""
+    regex: bool = False
+    case: bool = False
+    stream: str = ""
+    cell: int | None = None
+
+    def takes(self, origin: str, stream: str) -> bool:
+        """Whether lines of this execution and stream are meant at all."""
+        return (not self.stream or stream == self.stream) and (self.cell is None or cell_of(origin) == self.cell)
+
+
+@dataclass(frozen=True)
+class Page:
+    """Lines in order of arrival, and where they stand: see "logs" in `meshbook.widgets.protocol`."""
+
+    lines: list[Line]
+    first: int
+    next: int
+    end: int
+    dropped: int
+    matches: int
+    partial: bool = False
+    live: list[LiveLine] = field(default_factory=list)
+
+
+def cell_of(origin: str) -> int | None:
+    """The number of the cell that an execution is of: `9.0.3` on ranks, `local 9` of the notebook's own code."""
+    number = origin.removeprefix("local ").partition(".")[0]
+    return int(number) if number.isdecimal() else None
+
+
+def find_lines(
+    extract: Extract,
+    ranks: Mapping[str, int],
+    query: Query,
+    *,
+    after: int = 0,
+    before: int | None = None,
+    limit: int = 500,
+    seconds: float = SECONDS,
+    clock: Callable[[], float] = time.monotonic,
+) -> Page:
+    """The lines from the serial number `after` on, or the last ones before `before`, or (without any) the newest.
+
+    `ranks` says which process is which rank. QueryError where the query cannot be read.
+    """
+    if not 1 <= limit <= MOST_LINES:
+        raise QueryError(f"a page has 1 to {MOST_LINES} lines, not {limit}")
+    search = _Search(query, clock() + seconds, clock)
+    pieces = _pieces_of(extract, ranks, query, newest_first=not after)
+    if after:
+        return _read_on(search, extract, pieces, after, limit, _live_of(search, extract, ranks))
+    live = _live_of(search, extract, ranks) if before is None else []
+    return _read_back(search, extract, pieces, before, limit, live)
+
+
+_Found = tuple[int, Piece]  # of which rank
+
+
+def _pieces_of(extract: Extract, ranks: Mapping[str, int], query: Query, *, newest_first: bool) -> Iterator[_Found]:
+    """Those that the query means, in order of arrival or against it."""
+    of_ranks = [
+        [(ranks[node], piece) for piece in (pieces[::-1] if newest_first else pieces) if query.takes(*piece[3:5])]
+        for node, pieces in extract.pieces.items()
+        if pieces
+    ]
+    return heapq.merge(*of_ranks, key=lambda found: found[1].serial, reverse=newest_first)
+
+
+def _read_on(
+    search: _Search, extract: Extract, pieces: Iterable[_Found], after: int, limit: int, live: list[LiveLine]
+) -> Page:
+    page = _Lines(limit)
+    stopped = extract.end
+    for rank, piece in pieces:
+        for line in search.lines_of(rank, piece, range(after, extract.end)):
+            if not page.add(line):
+                stopped = line.serial
+                break
+        if search.is_over:
+            stopped = min(stopped, max(after, piece.serial, search.reached))
+        if stopped < extract.end:
+            break
+    lines, partial = page.lines, search.is_over
+    return Page(lines, extract.first, stopped, extract.end, extract.dropped, len(lines), partial, live)
+
+
+def _read_back(
+    search: _Search, extract: Extract, pieces: Iterable[_Found], before: int | None, limit: int, live: list[LiveLine]
+) -> Page:
+    page, matches = _Lines(limit), 0
+    wanted = range(extract.end if before is None else before)
+    for rank, piece in pieces:
+        if page.is_full and before is not None:
+            break
+        if page.is_full and search.takes_all:
+            matches += piece.end - piece.serial
+            continue
+        for line in search.lines_of(rank, piece, wanted, newest_first=True):
+            matches += page.add(line) or before is None
+        if search.is_over:
+            break
+    lines, partial = page.lines[::-1], search.is_over
+    return Page(lines, extract.first, extract.end, extract.end, extract.dropped, matches, partial, live)
+
+
+def _live_of(search: _Search, extract: Extract, ranks: Mapping[str, int]) -> list[LiveLine]:
+    rows = ((ranks[node], row) for node, own in extract.rows.items() for row in own)
+    wanted = (found for found in rows if search.takes_row(found[1]))
+    return [
+        LiveLine(rank, row.stream, cell_of(row.origin), _shown(row.text))
+        for (rank, row), _ in zip(sorted(wanted, key=lambda found: found[0]), range(MOST_ROWS), strict=False)
+    ]
+
+
+class _Lines:
+    """The lines of a page, which ends after so many lines or characters."""
+
+    def __init__(self, limit: int) -> None:
+        self.lines: list[Line] = []
+        self._limit = limit
+        self._characters = 0
+        self.is_full = False
+
+    def add(self, line: Line) -> bool:
+        """Whether there was room for it."""
+        if self.is_full:
+            return False
+        self.lines.append(line)
+        self._characters += len(line.text)
+        self.is_full = len(self.lines) >= self._limit or self._characters >= PAGE_CHARACTERS
+        return True
+
+
+class _Search:
+    """Compares lines with a query until its time is over."""
+
+    def __init__(self, query: Query, until: float, clock: Callable[[], float]) -> None:
+        self.is_over = False
+        self._query = query
+        self._clock = clock
+        self._until = until
+        self._compared = 0
+        self._reached = 0  # the line that comes next
+        self._holds = _comparison(query, lambda: self._until - self._clock())
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether lines need not be compared."""
+        return self._holds is None
+
+    def takes_row(self, row: Row) -> bool:
+        return self._query.takes(row.origin, row.stream) and bool(row.text) and self._takes(row.text)
+
+    @property
+    def reached(self) -> int:
+        """The line that comes next: one that took too long is passed over, or nobody would ever come past it."""
+        return self._reached
+
+    def lines_of(self, rank: int, piece: Piece, wanted: range, *, newest_first: bool = False) -> Iterator[Line]:
+        """The lines that match of those with these serial numbers, until the time is over."""
+        first, end = max(piece.serial, wanted.start), min(piece.end, wanted.stop)
+        if first >= end or not self._may_hold(piece):
+            return
+        cell = cell_of(piece.origin)
+        lines = list(enumerate(piece.lines()[first - piece.serial : end - piece.serial], first))
+        for serial, text in reversed(lines) if newest_first else lines:
+            if self.is_over:
+                return
+            matches = self._takes(text)
+            self._reached = serial + 1
+            if matches:
+                yield Line(serial, piece.at, rank, piece.stream, cell, _shown(text))
+
+    def _may_hold(self, piece: Piece) -> bool:
+        self._look_at_clock()
+        # One look at all of it, in C: most pieces are passed over so. Colours may be in the middle of a word.
+        if self._query.regex or self.takes_all or "\x1b" in piece.text or "\r" in piece.text:
+            return True
+        assert self._holds is not None
+        return self._holds(piece.text)
+
+    def _takes(self, text: str) -> bool:
+        if self._holds is None:
+            return True
+        self._compared += 1
+        if not self._compared % CLOCK_EVERY:
+            self._look_at_clock()
+        try:
+            return not self.is_over and self._holds(without_colours(text))
+        except TimeoutError:
+            self.is_over = True
+            return False
+
+    def _look_at_clock(self) -> None:
+        self.is_over = self.is_over or self._clock() >= self._until
+
+
+def without_colours(text: str) -> str:
+    """The text alone, without escape sequences."""
+    return _ESCAPE.sub("", text) if "\x1b" in text else text
+
+
+def _shown(text: str) -> str:
+    if len(text) <= SHOWN_CHARACTERS:
+        return text
+    return f"{text[:SHOWN_CHARACTERS]} [meshbook: {len(text) - SHOWN_CHARACTERS} more characters]"
+
+
+def _comparison(query: Query, seconds_left: Callable[[], float]) -> Holds | None:
+    """What says whether a line has the text; None where there is none to be had."""
+    if not query.text:
+        return None
+    if query.regex:
+        return _pattern(query, seconds_left)
+    if query.case:
+        return lambda text: query.text in text
+    wanted = query.text.casefold()
+    return lambda text: wanted in text.casefold()
+
+
+def _pattern(query: Query, seconds_left: Callable[[], float]) -> Holds:
+    # Not `re`: that holds the interpreter for as long as a pattern takes, which may be for ever. Here for its weight.
+    import regex
+
+    try:
+        pattern: Any = regex.compile(query.text, 0 if query.case else regex.IGNORECASE)
+    except regex.error as error:
+        raise QueryError(f"the regular expression cannot be read: {error}") from error
+
+    def holds(text: str) -> bool:
+        return pattern.search(text, timeout=max(1e-3, seconds_left()), concurrent=True) is not None
+
+    return holds

@@ -1,0 +1,187 @@
+"""What one process wrote last, by lines, within a limit. Pure: serial numbers and times are passed in.
+
+Text is kept in the pieces in which it came, each of whole lines, and is split when somebody reads: whoever receives it
+has only to count its lines. Not for searching (`logsearch`), nor for many processes (`logbook`).
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator
+from typing import NamedTuple
+
+LOG_CHARACTERS = 1 << 20  # that are kept of a process
+LINE_CHARACTERS = 1 << 16  # a line without an end that has grown to this is kept as it is
+MOST_OPEN = 16  # lines without an end; of more the oldest is taken for whole
+PIECE_CHARACTERS = 100  # what a piece takes in memory besides its text
+DROPPED_AT_ONCE = 8  # one part in so many: to cut the oldest piece copies it
+
+Writer = tuple[str, str]  # an execution, and its stream
+
+
+class Piece(NamedTuple):
+    """Lines that came in one go: `serial` is that of the first, and `end` one past that of the last.
+
+    `at`: when, in seconds since 1970. Only the last line may be without an end.
+    """
+
+    serial: int
+    end: int
+    at: float
+    origin: str
+    stream: str
+    text: str
+
+    def lines(self) -> list[str]:
+        """Its lines as a terminal shows them. Only a newline ends one: U+2028 and form feed are content."""
+        lines = self.text.split("\n")
+        if not lines[-1]:
+            lines.pop()
+        return [_overwritten(line) for line in lines] if "\r" in self.text else lines
+
+
+class Row(NamedTuple):
+    """A line that may still change: one without an end, or a progress bar."""
+
+    origin: str
+    stream: str
+    text: str
+
+
+class RankLog:
+    """The last `limit` characters that a process wrote. Not thread-safe."""
+
+    def __init__(self, limit: int = LOG_CHARACTERS) -> None:
+        self.size = 0  # characters, and what it takes to keep them
+        self.dropped = 0  # lines
+        self._limit = limit
+        self._pieces: collections.deque[Piece] = collections.deque()
+        self._open: dict[Writer, str] = {}  # lines without an end
+        self._live: dict[Writer, str] = {}  # rows that may still change
+
+    def take(self, origin: str, stream: str, text: str, live: str | None, serial: int, at: float) -> int:
+        """Add what was written, and return how many lines ended in it; `live` are the rows after it, None: as before.
+
+        `serial` is the number of the first of these lines, `at` the time in seconds since 1970.
+        """
+        writer = origin, stream
+        if live is not None:
+            self._set_live(writer, live)
+        if not text:
+            return 0
+        if self._open and writer in self._open:
+            text = self._close(writer) + text
+        if text[-1] != "\n":
+            lines, end, rest = text.rpartition("\n")
+            if len(rest) < LINE_CHARACTERS:
+                self._open[writer] = rest
+                self.size += len(rest)
+                text = lines + end
+        count = self._add(writer, text, serial, at) if text else 0
+        if len(self._open) > MOST_OPEN:
+            count += self.settle(next(iter(self._open)), serial + count, at)
+        return count
+
+    def settle(self, writer: Writer, serial: int, at: float) -> int:
+        """Nothing more comes from this writer: its line is one although it has no end. How many lines that makes."""
+        text = self._close(writer) + self._live.pop(writer, "")
+        return self._add(writer, text, serial, at) if text else 0
+
+    def writers(self) -> list[Writer]:
+        """Those with lines that may still change."""
+        return list({**self._open, **self._live})
+
+    def shrink(self, size: int) -> None:
+        """Drop the oldest lines until it takes no more than this."""
+        while self.size > size and self._pieces:
+            excess = self.size - size
+            piece = self._pieces.popleft()
+            self.size -= len(piece.text) + PIECE_CHARACTERS
+            rest = _cut(piece, excess)
+            self.dropped += (rest.serial if rest else piece.end) - piece.serial
+            if rest is not None:
+                self._pieces.appendleft(rest)
+                self.size += len(rest.text) + PIECE_CHARACTERS
+
+    # -- reading -------------------------------------------------------------------
+
+    @property
+    def first(self) -> int | None:
+        """The serial number of the oldest line."""
+        return self._pieces[0].serial if self._pieces else None
+
+    def pieces(self) -> list[Piece]:
+        """All that is kept, the oldest first."""
+        return list(self._pieces)
+
+    def pieces_since(self, serial: int) -> list[Piece]:
+        """Those with lines of this serial number or later, the oldest first; cheap where these are few."""
+        found: list[Piece] = []
+        for piece in reversed(self._pieces):
+            if piece.end <= serial:
+                break
+            found.append(piece)
+        return found[::-1]
+
+    def rows(self) -> Iterator[Row]:
+        """The lines that may still change, as they are now."""
+        for writer in self.writers():
+            text = self._open.get(writer, "") + self._live.get(writer, "")
+            for line in text.split("\n"):
+                yield Row(*writer, _overwritten(line))
+
+    def text(self) -> str:
+        """All of it."""
+        rows = (self._open.get(writer, "") + self._live.get(writer, "") for writer in self.writers())
+        return "".join([*(piece.text for piece in self._pieces), *rows])
+
+    # -- handing over --------------------------------------------------------------
+
+    def estate(self) -> tuple[list[Piece], dict[Writer, str]]:
+        """What another controller begins with: the pieces, and lines without an end."""
+        return self.pieces(), {writer: self._open.get(writer, "") for writer in self.writers()}
+
+    def restore(self, pieces: list[Piece], open_lines: dict[Writer, str]) -> None:
+        """Begin with what another one had; rows are sent again by those who draw them."""
+        self._pieces.extend(pieces)
+        self._open.update({writer: text for writer, text in open_lines.items() if text})
+        self.size += sum(len(piece.text) + PIECE_CHARACTERS for piece in pieces) + sum(map(len, open_lines.values()))
+
+    # -- the inside ----------------------------------------------------------------
+
+    def _set_live(self, writer: Writer, live: str) -> None:
+        if live:
+            self._live[writer] = live
+        else:
+            self._live.pop(writer, None)
+
+    def _close(self, writer: Writer) -> str:
+        text = self._open.pop(writer, "")
+        self.size -= len(text)
+        return text
+
+    def _add(self, writer: Writer, text: str, serial: int, at: float) -> int:
+        count = text.count("\n") + (text[-1] != "\n")
+        self._pieces.append(Piece(serial, serial + count, at, *writer, text))
+        self.size += len(text) + PIECE_CHARACTERS
+        if self.size > self._limit:
+            self.shrink(self._limit - self._limit // DROPPED_AT_ONCE)
+        return count
+
+
+def _cut(piece: Piece, excess: int) -> Piece | None:
+    """What is left of it without so many characters at its begin, and without the rest of the line that is cut."""
+    if excess >= len(piece.text):
+        return None
+    cut = piece.text.find("\n", excess - 1) + 1
+    if cut in (0, len(piece.text)):  # within its last line, of which the end is left
+        cut = excess
+    gone = piece.text.count("\n", 0, cut)
+    text = piece.text[cut:]
+    return piece._replace(serial=piece.serial + gone, text=text) if text else None
+
+
+def _overwritten(line: str) -> str:
+    """What a line shows that was written over and over."""
+    shown = line.rstrip("\r")
+    return shown.rpartition("\r")[2] if "\r" in shown else shown

@@ -1,0 +1,44 @@
+"""Answers a view's question for the logs: what is asked may be anything, what is answered is plain JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+from meshbook.runtime.telemetry.logbook import Logbook
+from meshbook.runtime.telemetry.logsearch import Page, Query, QueryError, find_lines
+
+
+class LogsRequest(msgspec.Struct, frozen=True):
+    """The part of a "logs" message that says which lines are wanted."""
+
+    query: Query = Query()
+    after: Annotated[int, msgspec.Meta(ge=0)] = 0
+    before: int | None = None
+    limit: int = 500
+
+
+def answer_logs(logbook: Logbook, ranks: Mapping[str, int], content: Mapping[str, Any]) -> dict[str, Any]:
+    """The reply to a "logs" message, but for its id. `ranks`: the processes that are meant, and their numbers.
+
+    Takes half a second at most, from any thread. QueryError where the message cannot be read.
+    """
+    try:
+        request = msgspec.convert(content, LogsRequest)
+    except msgspec.ValidationError as error:
+        raise QueryError(f"the logs cannot be searched for that: {error}") from error
+    extract = logbook.extract(ranks, request.after)
+    return reply_of(
+        find_lines(extract, ranks, request.query, after=request.after, before=request.before, limit=request.limit)
+    )
+
+
+def reply_of(page: Page) -> dict[str, Any]:
+    """A page as the view reads it."""
+    return {
+        "lines": [list(line) for line in page.lines],
+        "live": [list(line) for line in page.live],
+        **{name: getattr(page, name) for name in ("first", "next", "end", "dropped", "matches", "partial")},
+    }
