@@ -1,18 +1,19 @@
 """One Chromium for all browser tests; they skip, with the reason, where it or Playwright is missing.
 
-A test fails if anything was thrown or logged as an error on a page of its own (`open_page`).
+A test fails if anything is thrown or logged as an error on a page meanwhile.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.browser.harness import BarePage
+from tests.browser.jupyter import FrontEnd, NotebookPage, Server
 
 if TYPE_CHECKING:  # it may be missing
     from playwright.sync_api import Browser, ConsoleMessage, Page
@@ -24,6 +25,8 @@ ARGUMENTS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
 )
+# Notebook 7 says these at each start.
+NOISE = ("Cannot read properties of undefined (reading 'schema')", "Command 'filebrowser:open-path' not registered.")
 SIZE = {"width": 1280, "height": 800}
 
 
@@ -43,16 +46,29 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
+@pytest.fixture(scope="package")
+def errors() -> list[str]:
+    """What has gone wrong on the pages."""
+    return []
+
+
+@pytest.fixture(autouse=True)
+def _no_error_comes_up(errors: list[str]) -> Iterator[None]:
+    errors.clear()
+    yield
+    assert not errors, "errors on the page:\n" + "\n".join(errors)
+
+
 @pytest.fixture(scope="module")
-def make_page(browser: Browser) -> Iterator[Callable[..., Page]]:
-    """Opens empty pages for fixtures that live as long as a module; the errors of each are in `page.errors`."""
+def make_page(browser: Browser, errors: list[str]) -> Iterator[Callable[..., Page]]:
+    """Opens empty pages, with options of Playwright's `new_context`, that stay for the tests of a module."""
     contexts = []
 
     def make(**options: Any) -> Page:
         contexts.append(browser.new_context(**{"viewport": SIZE} | options))
         page = contexts[-1].new_page()
         page.set_default_timeout(PATIENCE * 1000)
-        watch(page)
+        watch(page, errors)
         return page
 
     yield make
@@ -60,21 +76,9 @@ def make_page(browser: Browser) -> Iterator[Callable[..., Page]]:
         context.close()
 
 
-def watch(page: Page) -> None:
-    """Gather what goes wrong on the page, in `page.errors`."""
-    errors: list[str] = []
-    page.errors = errors  # type: ignore[attr-defined]
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda message: errors.append(_told(message)) if message.type == "error" else None)
-
-
-def _told(message: ConsoleMessage) -> str:
-    return f"{message.text} ({message.location.get('url', '')})"
-
-
 @pytest.fixture
 def open_page(make_page: Callable[..., Page]) -> Iterator[Callable[..., Page]]:
-    """Opens empty pages for one test, with options of Playwright's `new_context`; no error may come up on one."""
+    """Opens empty pages for one test."""
     pages: list[Page] = []
 
     def open_one(**options: Any) -> Page:
@@ -82,10 +86,45 @@ def open_page(make_page: Callable[..., Page]) -> Iterator[Callable[..., Page]]:
         return pages[-1]
 
     yield open_one
-    found = [error for page in pages for error in page.errors]  # type: ignore[attr-defined]
     for page in pages:
         page.context.close()
-    assert not found, "errors on the page:\n" + "\n".join(found)
+
+
+def watch(page: Page, errors: list[str]) -> None:
+    """Gather what goes wrong on a page."""
+
+    def note(error: str) -> None:
+        if not error.startswith(NOISE):
+            errors.append(error)
+
+    page.on("pageerror", lambda error: note(str(error)))
+    page.on("console", lambda message: note(_told(message)) if message.type == "error" else None)
+
+
+def _told(message: ConsoleMessage) -> str:
+    return f"{message.text} ({message.location.get('url', '')})"
+
+
+@pytest.fixture(scope="package")
+def server(browser: Browser) -> Iterator[Server]:
+    """A Jupyter server with JupyterLab and Notebook 7."""
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def make_notebook(server: Server, make_page: Callable[..., Page]) -> Iterator[Callable[..., NotebookPage]]:
+    """Opens new notebooks for the tests of a module: `make_notebook("lab", "name", [cell, ...])`."""
+    opened: list[NotebookPage] = []
+
+    def make(front_end: FrontEnd, name: str, cells: Sequence[str], **options: Any) -> NotebookPage:
+        opened.append(NotebookPage(make_page(**options), server, front_end, server.write(name, cells)))
+        return opened[-1]
+
+    yield make
+    for notebook in opened:
+        notebook.close()
 
 
 @pytest.fixture

@@ -121,7 +121,7 @@ class Notebook:
         environment = {
             "MESHBOOK_RUNTIME_DIR": str(self.folder),
             "MESHBOOK_NOTEBOOK": self.mark,
-            **({} if torch else _without_torch()),
+            **({} if torch else without_torch()),
             **environment,
         }
         self.manager, self.client = start_new_kernel(
@@ -311,7 +311,8 @@ def processes_with(mark: str) -> set[psutil.Process]:
     return found
 
 
-def _without_torch() -> dict[str, str]:
+def without_torch() -> dict[str, str]:
+    """The environment of a kernel that starts, with its ranks, as where torch is not installed."""
     path = [str(WITHOUT_TORCH), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"PYTHONPATH": os.pathsep.join(path), "MESHBOOK_PRELOAD": "numpy,meshbook.runtime.cells.preload"}
 
