@@ -28,7 +28,7 @@ class MeshFacts:
     name: str
     dims: tuple[tuple[str, int], ...]
     hosts: tuple[str, ...]
-    host_of: Sequence[int]
+    host_of: tuple[int, ...]
     alive: bool = True
 
     def __post_init__(self) -> None:

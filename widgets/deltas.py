@@ -1,0 +1,52 @@
+"""Arrays on their way to the views: whole, or only what has changed, whichever is shorter. Pure.
+
+A value that has changed by less than can be seen stays what it was for the views; what they have is remembered, so such
+changes never add up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[np.generic]
+_RANK_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Buffers by their names, in this order; none where nothing has changed."""
+
+    names: tuple[str, ...] = ()
+    buffers: tuple[bytes, ...] = ()
+
+
+def pack_whole(name: str, array: Array) -> Packed:
+    """All of an array, under the plural of its name."""
+    return Packed((f"{name}s",), (_bytes_of(array),))
+
+
+def pack_changes(name: str, array: Array, changed: npt.NDArray[np.bool_]) -> Packed:
+    """What has changed, as ranks and their values; the whole array where that is shorter."""
+    ranks = np.flatnonzero(changed)
+    if not len(ranks):
+        return Packed()
+    if len(ranks) * (_RANK_BYTES + array.itemsize) >= array.nbytes:
+        return pack_whole(name, array)
+    return Packed((f"{name}_ranks", f"{name}_values"), (_bytes_of(ranks.astype(np.uint32)), _bytes_of(array[ranks])))
+
+
+def _bytes_of(array: Array) -> bytes:
+    little: Array = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return bytes(little.tobytes())
+
+
+def differ(before: Array, after: Array, tolerance: float = 0.0) -> npt.NDArray[np.bool_]:
+    """Where two arrays differ by more than this; NaN is the same as NaN."""
+    with np.errstate(invalid="ignore"):  # infinite values have no difference
+        near = (np.abs(after - before) <= tolerance) | (after == before)
+    different: npt.NDArray[np.bool_] = ~(near | (np.isnan(before) & np.isnan(after)))
+    return different

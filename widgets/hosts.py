@@ -1,0 +1,57 @@
+"""What the ranks of each host amount to: how many are how, and what they use together. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from meshbook.runtime.telemetry.vitals import Metric, Vitals
+from meshbook.widgets.protocol import State
+from meshbook.widgets.source import MeshFacts
+from meshbook.widgets.states import States
+
+_DIGITS = 3  # that are told: a sum that changes in the fourth one is no news
+_DECIMALS = 2  # the rest is what an idle process uses
+_NAMES = [state.name.lower() for state in State]
+
+
+def roll_up(mesh: MeshFacts, vitals: Vitals, states: States) -> list[dict[str, Any]]:
+    """The section "hosts": an entry for each host, in the mesh's order. Sums; of `gpu` it is the mean."""
+    host_of = np.asarray(mesh.host_of)
+    counts = _count(host_of, states, len(mesh.hosts))
+    columns = [_summed(metric, mesh, host_of, vitals) for metric in ("cpu", "rss", "gpu", "gpu_memory")]
+    return [
+        {"name": name, "ranks": sum(of), "counts": _told(of), "cpu": cpu, "rss": rss, "gpu": gpu, "gpu_memory": memory}
+        for name, of, cpu, rss, gpu, memory in zip(mesh.hosts, counts, *columns, strict=True)
+    ]
+
+
+def _count(host_of: npt.NDArray[np.intp], states: States, hosts: int) -> list[list[int]]:
+    places = host_of * len(State) + states
+    counts: list[list[int]] = np.bincount(places, minlength=hosts * len(State)).reshape(hosts, len(State)).tolist()
+    return counts
+
+
+def _told(counts: list[int]) -> dict[str, int]:
+    return {name: count for name, count in zip(_NAMES, counts, strict=True) if count}
+
+
+def _summed(metric: Metric, mesh: MeshFacts, host_of: npt.NDArray[np.intp], vitals: Vitals) -> list[float | None]:
+    if (values := vitals.metrics.get(metric)) is None:
+        return [None] * len(mesh.hosts)
+    known = np.isfinite(values)
+    sums = np.bincount(host_of[known], np.asarray(values)[known], len(mesh.hosts))
+    counts = np.bincount(host_of[known], minlength=len(mesh.hosts))
+    amounts = np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0) if metric == "gpu" else sums
+    pairs = zip(amounts.round(_DECIMALS).tolist(), counts.tolist(), strict=True)
+    return [rounded(amount) if count else None for amount, count in pairs]
+
+
+def rounded(value: float) -> float | None:
+    """The value with three digits that count; None, which JSON knows, for what is no number."""
+    if not math.isfinite(value):
+        return None
+    return float(f"{value:.{_DIGITS}g}")

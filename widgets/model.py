@@ -1,0 +1,214 @@
+"""The dashboard's model: what a mesh is now, as the messages that its views need. Pure: time is passed in.
+
+    model = DashboardModel(source, choose)
+    update = model.tick(now)        # four times a second: what has changed, or None
+    update = model.full(now)        # a view was opened: everything
+    model.show("rss"); model.select("failed")
+
+It asks its source at each tick, and remembers what it has told the views, which all have the same. Its owner calls it
+from one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from meshbook.runtime.geometry.ranges import format_ranks
+from meshbook.widgets.channels import KINDS, Scale, values_of
+from meshbook.widgets.deltas import Packed
+from meshbook.widgets.grid import Grid
+from meshbook.widgets.hosts import roll_up
+from meshbook.widgets.protocol import CHANNELS, Channel, State
+from meshbook.widgets.sections import (
+    MOST_PROCESSES,
+    Section,
+    bars_section,
+    cell_section,
+    counts_on,
+    events_section,
+    mesh_section,
+    pauses_section,
+    stacks_section,
+    topology_section,
+    worst_section,
+)
+from meshbook.widgets.source import Look, MeshFacts, Source
+from meshbook.widgets.states import States, count_ill, counts_of, states_of
+from meshbook.widgets.worst import lag_of, metric_of, worst_of
+
+Choose = Callable[[str], Collection[int]]
+SLOWLY = 1.0  # seconds between two states of the sections that are long or cost much
+HOSTS_A_SECOND = 128  # that are told of: with more of them they are told less often
+_AT_WORK = (State.RUNNING, State.IN_COLLECTIVE, State.STARTING)
+# What is only measured changes for ever, also where nothing happens.
+_MEASURED = {"channel", "worst", "hosts", "topology"}
+
+
+@dataclass(frozen=True)
+class Update:
+    """One message for all views. `eventful`: it tells more than new measurements of a mesh at rest."""
+
+    content: dict[str, Any]
+    buffers: list[bytes]
+    eventful: bool
+
+
+@dataclass(frozen=True)
+class Selected:
+    """The ranks that all views have selected, and the selector that said so."""
+
+    sel: str = ""
+    ranks: tuple[int, ...] = ()
+
+    def section(self) -> dict[str, Any]:
+        """As the views get it."""
+        return {"sel": self.sel, "ranks": format_ranks(self.ranks), "count": len(self.ranks)}
+
+
+class DashboardModel:
+    """What the views of one mesh have been told, and what they are to be told next."""
+
+    def __init__(self, source: Source, choose: Choose) -> None:
+        """`choose` gives the ranks of a selector, and raises an error whose text a person understands."""
+        self._source = source
+        self._choose = choose
+        self._mesh: MeshFacts | None = None
+        self._seq = 0
+        self.selected = Selected()
+        self.busy = False  # whether anything ran at the last tick
+        self._show("state")
+        self._forget()
+
+    @property
+    def channel(self) -> Channel:
+        """What colours the grid."""
+        return self._channel
+
+    def show(self, channel: str) -> None:
+        """Let the grid show this channel from the next tick on; ValueError where there is none of that name."""
+        known = next((each for each in CHANNELS if each == channel), None)
+        if known is None:
+            raise ValueError(f"there is no channel {channel!r}; there are {', '.join(CHANNELS)}")
+        if known != self._channel:
+            self._show(known)
+            self._grid.values = None
+            self._due_at.pop("worst", None)
+
+    def select(self, sel: str) -> Selected:
+        """Select the ranks that a selector means, none if it is empty; raises what `choose` raises."""
+        ranks = self._choose(sel) if sel.strip() else ()
+        self.selected = Selected(sel.strip(), tuple(sorted(int(rank) for rank in ranks)))
+        self._due_at.pop("topology", None)
+        return self.selected
+
+    def tick(self, now: float) -> Update | None:
+        """What has changed since the last update, or None; everything, where the mesh is another one."""
+        return self._update(self._source.look(), now)
+
+    def full(self, now: float) -> Update:
+        """Everything, for a view that has nothing yet."""
+        self._forget()
+        update = self._update(self._source.look(), now)
+        assert update is not None  # the mesh is told in any case
+        return update
+
+    def _show(self, channel: Channel) -> None:
+        self._channel: Channel = channel
+        self._scale = Scale(channel)
+
+    def _forget(self) -> None:
+        """Nothing counts as told any more."""
+        self._grid = Grid()
+        self._told: dict[str, Section] = {}
+        self._cell_told_at = 0.0
+        self._due_at: dict[str, float] = {}
+        self._ill = 0
+
+    def _update(self, look: Look, now: float) -> Update | None:
+        if look.mesh is not self._mesh and look.mesh != self._mesh:
+            self._begin(look.mesh)
+        is_full = not self._told
+        states = states_of(look)
+        self.busy = look.cell is not None or bool(np.isin(states, _AT_WORK).any())
+        packed, channel = self._colour(look, states, now)
+        found = {"channel": channel} | self._at_once(look, states) | dict(self._slow(look, states, now))
+        news = dict(self._news(found, now))
+        if not news and not packed.names:
+            return None
+        self._seq += 1
+        head = {"kind": "state", "seq": self._seq, "full": is_full, "buffers": list(packed.names)}
+        eventful = self.busy or bool(news.keys() - _MEASURED) or any("state" in name for name in packed.names)
+        return Update(head | news, list(packed.buffers), eventful)
+
+    def _begin(self, mesh: MeshFacts) -> None:
+        if self._mesh is None or self._mesh.dims != mesh.dims:
+            self.selected = Selected()  # its ranks are others now
+        self._mesh = mesh
+        self._show(self._channel)
+        self._forget()
+
+    def _colour(self, look: Look, states: States, now: float) -> tuple[Packed, Section]:
+        """The arrays that colour the grid, and the channel with its scale."""
+        values = values_of(self._channel, look.vitals, states)
+        least = lag_of(look.vitals, states) if self._channel == "skew" else 0.0
+        low, high = self._scale.follow(values, now, least)
+        packed = self._grid.pack(states, None if self._channel == "state" else values, high - low)
+        return packed, {"name": self._channel, "unit": KINDS[self._channel].unit, "low": low, "high": high}
+
+    def _at_once(self, look: Look, states: States) -> dict[str, Section]:
+        """The sections that cost little."""
+        told = {} if "mesh" in self._told else {"mesh": mesh_section(look.mesh)}
+        return told | {
+            "counts": counts_of(states),
+            "cell": cell_section(look.cell),
+            "pauses": pauses_section(look.pauses),
+            "bars": bars_section(look.bars),
+            "events": events_section(look.events),
+            "stacks": stacks_section(look.stacks),
+            "selected": self.selected.section(),
+        }
+
+    def _slow(self, look: Look, states: States, now: float) -> Iterator[tuple[str, Section]]:
+        """The sections that are long, or change with every measurement, where they are due."""
+        before, self._ill = self._ill, count_ill(states)
+        if self._is_due("worst", now) or before != self._ill:
+            yield "worst", self._worst(look, states)
+        if self._is_due("topology", now):
+            yield "topology", self._topology(look)
+        if self._is_due("hosts", now, max(SLOWLY, len(look.mesh.hosts) / HOSTS_A_SECOND)):
+            yield "hosts", roll_up(look.mesh, look.vitals, states)
+
+    def _is_due(self, section: str, now: float, every: float = SLOWLY) -> bool:
+        if now < self._due_at.get(section, now):
+            return False
+        self._due_at[section] = now + every
+        return True
+
+    def _worst(self, look: Look, states: States) -> Section:
+        worst = worst_of(self._channel, look.vitals, states)
+        metric = metric_of(self._channel, look.vitals)
+        histories = self._source.series([each.rank for each in worst], [metric])
+        return worst_section(worst, np.asarray(histories)[:, 0])
+
+    def _topology(self, look: Look) -> Section:
+        chosen = self.selected.ranks or range(look.mesh.size)
+        ranks = [rank for rank in chosen if rank < look.mesh.size][:MOST_PROCESSES]
+        return topology_section(look.mesh, ranks, self._source.details(ranks))
+
+    def _news(self, found: Mapping[str, Section], now: float) -> Iterator[tuple[str, Section]]:
+        """Those sections that the views do not have; they count as told."""
+        for name, section in found.items():
+            if name not in self._told or not self._is_told(name, section, now):
+                self._told[name] = section
+                if name == "cell":
+                    self._cell_told_at = now
+                yield name, section
+
+    def _is_told(self, name: str, section: Section, now: float) -> bool:
+        if name == "cell":
+            return counts_on(self._told[name], section, now - self._cell_told_at)
+        return self._told[name] == section

@@ -1,0 +1,121 @@
+"""Parts of a look as the views get them: the words of `protocol`, in types that JSON knows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from meshbook.runtime.geometry.ranges import format_ranks
+from meshbook.runtime.telemetry.vitals import ActorLoad, ProcessDetail
+from meshbook.widgets.hosts import rounded
+from meshbook.widgets.source import Bar, CellFacts, Happening, MeshFacts, Pause, StackGroup, Stacks
+from meshbook.widgets.worst import Worst
+
+Section: TypeAlias = "dict[str, Any] | list[Any] | None"
+MOST_EVENTS = 10
+MOST_PROCESSES = 64  # of which actors are told
+HISTORY_POINTS = 60
+DRIFT = 1.0  # seconds by which a cell's clock has to be wrong to be set
+
+
+def mesh_section(mesh: MeshFacts) -> Section:
+    """What a mesh is."""
+    host_of = np.asarray(mesh.host_of).tolist()
+    dims = [[name, size] for name, size in mesh.dims]
+    return {"name": mesh.name, "dims": dims, "hosts": list(mesh.hosts), "host_of": host_of, "alive": mesh.alive}
+
+
+def cell_section(cell: CellFacts | None) -> Section:
+    """The cell that runs."""
+    if cell is None:
+        return None
+    return {
+        "number": cell.number,
+        "title": cell.title,
+        "seconds": round(cell.seconds, 2),
+        "ranks": format_ranks(cell.ranks),
+        "waits": cell.waits,
+        "jobs": cell.jobs,
+        "interruptible": cell.interruptible,
+    }
+
+
+def counts_on(before: Section, after: Section, passed: float) -> bool:
+    """Whether a view that had the section `before`, so many seconds ago, and counts on knows what `after` says."""
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        return before == after
+    return before | {"seconds": 0} == after | {"seconds": 0} and (
+        abs(before["seconds"] + passed - after["seconds"]) < DRIFT
+    )
+
+
+def worst_section(worst: Sequence[Worst], histories: npt.NDArray[np.float32]) -> Section:
+    """The worst, with the history of each: float32 of the shape [worst, points], the newest last."""
+    return [
+        {"rank": each.rank, "value": rounded(each.value), "text": each.text, "history": _shortened(history)}
+        for each, history in zip(worst, histories, strict=True)
+    ]
+
+
+def _shortened(history: npt.NDArray[np.float32]) -> list[float | None]:
+    """Means of equal pieces, at most sixty; of a piece in which nothing is known, None."""
+    pieces = np.array_split(history, min(HISTORY_POINTS, len(history)) or 1)
+    known = [piece[np.isfinite(piece)] for piece in pieces]
+    return [rounded(float(piece.mean())) if len(piece) else None for piece in known]
+
+
+def topology_section(mesh: MeshFacts, ranks: Sequence[int], details: Sequence[ProcessDetail | None]) -> Section:
+    """Hosts with their processes, of these ranks, and the actors of each."""
+    hosts: dict[str, list[dict[str, Any]]] = {}
+    for rank, detail in zip(ranks, details, strict=True):
+        hosts.setdefault(mesh.hosts[mesh.host_of[rank]], []).append(_process(rank, detail))
+    return [{"host": host, "procs": procs} for host, procs in hosts.items()]
+
+
+def _process(rank: int, detail: ProcessDetail | None) -> dict[str, Any]:
+    if detail is None:
+        return {"rank": rank, "pid": None, "actors": []}
+    return {"rank": rank, "pid": detail.pid, "actors": [_actor(actor) for actor in detail.actors]}
+
+
+def _actor(actor: ActorLoad) -> dict[str, Any]:
+    return {"name": actor.name, "queued": actor.queued, "endpoint": actor.endpoint}
+
+
+def pauses_section(pauses: Sequence[Pause]) -> Section:
+    """Who waits for a person."""
+    return [{"ranks": format_ranks(each.ranks), "what": each.what, "place": each.place} for each in pauses]
+
+
+def bars_section(bars: Sequence[Bar]) -> Section:
+    """The progress bars, as shares with three digits."""
+    return [
+        {
+            "text": bar.text,
+            "fraction": rounded(bar.fraction),
+            "ranks": format_ranks(bar.ranks),
+            "low": rounded(bar.low),
+            "high": rounded(bar.high),
+        }
+        for bar in bars
+    ]
+
+
+def events_section(events: Sequence[Happening]) -> Section:
+    """The last ten events, the newest last."""
+    return [
+        {"at": event.at, "kind": event.kind, "ranks": format_ranks(event.ranks), "text": event.text}
+        for event in events[-MOST_EVENTS:]
+    ]
+
+
+def stacks_section(stacks: Stacks | None) -> Section:
+    """The stacks that were asked for last."""
+    return None if stacks is None else {"at": stacks.at, "groups": [_group(group) for group in stacks.groups]}
+
+
+def _group(group: StackGroup) -> dict[str, Any]:
+    return {"ranks": format_ranks(group.ranks), "title": group.title, "frames": [list(each) for each in group.frames]}

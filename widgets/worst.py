@@ -1,0 +1,96 @@
+"""The five ranks that a person should look at first: of a channel, or of how ranks are. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from meshbook.runtime.amounts import format_bytes, format_seconds
+from meshbook.runtime.telemetry.vitals import Metric, Vitals
+from meshbook.widgets.channels import KINDS, median, values_of
+from meshbook.widgets.protocol import Channel, State
+from meshbook.widgets.states import ILL, States
+
+MOST = 5
+LAGGING = 0.1  # of the median step, beyond which a rank is behind
+LOW_IS_WORSE: Final[tuple[Channel, ...]] = ("gpu",)
+ONLY_POSITIVE: Final[tuple[Channel, ...]] = ("skew", "queued")
+
+
+@dataclass(frozen=True, slots=True)
+class Worst:
+    """A rank and why it is here. `value`: of the channel, NaN where it is not known."""
+
+    rank: int
+    value: float
+    text: str
+
+
+def worst_of(channel: Channel, vitals: Vitals, states: States) -> list[Worst]:
+    """The worst first, at most five; fewer where fewer are worth a word."""
+    if channel == "state":
+        return [*_ill(vitals, states), *_lagging(vitals, states)][:MOST]
+    values = values_of(channel, vitals, states)
+    ranks = _extremes(-values if channel in LOW_IS_WORSE else values)
+    worst = [Worst(rank, float(values[rank]), say(channel, float(values[rank]))) for rank in ranks]
+    return [each for each in worst if channel not in ONLY_POSITIVE or each.value > 0]
+
+
+def metric_of(channel: Channel, vitals: Vitals) -> Metric:
+    """Whose history says most beside the worst of a channel."""
+    if (metric := KINDS[channel].metric) is not None:
+        return metric
+    steps = vitals.metrics.get("step")
+    return "step" if steps is not None and np.isfinite(steps).any() else "cpu"
+
+
+def _ill(vitals: Vitals, states: States) -> Iterator[Worst]:
+    for state in ILL:
+        for rank in np.flatnonzero(states == state)[:MOST].tolist():
+            yield Worst(rank, float("nan"), _say_ill(state, float(vitals.age[rank])))
+
+
+def _say_ill(state: State, age: float) -> str:
+    if state is State.STALE:
+        return f"no sign of life for {age:.0f} s"
+    return "dead" if state is State.DEAD else "its last cell failed"
+
+
+def _lagging(vitals: Vitals, states: States) -> Iterator[Worst]:
+    skews = values_of("skew", vitals, states)
+    least = lag_of(vitals, states)
+    for rank in _extremes(np.where(np.isin(states, ILL), np.float32("nan"), skews)):
+        if skews[rank] > least:
+            yield Worst(rank, float(skews[rank]), say("skew", float(skews[rank])))
+
+
+def lag_of(vitals: Vitals, states: States) -> float:
+    """By how many seconds a step has to be longer than the median one for its rank to be behind."""
+    return LAGGING * median(values_of("step", vitals, states))
+
+
+def _extremes(values: npt.NDArray[np.float32]) -> list[int]:
+    """The ranks of the highest values that are known, the highest first, equal ones by rank."""
+    known = np.where(np.isnan(values), -np.inf, values)
+    ranks = np.argsort(-known, kind="stable")[:MOST]
+    found: list[int] = ranks[np.isfinite(known[ranks])].tolist()
+    return found
+
+
+def say(channel: Channel, value: float) -> str:
+    """A value of a channel as a person would say it."""
+    match KINDS[channel].unit:
+        case "bytes":
+            return format_bytes(value)
+        case "seconds":
+            return f"{format_seconds(value)} behind" if channel == "skew" else format_seconds(value)
+        case "share":
+            return f"{value:.0%}"
+        case "cores":
+            return f"{value:.2f} cores"
+        case unit:
+            return f"{value:.0f} {unit}"
