@@ -98,15 +98,15 @@ def seconds(nanoseconds: int) -> str:
 
 
 class Timeline:
-    """The lanes of a trace, ready to be shown."""
+    """The lanes of a trace, ready to be shown. `lanes`: of each mesh, by rank."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
-        self._by_mesh = {mesh: lanes_of(own, trace.window) for mesh, own in trace.meshes().items()}
-        self._names_mesh = len(self._by_mesh) > 1
+        self.lanes = {mesh: lanes_of(own, trace.window) for mesh, own in trace.meshes().items()}
+        self._names_mesh = len(self.lanes) > 1
         self.blames = [
             (mesh, blame)
-            for mesh, lanes in self._by_mesh.items()
+            for mesh, lanes in self.lanes.items()
             for blame in blames_of(lanes)
             if blame.waited > SHORT * trace.window.length
         ][:MOST_LINES]
@@ -119,17 +119,21 @@ class Timeline:
         """`cell 7: 3.21 s on 4 ranks`"""
         cells = self._trace.cells
         named = f"cell {cells[0]}" if len(cells) == 1 else f"cells {cells[0]} to {cells[-1]}"
-        ranks = sum(map(len, self._by_mesh.values()))
+        ranks = sum(map(len, self.lanes.values()))
         where = f" on {ranks} rank{'s' if ranks > 1 else ''}" if ranks else ""
         so_far = " so far" if self._trace.is_open else ""
         return f"{named}: {seconds(self._trace.window.length)}{so_far}{where}"
 
     def notes(self) -> Iterator[str]:
-        """Who was waited for; then what there is to know of the trace."""
-        for mesh, blame in self.blames:
-            yield self._tell(mesh, blame)
+        """Who was waited for; then what there is to know of the trace, and of the picture."""
+        yield from self.notes_on_trace()
         if self.left_out:
             yield f"{self.left_out} more ranks are not drawn: %mesh trace SEL shows those that you select"
+
+    def notes_on_trace(self) -> Iterator[str]:
+        """Who was waited for, and what is missing."""
+        for mesh, blame in self.blames:
+            yield self._tell(mesh, blame)
         if self._trace.gone:
             have = "have" if self._trace.gone > 1 else "has"
             yield f"{self._trace.gone} of its ranks {have} ended since, and what was recorded there is lost"
@@ -165,7 +169,7 @@ class Timeline:
     # -- which lanes -----------------------------------------------------------------
 
     def _choose(self) -> tuple[list[Shown], int]:
-        everyone = [(mesh, rank, lane) for mesh, lanes in self._by_mesh.items() for rank, lane in sorted(lanes.items())]
+        everyone = [(mesh, rank, lane) for mesh, lanes in self.lanes.items() for rank, lane in sorted(lanes.items())]
         kept = everyone
         if len(everyone) > MOST_LANES:
             busiest = sorted(range(len(everyone)), key=lambda at: -totals_of(everyone[at][2])["running"])

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from meshbook.magics import timeline_reply
 from meshbook.magics.meshes import MeshError
 from meshbook.magics.timeline import MOST_BARS, MOST_LANES, Timeline
+from meshbook.magics.timeline_reply import timeline_of
 from meshbook.magics.tracefile import describe_trace, lay_out, write_trace
 from meshbook.magics.tracing import Answers, CellTime, Clock, Process, Trace, best_clock, choose, is_use, shift
 from meshbook.runtime.telemetry.lanes import Window
@@ -191,3 +193,32 @@ def test_what_is_not_known_is_said() -> None:
     assert "no answer from mesh-1.3" in notes
     assert "some of the first 20 ms is forgotten" in notes
     assert "clocks of different hosts agree to within 120 µs" in notes
+
+
+# --- as data ---
+
+
+def test_a_view_gets_lanes_in_seconds_without_what_is_idle() -> None:
+    late = Span("collective", 30 * MS, 40 * MS, 11, "all_reduce", "3.0.1", ("",))
+    early = Span("collective", 10 * MS, 40 * MS, 11, "all_reduce", "3.0.1", ("",))
+    cells = [Span("cell", 5 * MS, 45 * MS, 11, "3", "3.0.1") for _ in range(2)]
+    trace = make_trace(recording(cells[0], early), recording(cells[1], late))
+    reply = timeline_of(trace, "mesh")
+    assert (reply["cell"], reply["seconds"], reply["open"]) == (3, 0.05, False)
+    assert reply["notes"] == ["rank 0 waited 20 ms for rank 1 in all_reduce"]
+    assert [lane["label"] for lane in reply["lanes"]] == ["rank 0", "rank 1"]
+    assert reply["lanes"][0]["spans"] == [
+        [0.005, 0.01, "running", ""],
+        [0.01, 0.03, "waiting", "all_reduce, for rank 1"],
+        [0.03, 0.04, "collective", "all_reduce"],
+        [0.04, 0.045, "running", ""],
+    ]
+    assert timeline_of(trace, "other") == {**reply, "lanes": [], "notes": ["no rank of other took part in it"]}
+
+
+def test_what_a_view_gets_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline_reply, "MOST_IN_ALL", 600)
+    busy = recording(*(Span("user", at * 50_000, at * 50_000 + 25_000, 11, f"part {at}") for at in range(900)))
+    few, many = (timeline_of(make_trace(*[busy] * ranks), "mesh")["lanes"] for ranks in (1, 10))
+    assert 0 < len(few[0]["spans"]) <= timeline_reply.MOST_SPANS
+    assert sum(len(lane["spans"]) for lane in many) <= 600
