@@ -41,8 +41,7 @@ from meshbook.magics.verbs.status import Status
 from meshbook.magics.verbs.trace import TraceVerb
 from meshbook.magics.verbs.up import Up
 from meshbook.magics.verbs.verb import Verb
-from meshbook.magics.verbs.who import Who
-from meshbook.magics.verbs.whos import Whos
+from meshbook.magics.verbs.who import Who, Whos
 
 # As the overview lists them: a mesh's life, then cells that run, then variables, then what to look at.
 _ALL: tuple[type[Verb], ...] = (

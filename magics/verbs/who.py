@@ -1,7 +1,8 @@
-"""`%mesh who`: which variables there are on ranks."""
+"""`%mesh who` and `whos`: which variables there are on ranks, by name or as a table."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from meshbook.magics import variables
@@ -9,7 +10,8 @@ from meshbook.magics.exchange import carry_out, of_a_line
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.parsing import Parser
 from meshbook.magics.verbs.verb import Verb, add_selection
-from meshbook.magics.whos import render_names
+from meshbook.magics.whos import render_names, render_table
+from meshbook.runtime.cells.inventory import Entry
 
 
 @dataclass(frozen=True)
@@ -27,4 +29,18 @@ class Who(Verb):
 
     def run(self, notebook: Notebook) -> None:
         with of_a_line():
-            print(render_names(carry_out(variables.inventory(*notebook.ranks_of(self.selection)))))
+            print(self._render(carry_out(variables.inventory(*notebook.ranks_of(self.selection)))))
+
+    def _render(self, by_rank: Mapping[int, Sequence[Entry]]) -> str:
+        return render_names(by_rank)
+
+
+@dataclass(frozen=True)
+class Whos(Who):
+    """List the variables of these ranks, with what they are."""
+
+    word = "whos"
+    description = "List the variables of ranks with type, size in memory and value; values that are the same once."
+
+    def _render(self, by_rank: Mapping[int, Sequence[Entry]]) -> str:
+        return render_table(by_rank)
