@@ -190,7 +190,7 @@ class DirectView:
     def activate(self, suffix: str = "") -> None:
         """%px means these ranks anyway, where they are all of the mesh. Of suffixes there is none."""
         if suffix:
-            raise NotImplementedError(f"%px{suffix} is not there: %%px --targets says which ranks are meant")
+            raise ValueError(f"%px{suffix} is not there: %%px --targets says which ranks are meant")
 
     def wait(self, jobs: Any = None, timeout: float | None = None) -> bool:
         """Wait for these results."""
