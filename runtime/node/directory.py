@@ -10,7 +10,7 @@ import contextvars
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -50,6 +50,13 @@ class Home(Host, Protocol):
     def send_probe(self, target: Target, path: list[Step]) -> None: ...
 
 
+class Heir(NamedTuple):
+    """An actor that is to replace one of its name, and what makes it begin."""
+
+    hosted: HostedActor
+    begin: Callable[[], None]
+
+
 class Directory:
     """The actors that a node hosts, by their keys."""
 
@@ -57,7 +64,7 @@ class Directory:
         self._home = home
         self._routes = routes
         self._actors: dict[str, HostedActor] = {}
-        self._heirs: dict[str, Callable[[], None]] = {}  # begins an actor once the one that it replaces is over
+        self._heirs: dict[str, Heir] = {}  # actors that begin once those which they replace are over
         self._replacing = threading.Lock()  # guards _heirs, and who of two actors is meant by a key
         self._ended: OrderedDict[str, str] = OrderedDict()  # why actors are no more; the oldest are forgotten
         self.early = EarlyMessages()
@@ -163,7 +170,7 @@ class Directory:
                     hosted.post(message, early)
                 self._actors[key] = hosted  # only now: what comes from here on comes after those
                 if before is not None:  # it is still at its `__cleanup__`; of those with one name one lives at a time
-                    self._heirs[key] = begin
+                    self._heirs[key] = Heir(hosted, begin)
         if is_there:
             return constructed(None)  # its mesh was healed while it was being spawned
         if before is None:
@@ -221,16 +228,23 @@ class Directory:
     # -- ends -----------------------------------------------------------------------------
 
     def actor_over(self, instance: Instance, error: SupervisionError) -> None:
-        """An actor here is gone."""
+        """An actor here is gone. For one that was given up before its turn that is when its turn comes."""
+        key = instance.key
         with self._replacing:
-            if (heir := self._heirs.pop(instance.key, None)) is None:
-                self._ended[instance.key] = str(error)
+            if (heir := self._heirs.get(key)) is not None:
+                if heir.hosted.instance is instance:
+                    return
+                del self._heirs[key]
+            elif (hosted := self._actors.get(key)) is None or hosted.instance is not instance:
+                return  # it was given up in its constructor, which has returned now; another may bear its name
+            else:
+                self._ended[key] = str(error)
                 self._forget_oldest()
                 if self._home.is_leaving:
                     return  # its object is let go by `release_actors`, and the owner hears of the process
-                self._actors.pop(instance.key, None)
+                del self._actors[key]
         if heir is not None:
-            heir()
+            heir.begin()
         else:
             self._home.actor_gone(instance, error)
 

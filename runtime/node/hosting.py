@@ -202,7 +202,8 @@ class HostedActor:
         self._maker = threading.get_ident()
         with self._losing:
             self._constructed = constructed
-        if self.construct(self._tell_constructed):
+        # One that was given up before its turn came is not made any more.
+        if self._lost is None and self.construct(self._tell_constructed):
             self._serving = LoopServing(self) if is_async(type(self._actor)) else ThreadServing(self)
             self._serving.run()
         else:
@@ -253,9 +254,10 @@ class HostedActor:
         return Context(self.instance, place, before.origin if before is not None else "")
 
     def _abandon(self, stop: Stop) -> None:
-        """The constructor does not return, and the actor is to be stopped: it is, as far as anybody can tell."""
+        """It does not come to be, and the actor is to be stopped: it is, as far as anybody can tell."""
         if self._serving is None and self._lost is None:
-            self._tell_constructed(self._stop(f"{stop.reason}; its constructor had not returned"))
+            present = "its constructor had not returned" if self._maker else "it had not begun"
+            self._tell_constructed(self._stop(f"{stop.reason}; {present}"))
             self._end()
 
     # -- for who serves it ---------------------------------------------------

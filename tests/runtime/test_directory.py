@@ -79,3 +79,45 @@ def test_what_a_process_sends_itself_while_its_actors_come_arrives(session: Any,
     assert len(answers) == 160
     for answer in answers:
         assert list(answer.get(PATIENCE).values()) == [3]
+
+
+class Lingering(Probe):
+    """Tells when it is made, and takes its time to end."""
+
+    def __init__(self, made: Gate, cleanup: Gate) -> None:
+        super().__init__()
+        self.cleanup = cleanup
+        made.tell()
+
+    def __cleanup__(self, error: BaseException | None) -> None:
+        self.cleanup.pass_through()
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_an_actor_that_is_given_up_before_its_turn_is_never_made(make_session: Any, gate: Gate, follows: bool) -> None:
+    """It was to replace one that is still at its cleanup, which stays the only one of that name until it is over."""
+    session, made = make_session(stop_timeout=0.01), Gate()
+    (worker,) = session.workers(1)
+    target = [Target(worker.address, session.controller.name_actor("lingering"))]
+
+    def spawn_lingering() -> Any:
+        asker = Gather(HERE.region)
+        session.controller.spawn(target, (Lingering, (made, gate), {}), HERE, asker)
+        return ActorMesh("lingering", Lingering, target, HERE.region, asker.future.then(lambda _: None))
+
+    first = spawn_lingering()
+    ended = first.stop("enough")
+    gate.wait_entered()
+    heir = spawn_lingering()
+    heir.stop("too late").get(PATIENCE)
+    with pytest.raises(SupervisionError, match="too late; it had not begun"):
+        heir.noted.call_one().get(PATIENCE)
+    heir = spawn_lingering() if follows else heir
+    gate.open(2)
+    ended.get(PATIENCE)
+    if follows:
+        assert heir.noted.call_one().get(PATIENCE) == []
+    else:
+        with pytest.raises(SupervisionError, match="too late; it had not begun"):
+            heir.noted.call_one().get(PATIENCE)
+    assert made.entered.qsize() == 1 + follows
