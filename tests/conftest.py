@@ -135,10 +135,9 @@ def _process(pid: int) -> psutil.Process | None:
     try:
         process = psutil.Process(pid)
         # multiprocessing keeps one of these per interpreter, until that ends; and a browser starts and keeps what it
-        # needs (`--type=renderer`), which ends with it.
-        is_kept = any(
-            word == "--type=renderer" or "multiprocessing.resource_tracker" in word for word in process.cmdline()
-        )
+        # needs (`chromium --type=renderer` and others), which ends with it.
+        words = " ".join(process.cmdline())
+        is_kept = "multiprocessing.resource_tracker" in words or ("chrom" in words and " --type=" in words)
     except psutil.Error:
         return None
     return None if is_kept else process
