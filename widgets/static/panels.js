@@ -16,6 +16,7 @@
  *   announce(text, kind)  says something in the status line; kind "error" or "info"
  */
 
+import { makeLogsPanel } from "./logs.js";
 import { makeTopologyPanel } from "./topology.js";
 
-export const PANELS = [makeTopologyPanel];
+export const PANELS = [makeLogsPanel, makeTopologyPanel];

@@ -1,0 +1,35 @@
+/** Text that leaves the page: to the clipboard, or into a file. */
+
+const RELEASED_AFTER = 10000; // milliseconds: the browser has begun to save by then
+
+/** Puts text onto the clipboard. Throws where the browser does not allow it. */
+export async function copyText(text) {
+  if (navigator.clipboard?.writeText) {
+    await navigator.clipboard.writeText(text);
+    return;
+  }
+  copyByCommand(text); // a page that did not come by https has no clipboard of its own
+}
+
+function copyByCommand(text) {
+  const area = document.createElement("textarea");
+  area.value = text;
+  area.style.position = "fixed";
+  document.body.append(area);
+  area.select();
+  const isCopied = document.execCommand("copy");
+  area.remove();
+  if (!isCopied) throw new Error("the browser does not let this page copy");
+}
+
+/** Has the browser save a file that consists of these pieces of text. */
+export function saveFile(name, pieces) {
+  const address = URL.createObjectURL(new Blob(pieces, { type: "text/plain;charset=utf-8" }));
+  const link = document.createElement("a");
+  link.href = address;
+  link.download = name;
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(address), RELEASED_AFTER);
+}
