@@ -106,6 +106,7 @@ class CellActor(Actor):
 
     def _run(self, source: str, number: int, origin: str, debugs: bool) -> CellOutcome:
         meter = Meter()
+        self._node.signs.cell(True)
         try:
             with INTERRUPTS.during(origin):
                 outcome = self._run_out(source, number, origin, debugs, meter)
@@ -114,6 +115,8 @@ class CellActor(Actor):
             outcome = CellOutcome(meter.read(), error=describe_interrupt(error))
         except SystemExit as error:
             outcome = CellOutcome(meter.read(), error=_exit_error(error))
+        finally:
+            self._node.signs.cell(False)
         return outcome
 
     def _run_out(self, source: str, number: int, origin: str, debugs: bool, meter: Meter) -> CellOutcome:

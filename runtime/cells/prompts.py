@@ -31,13 +31,17 @@ NOWHERE = Extent((), ())
 
 
 class Prompts:
-    """What this rank asks. `pause` says what its main thread waits for, if it does."""
+    """What this rank asks."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._numbers = itertools.count(1)
-        self.pause = ""
         self.floor = threading.RLock()  # held by the debugger that talks to the person
+
+    @property
+    def pause(self) -> str:
+        """What its main thread waits for, if it does."""
+        return self._node.signs.pause
 
     def install(self) -> None:
         """Take the places of Python's own ways to ask, which would find no keyboard here."""
@@ -94,12 +98,12 @@ class Prompts:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        self.pause = "in the debugger" if question.kind in ("command", "stop") else "in input()"
+        self._node.signs.paused("in the debugger" if question.kind in ("command", "stop") else "in input()")
         try:
             with INTERRUPTS.user_code():
                 yield
         finally:
-            self.pause = ""
+            self._node.signs.paused("")
 
 
 def _words(kind: Kind, prompt: str) -> str:

@@ -27,6 +27,7 @@ from meshbook.runtime.hosts.lifeline import LineReader
 from meshbook.runtime.hosts.linux import adopt_orphans
 from meshbook.runtime.hosts.machine import address_towards, count_gpus
 from meshbook.runtime.hosts.meetings import MEETINGS, Meetings
+from meshbook.runtime.hosts.meters import METERS, Meters, make_meter
 from meshbook.runtime.hosts.observer import OBSERVER, Observer
 from meshbook.runtime.hosts.others import OtherHosts
 from meshbook.runtime.hosts.profiler import PROFILER, Profiler
@@ -79,7 +80,7 @@ def serve(birth: AgentBirth, folder: RunFolder, gateway: Gateway | None, line: L
     node = Node(ZmqTransport(birth.node, home, birth.settings), birth.run, birth.settings)
     provide_client(lambda: Context(Instance("agent", "agent", NOWHERE.point(0), node)))
     others = OtherHosts(node, home)
-    workers = attend(node, birth, lambda *ways: Workers(folder.path, birth.settings, *ways), others)
+    workers = attend(node, birth, folder.path, lambda *ways: Workers(folder.path, birth.settings, *ways), others)
     if gateway is not None:
         others.open(gateway)
         gateway.link(home.first, dial=False)
@@ -97,7 +98,11 @@ def answer(line: AgentAnswer) -> None:
 
 
 def attend(
-    node: Node, birth: AgentBirth, make_workers: Callable[[Ask, OnExit, OnSpare], Workers], others: OtherHosts
+    node: Node,
+    birth: AgentBirth,
+    folder: Path,
+    make_workers: Callable[[Ask, OnExit, OnSpare], Workers],
+    others: OtherHosts,
 ) -> Workers:
     """Make this node that of an agent, which takes messages from now on; the caller serves the workers."""
     node.controller = birth.controller
@@ -140,6 +145,8 @@ def attend(
         lambda error: None
     )
     node.host(OBSERVER, lambda: Observer(workers.pid_of)).start(lambda error: None)
+    meter = make_meter(host, folder)
+    node.host(METERS, lambda: Meters(node, workers.living, meter)).start(lambda error: None)
     node.host(PROFILER, lambda: Profiler(workers.pid_of)).start(lambda error: None)
     node.start()
     return workers

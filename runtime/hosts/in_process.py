@@ -27,6 +27,7 @@ from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.hosts.agent import attend
 from meshbook.runtime.hosts.forkserver import Answer, Exited, Started
+from meshbook.runtime.hosts.heartbeat import Heartbeat
 from meshbook.runtime.hosts.launch import AgentBirth
 from meshbook.runtime.hosts.lifeline import LineReader
 from meshbook.runtime.hosts.others import OtherHosts
@@ -128,7 +129,7 @@ class ThreadAgent:
                 return self.workers
 
             others = OtherHosts(node, Home.of_first_host(Path(birth.folder)))  # there will be none
-            workers = attend(node, birth, make_workers, others)
+            workers = attend(node, birth, Path(birth.folder), make_workers, others)
             self.started.set()
             workers.serve(LineReader(line.fileno()))
 
@@ -264,6 +265,7 @@ class ThreadWorker:
         self._birth = birth
         self._errors = folder / f"{birth.address.node}.err"
         self._node = make_node(transport, birth)
+        self._heartbeat = Heartbeat(self._node, folder, birth.life)
         self._has_left = False
         self._ending = threading.Lock()  # taken once, by whoever ends it
         self._thread = threading.Thread(target=self._live, name=f"meshbook worker {birth.address.node}", daemon=True)
@@ -294,6 +296,7 @@ class ThreadWorker:
     def end(self, code: int) -> None:
         """Be dead from now on: nothing comes in, nothing goes out. What runs runs on, and is not heard of."""
         if self._ending.acquire(blocking=False):
+            self._heartbeat.close()
             self._transport.close()
             self._exited(code)
 

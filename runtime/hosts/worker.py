@@ -32,6 +32,7 @@ from meshbook.runtime.collectives.membership import Membership, Plan, Standing, 
 from meshbook.runtime.config import begin_with
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.ending import leave, run_finalisers
+from meshbook.runtime.hosts.heartbeat import Heartbeat
 from meshbook.runtime.hosts.linux import buffer_c_output_by_line
 from meshbook.runtime.hosts.machine import count_cores
 from meshbook.runtime.mesh.birth import Birth
@@ -42,6 +43,7 @@ from meshbook.runtime.node.node import Node
 from meshbook.runtime.telemetry.capture import CHUNK_CHARACTERS, Capture
 from meshbook.runtime.telemetry.logs import print_logs
 from meshbook.runtime.telemetry.output import TELEMETRY, LogOptions, OutputChunk
+from meshbook.runtime.telemetry.signs import watch_steps
 from meshbook.runtime.telemetry.spans_of_collectives import watch_collectives
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.disturbed import DisturbedTransport
@@ -75,7 +77,10 @@ def run(birth: Birth, folder: Path, *, is_prepared: bool = False) -> None:
     provide_client(lambda: client_of(node, birth))
     capture = make_capture(node, birth, folder)
     node.take_place = functools.partial(move, node)
-    watch_collectives(node.recorder)
+    heartbeat = Heartbeat(node, folder, birth.life)
+    os.register_at_fork(after_in_child=node.signs.close)  # the page is of this process alone
+    watch_collectives(node.recorder, node.signs)
+    watch_steps(node.signs)
     print_logs(logging.INFO if birth.world.settings.enable_log_forwarding else None)
     ready = is_prepared or prepare(birth)
     if ready:
@@ -83,6 +88,7 @@ def run(birth: Birth, folder: Path, *, is_prepared: bool = False) -> None:
     node.release_actors()
     run_finalisers()  # they may still print, and call others
     capture.close()
+    heartbeat.close()
     node.close()
     transport.terminate()
     leave(0 if ready else 1)

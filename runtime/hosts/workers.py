@@ -27,6 +27,7 @@ from meshbook.runtime.hosts.forkserver import Answer, Exited, Started
 from meshbook.runtime.hosts.handover import command_line, drop_birth, is_left
 from meshbook.runtime.hosts.linux import end_descendants
 from meshbook.runtime.hosts.memory import Memory
+from meshbook.runtime.hosts.meters import Living
 from meshbook.runtime.hosts.reserve import OnSpare, Reserve
 from meshbook.runtime.hosts.server import Server
 from meshbook.runtime.hosts.standby import place_file
@@ -78,6 +79,7 @@ class Worker:
     peak: int = 0  # bytes of memory that it had at most, once it has ended
     life: int = 0
     mesh: str = ""
+    local_rank: int = 0
     rendezvous: dict[str, str] = field(default_factory=dict)
     ended: threading.Event = field(default_factory=threading.Event)
 
@@ -196,6 +198,12 @@ class Workers:
         with self._lock:
             worker = self._by_node.get(node)
             return worker.pid if worker is not None else 0
+
+    def living(self) -> list[Living]:
+        """Those that have a process."""
+        with self._lock:
+            workers = [worker for worker in self._by_node.values() if worker.pid]
+        return [Living(worker.address.node, worker.life, worker.pid, worker.local_rank) for worker in workers]
 
     def rendezvous_of(self, mesh: str) -> dict[str, str] | None:
         """What the workers of this mesh were told of theirs; None where none lives."""
@@ -424,6 +432,7 @@ def _worker_of(birth: Birth) -> Worker:
         *(birth.address, world.owner, world.settings, command),
         life=birth.life,
         mesh=world.mesh,
+        local_rank=birth.local_rank,
         rendezvous=world.rendezvous,
     )
 

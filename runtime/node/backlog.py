@@ -31,7 +31,7 @@ class Backlog:
         self._key = key
         self._creditor = creditor
         self._owed = Owed(creditor.window) if is_counted(key) else None
-        self.empty = self._items.empty
+        self.empty, self.size = self._items.empty, self._items.qsize
 
     def put(self, message: Call | Stop, body: Body) -> None:
         """Queue a message; never waits, since its sender did."""

@@ -30,7 +30,7 @@ from meshbook.runtime.node.identity import NOWHERE, instance_of, point_of
 from meshbook.runtime.node.inline import InlineActor
 from meshbook.runtime.node.routes import Routes
 from meshbook.runtime.node.running import Running, Spans
-from meshbook.runtime.telemetry.spans import Row
+from meshbook.runtime.telemetry.spans import Row, is_recorded
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body
 from meshbook.runtime.wire.messages import Address, Call, Place, Spawn, Stop
@@ -299,6 +299,12 @@ class Directory:
         """Spans of what the actors here are at."""
         for hosted in list(self._actors.values()):
             yield from hosted.under_way()
+
+    def loads(self) -> Iterator[tuple[str, int, str]]:
+        """How much the users' actors here have to do, and what runs cells: name, messages that wait, endpoint."""
+        for key, hosted in list(self._actors.items()):
+            if spawner_of(key) and is_recorded(hosted.instance.class_name):
+                yield hosted.load()
 
     def break_off(self, key: str, sender: str, call: int) -> None:
         if (hosted := self._actors.get(key)) is not None:

@@ -171,6 +171,11 @@ class HostedActor:
         for running in self._serving.all() if self._serving is not None else ():
             yield from running.under_way()
 
+    def load(self) -> tuple[str, int, str]:
+        """Its name, how many messages wait for it, and the endpoint that runs."""
+        running = self._serving.all() if self._serving is not None else ()
+        return self.instance.name, self.queue.size(), next(filter(None, (each.present for each in running)), "")
+
     def is_served_here(self) -> bool:
         """Whether the calling thread is one that takes messages from its queue, or keeps others from it."""
         here = threading.get_ident()

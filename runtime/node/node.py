@@ -37,6 +37,8 @@ from meshbook.runtime.node.supervision import ACTORS_A_LIFE, OnFault, Supervisio
 from meshbook.runtime.telemetry.capture import Capture
 from meshbook.runtime.telemetry.events import Event, Kind
 from meshbook.runtime.telemetry.output import TELEMETRY
+from meshbook.runtime.telemetry.page import Traffic
+from meshbook.runtime.telemetry.signs import Signs
 from meshbook.runtime.telemetry.spans import Recorder, Recording, now
 from meshbook.runtime.transport import PeerGone, Transport
 from meshbook.runtime.wire import pickling
@@ -88,6 +90,7 @@ class Node:
         self.is_leaving = False  # the process is about to end: nobody needs to hear of each actor's end
         self.recorder = Recorder(settings.spans)
         self.recorder.quiet.add(TELEMETRY)
+        self.signs = Signs()
         self._transport = transport
         self._transport.greeting = pack(Hello(self.address, run, life, takes_over), (), settings.max_message_bytes)
         self._clock = Clock()
@@ -155,6 +158,7 @@ class Node:
         self.actor_over, self.release_actors = here.actor_over, here.release_actors
         self.make_running, self.break_off, self.where_is = here.make_running, here.break_off, here.where_is
         self.follow, self.close_early, self.message_returned = here.follow, here.close_early, here.message_returned
+        self.loads = here.loads
         self.recorder.busy.append(here.under_way)
         self.find_node = self._routes.find
         self._tell, self.return_message = asking.tell, asking.return_message
@@ -222,6 +226,11 @@ class Node:
     def recording(self, since: int) -> Recording:
         """What this process has recorded from this time on, by its monotonic clock in nanoseconds."""
         return self.recorder.recording(since)
+
+    def traffic(self) -> Traffic:
+        """What this node has sent to others, and received, since it began."""
+        sent, received = self._routes, self._reception
+        return sent.messages, received.messages, sent.bytes, received.bytes
 
     def tell_event(self, kind: Kind, mesh: str, procs: str, ranks: Sequence[int], text: str) -> None:
         """Let the controller of this run note what has happened to a mesh, or to these ranks of it."""

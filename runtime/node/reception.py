@@ -46,6 +46,7 @@ class Reception:
         self._asleep = False
         self._alarm: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._closed = False
+        self.messages = self.bytes = 0  # that came; of whoever leads
         self._attendant = threading.Thread(target=self._attend, name="meshbook receiver", daemon=True)
         # A debugger that stops all threads must not make this process look dead.
         self._attendant.pydev_do_not_trace = True  # type: ignore[attr-defined]
@@ -143,6 +144,8 @@ class Reception:
             self._closed = True
         if not frame:
             return False
+        self.messages += 1
+        self.bytes += len(frame)
         try:
             self._accept(frame)
         except Exception:

@@ -30,6 +30,7 @@ class Routes:
         self._asked_after: set[str] = {self.own.node}
         # Asks what has become of a node: of those that ended before this one began nobody tells it.
         self.ask_after: Callable[[str], None] = lambda node: None
+        self.messages = self.bytes = 0  # that went to others
         self._closed = False
 
     def close(self) -> None:
@@ -157,6 +158,10 @@ class Routes:
             self.meet(to.node)
         if to.node != self.own.node:
             self._transport.send(to, frame)
+            size = len(frame)
+            # Two threads do not meet in these, for there is no call in them; at worst a message would not be counted.
+            self.messages += 1
+            self.bytes += size
         elif to.url == self.own.url:
             self._deliver(frame)
         else:  # another controller of this process, before this one

@@ -164,6 +164,11 @@ class Running:
             if self._waiting is not None:
                 yield "wait", self._waits_since, 0, thread, endpoint, self._origin, (spans.actor,)
 
+    @property
+    def present(self) -> str:
+        """The endpoint that runs; empty: none."""
+        return self.endpoint if self._key is not None else ""
+
     def is_at(self, key: Key) -> bool:
         """Whether this is the present message."""
         return self._key == key

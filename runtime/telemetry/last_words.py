@@ -75,7 +75,7 @@ def remove_files(folder: Path, node: str) -> None:
 
     A run may have any number of processes, and the folder is often in memory.
     """
-    for suffix in ("", ".out", ".err", ".last"):  # the socket, the descriptors' files, and ours
+    for suffix in ("", ".out", ".err", ".last", ".vitals"):  # the socket, the descriptors' files, and ours
         with contextlib.suppress(OSError):
             (folder / f"{node}{suffix}").unlink(missing_ok=True)
 

@@ -19,6 +19,7 @@ from types import CellType, FunctionType
 from typing import Any
 
 from meshbook.runtime.actor.context import current_origin
+from meshbook.runtime.telemetry.signs import Signs
 from meshbook.runtime.telemetry.spans import Recorder, now
 
 C10D = "torch.distributed.distributed_c10d"
@@ -27,15 +28,15 @@ _RUN, _PREPARE = "_engine_run_backward", "prepare_for_backward"
 _MARK = "__meshbook_recorded__"
 
 
-def watch_collectives(recorder: Recorder) -> bool:
-    """Have this process's collectives recorded; False where torch.distributed has not been imported yet."""
+def watch_collectives(recorder: Recorder, signs: Signs) -> bool:
+    """Have collectives recorded, and signs given of them; False where torch.distributed has not been imported yet."""
     c10d = sys.modules.get(C10D)
     if c10d is None or not recorder.on:
         return False
     for name, function in list(vars(c10d).items()):
         if not name.startswith("_") and (cell := _wrapped_cell(function)) is not None:
-            _replace(cell, name, recorder)
-    _watch_waits(c10d, recorder)
+            _replace(cell, name, recorder, signs)
+    _watch_waits(c10d, recorder, signs)
     _watch_backward(recorder)
     return True
 
@@ -50,13 +51,13 @@ def _wrapped_cell(function: Any) -> CellType | None:
     return cell
 
 
-def _replace(cell: CellType, name: str, recorder: Recorder) -> None:
+def _replace(cell: CellType, name: str, recorder: Recorder, signs: Signs) -> None:
     function: Callable[..., Any] = cell.cell_contents
     if not hasattr(function, _MARK):
-        cell.cell_contents = _recorded(function, name, recorder)
+        cell.cell_contents = _recorded(function, name, recorder, signs)
 
 
-def _recorded(function: Callable[..., Any], name: str, recorder: Recorder) -> Callable[..., Any]:
+def _recorded(function: Callable[..., Any], name: str, recorder: Recorder, signs: Signs) -> Callable[..., Any]:
     names = list(inspect.signature(function).parameters)
     place = names.index("group") if "group" in names else len(names)
 
@@ -69,16 +70,18 @@ def _recorded(function: Callable[..., Any], name: str, recorder: Recorder) -> Ca
         start, origin, link = now(), current_origin(), (getattr(group, "group_name", ""),)
         try:
             recorder.open[thread] = ("collective", start, 0, thread, name, origin, link)
+            signs.collectives(len(recorder.open))
             return function(*args, **kwargs)
         finally:
             recorder.open.pop(thread, None)
+            signs.collectives(len(recorder.open))
             recorder.add(("collective", start, now(), thread, name, origin, link))
 
     setattr(recorded, _MARK, True)
     return recorded
 
 
-def _watch_waits(c10d: Any, recorder: Recorder) -> None:
+def _watch_waits(c10d: Any, recorder: Recorder, signs: Signs) -> None:
     """The same of `work.wait()`, by which one waits for an asynchronous collective."""
     known = getattr(getattr(c10d, "Work", None), "wait", None)
     if known is None or hasattr(known, _MARK):
@@ -93,9 +96,11 @@ def _watch_waits(c10d: Any, recorder: Recorder) -> None:
         start, origin = now(), current_origin()
         try:
             recorder.open[thread] = ("collective", start, 0, thread, "work.wait", origin, ())
+            signs.collectives(len(recorder.open))
             return known(self, *args, **kwargs)
         finally:
             recorder.open.pop(thread, None)
+            signs.collectives(len(recorder.open))
             recorder.add(("collective", start, now(), thread, "work.wait", origin, ()))
 
     setattr(wait, _MARK, True)

@@ -92,8 +92,9 @@ class Words(msgspec.Struct, frozen=True, array_like=True):
 class Batch(msgspec.Struct, frozen=True, array_like=True):
     """What an agent has measured of the processes of its host at one time.
 
-    `numbers` are float32 in the byte order of these machines, `COLUMNS` for each node; an age is in seconds by the clock
-    of that host. `lives`: how often each had begun before. `words`: `Words` as msgpack, of those where they have changed.
+    `numbers` are float32 in the byte order of these machines, `COLUMNS` for each node; an age is in seconds by the
+    clock of that host. `lives`: how often each had begun before. `words`: `Words` as msgpack, of those where they have
+    changed.
     """
 
     host: str

@@ -154,14 +154,19 @@ import sys
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.node.calls import Gather, Target
+from meshbook.runtime.telemetry.signs import Signs
 from meshbook.runtime.telemetry.spans import Recorder
 from meshbook.runtime.telemetry.spans_of_collectives import watch_collectives
-recorder = Recorder(100)
-assert not watch_collectives(recorder)
+class Counted(Signs):
+    counts = []
+    def collectives(self, count):
+        self.counts.append(count)
+recorder, signs = Recorder(100), Counted()
+assert not watch_collectives(recorder, signs)
 import torch
 import torch.distributed as dist
 from torch.distributed import all_reduce
-assert watch_collectives(recorder) and watch_collectives(recorder)
+assert watch_collectives(recorder, signs) and watch_collectives(recorder, signs)
 assert dist.all_reduce is all_reduce
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 all_reduce(torch.ones(1))
@@ -177,6 +182,7 @@ except Exception:
 found = recorder.recording(0).spans
 print([(span.name, span.link) for span in found])
 assert all(span.end >= span.start and not span.is_open for span in found)
+assert signs.counts == [1, 0] * sum(span.kind == "collective" for span in found)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr

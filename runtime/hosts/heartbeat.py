@@ -1,0 +1,51 @@
+"""The heartbeat of a worker: a thread that writes on its page, once a second, what nobody else says in time."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from meshbook.runtime.node.node import Node
+from meshbook.runtime.telemetry.vitals import SECONDS, Words
+
+MOST_CHARACTERS = 100  # of a name
+
+
+class Heartbeat:
+    """Of this node, in the folder of its run; from now on until `close`."""
+
+    def __init__(self, node: Node, folder: Path, life: int) -> None:
+        self._node = node
+        self._changed = threading.Event()
+        self._closed = False
+        node.signs.open(folder, node.address.node, life)
+        node.signs.when_changed = self._changed.set
+        self._beat()
+        self._thread = threading.Thread(target=self._run, name="meshbook heartbeat", daemon=True)
+        # A debugger that stops all threads must not make this process look dead.
+        self._thread.pydev_do_not_trace = True  # type: ignore[attr-defined]
+        self._thread.start()
+
+    def close(self) -> None:
+        """No sign of life comes any more. Idempotent."""
+        self._closed = True
+        self._changed.set()
+        self._thread.join()
+        self._node.signs.close()
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._changed.wait(SECONDS)
+            self._changed.clear()
+            self._beat()
+
+    def _beat(self) -> None:
+        node = self._node
+        node.signs.collectives(len(node.recorder.open))  # two threads that tell of theirs may do so in the wrong order
+        actors = tuple((name[:MOST_CHARACTERS], queued, at[:MOST_CHARACTERS]) for name, queued, at in node.loads())
+        node.signs.tick(Words(os.getpid(), actors, self._collective(), node.signs.pause), node.traffic())
+
+    def _collective(self) -> str:
+        """The one that was begun first."""
+        return next((row[4] for row in list(self._node.recorder.open.values())), "")

@@ -1,0 +1,253 @@
+"""How the processes of a host are: read from their pages, measured from outside, sent to the controller in batches.
+
+A process is measured by itself, without what it has started. Its memory is what is resident, pages included that it
+shares with others: torch, which the fork server has loaded, is counted in each.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import logging
+import math
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import psutil
+
+from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.errors import MeshbookError
+from meshbook.runtime.geometry import Extent
+from meshbook.runtime.hosts.gpus import GpuReading, GpuWatch
+from meshbook.runtime.node.calls import Each, Target
+from meshbook.runtime.node.node import Node
+from meshbook.runtime.telemetry.page import PageReader, Reading, Traffic
+from meshbook.runtime.telemetry.vitals import SECONDS, STALE_AFTER, VITALS, Activity, Batch, Words
+
+logger = logging.getLogger(__name__)
+
+METERS = "meters"  # the actor of every host agent
+NOWHERE = Extent((), ())
+CPU_SECONDS = 0.9  # at least, over which processor time is measured: the system counts it in hundredths
+
+STOPPED = psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP
+UNKNOWN_RATES = (math.nan,) * 4
+
+
+@dataclass(frozen=True, slots=True)
+class Living:
+    """A worker that has a process."""
+
+    node: str
+    life: int
+    pid: int
+    local_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the system says of a process: seconds of processor time so far, and bytes."""
+
+    cpu_seconds: float
+    rss: float
+
+
+class ProcessTable(Protocol):
+    """The processes of this machine. `usage` is None, and `runs` false, of one that is not there."""
+
+    def usage(self, pid: int) -> Usage | None: ...
+    def runs(self, pid: int) -> bool: ...
+    def keep(self, pids: set[int]) -> None: ...
+
+
+class SystemProcesses:
+    """Those of the system, by psutil."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, psutil.Process] = {}
+
+    def usage(self, pid: int) -> Usage | None:
+        """What it uses now."""
+        with contextlib.suppress(psutil.Error):
+            if (process := self._known.get(pid)) is None:
+                process = self._known[pid] = psutil.Process(pid)
+            times = process.cpu_times()
+            return Usage(times.user + times.system, float(process.memory_info().rss))
+        return None
+
+    def runs(self, pid: int) -> bool:
+        """Whether it is there, and nobody has stopped it."""
+        with contextlib.suppress(psutil.Error):
+            return psutil.Process(pid).status() not in (*STOPPED, psutil.STATUS_ZOMBIE)
+        return False
+
+    def keep(self, pids: set[int]) -> None:
+        """Forget all others."""
+        self._known = {pid: process for pid, process in self._known.items() if pid in pids}
+
+
+@dataclass
+class _Before:
+    """What was known of a process at the last tick, by which rates are measured."""
+
+    pid: int = 0
+    cpu_at: float = 0.0
+    cpu_seconds: float = 0.0
+    cpu: float = math.nan
+    tick: float = 0.0
+    traffic: Traffic = (0, 0, 0, 0)
+    rates: Sequence[float] = UNKNOWN_RATES
+    sign: float = -math.inf  # when it gave one
+    words: bytes = b""  # that were told
+
+
+@dataclass
+class Meter:
+    """Makes batches. `host` is its name; for one thread."""
+
+    host: str
+    pages: PageReader
+    table: ProcessTable
+    _before: dict[tuple[str, int], _Before] = field(default_factory=dict)
+
+    def measure(self, workers: Sequence[Living], gpus: GpuReading, now: float) -> Batch:
+        """How these are; `words` are those that have changed since the last batch."""
+        living = {(worker.node, worker.life) for worker in workers}
+        self._before = {key: self._before.get(key) or _Before() for key in living}
+        self.pages.keep(living)
+        numbers, words = array.array("f"), {}
+        for worker in workers:
+            before = self._before[worker.node, worker.life]
+            row, said = self._measure_one(worker, before, gpus, now)
+            numbers.extend(row)
+            if said != before.words:
+                words[worker.node] = before.words = said
+        self.table.keep({before.pid for before in self._before.values()})
+        names, lives = tuple(worker.node for worker in workers), tuple(worker.life for worker in workers)
+        return Batch(self.host, names, lives, numbers.tobytes(), words)
+
+    def tell_all(self) -> None:
+        """Whoever was told of words is not there any more, or has not heard them: tell them again."""
+        for before in self._before.values():
+            before.words = b""
+
+    def _measure_one(
+        self, worker: Living, before: _Before, gpus: GpuReading, now: float
+    ) -> tuple[Iterable[float], bytes]:
+        can_say = True
+        try:
+            page = self.pages.read(worker.node, worker.life)
+        except OSError:  # it has none, for want of room: whoever is not stopped is taken to live
+            page, can_say = None, False
+        said = page.words if page is not None and page.words else before.words
+        pid = _pid_of(said) or worker.pid  # a command may have started another process, that is the worker
+        usage = self.table.usage(pid)
+        cpu, rss = _cpu(before, pid, usage, now), usage.rss if usage is not None else math.nan
+        used = gpus.of(pid, worker.local_rank)
+        if page is not None:
+            _take_rates(before, page, now)
+            before.sign = page.tick or before.sign
+        elif not can_say and self.table.runs(pid):
+            before.sign = now
+            said = said or msgspec.msgpack.encode(Words(pid))
+        step, queued = (page.step or math.nan, page.queued) if page is not None else (math.nan, math.nan)
+        activity = page.activity if page is not None else Activity.IDLE
+        age = max(0.0, now - before.sign)
+        return (cpu, rss, used.memory, used.utilisation, step, queued, *before.rates, activity, age), said
+
+
+def _pid_of(words: bytes) -> int:
+    return msgspec.msgpack.decode(words, type=Words).pid if words else 0
+
+
+def _cpu(before: _Before, pid: int, usage: Usage | None, now: float) -> float:
+    """Cores that it uses, over the last second or so."""
+    if usage is None:
+        return math.nan
+    if before.pid != pid:
+        before.pid, before.cpu_at, before.cpu_seconds = pid, now, usage.cpu_seconds
+    elif (seconds := now - before.cpu_at) >= CPU_SECONDS:
+        before.cpu = max(0.0, usage.cpu_seconds - before.cpu_seconds) / seconds
+        before.cpu_at, before.cpu_seconds = now, usage.cpu_seconds
+    return before.cpu
+
+
+def _take_rates(before: _Before, page: Reading, now: float) -> None:
+    """Messages and bytes a second between two writings of the page: by its own times, so that they are exact."""
+    seconds = page.tick - before.tick
+    if now - page.tick > STALE_AFTER:
+        before.rates = UNKNOWN_RATES
+    elif before.tick and seconds >= CPU_SECONDS:
+        before.rates = [(new - old) / seconds for new, old in zip(page.traffic, before.traffic, strict=True)]
+    if not before.tick or seconds >= CPU_SECONDS:
+        before.tick, before.traffic = page.tick, page.traffic
+
+
+class Meters(Actor):
+    """Sends what is measured on this host to the controller, from a thread of its own until it is stopped.
+
+    A batch is sent once the one before it was taken in: a controller that is busy gets fewer, and while a run is
+    detached none is kept.
+    """
+
+    def __init__(self, node: Node, living: Callable[[], list[Living]], meter: Meter) -> None:
+        self._node = node
+        self._living = living
+        self._meter = meter
+        self._gpus = GpuWatch()
+        self._asked: Future[float] | None = None
+        self._interval = SECONDS
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="meshbook meters", daemon=True)
+        self._thread.start()
+
+    def __cleanup__(self, error: BaseException | None) -> None:
+        self._closed.set()
+        self._gpus.close()
+        self._thread.join()
+        self._meter.pages.close()
+
+    def _run(self) -> None:
+        while not self._closed.wait(self._interval):
+            try:
+                self._tick()
+            except Exception:  # what cannot be measured must not end the measuring of all else
+                logger.exception("the processes of %s could not be measured", self._meter.host)
+                self._interval = SECONDS
+
+    def _tick(self) -> None:
+        if self._is_asked():
+            return
+        if not (workers := self._living()):
+            self._interval = SECONDS
+            return
+        self._gpus.start()
+        batch = self._meter.measure(workers, self._gpus.reading, time.monotonic())
+        asker = Each(1)
+        self._asked = asker.futures[0]
+        self._node.call([Target(self._node.controller, VITALS)], "measured", ((batch,), {}), NOWHERE, asker)
+
+    def _is_asked(self) -> bool:
+        """Whether the last batch has not been taken in yet."""
+        asked = self._asked
+        if asked is not None and not asked.done():
+            return True
+        self._asked = None
+        try:
+            self._interval = asked.get() if asked is not None else self._interval
+        except MeshbookError:  # another process is the controller now, or none
+            self._interval = SECONDS
+            self._meter.tell_all()
+        return False
+
+
+def make_meter(host: str, folder: Path) -> Meter:
+    """The meter of this machine; on the first host of a run `host` is empty, and the system's name for it is taken."""
+    return Meter(host or socket.gethostname(), PageReader(folder), SystemProcesses())

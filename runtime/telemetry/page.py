@@ -1,0 +1,168 @@
+"""The page of a process: a file where it says how it is, for its agent to read. Only how it is laid out.
+
+A file and no message, for it can be read also while the process holds the GIL in C, or is stopped. Each number has
+eight bytes of its own, written at once. The text has a checksum: who reads while it is written sees that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from meshbook.runtime.telemetry.vitals import Activity, Words
+
+SIZE = 4096
+# The words, each of eight bytes. TICK and STEP are seconds as floats, the others whole numbers.
+LIFE, TICK, CELLS, COLLECTIVES, PAUSES, ENDPOINTS, STEP, QUEUED, *TRAFFIC, LENGTH, CHECK = range(14)
+_ALL = struct.Struct("=qdqqqqdqqqqqqq")
+_TEXT = 128  # where it begins
+TEXT_BYTES = SIZE - _TEXT
+ATTEMPTS = 3  # to read the text between two writings of it
+Traffic = tuple[int, int, int, int]  # messages sent and received, bytes sent and received, since the process began
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a page said. `tick` is by the clock of its host, 0 before the first; `words` are None where torn."""
+
+    tick: float
+    activity: Activity
+    step: float
+    queued: int
+    traffic: Traffic
+    words: bytes | None
+
+
+class Page:
+    """Where a process writes. Before `open`, and where no file can be had, it writes to memory that nobody reads."""
+
+    def __init__(self) -> None:
+        self._write_to(bytearray(SIZE))
+
+    def _write_to(self, buffer: bytearray | mmap.mmap) -> None:
+        view = memoryview(buffer)
+        self.numbers, self.seconds, self._bytes = view.cast("q"), view.cast("d"), view
+
+    def open(self, folder: Path, node: str, life: int) -> bool:
+        """Write to this process's file from now on; whether there is one. An empty one says that none can be."""
+        with contextlib.suppress(OSError):  # the disk is full, or the folder gone: the process goes on without
+            self._write_to(_make(page_file(folder, node)))
+            self.numbers[LIFE] = life
+            return True
+        return False
+
+    def close(self) -> None:
+        """Write to no file any more."""
+        self._write_to(bytearray(SIZE))
+
+    def say(self, words: bytes) -> None:
+        """Write text of at most `TEXT_BYTES`, from one thread only."""
+        self.numbers[LENGTH] = len(words)
+        self._bytes[_TEXT : _TEXT + len(words)] = words
+        self.numbers[CHECK] = zlib.crc32(words)
+
+
+def _make(path: Path) -> mmap.mmap:
+    path.unlink(missing_ok=True)  # of a life before that nobody has cleared away
+    file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(file, 0, SIZE)  # a full disk is told here; later it would be a SIGBUS
+        return mmap.mmap(file, SIZE)
+    finally:
+        os.close(file)
+
+
+def page_file(folder: Path, node: str) -> Path:
+    """Where the page of a process is."""
+    return folder / f"{node}.vitals"
+
+
+def fit(words: Words, most: int = TEXT_BYTES) -> bytes:
+    """As text that fits; of too many actors those are left out that have the least to do."""
+    said = msgspec.msgpack.encode(words)
+    if len(said) > most:
+        actors = sorted(words.actors, key=lambda actor: (bool(actor[2]), actor[1]), reverse=True)
+        while len(said) > most and actors:
+            actors = actors[: len(actors) // 2]
+            said = msgspec.msgpack.encode(msgspec.structs.replace(words, actors=tuple(actors)))
+    return said if len(said) <= most else msgspec.msgpack.encode(Words(words.pid))
+
+
+# -- reading, in the agent -----------------------------------------------------------------
+
+
+class PageReader:
+    """The pages of the processes of a host, which are kept open. For one thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[tuple[str, int], int] = {}
+
+    def read(self, node: str, life: int) -> Reading | None:
+        """What this life of a process says; None where it has not begun to. OSError where it cannot have a page."""
+        file = self._files.get((node, life), -1)
+        if file < 0 and (file := self._open(node, life)) < 0:
+            return None
+        reading = parse(os.pread(file, SIZE, 0))
+        for _ in range(ATTEMPTS - 1):
+            if reading.words is not None:
+                break
+            reading = parse(os.pread(file, SIZE, 0))
+        return reading
+
+    def _open(self, node: str, life: int) -> int:
+        try:
+            file = os.open(page_file(self._folder, node), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return -1
+        page = os.pread(file, SIZE, 0)
+        if len(page) == SIZE and life_of(page) == life:
+            self._files[node, life] = file
+            return file
+        os.close(file)
+        if not page:
+            raise OSError(f"{node} has no page: {self._folder} is full")
+        return -1
+
+    def keep(self, living: set[tuple[str, int]]) -> None:
+        """Close the pages of all others."""
+        for key in self._files.keys() - living:
+            os.close(self._files.pop(key))
+
+    def close(self) -> None:
+        self.keep(set())
+
+
+def life_of(page: bytes) -> int:
+    """Which life of its process a page is of."""
+    return int(_ALL.unpack_from(page)[LIFE])
+
+
+def parse(page: bytes) -> Reading:
+    """What stands on a page."""
+    words = _ALL.unpack_from(page)
+    text = page[_TEXT : _TEXT + words[LENGTH]]
+    return Reading(
+        words[TICK],
+        activity_of(words[CELLS] + words[ENDPOINTS], words[COLLECTIVES], words[PAUSES]),
+        words[STEP],
+        words[QUEUED],
+        (words[8], words[9], words[10], words[11]),
+        text if zlib.crc32(text) == words[CHECK] else None,
+    )
+
+
+def activity_of(running: int, collectives: int, pauses: int) -> Activity:
+    """What a process is at of which so many cells and endpoints run, and so many of these wait."""
+    if pauses:
+        return Activity.PAUSED
+    if collectives:
+        return Activity.IN_COLLECTIVE
+    return Activity.RUNNING if running else Activity.IDLE

@@ -1,0 +1,151 @@
+"""The vitals of real processes: what they do, how much of it, and whether they give signs of life."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cloudpickle
+import psutil
+import pytest
+
+from meshbook import Actor, endpoint
+from meshbook.runtime.hosts.session import Session
+from meshbook.runtime.mesh.procs import ProcMesh
+from meshbook.runtime.telemetry.vitals import Activity, ActorLoad, Vitals
+
+PATIENCE = 60.0
+pytestmark = pytest.mark.process
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Probe(Actor):
+    """Runs what it is sent."""
+
+    @endpoint
+    def run(self, function: Any, *arguments: Any) -> Any:
+        return function(*arguments)
+
+
+class Watch:
+    """What the controller knows of a mesh, to be waited for."""
+
+    def __init__(self, session: Session, mesh: ProcMesh) -> None:
+        self._history = session.history
+        self._nodes = [address.node for address in mesh.nodes]
+        self._sampled = threading.Condition()
+        self._history.when_sampled.append(self._wake)
+
+    def _wake(self) -> None:
+        with self._sampled:
+            self._sampled.notify_all()
+
+    def until(self, is_so: Callable[[Vitals], Any]) -> Vitals:
+        with self._sampled:
+            assert self._sampled.wait_for(lambda: is_so(self.now), PATIENCE), self.now
+        return self.now
+
+    @property
+    def now(self) -> Vitals:
+        return self._history.vitals(self._nodes)
+
+    def detail(self, rank: int) -> Any:
+        return self._history.detail(self._nodes[rank])
+
+    def close(self) -> None:
+        self._history.when_sampled.remove(self._wake)
+
+
+@pytest.fixture
+def mesh(spawn_procs: Any) -> ProcMesh:
+    return spawn_procs(2)
+
+
+@pytest.fixture
+def watch(session: Session, mesh: ProcMesh) -> Iterator[Watch]:
+    session.watch(True)
+    watch = Watch(session, mesh)
+    yield watch
+    watch.close()
+    session.watch(False)
+
+
+def hold_the_interpreter(microseconds: int) -> None:
+    ctypes.PyDLL(None).usleep(microseconds)
+
+
+def test_a_rank_that_holds_the_interpreter_and_one_that_is_stopped_give_no_sign_of_life(
+    mesh: ProcMesh, watch: Watch
+) -> None:
+    probe = mesh.spawn("probe", Probe)
+    pids = list(probe.run.call(os.getpid).get(PATIENCE).values())
+    watch.until(lambda vitals: (vitals.age < 1.5).all())
+    held = probe.slice(gpus=0).run.call_one(hold_the_interpreter, 2_200_000)
+    os.kill(pids[1], signal.SIGSTOP)
+    vitals = watch.until(lambda vitals: (vitals.age > 1.6).all())
+    for rank, pid in enumerate(pids):
+        assert vitals.metrics["rss"][rank] == pytest.approx(psutil.Process(pid).memory_info().rss, rel=0.2)
+    os.kill(pids[1], signal.SIGCONT)
+    held.get(PATIENCE)
+    watch.until(lambda vitals: (vitals.age < 1.5).all())
+
+
+def test_what_an_actor_is_at_and_what_waits_for_it_is_told(mesh: ProcMesh, watch: Watch) -> None:
+    probe = mesh.spawn("probe", Probe)
+    read, write = os.pipe()
+    busy = probe.slice(gpus=0).run.call_one(wait_for_pipe, f"/proc/{os.getpid()}/fd/{read}")
+    waiting = [probe.slice(gpus=0).run.call_one(os.getpid) for _ in range(3)]
+    vitals = watch.until(lambda vitals: vitals.metrics["queued"][0] == 3)
+    assert vitals.activity[0] == Activity.RUNNING
+    watch.until(lambda vitals: watch.detail(0).actors == (ActorLoad("probe", 3, "run"),))
+    os.write(write, b"!")
+    busy.get(PATIENCE)
+    assert watch.detail(0).pid == waiting[0].get(PATIENCE)
+    watch.until(lambda vitals: vitals.metrics["sent"][0] > 0 and vitals.metrics["bytes_received"][0] > 0)
+    watch.until(lambda vitals: vitals.activity[0] == Activity.IDLE)
+    for end in (read, write):
+        os.close(end)
+
+
+def wait_for_pipe(path: str) -> None:
+    with open(path, "rb") as pipe:
+        pipe.read(1)
+
+
+def test_a_collective_is_seen_and_steps_are_timed(mesh: ProcMesh, watch: Watch) -> None:
+    mesh.init_process_group("gloo").get(PATIENCE)
+    probe = mesh.spawn("probe", Probe)
+    first = probe.slice(gpus=0).run.call_one(reduce_after_steps)  # stands there, since the other one has not come
+    vitals = watch.until(lambda vitals: vitals.activity[0] == Activity.IN_COLLECTIVE)
+    assert vitals.activity[1] == Activity.IDLE
+    watch.until(lambda vitals: watch.detail(0).collective == "all_reduce")
+    assert 0 < watch.now.metrics["step"][0] < PATIENCE
+    second = probe.slice(gpus=1).run.call_one(reduce_after_steps)
+    first.get(PATIENCE), second.get(PATIENCE)
+    watch.until(lambda vitals: (vitals.activity == Activity.IDLE).all())
+
+
+def reduce_after_steps() -> None:
+    import torch
+    import torch.distributed as dist
+
+    class Bare(torch.optim.Optimizer):
+        """What torch makes of any optimizer's step; its constructor would import torch's compiler, for seconds."""
+
+        def __init__(self) -> None:
+            self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+            self._patch_step_function()
+
+        def step(self) -> None:  # type: ignore[override]
+            """Step nowhere."""
+
+    optimizer = Bare()
+    for _ in range(2):
+        optimizer.step()
+    dist.all_reduce(torch.ones(1))

@@ -1,0 +1,199 @@
+"""How a host measures its processes: rates, ages, memory, GPUs; also of those that are stopped, or have no page."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+import pytest
+
+from meshbook.runtime.hosts.gpus import NOTHING, GpuReading, GpuUse, read_gpus
+from meshbook.runtime.hosts.meters import Living, Meter, SystemProcesses, Usage
+from meshbook.runtime.telemetry.page import PageReader
+from meshbook.runtime.telemetry.signs import Signs
+from meshbook.runtime.telemetry.vitals import COLUMNS, Activity, Batch, Words
+
+WORDS = Words(7)
+
+
+@dataclass
+class Processes:
+    """Made-up processes."""
+
+    uses: dict[int, Usage] = field(default_factory=dict)
+    kept: set[int] = field(default_factory=set)
+    stopped: set[int] = field(default_factory=set)
+
+    def usage(self, pid: int) -> Usage | None:
+        return self.uses.get(pid)
+
+    def runs(self, pid: int) -> bool:
+        return pid in self.uses and pid not in self.stopped
+
+    def keep(self, pids: set[int]) -> None:
+        self.kept = pids
+
+
+@pytest.fixture
+def processes() -> Processes:
+    return Processes()
+
+
+@pytest.fixture
+def meter(tmp_path: Path, processes: Processes) -> Meter:
+    return Meter("node1", PageReader(tmp_path), processes)
+
+
+@pytest.fixture
+def tick(tmp_path: Path) -> Callable[..., None]:
+    """Lets the process m.0 give a sign of life."""
+    signs = Signs()
+    signs.open(tmp_path, "m.0", 0)
+
+    def tick(at: float, words: Words = WORDS, traffic: tuple[int, int, int, int] = (0, 0, 0, 0)) -> None:
+        signs.clock = lambda: at
+        signs.tick(words, traffic)
+
+    return tick
+
+
+def living(node: str = "m.0", life: int = 0, pid: int = 7, local_rank: int = 0) -> Living:
+    return Living(node, life, pid, local_rank)
+
+
+def columns(batch: Batch, row: int = 0) -> dict[str, float]:
+    numbers = np.frombuffer(batch.numbers, np.float32).reshape(-1, len(COLUMNS))
+    return dict(zip(COLUMNS, numbers[row].tolist(), strict=True))
+
+
+def test_rates_are_those_between_two_signs(meter: Meter, processes: Processes, tick: Callable[..., None]) -> None:
+    processes.uses[7] = Usage(10.0, 1e9)
+    tick(100.0, traffic=(0, 10, 1000, 0))
+    first = columns(meter.measure([living()], NOTHING, 100.0))
+    assert [math.isnan(first[name]) for name in ("cpu", "sent", "gpu", "step")] == [True] * 4
+    assert (first["rss"], first["age"]) == (1e9, 0.0)
+    tick(102.0, traffic=(20, 10, 5000, 8))
+    processes.uses[7] = Usage(13.0, 2e9)
+    second = columns(meter.measure([living()], NOTHING, 102.5))
+    rates = [second[name] for name in ("cpu", "sent", "received", "bytes_sent", "bytes_received", "age")]
+    assert rates == pytest.approx([1.2, 10.0, 0.0, 2000.0, 4.0, 0.5])
+    between = columns(meter.measure([living()], NOTHING, 102.75))  # too soon to measure again
+    assert (between["cpu"], between["sent"]) == pytest.approx((1.2, 10.0))
+
+
+def test_who_gives_no_sign_ages_and_has_no_rates(meter: Meter, processes: Processes, tick: Callable[..., None]) -> None:
+    processes.uses[7] = Usage(0.0, 1e9)
+    tick(100.0)
+    meter.measure([living()], NOTHING, 100.0)
+    tick(101.0, traffic=(5, 5, 5, 5))
+    meter.measure([living()], NOTHING, 101.0)
+    found = columns(meter.measure([living()], NOTHING, 131.0))
+    assert found["age"] == 30.0
+    assert math.isnan(found["sent"])
+    assert found["rss"] == 1e9
+
+
+def test_words_are_told_where_they_have_changed(meter: Meter, tick: Callable[..., None]) -> None:
+    def told() -> dict[str, Words]:
+        batch = meter.measure([living()], NOTHING, 100.0)
+        return {node: msgspec.msgpack.decode(said, type=Words) for node, said in batch.words.items()}
+
+    tick(100.0, Words(7, (("a", 0, ""),)))
+    assert told() == {"m.0": Words(7, (("a", 0, ""),))}
+    assert told() == {}
+    tick(101.0, Words(7, (("a", 2, "step"),)))
+    assert told() == {"m.0": Words(7, (("a", 2, "step"),))}
+    meter.tell_all()
+    assert told() == {"m.0": Words(7, (("a", 2, "step"),))}
+
+
+def test_the_process_that_writes_is_measured_and_not_what_has_started_it(
+    meter: Meter, processes: Processes, tick: Callable[..., None]
+) -> None:
+    processes.uses |= {7: Usage(0.0, 1.0), 8: Usage(0.0, 2.0)}
+    tick(100.0, Words(8))
+    assert columns(meter.measure([living(pid=7)], NOTHING, 100.0))["rss"] == 2.0
+    assert processes.kept == {8}
+
+
+def test_who_has_not_begun_has_given_no_sign(meter: Meter, processes: Processes) -> None:
+    processes.uses[7] = Usage(0.0, 1e9)
+    found = columns(meter.measure([living("m.5")], NOTHING, 100.0))
+    assert (found["age"], found["activity"], found["rss"]) == (math.inf, Activity.IDLE, 1e9)
+    assert math.isnan(found["queued"])
+
+
+def test_who_cannot_have_a_page_lives_unless_it_is_stopped(meter: Meter, processes: Processes, tmp_path: Path) -> None:
+    (tmp_path / "m.5.vitals").touch()
+    processes.uses[7] = Usage(0.0, 1e9)
+    assert columns(meter.measure([living("m.5")], NOTHING, 100.0))["age"] == 0.0
+    processes.uses[7] = Usage(0.0, 1e9)
+    processes.stopped.add(7)
+    assert columns(meter.measure([living("m.5")], NOTHING, 110.0))["age"] == 10.0
+
+
+def test_a_process_that_is_gone_is_not_known(meter: Meter, tick: Callable[..., None]) -> None:
+    tick(100.0)
+    found = columns(meter.measure([living()], NOTHING, 100.0))
+    assert math.isnan(found["rss"])
+    assert math.isnan(found["cpu"])
+
+
+def test_this_very_process_is_measured() -> None:
+    processes = SystemProcesses()
+    usage = processes.usage(os.getpid())
+    assert usage is not None
+    assert usage.cpu_seconds > 0
+    assert usage.rss > 1 << 20
+    assert processes.runs(os.getpid())
+    assert processes.usage((1 << 24) + 1) is None  # as workers have that are threads
+
+
+# -- GPUs --------------------------------------------------------------------------------------
+
+
+class Nvml:
+    """A made-up NVML: two GPUs, and a third that is lost."""
+
+    class NVMLError(Exception):
+        """As NVML has it."""
+
+    processes = {0: [(7, 1 << 30), (8, None)], 1: [(7, 2 << 30)]}
+    shares = {0: 25, 1: 75}
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 3
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        if index == 2:
+            raise self.NVMLError("GPU is lost")
+        return index
+
+    def nvmlDeviceGetComputeRunningProcesses(self, gpu: int) -> list[SimpleNamespace]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=memory) for pid, memory in self.processes[gpu]]
+
+    def nvmlDeviceGetUtilizationRates(self, gpu: int) -> SimpleNamespace:
+        return SimpleNamespace(gpu=self.shares[gpu], memory=1)
+
+
+def test_gpus_are_read_by_process() -> None:
+    reading = read_gpus(Nvml(), 5.0)
+    assert reading.of(7, 0) == GpuUse(3 << 30, 0.75)
+    assert math.isnan(reading.of(8, 0).memory)
+    assert reading.of(8, 0).utilisation == 0.25
+    assert reading.of(9, 1) == GpuUse(0.0, 0.75)  # has used none yet: that which it would use
+    assert math.isnan(reading.of(9, 2).utilisation)
+    assert math.isnan(reading.of(9, 3).memory)
+
+
+def test_what_a_gpu_shows_is_in_the_batch(meter: Meter, processes: Processes, tick: Callable[..., None]) -> None:
+    tick(100.0)
+    gpus = GpuReading({7: GpuUse(4e9, 0.5)}, (0.5,), 100.0)
+    found = columns(meter.measure([living()], gpus, 100.0))
+    assert (found["gpu_memory"], found["gpu"]) == (4e9, 0.5)

@@ -1,0 +1,188 @@
+"""The page of a process: what is written is read, also while it is written; and steps of training are timed."""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from meshbook.runtime.telemetry import page as pages
+from meshbook.runtime.telemetry import signs as signs_module
+from meshbook.runtime.telemetry.page import SIZE, TEXT_BYTES, Page, PageReader, activity_of, fit, page_file
+from meshbook.runtime.telemetry.signs import Signs, watch_steps
+from meshbook.runtime.telemetry.vitals import Activity, Words
+
+WORDS = Words(42, (("trainer", 3, "step"), ("cells", 1, "")), "all_reduce", "in input()")
+
+
+@pytest.fixture
+def signs(tmp_path: Path) -> Signs:
+    made = Signs()
+    assert made.open(tmp_path, "m.0", 2)
+    return made
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> PageReader:
+    return PageReader(tmp_path)
+
+
+def test_what_is_written_is_read(signs: Signs, reader: PageReader) -> None:
+    signs.step(0.25)
+    signs.cell(True)
+    signs.tick(WORDS, (1, 2, 30, 40))
+    reading = reader.read("m.0", 2)
+    assert reading is not None
+    assert (reading.step, reading.queued, reading.traffic) == (0.25, 4, (1, 2, 30, 40))
+    assert reading.tick > 0
+    assert reading.activity == Activity.RUNNING
+    assert msgspec.msgpack.decode(reading.words or b"", type=Words) == WORDS
+
+
+@pytest.mark.parametrize(
+    ("running", "collectives", "pauses", "activity"),
+    [
+        (0, 0, 0, Activity.IDLE),
+        (1, 0, 0, Activity.RUNNING),
+        (1, 2, 0, Activity.IN_COLLECTIVE),
+        (0, 1, 0, Activity.IN_COLLECTIVE),
+        (1, 1, 1, Activity.PAUSED),
+    ],
+)
+def test_what_counts_most_is_what_it_is_at(running: int, collectives: int, pauses: int, activity: Activity) -> None:
+    assert activity_of(running, collectives, pauses) == activity
+
+
+def test_a_pause_is_told_at_once(signs: Signs, reader: PageReader) -> None:
+    told: list[str] = []
+    signs.when_changed = lambda: told.append(signs.pause)
+    signs.paused("in the debugger")
+    reading = reader.read("m.0", 2)
+    assert reading is not None
+    assert reading.activity == Activity.PAUSED
+    signs.paused("")
+    assert told == ["in the debugger", ""]
+
+
+def test_text_that_is_torn_is_not_read(signs: Signs, reader: PageReader, tmp_path: Path) -> None:
+    signs.tick(WORDS, (0, 0, 0, 0))
+    with page_file(tmp_path, "m.0").open("r+b") as file:
+        file.seek(SIZE - TEXT_BYTES)
+        file.write(b"?")
+    reading = reader.read("m.0", 2)
+    assert reading is not None
+    assert (reading.words, reading.queued) == (None, 4)
+    signs.tick(WORDS, (0, 0, 0, 0))
+    assert (reader.read("m.0", 2) or reading).words is not None
+
+
+def test_a_length_that_is_torn_is_no_error(signs: Signs, reader: PageReader, tmp_path: Path) -> None:
+    for length in (-5, 1 << 40):
+        signs.tick(WORDS, (0, 0, 0, 0))
+        with page_file(tmp_path, "m.0").open("r+b") as file:
+            file.seek(8 * pages.LENGTH)
+            file.write(struct.pack("=q", length))
+        reading = reader.read("m.0", 2)
+        assert reading is not None
+        assert reading.words is None
+
+
+def test_of_too_many_actors_the_busiest_are_told() -> None:
+    actors = [(f"actor number {number} with a long name", number, "") for number in range(1000)]
+    actors[7] = ("busy", 0, "step")
+    said = fit(Words(42, tuple(actors), "barrier", "in input()"))
+    assert len(said) <= TEXT_BYTES
+    words = msgspec.msgpack.decode(said, type=Words)
+    assert (words.pid, words.collective, words.pause) == (42, "barrier", "in input()")
+    assert [actor[1] for actor in words.actors[:3]] == [0, 999, 998]
+    assert len(words.actors) > 30
+
+
+def test_words_that_never_fit_leave_the_process_known() -> None:
+    assert msgspec.msgpack.decode(fit(Words(42, collective="x" * SIZE)), type=Words) == Words(42)
+
+
+def test_another_life_has_a_page_of_its_own(signs: Signs, reader: PageReader, tmp_path: Path) -> None:
+    signs.tick(WORDS, (0, 0, 0, 0))
+    assert reader.read("m.0", 2) is not None
+    assert reader.read("m.0", 3) is None  # it is that of the one before
+    after = Signs()
+    after.open(tmp_path, "m.0", 3)
+    reading = reader.read("m.0", 3)
+    assert reading is not None
+    assert reading.tick == 0
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    reader.keep({("m.0", 3)})
+    assert len(list(Path("/proc/self/fd").iterdir())) == before - 1
+    reader.close()
+
+
+def test_without_room_for_a_page_signs_are_given_to_nobody(
+    reader: PageReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(file: int, offset: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    signs = Signs()
+    assert not signs.open(tmp_path, "m.0", 0)
+    signs.cell(True)
+    signs.tick(WORDS, (0, 0, 0, 0))
+    with pytest.raises(OSError, match=r"m\.0 has no page"):
+        reader.read("m.0", 0)
+    assert not Page().open(tmp_path / "gone", "m.0", 0)
+    assert reader.read("m.1", 0) is None
+
+
+def test_a_child_that_was_forked_writes_no_signs(signs: Signs, reader: PageReader) -> None:
+    signs.close()
+    signs.cell(True)
+    reading = reader.read("m.0", 2)
+    assert reading is not None
+    assert reading.activity == Activity.IDLE
+
+
+class FakeOptimizers(types.ModuleType):
+    """What of torch's optimizers is used: one hook after every step."""
+
+    def register_optimizer_step_post_hook(self, hook: Any) -> None:
+        self.hook = hook
+
+
+class Optimizer:
+    """One that can be kept weakly."""
+
+
+def test_a_step_is_the_time_between_two_of_one_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Noted(Signs):
+        def step(self, seconds: float) -> None:
+            noted.append(round(seconds, 3))
+
+    noted: list[float] = []
+    now, origin = [100.0], ["cell 1"]
+    optimizers = FakeOptimizers(signs_module.OPTIMIZER)
+    torch = types.SimpleNamespace(compiler=types.SimpleNamespace(is_compiling=lambda: False))
+    monkeypatch.setitem(sys.modules, signs_module.OPTIMIZER, optimizers)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(signs_module, "current_origin", lambda: origin[0])
+    assert watch_steps(Noted(clock=lambda: now[0]))
+    generator, critic = Optimizer(), Optimizer()
+    for pause in (0.0, 0.5, 0.25):
+        now[0] += pause
+        optimizers.hook(generator, (), {})
+        optimizers.hook(critic, (), {})
+    assert noted == [0.5, 0.5, 0.25, 0.25]
+    now[0], origin[0] = 900.0, "cell 2"  # what is between two cells is no step
+    optimizers.hook(generator, (), {})
+    assert len(noted) == 4
+
+
+def test_without_torch_no_step_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, signs_module.OPTIMIZER, raising=False)
+    assert not watch_steps(Signs())
