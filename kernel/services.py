@@ -1,4 +1,4 @@
-"""What the kernel answers while a cell runs: completion, inspection, history, and who asks what kernel this is.
+"""What the kernel answers while a cell runs: completion, inspection, history, dashboards, who asks what kernel this is.
 
 ipykernel hands each request to the main thread, where it waits for the running cell. Here the thread of the shell
 channel looks at what comes, and while cells are under way it gives such a request a thread of its own. Nothing there
@@ -15,6 +15,7 @@ from typing import Any
 
 from ipykernel.jsonutil import json_clean
 
+from meshbook.kernel import comms
 from meshbook.magics.completion.completion import Completion
 from meshbook.magics.completion.reply import reply_of
 from meshbook.magics.inspection import Inspection
@@ -54,10 +55,16 @@ class Services:
         if kind == "execute_request":
             self._begun += 1
             return False
-        if kind not in self._answers or self._begun <= self._ended:
+        if kind in comms.KINDS:
+            return self._take_comm(kind, message)
+        if kind not in self._answers or not self._runs_cells:
             return False
         self._serve(message)
         return True
+
+    @property
+    def _runs_cells(self) -> bool:
+        return self._begun > self._ended
 
     def end(self, message: list[Any]) -> None:
         """The main thread has done with this message."""
@@ -85,14 +92,42 @@ class Services:
             return b""
         return header
 
-    def _serve(self, message: list[Any]) -> None:
+    def _take_comm(self, kind: str, message: list[Any]) -> bool:
+        """Here front ends are told busy and idle for it, which ipykernel does not do for one beside a cell."""
+        content = self._content(message)
+        handle = comms.handler_of(self._kernel.comm_manager, kind, content, is_busy=self._runs_cells)
+        if handle is None:
+            return False
+        if (read := self._read(message)) is not None:
+            self._publish("busy", read[0])
+            try:
+                handle(read[0])
+            except Exception:
+                self._kernel.log.exception("a %s could not be handled beside the running cell", kind)
+            self._conclude(read[0])
+        return True
+
+    def _content(self, message: list[Any]) -> dict[str, Any]:
+        try:
+            found = self._kernel.session.unpack(self._kernel.session.feed_identities(message, copy=False)[1][4].bytes)
+        except (ValueError, IndexError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _read(self, message: list[Any]) -> tuple[dict[str, Any], list[bytes]] | None:
+        """The message, and who has sent it."""
         session = self._kernel.session
         identities, frames = session.feed_identities(message, copy=False)
         try:
-            request = session.deserialize(frames, copy=False)
+            return session.deserialize(frames, copy=False), identities
         except (ValueError, TypeError):  # not signed by who may ask, or cut off
             self._kernel.log.exception("invalid message")
+            return None
+
+    def _serve(self, message: list[Any]) -> None:
+        if (read := self._read(message)) is None:
             return
+        request, identities = read
         self._publish("busy", request)
         name = "meshbook request"
         thread = threading.Thread(target=self._find_out, args=(request, identities), name=name, daemon=True)
@@ -103,10 +138,13 @@ class Services:
         kernel = self._kernel
         kind = request["header"]["msg_type"].replace("request", "reply")
         kernel.session.send(kernel.shell_stream, kind, content, request, identities)
+        self._conclude(request)
+
+    def _conclude(self, request: dict[str, Any]) -> None:
         with self._speaking:
             self._publish("idle", request)
             if self._is_busy:  # a front end shows what it was told last
-                self._publish("busy", kernel.get_parent("shell"))
+                self._publish("busy", self._kernel.get_parent("shell"))
 
     def _publish(self, status: str, parent: dict[str, Any]) -> None:
         kernel = self._kernel
