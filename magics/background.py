@@ -49,6 +49,7 @@ class Background:
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.running: list[Running] = []  # those that have not ended
 
     def start(
         self,
@@ -65,7 +66,10 @@ class Background:
         notebook has begun, and `resumes` from there.
         """
         beginning = _begin(cell, source, title, then, resumes)
-        return asyncio.run_coroutine_threadsafe(beginning, self._running_loop()).result()
+        running = asyncio.run_coroutine_threadsafe(beginning, self._running_loop()).result()
+        self.running.append(running)
+        running.future.when_done(lambda: self.running.remove(running))
+        return running
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:

@@ -122,6 +122,15 @@ class Printing:
             spool = self._spools.get((rank, stream))
             return spool.read() if spool is not None else ""
 
+    def live_rows(self) -> dict[int, str]:
+        """The rows of each rank that may still change; of those that have some."""
+        with self._lock:
+            rows: dict[int, str] = {}
+            for (rank, _), spool in self._spools.items():
+                if spool.live:
+                    rows[rank] = f"{rows.get(rank, '')}{spool.live}\n"
+            return rows
+
     def written(self) -> list[Chunk]:
         """All that ranks wrote and displayed, that of each in order."""
         with self._lock:

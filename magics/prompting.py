@@ -54,6 +54,15 @@ class Manner:
     select: Select = lambda text: ()
 
 
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """Ranks that wait for a person: in the debugger, where its `place` is known, or at a prompt."""
+
+    ranks: tuple[int, ...]
+    is_debugger: bool
+    place: str = ""
+
+
 UNASKED = Manner(Nobody("the cell runs where nobody can be asked"))
 
 
@@ -160,6 +169,13 @@ class Prompting:
             self._given_up.set()
 
     # -- from the cell -------------------------------------------------------------------
+
+    def asking(self) -> list[Asking]:
+        """Who waits for a person now."""
+        with self._changed:
+            stopped = [Asking(tuple(ranks), True, place) for place, ranks in self._stops.places()]
+            prompted = tuple(sorted(self._prompts.ranks))
+        return [*stopped, *([Asking(prompted, False)] if prompted else [])]
 
     @property
     def is_asking(self) -> bool:

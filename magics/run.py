@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -22,10 +22,11 @@ from meshbook.magics.costs import summarise_costs
 from meshbook.magics.course import Course, Watched
 from meshbook.magics.interruptible import run_interruptible
 from meshbook.magics.losses import error_of_lost, error_of_silent, error_of_skipped
+from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.output import CellOutput
 from meshbook.magics.printing import Printing
 from meshbook.magics.progress import Progress
-from meshbook.magics.prompting import Prompting
+from meshbook.magics.prompting import Asking, Prompting
 from meshbook.magics.publications import Stream
 from meshbook.magics.queues import tell_waiting
 from meshbook.magics.results import MeshResult, Sources
@@ -58,6 +59,7 @@ class CellRun:
         self._resumes = resumes
         self.cell = cell
         self._mesh = mesh = cell.mesh
+        self.title = title or f"cell {cell.number}"
         self._procs = mesh.procs.region  # as it is now: a rank that has its turn later may by then be another one
         self._cells = mesh.cells
         self._ranks = cell.region.ranks()
@@ -76,7 +78,7 @@ class CellRun:
             {rank: mesh.procs.nodes[rank].node for rank in self._ranks},
             self._plan(),
             origin=self.origin,
-            title=title or f"cell {cell.number}",
+            title=self.title,
         )
         self._course = Course(
             Watched(mesh, self.origin, self._ranks, options.timeout, stops, self._withdraw, self._attendance.at_work),
@@ -154,6 +156,31 @@ class CellRun:
         """As Ctrl-C does, each time with more force; in its loop."""
         self._prompting.interrupt()
         self._course.interrupt()
+
+    @property
+    def mesh(self) -> NotebookMesh:
+        """What it runs on."""
+        return self._mesh
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """Those of the mesh that it runs on."""
+        return self._ranks
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return self._printing.seconds
+
+    @property
+    def pauses(self) -> Sequence[Asking]:
+        """Which ranks wait for a person."""
+        return self._prompting.asking()
+
+    @property
+    def live_rows(self) -> Mapping[int, str]:
+        """What each rank has written that may still change."""
+        return self._printing.live_rows()
 
     @property
     def headline(self) -> str:

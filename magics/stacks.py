@@ -54,19 +54,34 @@ def _frames_of(thread: SpiedThread | None) -> tuple[Frame, ...]:
 
 def render_stacks(by_rank: Mapping[int, Sequence[Stack]]) -> str:
     """As text: each distinct stack of a thread once, with its ranks."""
+    return "\n".join(line for stack, ranks in group_stacks(by_rank).items() for line in _render(stack, ranks))
+
+
+def group_stacks(by_rank: Mapping[int, Sequence[Stack]]) -> dict[Stack, list[int]]:
+    """Each distinct stack of a thread, with its ranks."""
     ranks_of: dict[Stack, list[int]] = {}
     for rank in sorted(by_rank):
         for stack in by_rank[rank]:
             ranks_of.setdefault(stack, []).append(rank)
-    return "\n".join(line for stack, ranks in ranks_of.items() for line in _render(stack, ranks))
+    return ranks_of
 
 
 def _render(stack: Stack, ranks: Sequence[int]) -> Iterator[str]:
-    yield f"{format_label(ranks)} {stack.thread}" + (f": {stack.remark}" if stack.remark else "")
+    yield f"{format_label(ranks)} {title_of(stack)}"
     for frame in stack.frames:
-        name = "" if frame.function == "<module>" else f" in {frame.function}"
-        place = f"    {_short(frame.filename)}:{frame.line}{name}"
+        place = f"    {place_of(frame)}"
         yield f"{place:<{_COLUMN}}  {frame.source}".rstrip()
+
+
+def title_of(stack: Stack) -> str:
+    """`main thread: in all_reduce`"""
+    return stack.thread + (f": {stack.remark}" if stack.remark else "")
+
+
+def place_of(frame: Frame) -> str:
+    """`cell 9:14 in load`"""
+    name = "" if frame.function == "<module>" else f" in {frame.function}"
+    return f"{_short(frame.filename)}:{frame.line}{name}"
 
 
 def _short(filename: str) -> str:

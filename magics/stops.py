@@ -80,6 +80,10 @@ class Stops:
         """The ranks that are stopped."""
         return set(self._stopped)
 
+    def places(self) -> list[tuple[str, list[int]]]:
+        """Where ranks are stopped."""
+        return _by_place({rank: question.place for rank, question in self._stopped.items()})
+
     @property
     def is_engaged(self) -> bool:
         """Whether a person is in the debugger: a rank is stopped, or only steps."""

@@ -64,6 +64,11 @@ class CellTimes:
         if not self._begun and result.execution_count is not None:
             self._ended.append(CellTime(result.execution_count, start, now()))
 
+    @property
+    def seconds(self) -> float:
+        """How long the present cell has run; 0 where none does."""
+        return sum((now() - start) / 1e9 for start in self._begun[:1])
+
     def known(self, present: int) -> list[CellTime]:
         """In order; the one that runs, which has this number, included."""
         return [*self._ended, *(CellTime(present, start, now(), True) for start in self._begun[:1])]
