@@ -147,6 +147,7 @@ def plan_to_detach(notebook: Notebook, seconds: float | None) -> None:
 
 def end_run(notebook: Notebook) -> None:
     """This process ends: detach its meshes where that is wanted (`%mesh detach --at-exit`), else end them."""
+    notebook.dashboards.close()
     try:
         if notebook.detaches_for is not None and len(notebook.meshes):
             detach_meshes(notebook, notebook.detaches_for)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from IPython.core.getipython import get_ipython
+
 from meshbook.magics import variables
 from meshbook.magics.exchange import VariableError, carry_out
 from meshbook.magics.merging import REDUCTIONS, Reduction
@@ -52,6 +54,24 @@ class NotebookProcMesh(ProcMesh):
     def actors(self) -> dict[str, Any]:
         own = {key for part in self._mesh.parts for key in part._keys}  # what cells need is none of the user's
         return {name: actors for name, actors in super().actors.items() if own.isdisjoint(actors._keys)}
+
+    def dashboard(self) -> Any:
+        """The live dashboard of the mesh: a widget that shows its ranks, their output, and what may be done to them.
+
+        It is of the whole mesh, also on a slice; the same one each time, so that what is selected shows in all places.
+        VariableError where the mesh is down, MeshError where there is no kernel, and so no widgets.
+        """
+        self._ranks()  # says so where there is no mesh any more
+        return self._mesh.open_dashboard()
+
+    def _repr_mimebundle_(self, **_: object) -> Any:
+        """As a value: the dashboard of the mesh, in a place that shows widgets; else, and of a slice, a line."""
+        text = {"text/plain": repr(self)}
+        if self.nodes != self._mesh.procs.nodes or not self._mesh.rank_of or not has_kernel():
+            return text
+        dashboard = self._mesh.open_dashboard()
+        data, metadata = dashboard._repr_mimebundle_()
+        return data | text, metadata
 
     def push(self, values: Mapping[str, Any] | None = None, /, **names: Any) -> None:
         """Set variables on every rank: `mesh.push(lr=0.1)`, `mesh.push({"lr": 0.1})`.
@@ -127,6 +147,11 @@ class NotebookProcMesh(ProcMesh):
         if gone := [rank for rank, now in zip(self.region.ranks(), known, strict=True) if now is None]:
             raise VariableError(f"rank {gone[0]} of {self!r} is gone: the mesh was stopped, or has been resized")
         return [rank for rank in known if rank is not None]
+
+
+def has_kernel() -> bool:
+    """Whether this runs in a kernel, so that there may be widgets."""
+    return getattr(get_ipython(), "kernel", None) is not None
 
 
 def _checked(name: Any) -> str:

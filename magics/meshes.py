@@ -54,11 +54,13 @@ class NotebookMesh:
     dead: dict[int, ExitReport] = field(default_factory=dict)
     last: LastCell = field(default_factory=LastCell)
     unwatch: Callable[[], None] = _nothing  # hear no more of its ranks
+    open_dashboard: Callable[[], Any] = _nothing
     busy: dict[int, int] = field(default_factory=dict)  # rank -> the cell that ended without its answer
     names: dict[int, tuple[str, ...]] = field(
         default_factory=dict
     )  # what each rank's namespace had after its last cell
     lost: dict[int, tuple[str, ...]] = field(default_factory=dict)  # rank that was started again -> what it had before
+    fresh: dict[int, int] = field(default_factory=dict)  # such a rank -> the serial of the last cell before that
     queues: RankQueues = field(default_factory=RankQueues)  # cells that run on it, and those that wait for them
 
     def __post_init__(self) -> None:
@@ -82,7 +84,7 @@ class NotebookMesh:
         self.procs, self.cells, self.control = procs, procs.all_of(self.cells), procs.all_of(self.control)
         self.inspection = procs.all_of(self.inspection)
         self.rank_of = {address.node: rank for rank, address in enumerate(procs.nodes)}
-        known_by_rank: tuple[dict[int, Any], ...] = (self.dead, self.busy, self.names, self.lost)
+        known_by_rank: tuple[dict[int, Any], ...] = (self.dead, self.busy, self.names, self.lost, self.fresh)
         for known in known_by_rank:
             _renumber(known, before, self.rank_of)
         self.last = LastCell()
@@ -117,6 +119,7 @@ class Meshes:
     def __init__(self) -> None:
         self._by_name: dict[str, NotebookMesh] = {}
         self._default = ""
+        self.open_dashboard: Callable[[str], Any] = lambda name: None  # by the mesh's name; of whoever shows them
         self._lock = threading.Lock()  # guards both: a mesh may come up on another thread than cells run on
 
     def __iter__(self) -> Iterator[NotebookMesh]:
@@ -222,6 +225,7 @@ class Meshes:
                 mesh.dead.pop(rank, None)
                 mesh.busy.pop(rank, None)
                 mesh.lost[rank] = mesh.names.pop(rank, ())
+                mesh.fresh[rank] = mesh.last.serial
 
         def unwatch() -> None:
             mesh.unwatch = _nothing
@@ -229,6 +233,7 @@ class Meshes:
             node.when_reborn.remove(welcome)
 
         mesh.unwatch = unwatch
+        mesh.open_dashboard = lambda: self.open_dashboard(mesh.name)
         node.when_down.append(look)
         node.when_reborn.append(welcome)
         mesh.procs.after_heal(lambda procs, ranks: mesh.follow(procs))

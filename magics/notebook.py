@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from meshbook.magics.background import Background
+from meshbook.magics.dashing.dashboards import Dashboards
 from meshbook.magics.exchange import VariableError
 from meshbook.magics.forwarding import CellScreen
 from meshbook.magics.handles import NotebookProcMesh
@@ -37,6 +38,8 @@ class Notebook:
     def __init__(self, shell: Any) -> None:
         self.shell = shell
         self.meshes = Meshes()
+        self.dashboards = Dashboards(self)
+        self.meshes.open_dashboard = self.dashboards.open
         self.screen = CellScreen()
         self.cell_times = CellTimes()
         self.profiling = Profiling()

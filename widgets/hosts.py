@@ -43,7 +43,8 @@ def _summed(metric: Metric, mesh: MeshFacts, host_of: npt.NDArray[np.intp], vita
     if (values := vitals.metrics.get(metric)) is None:
         return [None] * len(mesh.hosts)
     known = np.isfinite(values)
-    sums = np.bincount(host_of[known], np.asarray(values)[known], len(mesh.hosts))
+    # Sums of nothing are whole numbers to numpy, which a share could not be put into.
+    sums = np.bincount(host_of[known], np.asarray(values)[known], len(mesh.hosts)).astype(float)
     counts = np.bincount(host_of[known], minlength=len(mesh.hosts))
     amounts = np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0) if metric == "gpu" else sums
     pairs = zip(amounts.round(_DECIMALS).tolist(), counts.tolist(), strict=True)

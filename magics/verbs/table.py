@@ -20,6 +20,7 @@ from meshbook.magics.parsing import (
 from meshbook.magics.verbs.attach import Attach
 from meshbook.magics.verbs.cancel import Cancel
 from meshbook.magics.verbs.config import Config
+from meshbook.magics.verbs.dash import Dash
 from meshbook.magics.verbs.debug import Debug
 from meshbook.magics.verbs.detach import Detach
 from meshbook.magics.verbs.diff import Diff
@@ -47,6 +48,7 @@ from meshbook.magics.verbs.who import Who, Whos
 _ALL: tuple[type[Verb], ...] = (
     Up,
     Status,
+    Dash,
     Down,
     Resize,
     Heal,

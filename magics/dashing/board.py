@@ -1,0 +1,88 @@
+"""What a dashboard of a notebook's mesh is put up for: what it shows, and what its views ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from meshbook.magics.changes import wait_for
+from meshbook.magics.dashing.acts import Acts
+from meshbook.magics.dashing.source import NotebookSource
+from meshbook.magics.meshes import MeshError, NotebookMesh
+from meshbook.magics.timeline_reply import take_timeline
+from meshbook.runtime.actor.context import CURRENT, Context
+from meshbook.runtime.hosts.session import Session
+from meshbook.widgets.board import Answer
+from meshbook.widgets.logs import answer_logs
+
+if TYPE_CHECKING:  # it has the dashboards
+    from meshbook.magics.notebook import Notebook
+
+
+class NotebookBoard:
+    """Of the mesh with this name (`widgets.board.Board`)."""
+
+    def __init__(self, notebook: Notebook, name: str) -> None:
+        self._notebook = notebook
+        self._name = name
+        self.source = NotebookSource(notebook, name)
+        self._acts = Acts(notebook, self.source)
+        self._watching: Callable[[], None] | None = None  # ends it
+
+    def select(self, selector: str) -> tuple[int, ...]:
+        """The ranks that a selector means; those of this mesh, whichever is the default one."""
+        return self._notebook.selector_of(self._mesh())(selector)
+
+    def watch(self, wake: Callable[[], object] | None) -> None:
+        """Have the hosts measure more often while somebody looks, who hears of deaths and heals at once."""
+        if self._watching is not None:
+            self._watching()
+        mesh = self.source.mesh
+        self._watching = None if wake is None or mesh is None else watch_session(mesh.session, wake)
+
+    def answer(self, request: Mapping[str, Any]) -> Answer:
+        """What was asked for, on a thread of the request's own: there the notebook is the client that asks."""
+        mesh = self._mesh()
+        CURRENT.set(Context(mesh.session.context.actor_instance))
+        selector = str(request.get("sel") or "").strip()
+        match request.get("kind"):
+            case "act":
+                return self._acts.do(str(request.get("action")), mesh, selector)
+            case "logs":
+                return self._logs(mesh, selector, request)
+            case _:
+                return self._timeline(mesh, request.get("cell"))
+
+    def _logs(self, mesh: NotebookMesh, selector: str, request: Mapping[str, Any]) -> Answer:
+        ranks = self._notebook.selector_of(mesh)(selector or "all")
+        nodes = {mesh.procs.nodes[rank].node: rank for rank in ranks}
+        return Answer(answer_logs(mesh.session.output.logbook, nodes, request))
+
+    def _timeline(self, mesh: NotebookMesh, cell: Any) -> Answer:
+        number = None if cell is None else int(cell)
+        return Answer(wait_for(take_timeline(self._notebook, mesh, number)))
+
+    def _mesh(self) -> NotebookMesh:
+        mesh = self.source.mesh
+        if mesh is None:
+            raise MeshError(f"{self._name} is down: %mesh up --name {self._name} starts it again")
+        return mesh
+
+
+def watch_session(session: Session, wake: Callable[[], object]) -> Callable[[], None]:
+    """Look closely at what a session measures, and at what happens there; what ends that."""
+
+    def hear(report: Any) -> None:
+        wake()
+
+    heard: tuple[list[Any], ...] = (session.node.when_down, session.node.when_reborn, session.events.when_added)
+    for listeners in heard:
+        listeners.append(hear)
+    session.watch(True)
+
+    def end() -> None:
+        session.watch(False)
+        for listeners in heard:
+            listeners.remove(hear)
+
+    return end

@@ -1,0 +1,32 @@
+"""`%mesh dash`: show how a mesh is, and keep showing it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshbook.magics.notebook import Notebook
+from meshbook.magics.parsing import Parser
+from meshbook.magics.publications import Display
+from meshbook.magics.publisher import publisher_for
+from meshbook.magics.verbs.verb import Verb, add_name
+
+
+@dataclass(frozen=True)
+class Dash(Verb):
+    """Show the dashboard of a mesh (None: the default mesh)."""
+
+    word = "dash"
+    description = (
+        "Show the live dashboard of a mesh: its ranks by state or by a figure, their output and stacks, a timeline, "
+        "and buttons that work while a cell runs. NAME.dashboard() is the same as an object."
+    )
+
+    name: str | None = None
+
+    @staticmethod
+    def add_arguments(parser: Parser) -> None:
+        add_name(parser, "of this mesh (default: the default mesh)")
+
+    def run(self, notebook: Notebook) -> None:
+        dashboard = notebook.dashboards.open(notebook.meshes.get(self.name).name)
+        publisher_for(notebook.shell).publish([Display(*dashboard._repr_mimebundle_())])

@@ -1,0 +1,57 @@
+"""The dashboard of a mesh as a widget: a window on a `Conversation`. All that is shown travels as custom messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anywidget
+from anywidget._util import repr_mimebundle
+from ipywidgets.widgets.widget import _remove_buffers
+
+from meshbook.widgets.assets import script, style
+from meshbook.widgets.board import Board
+from meshbook.widgets.channel import Channel
+from meshbook.widgets.conversation import Conversation
+
+PROTOCOL_VERSION = "2.1.0"  # of Jupyter's widgets
+
+
+class MeshDashboard(anywidget.AnyWidget):
+    """The live dashboard of a mesh; it may be shown in several places at once."""
+
+    def __init__(self, board: Board) -> None:
+        self._esm = script()
+        self._css = style()
+        self._board = board
+        self._is_open = False
+        self._conversation = Conversation(board, self.send)
+        super().__init__()
+        self.on_msg(lambda widget, content, buffers: self._conversation.receive(content))
+
+    def open(self) -> None:
+        """Make the widget known to front ends, by a comm that can be used beside a running cell."""
+        if not self._is_open:
+            self._is_open = True
+            state, paths, buffers = _remove_buffers(self.get_state())
+            data = {"state": state, "buffer_paths": paths}
+            self.comm = Channel(
+                target_name="jupyter.widget", data=data, buffers=buffers, metadata={"version": PROTOCOL_VERSION}
+            )
+
+    def wake(self) -> None:
+        """Something has happened to the mesh."""
+        self._conversation.wake()
+
+    def end(self) -> None:
+        """Stop looking at the mesh; what is shown stays as it is."""
+        self._conversation.close()
+
+    def close(self) -> None:
+        """Take it down in all places where it is shown, and stop looking at the mesh."""
+        self._conversation.close()
+        super().close()
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        """The widget."""
+        mesh = self._board.source.look().mesh
+        return repr_mimebundle(model_id=self.model_id, repr_text=f"the dashboard of {mesh.name}: {mesh.size} ranks")
