@@ -28,6 +28,7 @@ class FakeSession:
         self.forgotten: list[str] = []
         self.node = SimpleNamespace(when_down=[], when_reborn=[])
         self.output = SimpleNamespace(forget=self.forgotten.append)
+        self.history = SimpleNamespace(forget=lambda mesh: None)
         self.events: list[Any] = []
         self.host = self
         self.has_lost_agent = False
