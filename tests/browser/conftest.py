@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -30,9 +31,16 @@ NOISE = ("Cannot read properties of undefined (reading 'schema')", "Command 'fil
 SIZE = {"width": 1280, "height": 800}
 
 
-@pytest.fixture(scope="package")
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run them last: Playwright has an event loop on the main thread from its start on, and others want theirs."""
+    here = Path(__file__).parent
+    items.sort(key=lambda item: here in item.path.parents)
+
+
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    """Chromium. Not for the session: Playwright's event loop runs on the main thread, where later tests want theirs."""
+    """Chromium."""
     path = next(filter(None, map(shutil.which, CHROMIUMS)), None)
     if path is None:
         pytest.skip("no Chromium on the PATH: make chromium, or apt-get install chromium fonts-dejavu-core")
@@ -46,7 +54,7 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def errors() -> list[str]:
     """What has gone wrong on the pages."""
     return []
@@ -105,7 +113,7 @@ def _told(message: ConsoleMessage) -> str:
     return f"{message.text} ({message.location.get('url', '')})"
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def server(browser: Browser) -> Iterator[Server]:
     """A Jupyter server with JupyterLab and Notebook 7."""
     server = Server()
