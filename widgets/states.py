@@ -44,7 +44,8 @@ def _silent(age: Any, known: Conditions, size: int) -> npt.NDArray[np.bool_]:
 
 def indices(ranks: Collection[int], size: int) -> npt.NDArray[np.intp]:
     """The ranks as an array that picks; those are left out that a mesh of this size has not, as after a resize."""
-    picked = np.fromiter(ranks, dtype=np.intp, count=len(ranks))
+    array = ranks if isinstance(ranks, np.ndarray) else np.fromiter(ranks, np.intp, len(ranks))
+    picked: npt.NDArray[np.intp] = array.astype(np.intp)
     return picked[(picked >= 0) & (picked < size)]
 
 

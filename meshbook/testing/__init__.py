@@ -1,6 +1,8 @@
-"""For tests of programs that run on meshbook: faults on purpose, and the same ones again for the same seed.
+"""For tests of programs that run on meshbook: faults on purpose, the same ones again for the same seed, and a mesh of
+any size that is only simulated.
 
     plan (pure: what happens when, to which rank) -> injection (a thread that does it) -> report
+    simulated -> `fake_mesh`: what a dashboard shows of thousands of ranks, without a process
 
 Needs no test framework.
 """
@@ -8,5 +10,6 @@ Needs no test framework.
 from meshbook.testing.injection import Chaos, chaos
 from meshbook.testing.plan import Event, Kind, Rates, plan
 from meshbook.testing.report import Injected, Report
+from meshbook.testing.simulated.mesh import FakeMesh, fake_mesh
 
-__all__ = ["Chaos", "Event", "Injected", "Kind", "Rates", "Report", "chaos", "plan"]
+__all__ = ["Chaos", "Event", "FakeMesh", "Injected", "Kind", "Rates", "Report", "chaos", "fake_mesh", "plan"]

@@ -1,0 +1,64 @@
+"""What is wrong with ranks of a simulated mesh, and when it is mended. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+Kind = Literal["killed", "failed", "silent", "paused", "starting"]
+LASTS: Final[dict[Kind, float]] = {"killed": 6.0, "failed": 5.0, "silent": 9.0, "paused": 6.0, "starting": 2.0}
+DRAWN: Final[tuple[Kind, ...]] = ("killed", "failed", "silent", "paused")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with a rank, from when until when, in seconds; one that lasts for ever is mended by a heal."""
+
+    kind: Kind
+    rank: int
+    since: float
+    until: float
+
+
+class Faults:
+    """Who has a fault; a rank has one at a time. A rank that was killed is starting before it is well."""
+
+    def __init__(self, size: int, rate: float, dice: np.random.Generator) -> None:
+        """`rate`: how many befall the mesh in a second, on average."""
+        self._size = size
+        self._rate = rate
+        self._dice = dice
+        self.by_rank: dict[int, Fault] = {}
+
+    def of(self, kind: Kind) -> frozenset[int]:
+        """The ranks with such a fault."""
+        return frozenset(rank for rank, fault in self.by_rank.items() if fault.kind == kind)
+
+    def draw(self, now: float, seconds: float) -> Fault | None:
+        """What befalls a rank in these seconds, if anything does."""
+        if self._dice.random() >= self._rate * seconds:
+            return None
+        rank, kind = int(self._dice.integers(self._size)), DRAWN[self._dice.integers(len(DRAWN))]
+        return None if rank in self.by_rank else self.add(kind, rank, now, LASTS[kind])
+
+    def add(self, kind: Kind, rank: int, now: float, seconds: float = math.inf) -> Fault:
+        """Let a rank have this fault for so long."""
+        fault = self.by_rank[rank] = Fault(kind, rank, now, now + seconds)
+        return fault
+
+    def mend(self, now: float, ranks: Iterable[int] | None = None) -> list[Fault]:
+        """End the faults whose time has come, or those of these ranks; returns those that have ended."""
+        ended = [
+            fault
+            for fault in self.by_rank.values()
+            if (fault.until <= now if ranks is None else fault.rank in set(ranks))
+        ]
+        for fault in ended:
+            del self.by_rank[fault.rank]
+            if fault.kind == "killed":
+                self.by_rank[fault.rank] = Fault("starting", fault.rank, fault.since, now + LASTS["starting"])
+        return ended

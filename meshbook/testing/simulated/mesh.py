@@ -1,0 +1,248 @@
+"""`fake_mesh`: a simulated mesh that a dashboard shows like a real one."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from meshbook.runtime.telemetry.logbook import Logbook
+from meshbook.runtime.telemetry.vitals import METRICS, Activity, ActorLoad, Metric, ProcessDetail
+from meshbook.testing.simulated.faults import Fault, Faults, Kind
+from meshbook.testing.simulated.measures import Measures
+from meshbook.testing.simulated.timeline import timeline_of
+from meshbook.testing.simulated.training import Training
+from meshbook.testing.simulated.words import Writer, last_words, place, stacks_of
+from meshbook.widgets.source import Bar, CellFacts, Conditions, Happening, Look, MeshFacts, Pause, Stacks
+
+QUANTUM = 0.25  # seconds: nothing happens between two of them
+STEPS = 100  # of the training in a cell
+REST = 3.0  # seconds between the end of a cell and the next one
+FAULT_RATE = 1 / 40  # a second
+EPOCH = 1_700_000_000.0  # when its time begins, in seconds since 1970
+EVENTS = 100  # that are kept
+
+
+def fake_mesh(size: int = 4096, *, per_host: int = 8, seed: int = 0, faults: float = FAULT_RATE) -> FakeMesh:
+    """A mesh of `size` simulated ranks that train, straggle, die and heal: for tests, demos and figures of scale.
+
+        mesh = fake_mesh(4096)
+        mesh.dashboard()  # in a notebook: live, in real time
+
+        mesh = fake_mesh(64, faults=0)
+        mesh.advance(10.0)  # in a test: ten seconds later, at once
+        mesh.kill(3)
+        look = mesh.look()
+
+    It is a `meshbook.widgets.source.Source`. Hosts have `per_host` ranks. It is the same for the same seed and the same
+    calls. `faults`: how many befall the mesh in a second, on average; these are mended after some seconds. ValueError
+    where `size` is no multiple of `per_host`, but for a mesh of a single host.
+    """
+    return FakeMesh(size, per_host=per_host, seed=seed, faults=faults)
+
+
+class FakeMesh:
+    """A simulated mesh; `fake_mesh` makes one. Its time stands still but for `advance`. For one thread at a time."""
+
+    def __init__(self, size: int, *, per_host: int, seed: int, faults: float) -> None:
+        self.facts = facts_of(size, per_host)
+        dice = np.random.default_rng(seed)
+        self._ticks = 0
+        self._faults = Faults(size, faults, dice)
+        self._training = Training(size, dice)
+        self._measures = Measures(size, dice)
+        self._beats = dice.random(size)  # when in each second a rank gives a sign of life
+        self.nodes = {f"fake.{rank}": rank for rank in range(size)}
+        self.logbook = Logbook(clock=lambda: EPOCH + self.seconds)
+        self._writer = Writer(self.logbook, list(self.nodes))
+        self._events: deque[Happening] = deque(maxlen=EVENTS)
+        self._stacks: Stacks | None = None
+        self._cell = 0
+        self._ended_at: float | None = None  # None: it runs
+        self._begin_cell()
+
+    def __len__(self) -> int:
+        return self.facts.size
+
+    def __repr__(self) -> str:
+        dims = ", ".join(f"{name}={size}" for name, size in self.facts.dims)
+        return f"<a simulated mesh ({dims}) after {self.seconds:g} s>"
+
+    # -- what passes ---------------------------------------------------------------
+
+    @property
+    def seconds(self) -> float:
+        """How late it is, since the mesh was made."""
+        return self._ticks * QUANTUM
+
+    def advance(self, seconds: float) -> None:
+        """Let so many seconds pass, rounded to quarters."""
+        for _ in range(round(seconds / QUANTUM)):
+            self._ticks += 1
+            self._pass(self.seconds)
+
+    def _pass(self, now: float) -> None:
+        self._mended(self._faults.mend(now))
+        if (fault := self._faults.draw(now, QUANTUM)) is not None:
+            self._befallen(fault)
+        if self._ended_at is None:
+            self._train(now)
+        elif now - self._ended_at >= REST:
+            self._begin_cell()
+        self._measures.measure(self._activity(), self._training.took, now)
+        if now.is_integer():
+            self._measures.keep()
+
+    def _train(self, now: float) -> None:
+        before = self._training.count
+        self._training.advance(now)
+        if before != self._training.count:
+            self._writer.write_step(self._training.count, self._training.took)
+        if self._training.count >= STEPS:
+            self.interrupt()
+
+    def _begin_cell(self) -> None:
+        self._cell, self._ended_at = self._cell + 1, None
+        self._training.begin(self.seconds)
+        for rank in self._faults.by_rank:
+            self._training.hold(rank)
+        self._writer.begin_cell(self._cell)
+
+    # -- what is done to it --------------------------------------------------------
+
+    def kill(self, ranks: int | Iterable[int]) -> None:
+        """End ranks; they stay dead until `heal`."""
+        self.break_down("killed", ranks)
+
+    def break_down(self, kind: Kind, ranks: int | Iterable[int]) -> None:
+        """Let ranks be `killed`, `failed` (an error), `silent` (no sign of life) or `paused`, until `heal`."""
+        for rank in _listed(ranks, len(self)):
+            self._befallen(self._faults.add(kind, rank, self.seconds))
+
+    def heal(self) -> list[int]:
+        """Mend all that is wrong with ranks; returns which they were. Those that were killed start, for two seconds."""
+        mended = self._faults.mend(self.seconds, list(self._faults.by_rank))
+        self._mended(mended)
+        return sorted(fault.rank for fault in mended)
+
+    def interrupt(self) -> int | None:
+        """End the cell; returns its number, or None where none runs. The next one begins after three seconds."""
+        if self._ended_at is not None:
+            return None
+        self._ended_at = self.seconds
+        self._writer.end_cell()
+        return self._cell
+
+    def write(self, rank: int, text: str, stream: str = "stdout") -> None:
+        """Let a rank write something, in the present cell."""
+        self._writer.write(_listed(rank, len(self))[0], text, stream)
+
+    def take_stacks(self) -> None:
+        """Look where the ranks are: the `stacks` of the next look."""
+        self._stacks = stacks_of(time_of_day(self.seconds), self._activity(), self._faults)
+
+    def _befallen(self, fault: Fault) -> None:
+        self._training.hold(fault.rank)
+        self._writer.write(fault.rank, *last_words(fault.kind))
+        if fault.kind == "killed":
+            self._note("failed", fault.rank, "killed by SIGKILL")
+
+    def _mended(self, faults: Iterable[Fault]) -> None:
+        for fault in faults:
+            if fault.kind != "killed":  # then it starts only now
+                self._training.release([fault.rank], self.seconds)
+            if fault.kind == "starting":
+                self._note("healed", fault.rank, f"it was away for {self.seconds - fault.since:.0f} s")
+
+    def _note(self, kind: str, rank: int, text: str) -> None:
+        self._events.append(Happening(time_of_day(self.seconds), kind, (rank,), text))
+
+    # -- what a dashboard asks (`meshbook.widgets.source.Source`) --------------------
+
+    def look(self) -> Look:
+        """How the mesh is now."""
+        runs = self._ended_at is None
+        return Look(
+            self.facts,
+            self._measures.vitals(self._activity(), self._age()),
+            self._conditions(),
+            cell=self._cell_facts() if runs else None,
+            pauses=[Pause((rank,), "in the debugger", place(self._cell)) for rank in sorted(self._faults.of("paused"))],
+            bars=[self._bar()] if runs else [],
+            events=tuple(self._events),
+            stacks=self._stacks,
+        )
+
+    def series(self, ranks: Sequence[int], metrics: Sequence[Metric]) -> Any:
+        """The last five minutes of these ranks: float32 of the shape [ranks, metrics, 300], the newest last."""
+        return self._measures.series(ranks, metrics)
+
+    def details(self, ranks: Sequence[int]) -> Sequence[ProcessDetail | None]:
+        """What is told of these ranks in words; None for one that is dead."""
+        return [None if rank in self._faults.of("killed") else self._detail(rank) for rank in ranks]
+
+    def timeline(self) -> dict[str, Any]:
+        """The last steps of the last cell, as the protocol's reply to "timeline"."""
+        return timeline_of(self._cell, self._training.steps)
+
+    def _activity(self) -> npt.NDArray[np.uint8]:
+        if self._ended_at is not None:
+            return np.zeros(len(self), np.uint8)
+        return self._training.activity(self.seconds)
+
+    def _age(self) -> npt.NDArray[np.float32]:
+        age = ((self.seconds + self._beats) % 1.0).astype(np.float32)
+        for kind in ("silent", "killed"):
+            for rank in self._faults.of(kind):
+                age[rank] += self.seconds - self._faults.by_rank[rank].since
+        return age
+
+    def _conditions(self) -> Conditions:
+        of = self._faults.of
+        return Conditions(dead=of("killed"), starting=of("starting"), error=of("failed"), paused=of("paused"))
+
+    def _cell_facts(self) -> CellFacts:
+        began = self._training.first
+        return CellFacts(self._cell, f"cell {self._cell}", self.seconds - began, range(len(self)))
+
+    def _bar(self) -> Bar:
+        done = self._training.count / STEPS
+        return Bar(f"train {done:4.0%} {self._training.count}/{STEPS}", done, range(len(self)), done, done)
+
+    def _detail(self, rank: int) -> ProcessDetail:
+        waits = self._activity()[rank] == Activity.IN_COLLECTIVE
+        loader = ActorLoad("loader", int(self._measures.now[METRICS.index("queued"), rank]), "next_batch")
+        return ProcessDetail(
+            f"fake.{rank}",
+            20_000 + rank,
+            self.facts.hosts[self.facts.host_of[rank]],
+            (loader, ActorLoad("trainer", 0, "" if waits else "step")),
+            "all_reduce" if waits else "",
+            "in the debugger" if rank in self._faults.of("paused") else "",
+        )
+
+
+def facts_of(size: int, per_host: int) -> MeshFacts:
+    """A mesh of so many ranks, on as many hosts as it takes."""
+    per_host = min(size, per_host)
+    if size < 1 or per_host < 1 or size % per_host:
+        raise ValueError(f"{size} ranks cannot be spread evenly over hosts of {per_host}")
+    hosts = tuple(f"node{host:03d}" for host in range(size // per_host))
+    dims = (("hosts", len(hosts)), ("gpus", per_host))
+    return MeshFacts("fake", dims, hosts, tuple(rank // per_host for rank in range(size)))
+
+
+def time_of_day(seconds: float) -> str:
+    """The time of day, so many seconds after the beginning."""
+    return time.strftime("%H:%M:%S", time.gmtime(EPOCH + seconds))
+
+
+def _listed(ranks: int | Iterable[int], size: int) -> list[int]:
+    listed = [ranks] if isinstance(ranks, int) else list(ranks)
+    if wrong := [rank for rank in listed if not 0 <= rank < size]:
+        raise ValueError(f"there is no rank {wrong[0]}: the mesh has {size}")
+    return listed

@@ -1,0 +1,128 @@
+"""The simulated mesh: the same for the same seed, and what a dashboard shows of it is what was done to it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from meshbook.runtime.telemetry.logsearch import Query, find_lines
+from meshbook.runtime.telemetry.vitals import METRICS, Activity
+from meshbook.testing import FakeMesh, fake_mesh
+from meshbook.widgets.protocol import State
+from meshbook.widgets.states import states_of
+
+
+def states(mesh: FakeMesh) -> list[int]:
+    return list(map(int, states_of(mesh.look())))
+
+
+def test_it_is_the_same_for_the_same_seed() -> None:
+    one, same, other = fake_mesh(64), fake_mesh(64), fake_mesh(64, seed=1)
+    for mesh in (one, same, other):
+        mesh.advance(120)
+    look = one.look()
+    for metric in METRICS:
+        np.testing.assert_array_equal(look.vitals.metrics[metric], same.look().vitals.metrics[metric])
+    assert look.events == same.look().events
+    assert look.vitals.metrics["rss"].tolist() != other.look().vitals.metrics["rss"].tolist()
+
+
+def test_ranks_train_and_meet() -> None:
+    mesh = fake_mesh(16, faults=0)
+    seen = set()
+    for _ in range(40):
+        mesh.advance(0.25)
+        seen |= set(mesh.look().vitals.activity.tolist())
+    assert seen == {Activity.RUNNING, Activity.IN_COLLECTIVE}
+    look = mesh.look()
+    assert look.cell is not None
+    assert look.cell.seconds == 10.0
+    assert look.bars[0].text.endswith("/100")
+    assert (look.vitals.metrics["step"] > 0.5).all()
+    assert (look.vitals.age <= 1.0).all()
+    history = mesh.series([3, 5], ["cpu", "rss"])
+    assert history.shape == (2, 2, 300)
+    assert np.isfinite(history[..., -10:]).all()
+    assert np.isnan(history[..., 0]).all()
+
+
+def test_what_is_wrong_with_a_rank_shows_until_it_is_mended() -> None:
+    mesh = fake_mesh(8, faults=0)
+    mesh.kill(3)
+    mesh.break_down("failed", [4])
+    mesh.break_down("silent", [5])
+    mesh.break_down("paused", [6])
+    mesh.advance(10)
+    assert states(mesh)[3:7] == [State.DEAD, State.ERROR, State.STALE, State.PAUSED]
+    assert {states(mesh)[rank] for rank in (0, 1, 2, 7)} == {State.IN_COLLECTIVE}  # they wait for the others
+    assert mesh.details([3, 6])[0] is None
+    assert mesh.look().pauses[0].ranks == (6,)
+    assert mesh.heal() == [3, 4, 5, 6]
+    assert states(mesh)[3] == State.STARTING
+    mesh.advance(4)
+    assert set(states(mesh)) <= {State.RUNNING, State.IN_COLLECTIVE}
+    assert [event.kind for event in mesh.look().events] == ["failed", "healed"]
+    assert mesh.interrupt() == 1
+    assert mesh.interrupt() is None
+    assert set(states(mesh)) == {State.IDLE}
+    mesh.advance(3)
+    cell = mesh.look().cell
+    assert cell is not None
+    assert cell.number == 2
+
+
+def test_faults_come_and_are_mended_by_themselves() -> None:
+    mesh = fake_mesh(64, faults=0.2)
+    seen: set[int] = set()
+    for _ in range(600):
+        mesh.advance(0.25)
+        seen |= set(states(mesh))
+    assert seen == set(State) - {State.IDLE}
+    assert len(mesh.look().events) > 2
+
+
+def test_ranks_write_and_their_lines_are_found() -> None:
+    mesh = fake_mesh(8, faults=0)
+    mesh.advance(5)
+    mesh.write(2, "<script>alert(1)</script>\n", "stderr")
+    extract = mesh.logbook.extract(mesh.nodes)
+    found = find_lines(extract, mesh.nodes, Query(text="<script>")).lines
+    assert [(line.rank, line.stream, line.cell, line.text) for line in found] == [
+        (2, "stderr", 1, "<script>alert(1)</script>")
+    ]
+    assert find_lines(extract, mesh.nodes, Query(text="loss")).matches >= 8
+    with pytest.raises(ValueError, match="there is no rank 8: the mesh has 8"):
+        mesh.write(8, "nobody\n")
+
+
+def test_its_stacks_and_its_timeline() -> None:
+    mesh = fake_mesh(16, faults=0)
+    mesh.kill([3])
+    mesh.advance(10)
+    mesh.take_stacks()
+    stacks = mesh.look().stacks
+    assert stacks is not None
+    assert [tuple(group.ranks) for group in stacks.groups] == [(0, 1, 2, *range(4, 16))]
+    mesh.heal()
+    mesh.advance(10)
+    timeline = mesh.timeline()
+    assert [lane["rank"] for lane in timeline["lanes"]] == list(range(16))
+    for lane in timeline["lanes"]:
+        ends = [time for begin, end, *_ in lane["spans"] for time in (begin, end)]
+        assert ends == sorted(ends)
+        assert {"running", "collective"} <= {span[2] for span in lane["spans"]}
+    large = fake_mesh(4096, faults=0)
+    large.advance(20)
+    assert sum(len(lane["spans"]) for lane in large.timeline()["lanes"]) <= 60_000
+
+
+@pytest.mark.parametrize(("size", "dims"), [(1, (1, 1)), (4, (1, 4)), (8, (1, 8)), (24, (3, 8)), (4096, (512, 8))])
+def test_its_hosts(size: int, dims: tuple[int, int]) -> None:
+    mesh = fake_mesh(size)
+    assert mesh.facts.dims == (("hosts", dims[0]), ("gpus", dims[1]))
+    assert len(mesh.look().vitals.age) == len(mesh) == size
+
+
+def test_ranks_that_fill_no_hosts_are_refused() -> None:
+    with pytest.raises(ValueError, match="12 ranks cannot be spread evenly over hosts of 8"):
+        fake_mesh(12)
