@@ -204,48 +204,51 @@ class Meters(Actor):
         self._gpus = GpuWatch()
         self._asked: Future[float] | None = None
         self._interval = SECONDS
+        self._news = threading.Event()  # an answer, or the end
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="meshbook meters", daemon=True)
         self._thread.start()
 
     def __cleanup__(self, error: BaseException | None) -> None:
         self._closed.set()
+        self._news.set()
         self._gpus.close()
         self._thread.join()
         self._meter.pages.close()
 
     def _run(self) -> None:
-        while not self._closed.wait(self._interval):
+        while not self._closed.is_set():
+            begun = time.monotonic()
             try:
                 self._tick()
             except Exception:  # what cannot be measured must not end the measuring of all else
                 logger.exception("the processes of %s could not be measured", self._meter.host)
-                self._interval = SECONDS
+                self._meter.tell_all()
+            self._news.wait(self._interval)
+            self._news.clear()
+            self._take_answer()  # which may say that it is time already
+            self._closed.wait(max(0.0, begun + self._interval - time.monotonic()))
 
     def _tick(self) -> None:
-        if self._is_asked():
-            return
-        if not (workers := self._living()):
-            self._interval = SECONDS
+        if self._asked is not None or not (workers := self._living()):
             return
         self._gpus.start()
         batch = self._meter.measure(workers, self._gpus.reading, time.monotonic())
         asker = Each(1)
-        self._asked = asker.futures[0]
         self._node.call([Target(self._node.controller, VITALS)], "measured", ((batch,), {}), NOWHERE, asker)
+        self._asked = asker.futures[0]
+        self._asked.when_done(self._news.set)
 
-    def _is_asked(self) -> bool:
-        """Whether the last batch has not been taken in yet."""
-        asked = self._asked
-        if asked is not None and not asked.done():
-            return True
+    def _take_answer(self) -> None:
+        """Learn how long to wait, if the last batch was taken in."""
+        if (asked := self._asked) is None or not asked.done():
+            return
         self._asked = None
         try:
-            self._interval = asked.get() if asked is not None else self._interval
+            self._interval = asked.get()
         except MeshbookError:  # another process is the controller now, or none
             self._interval = SECONDS
             self._meter.tell_all()
-        return False
 
 
 def make_meter(host: str, folder: Path) -> Meter:

@@ -16,8 +16,10 @@ import psutil
 import pytest
 
 from meshbook import Actor, endpoint
+from meshbook.runtime.cells.actor import CellActor
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.mesh.procs import ProcMesh
+from meshbook.runtime.telemetry.questions import Answer
 from meshbook.runtime.telemetry.vitals import Activity, ActorLoad, Vitals
 
 PATIENCE = 60.0
@@ -149,3 +151,38 @@ def reduce_after_steps() -> None:
     for _ in range(2):
         optimizer.step()
     dist.all_reduce(torch.ones(1))
+
+
+def test_a_cell_that_runs_and_one_that_asks_are_seen(session: Session, mesh: ProcMesh, watch: Watch) -> None:
+    replies: list[Any] = []
+    asked = threading.Event()
+
+    class Patient:
+        """Answers when it is told to."""
+
+        def take(self, question: Any, reply: Any) -> None:
+            replies.append(reply)
+            asked.set()
+
+        def withdraw(self, rank: int, number: int) -> None:
+            """Nobody does."""
+
+    read, write = os.pipe()
+    cells = mesh.slice(gpus=0).spawn_on_main("cells", CellActor)
+    cells.prepare.call_one().get(PATIENCE)
+    session.questions.open("", Patient())
+    try:
+        cell = cells.run.call_one("name = input()\nopen(name).read(1)", 1)
+        assert asked.wait(PATIENCE)
+        vitals = watch.until(lambda vitals: vitals.activity[0] == Activity.PAUSED)
+        assert vitals.age[0] < PATIENCE
+        watch.until(lambda vitals: watch.detail(0).pause == "in input()")
+        replies[0](Answer("text", f"/proc/{os.getpid()}/fd/{read}"))
+        watch.until(lambda vitals: vitals.activity[0] == Activity.RUNNING)
+        os.write(write, b"!")
+        assert cell.get(PATIENCE).error is None
+    finally:
+        session.questions.close("")
+    watch.until(lambda vitals: vitals.activity[0] == Activity.IDLE)
+    for end in (read, write):
+        os.close(end)
