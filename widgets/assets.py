@@ -1,7 +1,8 @@
 """The front end of the dashboard as one script and one style sheet, joined from `static/`.
 
-anywidget takes a single ES module, and there is no build step. So the files stay real ES modules, which a browser can load
-one by one, and are joined here: each becomes a function that returns what it exports, so no name of one meets one of another.
+anywidget takes a single ES module, and there is no build step. So the files stay real ES modules, which a browser can
+load one by one, and are joined here: each becomes a function that returns what it exports, so that no name of one meets
+one of another.
 """
 
 from __future__ import annotations

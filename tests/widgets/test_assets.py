@@ -34,7 +34,8 @@ def test_modules_see_what_they_import_and_nothing_else_of_each_other() -> None:
         entry='import { twice } from "./a.js";\nimport {three as THREE, Box} from "./deep/b.js";\n'
         "const hidden = 1;\nexport default twice(THREE) + new Box().size + hidden;",
         a="const hidden = 2;\nexport function twice(x) { return hidden * x; }",
-        deep__b='import {base} from "./a2.js";\nclass Box { size = base; }\nconst hidden = 3;\nexport { Box, hidden as three };',
+        deep__b='import {base} from "./a2.js";\nclass Box { size = base; }\nconst hidden = 3;\n'
+        "export { Box, hidden as three };",
         deep__a2="export const base = 100;",
     )
     assert said(script) == "107"

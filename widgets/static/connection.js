@@ -43,7 +43,8 @@ export class Connection {
     clearInterval(this.#timer);
     document.removeEventListener("visibilitychange", this.#look);
     this.#model.off("msg:custom", this.#receive);
-    for (const id of [...this.#waiting.keys()]) this.#settle(id, (call) => call.reject(new RequestError("the view was closed")));
+    for (const id of [...this.#waiting.keys()])
+      this.#settle(id, (call) => call.reject(new RequestError("the view was closed")));
     this.send({ kind: "close", view: this.#view });
   }
 

@@ -2,7 +2,20 @@
 
 import { parseRanks } from "./ranks.js";
 
-const SECTIONS = ["mesh", "channel", "counts", "cell", "worst", "hosts", "topology", "stacks", "pauses", "bars", "events", "selected"];
+const SECTIONS = [
+  "mesh",
+  "channel",
+  "counts",
+  "cell",
+  "worst",
+  "hosts",
+  "topology",
+  "stacks",
+  "pauses",
+  "bars",
+  "events",
+  "selected",
+];
 
 /** A buffer of a message as an array; copied, since it may begin anywhere. */
 export function arrayOf(Kind, buffer) {
@@ -83,7 +96,9 @@ export class Store {
       changed.add(section);
     } else if (`${singular}_ranks` in named) {
       const values = arrayOf(Kind, named[`${singular}_values`]);
-      arrayOf(Uint32Array, named[`${singular}_ranks`]).forEach((rank, place) => this.#put(section, rank, values[place]));
+      arrayOf(Uint32Array, named[`${singular}_ranks`]).forEach((rank, place) =>
+        this.#put(section, rank, values[place]),
+      );
       changed.add(section);
     }
   }

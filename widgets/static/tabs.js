@@ -10,7 +10,12 @@ export class Tabs {
 
   constructor(panels) {
     this.#entries = panels.map((panel) => this.#entry(panel));
-    this.bar = element("div", { class: "meshbook-tabs", role: "tablist", "aria-label": "Panels", on: { keydown: this.#move } });
+    this.bar = element("div", {
+      class: "meshbook-tabs",
+      role: "tablist",
+      "aria-label": "Panels",
+      on: { keydown: this.#move },
+    });
     this.bar.append(...this.#entries.map(({ tab }) => tab));
     this.element = element("section", { class: "meshbook-panels" }, this.bar, ...this.#entries.map(({ page }) => page));
     if (this.#entries.length) this.#show(this.#entries[0]);
@@ -37,8 +42,17 @@ export class Tabs {
   #entry(panel) {
     const id = `meshbook-panel-${(made += 1)}`;
     const badge = element("span", { class: "meshbook-badge" });
-    const tab = element("button", { role: "tab", type: "button", id: `${id}-tab`, "aria-controls": id }, panel.title, badge);
-    const page = element("div", { role: "tabpanel", id, tabindex: -1, "aria-labelledby": `${id}-tab`, hidden: true }, panel.element);
+    const tab = element(
+      "button",
+      { role: "tab", type: "button", id: `${id}-tab`, "aria-controls": id },
+      panel.title,
+      badge,
+    );
+    const page = element(
+      "div",
+      { role: "tabpanel", id, tabindex: -1, "aria-labelledby": `${id}-tab`, hidden: true },
+      panel.element,
+    );
     const entry = { panel, tab, page, badge };
     tab.addEventListener("click", () => this.#show(entry));
     return entry;

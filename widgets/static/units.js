@@ -2,10 +2,11 @@
 
 const BYTES = ["B", "kB", "MB", "GB", "TB", "PB"];
 
-/** 1.2 GB of 1_234_000_000; three digits that count. */
+/** 1.2 GB of 1_234_000_000, 31 GB; as `format_bytes` of Python writes them. */
 export function asBytes(value) {
-  const power = value < 1000 ? 0 : Math.min(BYTES.length - 1, Math.floor(Math.log10(value) / 3));
-  return `${threeDigits(value / 1000 ** power)} ${BYTES[power]}`;
+  let [amount, power] = [value, 0];
+  while (amount >= 999.5 && power < BYTES.length - 1) [amount, power] = [amount / 1000, power + 1];
+  return `${amount.toFixed(amount < 9.95 && power > 0 ? 1 : 0)} ${BYTES[power]}`;
 }
 
 /** 12.5 s, 320 ms, 2:05 or 1:02:05, of seconds. */

@@ -1,0 +1,78 @@
+/** The first lines: which mesh it is, how many ranks are in which state, what runs and for how long. */
+
+import { element, setAttribute, setText } from "./dom.js";
+import { countsByState, stateIcon } from "./states.js";
+import { asClock, asCount } from "./units.js";
+
+export function makeHeader({ store, selection }) {
+  const name = element("h3", { class: "meshbook-name" });
+  const shape = element("span", { class: "meshbook-quiet" });
+  const chips = element("div", { class: "meshbook-chips", role: "group", "aria-label": "Ranks by state" });
+  const cell = makeCell(store);
+  return {
+    element: element(
+      "header",
+      { class: "meshbook-header" },
+      element("div", { class: "meshbook-title" }, name, shape),
+      chips,
+    ),
+    cell: cell.element,
+    update(changed) {
+      if (changed.has("mesh")) {
+        setText(name, store.mesh.name);
+        setText(shape, shapeText(store));
+      }
+      if (changed.has("counts"))
+        chips.replaceChildren(...countsByState(store.counts).map((state) => chip(state, store, selection)));
+      if (changed.has("cell")) cell.update();
+    },
+    dispose: () => cell.dispose(),
+  };
+}
+
+function shapeText({ mesh, size }) {
+  const shape = mesh.dims.map(([dim, length]) => `${dim} ${asCount(length)}`).join(" × ");
+  return mesh.dims.length > 1 ? `${shape} · ${asCount(size)} ranks` : shape;
+}
+
+function chip(state, store, selection) {
+  const select = { click: () => selection.chooseRanks(ranksInState(store.states, state.number)) };
+  const count = element("b", {}, asCount(state.count));
+  const title = `Select the ${state.count === 1 ? "rank that is" : "ranks that are"} ${state.title}`;
+  return element(
+    "button",
+    { type: "button", class: "meshbook-chip", title, dataset: { state: state.name }, on: select },
+    stateIcon(state),
+    count,
+    state.title,
+  );
+}
+
+function ranksInState(states, number) {
+  return [...states.keys()].filter((rank) => states[rank] === number);
+}
+
+function makeCell(store) {
+  const mark = element("span", { class: "meshbook-pulse", "aria-hidden": "true" });
+  const title = element("b");
+  const clock = element("span", { class: "meshbook-clock" });
+  const detail = element("span", { class: "meshbook-quiet" });
+  const line = element("div", { class: "meshbook-cell" }, mark, title, clock, detail);
+  const tick = () => setText(clock, store.cell === null ? "" : asClock(store.cellSeconds()));
+  const timer = setInterval(tick, 250);
+  return {
+    element: line,
+    dispose: () => clearInterval(timer),
+    update() {
+      setAttribute(line, "data-running", store.cell !== null);
+      setText(title, store.cell?.title ?? "No cell runs");
+      setText(detail, store.cell === null ? "" : detailText(store.cell));
+      tick();
+    },
+  };
+}
+
+function detailText({ ranks, waits, jobs }) {
+  const others = jobs ? `${jobs} ${jobs === 1 ? "job" : "jobs"} in the background` : "";
+  return [ranks && `ranks ${ranks}`, waits, others].filter(Boolean).join(" · ");
+}

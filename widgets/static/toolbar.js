@@ -1,0 +1,126 @@
+/** Above the grid: the field for a selector, what colours the cells, and how the colours are read. */
+
+import { CHANNELS } from "./channels.js";
+import { element, setAttribute, setText } from "./dom.js";
+import { HEAT_GRADIENT } from "./heat.js";
+import { asValue } from "./units.js";
+
+export function makeToolbar(context) {
+  const field = makeField(context);
+  const copy = makeCopy(context);
+  const colours = makeChannels(context);
+  const legend = makeLegend(context.store);
+  return {
+    element: element(
+      "div",
+      { class: "meshbook-toolbar" },
+      field.element,
+      copy.element,
+      element("span", { class: "meshbook-spring" }),
+      colours.element,
+    ),
+    legend: legend.element,
+    focusField: () => field.focus(),
+    update(changed) {
+      if (changed.has("selected") || changed.has("mesh")) {
+        field.update();
+        copy.update();
+      }
+      if (changed.has("channel")) {
+        colours.update();
+        legend.update();
+      }
+    },
+  };
+}
+
+function makeField({ store, selection }) {
+  const input = element("input", {
+    type: "text",
+    class: "meshbook-field",
+    placeholder: "Select: 0-3, failed, hosts=1",
+    "aria-label": "Select ranks",
+    title: "Ranks as in %%mesh: 0-3, failed, ok, hosts=1, ::2, !3. The key / comes here from the grid",
+    spellcheck: "false",
+    autocomplete: "off",
+  });
+  const count = element("span", { class: "meshbook-quiet meshbook-count", "aria-live": "polite" });
+  input.addEventListener("change", () => selection.choose(input.value));
+  input.addEventListener("keydown", (event) => {
+    if (event.key === "Enter") selection.choose(input.value);
+    else if (event.key === "Escape") selection.clear();
+  });
+  return {
+    element: element("label", { class: "meshbook-select" }, input, count),
+    focus() {
+      input.focus();
+      input.select();
+    },
+    update() {
+      if (document.activeElement !== input || selection.size === 0) input.value = selection.sel;
+      setText(count, selection.size ? `${selection.size} of ${store.size}` : "");
+    },
+  };
+}
+
+function makeCopy({ selection, announce }) {
+  const line = () => `%%mesh ${selection.sel || "all"}`;
+  const copy = async () => {
+    try {
+      await navigator.clipboard.writeText(`${line()}\n`);
+      announce(`Copied “${line()}”: paste it as the first line of a cell`);
+    } catch {
+      announce(`The browser does not let it be copied; begin a cell with ${line()}`, "error");
+    }
+  };
+  const code = element("code", { class: "meshbook-code" });
+  const button = element(
+    "button",
+    { type: "button", class: "meshbook-button", title: "Copy this line for a cell", on: { click: copy } },
+    "Copy ",
+    code,
+  );
+  return {
+    element: button,
+    update: () => setText(code, shortened(line())),
+  };
+}
+
+function shortened(text) {
+  return text.length > 28 ? `${text.slice(0, 27)}…` : text;
+}
+
+function makeChannels({ store, send, announce }) {
+  const options = CHANNELS.map(({ name, title }) => element("option", { value: name }, title));
+  const select = element("select", { class: "meshbook-choice", "aria-label": "Colour by" }, ...options);
+  select.addEventListener("change", () => {
+    send({ kind: "channel", name: select.value });
+    announce(`Colours show: ${select.selectedOptions[0].text}`);
+  });
+  return {
+    element: element(
+      "label",
+      { class: "meshbook-colour" },
+      element("span", { class: "meshbook-quiet" }, "Colour by"),
+      select,
+    ),
+    update: () => (select.value = store.channel.name),
+  };
+}
+
+/** How the colours of an amount are read. Those of the states are told by the chips at the top. */
+function makeLegend(store) {
+  const low = element("span");
+  const high = element("span");
+  const bar = element("span", { class: "meshbook-heat", style: { background: HEAT_GRADIENT } });
+  const legend = element("div", { class: "meshbook-legend", "aria-label": "Scale" }, low, bar, high);
+  return {
+    element: legend,
+    update() {
+      const { name, unit, low: least, high: most } = store.channel;
+      setAttribute(legend, "hidden", name === "state");
+      setText(low, asValue(least, unit));
+      setText(high, asValue(most, unit));
+    },
+  };
+}
