@@ -1,0 +1,264 @@
+"""The dashboard as a front end has it: its comm is opened, read and spoken to, in our kernel and in a stock one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import pytest
+
+from meshbook.widgets.protocol import State
+
+if TYPE_CHECKING:
+    from tests.kernel.conftest import Notebook, Signs
+
+pytestmark = [pytest.mark.kernel, pytest.mark.without_torch]
+WIDGET = "application/vnd.jupyter.widget-view+json"
+PROMISED = 1.0  # seconds in which a dead rank is seen
+
+
+class View:
+    """A view of the dashboard of `mesh`. What it was told is merged as the front end does."""
+
+    def __init__(self, notebook: Notebook) -> None:
+        self.notebook = notebook
+        self.name = uuid.uuid4().hex[:8]
+        self.heard = notebook.follow("", "")  # what a dashboard says has no parent
+        shown = notebook.run("mesh.dashboard()").contents("execute_result")[0]
+        self.comm = shown["data"][WIDGET]["model_id"]
+        self._ids = 0
+
+    def say(self, **content: Any) -> str:
+        return self.send({"method": "custom", "content": content})
+
+    def send(self, data: dict[str, Any], comm: str = "", kind: str = "comm_msg", **more: Any) -> str:
+        message = self.notebook.client.session.msg(kind, {"comm_id": comm or self.comm, "data": data, **more})
+        message["metadata"]["version"] = "1.0.0"
+        self.notebook.client.shell_channel.send(message)
+        return str(message["header"]["msg_id"])
+
+    def open(self) -> dict[str, Any]:
+        """Everything, as it is told to a view that opens."""
+        before = len(self.states)
+        self.say(kind="open", view=self.name)
+        self.notebook.wait_until(lambda: any(state["full"] for state in self.states[before:]))
+        return self.state
+
+    def ask(self, **content: Any) -> dict[str, Any]:
+        """The reply to a request, buffers included."""
+        return self.wait_for_reply(self.request(**content))
+
+    def request(self, **content: Any) -> int:
+        self._ids += 1
+        self.say(**content, id=self._ids)
+        return self._ids
+
+    def wait_for_reply(self, number: int) -> dict[str, Any]:
+        self.notebook.wait_until(lambda: number in self.replies)
+        return self.replies[number]
+
+    def wait(self, is_reached: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Until what it shows is so."""
+        self.notebook.wait_until(lambda: is_reached(self.state))
+        return self.state
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        return [
+            message["content"]["data"]["content"] | {"arrays": message["buffers"]}
+            for message in self.heard.messages
+            if message["content"].get("comm_id") == self.comm and message["content"]["data"]["method"] == "custom"
+        ]
+
+    @property
+    def states(self) -> list[dict[str, Any]]:
+        return [message for message in self.messages if message["kind"] == "state"]
+
+    @property
+    def replies(self) -> dict[int, dict[str, Any]]:
+        return {message["id"]: message for message in self.messages if message["kind"] == "reply"}
+
+    @property
+    def state(self) -> dict[str, Any]:
+        shown: dict[str, Any] = {}
+        for state in self.states:
+            shown.update(state)
+            arrays = dict(zip(state["buffers"], state["arrays"], strict=True))
+            if "states" in arrays:
+                shown["by_rank"] = numpy.frombuffer(arrays["states"], numpy.uint8).copy()
+            if "state_ranks" in arrays:
+                ranks = numpy.frombuffer(arrays["state_ranks"], "<u4")
+                shown["by_rank"][ranks] = numpy.frombuffer(arrays["state_values"], numpy.uint8)
+        return shown
+
+    def close(self) -> None:
+        self.say(kind="close", view=self.name)
+
+
+@pytest.fixture(scope="module", params=["meshbook", "python3"])
+def kernel(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def shared(kernel: str, make_notebook: type[Notebook]) -> Iterator[Notebook]:
+    with make_notebook(kernel, torch=False) as notebook:
+        notebook.run("%mesh up --gpus 4")
+        yield notebook
+
+
+@pytest.fixture
+def view(shared: Notebook) -> Iterator[View]:
+    view = View(shared)
+    yield view
+    view.close()
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """What a cell reads waits until it is written to."""
+    os.mkfifo(tmp_path / "gate")
+    return tmp_path / "gate"
+
+
+def test_a_view_that_opens_is_told_everything(shared: Notebook, view: View) -> None:
+    state = view.open()
+    assert state["mesh"]["dims"] == [["gpus", 4]]
+    assert state["mesh"]["alive"]
+    assert state["counts"] == {"idle": 4}
+    assert state["by_rank"].tolist() == [State.IDLE] * 4
+    assert {"cell", "worst", "hosts", "topology", "stacks", "pauses", "bars", "events", "selected"} <= state.keys()
+    again = view.notebook.run("mesh").contents("execute_result")[0]["data"]
+    assert again[WIDGET]["model_id"] == view.comm
+    assert again["text/plain"] == shared.evaluate("repr(mesh)")
+    assert WIDGET not in shared.run("mesh.slice(gpus=0)").contents("execute_result")[0]["data"]
+    assert shared.run("%mesh dash").displays[0][WIDGET]["model_id"] == view.comm
+
+
+def test_what_a_view_asks_for_wrongly_is_refused(view: View) -> None:
+    view.open()
+    assert "what" in view.ask(kind="select", sel="0-what")["error"]
+    assert "no rank 9" in view.ask(kind="history", ranks=[9], metrics=["rss"])["error"]
+    assert "heat" in view.ask(kind="history", ranks=[0], metrics=["heat"])["error"]
+    assert "explode" in view.ask(kind="act", action="explode", sel="")["error"]
+    assert "dance" in view.ask(kind="dance")["error"]
+    assert "view" in view.ask(kind="open", view=7)["error"]
+    assert view.ask(kind="select", sel="1:3")["ranks"] == "1-2"
+    view.wait(lambda state: state["selected"]["count"] == 2)
+    assert view.ask(kind="select", sel="")["count"] == 0
+
+
+def test_a_sync_cell_shows_and_keeps_its_output(kernel: str, shared: Notebook, view: View, gate: Path) -> None:
+    view.open()
+    code = f"import threading\nprint('began')\nopen({str(gate)!r}).read()\nprint('over')\n"
+    cell = shared.start(
+        f"{code}thread = threading.Thread(target=print, args=('of a thread',))\nthread.start(); thread.join()"
+    )
+    view.wait(lambda state: state["cell"] is not None and "in the notebook" in state["cell"]["title"])
+    asked = view.request(kind="select", sel="0")
+    if kernel == "meshbook":  # a stock kernel hears it after the cell
+        assert view.wait_for_reply(asked)["ranks"] == "0"
+        assert not cell.is_idle
+    gate.write_text("")
+    assert shared.wait(cell).stdout.split("\n") == ["began", "over", "of a thread", ""]
+    assert view.wait_for_reply(asked)["ranks"] == "0"
+    view.wait(lambda state: state["cell"] is None)
+
+
+def test_buttons_work_while_a_mesh_cell_runs(shared: Notebook, view: View, signs: Signs) -> None:
+    view.open()
+    shared.run(f"%%mesh\n{signs.definition}")
+    cell = shared.start(
+        "%%mesh --on-error finish\nimport threading\nprint('<script>loss 0.5')\ntell('in')\nthreading.Event().wait(60)"
+    )
+    signs.wait_for("in", 4)
+    shown = view.wait(lambda state: state["counts"] == {"running": 4} and state["cell"] is not None)
+    assert shown["cell"]["ranks"] == "0-3"
+    assert view.ask(kind="act", action="stacks", sel="0")["text"] == "took the stacks of rank 0"
+    (group,) = view.wait(lambda state: state["stacks"] is not None)["stacks"]["groups"]
+    assert group["frames"][0][0].startswith("cell ")
+    lines = view.ask(kind="logs", sel="", query={"text": "<SCRIPT>"})["lines"]
+    assert sorted((line[2], line[5]) for line in lines) == [(rank, "<script>loss 0.5") for rank in range(4)]
+    assert len(view.ask(kind="timeline", cell=None)["lanes"]) == 4
+    assert view.ask(kind="act", action="interrupt", sel="1")["text"].startswith("interrupted rank 1")
+    view.wait(lambda state: state["counts"].get("running") == 3)
+    assert not cell.is_idle
+    assert "interrupted cell" in view.ask(kind="act", action="interrupt", sel="")["text"]
+    assert shared.wait_failed(cell).error["ename"] == "KeyboardInterrupt"
+    view.wait(lambda state: state["counts"] == {"error": 4} and state["cell"] is None)
+    shared.run("%%mesh\npass")
+    view.wait(lambda state: state["counts"] == {"idle": 4})
+
+
+def test_a_job_is_interrupted_where_no_cell_holds_the_notebook(shared: Notebook, view: View, signs: Signs) -> None:
+    view.open()
+    shared.run(f"%%mesh\n{signs.definition}")
+    shared.run("%%mesh -a -o job\nimport threading\ntell('in')\nthreading.Event().wait(60)")
+    signs.wait_for("in", 4)
+    view.wait(lambda state: state["cell"] is not None and state["cell"]["jobs"] == 1)
+    assert "job 1" in view.ask(kind="act", action="interrupt", sel="")["text"]
+    view.wait(lambda state: state["cell"] is None)
+    assert shared.evaluate("job.cancelled()")
+
+
+def test_ranks_and_meshes_that_end_are_seen_and_come_back(kernel: str, open_notebook: Callable[..., Notebook]) -> None:
+    notebook = open_notebook(kernel)
+    notebook.run("%mesh up --gpus 4")
+    view = View(notebook)
+    view.open()
+    notebook.run("%%mesh\nimport os\npid = os.getpid()")
+    pid = notebook.evaluate("mesh.slice(gpus=2).pull('pid')")
+    view.wait(lambda state: state["cell"] is None)
+    os.kill(pid, signal.SIGKILL)
+    killed = time.monotonic()
+    state = view.wait(lambda state: state["counts"].get("dead") == 1)
+    assert time.monotonic() - killed < PROMISED
+    assert state["by_rank"][2] == State.DEAD
+    assert "rank 2 is back" in view.ask(kind="act", action="heal", sel="")["text"]
+    view.wait(lambda state: state["counts"] == {"idle": 4} and state["events"][-1]["kind"] == "healed")
+    assert view.ask(kind="act", action="kill", sel="0,3")["text"].startswith("killed 2 ranks [0,3]")
+    view.wait(lambda state: state["counts"] == {"idle": 2, "dead": 2})
+    assert "Heal" in view.ask(kind="act", action="kill", sel="0")["error"]
+    assert "are back" in view.ask(kind="act", action="restart", sel="1:3")["text"]
+    view.wait(lambda state: state["counts"] == {"idle": 4})
+    notebook.run("%mesh down")
+    view.wait(lambda state: not state["mesh"]["alive"])
+    assert "%mesh up" in view.ask(kind="act", action="heal", sel="")["error"]
+    notebook.run("%mesh up --gpus 2")
+    assert view.wait(lambda state: state["mesh"]["alive"])["counts"] == {"idle": 2}
+
+
+def test_without_views_nobody_is_at_work(shared: Notebook, view: View) -> None:
+    threads = "sorted(t.name for t in __import__('threading').enumerate() if t.name == 'meshbook dashboard')"
+    view.open()
+    assert shared.evaluate(threads) == ["meshbook dashboard"]
+    view.close()
+    shared.wait_until(lambda: not shared.evaluate(threads))
+    assert sum(view.open()["counts"].values()) == 4
+
+
+def test_a_page_that_is_loaded_anew_finds_its_widgets_while_a_cell_runs(
+    kernel: str, shared: Notebook, view: View, gate: Path
+) -> None:
+    if kernel != "meshbook":
+        pytest.skip("a stock kernel hears nothing of a front end while sync code runs")
+    cell = shared.start(f"open({str(gate)!r}).read()")
+    asked = shared.follow(view.send({"method": "request_state"}), "")
+    shared.wait_until(lambda: bool(asked.contents("comm_msg")))  # by its parent a front end knows the answer
+    assert "_esm" in asked.contents("comm_msg")[0]["data"]["state"]
+    control = uuid.uuid4().hex
+    view.send({}, control, "comm_open", target_name="jupyter.widget.control")
+    view.send({"method": "request_states"}, control)
+    of_control = (content for heard in (cell, view.heard) for content in heard.contents("comm_msg"))
+    shared.wait_until(lambda: any(content["comm_id"] == control for content in cell.contents("comm_msg")))
+    (told,) = (content["data"]["states"] for content in of_control if content["comm_id"] == control)
+    assert view.comm in told
+    assert not cell.is_idle
+    gate.write_text("")
+    shared.wait(cell)
