@@ -6,26 +6,19 @@ A test fails if anything is thrown or logged as an error on a page meanwhile.
 from __future__ import annotations
 
 import importlib.util
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.browser.harness import BarePage
+from tests.browser.harness import BarePage, chromium, find_chromium
 from tests.browser.jupyter import FrontEnd, NotebookPage, Server
 
 if TYPE_CHECKING:  # it may be missing
     from playwright.sync_api import Browser, ConsoleMessage, Page
 
 PATIENCE = 60.0  # seconds; what a page may take on a busy machine before a test gives up
-CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-# Without a sandbox, since continuous integration is root; and without what asks the network of its own accord.
-ARGUMENTS = (
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
-)
 # Notebook 7 says these at each start.
 NOISE = ("Cannot read properties of undefined (reading 'schema')", "Command 'filebrowser:open-path' not registered.")
 SIZE = {"width": 1280, "height": 800}
@@ -41,17 +34,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """Chromium."""
-    path = next(filter(None, map(shutil.which, CHROMIUMS)), None)
-    if path is None:
+    if find_chromium() is None:
         pytest.skip("no Chromium on the PATH: make chromium, or apt-get install chromium fonts-dejavu-core")
     if importlib.util.find_spec("playwright") is None:
         pytest.skip("Playwright is not installed: pip install 'meshbook[test]'")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=[*ARGUMENTS])
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="session")

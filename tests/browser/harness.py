@@ -15,20 +15,28 @@ page are answered from here, so no port is opened, and one that asks for anythin
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # the tests of a machine without Playwright skip, and have to be collected for that
-    from playwright.sync_api import Page, Route
+    from playwright.sync_api import Browser, Page, Route
 
 Theme = Literal["light", "dark"]
 Content = dict[str, Any]
 Message = Content | tuple[Content, Sequence[bytes]]
 Kernel = Callable[[Content, list[bytes]], Iterable[Message]]
 
+CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+# Without a sandbox, since continuous integration is root; and without what asks the network of its own accord.
+ARGUMENTS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
+)
 ORIGIN = "http://bare.test"
 THEMES = Path(sys.prefix) / "share/jupyter/lab/themes/@jupyterlab"
 
@@ -75,6 +83,22 @@ await widget.initialize?.({{ model }});
 await window.bare.show();
 document.body.dataset.ready = "yes";
 </script></body></html>"""
+
+
+def find_chromium() -> str | None:
+    """Where the system's browser is."""
+    return next(filter(None, map(shutil.which, CHROMIUMS)), None)
+
+
+@contextlib.contextmanager
+def chromium() -> Iterator[Browser]:
+    """The system's browser, without a window."""
+    from playwright.sync_api import sync_playwright  # not at the top: what skips without it has to be collected
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=find_chromium(), args=[*ARGUMENTS])
+        yield browser
+        browser.close()
 
 
 class BarePage:
