@@ -1,0 +1,113 @@
+"""The dashboard in JupyterLab and Notebook 7: it shows, it is true while cells run, and its buttons work then."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.browser.dashboards import Dashboard
+
+if TYPE_CHECKING:
+    from tests.browser.jupyter import NotebookPage
+
+pytestmark = [pytest.mark.browser, pytest.mark.kernel]
+UP, DASH, PID, LOCAL, RANKS, PRINT = range(6)
+PROMISED = 1.0  # seconds within which a death shows
+MARKUP = "a needle in <script>document.title = 'run'</script>"
+
+
+@dataclass
+class Open:
+    """A notebook with a mesh of four ranks and its dashboard. `folder` has what cells and tests tell each other."""
+
+    notebook: NotebookPage
+    dashboard: Dashboard
+    folder: Path
+
+    def kill_rank(self) -> float:
+        """Kill rank 2 from outside; after how many seconds it shows. Cell PID has run."""
+        os.kill(int((self.folder / "pid").read_text()), signal.SIGKILL)
+        return self.dashboard.wait_for(idle=3, dead=1)
+
+    def heal(self) -> None:
+        self.dashboard.press("heal")
+        self.dashboard.wait_for(idle=4)
+
+    def reload(self) -> None:
+        """Reload the page, as a person does that comes back to it."""
+        self.notebook.save()
+        self.notebook.reload()
+        self.dashboard = Dashboard(self.notebook.output(DASH))
+
+
+@pytest.fixture(scope="module", params=["lab", "notebook"])
+def open_(
+    request: pytest.FixtureRequest, make_notebook: Callable[..., NotebookPage], tmp_path_factory: pytest.TempPathFactory
+) -> Open:
+    folder = tmp_path_factory.mktemp("signs")
+    os.mkfifo(folder / "gate")
+    cells = [
+        "%mesh up --gpus 4",
+        "%mesh dash",
+        f"%%mesh 2\nimport os\nopen('{folder}/pid', 'w').write(str(os.getpid()))",
+        f"open('{folder}/gate').read()",
+        "%%mesh\nimport time\ntime.sleep(600)",
+        f'%%mesh\nprint("plain")\nif rank == 3:\n    print("{MARKUP}")',
+    ]
+    notebook = make_notebook(request.param, f"dashboard-{request.param}", cells)
+    notebook.run(UP)
+    return Open(notebook, Dashboard(notebook.run(DASH)), folder)
+
+
+def test_it_shows_the_mesh(open_: Open) -> None:
+    open_.dashboard.wait_for(idle=4)
+    open_.dashboard.wait_for_rest()
+    assert "mesh" in open_.dashboard.root.locator("header").inner_text()
+
+
+def test_beside_a_local_cell_a_killed_rank_is_dead_at_once_and_heal_brings_it_back(open_: Open) -> None:
+    open_.notebook.run(PID)
+    open_.notebook.start(LOCAL)
+    taken = [open_.kill_rank()]
+    open_.heal()
+    (open_.folder / "gate").write_text("on")
+    assert "on" in open_.notebook.wait(LOCAL).inner_text()
+    while min(taken) > PROMISED and len(taken) < 3:  # the machine may be busy
+        open_.notebook.run(PID)
+        taken.append(open_.kill_rank())
+        open_.heal()
+    assert min(taken) < PROMISED
+
+
+def test_interrupt_ends_a_cell_of_the_ranks(open_: Open) -> None:
+    open_.notebook.start(RANKS)
+    open_.dashboard.wait_for(running=4)
+    open_.dashboard.wait_for_cell("cell")
+    open_.dashboard.press("interrupt")
+    assert "KeyboardInterrupt" in open_.notebook.wait(RANKS).inner_text()
+    open_.dashboard.wait_for_rest()
+
+
+def test_a_reload_amid_a_cell_brings_everything_back(open_: Open) -> None:
+    open_.notebook.start(RANKS)
+    open_.dashboard.wait_for(running=4)
+    open_.reload()
+    open_.dashboard.wait_for(running=4)
+    open_.dashboard.wait_for_cell("cell")
+    open_.dashboard.press("interrupt")
+    open_.dashboard.wait_for_rest()
+
+
+def test_the_log_is_searched_and_its_markup_is_text(open_: Open) -> None:
+    assert MARKUP in open_.notebook.run(PRINT).inner_text()
+    log = open_.dashboard.show("Logs")
+    log.get_by_label("Filter the log").fill("needle")
+    log.locator(".meshbook-log-row").filter(has_text="needle").wait_for()
+    assert MARKUP in log.inner_text()
+    assert open_.notebook.page.title() != "run"
