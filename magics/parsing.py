@@ -87,6 +87,14 @@ def _whole_number(text: str, least: int) -> int:
     return int(text)
 
 
+def port(text: str) -> int:
+    """A port of this machine; 0 is any that is free."""
+    number = _whole_number(text, least=0)
+    if number > 65535:
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is no port: these go up to 65535")
+    return number
+
+
 def seconds(text: str) -> float:
     """A time above zero."""
     if not re.fullmatch(r"[0-9]{0,9}\.?[0-9]{0,9}", text) or not any(map(str.isdigit, text)) or not float(text):

@@ -9,6 +9,7 @@ face; `import meshbook.runtime.geometry` is the full path of the rest.
 import sys
 
 from meshbook import hosts as hosts  # a module of its own: `meshbook.hosts.command(...)`
+from meshbook import metrics as metrics  # the same: `meshbook.metrics.serve()`
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import context, current_actor_name, current_rank, current_size
 from meshbook.runtime.actor.deferred import returns_future

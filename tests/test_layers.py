@@ -21,6 +21,7 @@ FLOORS: dict[str, int] = {
     "meshbook": 7,  # the facade
     "meshbook.hosts": 7,
     "meshbook.magics": 7,
+    "meshbook.metrics": 7,
     "meshbook.monarch": 7,
     "meshbook.runs": 7,
     "meshbook.testing": 7,
@@ -53,6 +54,7 @@ FLOORS: dict[str, int] = {
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("meshbook", "meshbook.magics"): "`%load_ext meshbook` looks for its hook on the facade; magics never imports it",
     ("meshbook", "meshbook.hosts"): "a part of the facade that is a module of its own, and never imports it",
+    ("meshbook", "meshbook.metrics"): "the same",
     ("meshbook.runtime.actor", "meshbook.runtime.geometry"): (
         "an actor's author handles points and value meshes, which have a shape"
     ),

@@ -30,6 +30,7 @@ from meshbook.magics.verbs.heal import Heal
 from meshbook.magics.verbs.interrupt import Interrupt
 from meshbook.magics.verbs.jobs import ListJobs
 from meshbook.magics.verbs.log import Log
+from meshbook.magics.verbs.metrics import MetricsVerb
 from meshbook.magics.verbs.mode import Mode
 from meshbook.magics.verbs.profile import ProfileVerb
 from meshbook.magics.verbs.pull import Pull
@@ -69,6 +70,7 @@ _ALL: tuple[type[Verb], ...] = (
     Stack,
     Debug,
     TraceVerb,
+    MetricsVerb,
     ProfileVerb,
     Log,
     Doctor,

@@ -27,6 +27,7 @@ from meshbook.runtime.hosts.controllers import CONTROLLERS, Controllers
 from meshbook.runtime.hosts.faults import Faults
 from meshbook.runtime.hosts.launch import AGENT, AgentBirth, RunFolder, make_folder
 from meshbook.runtime.hosts.launchers import AgentProcess, agent_environment
+from meshbook.runtime.hosts.metrics import export_of
 from meshbook.runtime.hosts.remote import RemoteHosts
 from meshbook.runtime.hosts.roster import ROSTER, Roster
 from meshbook.runtime.mesh.hosts import HOST, HostMesh
@@ -86,6 +87,7 @@ class Session:
         self.remote = RemoteHosts(self.node, self.settings, self.folder.path, self.roster, self._agent_address)
         self.node.places = Places(self.host, self.node.address)
         self.context = Context(Instance("client", "client", NOWHERE.point(0), self.node))
+        self.metrics = export_of(self)
         self._watcher = threading.Thread(target=self._watch_agent, name="meshbook agent watcher", daemon=True)
         self._begin()
 
@@ -222,6 +224,7 @@ class Session:
         if not self._closing.acquire(blocking=False):
             return
         self._faults.close()  # from now on an end is no fault
+        self.metrics.close()
         self.stop_actors()
         self.host.note_end()
         self._stop_workers(seconds)
@@ -252,6 +255,7 @@ class Session:
             return
         self._has_left = True
         self._faults.close()
+        self.metrics.close()
         self.host.note_end()
         self.node.close(why)
         self.node.terminate()  # by then the socket's file is gone, and cannot be taken for the next one's

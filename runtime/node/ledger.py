@@ -89,6 +89,11 @@ class Ledger:
         with self._lock:
             return [charge for charge in reversed(self._charges.values()) if charge.owner == owner]
 
+    def processes(self) -> list[Charge]:
+        """The process meshes, the oldest first."""
+        with self._lock:
+            return [charge for charge in self._charges.values() if charge.are_processes]
+
     def actors(self) -> list[Charge]:
         """The actor meshes."""
         with self._lock:

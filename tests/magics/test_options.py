@@ -15,6 +15,7 @@ from meshbook.magics.verbs.down import Down
 from meshbook.magics.verbs.heal import Heal
 from meshbook.magics.verbs.interrupt import Interrupt
 from meshbook.magics.verbs.log import Log
+from meshbook.magics.verbs.metrics import MetricsVerb
 from meshbook.magics.verbs.pull import Pull
 from meshbook.magics.verbs.push import Push
 from meshbook.magics.verbs.resize import Resize
@@ -156,6 +157,10 @@ def test_help_does_not_depend_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -
         ("pull c@-1,d", Pull((Wanted("c", -1), Wanted("d")))),
         ("pull c !0 --force", Pull((Wanted("c"),), "!0", force=True)),
         ("stack trainers[0,3]", Stack("trainers[0,3]")),
+        ("metrics", MetricsVerb()),
+        ("metrics --prometheus", MetricsVerb(prometheus=9464)),
+        ("metrics --prometheus 0 --opentelemetry", MetricsVerb(prometheus=0, opentelemetry=True)),
+        ("metrics --off", MetricsVerb(off=True)),
         ("log 3", Log(3)),
         ("log 3 -n 20", Log(3, lines=20)),
         ("log -n 20 0", Log(0, lines=20)),

@@ -1,0 +1,58 @@
+"""`%mesh metrics`: vitals of ranks for Prometheus and OpenTelemetry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshbook.magics.meshes import MeshError
+from meshbook.magics.notebook import Notebook
+from meshbook.magics.parsing import Parser, port
+from meshbook.magics.verbs.verb import Verb
+from meshbook.runtime.hosts.metrics import PORT
+from meshbook.runtime.telemetry.exporters.readings import MetricsError
+
+
+@dataclass(frozen=True)
+class MetricsVerb(Verb):
+    """Export to Prometheus (at a port), to OpenTelemetry, or no more; without any of these say what is exported."""
+
+    word = "metrics"
+    description = (
+        "Export memory, CPU, GPUs, queues, step times, message rates and heartbeats of all ranks to a monitoring "
+        "system: nothing is exported unless you ask for it here, and it ends with the session. Without an option: "
+        "what is exported now. Needs pip install 'meshbook[metrics]'."
+    )
+
+    prometheus: int | None = None
+    opentelemetry: bool = False
+    off: bool = False
+
+    @staticmethod
+    def add_arguments(parser: Parser) -> None:
+        parser.add_argument(
+            "--prometheus",
+            metavar="PORT",
+            nargs="?",
+            type=port,
+            const=PORT,
+            help=f"let Prometheus scrape here, on the loopback interface (default: {PORT}; 0: any port that is free)",
+        )
+        parser.add_argument(
+            "--opentelemetry",
+            action="store_true",
+            help="export by the MeterProvider that the notebook has set, or by OTLP to OTEL_EXPORTER_OTLP_ENDPOINT",
+        )
+        parser.add_argument("--off", action="store_true", help="export no more")
+
+    def run(self, notebook: Notebook) -> None:
+        metrics = notebook.session().metrics
+        if self.off:
+            metrics.close()
+        try:
+            if self.prometheus is not None:
+                metrics.serve(self.prometheus)
+            if self.opentelemetry:
+                metrics.send()
+        except MetricsError as error:
+            raise MeshError(str(error)) from error
+        print("\n".join(metrics.status()) or "no metrics are exported: %mesh metrics --help says how")

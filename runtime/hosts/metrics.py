@@ -1,0 +1,128 @@
+"""The metrics of a session for monitoring systems: what there is to export, and to where it is exported now.
+
+Off unless asked for: by `meshbook.metrics`, by `%mesh metrics`, or by MESHBOOK_PROMETHEUS_PORT.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from meshbook.runtime.node.ledger import Charge
+from meshbook.runtime.telemetry.exporters.readings import MeshReading, MetricsError, Read
+
+if TYPE_CHECKING:  # libraries of theirs are loaded where somebody wants them
+    from meshbook.runtime.hosts.session import Session
+    from meshbook.runtime.telemetry.exporters.opentelemetry import OpenTelemetryExport
+    from meshbook.runtime.telemetry.exporters.prometheus import PrometheusEndpoint
+    from meshbook.runtime.telemetry.history import History
+
+logger = logging.getLogger(__name__)
+_OFF = ": meshbook.metrics.stop(), or %mesh metrics --off, ends that"
+PORT = 9464  # which OpenTelemetry's own exporters for Prometheus use
+
+
+class Readings:
+    """Reads how the ranks are of all meshes that this process has spawned. Any thread may call it."""
+
+    def __init__(self, charges: Callable[[], Sequence[Charge]], history: History) -> None:
+        self._charges = charges
+        self._history = history
+        self._hosts: dict[str, str] = {}  # by node: the dead tell it no more
+
+    def __call__(self) -> list[MeshReading]:
+        charges = self._charges()
+        before = self._hosts
+        self._hosts = {
+            node: host
+            for charge in charges
+            for node in charge.ranks
+            if (host := before.get(node) or self._host_of(node))
+        }
+        return [reading for charge in charges if (reading := self._read(charge)).ranks]
+
+    def _host_of(self, node: str) -> str:
+        detail = self._history.detail(node)
+        return detail.host if detail is not None else ""
+
+    def _read(self, charge: Charge) -> MeshReading:
+        """Of those that have been measured: who is just being born is not up yet, and not down either."""
+        hosts = self._hosts
+        ranks = sorted((rank, node) for node, rank in charge.ranks.items() if node in hosts)
+        failed = set(charge.failed)
+        return MeshReading(
+            charge.name,
+            [rank for rank, _ in ranks],
+            [hosts[node] for _, node in ranks],
+            [rank not in failed for rank, _ in ranks],
+            self._history.vitals(tuple(node for _, node in ranks)),
+        )
+
+
+class MetricsExport:
+    """What a session exports; `close` ends all of it."""
+
+    def __init__(self, read: Read, run: str) -> None:
+        self._read = read
+        self._run = run
+        self._sendings = 0
+        self._lock = threading.Lock()  # guards what is on
+        self._prometheus: PrometheusEndpoint | None = None
+        self._opentelemetry: OpenTelemetryExport | None = None
+
+    def serve(self, port: int) -> str:
+        """Let Prometheus scrape at this port of the loopback interface; returns where. MetricsError if not."""
+        from meshbook.runtime.telemetry.exporters.prometheus import PrometheusEndpoint
+
+        with self._lock:
+            if self._prometheus is not None:
+                raise MetricsError(f"metrics are served already, at {self._prometheus.url}{_OFF}")
+            self._prometheus = PrometheusEndpoint(self._read, port)
+            return self._prometheus.url
+
+    def send(self, provider: Any = None) -> str:
+        """Let OpenTelemetry export; returns to where. MetricsError if that cannot be."""
+        from meshbook.runtime.telemetry.exporters.opentelemetry import OpenTelemetryExport
+
+        with self._lock:
+            if self._opentelemetry is not None:
+                raise MetricsError(f"metrics are exported already, to {self._opentelemetry.target}{_OFF}")
+            # A provider makes no gauge twice: each time it is another meter.
+            self._sendings += 1
+            self._opentelemetry = OpenTelemetryExport(self._read, provider, f"{self._run}.{self._sendings}")
+            return self._opentelemetry.target
+
+    def status(self) -> list[str]:
+        """What is on, each as a line."""
+        with self._lock:
+            prometheus = [f"Prometheus: {self._prometheus.url}"] if self._prometheus is not None else []
+            return prometheus + (
+                [f"OpenTelemetry: {self._opentelemetry.target}"] if self._opentelemetry is not None else []
+            )
+
+    def close(self) -> None:
+        """Export no more. Idempotent."""
+        with self._lock:
+            ending = (self._prometheus, self._opentelemetry)
+            self._prometheus = self._opentelemetry = None
+        for export in ending:
+            if export is not None:
+                export.close()
+
+
+def export_of(session: Session) -> MetricsExport:
+    """What this session exports: nothing yet, unless its settings say so."""
+    own = session.node.address.node
+
+    def charges() -> list[Charge]:
+        return [charge for charge in session.node.ledger.processes() if own not in charge.ranks]
+
+    export = MetricsExport(Readings(charges, session.history), session.run)
+    if session.settings.prometheus_port:
+        try:
+            export.serve(session.settings.prometheus_port)
+        except MetricsError as error:  # no reason to have no session
+            logger.warning("MESHBOOK_PROMETHEUS_PORT is set, but %s", error)
+    return export

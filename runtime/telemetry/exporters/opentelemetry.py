@@ -1,0 +1,126 @@
+"""Vitals of ranks as OpenTelemetry's metrics: gauges that its own library observes whenever it exports."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from meshbook.runtime.telemetry.exporters.readings import (
+    MEASUREMENTS,
+    Measurement,
+    MeshReading,
+    MetricsError,
+    Read,
+    samples_of,
+)
+
+CLOSE_SECONDS = 1.0  # what the last export gets
+SAME_READING = 0.2  # seconds: all gauges of an export show one and the same moment
+_EXPORTERS = {
+    "grpc": ("opentelemetry.exporter.otlp.proto.grpc.metric_exporter", "opentelemetry-exporter-otlp-proto-grpc"),
+    "http/protobuf": (
+        "opentelemetry.exporter.otlp.proto.http.metric_exporter",
+        "opentelemetry-exporter-otlp-proto-http",
+    ),
+}
+
+
+class OpenTelemetryExport:
+    """Observes ranks by a meter provider from the time it is made until `close`.
+
+    `provider`: the user's; else the one that the program has set (`opentelemetry.metrics.set_meter_provider`); else one
+    that is made here, which sends by OTLP to where the standard variables say (OTEL_EXPORTER_OTLP_ENDPOINT and so on;
+    without them http://localhost:4318), and ends with this. `scope` names the meter.
+    MetricsError where a library is missing.
+    """
+
+    def __init__(self, read: Read, provider: Any = None, scope: str = "") -> None:
+        sdk = _import("opentelemetry.sdk.metrics", "opentelemetry-sdk")
+        api = _import("opentelemetry.metrics", "opentelemetry-api")
+        present = provider if provider is not None else api.get_meter_provider()
+        is_given = provider is not None or isinstance(present, sdk.MeterProvider)
+        self._own: Any = None if is_given else _make_provider(sdk)
+        self.target = "the program's own meter provider" if is_given else _endpoint()
+        self._read = _Steady(read)
+        self._observation = api.Observation
+        used: Any = present if is_given else self._own
+        meter = used.get_meter("meshbook", attributes={"meshbook.export": scope})
+        for measurement in MEASUREMENTS:
+            meter.create_observable_gauge(
+                measurement.dotted,
+                callbacks=[self._observer(measurement)],
+                unit=measurement.unit,
+                description=measurement.description,
+            )
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Observe no more; a provider that was made here sends what it has, and ends. Idempotent."""
+        if not self._is_closed and self._own is not None:
+            # Beside us: where nobody listens it tries for eight seconds, whatever limit it is given.
+            ending = threading.Thread(target=self._own.shutdown, name="meshbook metrics' end", daemon=True)
+            ending.start()
+            ending.join(CLOSE_SECONDS)
+        self._is_closed = True  # a gauge cannot be taken back: the user's provider sees none from now on
+
+    def _observer(self, measurement: Measurement) -> Callable[[Any], Iterable[Any]]:
+        def observe(options: Any) -> Iterable[Any]:
+            if self._is_closed:
+                return
+            for sample in samples_of(measurement, self._read()):
+                attributes = {"mesh": sample.mesh, "rank": sample.rank, "host": sample.host}
+                yield self._observation(
+                    sample.value, {**attributes, "activity": sample.activity} if sample.activity else attributes
+                )
+
+        return observe
+
+
+class _Steady:
+    """Reads once for all that ask at about the same time."""
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+        self._until = 0.0
+        self._readings: Sequence[MeshReading] = ()
+
+    def __call__(self) -> Sequence[MeshReading]:
+        if time.monotonic() >= self._until:
+            self._readings = self._read()
+            self._until = time.monotonic() + SAME_READING
+        return self._readings
+
+
+def _make_provider(sdk: Any) -> Any:
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+    module, package = _EXPORTERS.get(protocol or "http/protobuf", _EXPORTERS["http/protobuf"])
+    exporter = _import(module, package).OTLPMetricExporter()
+    reader = _import("opentelemetry.sdk.metrics.export", "opentelemetry-sdk").PeriodicExportingMetricReader(exporter)
+    # `atexit` is not for this one: it ends with the session, which takes care of that itself.
+    return sdk.MeterProvider([reader], resource=_resource(), shutdown_on_exit=False)
+
+
+def _resource() -> Any:
+    """What the standard variables say of this program; its name is meshbook where they say none."""
+    named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    resources = _import("opentelemetry.sdk.resources", "opentelemetry-sdk")
+    return resources.Resource.create({} if named else {"service.name": "meshbook"})
+
+
+def _endpoint() -> str:
+    named = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    return next(filter(None, map(os.environ.get, named)), "http://localhost:4318")
+
+
+def _import(module: str, package: str) -> Any:
+    """Only here: it is an extra, and takes a tenth of a second."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MetricsError(
+            f"metrics for OpenTelemetry need the library {package}: pip install 'meshbook[metrics]'"
+        ) from error

@@ -1,0 +1,79 @@
+"""An endpoint that Prometheus scrapes: `http://127.0.0.1:9464/metrics`, by its own library, `prometheus_client`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from meshbook.runtime.telemetry.exporters.readings import ACTIVITY, MEASUREMENTS, MetricsError, Read, samples_of
+
+if TYPE_CHECKING:
+    from prometheus_client.core import GaugeMetricFamily
+
+LOOPBACK = "127.0.0.1"
+_LABELS = ("mesh", "rank", "host")
+
+
+class PrometheusEndpoint:
+    """Answers scrapes from the time it is made until `close`. Each reads what is known then.
+
+    A registry of its own: what the user's program counts with `prometheus_client` is not shown here. MetricsError where
+    the library is missing or the port cannot be had; port 0 is any that is free.
+    """
+
+    def __init__(self, read: Read, port: int, address: str = LOOPBACK) -> None:
+        try:
+            from prometheus_client import CollectorRegistry, start_http_server
+        except ImportError as error:
+            raise MetricsError(
+                "metrics for Prometheus need the library prometheus_client: pip install 'meshbook[metrics]'"
+            ) from error
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Collector(read))
+        self._server: Any
+        self._thread: threading.Thread
+        try:
+            self._server, self._thread = start_http_server(port, address, registry)
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise MetricsError(
+                f"metrics cannot be served at {address}:{port}: {why}. Give another port, or 0 for any that is free"
+            ) from error
+        self._thread.pydev_do_not_trace = True  # type: ignore[attr-defined]
+        self._address = address
+
+    @property
+    def url(self) -> str:
+        """Where to scrape."""
+        return f"http://{self._address}:{self._server.server_port}/metrics"
+
+    def close(self) -> None:
+        """End it; the port is free afterwards."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Collector:
+    """What the library asks at each scrape."""
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+
+    def describe(self) -> list[GaugeMetricFamily]:
+        """Nothing is promised before a mesh is up."""
+        return []
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        from prometheus_client.core import GaugeMetricFamily
+
+        readings = self._read()
+        for measurement in MEASUREMENTS:
+            labels = (*_LABELS, "activity") if measurement is ACTIVITY else _LABELS
+            family = GaugeMetricFamily(measurement.name, measurement.description, labels=labels)
+            for sample in samples_of(measurement, readings):
+                values = (sample.mesh, str(sample.rank), sample.host, sample.activity)
+                family.add_metric(values[: len(labels)], sample.value)
+            if family.samples:
+                yield family

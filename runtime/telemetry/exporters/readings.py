@@ -1,0 +1,134 @@
+"""What is exported of a mesh, whichever system reads it: the measurements, their names and units. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from meshbook.runtime.errors import MeshbookError
+from meshbook.runtime.telemetry.vitals import Activity, Metric, Vitals
+
+
+class MetricsError(MeshbookError):
+    """Metrics that cannot be exported: a library is missing, a port is taken."""
+
+
+@dataclass(frozen=True)
+class MeshReading:
+    """How the ranks of a mesh are at one time. `ranks`, `hosts` and `is_up` have the order of `vitals`."""
+
+    mesh: str
+    ranks: Sequence[int]
+    hosts: Sequence[str]
+    is_up: Sequence[bool]
+    vitals: Vitals
+
+
+Read = Callable[[], Sequence[MeshReading]]
+
+
+class Measurement(NamedTuple):
+    """Something that is exported of each rank. `name` is Prometheus' word, with the unit in it as its conventions want;
+    `dotted` and `unit` (UCUM) are OpenTelemetry's."""
+
+    name: str
+    dotted: str
+    unit: str
+    description: str
+
+
+class Sample(NamedTuple):
+    """A value of one rank; `activity` only where that is what is measured."""
+
+    mesh: str
+    rank: int
+    host: str
+    value: float
+    activity: str = ""
+
+
+UP: Final = Measurement("meshbook_rank_up", "meshbook.rank.up", "1", "1 while the process of the rank lives, else 0")
+AGE: Final = Measurement(
+    "meshbook_rank_heartbeat_age_seconds",
+    "meshbook.rank.heartbeat.age",
+    "s",
+    "Time since the process gave a sign of life",
+)
+ACTIVITY: Final = Measurement(
+    "meshbook_rank_activity", "meshbook.rank.activity", "1", "1 for what the main thread of the rank is at, else 0"
+)
+OF_METRICS: Final[dict[Metric, Measurement]] = {
+    "cpu": Measurement("meshbook_rank_cpu_cores", "meshbook.rank.cpu", "{cpu}", "CPU cores in use by the process"),
+    "rss": Measurement(
+        "meshbook_rank_resident_memory_bytes", "meshbook.rank.memory", "By", "Resident memory of the process"
+    ),
+    "gpu_memory": Measurement(
+        "meshbook_rank_gpu_memory_bytes", "meshbook.rank.gpu.memory", "By", "GPU memory in use by the process"
+    ),
+    "gpu": Measurement(
+        "meshbook_rank_gpu_utilization_ratio",
+        "meshbook.rank.gpu.utilization",
+        "1",
+        "Share of the time in which the GPU of the rank was at work",
+    ),
+    "step": Measurement(
+        "meshbook_rank_step_duration_seconds", "meshbook.rank.step.duration", "s", "Time of the last step of training"
+    ),
+    "queued": Measurement(
+        "meshbook_rank_queued_messages",
+        "meshbook.rank.queued",
+        "{message}",
+        "Messages that wait in the queues of the actors of the rank",
+    ),
+    "sent": Measurement(
+        "meshbook_rank_sent_messages_per_second", "meshbook.rank.sent", "{message}/s", "Messages sent a second"
+    ),
+    "received": Measurement(
+        "meshbook_rank_received_messages_per_second",
+        "meshbook.rank.received",
+        "{message}/s",
+        "Messages received a second",
+    ),
+    "bytes_sent": Measurement(
+        "meshbook_rank_sent_bytes_per_second", "meshbook.rank.sent.bytes", "By/s", "Bytes of messages sent a second"
+    ),
+    "bytes_received": Measurement(
+        "meshbook_rank_received_bytes_per_second",
+        "meshbook.rank.received.bytes",
+        "By/s",
+        "Bytes of messages received a second",
+    ),
+}
+MEASUREMENTS: Final = (UP, AGE, ACTIVITY, *OF_METRICS.values())
+_METRIC_OF: Final = {measurement: metric for metric, measurement in OF_METRICS.items()}
+
+
+def samples_of(measurement: Measurement, readings: Sequence[MeshReading]) -> Iterator[Sample]:
+    """The values of all ranks; none of those of which it is not known. Of a dead rank only that it is not up."""
+    for reading in readings:
+        if measurement is ACTIVITY:
+            yield from _activities(reading)
+            continue
+        values = _values(measurement, reading)
+        for rank, host, is_up, value in zip(reading.ranks, reading.hosts, reading.is_up, values, strict=True):
+            if math.isfinite(value) and (is_up or measurement is UP):
+                yield Sample(reading.mesh, rank, host, float(value))
+
+
+def _values(measurement: Measurement, reading: MeshReading) -> Sequence[float]:
+    if measurement is UP:
+        return [float(is_up) for is_up in reading.is_up]
+    if measurement is AGE:
+        return list(reading.vitals.age)
+    found = reading.vitals.metrics.get(_METRIC_OF[measurement])
+    return list(found) if found is not None else [math.nan] * len(reading.ranks)
+
+
+def _activities(reading: MeshReading) -> Iterator[Sample]:
+    told = zip(reading.ranks, reading.hosts, reading.is_up, reading.vitals.activity, reading.vitals.age, strict=True)
+    for rank, host, is_up, activity, age in told:
+        if is_up and math.isfinite(age):
+            for each in Activity:
+                yield Sample(reading.mesh, rank, host, float(each == activity), each.name.lower())
