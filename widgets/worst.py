@@ -18,6 +18,7 @@ from meshbook.widgets.states import ILL, States
 MOST = 5
 LAGGING = 0.1  # of the median step, beyond which a rank is behind
 LOW_IS_WORSE: Final[tuple[Channel, ...]] = ("gpu",)
+_AT_WORK = (State.RUNNING, State.IN_COLLECTIVE)
 ONLY_POSITIVE: Final[tuple[Channel, ...]] = ("skew", "queued")
 
 
@@ -63,7 +64,7 @@ def _say_ill(state: State, age: float) -> str:
 def _lagging(vitals: Vitals, states: States) -> Iterator[Worst]:
     skews = values_of("skew", vitals, states)
     least = lag_of(vitals, states)
-    for rank in _extremes(np.where(np.isin(states, ILL), np.float32("nan"), skews)):
+    for rank in _extremes(np.where(np.isin(states, _AT_WORK), skews, np.float32("nan"))):
         if skews[rank] > least:
             yield Worst(rank, float(skews[rank]), say("skew", float(skews[rank])))
 

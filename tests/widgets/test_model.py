@@ -193,7 +193,7 @@ def test_changes_that_nobody_could_see_are_not_sent_and_do_not_add_up() -> None:
     ],
 )
 def test_the_worst(channel: str, measured: dict[str, Any], dead: Any, texts: dict[int, str]) -> None:
-    model = model_of(Told(look(4, vitals=vitals(4, **measured), conditions=Conditions(dead=dead))))
+    model = model_of(Told(look(4, vitals=vitals(4, [1] * 4, **measured), conditions=Conditions(dead=dead))))
     model.show(channel)
     worst = model.full(0.0).content["worst"]
     assert {each["rank"]: each["text"] for each in worst} == texts

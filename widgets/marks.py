@@ -1,0 +1,100 @@
+"""The ranks of a mesh as rows of marks, for pictures that stand still: a letter and a colour for each state. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from meshbook.runtime.geometry.ranges import format_ranks
+from meshbook.widgets.protocol import State
+from meshbook.widgets.source import MeshFacts
+from meshbook.widgets.states import States
+
+MOST_MARKS = 256
+ROW = 32  # marks
+MOST_PLACES = 16  # rows that have coordinates as their labels
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How a state is shown: legible without its colours, on a light ground and on a dark one."""
+
+    letter: str
+    title: str
+    ground: str
+    colour: str = "#fff"
+
+
+MARKS: Final[dict[State, Mark]] = {
+    State.IDLE: Mark("·", "idle", "#9aa4b1", "#000"),
+    State.RUNNING: Mark("R", "running", "#007a59"),
+    State.IN_COLLECTIVE: Mark("C", "in a collective", "#0072b2"),
+    State.PAUSED: Mark("P", "paused", "#f0e442", "#000"),
+    State.STARTING: Mark("S", "starting", "#cc79a7", "#000"),
+    State.ERROR: Mark("E", "error", "#b84c00"),
+    State.STALE: Mark("?", "no sign of life", "#e69f00", "#000"),
+    State.DEAD: Mark("X", "dead", "#5c1a33"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of marks. `label`: where in the mesh it is."""
+
+    label: str
+    states: tuple[State, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """All rows; a mark stands for `per_mark` ranks, and shows the worst state among them."""
+
+    per_mark: int
+    rows: tuple[Row, ...]
+    group: int  # marks that stand closer together
+
+    def groups_of(self, row: Row) -> Iterator[tuple[State, ...]]:
+        """The marks of a row, in groups."""
+        return (row.states[start : start + self.group] for start in range(0, len(row.states), self.group))
+
+
+def picture_of(mesh: MeshFacts, states: States) -> Picture:
+    """The mesh in at most 256 marks."""
+    per_mark = _ranks_per_mark(mesh)
+    missing = -len(states) % per_mark
+    worst = np.pad(states, (0, missing)).reshape(-1, per_mark).max(axis=1)
+    last = mesh.dims[-1][1] if mesh.dims and per_mark == 1 else ROW
+    group = last if last <= ROW else ROW
+    return Picture(per_mark, tuple(_rows_of(mesh, [State(each) for each in worst.tolist()], per_mark, group)), group)
+
+
+def _ranks_per_mark(mesh: MeshFacts) -> int:
+    """One as long as there is room; else whole rows of the last dimension, if they are short enough to be of help."""
+    least = math.ceil(mesh.size / MOST_MARKS)
+    last = mesh.dims[-1][1] if mesh.dims else 1
+    return least if least == 1 or last > 2 * least else math.ceil(least / last) * last
+
+
+def _rows_of(mesh: MeshFacts, states: list[State], per_mark: int, group: int) -> Iterator[Row]:
+    fits = per_mark == 1 and len(mesh.dims) > 1 and mesh.dims[-1][1] == group
+    by_dims = fits and len(states) // group <= MOST_PLACES
+    width = group if by_dims else ROW // group * group
+    for start in range(0, len(states), width):
+        shown = tuple(states[start : start + width])
+        first = start * per_mark
+        ranks = range(first, min(first + len(shown) * per_mark, mesh.size))
+        yield Row(_place(mesh, first) if by_dims else format_ranks(ranks), shown)
+
+
+def _place(mesh: MeshFacts, rank: int) -> str:
+    """The coordinates of a rank, without the last one: `hosts=3`."""
+    words: list[str] = []
+    rest = rank // mesh.dims[-1][1]
+    for name, size in reversed(mesh.dims[:-1]):
+        words.insert(0, f"{name}={rest % size}")
+        rest //= size
+    return " ".join(words)

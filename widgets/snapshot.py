@@ -1,0 +1,182 @@
+"""A picture of a mesh that stands still, as text and as HTML: for saved notebooks, and where no widget is shown. Pure.
+
+The HTML brings its own styles, and reads well where these are taken away, as on GitHub: then letters show the states.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshbook.runtime.amounts import format_bytes, format_elapsed
+from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.widgets.hosts import roll_up
+from meshbook.widgets.marks import MARKS, Mark, Picture, Row, picture_of
+from meshbook.widgets.protocol import State
+from meshbook.widgets.source import CellFacts, Look, MeshFacts, Pause
+from meshbook.widgets.states import states_of
+from meshbook.widgets.worst import Worst, worst_of
+
+MOST_HOSTS = 8
+MOST_PAUSES = 4
+MOST_CHARACTERS = 120  # of a name, or of what comes from ranks
+_STYLE = (
+    "font-family:var(--jp-ui-font-family,system-ui,sans-serif);font-size:13px;line-height:1.6;"
+    "color:var(--jp-ui-font-color1,inherit)"
+)
+_GRID = (
+    "font-family:var(--jp-code-font-family,monospace);font-size:12px;line-height:1.5;margin:6px 0;padding:0;"
+    "background:none;color:inherit;overflow-x:auto"
+)
+_TABLE = "border-collapse:collapse;margin:6px 0;font-size:12px"
+_CELL = "padding:1px 12px 1px 0;text-align:left;border:0"
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What both forms say: the same words in the same order."""
+
+    title: str
+    counts: tuple[tuple[Mark, int], ...]
+    lines: tuple[str, ...]  # the cell, and who waits for a person
+    picture: Picture
+    worst: tuple[str, ...]
+    hosts: tuple[tuple[str, ...], ...]
+    more_hosts: int
+
+
+def snapshot_text(look: Look) -> str:
+    """The picture as plain text."""
+    return "\n".join(_text_lines(_facts_of(look)))
+
+
+def snapshot_html(look: Look) -> str:
+    """The picture as HTML: some 15 KB for 64 ranks, never more than 40."""
+    facts = _facts_of(look)
+    counts = " &nbsp;".join(f"{_mark(mark)} {count} {mark.title}" for mark, count in facts.counts)
+    parts = [f"<div><b>{_safe(facts.title)}</b></div>", f"<div>{counts}</div>"]
+    parts += [f"<div>{_safe(line)}</div>" for line in facts.lines]
+    parts += [_grid(facts.picture), *(f"<div>{_safe(line)}</div>" for line in facts.worst), _table(facts)]
+    return f'<div style="{_STYLE}">{"".join(parts)}</div>'
+
+
+# -- what is said ------------------------------------------------------------------
+
+
+def _facts_of(look: Look) -> _Facts:
+    states = states_of(look)
+    counted = [(MARKS[state], int((states == state).sum())) for state in State]
+    hosts = sorted(roll_up(look.mesh, look.vitals, states), key=_is_well)  # where somebody is ill, first
+    return _Facts(
+        _title(look.mesh),
+        tuple((mark, count) for mark, count in counted if count),
+        (*_cell(look.cell), *_pauses(look.pauses)),
+        picture_of(look.mesh, states),
+        tuple(_told(each) for each in worst_of("state", look.vitals, states)),
+        tuple(_host(host) for host in hosts[:MOST_HOSTS]),
+        len(hosts) - MOST_HOSTS,
+    )
+
+
+def _title(mesh: MeshFacts) -> str:
+    dims = " × ".join(f"{_plain(name)}={size}" for name, size in mesh.dims)
+    ranks = f"{mesh.size} rank{'s' if mesh.size != 1 else ''}"
+    return " · ".join([_plain(mesh.name), *([dims] if dims else []), ranks, *([] if mesh.alive else ["down"])])
+
+
+def _cell(cell: CellFacts | None) -> Iterator[str]:
+    if cell is not None:
+        jobs = f"{cell.jobs} job{'s' if cell.jobs != 1 else ''}" if cell.jobs else ""
+        said = [f"{cell.title} on {name_ranks(cell.ranks)}", cell.waits, format_elapsed(cell.seconds), jobs]
+        yield " · ".join(_plain(part) for part in said if part)
+
+
+def _pauses(pauses: Sequence[Pause]) -> Iterator[str]:
+    for pause in pauses[:MOST_PAUSES]:
+        yield _plain(" · ".join(filter(None, [f"{name_ranks(pause.ranks)} {pause.what}", pause.place])))
+    if len(pauses) > MOST_PAUSES:
+        yield f"and {len(pauses) - MOST_PAUSES} more wait"
+
+
+def _told(worst: Worst) -> str:
+    return f"rank {worst.rank}: {worst.text}"
+
+
+def _is_well(host: dict[str, Any]) -> bool:
+    return not host["counts"].keys() & {"dead", "stale", "error"}
+
+
+def _host(host: dict[str, Any]) -> tuple[str, ...]:
+    counts = ", ".join(f"{count} {MARKS[State[name.upper()]].title}" for name, count in host["counts"].items())
+    gpu = "" if host["gpu"] is None else f"GPU {host['gpu']:.0%}"
+    cpu = "" if host["cpu"] is None else f"{host['cpu']:.1f} cores"
+    memory, gpu_memory = _bytes(host["rss"]), _bytes(host["gpu_memory"])
+    return _plain(host["name"]), counts, cpu, memory, " ".join(filter(None, [gpu, gpu_memory]))
+
+
+def _bytes(count: float | None) -> str:
+    return "" if count is None else format_bytes(count)
+
+
+def _plain(text: str) -> str:
+    """On one line, without what a terminal would obey, and not endless."""
+    shown = "".join(character if character.isprintable() else " " for character in text)
+    return shown if len(shown) <= MOST_CHARACTERS else shown[: MOST_CHARACTERS - 1] + "…"
+
+
+def _remark(picture: Picture) -> str:
+    return "" if picture.per_mark == 1 else f"a mark is {picture.per_mark} ranks, and shows the worst of them"
+
+
+def _more(facts: _Facts) -> str:
+    return f"and {facts.more_hosts} more hosts" if facts.more_hosts > 0 else ""
+
+
+# -- as text -----------------------------------------------------------------------
+
+
+def _text_lines(facts: _Facts) -> Iterator[str]:
+    yield facts.title
+    yield "  " + ", ".join(f"{count} {mark.title} ({mark.letter})" for mark, count in facts.counts)
+    yield from (f"  {line}" for line in facts.lines)
+    width = max((len(row.label) for row in facts.picture.rows), default=0)
+    for row in facts.picture.rows:
+        groups = ("".join(MARKS[state].letter for state in group) for group in facts.picture.groups_of(row))
+        yield f"  {row.label:<{width}}  {' '.join(groups)}"
+    yield from (f"  {line}" for line in filter(None, [_remark(facts.picture), *facts.worst]))
+    yield from (f"  {'  '.join(filter(None, host))}" for host in facts.hosts)
+    yield from (f"  {line}" for line in filter(None, [_more(facts)]))
+
+
+# -- as HTML -----------------------------------------------------------------------
+
+
+def _grid(picture: Picture) -> str:
+    width = max((len(row.label) for row in picture.rows), default=0)
+    text = "\n".join(f"{_safe(row.label.ljust(width))}  {_marks(picture, row)}" for row in picture.rows)
+    remark = f"<div>{_remark(picture)}</div>" if _remark(picture) else ""
+    return f'<pre style="{_GRID}">{text}</pre>{remark}'
+
+
+def _marks(picture: Picture, row: Row) -> str:
+    return " ".join("".join(_mark(MARKS[state]) for state in group) for group in picture.groups_of(row))
+
+
+def _mark(mark: Mark) -> str:
+    # The blanks make it a cell with styles, and part the letters without.
+    return (
+        f'<span style="background:{mark.ground};color:{mark.colour};margin:1px;white-space:pre"> {mark.letter} </span>'
+    )
+
+
+def _table(facts: _Facts) -> str:
+    rows = ["".join(f'<td style="{_CELL}">{_safe(field)}</td>' for field in host) for host in facts.hosts]
+    table = "".join(f"<tr>{row}</tr>" for row in rows)
+    more = f"<div>{_more(facts)}</div>" if _more(facts) else ""
+    return f'<table style="{_TABLE}">{table}</table>{more}'
+
+
+def _safe(text: str) -> str:
+    return html.escape(text)
