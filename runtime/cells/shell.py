@@ -19,7 +19,7 @@ from typing import Any
 from IPython.core.compilerop import CachingCompiler
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
-from IPython.core.error import StdinNotImplementedError
+from IPython.core.error import StdinNotImplementedError, UsageError
 from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.path import compress_user
@@ -28,6 +28,7 @@ from traitlets.config import Config
 from meshbook.runtime.cells import debugger, prompts
 from meshbook.runtime.cells.debugger import Debugger
 from meshbook.runtime.cells.displays import Displays
+from meshbook.runtime.cells.elsewhere import tell_elsewhere
 from meshbook.runtime.cells.failures import frames_of
 from meshbook.runtime.cells.inspecting import CellInspector
 from meshbook.runtime.cells.interrupts import INTERRUPTS
@@ -157,6 +158,12 @@ class RankShell(InteractiveShell):
         # The last entry is the exception's own line, which the notebook says once for all ranks that share it.
         lines = "\n".join(stb[:-1]) if len(stb) > 1 else "".join(stb).rstrip().rpartition("\n")[0]
         self.kept.rendered = lines.split("\n")
+
+    def _find_with_lazy_load(self, kind: str, name: str) -> Any:
+        found = super()._find_with_lazy_load(kind, name)
+        if found is None and (told := tell_elsewhere(kind, name)):
+            raise UsageError(told)
+        return found
 
     def ask_exit(self) -> None:
         raise RuntimeError("exit() does not end a rank: %mesh down ends all of them")

@@ -121,6 +121,19 @@ def test_a_misused_magic_is_told_once(notebook: Notebook) -> None:
     assert failed.stderr == ""
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("%mesh status", "%mesh is the notebook's, and ranks have none: use it in a cell of its own"),
+        ("%%mesh 0\n1", "%%mesh is the notebook's, and ranks have none: it stands on the first line of a cell"),
+    ],
+)
+def test_a_magic_of_the_notebooks_says_so_on_ranks(notebook: Notebook, line: str, told: str) -> None:
+    failed = notebook.run_failing(f"%%mesh\n{line}")
+    assert failed.error["ename"] == "UsageError"
+    assert told in failed.error["evalue"]
+
+
 def test_an_exception_of_the_users_own_class(notebook: Notebook) -> None:
     failed = notebook.run_failing("%%mesh\nclass Unhappy(Exception): pass\nraise Unhappy('so', rank // 4)")
     assert failed.error["ename"] == "Unhappy"
