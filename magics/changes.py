@@ -79,14 +79,17 @@ def kill_busy(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
     busy = sorted(rank for rank, where in roll.items() if where.said is None or not where.said.is_idle)
     if not busy:
         return f"{name_ranks(ranks)} of {mesh.name} {'is' if len(ranks) == 1 else 'are'} idle: nothing was killed"
-    return restart(mesh, busy)
+    return restart(mesh, busy, "%mesh interrupt --kill")
 
 
-def restart(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
-    """End these ranks, whatever they run, and start them again, with all others that are dead."""
+def restart(mesh: NotebookMesh, ranks: Sequence[int], sender: str = "%mesh restart") -> str:
+    """End these ranks, whatever they run, and start them again, with all others that are dead.
+
+    What runs there is told that the `sender` ended it.
+    """
     living = mesh.procs._with_region(mesh.procs.region.pick(ranks))
     ended = when_ended(current_node(), [address.node for address in living.nodes])
-    living.kill()
+    living.kill(sender=sender)
     try:
         ended.get(timeout=DEATH_WITHIN)
     except TimeoutError:

@@ -142,7 +142,7 @@ class Course:
                 self._begin_aside(self._abort(order))
             case Step.KILL:
                 self._killed.update(order.ranks)
-                self._mesh.procs._with_region(self._mesh.procs.region.pick(order.ranks)).kill()
+                self._mesh.procs._with_region(self._mesh.procs.region.pick(order.ranks)).kill(sender="a third Ctrl-C")
 
     async def _abort(self, order: Order) -> None:
         """Break the process groups of these ranks; then of all, since a part of a group is no use."""

@@ -22,8 +22,10 @@ def error_of_lost(rank: int, error: MeshbookError) -> RankError:
     if not isinstance(error, ProcessDied):
         return RankError("died", type(error).__name__, str(error))
     report = error.report
-    name = f"{report.signal_name}: " if report.signal_name else ""
     who = f"rank {rank} (pid {report.pid})" if report.pid else f"rank {rank}"
+    if report.ended_by:  # how, and what it wrote last, is of no interest
+        return RankError("died", "ProcessDied", f"{who} was ended during the cell, by {report.ended_by}")
+    name = f"{report.signal_name}: " if report.signal_name else ""
     # Where nobody saw it end, the hint's first line is the cause.
     hint = report.hint.splitlines()[report.returncode is None :]
     message = "\n".join([f"{who} died during the cell: {name}{report.cause}", *hint])

@@ -246,7 +246,7 @@ class Meshes:
             if self._default == mesh.name:
                 self._default = next(reversed(self._by_name), "")
         if now:
-            mesh.procs.kill()
+            mesh.procs.kill(sender="%mesh down --now")
         mesh.procs.stop("%mesh down").get()
         mesh.unwatch()  # of one whose ranks had all died nobody hears any more
         current_session().output.forget(mesh.procs.name)

@@ -107,10 +107,13 @@ class ExitReport:
     stopped: str = ""  # why it was told to leave, where it was
     life: int = -1  # which of the lives of a process that was respawned has ended; -1: that of the present
     host: str = ""  # the name of its host, where that is not the controller's
+    ended_by: str = ""  # what had it killed, in the user's words: `%mesh restart`
 
     @property
     def cause(self) -> str:
-        """`Killed(sig=9)`, `Segmentation fault(sig=11)`, `exit code 3`."""
+        """`Killed(sig=9)`, `Segmentation fault(sig=11)`, `exit code 3`, `ended by %mesh restart`."""
+        if self.ended_by:
+            return f"ended by {self.ended_by}"
         if self.returncode is None:
             return self.hint.partition("\n")[0] or "ended for an unknown reason"
         if self.returncode >= 0:

@@ -270,8 +270,8 @@ class Agent(HostActor):
         self._workers.finish()
 
     @endpoint
-    def kill(self, nodes: list[str], signal: int) -> None:
-        self._workers.signal(nodes, signal)
+    def kill(self, nodes: list[str], signal: int, sender: str = "") -> None:
+        self._workers.signal(nodes, signal, sender)
 
     @endpoint
     def gpus(self) -> int:

@@ -75,6 +75,7 @@ class Worker:
     pid: int = 0
     stopping: str = ""
     killed: bool = False  # by us
+    killer: str = ""  # who of us, in the user's words
     trouble: str = ""  # why it was
     peak: int = 0  # bytes of memory that it had at most, once it has ended
     life: int = 0
@@ -175,11 +176,15 @@ class Workers:
         """The lifeline has another descriptor."""
         self._ring()
 
-    def signal(self, nodes: Iterable[str], number: int) -> None:
-        """Send a signal to the process groups of these workers, so that what they started gets it too."""
+    def signal(self, nodes: Iterable[str], number: int, sender: str = "") -> None:
+        """Send a signal to the process groups of these workers, so that what they started gets it too.
+
+        Of one that is killed by it, it is told that the `sender` did so.
+        """
         with self._lock:
             for worker in filter(None, map(self._by_node.get, nodes)):
-                worker.killed = worker.killed or number == signal.SIGKILL
+                if number == signal.SIGKILL:
+                    worker.killed, worker.killer = True, worker.killer or sender
                 if worker.pid:
                     self._send_signal(worker.pid, number)
 
@@ -380,6 +385,7 @@ class Workers:
             hint=trouble or self._why_killed(worker, returncode),
             stopped=worker.stopping,
             life=worker.life,
+            ended_by=worker.killer if returncode == -signal.SIGKILL else "",
         )
         drop_birth(self._folder, node)
         place_file(self._folder, node).unlink(missing_ok=True)  # of one that was killed before it had taken it

@@ -70,8 +70,8 @@ class HostActor(Actor):
         raise NotImplementedError
 
     @endpoint
-    def kill(self, nodes: list[str], signal: int) -> None:
-        """Send a signal to these workers."""
+    def kill(self, nodes: list[str], signal: int, sender: str = "") -> None:
+        """Send a signal to these workers; the end of one that is killed names the sender."""
         raise NotImplementedError
 
     @endpoint
@@ -353,8 +353,8 @@ class HostMesh(MeshTrait):
         current_node().call(targets, "fence", ((fence,), {}), Extent((), ()), None)
         return ended
 
-    def _signal_procs(self, nodes: Sequence[Address], number: int) -> Future[None]:
-        asked = self._hosts_of(nodes).kill.call([node.node for node in nodes], number)
+    def _signal_procs(self, nodes: Sequence[Address], number: int, sender: str) -> Future[None]:
+        asked = self._hosts_of(nodes).kill.call([node.node for node in nodes], number, sender)
         return asked.then(lambda _: None)
 
     def _hosts_of(self, nodes: Sequence[Address]) -> ActorMesh:

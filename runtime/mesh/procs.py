@@ -417,9 +417,12 @@ class ProcMesh(MeshTrait):
         node.call(targets, "set_logging", ((level, options), {}), self.extent, everyone)
         await everyone.future
 
-    def kill(self, number: int = signal.SIGKILL) -> Future[None]:
-        """Send a signal to the processes of this mesh or slice, and to what they started."""
-        return self._hosts._signal_procs(self.nodes, number)
+    def kill(self, number: int = signal.SIGKILL, *, sender: str = "") -> Future[None]:
+        """Send a signal to the processes of this mesh or slice, and to what they started.
+
+        Whoever waits for one that is killed is told that the `sender` ended it, where there is one.
+        """
+        return self._hosts._signal_procs(self.nodes, number, sender)
 
     async def __aenter__(self) -> Self:
         return self

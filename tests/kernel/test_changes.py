@@ -79,10 +79,14 @@ def test_the_process_group_of_a_mesh_is_there_again_when_it_is_healed(mesh: Note
     assert mesh.run(REDUCE).result == "[0-2] 3.0"
 
 
-def test_restart_ends_ranks_whatever_they_run(mesh: Notebook) -> None:
+def test_restart_ends_ranks_whatever_they_run(mesh: Notebook, signs: Signs) -> None:
     mesh.run("%%mesh\nkept = rank")
+    mesh.run("%%mesh 0 -a -o job\ntell('there'); threading.Event().wait()")
+    signs.wait_for("there")
     restarted = mesh.run("%mesh restart 0,2").stdout
     assert re.fullmatch(r"2 ranks \[0,2\] are back after \d\.\d\d s; they lost 4 names: .*\n", restarted)
+    ended = mesh.run_failing("await job").error["evalue"]
+    assert re.search(r"rank 0 \(pid \d+\) was ended during the cell, by %mesh restart", ended)
     assert mesh.run("%%mesh\nglobals().get('kept')").result == "[1] 1\n[0,2] no value"
 
 

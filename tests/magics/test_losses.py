@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from meshbook.magics.losses import check_able, tell_lost
+from meshbook.magics.losses import check_able, error_of_lost, tell_lost
 from meshbook.magics.meshes import MeshError
-from meshbook.runtime.errors import ExitReport
+from meshbook.runtime.errors import ExitReport, ProcessDied
 from meshbook.runtime.geometry import Extent
 
 
@@ -92,3 +92,18 @@ def test_where_the_host_agent_is_lost_too_nothing_can_be_healed() -> None:
 )
 def test_what_is_lost_with_a_rank(names: tuple[str, ...], many: bool, said: str) -> None:
     assert tell_lost(names, many=many) == said
+
+
+@pytest.mark.parametrize(
+    ("report", "said"),
+    [
+        (ExitReport("", 4711, -9), "rank 1 (pid 4711) died during the cell: SIGKILL: Killed(sig=9)"),
+        (
+            ExitReport("", 4711, -9, stderr=("last",), ended_by="%mesh restart"),
+            "rank 1 (pid 4711) was ended during the cell, by %mesh restart",
+        ),
+        (ExitReport("", 0, None, hint="its host is gone\nmore"), "rank 1 died during the cell: its host is gone\nmore"),
+    ],
+)
+def test_who_died_is_told_of_with_the_cause(report: ExitReport, said: str) -> None:
+    assert error_of_lost(1, ProcessDied("", report)).message == said
