@@ -6,21 +6,24 @@ They wait on the calling thread, so they work wherever a line of code runs: in a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import time
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from meshbook.magics.losses import tell_lost
 from meshbook.magics.meshes import MeshError, NotebookMesh
 from meshbook.magics.rollcall import Whereabouts, answers_of, ask_ranks, call_roll, count_ranks, describe_roll
+from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.ends import when_ended
 
 DEATH_WITHIN = 10.0  # seconds for a killed process to be gone: who is stuck in the operating system may never be
+MOMENT = 1.0  # seconds, after which it is said what a verb waits for
 T = TypeVar("T")
 
 
@@ -46,14 +49,32 @@ def _tell_healed(mesh: NotebookMesh, healed: Sequence[int], seconds: float) -> I
         yield f"{count_ranks(ranks)} {verb} back after {seconds:.2f} s; {tell_lost(names, many=len(ranks) > 1)}"
 
 
-def resize(mesh: NotebookMesh, sizes: Mapping[str, int]) -> str:
-    """Let the mesh have these sizes. MeshError where it cannot."""
+def resize(mesh: NotebookMesh, sizes: Mapping[str, int], follow: Callable[[], None]) -> str:
+    """Let the mesh have these sizes, and then `follow`, which is done also where nobody waits any more.
+
+    MeshError where it cannot. Ctrl-C ends the waiting, and not the resize.
+    """
     started = time.monotonic()
     try:
-        mesh.procs.resize(**sizes).initialized.get()
+        _wait_for_resize(mesh, mesh.procs.resize(**sizes).initialized, follow)
     except (MeshbookError, RuntimeError, ValueError) as error:
         raise MeshError(f"{mesh.name} could not be resized: {error}") from error
+    follow()
     return f"{mesh.describe()}; resized in {time.monotonic() - started:.2f} s"
+
+
+def _wait_for_resize(mesh: NotebookMesh, resized: Future[bool], follow: Callable[[], None]) -> None:
+    """Says what it waits for once that takes longer than a moment: each rank is told between two cells."""
+    try:
+        with contextlib.suppress(TimeoutError):
+            resized.get(MOMENT)
+        if not resized.done() and (working := "; ".join(mesh.at_work())):
+            print(f"waiting for what runs: {working} (Ctrl-C ends the waiting, not the resize)")
+        resized.get()
+    except KeyboardInterrupt:
+        print(f"{mesh.name} is being resized all the same: %mesh status says how it is")
+        resized.when_done(follow)
+        raise
 
 
 def interrupt(mesh: NotebookMesh, ranks: Sequence[int]) -> str:

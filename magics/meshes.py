@@ -95,6 +95,12 @@ class NotebookMesh:
         if cell.serial >= self.last.serial:
             self.last = cell
 
+    def at_work(self) -> Iterator[str]:
+        """`ranks 0-1 are at job 7 of cell 12`, for each thing that its ranks are at."""
+        for title, nodes in self.queues.at_work().items():
+            if ranks := [self.rank_of[node] for node in nodes if node in self.rank_of]:
+                yield f"{name_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} at {title}"
+
     def describe(self) -> str:
         """`mesh: 4 ranks (gpus=4) on CPU`"""
         shape = ", ".join(f"{label}={size}" for label, size in self.extent.items())

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from meshbook.magics.losses import tell_lost
 from meshbook.magics.meshes import NotebookMesh
 from meshbook.runtime.errors import MeshbookError
-from meshbook.runtime.geometry.ranges import name_ranks
 
 MOST_EVENTS = 5
 SOON = 1.0  # seconds, after which a status is shown without what was asked for
@@ -21,9 +20,8 @@ def state_of(mesh: NotebookMesh) -> Iterator[str]:
     for rank, report in sorted(mesh.dead.items()):
         pid = f" (pid {report.pid})" if report.pid else ""
         yield f"  rank {rank}{pid} ended: {report.cause}"
-    for title, nodes in mesh.queues.at_work().items():
-        if ranks := [mesh.rank_of[node] for node in nodes if node in mesh.rank_of]:
-            yield f"  {name_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} at {title}"
+    for working in mesh.at_work():
+        yield f"  {working}"
     for rank, cell in sorted(mesh.busy.items()):
         if rank not in mesh.dead:
             yield f"  rank {rank} did not answer in cell {cell}, and still runs it"

@@ -30,5 +30,9 @@ class Resize(Verb):
     def run(self, notebook: Notebook) -> None:
         mesh = notebook.meshes.get(self.name)
         sizes = dict(self.shape) if self.shape is not None else {"gpus": self.gpus or 1}
-        print(changes.resize(mesh, sizes))
-        notebook.bind(mesh)
+
+        def follow() -> None:
+            if any(known is mesh for known in notebook.meshes):  # it may be down by then
+                notebook.bind(mesh)
+
+        print(changes.resize(mesh, sizes, follow))

@@ -212,6 +212,20 @@ def test_a_mesh_grows_and_shrinks_and_its_ranks_know_their_places(mesh: Notebook
     assert "no dimension 'hosts'" in mesh.run_failing("%mesh resize --shape hosts=2").error["evalue"]
 
 
+def test_a_resize_says_what_it_waits_for_and_outlives_the_waiting(mesh: Notebook, signs: Signs) -> None:
+    mesh.run("from meshbook.magics import changes; changes.MOMENT = 0.1")
+    mesh.run("%%mesh -a -o job\ntell('there'); threading.Event().wait()")
+    signs.wait_for("there", 3)
+    cell = mesh.start("%mesh resize --gpus 4")
+    mesh.wait_until(lambda: "waiting for what runs: ranks 0-2 are at job " in cell.stdout)
+    mesh.interrupt()
+    mesh.wait_failed(cell)
+    assert cell.error["ename"] == "KeyboardInterrupt"
+    assert "mesh is being resized all the same" in cell.stdout
+    mesh.run("%mesh cancel all\nwhile mesh.size() < 4: pass")
+    assert mesh.run("%%mesh\nworld_size").result == "[0-3] 4"
+
+
 def test_a_resize_by_code_is_one_of_the_cells_too(mesh: Notebook) -> None:
     mesh.run("mesh = mesh.resize(gpus=4); mesh.initialized.get();")
     assert mesh.run("%%mesh\nrank, world_size").result == "[0] (0, 4)\n[1] (1, 4)\n[2] (2, 4)\n[3] (3, 4)"
