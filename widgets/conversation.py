@@ -76,29 +76,29 @@ class Conversation:
 
     def _post(self, letter: Callable[[], object]) -> None:
         with self._lock:
+            if self._is_closed:
+                return
             self._mail.put(letter)
-            if self._thread is None and not self._is_closed:
-                self._thread = _begin("meshbook dashboard", self._run)
+            if self._thread is None:
+                self._thread = _thread("meshbook dashboard", self._run)
+                self._thread.start()
 
     # -- the thread --------------------------------------------------------------
 
     def _run(self) -> None:
         self._watch(self.wake)
-        try:
-            while not self._has_ended():
-                self._work_through_mail()
-                self._guard(self._tick)
-                self._guard(self._send_due)
-        finally:
-            self._watch(None)
+        while not self._ends():
+            self._work_through_mail()
+            self._guard(self._tick)
+            self._guard(self._send_due)
 
-    def _has_ended(self) -> bool:
+    def _ends(self) -> bool:
         with self._lock:
             idle = not (self._pulse.has_views or self._outbox or self._aside) and self._mail.empty()
             if idle or self._is_closed:
+                self._watch(None)  # before another thread may begin, which watches
                 self._thread = None
-                return True
-        return False
+        return self._thread is not threading.current_thread()
 
     def _work_through_mail(self) -> None:
         """Until it is time to tick or to send."""
@@ -241,7 +241,7 @@ class Conversation:
         if self._aside >= MOST_ASIDE:
             return self._refuse(request, RuntimeError(f"{MOST_ASIDE} requests are under way already: wait for one"))
         self._aside += 1
-        _begin("meshbook dashboard request", functools.partial(self._answer, request))
+        _thread("meshbook dashboard request", functools.partial(self._answer, request)).start()
         return None
 
     def _answer(self, request: dict[str, Any]) -> None:
@@ -266,8 +266,7 @@ def _text(content: Mapping[str, Any], name: str) -> str:
     return value
 
 
-def _begin(name: str, run: Callable[[], object]) -> threading.Thread:
+def _thread(name: str, run: Callable[[], object]) -> threading.Thread:
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.pydev_do_not_trace = True  # type: ignore[attr-defined]  # a breakpoint in the notebook stops no dashboard
-    thread.start()
     return thread

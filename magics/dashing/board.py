@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,11 @@ class NotebookBoard:
         self._name = name
         self.source = NotebookSource(notebook, name)
         self._acts = Acts(notebook, self.source)
-        self._watching: Callable[[], None] | None = None  # ends it
+        self._lock = threading.Lock()  # guards these: a mesh may be seen first on any thread
+        self._wake: Callable[[], object] | None = None
+        self._watched: Session | None = None
+        self._unwatch: Callable[[], None] = lambda: None
+        self.source.when_new = self._follow
 
     def select(self, selector: str) -> tuple[int, ...]:
         """The ranks that a selector means; those of this mesh, whichever is the default one."""
@@ -35,10 +40,20 @@ class NotebookBoard:
 
     def watch(self, wake: Callable[[], object] | None) -> None:
         """Have the hosts measure more often while somebody looks, who hears of deaths and heals at once."""
-        if self._watching is not None:
-            self._watching()
+        self._wake = wake
+        self._follow()
+
+    def _follow(self) -> None:
+        """Watch the session that the mesh is of now."""
         mesh = self.source.mesh
-        self._watching = None if wake is None or mesh is None else watch_session(mesh.session, wake)
+        session = None if mesh is None or self._wake is None else mesh.session
+        with self._lock:
+            if session is self._watched:
+                return
+            self._unwatch()
+            self._watched, self._unwatch = session, lambda: None
+            if session is not None and self._wake is not None:
+                self._unwatch = watch_session(session, self._wake)
 
     def answer(self, request: Mapping[str, Any]) -> Answer:
         """What was asked for, on a thread of the request's own: there the notebook is the client that asks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ class Dashboards:
         """That a cell begins or ends is seen at once, and not at the next look."""
         if not self._hears_of_cells:
             self._hears_of_cells = True
+            atexit.register(self.close)  # a thread that still speaks would find the kernel's sockets closed
             for moment in ("pre_run_cell", "post_run_cell"):
                 self._notebook.shell.events.register(moment, self._wake)
 

@@ -6,7 +6,7 @@ It is asked several times a second, on the dashboard's thread: all of this lies 
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -36,6 +36,7 @@ class NotebookSource:
         self._nodes: tuple[str, ...] = ()
         self._known: Any = None  # of what mesh, with what processes, the facts are
         self.stacks: Stacks | None = None  # that were taken last
+        self.when_new: Callable[[], object] = lambda: None  # a mesh is seen for the first time
 
     @property
     def mesh(self) -> NotebookMesh | None:
@@ -97,6 +98,7 @@ class NotebookSource:
         places = {host: place for place, host in enumerate(sorted(hosts))}
         host_of = tuple(places[host] for host in procs.host_ranks)
         self._facts = MeshFacts(mesh.name, tuple(mesh.extent.items()), names, host_of)
+        self.when_new()
 
     def _vitals(self, mesh: NotebookMesh) -> Vitals:
         found: Vitals = mesh.session.history.vitals(self._nodes)
