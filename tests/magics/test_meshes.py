@@ -60,7 +60,7 @@ class FakeProcs:
     def after_heal(self, begin: Any) -> None:
         self.followers.append(begin)
 
-    def kill(self) -> None:
+    def kill(self, *, sender: str) -> None:
         self._session.ended.append(f"{self.name} killed")
 
     def stop(self, reason: str) -> Future[None]:

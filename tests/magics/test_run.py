@@ -115,7 +115,7 @@ class FakeProcs:
     def _with_region(self, region: Region) -> FakeProcs:
         return FakeProcs(self._ranks, region)
 
-    def kill(self) -> None:
+    def kill(self, *, sender: str) -> None:
         self._ranks.kill(self.region.ranks())
 
     def abort_process_groups(self) -> Future[dict[int, tuple[str, ...]]]:
