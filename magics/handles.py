@@ -59,13 +59,13 @@ class NotebookProcMesh(ProcMesh):
         """The live dashboard of the mesh: a widget that shows its ranks, their output, and what may be done to them.
 
         It is of the whole mesh, also on a slice; the same one each time, so that what is selected shows in all places.
-        VariableError where the mesh is down, MeshError where there is no kernel, and so no widgets.
+        On a terminal it is a picture of the moment, as text. VariableError where the mesh is down.
         """
         self._ranks()  # says so where there is no mesh any more
         return self._mesh.open_dashboard()
 
     def _repr_mimebundle_(self, **_: object) -> Any:
-        """As a value: the dashboard of the mesh, in a place that shows widgets; else, and of a slice, a line."""
+        """As a value: the dashboard of the mesh, where widgets are shown; else, and of a slice, a line."""
         text = {"text/plain": repr(self)}
         if self.nodes != self._mesh.procs.nodes or not self._mesh.rank_of or not has_kernel():
             return text

@@ -12,12 +12,16 @@ from meshbook.widgets.assets import script, style
 from meshbook.widgets.board import Board
 from meshbook.widgets.channel import Channel
 from meshbook.widgets.conversation import Conversation
+from meshbook.widgets.snapshot import at_rest, snapshot_html, snapshot_text
 
 PROTOCOL_VERSION = "2.1.0"  # of Jupyter's widgets
 
 
 class MeshDashboard(anywidget.AnyWidget):
-    """The live dashboard of a mesh; it may be shown in several places at once."""
+    """The live dashboard of a mesh; it may be shown in several places at once.
+
+    In a notebook that is shown without its kernel it is a picture of the moment in which it was put up there.
+    """
 
     def __init__(self, board: Board) -> None:
         self._esm = script()
@@ -51,7 +55,8 @@ class MeshDashboard(anywidget.AnyWidget):
         self._conversation.close()
         super().close()
 
-    def _repr_mimebundle_(self, **options: Any) -> Any:
-        """The widget."""
-        mesh = self._board.source.look().mesh
-        return repr_mimebundle(model_id=self.model_id, repr_text=f"the dashboard of {mesh.name}: {mesh.size} ranks")
+    def _repr_mimebundle_(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The widget, and beside it a picture of this moment for where no widget is shown."""
+        look = at_rest(self._board.source.look())
+        widget, metadata = repr_mimebundle(model_id=self.model_id, repr_text=snapshot_text(look))
+        return widget | {"text/html": snapshot_html(look)}, metadata

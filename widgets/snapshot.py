@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshbook.runtime.amounts import format_bytes, format_elapsed
@@ -63,6 +63,11 @@ def snapshot_html(look: Look) -> str:
 
 
 # -- what is said ------------------------------------------------------------------
+
+
+def at_rest(look: Look) -> Look:
+    """The same without a cell that runs on no rank: it is the one that shows the picture."""
+    return replace(look, cell=None) if look.cell is not None and not look.cell.ranks else look
 
 
 def _facts_of(look: Look) -> _Facts:

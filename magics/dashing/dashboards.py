@@ -6,8 +6,6 @@ import atexit
 import threading
 from typing import TYPE_CHECKING, Any
 
-from meshbook.magics.meshes import MeshError
-
 if TYPE_CHECKING:  # it has these
     from meshbook.magics.notebook import Notebook
 
@@ -22,11 +20,14 @@ class Dashboards:
         self._hears_of_cells = False
 
     def open(self, name: str) -> Any:
-        """The dashboard of the mesh with this name: a widget. MeshError where there is no kernel, and so no widgets."""
-        if getattr(self._notebook.shell, "kernel", None) is None:
-            raise MeshError("a dashboard wants a notebook that shows widgets: %mesh status tells as text how a mesh is")
+        """The dashboard of the mesh with this name: a widget; in IPython on a terminal a picture of the moment."""
         # Widgets and numpy take a quarter of a second to import, which nobody is to wait for who shows no dashboard.
         from meshbook.magics.dashing.board import NotebookBoard
+
+        if getattr(self._notebook.shell, "kernel", None) is None:
+            from meshbook.magics.dashing.picture import Picture
+
+            return Picture(NotebookBoard(self._notebook, name))
         from meshbook.widgets.dashboard import MeshDashboard
 
         with self._lock:

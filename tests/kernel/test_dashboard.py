@@ -137,6 +137,7 @@ def test_a_view_that_opens_is_told_everything(shared: Notebook, view: View) -> N
     again = view.notebook.run("mesh").contents("execute_result")[0]["data"]
     assert again[WIDGET]["model_id"] == view.comm
     assert again["text/plain"] == shared.evaluate("repr(mesh)")
+    assert "4 idle" in again["text/html"]  # for where no widget is shown
     assert WIDGET not in shared.run("mesh.slice(gpus=0)").contents("execute_result")[0]["data"]
     assert shared.run("%mesh dash").displays[0][WIDGET]["model_id"] == view.comm
 

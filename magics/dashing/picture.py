@@ -1,0 +1,21 @@
+"""A dashboard on a terminal, which shows no widgets: how the mesh is now, as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshbook.widgets.board import Board
+from meshbook.widgets.snapshot import at_rest, snapshot_text
+
+
+class Picture:
+    """Each time it is shown, of that moment."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def __repr__(self) -> str:
+        return snapshot_text(at_rest(self._board.source.look()))
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {"text/plain": repr(self)}, {}

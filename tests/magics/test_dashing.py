@@ -1,0 +1,44 @@
+"""What a dashboard shows of cells: bars that ranks have in common. Rows of text in, bars out."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshbook.magics.dashing.bars import MOST, bars_of
+
+
+def _row(title: str, count: int, total: int = 10) -> str:
+    drawn = "█" * count
+    times = f"[00:0{count}<00:0{total - count}, 1.00it/s]"
+    return f"{title}: {100 * count // total:3d}%|{drawn:<10}| {count}/{total} {times}\n"
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ({}, []),
+        ({0: "loss 0.5\n"}, []),
+        ({0: _row("train", 6)}, [(0.6, (0,), 0.6, 0.6)]),
+        ({1: _row("train", 4), 0: _row("train", 6), 2: _row("train", 9)}, [(0.6, (0, 1, 2), 0.4, 0.9)]),
+        ({0: "\x1b[32m" + _row("train", 5).rstrip() + "\x1b[0m\n"}, [(0.5, (0,), 0.5, 0.5)]),
+        ({0: _row("epoch 1", 2) + _row("train", 5)}, [(0.2, (0,), 0.2, 0.2), (0.5, (0,), 0.5, 0.5)]),
+        ({0: _row("epoch 1", 2), 1: _row("epoch 2", 4)}, [(0.4, (0, 1), 0.2, 0.4)]),
+        ({0: "read: 512rows [00:03, 170.00rows/s]\n"}, []),  # without an end there is no part that is done
+    ],
+)
+def test_bars_with_one_title_are_one(
+    rows: dict[int, str], expected: list[tuple[float, tuple[int, ...], float, float]]
+) -> None:
+    found = [(bar.fraction, tuple(bar.ranks), bar.low, bar.high) for bar in bars_of(rows)]
+    assert found == expected
+
+
+def test_a_bar_says_who_is_the_slowest() -> None:
+    (bar,) = bars_of({0: _row("train", 9), 1: _row("train", 2), 2: _row("train", 8)})
+    assert bar.text.startswith("train: ")
+    assert bar.text.endswith("r1 slowest")
+
+
+def test_only_so_many_bars_are_shown() -> None:
+    titles = [chr(ord("a") + number) * 3 for number in range(MOST + 5)]
+    assert len(bars_of({0: "".join(_row(title, 1) for title in titles)})) == MOST
