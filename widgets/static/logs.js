@@ -60,7 +60,7 @@ class LogsPanel {
       onScroll: (isAtEnd) => this.#scrolled(isAtEnd),
     });
     const frame = element("div", { class: "meshbook-log-frame" }, this.#scroller, this.#more);
-    this.element = element("div", { class: "meshbook-log", on: { keydown: this.#key } }, this.#tools.element, frame, this.#note);
+    this.element = element("div", { class: "meshbook-pane meshbook-log", on: { keydown: this.#key } }, this.#tools.element, frame, this.#note);
     this.#restyle();
   }
 

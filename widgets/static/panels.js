@@ -13,10 +13,26 @@
  *   selection        the selected ranks: `.ranks`, `.sel`, `.text`, `.size`, `.has(rank)`, `.choose(sel)`, `.chooseRanks([3])`
  *   theme            `.colour("state-running")`, `.dark`
  *   show(title)      brings that panel into view and moves the focus there
+ *   showProfile(html)  shows what a profile has found, in the panel of that name
  *   announce(text, kind)  says something in the status line; kind "error" or "info"
  */
 
+import { makeEventsPanel } from "./events.js";
 import { makeLogsPanel } from "./logs.js";
+import { makePausedPanel } from "./paused.js";
+import { makeProfilePanel } from "./profile.js";
+import { makeProgressPanel } from "./progress.js";
+import { makeStacksPanel } from "./stacks.js";
+import { makeTimelinePanel } from "./timeline.js";
 import { makeTopologyPanel } from "./topology.js";
 
-export const PANELS = [makeLogsPanel, makeTopologyPanel];
+export const PANELS = [
+  makeLogsPanel,
+  makeTimelinePanel,
+  makeStacksPanel,
+  makePausedPanel,
+  makeProgressPanel,
+  makeTopologyPanel,
+  makeEventsPanel,
+  makeProfilePanel,
+];

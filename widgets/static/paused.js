@@ -1,0 +1,24 @@
+/** The panel of ranks that wait for a person: in the debugger, at a prompt. */
+
+import { element, setText } from "./dom.js";
+import { makeRanksLink } from "./ranklinks.js";
+
+export function makePausedPanel({ store, selection }) {
+  const note = element("p", { class: "meshbook-note" });
+  const list = element("div", { class: "meshbook-paused", role: "list" });
+  return {
+    title: "Paused",
+    element: element("div", { class: "meshbook-pane" }, note, list),
+    badge: () => (store.pauses.length ? String(store.pauses.length) : ""),
+    update(changed) {
+      if (!changed.has("pauses") && !changed.has("shown") && !changed.has("mesh")) return;
+      setText(note, store.pauses.length ? "They wait for an answer below their cell." : "No rank waits for you.");
+      list.replaceChildren(...store.pauses.map((pause) => rowOf(pause, selection)));
+    },
+  };
+}
+
+function rowOf({ ranks, what, place }, selection) {
+  const where = place ? element("span", { class: "meshbook-quiet" }, place) : null;
+  return element("div", { class: "meshbook-pause", role: "listitem" }, makeRanksLink(ranks, selection), what, where);
+}
