@@ -1,0 +1,117 @@
+"""What it costs to know how processes are: a worker, its agent, the wire, and whoever asks for thousands at once.
+
+    python benchmarks/vitals.py [--rounds N] [--json FILE]
+
+The processor time of threads is the kernel's own count of it. The processes of a batch are measured as an agent does
+it, all 64 of them being this one; 4096 ranks are those of 64 such hosts.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from report import Report, arguments, seconds_of
+
+from meshbook import Actor, close_session, endpoint, this_host
+from meshbook.runtime.hosts.gpus import NOTHING
+from meshbook.runtime.hosts.meters import Living, Meter, SystemProcesses
+from meshbook.runtime.telemetry.history import History
+from meshbook.runtime.telemetry.page import PageReader
+from meshbook.runtime.telemetry.signs import Signs
+from meshbook.runtime.telemetry.vitals import METRICS, Batch, Words
+
+PER_HOST = 64
+RANKS = 4096
+SETTLED = 5.0  # seconds in which a worker idles
+TIMES = 20
+WORDS = Words(os.getpid(), (("trainer", 3, "step"), ("loader", 0, "")), "all_reduce")
+
+
+class Probe(Actor):
+    """Knows the threads of its process."""
+
+    @endpoint
+    def thread(self, name: str) -> tuple[int, int]:
+        """The process, and the thread of this name in it."""
+        (found,) = (each.native_id for each in threading.enumerate() if each.name == name)
+        return os.getpid(), found
+
+
+def processor_seconds(pid: int, thread: int) -> float:
+    """What a thread has had so far."""
+    return int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[0]) / 1e9
+
+
+def measure_worker(report: Report, probe: Any) -> None:
+    """The thread that says how its process is."""
+    pid, thread = probe.thread.call_one("meshbook heartbeat").get()
+    before, start = processor_seconds(pid, thread), time.monotonic()
+    time.sleep(SETTLED)
+    share = (processor_seconds(pid, thread) - before) / (time.monotonic() - start)
+    report.put("heartbeat of a worker", share * 100, "% of a core", "under 1; 0.02")
+
+
+def measure_signs(report: Report, signs: Signs) -> None:
+    """What stands where every nanosecond counts, and the once a second."""
+    many = range(10_000)
+    report.put(
+        "a sign: a collective begins", seconds_of(lambda: [signs.collectives(1) for _ in many]) / 1e4 * 1e9, "ns"
+    )
+    report.put("a heartbeat", seconds_of(lambda: [signs.tick(WORDS, (1, 2, 3, 4)) for _ in many]) / 1e4 * 1e6, "us")
+
+
+def measure_batch(report: Report, meter: Meter) -> Batch:
+    """What an agent does, and sends."""
+    workers = [Living(f"m.{rank}", 0, os.getpid(), rank) for rank in range(PER_HOST)]
+    first = meter.measure(workers, NOTHING, time.monotonic())
+    taken = seconds_of(lambda: [meter.measure(workers, NOTHING, time.monotonic()) for _ in range(TIMES)])
+    report.put(f"a batch of {PER_HOST} workers", taken / TIMES * 1e3, "ms", "under 5")
+    report.put("its numbers", len(first.numbers), "bytes")
+    return first
+
+
+def measure_history(report: Report, batch: Batch) -> None:
+    """What the controller does with those of many hosts."""
+    history, hosts = History(), []
+    for host in range(RANKS // PER_HOST):
+        nodes = tuple(f"m.{host * PER_HOST + rank}" for rank in range(PER_HOST))
+        hosts.append(Batch(f"host {host}", nodes, batch.lives, batch.numbers))
+    for each in hosts:
+        history.add(each)
+    nodes = [f"m.{rank}" for rank in range(RANKS)]
+    history.vitals(nodes)
+    taken = seconds_of(lambda: [history.add(each) for each in hosts])
+    report.put(f"batches of {len(hosts)} hosts taken in", taken * 1e3, "ms")
+    taken = seconds_of(lambda: [history.vitals(nodes) for _ in range(TIMES)])
+    report.put(f"vitals of {RANKS} ranks", taken / TIMES * 1e3, "ms", "under 1")
+    taken = seconds_of(lambda: [history.series(nodes[:8], METRICS) for _ in range(TIMES)])
+    report.put("five minutes of 8 ranks, all metrics", taken / TIMES * 1e3, "ms")
+
+
+def main() -> None:
+    options = arguments("What it costs to know how processes are.", rounds=3)
+    report = Report()
+    workers = this_host().spawn_procs(per_host={"gpus": 2})
+    probe = workers.spawn("probe", Probe).slice(gpus=0)
+    with tempfile.TemporaryDirectory() as folder:
+        every = [Signs() for _ in range(PER_HOST)]
+        for rank, signs in enumerate(every):
+            signs.open(Path(folder), f"m.{rank}", 0)
+            signs.tick(WORDS, (1, 2, 3, 4))
+        meter = Meter("this host", PageReader(Path(folder)), SystemProcesses())
+        for _ in range(options.rounds):
+            measure_worker(report, probe)
+            measure_signs(report, every[0])
+            measure_history(report, measure_batch(report, meter))
+    workers.stop().get()
+    close_session()
+    report.present("vitals", options)
+
+
+if __name__ == "__main__":
+    main()
