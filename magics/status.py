@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from meshbook.magics.losses import tell_lost
 from meshbook.magics.meshes import NotebookMesh
+from meshbook.magics.vitals import tell_vitals
 from meshbook.runtime.errors import MeshbookError
 
 MOST_EVENTS = 5
@@ -36,6 +37,12 @@ def _count_spares(mesh: NotebookMesh) -> str:
         return str(mesh.procs.spares().get(timeout=SOON))
     except (TimeoutError, MeshbookError):
         return "?"
+
+
+def vitals_of(mesh: NotebookMesh) -> Iterator[str]:
+    """What its ranks use, as it was measured last; nothing in the first second."""
+    known = mesh.session.history.vitals([address.node for address in mesh.procs.nodes])
+    yield from tell_vitals(known, mesh.dead)
 
 
 def history_of(mesh: NotebookMesh) -> Iterator[str]:

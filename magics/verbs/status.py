@@ -1,4 +1,4 @@
-"""`%mesh status`: how the meshes are, and what has happened to them; `%mesh` alone says the first in a line."""
+"""`%mesh status`: how the meshes are, what they use, what has happened to them; `%mesh` alone says the first."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from meshbook.magics.detachment import say_what_is_detached
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.parsing import Parser
-from meshbook.magics.status import history_of, state_of
+from meshbook.magics.status import history_of, state_of, vitals_of
 from meshbook.magics.verbs.verb import Verb, add_name
 
 
@@ -32,4 +32,5 @@ class Status(Verb):
             say_what_is_detached()
             return
         for mesh in [meshes.get(self.name)] if self.name else list(meshes):
-            print("\n".join([*state_of(mesh), *([] if self.brief else history_of(mesh))]))
+            more = [] if self.brief else [*vitals_of(mesh), *history_of(mesh)]
+            print("\n".join([*state_of(mesh), *more]))

@@ -37,7 +37,8 @@ def test_heal_starts_the_dead_again_and_says_what_they_lost(mesh: Notebook) -> N
         "[0] (0, 3, 'cpu', {'gpus': 0}, 0)\n[1] (1, 3, 'cpu', {'gpus': 1}, None)\n[2] (2, 3, 'cpu', {'gpus': 2}, 22)"
     )
     assert mesh.run("%mesh heal").stdout == "all 3 ranks of mesh are well\n"
-    status = mesh.run("%mesh status").stdout.splitlines()
+    lines = mesh.run("%mesh status").stdout.splitlines()
+    status = [line for line in lines if not line.startswith("  uses ")]  # which may not have been measured yet
     assert status[1:3] == [
         "  rank 1 was started again; it lost 4 names: tell, threading, time, model",
         "  last events:",

@@ -1,0 +1,47 @@
+"""What `%mesh status` says of what ranks use, and of those that give no sign of life. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+
+from meshbook.runtime.amounts import format_bytes, format_elapsed
+from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.telemetry.vitals import STALE_AFTER, Vitals
+
+ALIKE = 1.1  # the most that the largest of amounts that are told as one may be over the smallest
+
+
+def tell_vitals(vitals: Vitals, dead: Collection[int]) -> Iterator[str]:
+    """`  uses 3.9 cores, 180 MB of memory a rank`, and a line for ranks that hang; nothing where nothing is known."""
+    cpu = [cores for cores in _floats(vitals, "cpu") if not math.isnan(cores)]
+    uses = [f"{sum(cpu):.1f} cores"] if cpu else []
+    uses += _tell_amounts(_floats(vitals, "rss"), "memory")
+    of_gpus = _floats(vitals, "gpu_memory")
+    if any(amount > 0 for amount in of_gpus):
+        uses += _tell_amounts(of_gpus, "GPU memory")
+    if uses:
+        yield f"  uses {', '.join(uses)}"
+    ages = {rank: age for rank, age in enumerate(vitals.age.tolist()) if STALE_AFTER < age < math.inf}
+    silent = [rank for rank in ages if rank not in dead]
+    if silent:
+        verb, since = ("has", "for") if len(silent) == 1 else ("have", "for up to")
+        longest = format_elapsed(max(ages[rank] for rank in silent))
+        yield f"  {name_ranks(silent)} {verb} given no sign of life {since} {longest} (%mesh stack tells more)"
+
+
+def _floats(vitals: Vitals, metric: str) -> list[float]:
+    return vitals.metrics[metric].tolist()  # type: ignore[index, no-any-return]
+
+
+def _tell_amounts(amounts: Sequence[float], of_what: str) -> Iterator[str]:
+    """`180 MB of memory a rank`, or `180 MB to 1.4 GB of memory a rank (most: rank 2)`."""
+    known = {rank: amount for rank, amount in enumerate(amounts) if not math.isnan(amount)}
+    if not known:
+        return
+    least, most = min(known.values()), max(known.values())
+    if most <= least * ALIKE:
+        yield f"{format_bytes(most)} of {of_what} a rank"
+    else:
+        first = max(known, key=lambda rank: known[rank])
+        yield f"{format_bytes(least)} to {format_bytes(most)} of {of_what} a rank (most: rank {first})"
