@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from pathlib import Path
 
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.telemetry.vitals import SECONDS, Words
+
+logger = logging.getLogger(__name__)
 
 MOST_CHARACTERS = 100  # of a name
 
@@ -19,6 +22,7 @@ class Heartbeat:
         self._node = node
         self._changed = threading.Event()
         self._closed = False
+        self._has_failed = False
         node.signs.open(folder, node.address.node, life)
         node.signs.when_changed = self._changed.set
         self._beat()
@@ -41,6 +45,15 @@ class Heartbeat:
             self._beat()
 
     def _beat(self) -> None:
+        try:
+            self._tell()
+        except Exception:  # what cannot be told must not make a process look dead that lives
+            if not self._has_failed:
+                logger.exception("%s cannot tell what it is at", self._node.address.node)
+            self._has_failed = True
+            self._node.signs.tick(Words(os.getpid()), self._node.traffic())
+
+    def _tell(self) -> None:
         node = self._node
         node.signs.collectives(len(node.recorder.open))  # two threads that tell of theirs may do so in the wrong order
         actors = tuple((name[:MOST_CHARACTERS], queued, at[:MOST_CHARACTERS]) for name, queued, at in node.loads())

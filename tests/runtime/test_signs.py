@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from meshbook.runtime.hosts.heartbeat import Heartbeat
 from meshbook.runtime.telemetry import page as pages
 from meshbook.runtime.telemetry import signs as signs_module
 from meshbook.runtime.telemetry.page import SIZE, TEXT_BYTES, Page, PageReader, activity_of, fit, page_file
@@ -186,3 +187,32 @@ def test_a_step_is_the_time_between_two_of_one_optimizer(monkeypatch: pytest.Mon
 def test_without_torch_no_step_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, signs_module.OPTIMIZER, raising=False)
     assert not watch_steps(Signs())
+
+
+class Talkative:
+    """As much of a node as a heartbeat needs, whose actors cannot be told of."""
+
+    def __init__(self) -> None:
+        self.signs = Signs()
+        self.recorder = types.SimpleNamespace(open={})
+        self.address = types.SimpleNamespace(node="m.0")
+
+    def loads(self) -> list[tuple[str, int, str]]:
+        return [("a name that is no text \udc80", 0, "")]
+
+    def traffic(self) -> tuple[int, int, int, int]:
+        return (1, 2, 3, 4)
+
+
+def test_who_cannot_tell_what_it_is_at_lives(
+    reader: PageReader, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    node: Any = Talkative()
+    heart = Heartbeat(node, tmp_path, 0)
+    reading = reader.read("m.0", 0)
+    heart.close()
+    assert reading is not None
+    assert reading.tick > 0
+    assert reading.traffic == (1, 2, 3, 4)
+    assert msgspec.msgpack.decode(reading.words or b"", type=Words) == Words(os.getpid())
+    assert "m.0 cannot tell what it is at" in caplog.text
