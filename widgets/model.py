@@ -195,8 +195,9 @@ class DashboardModel:
         return worst_section(worst, np.asarray(histories)[:, 0])
 
     def _topology(self, look: Look) -> Section:
-        chosen = self.selected.ranks or range(look.mesh.size)
-        ranks = [rank for rank in chosen if rank < look.mesh.size][:MOST_PROCESSES]
+        size = look.mesh.size
+        chosen = self.selected.ranks or range(size)
+        ranks = [rank for rank in chosen[:MOST_PROCESSES] if rank < size]
         return topology_section(look.mesh, ranks, self._source.details(ranks))
 
     def _news(self, found: Mapping[str, Section], now: float) -> Iterator[tuple[str, Section]]:

@@ -62,9 +62,13 @@ def worst_section(worst: Sequence[Worst], histories: npt.NDArray[np.float32]) ->
 
 def _shortened(history: npt.NDArray[np.float32]) -> list[float | None]:
     """Means of equal pieces, at most sixty; of a piece in which nothing is known, None."""
-    pieces = np.array_split(history, min(HISTORY_POINTS, len(history)) or 1)
-    known = [piece[np.isfinite(piece)] for piece in pieces]
-    return [rounded(float(piece.mean())) if len(piece) else None for piece in known]
+    each = -(-len(history) // HISTORY_POINTS) or 1
+    missing = -len(history) % each
+    pieces = np.pad(history, (missing, 0), constant_values=np.nan).reshape(-1, each)
+    known = np.isfinite(pieces)
+    with np.errstate(invalid="ignore"):  # of a piece in which nothing is known
+        means = np.where(known, pieces, 0).sum(axis=1) / known.sum(axis=1)
+    return [rounded(mean) for mean in means.tolist()]
 
 
 def topology_section(mesh: MeshFacts, ranks: Sequence[int], details: Sequence[ProcessDetail | None]) -> Section:

@@ -10,6 +10,7 @@ whoever shows them shows them as text.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -38,10 +39,7 @@ class MeshFacts:
     @property
     def size(self) -> int:
         """How many ranks there are."""
-        size = 1
-        for _, length in self.dims:
-            size *= length
-        return size
+        return math.prod(length for _, length in self.dims)
 
 
 @dataclass(frozen=True)

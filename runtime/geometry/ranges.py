@@ -32,7 +32,10 @@ def name_ranks(ranks: Iterable[int]) -> str:
 def _find_runs(ranks: Iterable[int]) -> list[tuple[int, int]]:
     """The first and last of each run of neighbours, in order."""
     runs: list[tuple[int, int]] = []
-    for rank in sorted(set(ranks)):
+    ordered = sorted(set(ranks))
+    if ordered and ordered[-1] - ordered[0] == len(ordered) - 1:  # most are one run, and that is seen at once
+        return [(ordered[0], ordered[-1])]
+    for rank in ordered:
         if runs and rank == runs[-1][1] + 1:
             runs[-1] = (runs[-1][0], rank)
         else:

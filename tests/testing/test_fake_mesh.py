@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from meshbook.runtime.telemetry.logsearch import Query, find_lines
 from meshbook.runtime.telemetry.vitals import METRICS, Activity
 from meshbook.testing import FakeMesh, fake_mesh
+from meshbook.testing.simulated.board import FakeBoard
 from meshbook.widgets.protocol import State
 from meshbook.widgets.states import states_of
 
@@ -126,3 +129,41 @@ def test_its_hosts(size: int, dims: tuple[int, int]) -> None:
 def test_ranks_that_fill_no_hosts_are_refused() -> None:
     with pytest.raises(ValueError, match="12 ranks cannot be spread evenly over hosts of 8"):
         fake_mesh(12)
+
+
+def test_on_a_dashboard_its_time_passes_while_somebody_looks() -> None:
+    times = iter([0.0, 0.1, 0.6, 100.0, 100.3])
+    mesh = fake_mesh(8)
+    board = FakeBoard(mesh, clock=lambda: next(times))
+    passed = [mesh.seconds for _ in range(4) if board.look()]
+    assert passed == [0.0, 0.5, 2.5, 2.75]  # who has not looked for long has missed what was
+
+
+def test_the_buttons_of_its_dashboard_do_something() -> None:
+    mesh = fake_mesh(16, faults=0)
+    board = FakeBoard(mesh, clock=lambda: 0.0)
+
+    def do(action: str, sel: str = "") -> Any:
+        return board.answer({"kind": "act", "action": action, "sel": sel}).content["text"]
+
+    assert do("kill", "gpus=0") == "killed ranks 0,8: Heal starts the dead again"
+    assert states(mesh)[8] == State.DEAD
+    assert list(board.select("failed")) == [0, 8]
+    assert do("heal") == "healed ranks 0,8"
+    assert do("restart", "3") == "restarted rank 3"
+    assert do("stacks") == "took the stacks"
+    assert do("interrupt") == "interrupted cell 1"
+    assert do("interrupt") == "nothing runs"
+    with pytest.raises(ValueError, match="no code that could be profiled"):
+        do("profile")
+    with pytest.raises(ValueError, match="rank 16 is out of range"):
+        do("kill", "16")
+
+
+def test_a_dashboard_gets_its_logs_and_its_timeline() -> None:
+    mesh = fake_mesh(8, faults=0)
+    mesh.advance(5)
+    board = FakeBoard(mesh, clock=lambda: 0.0)
+    logs = board.answer({"kind": "logs", "sel": "0:2", "query": {"text": "loss"}, "limit": 500}).content
+    assert {line[2] for line in logs["lines"]} == {0, 1}
+    assert board.answer({"kind": "timeline", "cell": None}).content["lanes"][7]["label"] == "rank 7"

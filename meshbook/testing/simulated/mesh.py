@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,9 @@ from meshbook.testing.simulated.timeline import timeline_of
 from meshbook.testing.simulated.training import Training
 from meshbook.testing.simulated.words import Writer, last_words, place, stacks_of
 from meshbook.widgets.source import Bar, CellFacts, Conditions, Happening, Look, MeshFacts, Pause, Stacks
+
+if TYPE_CHECKING:  # a notebook alone has it
+    from meshbook.widgets.dashboard import MeshDashboard
 
 QUANTUM = 0.25  # seconds: nothing happens between two of them
 STEPS = 100  # of the training in a cell
@@ -45,10 +50,27 @@ def fake_mesh(size: int = 4096, *, per_host: int = 8, seed: int = 0, faults: flo
     return FakeMesh(size, per_host=per_host, seed=seed, faults=faults)
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def alone(method: Callable[Concatenate[FakeMesh, P], R]) -> Callable[Concatenate[FakeMesh, P], R]:
+    """Lets one thread at a time into such methods of a mesh."""
+
+    @functools.wraps(method)
+    def guarded(self: FakeMesh, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return guarded
+
+
 class FakeMesh:
-    """A simulated mesh; `fake_mesh` makes one. Its time stands still but for `advance`. For one thread at a time."""
+    """A simulated mesh; `fake_mesh` makes one. Its time stands still but for `advance`. For any thread."""
 
     def __init__(self, size: int, *, per_host: int, seed: int, faults: float) -> None:
+        self._lock = threading.RLock()  # guards all of it; a dashboard has threads of its own
+        self._dashboard: Any = None
         self.facts = facts_of(size, per_host)
         dice = np.random.default_rng(seed)
         self._ticks = 0
@@ -72,6 +94,17 @@ class FakeMesh:
         dims = ", ".join(f"{name}={size}" for name, size in self.facts.dims)
         return f"<a simulated mesh ({dims}) after {self.seconds:g} s>"
 
+    def dashboard(self) -> MeshDashboard:
+        """The mesh as a notebook shows a real one, live: its time passes while somebody looks, and the buttons work."""
+        # Only a notebook has widgets, and their import takes a quarter of a second.
+        from meshbook.testing.simulated.board import FakeBoard
+        from meshbook.widgets.dashboard import MeshDashboard
+
+        if self._dashboard is None or self._dashboard.comm is None:  # it was closed
+            self._dashboard = MeshDashboard(FakeBoard(self))
+        shown: MeshDashboard = self._dashboard
+        return shown
+
     # -- what passes ---------------------------------------------------------------
 
     @property
@@ -79,11 +112,14 @@ class FakeMesh:
         """How late it is, since the mesh was made."""
         return self._ticks * QUANTUM
 
-    def advance(self, seconds: float) -> None:
-        """Let so many seconds pass, rounded to quarters."""
-        for _ in range(round(seconds / QUANTUM)):
+    @alone
+    def advance(self, seconds: float) -> float:
+        """Let so many seconds pass, in whole quarters; returns how many did."""
+        quarters = int(seconds / QUANTUM + 1e-6)
+        for _ in range(quarters):
             self._ticks += 1
             self._pass(self.seconds)
+        return quarters * QUANTUM
 
     def _pass(self, now: float) -> None:
         self._mended(self._faults.mend(now))
@@ -118,17 +154,20 @@ class FakeMesh:
         """End ranks; they stay dead until `heal`."""
         self.break_down("killed", ranks)
 
+    @alone
     def break_down(self, kind: Kind, ranks: int | Iterable[int]) -> None:
         """Let ranks be `killed`, `failed` (an error), `silent` (no sign of life) or `paused`, until `heal`."""
         for rank in _listed(ranks, len(self)):
             self._befallen(self._faults.add(kind, rank, self.seconds))
 
+    @alone
     def heal(self) -> list[int]:
         """Mend all that is wrong with ranks; returns which they were. Those that were killed start, for two seconds."""
         mended = self._faults.mend(self.seconds, list(self._faults.by_rank))
         self._mended(mended)
         return sorted(fault.rank for fault in mended)
 
+    @alone
     def interrupt(self) -> int | None:
         """End the cell; returns its number, or None where none runs. The next one begins after three seconds."""
         if self._ended_at is not None:
@@ -137,10 +176,12 @@ class FakeMesh:
         self._writer.end_cell()
         return self._cell
 
+    @alone
     def write(self, rank: int, text: str, stream: str = "stdout") -> None:
         """Let a rank write something, in the present cell."""
         self._writer.write(_listed(rank, len(self))[0], text, stream)
 
+    @alone
     def take_stacks(self) -> None:
         """Look where the ranks are: the `stacks` of the next look."""
         self._stacks = stacks_of(time_of_day(self.seconds), self._activity(), self._faults)
@@ -163,6 +204,7 @@ class FakeMesh:
 
     # -- what a dashboard asks (`meshbook.widgets.source.Source`) --------------------
 
+    @alone
     def look(self) -> Look:
         """How the mesh is now."""
         runs = self._ended_at is None
@@ -177,14 +219,18 @@ class FakeMesh:
             stacks=self._stacks,
         )
 
+    @alone
     def series(self, ranks: Sequence[int], metrics: Sequence[Metric]) -> Any:
         """The last five minutes of these ranks: float32 of the shape [ranks, metrics, 300], the newest last."""
         return self._measures.series(ranks, metrics)
 
+    @alone
     def details(self, ranks: Sequence[int]) -> Sequence[ProcessDetail | None]:
         """What is told of these ranks in words; None for one that is dead."""
-        return [None if rank in self._faults.of("killed") else self._detail(rank) for rank in ranks]
+        activity, dead = self._activity(), self._faults.of("killed")
+        return [None if rank in dead else self._detail(rank, Activity(activity[rank])) for rank in ranks]
 
+    @alone
     def timeline(self) -> dict[str, Any]:
         """The last steps of the last cell, as the protocol's reply to "timeline"."""
         return timeline_of(self._cell, self._training.steps)
@@ -213,14 +259,14 @@ class FakeMesh:
         done = self._training.count / STEPS
         return Bar(f"train {done:4.0%} {self._training.count}/{STEPS}", done, range(len(self)), done, done)
 
-    def _detail(self, rank: int) -> ProcessDetail:
-        waits = self._activity()[rank] == Activity.IN_COLLECTIVE
+    def _detail(self, rank: int, activity: Activity) -> ProcessDetail:
+        waits = activity is Activity.IN_COLLECTIVE
         loader = ActorLoad("loader", int(self._measures.now[METRICS.index("queued"), rank]), "next_batch")
         return ProcessDetail(
             f"fake.{rank}",
             20_000 + rank,
             self.facts.hosts[self.facts.host_of[rank]],
-            (loader, ActorLoad("trainer", 0, "" if waits else "step")),
+            (loader, ActorLoad("trainer", 0, "step" if activity is Activity.RUNNING else "")),
             "all_reduce" if waits else "",
             "in the debugger" if rank in self._faults.of("paused") else "",
         )

@@ -1,0 +1,99 @@
+"""A simulated mesh on a dashboard: its time passes while somebody looks, and the buttons work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from meshbook.magics.selection import LastCell, parse, resolve
+from meshbook.runtime.geometry import Extent
+from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.telemetry.vitals import Metric, ProcessDetail
+from meshbook.widgets.board import Answer
+from meshbook.widgets.logs import answer_logs
+from meshbook.widgets.source import Look
+
+if TYPE_CHECKING:  # it makes these
+    from meshbook.testing.simulated.mesh import FakeMesh
+
+LONGEST = 2.0  # seconds that pass between two looks, however long ago the last one was
+
+
+class FakeBoard:
+    """A `meshbook.widgets.board.Board` of a simulated mesh. `clock`: in seconds; the mesh's time goes by it."""
+
+    def __init__(self, mesh: FakeMesh, clock: Callable[[], float] = time.monotonic) -> None:
+        self._mesh = mesh
+        self._clock = clock
+        self._looked_at = clock()
+
+    # -- the source ----------------------------------------------------------------
+
+    @property
+    def source(self) -> FakeBoard:
+        """The mesh, by this clock."""
+        return self
+
+    def look(self) -> Look:
+        """How the mesh is now."""
+        passed = self._clock() - self._looked_at
+        self._looked_at += max(passed - LONGEST, 0.0)
+        self._looked_at += self._mesh.advance(min(passed, LONGEST))
+        return self._mesh.look()
+
+    def series(self, ranks: Sequence[int], metrics: Sequence[Metric]) -> Any:
+        """The last five minutes."""
+        return self._mesh.series(ranks, metrics)
+
+    def details(self, ranks: Sequence[int]) -> Sequence[ProcessDetail | None]:
+        """What is told in words."""
+        return self._mesh.details(ranks)
+
+    # -- what views want -----------------------------------------------------------
+
+    def watch(self, wake: Callable[[], object] | None) -> None:
+        """It is looked at as often as somebody wants, so nobody has to be woken."""
+
+    def select(self, selector: str) -> Collection[int]:
+        """The ranks that a selector means, as in `%%mesh`."""
+        facts, known = self._mesh.facts, self._mesh.look().conditions
+        failed = frozenset(known.dead) | frozenset(known.error)
+        extent = Extent([name for name, _ in facts.dims], [size for _, size in facts.dims])
+        last = LastCell(failed=failed, ok=frozenset(range(facts.size)) - failed)
+        return resolve(parse(selector), {facts.name: extent.region}, facts.name, last).region.ranks()
+
+    def answer(self, request: Mapping[str, Any]) -> Answer:
+        """What a request of a view asks for; ValueError where a simulated mesh has none of it."""
+        ranks = self.select(str(request.get("sel") or "all"))
+        match request.get("kind"):
+            case "act":
+                return Answer({"text": self._act(str(request.get("action")), ranks)})
+            case "logs":
+                nodes = {node: rank for node, rank in self._mesh.nodes.items() if rank in set(ranks)}
+                return Answer(answer_logs(self._mesh.logbook, nodes, request))
+            case "timeline":
+                return Answer(self._mesh.timeline())
+            case kind:
+                raise ValueError(f"a simulated mesh knows no {kind!r}")
+
+    def _act(self, action: str, ranks: Collection[int]) -> str:
+        match action:
+            case "interrupt":
+                cell = self._mesh.interrupt()
+                return "nothing runs" if cell is None else f"interrupted cell {cell}"
+            case "kill":
+                self._mesh.kill(ranks)
+                return f"killed {name_ranks(ranks)}: Heal starts the dead again"
+            case "restart":
+                self._mesh.kill(ranks)
+                self._mesh.heal()
+                return f"restarted {name_ranks(ranks)}"
+            case "heal":
+                healed = self._mesh.heal()
+                return f"healed {name_ranks(healed)}" if healed else "nothing is to be healed"
+            case "stacks":
+                self._mesh.take_stacks()
+                return "took the stacks"
+            case _:
+                raise ValueError(f"a simulated mesh has no code that could be profiled, and knows no {action!r}")
