@@ -160,6 +160,8 @@ def test_ranks_are_selected_by_mouse_keys_and_words(view: BarePage, kernel: Kern
     eventually(view, "select", sel="1:3,9:11")
 
     page.focus(".meshbook-grid")
+    # JupyterLab would take "d d" for the deletion of the cell, and sees this where the focus is, not above it.
+    assert page.evaluate("document.activeElement.matches('.meshbook-grid[data-lm-suppress-shortcuts]')")
     page.keyboard.press("Escape")
     eventually(view, "select", sel="")
     for key in ("Home", "ArrowDown", "ArrowRight", " "):

@@ -3,6 +3,7 @@
 import { Connection } from "./connection.js";
 import { element } from "./dom.js";
 import { Frames } from "./frames.js";
+import { keepKeys } from "./keys.js";
 import { PANELS } from "./panels.js";
 import { Selection } from "./selection.js";
 import { makeShell } from "./shell.js";
@@ -11,8 +12,8 @@ import { Theme } from "./theme.js";
 
 /** Shows the dashboard in `el`; the function that is returned takes it down. */
 function render({ model, el }) {
-  // Keys are the dashboard's own while the focus is in it: JupyterLab would take "d d" and Enter for the cell.
-  const root = element("div", { class: "meshbook-dashboard", "data-lm-suppress-shortcuts": "true" });
+  const root = element("div", { class: "meshbook-dashboard" });
+  keepKeys(root);
   el.append(root);
   const store = new Store();
   const frames = new Frames((changed) => shell.update(changed));

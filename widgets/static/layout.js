@@ -8,6 +8,7 @@
 
 const LARGEST = 40; // pixels of a cell's side
 const SMALLEST = 5;
+const ROOMY = 18; // pixels of a cell's side, down to which each row keeps a line of its own
 const GUTTER = 34; // pixels at the left for the labels of lines
 const LABEL_HEIGHT = 13;
 const HEADING_HEIGHT = 20;
@@ -19,11 +20,16 @@ const HEADING_HEIGHT = 20;
  * rank, and `stride` ranks lie between one and the one below it.
  */
 export function layoutGrid(dims, width, height) {
-  for (let cell = LARGEST; cell > SMALLEST; cell -= 1) {
-    const plan = planWith(cell, dims, width, height);
-    if (plan.fits) return place(plan);
+  for (const [smallest, rows] of [
+    [ROOMY, 1],
+    [SMALLEST, Infinity],
+  ]) {
+    for (let cell = LARGEST; cell >= smallest; cell -= 1) {
+      const plan = planWith(cell, dims, { width, height, rows });
+      if (plan.fits) return place(plan);
+    }
   }
-  return place(planWith(SMALLEST, dims, width, height));
+  return place(planWith(SMALLEST, dims, { width, height, rows: Infinity }));
 }
 
 /** The rank whose cell is at a point, or null. O(n) in ranks, 4096 take some microseconds. */
@@ -47,15 +53,15 @@ function within(value, start, length) {
   return value >= start && value < start + length;
 }
 
-/** How cells of this size would lie: the fewest rows to a line that keep to the height, or as many as there is room for. */
-function planWith(cell, dims, width, height) {
+/** How cells of this size would lie: the fewest rows to a line that keep to the height, or as many as may be. */
+function planWith(cell, dims, { width, height, rows: limit }) {
   const gap = cell >= 16 ? 4 : cell >= 10 ? 3 : cell >= 7 ? 2 : 1;
   const pitch = cell + gap;
   const between = pitch; // two rows of a line
   const room = Math.max(1, Math.floor((width - GUTTER + gap) / pitch));
   const across = cellsAcross(lengthOf(dims), room);
   const pieces = Math.ceil(lengthOf(dims) / across); // lines that a row is wrapped into
-  const most = pieces > 1 ? 1 : Math.max(1, Math.floor((width - GUTTER + between) / (across * pitch + between)));
+  const most = Math.min(limit, pieces > 1 ? 1 : Math.floor((width - GUTTER + between) / (across * pitch + between)));
   const heightWith = (rows) => blocksOf(dims) * (headingHeight(dims) + Math.ceil(rowsOf(dims) / rows) * pieces * pitch);
   let rows = 1;
   while (rows < most && heightWith(rows) > height) rows += 1;
