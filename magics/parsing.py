@@ -70,11 +70,6 @@ def variable(text: str) -> str:
     return text
 
 
-def rank(text: str) -> int:
-    """A rank, from 0."""
-    return _whole_number(text, least=0)
-
-
 def count(text: str) -> int:
     """How many: one at least."""
     return _whole_number(text, least=1)

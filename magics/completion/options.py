@@ -10,7 +10,7 @@ from typing import Any
 from meshbook.magics.completion.selectors import Scene, complete_mesh, complete_rank, complete_selector
 from meshbook.magics.merging import REDUCTIONS
 from meshbook.magics.options import cell_parser
-from meshbook.magics.parsing import Parser, job_name, mesh_name, preference, rank, remote_variable, selector
+from meshbook.magics.parsing import Parser, job_name, mesh_name, preference, remote_variable, selector
 from meshbook.magics.preferences import PREFERENCES, UNSET
 from meshbook.magics.verbs.table import VERBS
 from meshbook.magics.wanted import pulled, pushed
@@ -47,7 +47,6 @@ def _in_list(text: str, start: int, names: Sequence[str]) -> list[Match]:
 _BY_TYPE: Mapping[Any, Callable[[str, int, Scene], list[Match]]] = {
     selector: complete_selector,
     mesh_name: complete_mesh,
-    rank: complete_rank,
     pushed: _complete_pushed,
     pulled: _complete_pulled,
     remote_variable: lambda text, start, scene: _offer(scene.remote, text, start, "variable"),

@@ -1,40 +1,104 @@
-"""`%mesh log`: what a rank wrote."""
+"""`%mesh log`: what ranks wrote."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from meshbook.magics.meshes import MeshError
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.parsing import Parser, count, rank
-from meshbook.magics.verbs.verb import Verb
+from meshbook.magics.parsing import Parser, count
+from meshbook.magics.verbs.verb import Verb, add_selection
+from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.telemetry.logbook import Logbook
+from meshbook.runtime.telemetry.logsearch import MOST_LINES, Line, LiveLine, Page, Query, QueryError, find_lines
+
+SECONDS = 10.0  # that a search takes at most; Ctrl-C ends it before
 
 
 @dataclass(frozen=True)
 class Log(Verb):
-    """Show the last lines that a rank wrote."""
+    """Show the last lines that these ranks wrote, those that match if anything is asked for, in order of arrival."""
 
     word = "log"
-    description = "Show what a rank wrote."
+    description = (
+        "Show what ranks wrote last, in the order in which it came. A mebibyte of each is kept; of a cell's output "
+        "more is in its result (result[3].stdout)."
+    )
 
-    rank: int
+    selection: str = "all"
     lines: int = 100
+    grep: str = ""
+    regex: bool = False
+    case: bool = False
+    stderr: bool = False
+    cell: int | None = None
+    time: bool = False
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
-        parser.add_argument("rank", metavar="RANK", type=rank, help="the rank, from 0")
+        add_selection(parser)
         parser.add_argument(
-            "-n",
-            dest="lines",
-            metavar="LINES",
-            type=count,
-            default=100,
-            help="the last lines (default: %(default)s)",
+            "-n", dest="lines", metavar="LINES", type=count, default=100, help="the last lines (default: %(default)s)"
         )
+        parser.add_argument("-g", "--grep", metavar="TEXT", default="", help="only lines that have this text")
+        parser.add_argument("-r", "--regex", action="store_true", help="the text is a regular expression")
+        parser.add_argument("-c", "--case", action="store_true", help="capital letters differ from small ones")
+        parser.add_argument("--stderr", action="store_true", help="only what was written to stderr")
+        parser.add_argument("--cell", metavar="N", type=count, help="only what the cell wrote that was In[N]")
+        parser.add_argument("-t", "--time", action="store_true", help="with the time at which each line came")
 
     def run(self, notebook: Notebook) -> None:
-        mesh = notebook.meshes.get()
-        if not 0 <= self.rank < mesh.extent.nelements:
-            raise MeshError(f"{mesh.name} has no rank {self.rank}: it has 0 to {mesh.extent.nelements - 1}")
-        lines = notebook.session().output.recent(mesh.procs.name, self.rank).splitlines()
-        print("\n".join(lines[-self.lines :]) or f"rank {self.rank} of {mesh.name} has written nothing yet")
+        mesh, ranks = notebook.ranks_of(self.selection)
+        numbers = {mesh.procs.nodes[rank].node: rank for rank in ranks}
+        try:
+            page = last_lines(notebook.session().output.logbook, numbers, self._query(), self.lines)
+        except QueryError as error:
+            raise MeshError(str(error)) from error
+        told = list(self._tell(page, labelled=len(ranks) > 1))
+        print("\n".join(told) or self._tell_nothing(name_ranks(ranks), mesh.name))
+
+    def _query(self) -> Query:
+        return Query(self.grep, self.regex, self.case, "stderr" if self.stderr else "", self.cell)
+
+    def _tell(self, page: Page, *, labelled: bool) -> Iterator[str]:
+        if page.partial:
+            yield f"[meshbook: older lines were not searched: that takes more than {SECONDS:g} s]"
+        elif page.dropped and len(page.lines) < self.lines:
+            yield f"[meshbook: {page.dropped:,} older lines are kept no more]"
+        for line in page.lines:
+            label = f"[{line.rank}] " if labelled else ""
+            yield f"{_time_of(line)} {label}{line.text}" if self.time else f"{label}{line.text}"
+        for row in page.live[: max(0, self.lines - len(page.lines))] if labelled else page.live:
+            yield _tell_row(row, labelled=labelled)
+
+    def _tell_nothing(self, ranks: str, mesh: str) -> str:
+        has = "has" if ranks.startswith("rank ") else "have"
+        what = "nothing yet" if self._query() == Query() else "no such line, as far as the log is kept"
+        return f"{ranks} of {mesh} {has} written {what}"
+
+
+def last_lines(logbook: Logbook, ranks: Mapping[str, int], query: Query, most: int) -> Page:
+    """The last lines that match, on one page, whatever its size."""
+    extract = logbook.extract(ranks)
+    until = time.monotonic() + SECONDS
+    lines: list[Line] = []
+    before = extract.end
+    while True:
+        limit, left = min(most - len(lines), MOST_LINES), until - time.monotonic()
+        page = find_lines(extract, ranks, query, before=before, limit=limit, seconds=left)
+        lines = page.lines + lines
+        if page.partial or not page.lines or len(lines) >= most:
+            break
+        before = lines[0].serial
+    live = find_lines(extract, ranks, query, after=extract.end).live
+    return Page(lines, page.first, page.next, page.end, page.dropped, len(lines), page.partial, live)
+
+
+def _time_of(line: Line) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(line.at))
+
+
+def _tell_row(row: LiveLine, *, labelled: bool) -> str:
+    return f"[{row.rank}] {row.text}" if labelled else row.text

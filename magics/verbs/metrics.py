@@ -18,9 +18,9 @@ class MetricsVerb(Verb):
 
     word = "metrics"
     description = (
-        "Export memory, CPU, GPUs, queues, step times, message rates and heartbeats of all ranks to a monitoring "
-        "system: nothing is exported unless you ask for it here, and it ends with the session. Without an option: "
-        "what is exported now. Needs pip install 'meshbook[metrics]'."
+        "Export how ranks are to Prometheus or OpenTelemetry. Memory, CPU, GPUs, queues, step times, message rates and "
+        "heartbeats, by mesh, rank and host; nothing unless you ask for it here, and it ends with the session. Without "
+        "an option: what is exported now. Needs pip install 'meshbook[metrics]'."
     )
 
     prometheus: int | None = None

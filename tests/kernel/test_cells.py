@@ -172,7 +172,7 @@ def test_the_magics_line_is_taken_literally(notebook: Notebook, name: str) -> No
     notebook.run("name = 0")
     assert name in notebook.run_failing(f"%%mesh --out {name}\nx").error["evalue"]
     # A line magic's variables are expanded, as in any other.
-    assert "has no rank 9" in notebook.run_failing(f"name = 9\n%mesh log {name}").error["evalue"]
+    assert "rank 9 is out of range" in notebook.run_failing(f"name = 9\n%mesh log {name}").error["evalue"]
 
 
 def test_a_mesh_cell_runs_from_code_as_well(notebook: Notebook) -> None:

@@ -74,11 +74,15 @@ def test_a_name_of_the_users_is_left_alone(bare_notebook: Notebook) -> None:
 def test_log_shows_what_a_rank_wrote_last(bare_notebook: Notebook) -> None:
     bare_notebook.run("%mesh up --gpus 2")
     assert bare_notebook.run("%mesh log 0").stdout == "rank 0 of mesh has written nothing yet\n"
-    bare_notebook.run("%%mesh -q\nfor i in range(10): print('line', rank, i)")
+    written = bare_notebook.run("%%mesh -q\nfor i in range(10): print('line', rank, i)")
     assert bare_notebook.run("%mesh log 1 -n 2").stdout == "line 1 8\nline 1 9\n"
     assert len(bare_notebook.run("%mesh log 0").stdout.splitlines()) == 10
+    assert written.reply is not None
+    found = bare_notebook.run(f"%mesh log -r -g '[0-9] [3]$' --cell {written.reply['execution_count']}").stdout
+    assert sorted(found.splitlines()) == ["[0] line 0 3", "[1] line 1 3"]
+    assert "cannot be read: missing )" in bare_notebook.run_failing("%mesh log -r -g (").error["evalue"]
     failed = bare_notebook.run_failing("%mesh log 2")
-    assert "no rank 2" in failed.error["evalue"]
+    assert "rank 2 is out of range" in failed.error["evalue"]
     assert len(failed.traceback.splitlines()) == 1
     bare_notebook.run("%mesh down")
 

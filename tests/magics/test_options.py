@@ -161,9 +161,11 @@ def test_help_does_not_depend_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -
         ("metrics --prometheus", MetricsVerb(prometheus=9464)),
         ("metrics --prometheus 0 --opentelemetry", MetricsVerb(prometheus=0, opentelemetry=True)),
         ("metrics --off", MetricsVerb(off=True)),
-        ("log 3", Log(3)),
-        ("log 3 -n 20", Log(3, lines=20)),
-        ("log -n 20 0", Log(0, lines=20)),
+        ("log", Log()),
+        ("log 3", Log("3")),
+        ("log -n 20 0", Log("0", lines=20)),
+        ("log failed -g 'loss 0' -c --cell 9", Log("failed", grep="loss 0", case=True, cell=9)),
+        ("log --grep ^loss -r --stderr -t", Log(grep="^loss", regex=True, stderr=True, time=True)),
     ],
 )
 def test_verbs(line: str, verb: Verb) -> None:
@@ -194,11 +196,8 @@ def test_verbs(line: str, verb: Verb) -> None:
         ("up --shape gpus=2,gpus=2", "Duplicate dimension name 'gpus'"),
         ("up --name 3", "--name: '3' is not a name"),
         ("status a b", "%mesh status: 'b' is one word too many"),
-        ("log", "the following arguments are required: RANK"),
-        ("log x", "RANK: 'x' is not a whole number of 0 or more"),
-        ("log -1", "RANK: '-1' is not a whole number of 0 or more"),
         ("log 0 -n 0", "-n: '0' is not a whole number of 1 or more"),
-        pytest.param("log " + "9" * 5000, "…' is not a whole number", id="endless rank"),
+        pytest.param("log -n " + "9" * 5000, "…' is not a whole number", id="endless number"),
     ],
 )
 def test_verbs_that_do_not_exist(line: str, problem: str) -> None:
@@ -210,7 +209,7 @@ def test_verbs_that_do_not_exist(line: str, problem: str) -> None:
     ("line", "said"),
     [
         ("?", "  up         Start a mesh\n"),
-        ("--help", "  log        Show what a rank wrote\n"),
+        ("--help", "  log        Show what ranks wrote last,"),
         ("help", "%mesh VERB --help says more"),
         ("help up", "how many workers"),
         ("--help help", "%mesh VERB --help says more"),
