@@ -177,6 +177,10 @@ class ThreadWorkers(Workers):
     def limit(self, seconds: float) -> None:
         self._limit = seconds
 
+    def _started(self, node: str, pid: int) -> None:
+        super()._started(node, pid)
+        self._starter.begin(pid)
+
     def _seconds_of(self, worker: Worker) -> float:
         return super()._seconds_of(worker) if self._limit is None else self._limit
 
@@ -212,9 +216,13 @@ class ThreadStarter:
     def ask(self, births: Iterable[Birth]) -> None:
         for birth in births:
             pid = next(self._pids)
-            worker = self._workers[pid] = ThreadWorker(self._board.transport(birth.address.node), birth, self._folder)
+            transport, exited = self._board.transport(birth.address.node), partial(self._exited, pid)
+            self._workers[pid] = ThreadWorker(transport, birth, self._folder, exited)
             self._answer(Started(birth.address.node, pid))
-            worker.start(partial(self._exited, pid))
+
+    def begin(self, pid: int) -> None:
+        """Let a worker live, once its agent knows of it: a process takes longer to begin than its agent to hear."""
+        self._workers[pid].start()
 
     def _exited(self, pid: int, code: int) -> None:
         self._answer(Exited(pid, code))
@@ -259,8 +267,9 @@ class ThreadStarter:
 class ThreadWorker:
     """One worker; its thread is what a main thread is in a process."""
 
-    def __init__(self, transport: MemoryTransport, birth: Birth, folder: Path) -> None:
+    def __init__(self, transport: MemoryTransport, birth: Birth, folder: Path, exited: Callable[[int], None]) -> None:
         self.name = birth.address.node
+        self._exited = exited  # told the exit code, once
         self._transport = transport
         self._birth = birth
         self._errors = folder / f"{birth.address.node}.err"
@@ -270,10 +279,10 @@ class ThreadWorker:
         self._ending = threading.Lock()  # taken once, by whoever ends it
         self._thread = threading.Thread(target=self._live, name=f"meshbook worker {birth.address.node}", daemon=True)
 
-    def start(self, exited: Callable[[int], None]) -> None:
-        """Begin; `exited` is told the exit code, once."""
-        self._exited = exited
-        self._thread.start()
+    def start(self) -> None:
+        """Begin, unless it has been killed before."""
+        if not self._ending.locked():
+            self._thread.start()
 
     def _live(self) -> None:
         CURRENT.set(client_of(self._node, self._birth))
@@ -315,7 +324,8 @@ class ThreadWorker:
             process = [Target(self._node.address, PROCESS)]
             self._node.call(process, "stop", ((SHUT_DOWN,), {}), NOWHERE, None)
         let_go(self._node)
-        self._thread.join(SECONDS)
+        if self._thread.ident is not None:
+            self._thread.join(SECONDS)
 
 
 def let_go(node: Node) -> None:
