@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -29,13 +31,13 @@ def roll_up(mesh: MeshFacts, vitals: Vitals, states: States) -> list[dict[str, A
     ]
 
 
-def _count(host_of: npt.NDArray[np.intp], states: States, hosts: int) -> list[list[int]]:
-    places = host_of * len(State) + states
-    counts: list[list[int]] = np.bincount(places, minlength=hosts * len(State)).reshape(hosts, len(State)).tolist()
-    return counts
+def _count(host_of: npt.NDArray[np.intp], states: States, hosts: int) -> list[tuple[int, ...]]:
+    counts = np.bincount(host_of * len(State) + states, minlength=hosts * len(State))
+    return list(map(tuple, counts.reshape(hosts, len(State)).tolist()))
 
 
-def _told(counts: list[int]) -> dict[str, int]:
+@functools.lru_cache(maxsize=1024)  # most hosts are like others
+def _told(counts: tuple[int, ...]) -> Mapping[str, int]:
     return {name: count for name, count in zip(_NAMES, counts, strict=True) if count}
 
 
@@ -47,8 +49,17 @@ def _summed(metric: Metric, mesh: MeshFacts, host_of: npt.NDArray[np.intp], vita
     sums = np.bincount(host_of[known], np.asarray(values)[known], len(mesh.hosts)).astype(float)
     counts = np.bincount(host_of[known], minlength=len(mesh.hosts))
     amounts = np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0) if metric == "gpu" else sums
-    pairs = zip(amounts.round(_DECIMALS).tolist(), counts.tolist(), strict=True)
-    return [rounded(amount) if count else None for amount, count in pairs]
+    pairs = zip(_shortened(amounts).tolist(), counts.tolist(), strict=True)
+    return [amount if count else None for amount, count in pairs]
+
+
+def _shortened(amounts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Amounts from 0 on, as a person would tell them: all of thousands of hosts at once."""
+    units = 10.0 ** np.floor(np.log10(np.maximum(amounts, 1000)) - (_DIGITS - 1))
+    short: npt.NDArray[np.float64] = np.where(
+        amounts < 1000, amounts.round(_DECIMALS), np.rint(amounts / units) * units
+    )
+    return short
 
 
 def rounded(value: float) -> float | None:
