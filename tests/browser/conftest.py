@@ -24,6 +24,10 @@ NOISE = ("Cannot read properties of undefined (reading 'schema')", "Command 'fil
 SIZE = {"width": 1280, "height": 800}
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-pictures", action="store_true", help="write the pictures in docs/images anew")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run them last: Playwright has an event loop on the main thread from its start on, and others want theirs."""
