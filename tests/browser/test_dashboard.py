@@ -111,3 +111,9 @@ def test_the_log_is_searched_and_its_markup_is_text(open_: Open) -> None:
     log.locator(".meshbook-log-row").filter(has_text="needle").wait_for()
     assert MARKUP in log.inner_text()
     assert open_.notebook.page.title() != "run"
+
+
+def test_the_saved_notebook_has_a_picture_of_it(open_: Open) -> None:
+    (output,) = open_.notebook.save()["cells"][DASH]["outputs"]
+    assert "4 ranks" in "".join(output["data"]["text/plain"])
+    assert "idle" in "".join(output["data"]["text/html"])
