@@ -6,6 +6,10 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
+from meshbook.widgets.logs import LogsRequest
+
 Content = dict[str, Any]
 Line = tuple[int, float, int, str, int | None, str]
 COLOURS = re.compile("\x1b\\[[0-9;]*m")
@@ -63,6 +67,7 @@ class PanelKernel:
         return {"ranks": text, "count": count}
 
     def _logs(self, content: Content) -> Content:
+        msgspec.convert(content, LogsRequest)  # what the kernel would not understand fails the test
         found = [line for line in self.lines if self._is_wanted(line, content)]
         limit = content["limit"]
         if content["before"] is not None:
@@ -74,7 +79,9 @@ class PanelKernel:
         end = len(self.lines) + 1
         is_cut = bool(content["after"]) and len(shown) == limit
         heads: Content = {"first": self.dropped + 1, "next": shown[-1][0] + 1 if is_cut else end, "end": end}
-        return heads | {"lines": shown, "dropped": self.dropped, "matches": len(found), "live": self.live}
+        looked_at = [line for line in found if line[0] >= content["after"]]
+        rest: Content = {"dropped": self.dropped, "matches": len(looked_at), "partial": False, "live": self.live}
+        return heads | rest | {"lines": shown}
 
     def _is_wanted(self, line: Line, content: Content) -> bool:
         query = content["query"]

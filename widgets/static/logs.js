@@ -60,7 +60,9 @@ class LogsPanel {
       onScroll: (isAtEnd) => this.#scrolled(isAtEnd),
     });
     const frame = element("div", { class: "meshbook-log-frame" }, this.#scroller, this.#more);
-    this.element = element("div", { class: "meshbook-pane meshbook-log", on: { keydown: this.#key } }, this.#tools.element, frame, this.#note);
+    const foot = element("div", { class: "meshbook-log-foot" }, this.#note, ...this.#tools.takeAlong);
+    const keys = { keydown: this.#key };
+    this.element = element("div", { class: "meshbook-pane meshbook-log", on: keys }, this.#tools.element, frame, foot);
     this.#restyle();
   }
 
@@ -194,7 +196,7 @@ class LogsPanel {
     }
     let found = null;
     await this.#asking(async () => {
-      const question = { after: null, before: this.#window.lines[0]?.serial ?? null, limit: 1 };
+      const question = { after: 0, before: this.#window.lines[0]?.serial ?? null, limit: 1 };
       found = (await this.#ask(question, { ...query, text: this.#search.text, regex: false, case: false })).lines[0];
     });
     if (found) await this.#moveTo(found[0]);
@@ -234,14 +236,15 @@ class LogsPanel {
   }
 
   #noteText() {
-    const { lines, live, matches, isPartial, reachesStart } = this.#window;
+    const { lines, live, matches, isPartial } = this.#window;
     const { size, text } = this.#context.selection;
     const who = size ? `rank${size === 1 ? "" : "s"} ${text}` : "all ranks";
     const isFiltered = Object.values(this.#tools.query).some(Boolean);
-    if (!lines.length && !live.length) return isFiltered ? `No line of ${who} matches.` : `Nothing printed by ${who} is kept.`;
     const partly = isPartial ? "; the filter took long, so not all lines were looked at" : "";
-    const count = reachesStart ? asCount(lines.length) : `${asCount(Math.max(matches, lines.length))}`;
-    return `${count} ${isFiltered ? "matching " : ""}lines of ${who}${partly}`;
+    if (!lines.length && !live.length) {
+      return isFiltered ? `No line of ${who} matches${partly}.` : `${size ? "Nothing was printed by" : "Nothing yet from"} ${who}.`;
+    }
+    return `${asCount(Math.max(matches, lines.length))} ${isFiltered ? "matching " : ""}lines of ${who}${partly}`;
   }
 
   #restyle() {

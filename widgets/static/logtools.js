@@ -6,13 +6,14 @@ const TYPING_ENDS_AFTER = 200; // milliseconds without a key: each question cost
 
 /**
  * Makes the tools. `on` has what they do: `filter()`, `search(text)`, `step(steps)`, `rows()`, `copy()`, `download()`.
- * The result has `element`, `query` (as the kernel wants it), `shows(name)`, and ways to say something.
+ * The result has `element`, `query` (as the kernel wants it), `shows(name)`, ways to say something, and `takeAlong`: buttons
+ * that stand below the lines.
  */
 export function makeLogTools(on) {
   const filter = textBox("Filter", "Show only lines with this text", later(on.filter));
   const regex = toggle(".*", "The filter is a regular expression", on.filter);
   const exact = toggle("Aa", "Upper and lower case differ in the filter", on.filter);
-  const stream = choice("Stream", [["", "both streams"], ["stdout", "stdout"], ["stderr", "stderr"]], on.filter);
+  const stream = choice("Stream", [["", "stdout, stderr"], ["stdout", "stdout"], ["stderr", "stderr"]], on.filter);
   const cell = choice("Cell", [["", "all cells"]], on.filter);
   const search = makeSearch(on);
   const view = { time: toggle("Time", "Show when each line came", on.rows), wrap: toggle("Wrap", "Break long lines", on.rows) };
@@ -22,11 +23,12 @@ export function makeLogTools(on) {
   const tools = [
     group(filter, regex, exact, stream, cell),
     group(...search.parts),
-    element("div", { class: "meshbook-log-group meshbook-log-last" }, view.time, view.wrap, copy, download),
+    element("div", { class: "meshbook-log-group meshbook-log-last" }, view.time, view.wrap),
   ];
   return {
     element: element("div", { class: "meshbook-log-tools", role: "toolbar", "aria-label": "Log" }, ...tools, error),
     search,
+    takeAlong: [copy, download],
     get query() {
       const text = filter.value;
       return { text, regex: isOn(regex), case: isOn(exact), stream: stream.value, cell: cell.value ? Number(cell.value) : null };

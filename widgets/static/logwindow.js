@@ -19,12 +19,13 @@ export class LogWindow {
   lines = [];
   live = []; // rows without an end, as they are now
   dropped = 0;
-  matches = 0;
+  matches = 0; // lines that the kernel has of this kind, as far as it has counted
   isPartial = false; // the kernel did not look at all of its lines, for want of time
   reachesStart = false;
   reachesEnd = true;
   #next = 0; // the serial from which lines are asked for; 0: the newest
   #styles = new Map(); // by rank and stream, after the last line
+  #counted = 0; // matches before `next`; null once the window was moved, as then they are not known
 
   /** Nothing is known: the next question asks for the newest lines. */
   clear() {
@@ -36,6 +37,7 @@ export class LogWindow {
     this.reachesStart = false;
     this.reachesEnd = true;
     this.#next = 0;
+    this.#counted = 0;
     this.#styles = new Map(); // by rank and stream, after the last line
   }
 
@@ -46,17 +48,17 @@ export class LogWindow {
 
   /** And for those before. */
   get olderQuestion() {
-    return { after: null, before: this.lines[0]?.serial ?? null, limit: LINES_A_REQUEST };
+    return { after: 0, before: this.lines[0]?.serial ?? null, limit: LINES_A_REQUEST };
   }
 
   /** Takes the reply to `newerQuestion`; returns the lines that were added. */
   takeNewer(reply) {
     const isFirst = this.#next === 0;
     const added = this.#made(reply.lines, this.#styles);
-    this.live = (reply.live ?? []).map((row) => this.#madeLive(row));
+    this.live = reply.live.map((row) => this.#madeLive(row));
     this.lines.push(...added);
     if (isFirst) this.reachesStart = reply.lines.length < LINES_A_REQUEST && !reply.partial;
-    this.#next = Math.max(1, reply.next ?? 1);
+    this.#next = Math.max(1, reply.next);
     this.reachesEnd = !(reply.next < reply.end);
     this.#note(reply);
     if (this.lines.length > MOST_LINES) this.#dropOldest();
@@ -74,7 +76,10 @@ export class LogWindow {
 
   /** The window is to be around this serial: it holds nothing, and the next questions are for what is before and after. */
   moveTo(serial) {
+    const { matches } = this;
     this.clear();
+    this.matches = matches;
+    this.#counted = null;
     this.#next = serial;
     this.reachesEnd = false;
   }
@@ -93,9 +98,11 @@ export class LogWindow {
   }
 
   #note(reply) {
-    this.dropped = reply.dropped ?? 0;
-    this.matches = reply.matches ?? 0;
-    this.isPartial = Boolean(reply.partial);
+    this.dropped = reply.dropped;
+    this.isPartial = reply.partial;
+    if (this.#counted === null) return;
+    this.matches = this.#counted + reply.matches;
+    this.#counted = this.reachesEnd ? this.matches : this.#counted + reply.lines.length;
   }
 
   #dropOldest() {
