@@ -140,6 +140,7 @@ class CellRun:
             self.cell.session.questions.close(self.origin)
             self._prompting.close()
             self._printing.close(self._footer)
+            self.cell.session.output.end(self.origin)
         result = self._result()
         self._mesh.note_last(self._history())
         has_shown = bool(self._printing.final)

@@ -106,6 +106,7 @@ class Session:
         node.host_inline(ROSTER, self.roster)
         node.host(CONTROLLERS, Controllers, class_name="Controllers").start(lambda error: None)
         node.when_down += [self.roster.ended, self.output.ended, self.history.ended]
+        node.when_reborn.append(self.output.reborn)
         node.on_fault = self._faults.report
         return node
 

@@ -21,9 +21,14 @@ MOST_LINES = 5000  # of a page
 PAGE_CHARACTERS = 256 << 10  # after which a page ends
 SHOWN_CHARACTERS = 16 << 10  # of one line
 MOST_ROWS = 200
+PIECE_SECONDS = 0.1  # that one look at many lines takes at most
+QUICK = 0.005  # of these for a line nobody else is let to the interpreter
 CLOCK_EVERY = 64  # lines between two looks at the clock
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+# What may match in a line alone, and not where others stand around it: ends of the text, lookarounds, what never gives
+# back (possessive, atomic); and flags, of which some do the same.
+_LOOKS_AROUND = re.compile(r"\\[AZzG]|\(\?|[*+?}]\+|\(\*")
 
 Holds = Callable[[str], bool]
 
@@ -204,7 +209,7 @@ class _Search:
         self._until = until
         self._compared = 0
         self._reached = 0  # the line that comes next
-        self._holds = _comparison(query, lambda: self._until - self._clock())
+        self._holds, self._may_be_in = _comparisons(query, lambda: self._until - self._clock())
 
     @property
     def takes_all(self) -> bool:
@@ -237,10 +242,9 @@ class _Search:
     def _may_hold(self, piece: Piece) -> bool:
         self._look_at_clock()
         # One look at all of it, in C: most pieces are passed over so. Colours may be in the middle of a word.
-        if self._query.regex or self.takes_all or "\x1b" in piece.text or "\r" in piece.text:
+        if self._may_be_in is None or "\x1b" in piece.text or "\r" in piece.text:
             return True
-        assert self._holds is not None
-        return self._holds(piece.text)
+        return self._may_be_in(piece.text)
 
     def _takes(self, text: str) -> bool:
         if self._holds is None:
@@ -269,28 +273,40 @@ def _shown(text: str) -> str:
     return f"{text[:SHOWN_CHARACTERS]} [meshbook: {len(text) - SHOWN_CHARACTERS} more characters]"
 
 
-def _comparison(query: Query, seconds_left: Callable[[], float]) -> Holds | None:
-    """What says whether a line has the text; None where there is none to be had."""
+def _comparisons(query: Query, seconds_left: Callable[[], float]) -> tuple[Holds | None, Holds | None]:
+    """What says whether a line has the text, and whether any of many lines may; None where all do."""
     if not query.text:
-        return None
+        return None, None
     if query.regex:
         return _pattern(query, seconds_left)
-    if query.case:
-        return lambda text: query.text in text
-    wanted = query.text.casefold()
-    return lambda text: wanted in text.casefold()
+    wanted = query.text if query.case else query.text.casefold()
+    holds: Holds = (lambda text: wanted in text) if query.case else (lambda text: wanted in text.casefold())
+    return holds, holds
 
 
-def _pattern(query: Query, seconds_left: Callable[[], float]) -> Holds:
+def _pattern(query: Query, seconds_left: Callable[[], float]) -> tuple[Holds, Holds | None]:
     # Not `re`: that holds the interpreter for as long as a pattern takes, which may be for ever. Here for its weight.
     import regex
 
     try:
-        pattern: Any = regex.compile(query.text, 0 if query.case else regex.IGNORECASE)
+        flags = 0 if query.case else regex.IGNORECASE
+        pattern: Any = regex.compile(query.text, flags)
+        of_many: Any = regex.compile(query.text, flags | regex.MULTILINE)
     except regex.error as error:
         raise QueryError(f"the regular expression cannot be read: {error}") from error
 
     def holds(text: str) -> bool:
-        return pattern.search(text, timeout=max(1e-3, seconds_left()), concurrent=True) is not None
+        try:
+            return pattern.search(text, timeout=QUICK) is not None
+        except TimeoutError:
+            # To let the interpreter go for each line would mean to wait for it, line by line, while others compute.
+            return pattern.search(text, timeout=max(1e-3, seconds_left()), concurrent=True) is not None
 
-    return holds
+    def may_be_in(text: str) -> bool:
+        try:
+            seconds = max(1e-3, min(PIECE_SECONDS, seconds_left() / 2))  # the lines of it get the rest
+            return of_many.search(text, timeout=seconds, concurrent=True) is not None
+        except TimeoutError:
+            return True
+
+    return holds, None if _LOOKS_AROUND.search(query.text) else may_be_in

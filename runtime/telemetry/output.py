@@ -6,6 +6,7 @@ A chunk carries the execution that caused it (`origin`), so it is routed by that
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any, Literal
@@ -98,10 +99,14 @@ class OutputStore:
         """From now on the output of this execution goes to `sink`."""
         self._sinks[origin] = sink
 
+    def end(self, origin: str) -> None:
+        """The execution has ended: what it wrote without an end is a line. What comes late still goes to its sink."""
+        self.logbook.end_execution(origin)
+
     def close(self, origin: str) -> None:
         """The execution is over; what comes late goes to the default sink."""
         self._sinks.pop(origin, None)
-        self.logbook.end_execution(origin)
+        self.end(origin)
 
     def set_default(self, sink: Sink | None) -> None:
         """Where output without an open execution goes."""
@@ -149,6 +154,11 @@ class OutputStore:
         self._ended.append(report.node)
         while len(self._ended) > REMEMBERED_ENDS:
             self.logbook.forget([self._ended.popleft()])
+
+    def reborn(self, node: str) -> None:
+        """A process was started again under its name: its text is one that lives."""
+        with contextlib.suppress(ValueError):
+            self._ended.remove(node)
 
 
 class TelemetryActor(Actor):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from typing import Any
 
@@ -184,6 +185,9 @@ def written() -> Logbook:
         (Query("<script>"), [21]),
         (Query(r"^loss \d\.[12] red$", regex=True), [2, 4]),
         (Query(r"^loss \d\.[12]", regex=True, case=True), []),
+        (Query(r"\Astep [12]\Z", regex=True), [1, 3]),
+        (Query(r"step\s\S*\s*1(?!\n)", regex=True), [1, 19]),
+        (Query(r"[^x]*+$", regex=True, cell=2), [3, 4]),
         (Query(stream="stderr"), [21]),
         (Query(cell=3), [5, 6]),
         (Query("loss", cell=3, stream="stdout"), [6]),
@@ -195,6 +199,16 @@ def test_lines_are_found(written: Logbook, query: Query, serials: list[int]) -> 
     assert ([line.serial for line in page.lines], page.matches, page.partial) == (serials, len(serials), False)
     forwards = find(written, query, after=1)
     assert (forwards.lines, forwards.next) == (page.lines, 22)
+
+
+@given(
+    pattern=st.sampled_from(["^b+$", "a[^b]*b", r"a\s*c", "(a|b)+c?$", r"\bc", "^$", "^a|c$", "b{2}"]),
+    lines=st.lists(st.text("abc ", max_size=4), max_size=8),
+)
+def test_a_pattern_finds_the_lines_that_it_matches_alone(pattern: str, lines: list[str]) -> None:
+    logbook = a_logbook()
+    logbook.take("mesh.0", "", "stdout", "".join(f"{line}\n" for line in lines))
+    assert texts(find(logbook, Query(pattern, regex=True))) == [line for line in lines if re.search(pattern, line)]
 
 
 def test_rows_that_may_still_change_are_found_too(written: Logbook) -> None:

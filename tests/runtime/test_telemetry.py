@@ -95,9 +95,11 @@ def test_the_text_of_processes_that_ended_is_kept_while_they_are_the_last() -> N
         store.add(output(f"of {rank}", rank=rank))
         store.ended(ExitReport(f"mesh.{rank}", 4711, 0))
         store.add(output(", late", rank=rank))
+        if rank == 1:
+            store.reborn("mesh.1")
     store.ended(ExitReport("agent", 4711, 0))
     kept = [rank for rank in range(REMEMBERED_ENDS + 2) if store.recent("mesh", rank) == f"of {rank}, late"]
-    assert kept == list(range(3, REMEMBERED_ENDS + 2))
+    assert kept == [1, *range(3, REMEMBERED_ENDS + 2)]  # rank 1 lives again
 
 
 # -- the spool -------------------------------------------------------------------------
