@@ -40,8 +40,11 @@ Views to the kernel
     and, each with an "id", answered by a reply:
     {"kind": "select", "sel": "0:4"}    a selector as in `%%mesh`, or "" for nothing. Reply: {"ranks": "0-3",
                                         "count": 4}, or what was not understood
-    {"kind": "act", "action", "sel"}    one of `ACTIONS` on these ranks. Reply: {"text": "what was done"}; of "stacks"
-                                        the section comes with the next state; of "profile" {"html": "..."} beside it
+    {"kind": "act", "action", "sel", "cell": 9}
+                                        one of `ACTIONS` on these ranks. Reply: {"text": "what was done"}; of "stacks"
+                                        the section comes with the next state; of "profile" {"html": "..."} beside it.
+                                        "cell": the number that the view shows, or null: no other one is interrupted,
+                                        for what a view says may wait until its cell has ended
     {"kind": "history", "ranks": [3], "metrics": ["rss", "cpu"]}
                                         Reply: {"seconds": 300, "shape": [ranks, metrics, points]}, buffer float32: a
                                         value a second, the newest last

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from meshbook.magics import changes
-from meshbook.magics.dashing.cells import holds_the_notebook, jobs_on
+from meshbook.magics.dashing.cells import cell_of, holds_the_notebook, jobs_on
 from meshbook.magics.dashing.source import NotebookSource
 from meshbook.magics.jobs import Job
 from meshbook.magics.meshes import MeshError, NotebookMesh
@@ -40,12 +40,17 @@ class Acts:
         self._notebook = notebook
         self._source = source
 
-    def do(self, action: str, mesh: NotebookMesh, selector: str) -> Answer:
-        """Do this to the ranks that the selector means; the answer says what was done."""
+    def do(self, action: str, mesh: NotebookMesh, selector: str, cell: int | None = None) -> Answer:
+        """Do this to the ranks that the selector means; the answer says what was done.
+
+        `cell`: what ran when somebody asked for it, None if that is not known. No other one is interrupted.
+        """
         known = next((each for each in ACTIONS if each == action), None)
         if known is None:
             raise ValueError(f"a dashboard does not {action!r}; it does {', '.join(ACTIONS)}")
         ranks = list(self._notebook.selector_of(mesh)(selector or "all"))
+        if known == "interrupt" and cell is not None and cell != self._present_cell(mesh):
+            return Answer({"text": f"cell {cell} had ended by then: nothing was interrupted"})
         if known == "interrupt" and selector in EVERYONE:
             return Answer({"text": self._interrupt_cell(mesh, ranks)})
         if known == "profile":
@@ -75,6 +80,10 @@ class Acts:
         if jobs := self._jobs(mesh):
             return f"interrupted {', '.join(job.title for job in jobs if job.cancel())}"
         return changes.interrupt(mesh, ranks)
+
+    def _present_cell(self, mesh: NotebookMesh) -> int | None:
+        cell = cell_of(self._notebook, mesh)
+        return None if cell is None else cell.number
 
     def _jobs(self, mesh: NotebookMesh) -> list[Job]:
         runs = jobs_on(self._notebook, mesh)

@@ -62,7 +62,7 @@ class NotebookBoard:
         selector = str(request.get("sel") or "").strip()
         match request.get("kind"):
             case "act":
-                return self._acts.do(str(request.get("action")), mesh, selector)
+                return self._acts.do(str(request.get("action")), mesh, selector, request.get("cell"))
             case "logs":
                 return self._logs(mesh, selector, request)
             case _:

@@ -190,7 +190,10 @@ def test_buttons_work_while_a_mesh_cell_runs(shared: Notebook, view: View, signs
     assert view.ask(kind="act", action="interrupt", sel="1")["text"].startswith("interrupted rank 1")
     view.wait(lambda state: state["counts"].get("running") == 3)
     assert not cell.is_idle
-    assert "interrupted cell" in view.ask(kind="act", action="interrupt", sel="")["text"]
+    number = view.state["cell"]["number"]
+    assert "nothing was interrupted" in view.ask(kind="act", action="interrupt", sel="", cell=number - 1)["text"]
+    assert not cell.is_idle
+    assert "interrupted cell" in view.ask(kind="act", action="interrupt", sel="", cell=number)["text"]
     assert shared.wait_failed(cell).error["ename"] == "KeyboardInterrupt"
     view.wait(lambda state: state["counts"] == {"error": 4} and state["cell"] is None)
     shared.run("%%mesh\npass")

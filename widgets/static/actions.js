@@ -119,13 +119,14 @@ class ActionButton {
   }
 
   async #act() {
-    const { request, selection, announce, show } = this.#context;
+    const { request, selection, store, announce, show } = this.#context;
     const { name, title } = this.#action;
     this.#busy = true;
     this.#calm();
     announce(`${title}: ${selection.size ? `ranks ${selection.text}` : "all ranks"}…`);
     try {
-      const { content } = await request("act", { action: name, sel: selection.sel }, { seconds: PATIENCE[name] });
+      const act = { action: name, sel: selection.sel, cell: store.cell?.number ?? null };
+      const { content } = await request("act", act, { seconds: PATIENCE[name] });
       announce(content.text || `${title}: done`);
       if (name === "stacks") show("Stacks");
       if (content.html) this.#context.showProfile?.(content.html);
