@@ -1,7 +1,7 @@
 """How much of its GPUs each process of this host uses, by NVIDIA's NVML, where there is a driver.
 
-Known limits: in a container NVML may number processes otherwise than we do, or tell none; they are then said to use no
-memory. Of a GPU that is shared (MIG, WSL) NVML tells no memory of single processes: that is not known.
+Known limits: in a container NVML may number processes otherwise than we do, or tell none; what those use is then not
+known. The same of a GPU that is shared (MIG, WSL), for NVML tells no memory of single processes there.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from meshbook.runtime.hosts.memory import counts_as_kernel
 from meshbook.runtime.telemetry.vitals import SECONDS, STALE_AFTER
 
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -36,20 +37,21 @@ class GpuReading:
     by_pid: dict[int, GpuUse] = field(default_factory=dict)
     utilisation: tuple[float, ...] = ()  # of each GPU
     at: float = 0.0
+    knows_all: bool = True  # the processes are numbered as ours are: who is not among them uses no GPU
 
     def of(self, pid: int, local_rank: int) -> GpuUse:
         """Of this process; while it has used none, that which it would use is told of, its `cuda:LOCAL_RANK`."""
         if (used := self.by_pid.get(pid)) is not None:
             return used
         if local_rank < len(self.utilisation):
-            return GpuUse(0.0, self.utilisation[local_rank])
+            return GpuUse(0.0 if self.knows_all else math.nan, self.utilisation[local_rank])
         return GpuUse()
 
 
 NOTHING = GpuReading()
 
 
-def read_gpus(nvml: ModuleType | Any, now: float) -> GpuReading:
+def read_gpus(nvml: ModuleType | Any, now: float, *, knows_all: bool = True) -> GpuReading:
     """What NVML tells; it has been started."""
     by_pid: dict[int, GpuUse] = {}
     shares: list[float] = []
@@ -59,7 +61,7 @@ def read_gpus(nvml: ModuleType | Any, now: float) -> GpuReading:
         for pid, memory in processes:
             before = by_pid.get(pid, GpuUse(0.0, 0.0))
             by_pid[pid] = GpuUse(before.memory + memory, max(before.utilisation, share))
-    return GpuReading(by_pid, tuple(shares), now)
+    return GpuReading(by_pid, tuple(shares), now, knows_all)
 
 
 def _read_gpu(nvml: Any, index: int) -> tuple[float, list[tuple[int, float]]]:
@@ -110,6 +112,9 @@ class GpuWatch:
             pynvml.nvmlInit()
         except pynvml.NVMLError:
             return
-        while not self._closed.wait(SECONDS):
+        knows_all = counts_as_kernel()
+        is_closed = False
+        while not is_closed:
             with contextlib.suppress(pynvml.NVMLError):  # a GPU that is lost, or is being reset
-                self._reading = read_gpus(pynvml, time.monotonic())
+                self._reading = read_gpus(pynvml, time.monotonic(), knows_all=knows_all)
+            is_closed = self._closed.wait(SECONDS)

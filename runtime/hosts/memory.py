@@ -21,6 +21,14 @@ _UNLIMITED = 1 << 60  # version 1 has a number near 2^63 for it
 ADVICE = "give it more, run fewer ranks on this host, or let each hold less"
 
 
+def counts_as_kernel() -> bool:
+    """Whether processes have the same numbers here as for the kernel and its drivers; in a container they have not."""
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino == _INITIAL_NAMESPACE
+    except OSError:
+        return False
+
+
 @dataclass(frozen=True)
 class Kill:
     """A process that the kernel killed for want of memory: what it had, and whose limit was reached."""
@@ -95,7 +103,7 @@ class KernelLog:
     def __init__(self, path: Path = Path("/dev/kmsg")) -> None:
         self._file = -1
         with contextlib.suppress(OSError):
-            if Path("/proc/self/ns/pid").stat().st_ino == _INITIAL_NAMESPACE:
+            if counts_as_kernel():
                 self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
                 os.lseek(self._file, 0, os.SEEK_END)
         self._recent: list[str] = []  # what was read on behalf of other processes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from meshbook.runtime.hosts import gpus
 from meshbook.runtime.hosts.gpus import NOTHING, GpuReading, GpuUse, read_gpus
 from meshbook.runtime.hosts.meters import Living, Meter, SystemProcesses, Usage
 from meshbook.runtime.telemetry.page import PageReader
@@ -188,12 +190,37 @@ def test_gpus_are_read_by_process() -> None:
     assert math.isnan(reading.of(8, 0).memory)
     assert reading.of(8, 0).utilisation == 0.25
     assert reading.of(9, 1) == GpuUse(0.0, 0.75)  # has used none yet: that which it would use
+    assert math.isnan(read_gpus(Nvml(), 5.0, knows_all=False).of(9, 1).memory)  # in a container
     assert math.isnan(reading.of(9, 2).utilisation)
     assert math.isnan(reading.of(9, 3).memory)
 
 
+@pytest.mark.parametrize("has_driver", [True, False])
+@pytest.mark.parametrize("starts", [True, False])
+def test_gpus_are_read_where_there_is_a_driver_that_works(
+    has_driver: bool, starts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Library(Nvml):
+        def nvmlInit(self) -> None:
+            if not starts:
+                raise self.NVMLError("driver and library are of two versions")
+
+    driver = tmp_path / "driver"
+    if has_driver:
+        driver.touch()
+    monkeypatch.setattr(gpus, "DRIVER", driver)
+    monkeypatch.setattr(gpus, "WSL_DRIVER", tmp_path / "none")
+    monkeypatch.setitem(sys.modules, "pynvml", Library())
+    watch = gpus.GpuWatch()
+    watch.start()
+    watch.close()
+    if watch._thread is not None:
+        watch._thread.join()
+    assert (7 in watch.reading.by_pid) == (has_driver and starts)
+
+
 def test_what_a_gpu_shows_is_in_the_batch(meter: Meter, processes: Processes, tick: Callable[..., None]) -> None:
     tick(100.0)
-    gpus = GpuReading({7: GpuUse(4e9, 0.5)}, (0.5,), 100.0)
-    found = columns(meter.measure([living()], gpus, 100.0))
+    reading = GpuReading({7: GpuUse(4e9, 0.5)}, (0.5,), 100.0)
+    found = columns(meter.measure([living()], reading, 100.0))
     assert (found["gpu_memory"], found["gpu"]) == (4e9, 0.5)
