@@ -6,6 +6,7 @@ each message as if a cell had run. Both would reach into the cell that runs besi
 
 from __future__ import annotations
 
+from collections import deque
 from contextvars import ContextVar
 from typing import Any
 
@@ -19,9 +20,30 @@ _HANDLED: ContextVar[dict[str, Any] | None] = ContextVar("meshbook_comm_message"
 class Channel(BaseComm):
     """Of one widget. What it sends belongs to no cell."""
 
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        self._heard: deque[Any] = deque()  # what was handed on before its turn
+        super().__init__(*arguments, **keywords)
+
+    def _reply_subshell_for(self, data: Any, default: Any) -> Any:
+        """ipykernel asks this of a comm where it receives a message for it, also while sync code runs.
+
+        What a view says is handed on there: in its turn it would have to wait for the cell. MeshKernel has a way of its
+        own, and a version of ipykernel that asks nothing has the turn.
+        """
+        if isinstance(data, dict) and data.get("method") == "custom":
+            self._heard.append(data)
+            self._hand_on({"content": {"data": data}, "buffers": []})
+        return default
+
     def handle_msg(self, msg: dict[str, Any]) -> None:
-        """Hand on what a front end has sent; from any thread."""
-        token = _HANDLED.set(msg)
+        """Hand on what a front end has sent, unless that was done before; from any thread."""
+        if self._heard and self._heard[0] == msg["content"].get("data"):
+            self._heard.popleft()
+        else:
+            self._hand_on(msg)
+
+    def _hand_on(self, msg: dict[str, Any]) -> None:
+        token = _HANDLED.set(msg if "header" in msg else None)
         try:
             if self._msg_callback is not None:
                 self._msg_callback(msg)

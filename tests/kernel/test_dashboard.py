@@ -155,21 +155,24 @@ def test_what_a_view_asks_for_wrongly_is_refused(view: View) -> None:
     assert view.ask(kind="select", sel="")["count"] == 0
 
 
-def test_a_sync_cell_shows_and_keeps_its_output(kernel: str, shared: Notebook, view: View, gate: Path) -> None:
+def test_a_sync_cell_shows_and_keeps_its_output(shared: Notebook, view: View, gate: Path) -> None:
     view.open()
     code = f"import threading\nprint('began')\nopen({str(gate)!r}).read()\nprint('over')\n"
     cell = shared.start(
         f"{code}thread = threading.Thread(target=print, args=('of a thread',))\nthread.start(); thread.join()"
     )
     view.wait(lambda state: state["cell"] is not None and "in the notebook" in state["cell"]["title"])
-    asked = view.request(kind="select", sel="0")
-    if kernel == "meshbook":  # a stock kernel hears it after the cell
-        assert view.wait_for_reply(asked)["ranks"] == "0"
-        assert not cell.is_idle
+    assert view.ask(kind="select", sel="0")["ranks"] == "0"
+    assert not cell.is_idle
     gate.write_text("")
     assert shared.wait(cell).stdout.split("\n") == ["began", "over", "of a thread", ""]
-    assert view.wait_for_reply(asked)["ranks"] == "0"
     view.wait(lambda state: state["cell"] is None)
+    held = shared.start("import time\ntime.sleep(60)")
+    view.wait(lambda state: state["cell"] is not None)
+    assert "interrupted cell" in view.ask(kind="act", action="interrupt", sel="")["text"]
+    assert shared.wait_failed(held).error["ename"] == "KeyboardInterrupt"
+    view.wait(lambda state: state["cell"] is None)
+    assert [message["id"] for message in view.messages if message["kind"] == "reply"] == [1, 2]  # each once
 
 
 def test_buttons_work_while_a_mesh_cell_runs(shared: Notebook, view: View, signs: Signs) -> None:
