@@ -24,7 +24,12 @@ def test_a_reply_is_plain_json(logbook: Logbook) -> None:
     assert json.loads(json.dumps(answer_logs(logbook, {"mesh-1.4": 0}, request))) == {
         "lines": [[1, 100.5, 0, "stderr", 9, "<script>"]],
         "live": [],
-        **{"first": 1, "next": 3, "end": 3, "dropped": 0, "matches": 1, "partial": False},
+        "first": 1,
+        "next": 3,
+        "end": 3,
+        "dropped": 0,
+        "matches": 1,
+        "partial": False,
     }
     assert answer_logs(logbook, {"mesh-1.4": 0}, {"after": 2})["live"] == [[0, "stderr", 9, "half10%"]]
     assert answer_logs(logbook, {}, {})["lines"] == []
