@@ -6,8 +6,11 @@ Interrupts through a stock kernel are in `test_interrupts`, whose tests run over
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -173,3 +176,28 @@ def test_the_magics_work_on_a_terminal(tmp_path: Path) -> None:
     assert "[0] 0\n[1] 10\n" in said
     assert "[rank 1] ZeroDivisionError: division by zero\n" in said
     assert "rank 9 is out of range" in said
+
+
+# --- monitoring systems ---
+
+
+def test_metrics_are_scraped_while_a_cell_runs_until_they_are_switched_off(stock_notebook: Any, tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    assert "no metrics are exported" in stock_notebook.run("%mesh metrics").stdout
+    url = stock_notebook.run("%mesh metrics --prometheus 0").stdout.removeprefix("Prometheus: ").strip()
+    gate = tmp_path / "gate"
+    cell = stock_notebook.start(f"%%mesh 1\nimport os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)")
+    labels = f'activity="running",host="{socket.gethostname()}",mesh="mesh"'
+    stock_notebook.wait_until(lambda: f'meshbook_rank_activity{{{labels},rank="1"}} 1.0' in scrape(url))
+    assert f'meshbook_rank_activity{{{labels},rank="0"}} 0.0' in scrape(url)
+    gate.touch()
+    stock_notebook.wait(cell)
+    assert "served already" in stock_notebook.run_failing("%mesh metrics --prometheus 0").error["evalue"]
+    assert "no metrics are exported" in stock_notebook.run("%mesh metrics --off").stdout
+    with pytest.raises(urllib.error.URLError):
+        scrape(url)
+
+
+def scrape(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=60) as reply:
+        return str(reply.read().decode())
