@@ -123,7 +123,7 @@ class ActionButton {
     const { name, title } = this.#action;
     this.#busy = true;
     this.#calm();
-    announce(`${title}: ${selection.size ? `ranks ${selection.text}` : "all ranks"}…`);
+    announce(`${title}: ${this.#whom()}…`);
     try {
       const act = { action: name, sel: selection.sel, cell: store.cell?.number ?? null };
       const { content } = await request("act", act, { seconds: PATIENCE[name] });

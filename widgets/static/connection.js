@@ -5,6 +5,8 @@ const REPLY_WITHIN = 30; // seconds, unless a request says otherwise
 const SILENT_AFTER = 10; // seconds without a state while something runs: then the kernel is asked
 const ANSWER_WITHIN = 5; // seconds that it has to answer "open"
 
+const COMM = "comm_live_update"; // of ipywidgets: the way to the kernel is there, or is gone since it was restarted
+
 /** What was asked for cannot be had; the message says what to do. */
 export class RequestError extends Error {}
 
@@ -34,6 +36,7 @@ export class Connection {
 
   open() {
     this.#model.on("msg:custom", this.#receive);
+    this.#model.on(COMM, this.#wonder);
     document.addEventListener("visibilitychange", this.#look);
     this.#timer = setInterval(this.#listen, 1000);
     this.#ask();
@@ -43,14 +46,20 @@ export class Connection {
     clearInterval(this.#timer);
     document.removeEventListener("visibilitychange", this.#look);
     this.#model.off("msg:custom", this.#receive);
+    this.#model.off(COMM, this.#wonder);
     for (const id of [...this.#waiting.keys()])
       this.#settle(id, (call) => call.reject(new RequestError("the view was closed")));
     this.send({ kind: "close", view: this.#view });
   }
 
-  /** A message without an answer. */
+  /** A message without an answer; whether it could be sent. JupyterLab throws while a kernel is restarted. */
   send(content) {
-    this.#model.send(content);
+    try {
+      this.#model.send(content);
+      return true;
+    } catch {
+      return false; // that nobody answers is seen by `#listen`, and told
+    }
   }
 
   /** The reply to a request, as {content, buffers}. Throws RequestError: refused, or no answer within `seconds`. */
@@ -60,7 +69,8 @@ export class Connection {
       const late = () => reject(new RequestError(`no answer from the kernel within ${seconds} s`));
       const timer = setTimeout(() => this.#settle(id, late), seconds * 1000);
       this.#waiting.set(id, { resolve, reject, timer });
-      this.#model.send({ kind, id, ...fields });
+      const lost = () => reject(new RequestError("there is no way to the kernel; it may be starting"));
+      if (!this.send({ kind, id, ...fields })) this.#settle(id, lost);
     });
   }
 
@@ -95,6 +105,11 @@ export class Connection {
     this.#waiting.delete(id);
     how(call);
   }
+
+  /** The kernel may have been restarted: then it knows nothing of this view, and does not answer. */
+  #wonder = () => {
+    if (this.#askedAt === null) this.#ask();
+  };
 
   #ask() {
     this.#askedAt = performance.now();

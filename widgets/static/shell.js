@@ -43,6 +43,7 @@ export function makeShell(context, panels) {
     update(changed) {
       if (context.store.mesh === null) return;
       setAttribute(context.root, "data-loading", false);
+      setAttribute(context.root, "data-down", !context.store.mesh.alive);
       setAttribute(context.root, "data-many", context.store.size > MANY);
       for (const part of parts) part.update(changed);
       tooltip.update();

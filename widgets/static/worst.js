@@ -1,19 +1,24 @@
-/** The five ranks that most want a look, with their last minutes. */
+/** The five ranks that most want a look, or have most of what the grid shows, with their last minutes. */
 
-import { element } from "./dom.js";
+import { channelTitle } from "./channels.js";
+import { element, setText } from "./dom.js";
 import { makeSpark } from "./spark.js";
 import { STATES, stateIcon } from "./states.js";
 
 export function makeWorst({ store, selection }) {
   const list = element("ol", { class: "meshbook-worst" });
-  const section = element("section", { class: "meshbook-card" }, element("h4", {}, "Worth a look"), list);
-  const calm = element("li", { class: "meshbook-quiet" }, "All ranks are well.");
+  const title = element("h4");
+  const none = element("li", { class: "meshbook-quiet" });
+  const section = element("section", { class: "meshbook-card" }, title, list);
   return {
     element: section,
     update(changed) {
-      if (!changed.has("worst") && !changed.has("mesh")) return;
+      if (!["worst", "mesh", "channel"].some((name) => changed.has(name))) return;
+      const { name } = store.channel;
+      setText(title, name === "state" ? "Worth a look" : `Highest: ${channelTitle(name)}`);
+      setText(none, name === "state" ? "All ranks are well." : "No value is known.");
       const rows = store.worst.map((each) => row(each, store, selection));
-      list.replaceChildren(...(rows.length ? rows : [calm]));
+      list.replaceChildren(...(rows.length ? rows : [none]));
     },
   };
 }
