@@ -62,8 +62,8 @@ def _shortened(amounts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return short
 
 
-def rounded(value: float) -> float | None:
-    """The value with three digits that count; None, which JSON knows, for what is no number."""
+def rounded(value: float, digits: int = _DIGITS) -> float | None:
+    """The value with so many digits that count; None, which JSON knows, for what is no number."""
     if not math.isfinite(value):
         return None
-    return float(f"{value:.{_DIGITS}g}")
+    return float(f"{value:.{digits}g}")

@@ -18,6 +18,7 @@ Section: TypeAlias = "dict[str, Any] | list[Any] | None"
 MOST_EVENTS = 10
 MOST_PROCESSES = 64  # of which actors are told
 HISTORY_POINTS = 60
+_HISTORY_DIGITS = 5
 DRIFT = 1.0  # seconds by which a cell's clock has to be wrong to be set
 
 
@@ -68,7 +69,8 @@ def _shortened(history: npt.NDArray[np.float32]) -> list[float | None]:
     known = np.isfinite(pieces)
     with np.errstate(invalid="ignore"):  # of a piece in which nothing is known
         means = np.where(known, pieces, 0).sum(axis=1) / known.sum(axis=1)
-    return [rounded(mean) for mean in means.tolist()]
+    # More digits than a person reads: a curve that fills its height shows what they leave out as steps.
+    return [rounded(mean, _HISTORY_DIGITS) for mean in means.tolist()]
 
 
 def topology_section(mesh: MeshFacts, ranks: Sequence[int], details: Sequence[ProcessDetail | None]) -> Section:

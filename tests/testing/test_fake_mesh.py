@@ -167,3 +167,16 @@ def test_a_dashboard_gets_its_logs_and_its_timeline() -> None:
     logs = board.answer({"kind": "logs", "sel": "0:2", "query": {"text": "loss"}, "limit": 500}).content
     assert {line[2] for line in logs["lines"]} == {0, 1}
     assert board.answer({"kind": "timeline", "cell": None}).content["lanes"][7]["label"] == "rank 7"
+
+
+def test_it_is_shown_as_a_widget_and_where_there_are_none_as_a_picture() -> None:
+    mesh = fake_mesh(8)
+    dashboard = mesh.dashboard()
+    assert mesh.dashboard() is dashboard
+    data = dashboard._repr_mimebundle_()[0]
+    assert data["text/plain"].startswith("fake · hosts=1 × gpus=8 · 8 ranks\n  8 running (R)")
+    assert "application/vnd.jupyter.widget-view+json" in data
+    dashboard.close()
+    again = mesh.dashboard()
+    assert again is not dashboard
+    again.close()
