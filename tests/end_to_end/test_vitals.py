@@ -78,46 +78,55 @@ def watch(session: Session, mesh: ProcMesh) -> Iterator[Watch]:
     session.watch(False)
 
 
-def hold_the_interpreter(microseconds: int) -> None:
-    ctypes.PyDLL(None).usleep(microseconds)
-
-
-def test_a_rank_that_holds_the_interpreter_and_one_that_is_stopped_give_no_sign_of_life(
-    mesh: ProcMesh, watch: Watch
-) -> None:
-    probe = mesh.spawn("probe", Probe)
-    pids = list(probe.run.call(os.getpid).get(PATIENCE).values())
-    watch.until(lambda vitals: (vitals.age < 1.5).all())
-    held = probe.slice(gpus=0).run.call_one(hold_the_interpreter, 2_200_000)
-    os.kill(pids[1], signal.SIGSTOP)
-    vitals = watch.until(lambda vitals: (vitals.age > 1.6).all())
-    for rank, pid in enumerate(pids):
-        assert vitals.metrics["rss"][rank] == pytest.approx(psutil.Process(pid).memory_info().rss, rel=0.2)
-    os.kill(pids[1], signal.SIGCONT)
-    held.get(PATIENCE)
-    watch.until(lambda vitals: (vitals.age < 1.5).all())
-
-
-def test_what_an_actor_is_at_and_what_waits_for_it_is_told(mesh: ProcMesh, watch: Watch) -> None:
-    probe = mesh.spawn("probe", Probe)
-    read, write = os.pipe()
-    busy = probe.slice(gpus=0).run.call_one(wait_for_pipe, f"/proc/{os.getpid()}/fd/{read}")
-    waiting = [probe.slice(gpus=0).run.call_one(os.getpid) for _ in range(3)]
-    vitals = watch.until(lambda vitals: vitals.metrics["queued"][0] == 3)
-    assert vitals.activity[0] == Activity.RUNNING
-    watch.until(lambda vitals: watch.detail(0).actors == (ActorLoad("probe", 3, "run"),))
-    os.write(write, b"!")
-    busy.get(PATIENCE)
-    assert watch.detail(0).pid == waiting[0].get(PATIENCE)
-    watch.until(lambda vitals: vitals.metrics["sent"][0] > 0 and vitals.metrics["bytes_received"][0] > 0)
-    watch.until(lambda vitals: vitals.activity[0] == Activity.IDLE)
-    for end in (read, write):
-        os.close(end)
+def hold_the_interpreter(pipe: str) -> None:
+    file = os.open(pipe, os.O_RDONLY)
+    ctypes.PyDLL(None).read(file, ctypes.create_string_buffer(1), 1)  # by which ctypes does not release the GIL
+    os.close(file)
 
 
 def wait_for_pipe(path: str) -> None:
     with open(path, "rb") as pipe:
         pipe.read(1)
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[str, int]]:
+    """What another process opens to read from, and where the test writes."""
+    read, write = os.pipe()
+    yield f"/proc/{os.getpid()}/fd/{read}", write
+    for end in (read, write):
+        os.close(end)
+
+
+def test_a_rank_that_holds_the_interpreter_and_one_that_is_stopped_give_no_sign_of_life(
+    mesh: ProcMesh, watch: Watch, pipe: tuple[str, int]
+) -> None:
+    probe = mesh.spawn("probe", Probe)
+    pids = list(probe.run.call(os.getpid).get(PATIENCE).values())
+    watch.until(lambda vitals: (vitals.age < 1.5).all())
+    held = probe.slice(gpus=0).run.call_one(hold_the_interpreter, pipe[0])
+    os.kill(pids[1], signal.SIGSTOP)
+    vitals = watch.until(lambda vitals: (vitals.age > 1.6).all())
+    for rank, pid in enumerate(pids):
+        assert vitals.metrics["rss"][rank] == pytest.approx(psutil.Process(pid).memory_info().rss, rel=0.2)
+    os.kill(pids[1], signal.SIGCONT)
+    os.write(pipe[1], b"!")
+    held.get(PATIENCE)
+    watch.until(lambda vitals: (vitals.age < 1.5).all())
+
+
+def test_what_an_actor_is_at_and_what_waits_for_it_is_told(mesh: ProcMesh, watch: Watch, pipe: tuple[str, int]) -> None:
+    probe = mesh.spawn("probe", Probe)
+    busy = probe.slice(gpus=0).run.call_one(wait_for_pipe, pipe[0])
+    waiting = [probe.slice(gpus=0).run.call_one(os.getpid) for _ in range(3)]
+    vitals = watch.until(lambda vitals: vitals.metrics["queued"][0] == 3)
+    assert vitals.activity[0] == Activity.RUNNING
+    watch.until(lambda vitals: watch.detail(0).actors == (ActorLoad("probe", 3, "run"),))
+    os.write(pipe[1], b"!")
+    busy.get(PATIENCE)
+    assert watch.detail(0).pid == waiting[0].get(PATIENCE)
+    watch.until(lambda vitals: vitals.metrics["sent"][0] > 0 and vitals.metrics["bytes_received"][0] > 0)
+    watch.until(lambda vitals: vitals.activity[0] == Activity.IDLE)
 
 
 def test_a_collective_is_seen_and_steps_are_timed(mesh: ProcMesh, watch: Watch) -> None:
@@ -153,7 +162,9 @@ def reduce_after_steps() -> None:
     dist.all_reduce(torch.ones(1))
 
 
-def test_a_cell_that_runs_and_one_that_asks_are_seen(session: Session, mesh: ProcMesh, watch: Watch) -> None:
+def test_a_cell_that_runs_and_one_that_asks_are_seen(
+    session: Session, mesh: ProcMesh, watch: Watch, pipe: tuple[str, int]
+) -> None:
     replies: list[Any] = []
     asked = threading.Event()
 
@@ -167,7 +178,6 @@ def test_a_cell_that_runs_and_one_that_asks_are_seen(session: Session, mesh: Pro
         def withdraw(self, rank: int, number: int) -> None:
             """Nobody does."""
 
-    read, write = os.pipe()
     cells = mesh.slice(gpus=0).spawn_on_main("cells", CellActor)
     cells.prepare.call_one().get(PATIENCE)
     session.questions.open("", Patient())
@@ -177,12 +187,10 @@ def test_a_cell_that_runs_and_one_that_asks_are_seen(session: Session, mesh: Pro
         vitals = watch.until(lambda vitals: vitals.activity[0] == Activity.PAUSED)
         assert vitals.age[0] < PATIENCE
         watch.until(lambda vitals: watch.detail(0).pause == "in input()")
-        replies[0](Answer("text", f"/proc/{os.getpid()}/fd/{read}"))
+        replies[0](Answer("text", pipe[0]))
         watch.until(lambda vitals: vitals.activity[0] == Activity.RUNNING)
-        os.write(write, b"!")
+        os.write(pipe[1], b"!")
         assert cell.get(PATIENCE).error is None
     finally:
         session.questions.close("")
     watch.until(lambda vitals: vitals.activity[0] == Activity.IDLE)
-    for end in (read, write):
-        os.close(end)
