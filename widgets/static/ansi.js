@@ -61,7 +61,11 @@ export function markMatches(shown, pattern, className) {
   for (const text of texts) {
     const end = start + text.length;
     const within = places.map((match) => [match.index - start, match.index + match[0].length - start]);
-    markIn(text, within.filter(([from, to]) => to > 0 && from < text.length), className);
+    markIn(
+      text,
+      within.filter(([from, to]) => to > 0 && from < text.length),
+      className,
+    );
     start = end;
   }
 }

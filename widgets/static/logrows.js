@@ -39,7 +39,11 @@ export function makeLogRow(line, search) {
   if (search.pattern) markMatches(text, search.pattern, "meshbook-log-match");
   const row = element(
     "div",
-    { class: "meshbook-log-row", style: { "--meshbook-hue": hueOf(line.rank) }, dataset: { rank: line.rank, serial: line.serial } },
+    {
+      class: "meshbook-log-row",
+      style: { "--meshbook-hue": hueOf(line.rank) },
+      dataset: { rank: line.rank, serial: line.serial },
+    },
     ...prefixOf(line),
     text,
   );
@@ -49,13 +53,16 @@ export function makeLogRow(line, search) {
   return row;
 }
 
-// What stands before the text is in attributes, and shown by the style sheet: who marks text gets what the rank has said.
+// What stands before the text is in attributes, and shown by the style sheet: who marks rows gets what the rank said.
 function prefixOf(line) {
   const cell = line.cell === null ? "" : `c${line.cell}`;
   return [
     element("span", { class: "meshbook-log-rank", title: titleOf(line), dataset: { text: line.rank } }),
     element("span", { class: "meshbook-log-cell", dataset: { text: cell } }),
-    element("span", { class: "meshbook-log-time", dataset: { text: line.time === null ? "now" : timeOfDay(line.time) } }),
+    element("span", {
+      class: "meshbook-log-time",
+      dataset: { text: line.time === null ? "now" : timeOfDay(line.time) },
+    }),
   ];
 }
 

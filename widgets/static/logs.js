@@ -30,8 +30,19 @@ class LogsPanel {
   #search = new LogSearch();
   #tools;
   #list;
-  #scroller = element("div", { class: "meshbook-log-lines", role: "log", "aria-live": "off", tabindex: 0, "aria-label": "Lines" });
-  #more = element("button", { type: "button", class: "meshbook-log-more", hidden: true, on: { click: () => this.#toEnd() } });
+  #scroller = element("div", {
+    class: "meshbook-log-lines",
+    role: "log",
+    "aria-live": "off",
+    tabindex: 0,
+    "aria-label": "Lines",
+  });
+  #more = element("button", {
+    type: "button",
+    class: "meshbook-log-more",
+    hidden: true,
+    on: { click: () => this.#toEnd() },
+  });
   #note = element("div", { class: "meshbook-log-note" });
   #notice = makeNotice("");
   #sel = null; // of the lines that are here
@@ -60,7 +71,7 @@ class LogsPanel {
       onScroll: (isAtEnd) => this.#scrolled(isAtEnd),
     });
     const frame = element("div", { class: "meshbook-log-frame" }, this.#scroller, this.#more);
-    const foot = element("div", { class: "meshbook-log-foot" }, this.#note, ...this.#tools.takeAlong);
+    const foot = element("div", { class: "meshbook-log-foot" }, this.#note, ...this.#tools.below);
     const keys = { keydown: this.#key };
     this.element = element("div", { class: "meshbook-pane meshbook-log", on: keys }, this.#tools.element, frame, foot);
     this.#restyle();
@@ -242,7 +253,9 @@ class LogsPanel {
     const isFiltered = Object.values(this.#tools.query).some(Boolean);
     const partly = isPartial ? "; the filter took long, so not all lines were looked at" : "";
     if (!lines.length && !live.length) {
-      return isFiltered ? `No line of ${who} matches${partly}.` : `${size ? "Nothing was printed by" : "Nothing yet from"} ${who}.`;
+      return isFiltered
+        ? `No line of ${who} matches${partly}.`
+        : `${size ? "Nothing was printed by" : "Nothing yet from"} ${who}.`;
     }
     return `${asCount(Math.max(matches, lines.length))} ${isFiltered ? "matching " : ""}lines of ${who}${partly}`;
   }
@@ -296,7 +309,9 @@ class LogsPanel {
   async #download() {
     const { store, selection } = this.#context;
     const ranks = selection.size ? `-ranks-${selection.text.slice(0, 40)}` : "";
-    await this.#telling("saved", async () => saveFile(`${store.mesh?.name ?? "mesh"}${ranks}.log`, await this.#allText()));
+    await this.#telling("saved", async () =>
+      saveFile(`${store.mesh?.name ?? "mesh"}${ranks}.log`, await this.#allText()),
+    );
   }
 
   async #telling(done, act) {

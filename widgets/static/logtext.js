@@ -6,8 +6,8 @@ const LINES_A_PAGE = 2000;
 const TOLD_EVERY = 10; // pages
 
 /**
- * Pieces of text, one a page. `ask(question)` gives a reply to "logs"; `told(share)` is called now and then with how far
- * it is. What is printed after this has begun is left out, or a rank that prints without end would never let it end.
+ * Pieces of text, one a page. `ask(question)` gives a reply to "logs"; `told(share)` is called now and then with how
+ * far it is. What is printed after this has begun is left out, or a rank that prints without end would never let it end.
  */
 export async function logText(ask, { isTimed, isRanked }, told) {
   const pieces = [];
@@ -16,7 +16,12 @@ export async function logText(ask, { isTimed, isRanked }, told) {
     const reply = await ask({ after, before: null, limit: LINES_A_PAGE });
     if (end === Infinity) end = reply.end;
     if (pieces.length === 0 && reply.dropped) pieces.push(`(${reply.dropped} older lines are kept no more)\n`);
-    pieces.push(reply.lines.filter(([serial]) => serial < end).map((line) => asText(line, isTimed, isRanked)).join(""));
+    pieces.push(
+      reply.lines
+        .filter(([serial]) => serial < end)
+        .map((line) => asText(line, isTimed, isRanked))
+        .join(""),
+    );
     if (!(reply.next > after)) break;
     after = reply.next;
     if (page % TOLD_EVERY === 0) told(Math.min(1, after / end));

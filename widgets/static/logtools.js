@@ -6,32 +6,44 @@ const TYPING_ENDS_AFTER = 200; // milliseconds without a key: each question cost
 
 /**
  * Makes the tools. `on` has what they do: `filter()`, `search(text)`, `step(steps)`, `rows()`, `copy()`, `download()`.
- * The result has `element`, `query` (as the kernel wants it), `shows(name)`, ways to say something, and `takeAlong`: buttons
- * that stand below the lines.
+ * The result has `element`, `query` (as the kernel wants it), `shows(name)`, ways to say something, and `below`: the
+ * buttons that stand below the lines.
  */
 export function makeLogTools(on) {
   const filter = textBox("Filter", "Show only lines with this text", later(on.filter));
   const regex = toggle(".*", "The filter is a regular expression", on.filter);
   const exact = toggle("Aa", "Upper and lower case differ in the filter", on.filter);
-  const stream = choice("Stream", [["", "stdout, stderr"], ["stdout", "stdout"], ["stderr", "stderr"]], on.filter);
+  const stream = choice(
+    "Stream",
+    [
+      ["", "stdout, stderr"],
+      ["stdout", "stdout"],
+      ["stderr", "stderr"],
+    ],
+    on.filter,
+  );
   const cell = choice("Cell", [["", "all cells"]], on.filter);
   const search = makeSearch(on);
-  const view = { time: toggle("Time", "Show when each line came", on.rows), wrap: toggle("Wrap", "Break long lines", on.rows) };
+  const time = toggle("Time", "Show when each line came", on.rows);
+  const wrap = toggle("Wrap", "Break long lines", on.rows);
+  const view = { time, wrap };
   const copy = action("Copy", "Copy what is marked, or all of these lines", on.copy);
   const download = action("Download", "Save all of these lines as a file", on.download);
   const error = element("div", { class: "meshbook-log-error", role: "alert", hidden: true });
-  const tools = [
-    group(filter, regex, exact, stream, cell),
-    group(...search.parts),
-    element("div", { class: "meshbook-log-group meshbook-log-last" }, view.time, view.wrap),
-  ];
+  const tools = [group(filter, regex, exact, stream, cell), group(...search.parts)];
   return {
     element: element("div", { class: "meshbook-log-tools", role: "toolbar", "aria-label": "Log" }, ...tools, error),
     search,
-    takeAlong: [copy, download],
+    below: [time, wrap, copy, download],
     get query() {
       const text = filter.value;
-      return { text, regex: isOn(regex), case: isOn(exact), stream: stream.value, cell: cell.value ? Number(cell.value) : null };
+      return {
+        text,
+        regex: isOn(regex),
+        case: isOn(exact),
+        stream: stream.value,
+        cell: cell.value ? Number(cell.value) : null,
+      };
     },
     shows: (name) => isOn(view[name]),
     toggle: (name) => view[name].click(),
@@ -45,7 +57,11 @@ export function makeLogTools(on) {
 }
 
 function makeSearch(on) {
-  const box = textBox("Search", "Mark this text in the lines (Enter: next, Shift+Enter: the one before)", later(() => on.search(box.value)));
+  const box = textBox(
+    "Search",
+    "Mark this text in the lines (Enter: next, Shift+Enter: the one before)",
+    later(() => on.search(box.value)),
+  );
   box.dataset.focus = "yes";
   const tally = element("span", { class: "meshbook-log-tally", "aria-live": "polite" });
   box.addEventListener("keydown", (event) => {
@@ -59,7 +75,12 @@ function makeSearch(on) {
     on.search(box.value); // what was typed just now counts
     on.step(event.shiftKey ? -1 : 1);
   });
-  const parts = [box, action("↑", "The match before (N)", () => on.step(-1)), action("↓", "The next match (n)", () => on.step(1)), tally];
+  const parts = [
+    box,
+    action("↑", "The match before (N)", () => on.step(-1)),
+    action("↓", "The next match (n)", () => on.step(1)),
+    tally,
+  ];
   return { parts, focus: () => box.focus(), say: (text) => setText(tally, text) };
 }
 
@@ -72,7 +93,13 @@ function later(act) {
 }
 
 function textBox(name, label, input) {
-  const attributes = { type: "search", placeholder: name, title: label, "aria-label": `${name} the log`, spellcheck: "false" };
+  const attributes = {
+    type: "search",
+    placeholder: name,
+    title: label,
+    "aria-label": `${name} the log`,
+    spellcheck: "false",
+  };
   return element("input", { class: "meshbook-log-box", ...attributes, on: { input } });
 }
 
@@ -90,7 +117,11 @@ function isOn(button) {
 }
 
 function action(text, label, click) {
-  return element("button", { type: "button", class: "meshbook-log-button", title: label, "aria-label": label, on: { click } }, text);
+  return element(
+    "button",
+    { type: "button", class: "meshbook-log-button", title: label, "aria-label": label, on: { click } },
+    text,
+  );
 }
 
 function choice(name, options, change) {

@@ -74,7 +74,7 @@ export class LogWindow {
     return added;
   }
 
-  /** The window is to be around this serial: it holds nothing, and the next questions are for what is before and after. */
+  /** The window is to be around this serial: it holds nothing now, and the next questions are for what is there. */
   moveTo(serial) {
     const { matches } = this;
     this.clear();
@@ -94,7 +94,10 @@ export class LogWindow {
   }
 
   #madeLive([rank, stream, cell, text]) {
-    return { ...makeLine([null, null, rank, stream, cell, text], this.#styles.get(`${rank} ${stream}`) ?? []), isLive: true };
+    return {
+      ...makeLine([null, null, rank, stream, cell, text], this.#styles.get(`${rank} ${stream}`) ?? []),
+      isLive: true,
+    };
   }
 
   #note(reply) {

@@ -24,7 +24,12 @@ function barOf({ text, fraction, ranks, low, high }, selection) {
   const place = { left: percent(low), width: percent(Math.max(0, high - low)) };
   const apart = high > low ? element("div", { class: "meshbook-progress-spread", style: place }) : null;
   const now = Math.round(fraction * 100);
-  const values = { "aria-valuenow": now, "aria-valuemin": 0, "aria-valuemax": 100, "aria-valuetext": `${text}${spread}` };
+  const values = {
+    "aria-valuenow": now,
+    "aria-valuemin": 0,
+    "aria-valuemax": 100,
+    "aria-valuetext": `${text}${spread}`,
+  };
   const track = { class: "meshbook-progress-track", role: "progressbar", title: `${now} %${spread}`, ...values };
   return element(
     "div",

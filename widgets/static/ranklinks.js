@@ -15,6 +15,12 @@ export function makeRanksLink(ranks, selection) {
     void selection.chooseRanks(parseRanks(ranks));
   };
   const title = `Select ${isOne ? "rank" : "ranks"} ${ranks}`;
-  const properties = { type: "button", class: "meshbook-link meshbook-ranks-link", title, "aria-label": title, on: { click } };
+  const properties = {
+    type: "button",
+    class: "meshbook-link meshbook-ranks-link",
+    title,
+    "aria-label": title,
+    on: { click },
+  };
   return element("button", properties, `${isOne ? "rank" : "ranks"} ${shown}`);
 }

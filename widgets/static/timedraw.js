@@ -55,8 +55,8 @@ function dot(pen, x, y) {
 }
 
 /**
- * Draws all. `view` has `lanes` (in order), `scale`, `width`, `height` and `top` (how far the lanes are scrolled), all in
- * CSS pixels, `laneHeight`, `isSelected(rank)`, `cursor` (the index of a lane, or -1), `pointed` (a time, or null), and
+ * Draws all. `view` has `lanes` (in order), `scale`, `width`, `height` and `top` (how far the lanes are scrolled), all
+ * in CSS pixels, `laneHeight`, `isSelected(rank)`, `cursor` (the index of a lane, or -1), `pointed` (a time, or null), and
  * `brush` ([from, to] in times, or null).
  */
 export function drawTimeline(pen, view, theme, fills) {
@@ -78,7 +78,8 @@ function drawLanes(pen, view, theme, fills) {
   const each = Math.max(1, Math.ceil(LABEL_HEIGHT / laneHeight)); // lanes to a label
   for (let index = first; index < last; index++) {
     const y = AXIS_HEIGHT + index * laneHeight - top;
-    if (index === view.cursor || view.isSelected(lanes[index].rank)) drawGround(pen, view, y, theme, index === view.cursor);
+    if (index === view.cursor || view.isSelected(lanes[index].rank))
+      drawGround(pen, view, y, theme, index === view.cursor);
     drawLane(pen, view, lanes[index], y, fills, theme);
     if (index % each === 0) drawLabel(pen, lanes[index], y + laneHeight / 2, theme);
   }

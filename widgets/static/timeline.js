@@ -48,7 +48,14 @@ class TimelinePanel {
   constructor(context) {
     this.#context = context;
     const frame = element("div", { class: "meshbook-time-frame" }, this.#scroller, this.#tip);
-    this.element = element("div", { class: "meshbook-pane meshbook-timeline" }, this.#tools(), frame, this.#legend, this.#note);
+    this.element = element(
+      "div",
+      { class: "meshbook-pane meshbook-timeline" },
+      this.#tools(),
+      frame,
+      this.#legend,
+      this.#note,
+    );
     this.#listen();
     this.#observer.observe(this.#scroller);
   }
@@ -74,12 +81,18 @@ class TimelinePanel {
   #tools() {
     const order = element(
       "select",
-      { class: "meshbook-log-choice", "aria-label": "Order of the ranks", on: { change: () => this.#reorder(order.value) } },
+      {
+        class: "meshbook-log-choice",
+        "aria-label": "Order of the ranks",
+        on: { change: () => this.#reorder(order.value) },
+      },
       element("option", { value: "rank" }, "by rank"),
       element("option", { value: "work" }, "longest at work first"),
     );
     const refresh = this.#button("Refresh", "Ask the ranks anew", () => void this.#load());
-    const all = this.#button("Show all", "All of the cell's time (0, or a double click)", () => this.#zoom((scale) => scale.showAll()));
+    const all = this.#button("Show all", "All of the cell's time (0, or a double click)", () =>
+      this.#zoom((scale) => scale.showAll()),
+    );
     return element("div", { class: "meshbook-time-tools" }, this.#title, order, all, refresh);
   }
 
@@ -107,7 +120,10 @@ class TimelinePanel {
     if (isOther) this.#scale = new TimeScale(seconds);
     this.#lanes = orderLanes(lanes, this.#order);
     this.#cursor = -1;
-    setText(this.#title, `Cell ${cell} · ${asSeconds(seconds)}${open ? " so far" : ""} · ${asCount(lanes.length)} ranks`);
+    setText(
+      this.#title,
+      `Cell ${cell} · ${asSeconds(seconds)}${open ? " so far" : ""} · ${asCount(lanes.length)} ranks`,
+    );
     setText(this.#note, notes.join(" · "));
     setAttribute(this.#scroller, "hidden", lanes.length === 0);
     this.#fillLegend(sharesOf(lanes, seconds));
@@ -126,7 +142,10 @@ class TimelinePanel {
     );
     const hint = element("span", { class: "meshbook-time-hint" }, "Drag or Ctrl+wheel: zoom. Click: select the rank.");
     this.#legend.replaceChildren(...keys, hint);
-    this.#canvas.setAttribute("aria-label", `${this.#title.textContent}. ${keys.map((key) => key.textContent).join(", ")}.`);
+    this.#canvas.setAttribute(
+      "aria-label",
+      `${this.#title.textContent}. ${keys.map((key) => key.textContent).join(", ")}.`,
+    );
   }
 
   #reorder(order) {
@@ -153,7 +172,12 @@ class TimelinePanel {
     const { selection, theme } = this.#context;
     const at = { scale: this.#scale, width, height, top: this.#scroller.scrollTop, laneHeight: this.#laneHeight };
     const marks = { cursor: this.#cursor, pointed: this.#pointed, brush: this.#brush };
-    drawTimeline(this.#pen, { lanes: this.#lanes, isSelected: (rank) => selection.has(rank), ...at, ...marks }, theme, this.#fills);
+    drawTimeline(
+      this.#pen,
+      { lanes: this.#lanes, isSelected: (rank) => selection.has(rank), ...at, ...marks },
+      theme,
+      this.#fills,
+    );
   }
 
   #fit(width, height) {
@@ -191,7 +215,10 @@ class TimelinePanel {
     const width = this.#canvas.clientWidth - LABEL_WIDTH;
     const index = Math.floor((event.offsetY - AXIS_HEIGHT + this.#scroller.scrollTop) / this.#laneHeight);
     const isLane = event.offsetY >= AXIS_HEIGHT && index < this.#lanes.length;
-    return { time: this.#scale.timeAt(Math.max(0, Math.min(x, width)), width), lane: isLane ? this.#lanes[index] : null };
+    return {
+      time: this.#scale.timeAt(Math.max(0, Math.min(x, width)), width),
+      lane: isLane ? this.#lanes[index] : null,
+    };
   }
 
   #wheel(event) {
@@ -241,7 +268,9 @@ class TimelinePanel {
   }
 
   #tell(event, time, lane) {
-    const text = this.#brush ? `${asSeconds(Math.abs(this.#brush[1] - this.#brush[0]))}` : lane && this.#describe(lane, time);
+    const text = this.#brush
+      ? `${asSeconds(Math.abs(this.#brush[1] - this.#brush[0]))}`
+      : lane && this.#describe(lane, time);
     setAttribute(this.#tip, "hidden", !text);
     if (!text) return;
     setText(this.#tip, text);
@@ -257,7 +286,8 @@ class TimelinePanel {
     if (!span) return `${lane.label} · idle`;
     const [start, end, kind, name] = span;
     const title = KINDS.find((each) => each.name === kind)?.title ?? kind;
-    return `${lane.label} · ${name || title}${name ? ` (${title})` : ""} · ${asSeconds(end - start)}, from ${asSeconds(start)}`;
+    const what = name ? `${name} (${title})` : title;
+    return `${lane.label} · ${what} · ${asSeconds(end - start)}, from ${asSeconds(start)}`;
   }
 
   #key(event) {
@@ -281,7 +311,10 @@ class TimelinePanel {
 
   #moveCursor(step) {
     this.#cursor = Math.max(0, Math.min(this.#lanes.length - 1, this.#cursor + step));
-    const [top, shown] = [this.#cursor * this.#laneHeight, this.#scroller.clientHeight - AXIS_HEIGHT - this.#laneHeight];
+    const [top, shown] = [
+      this.#cursor * this.#laneHeight,
+      this.#scroller.clientHeight - AXIS_HEIGHT - this.#laneHeight,
+    ];
     this.#scroller.scrollTop = Math.max(top - shown, Math.min(this.#scroller.scrollTop, top));
     const lane = this.#lanes[this.#cursor];
     const shares = sharesOf([lane], this.#scale.seconds);
