@@ -62,8 +62,9 @@ class Channel(BaseComm):
         if not Kernel.initialized():
             return
         kernel = self.kernel = Kernel.instance()  # ipywidgets looks whether there is one
-        # It is opened by the cell that makes the widget; nothing else that it says is of a cell.
-        parent = kernel.get_parent("shell") if msg_type == "comm_open" else _HANDLED.get()
+        # Not the cell's, nor where it is opened: what runs notebooks without a front end would save the widget with the
+        # notebook, its script included, and that would be shown in the place of the picture.
+        parent = _HANDLED.get()
         content = {"data": data or {}, "comm_id": self.comm_id, **keys}
         kernel.session.send(
             kernel.iopub_socket,

@@ -73,7 +73,7 @@ class View:
         return [
             message["content"]["data"]["content"] | {"arrays": message["buffers"]}
             for message in self.heard.messages
-            if message["content"].get("comm_id") == self.comm and message["content"]["data"]["method"] == "custom"
+            if message["content"].get("comm_id") == self.comm and message["content"]["data"].get("method") == "custom"
         ]
 
     @property
@@ -218,6 +218,8 @@ def test_ranks_and_meshes_that_end_are_seen_and_come_back(kernel: str, open_note
     notebook = open_notebook(kernel)
     notebook.run("%mesh up --gpus 4")
     view = View(notebook)
+    # Of no cell: else nbclient would save the widget in the notebook, and its script.
+    assert view.comm in [opened["comm_id"] for opened in view.heard.contents("comm_open")]
     view.open()
     notebook.run("%%mesh\nimport os\npid = os.getpid()")
     pid = notebook.evaluate("mesh.slice(gpus=2).pull('pid')")
