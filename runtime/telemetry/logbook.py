@@ -120,8 +120,8 @@ class Logbook:
                 end=self._next,
                 first=min((log.first for log in logs.values() if log.first is not None), default=self._next),
                 dropped=sum(log.dropped for log in logs.values()),
-                pieces={node: log.pieces_since(since) if since else log.pieces() for node, log in logs.items()},
-                rows={node: list(log.rows()) for node, log in logs.items()},
+                pieces={node: log.pieces_since(since) for node, log in logs.items() if log.end > since},
+                rows={node: list(log.rows()) for node, log in logs.items() if log.has_rows},
             )
 
     # -- handing over --------------------------------------------------------------

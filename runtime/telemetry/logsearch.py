@@ -6,7 +6,9 @@ has come.
 
 from __future__ import annotations
 
+import functools
 import heapq
+import itertools
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,6 +25,7 @@ SHOWN_CHARACTERS = 16 << 10  # of one line
 MOST_ROWS = 200
 PIECE_SECONDS = 0.1  # that one look at many lines takes at most
 QUICK = 0.005  # of these for a line nobody else is let to the interpreter
+MOST_SORTED = 100_000  # pieces
 CLOCK_EVERY = 64  # lines between two looks at the clock
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -126,12 +129,20 @@ _Found = tuple[int, Piece]  # of which rank
 
 def _pieces_of(extract: Extract, ranks: Mapping[str, int], query: Query, *, newest_first: bool) -> Iterator[_Found]:
     """Those that the query means, in order of arrival or against it."""
+    takes = functools.cache(query.takes)
     of_ranks = [
-        [(ranks[node], piece) for piece in (pieces[::-1] if newest_first else pieces) if query.takes(*piece[3:5])]
+        [(ranks[node], piece) for piece in pieces if takes(piece.origin, piece.stream)]
         for node, pieces in extract.pieces.items()
-        if pieces
     ]
-    return heapq.merge(*of_ranks, key=lambda found: found[1].serial, reverse=newest_first)
+    if sum(map(len, of_ranks)) <= MOST_SORTED:
+        yield from sorted(itertools.chain(*of_ranks), key=_serial_of, reverse=newest_first)
+    else:  # not all of them will be looked at
+        in_order = (found[::-1] if newest_first else found for found in of_ranks)
+        yield from heapq.merge(*in_order, key=_serial_of, reverse=newest_first)
+
+
+def _serial_of(found: _Found) -> int:
+    return found[1].serial
 
 
 def _read_on(
@@ -295,17 +306,20 @@ def _pattern(query: Query, seconds_left: Callable[[], float]) -> tuple[Holds, Ho
     except regex.error as error:
         raise QueryError(f"the regular expression cannot be read: {error}") from error
 
-    def holds(text: str) -> bool:
+    def is_in(text: str, pattern: Any, seconds: Callable[[], float]) -> bool:
         try:
             return pattern.search(text, timeout=QUICK) is not None
         except TimeoutError:
             # To let the interpreter go for each line would mean to wait for it, line by line, while others compute.
-            return pattern.search(text, timeout=max(1e-3, seconds_left()), concurrent=True) is not None
+            return pattern.search(text, timeout=max(1e-3, seconds()), concurrent=True) is not None
+
+    def holds(text: str) -> bool:
+        return is_in(text, pattern, seconds_left)
 
     def may_be_in(text: str) -> bool:
         try:
-            seconds = max(1e-3, min(PIECE_SECONDS, seconds_left() / 2))  # the lines of it get the rest
-            return of_many.search(text, timeout=seconds, concurrent=True) is not None
+            # Its lines one by one get the rest of the time.
+            return is_in(text, of_many, lambda: min(PIECE_SECONDS, seconds_left() / 2))
         except TimeoutError:
             return True
 

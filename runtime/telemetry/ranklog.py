@@ -106,6 +106,16 @@ class RankLog:
     # -- reading -------------------------------------------------------------------
 
     @property
+    def has_rows(self) -> bool:
+        """Whether there are lines that may still change."""
+        return bool(self._open or self._live)
+
+    @property
+    def end(self) -> int:
+        """One past the serial number of the newest line; 0 without any."""
+        return self._pieces[-1].end if self._pieces else 0
+
+    @property
     def first(self) -> int | None:
         """The serial number of the oldest line."""
         return self._pieces[0].serial if self._pieces else None
