@@ -1,10 +1,11 @@
-"""What the dashboard of 4096 simulated ranks costs: a tick of the model, and what goes over the wire.
+"""What the dashboard of 4096 simulated ranks costs: a tick of the model, what goes over the wire, frames in a browser.
 
     python benchmarks/dashboard.py [--rounds N] [--json FILE]
 
 A minute of a training with stragglers and faults, four ticks a second, for what may colour the grid. A tick asks the
 source, decides what is new and packs it; beside it what a view gets that was just opened, and the static picture.
-Times are of the processor: what else the machine has to do is not in them.
+Those times are of the processor: what else the machine has to do is not in them. It is in those of the browser
+(`drawing.py`), which are left out where there is none.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import time
 from collections.abc import Callable
 
+from drawing import can_draw, measure_drawing
 from report import Report, arguments, spread
 
 from meshbook.testing import FakeMesh, fake_mesh
@@ -80,6 +82,8 @@ def main() -> None:
         for channel in CHANNELS:
             measure_channel(report, mesh, channel)
         measure_openings(report, mesh)
+        if can_draw():
+            measure_drawing(report, RANKS, seed)
     report.present(f"the dashboard of {RANKS} simulated ranks", options)
 
 
