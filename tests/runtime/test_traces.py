@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import linecache
 import pickle
+import re
 import sys
 import traceback
 from types import SimpleNamespace
@@ -214,7 +215,7 @@ def test_ours_are_shown_where_there_are_no_others() -> None:
 def test_the_frames_alone() -> None:
     assert format_frames(ValueError()) == ""
     frames = format_frames(raised_by(wait_for, Future.failed(ValueError())))
-    assert frames.endswith("in wait_for\n    return future.get()\n           ^^^^^^^^^^^^")
+    assert re.search(r"in wait_for\n    return future\.get\(\)\n           [~^]{12}$", frames)  # how, versions differ
     assert "future.py" not in frames
 
 
