@@ -83,7 +83,7 @@ class HostedActor:
         self._actor: Any = None
         self._repertoire = Repertoire(None)
         self._owed: dict[int, Call] = {}  # by identity, since one port may be named twice: what it has yet to answer
-        self._unwanted: set[tuple[str, int]] = set()  # calls that were taken back while they were in the queue
+        self._unwanted: set[tuple[str, int]] = set()  # calls that were taken back before they began
         self._notices: collections.deque[Notice] = collections.deque()
         self._stops: collections.deque[Stop] = collections.deque()  # to be confirmed when all is over
         self._unreached: set[str] = set()  # where messages went that came back, and was logged
@@ -154,8 +154,9 @@ class HostedActor:
     def break_off(self, sender: str, call: int) -> None:
         """Whoever made this call does not want its answer any more."""
         key = sender, call
-        if (self._serving is None or not self._serving.break_off(key)) and not self.queue.empty():
-            self._unwanted.add(key)
+        self._unwanted.add(key)  # first: one that is out of the queue by now looks here once it has begun
+        if self._serving is not None and self._serving.break_off(key):
+            self._unwanted.discard(key)
 
     def where(self, sender: str, call: int) -> str:
         """What this call waits for, or where it is."""
@@ -307,14 +308,18 @@ class HostedActor:
         return self._repertoire.is_mixed
 
     def is_unwanted(self, call: Call) -> bool:
-        """Whether the call was taken back. When the queue is empty there is nothing left that could have been."""
+        """Whether the call was taken back, to be asked once it has begun.
+
+        When the queue is empty, what was noted before is of calls that are over.
+        """
         if not self._unwanted:
             return False
         if (key := (call.sender, call.call)) in self._unwanted:
             self._unwanted.discard(key)
             return True
+        noted = set(self._unwanted)
         if self.queue.empty():
-            self._unwanted.clear()
+            self._unwanted -= noted
         return False
 
     def take_notice(self) -> Notice | None:

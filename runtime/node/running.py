@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from meshbook.runtime.actor.context import Instance, current_origin, spawner_of
 from meshbook.runtime.actor.future import Future
@@ -101,6 +101,11 @@ class Running:
         if self._spans is not None:
             self._since, self._origin = now(), current_origin()
         self._key = key
+
+    def drop(self) -> NoReturn:
+        """It is not to be done: it was taken back before it began."""
+        self._broken = True
+        raise asyncio.CancelledError
 
     def leave(self) -> None:
         """It has ended; can be said twice. From here on nothing breaks it off."""

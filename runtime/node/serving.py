@@ -96,7 +96,7 @@ class ThreadServing:
         actor = self._actor
         if isinstance(message, Stop):
             actor.handle_stop(message)
-        elif not actor.is_unwanted(message):
+        else:
             self._run(message, body)
 
     def _run(self, call: Call, body: Body) -> None:
@@ -105,6 +105,8 @@ class ThreadServing:
         running.enter((call.sender, call.call), call.endpoint)
         try:
             try:
+                if actor.is_unwanted(call):
+                    running.drop()
                 value = actor.begin(call, body)
             finally:
                 running.leave()
@@ -245,8 +247,6 @@ class LoopServing:
         actor = self._actor
         if isinstance(message, Stop):
             actor.handle_stop(message)
-        elif actor.is_unwanted(message):
-            pass
         elif actor.is_concurrent(message):
             self._begin_task(message, body)
         else:
@@ -288,6 +288,8 @@ class LoopServing:
     async def _run_here(self, call: Call, body: Body, running: Running) -> Any:
         running.enter_task((call.sender, call.call), call.endpoint)
         try:
+            if self._actor.is_unwanted(call):
+                running.drop()
             if self._actor.is_reload(call):
                 await self._let_finish()
             value = self._actor.begin(call, body)
@@ -314,6 +316,8 @@ class LoopServing:
             value, error = None, None
             try:
                 try:
+                    if self._actor.is_unwanted(call):
+                        self.running.drop()
                     value = self._actor.begin(call, body)
                 finally:
                     self.running.leave()

@@ -121,3 +121,31 @@ def test_an_actor_that_is_given_up_before_its_turn_is_never_made(make_session: A
         with pytest.raises(SupervisionError, match="too late; it had not begun"):
             heir.noted.call_one().get(PATIENCE)
     assert made.entered.qsize() == 1 + follows
+
+
+def test_a_call_that_is_taken_back_between_its_queue_and_its_beginning_never_begins(
+    session: Any, any_probe: type[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (worker,) = session.workers(1)
+    probe: Any = session.spawn(any_probe, on=[worker])
+    probe.initialized.get(PATIENCE)
+    hosted = worker._directory.find(probe._picked[0].actor)
+    taken_back: list[Any] = []
+
+    def take_back(item: Any) -> Any:
+        if item is not None and not taken_back:
+            call, _ = item
+            taken_back.append(call.endpoint)
+            hosted.break_off(call.sender, call.call)
+        return item
+
+    for name in ("get", "get_nowait"):
+        take = getattr(hosted.queue, name)
+        monkeypatch.setattr(hosted.queue, name, lambda take=take: take_back(take()))
+    if any_probe is Probe:
+        probe.noted.call_one().get(PATIENCE)  # the thread stood in the queue's own `get`
+        taken_back.clear()
+    unwanted = probe.note.call_one("unwanted")
+    assert probe.noted.call_one().get(PATIENCE) == []
+    assert taken_back == ["note"]
+    assert not unwanted.done()
