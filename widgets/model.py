@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from meshbook.runtime.geometry.ranges import format_ranks
+from meshbook.widgets.awaited import Awaited
 from meshbook.widgets.channels import KINDS, Scale, values_of
 from meshbook.widgets.deltas import Packed
 from meshbook.widgets.grid import Grid
@@ -77,6 +78,7 @@ class DashboardModel:
         self._source = source
         self._choose = choose
         self._mesh: MeshFacts | None = None
+        self._awaited = Awaited(0)
         self._seq = 0
         self.selected = Selected()
         self.busy = False  # whether anything ran at the last tick
@@ -133,6 +135,7 @@ class DashboardModel:
             self._begin(look.mesh)
         is_full = not self._told
         states = states_of(look)
+        self._awaited.follow(states, now)
         self.busy = look.cell is not None or bool(np.isin(states, _AT_WORK).any())
         packed, channel = self._colour(look, states, now)
         found = {"channel": channel} | self._at_once(look, states) | dict(self._slow(look, states, now))
@@ -147,6 +150,7 @@ class DashboardModel:
     def _begin(self, mesh: MeshFacts) -> None:
         if self._mesh is None or self._mesh.dims != mesh.dims:
             self.selected = Selected()  # its ranks are others now
+            self._awaited = Awaited(mesh.size)
         self._mesh = mesh
         self._show(self._channel)
         self._forget()
@@ -189,7 +193,7 @@ class DashboardModel:
         return True
 
     def _worst(self, look: Look, states: States) -> Section:
-        worst = worst_of(self._channel, look.vitals, states)
+        worst = worst_of(self._channel, look.vitals, states, self._awaited.told())
         metric = metric_of(self._channel, look.vitals)
         histories = self._source.series([each.rank for each in worst], [metric])
         return worst_section(worst, np.asarray(histories)[:, 0])

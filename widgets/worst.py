@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,10 +31,13 @@ class Worst:
     text: str
 
 
-def worst_of(channel: Channel, vitals: Vitals, states: States) -> list[Worst]:
-    """The worst first, at most five; fewer where fewer are worth a word."""
+def worst_of(channel: Channel, vitals: Vitals, states: States, awaited: Iterable[Worst] = ()) -> list[Worst]:
+    """The worst first, at most five; fewer where fewer are worth a word. `awaited`: those for whom others wait."""
     if channel == "state":
-        return [*_ill(vitals, states), *_lagging(vitals, states)][:MOST]
+        told: dict[int, Worst] = {}
+        for each in (*_ill(vitals, states), *awaited, *_lagging(vitals, states)):
+            told.setdefault(each.rank, each)
+        return list(told.values())[:MOST]
     values = values_of(channel, vitals, states)
     ranks = _extremes(-values if channel in LOW_IS_WORSE else values)
     worst = [Worst(rank, float(values[rank]), say(channel, float(values[rank]))) for rank in ranks]

@@ -1,0 +1,42 @@
+"""For whom the others wait."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from meshbook.widgets.awaited import Awaited
+from meshbook.widgets.protocol import State
+
+R, C, D = State.RUNNING, State.IN_COLLECTIVE, State.DEAD
+
+
+def told(*seen: tuple[float, list[State]]) -> dict[int, str]:
+    awaited = Awaited(len(seen[0][1]))
+    for now, states in seen:
+        awaited.follow(np.array(states, np.uint8), now)
+    return {each.rank: each.text for each in awaited.told()}
+
+
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        ([(0, [C, C, R]), (1, [C, C, R])], {}),
+        ([(0, [C, C, R]), (3, [C, C, R])], {2: "others have waited for it for 3 s"}),
+        ([(0, [C, C, R]), (3, [C, C, R]), (3.5, [C, C, C])], {}),
+        ([(0, [R, R, C]), (3, [R, R, C])], {}),  # one is early, and nobody late
+        ([(0, [R, R, R]), (3, [R, R, R])], {}),
+        ([(0, [C, C, D]), (9, [C, C, D])], {}),  # that it is dead is told anyway
+        ([(0, [C, R]), (4, [C, R])], {1: "others have waited for it for 4 s"}),
+        ([(0, [C, C, R, R]), (4, [C, C, C, R])], {3: "others have waited for it for 4 s"}),
+    ],
+)
+def test_who_is_late(seen: list[tuple[float, list[State]]], said: dict[int, str]) -> None:
+    assert told(*seen) == said
+
+
+def test_who_is_late_at_each_step() -> None:
+    steps = [(step + part, [C, C, C, R] if part else [R, R, R, R]) for step in range(60) for part in (0.0, 0.6)]
+    assert told(*steps) == {3: "others wait for it 52% of the time"}
+    assert told(*steps, *((60.0 + second, [R, R, R, R]) for second in range(90))) == {}
+    assert told(*steps, (60.0, [State.IDLE] * 4)) == {}
