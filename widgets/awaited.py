@@ -46,6 +46,6 @@ class Awaited:
         waits = np.nan_to_num(self._now - self._since, nan=0.0)
         for rank in np.lexsort((-self._share, -waits))[:MOST].tolist():
             if waits[rank] >= LONG:
-                yield Worst(rank, float(waits[rank]), f"others have waited for it for {waits[rank]:.0f} s")
+                yield Worst(rank, float(waits[rank]), f"others have waited {waits[rank]:.0f} s for it")
             elif self._share[rank] >= OFTEN:
                 yield Worst(rank, float(waits[rank]), f"others wait for it {self._share[rank]:.0%} of the time")

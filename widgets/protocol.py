@@ -19,9 +19,9 @@ Kernel to views
         "counts"    {"idle": 6, "running": 2}: ranks by the lower-case name of their `State`, none that are 0
         "cell"      null, or {"number": 9, "title": "cell 9", "seconds": 3.2, "ranks": "0-7", "waits": "", "jobs": 1,
                     "interruptible": true}: what runs in the foreground, or the first job; the view counts on
-        "worst"     [{"rank": 3, "value": 12.5, "text": "others have waited for it for 12 s", "history": [...]}, ...]: at
-                    most five.
-                    "value" is null where not known; history: the last 5 minutes in 60 points, null where not known
+        "worst"     [{"rank": 3, "value": 12.5, "text": "others have waited 12 s for it", "history": [...]}, ...]: at
+                    most five. "value" is null where not known; history: the last 5 minutes in 60 points, null where
+                    not known
         "hosts"     [{"name", "ranks": 8, "counts": {...}, "cpu": 3.2, "rss": 1e9, "gpu": 0.9, "gpu_memory": 1e9}]
         "topology"  [{"host", "procs": [{"rank", "pid", "actors": [{"name", "queued", "endpoint"}]}]}]: of at most 64
                     processes: those that are selected, or else the first

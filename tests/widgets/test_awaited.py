@@ -22,13 +22,13 @@ def told(*seen: tuple[float, list[State]]) -> dict[int, str]:
     ("seen", "said"),
     [
         ([(0, [C, C, R]), (1, [C, C, R])], {}),
-        ([(0, [C, C, R]), (3, [C, C, R])], {2: "others have waited for it for 3 s"}),
+        ([(0, [C, C, R]), (3, [C, C, R])], {2: "others have waited 3 s for it"}),
         ([(0, [C, C, R]), (3, [C, C, R]), (3.5, [C, C, C])], {}),
         ([(0, [R, R, C]), (3, [R, R, C])], {}),  # one is early, and nobody late
         ([(0, [R, R, R]), (3, [R, R, R])], {}),
         ([(0, [C, C, D]), (9, [C, C, D])], {}),  # that it is dead is told anyway
-        ([(0, [C, R]), (4, [C, R])], {1: "others have waited for it for 4 s"}),
-        ([(0, [C, C, R, R]), (4, [C, C, C, R])], {3: "others have waited for it for 4 s"}),
+        ([(0, [C, R]), (4, [C, R])], {1: "others have waited 4 s for it"}),
+        ([(0, [C, C, R, R]), (4, [C, C, C, R])], {3: "others have waited 4 s for it"}),
     ],
 )
 def test_who_is_late(seen: list[tuple[float, list[State]]], said: dict[int, str]) -> None:
