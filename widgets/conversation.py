@@ -137,18 +137,17 @@ class Conversation:
     def _tick(self) -> None:
         now = self._clock()
         if self._outbox or now < self._pulse.next_tick(is_active=self._is_active(now)):
-            return
+            return None
         self._pulse.ticked(now)
         if (update := self._model.tick(now)) is None:
-            return
-        was_quiet = self._pulse.is_quiet(now)
+            return None
+        if update.eventful:
+            self._happened_at = now
+        if self._pulse.is_quiet(now):
+            return self._stir() if update.eventful else None
         if update.eventful:
             self._pulse.happened(now)
-            self._happened_at = now
-        if not was_quiet:
-            self._publish(update)
-        elif update.eventful:  # views have missed what was only measured meanwhile
-            self._publish(self._model.full(now))
+        return self._publish(update)
 
     def _publish(self, update: Update) -> None:
         self._seq = int(update.content["seq"])
@@ -192,7 +191,7 @@ class Conversation:
                     self._open(view)  # its tab had been asleep
             case "channel":
                 self._model.show(_text(content, "name"))
-                self._pulse.hurry()
+                self._stir()
             case "select":
                 return self._select(_text(content, "sel"))
             case "history":
@@ -210,8 +209,17 @@ class Conversation:
 
     def _select(self, selector: str) -> Answer:
         selected = self._model.select(selector)
-        self._pulse.hurry()
+        self._stir()
         return Answer({"ranks": format_ranks(selected.ranks), "count": len(selected.ranks)})
+
+    def _stir(self) -> None:
+        """A person is at it: what follows shows at once, and nothing is quiet any more."""
+        now = self._clock()
+        was_quiet = self._pulse.is_quiet(now)
+        self._pulse.happened(now)
+        if was_quiet:  # views have missed what was only measured meanwhile
+            self._publish(self._model.full(now))
+        self._pulse.hurry()
 
     def _history(self, content: dict[str, Any]) -> Answer:
         source = self._board.source

@@ -16,7 +16,9 @@ from meshbook.magics.dashing.bars import bars_of
 from meshbook.magics.dashing.cells import cell_of, runs_on
 from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.run import CellRun
+from meshbook.runtime.telemetry.history import History
 from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS, METRICS, Metric, ProcessDetail, Vitals
+from meshbook.runtime.wire.messages import Address
 from meshbook.widgets.source import Conditions, Happening, Look, MeshFacts, Pause, Stacks
 
 MOST_EVENTS = 10
@@ -94,7 +96,7 @@ class NotebookSource:
         self._known, self.stacks = known, None
         self._nodes = tuple(address.node for address in procs.nodes)
         hosts = dict(zip(procs.host_ranks, procs.nodes, strict=True))
-        names = tuple(_host_name(urlsplit(address.url).hostname) for _, address in sorted(hosts.items()))
+        names = tuple(_host_name(mesh.session.history, address) for _, address in sorted(hosts.items()))
         places = {host: place for place, host in enumerate(sorted(hosts))}
         host_of = tuple(places[host] for host in procs.host_ranks)
         self._facts = MeshFacts(mesh.name, tuple(mesh.extent.items()), names, host_of)
@@ -105,8 +107,10 @@ class NotebookSource:
         return found
 
 
-def _host_name(address: str | None) -> str:
-    return address or platform.node() or "this host"
+def _host_name(history: History, address: Address) -> str:
+    """As the host's agent calls it; of a mesh that has just come up, its address."""
+    told = history.detail(address.node)
+    return (told.host if told is not None else urlsplit(address.url).hostname) or platform.node() or "this host"
 
 
 def _unknown(size: int) -> Vitals:

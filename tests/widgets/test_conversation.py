@@ -168,6 +168,10 @@ def test_figures_alone_are_not_published_for_ever(board: Board, views: Views) ->
     assert "state" in said_when_figures_change(5e6)
     views.time += QUIET_AFTER
     assert "state" not in said_when_figures_change(9e6)
+    heard = views.ask(kind="channel", name="cpu")  # a person comes back
+    assert (heard[0]["full"], heard[0]["channel"]["name"]) == (True, "cpu")
+    views.time += QUIET_AFTER
+    assert "state" not in said_when_figures_change(2e7)
     board.now = dataclasses.replace(board.now, conditions=Conditions(dead={0}))
     views.time += 1.0
     views.conversation.wake()
