@@ -180,7 +180,10 @@ def test_ranks_are_selected_by_mouse_keys_and_words(view: BarePage, kernel: Kern
     page.fill(".meshbook-field", "failed")
     page.keyboard.press("Enter")
     page.wait_for_selector(".meshbook-count >> text=1 of 16")
-    page.click(".meshbook-chip[data-state=dead]")
+    page.focus(".meshbook-chip[data-state=dead]")
+    view.say(kernel.state(counts={"running": 15, "dead": 1}))
+    page.wait_for_function("document.querySelector('.meshbook-chips').innerText.includes('15')")
+    page.keyboard.press("Enter")  # the focus has stayed where it was
     eventually(view, "select", sel="14")
     page.click(".meshbook-hosts >> text=<i>node2</i>")
     eventually(view, "select", sel="8:16")

@@ -17,11 +17,17 @@ export function element(tag, properties = {}, ...children) {
 
 /** Sets an attribute, or takes it away if the value is null or false. */
 export function setAttribute(target, name, value) {
+  const text = value === true ? "" : String(value);
   if (value === null || value === false) target.removeAttribute(name);
-  else target.setAttribute(name, value === true ? "" : String(value));
+  else if (target.getAttribute(name) !== text) target.setAttribute(name, text);
 }
 
 /** Writes text only where it differs: a node that is written anew loses what a person has marked in it. */
 export function setText(target, text) {
   if (target.textContent !== text) target.textContent = text;
+}
+
+/** Sets a property of the style, only where it differs: the browser would lay the page out again. */
+export function setStyle(target, name, value) {
+  if (target.style.getPropertyValue(name) !== value) target.style.setProperty(name, value);
 }

@@ -95,7 +95,7 @@ export class Grid {
     const width = this.scroller.clientWidth - 2 * PADDING;
     if (mesh === null || width <= 0) return;
     this.#layout = layoutGrid(mesh.dims, width, size > MANY ? HEIGHTS.many : HEIGHTS.few);
-    setText(this.#caption, captionOf(mesh.dims));
+    setText(this.#caption, captionOf(mesh.dims, this.#layout.rows));
     if (this.cursor !== null && this.cursor >= size) this.cursor = null;
     this.hovered = null;
     this.#scale = window.devicePixelRatio || 1;
@@ -188,12 +188,11 @@ export class Grid {
   }
 }
 
-/** How the grid is to be read: `512 hosts down, 8 gpus across`. */
-function captionOf(dims) {
+/** How the grid is to be read: `16 hosts down, 8 gpus across`, or `8 gpus to a row, 11 hosts to a line`. */
+function captionOf(dims, rows) {
   const words = dims.map(([name, size]) => `${asCount(size)} ${name}`);
   if (dims.length < 2) return words.join("");
-  return `${words
-    .slice(0, -2)
-    .map((each) => `${each}, `)
-    .join("")}${words.at(-2)} down, ${words.at(-1)} across`;
+  const places = [`${words.at(-2)} down`, `${words.at(-1)} across`];
+  const flowing = [`${words.at(-1)} to a row`, `${rows} ${dims.at(-2)[0]} to a line`];
+  return [...words.slice(0, -2), ...(rows > 1 ? flowing : places)].join(", ");
 }

@@ -1,6 +1,7 @@
 /** The first lines: which mesh it is, how many ranks are in which state, what runs and for how long. */
 
 import { element, setAttribute, setText } from "./dom.js";
+import { Rows } from "./rows.js";
 import { countsByState, stateIcon } from "./states.js";
 import { asClock, asCount } from "./units.js";
 
@@ -8,6 +9,7 @@ export function makeHeader({ store, selection }) {
   const name = element("h3", { class: "meshbook-name" });
   const shape = element("span", { class: "meshbook-quiet" });
   const chips = element("div", { class: "meshbook-chips", role: "group", "aria-label": "Ranks by state" });
+  const rows = new Rows(chips, (state) => makeChip(state, store, selection));
   const cell = makeCell(store);
   return {
     element: element(
@@ -22,8 +24,7 @@ export function makeHeader({ store, selection }) {
         setText(name, store.mesh.name);
         setText(shape, shapeText(store));
       }
-      if (changed.has("counts"))
-        chips.replaceChildren(...countsByState(store.counts).map((state) => chip(state, store, selection)));
+      if (changed.has("counts")) rows.update(countsByState(store.counts), (state) => state.name);
       if (changed.has("cell")) cell.update();
     },
     dispose: () => cell.dispose(),
@@ -35,17 +36,23 @@ function shapeText({ mesh, size }) {
   return mesh.dims.length > 1 ? `${shape} · ${asCount(size)} ranks` : shape;
 }
 
-function chip(state, store, selection) {
+function makeChip(state, store, selection) {
   const select = { click: () => selection.chooseRanks(ranksInState(store.states, state.number)) };
-  const count = element("b", {}, asCount(state.count));
-  const title = `Select the ${state.count === 1 ? "rank that is" : "ranks that are"} ${state.title}`;
-  return element(
+  const count = element("b");
+  const chip = element(
     "button",
-    { type: "button", class: "meshbook-chip", title, dataset: { state: state.name }, on: select },
+    { type: "button", class: "meshbook-chip", dataset: { state: state.name }, on: select },
     stateIcon(state),
     count,
     state.title,
   );
+  return {
+    element: chip,
+    update(now) {
+      setText(count, asCount(now.count));
+      setAttribute(chip, "title", `Select the ${now.count === 1 ? "rank that is" : "ranks that are"} ${now.title}`);
+    },
+  };
 }
 
 function ranksInState(states, number) {

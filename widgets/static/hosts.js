@@ -1,45 +1,11 @@
 /** A line for each host: how its ranks are, and how much of it they use. A click selects them. */
 
-import { element } from "./dom.js";
-import { countsByState } from "./states.js";
+import { element, setAttribute, setStyle, setText } from "./dom.js";
+import { Rows } from "./rows.js";
+import { STATES, countsByState } from "./states.js";
 import { asCount, asValue } from "./units.js";
 
-const SHOWN = 64; // hosts; more lines nobody reads, and they are written anew with each tick
-
-export function makeHosts({ store, selection }) {
-  const title = element("h4", {}, "Hosts");
-  const body = element("tbody");
-  const head = element("thead");
-  const table = element("table", { class: "meshbook-hosts" }, head, body);
-  const more = element("p", { class: "meshbook-note" });
-  const section = element(
-    "section",
-    { class: "meshbook-card" },
-    title,
-    element("div", { class: "meshbook-scroll" }, table, more),
-  );
-  return {
-    element: section,
-    update(changed) {
-      if (!changed.has("hosts")) return;
-      const columns = columnsOf(store.hosts);
-      head.replaceChildren(
-        element(
-          "tr",
-          {},
-          ...["", "ranks", ...columns.map((column) => column.title)].map((text) =>
-            element("th", { scope: "col" }, text),
-          ),
-        ),
-      );
-      body.replaceChildren(
-        ...store.hosts.slice(0, SHOWN).map((host, index) => row(host, index, columns, { store, selection })),
-      );
-      more.textContent = store.hosts.length > SHOWN ? `${asCount(store.hosts.length - SHOWN)} more hosts` : "";
-    },
-  };
-}
-
+const SHOWN = 64; // hosts; more lines nobody reads
 const COLUMNS = [
   { key: "cpu", title: "cores", unit: "" },
   { key: "rss", title: "memory", unit: "bytes" },
@@ -47,56 +13,77 @@ const COLUMNS = [
   { key: "gpu_memory", title: "GPU mem", unit: "bytes" },
 ];
 
-/** The columns of which any host has a value: most machines of tests have no GPU. */
+export function makeHosts({ store, selection }) {
+  const head = makeHead();
+  const body = element("tbody");
+  const rows = new Rows(body, ({ index, host }) => makeRow(index, host, { store, selection }));
+  const more = element("p", { class: "meshbook-note" });
+  const table = element("table", { class: "meshbook-hosts" }, head.element, body);
+  const scroll = element("div", { class: "meshbook-scroll" }, table, more);
+  return {
+    element: element("section", { class: "meshbook-card" }, element("h4", {}, "Hosts"), scroll),
+    update(changed) {
+      if (!changed.has("hosts")) return;
+      const columns = columnsOf(store.hosts);
+      const items = store.hosts.slice(0, SHOWN).map((host, index) => ({ host, index, columns }));
+      head.update(columns);
+      rows.update(items, ({ host, index }) => `${index} ${host.name}`);
+      setText(more, store.hosts.length > SHOWN ? `${asCount(store.hosts.length - SHOWN)} more hosts` : "");
+    },
+  };
+}
+
+/** Which columns have a value for any host, and their highest: most machines of tests have no GPU. */
 function columnsOf(hosts) {
   const known = (value) => value !== null && value !== undefined && !Number.isNaN(value);
-  return COLUMNS.filter(({ key }) => hosts.some((host) => known(host[key]))).map((column) => ({
-    ...column,
-    most: Math.max(...hosts.map((host) => host[column.key] ?? 0), column.unit === "share" ? 1 : 0),
+  return COLUMNS.map(({ key, unit }) => ({
+    shown: hosts.some((host) => known(host[key])),
+    most: Math.max(...hosts.map((host) => host[key] ?? 0), unit === "share" ? 1 : 0),
   }));
 }
 
-function row(host, index, columns, { store, selection }) {
+function makeHead() {
+  const cells = COLUMNS.map(({ title }) => element("th", { scope: "col" }, title));
+  const first = ["host", "ranks"].map((title) => element("th", { scope: "col" }, title));
+  return {
+    element: element("thead", {}, element("tr", {}, ...first, ...cells)),
+    update: (columns) => cells.forEach((cell, place) => setAttribute(cell, "hidden", !columns[place].shown)),
+  };
+}
+
+function makeRow(index, { name }, { store, selection }) {
   const ranks = () => [...store.mesh.host_of.keys()].filter((rank) => store.mesh.host_of[rank] === index);
-  const name = element(
-    "button",
-    {
-      type: "button",
-      class: "meshbook-link",
-      title: `Select the ranks of ${host.name}`,
-      on: { click: () => selection.chooseRanks(ranks()) },
+  const select = { click: () => selection.chooseRanks(ranks()) };
+  const title = `Select the ranks of ${name}`;
+  const link = element("button", { type: "button", class: "meshbook-link", title, on: select }, name);
+  const bar = makeStateBar();
+  const amounts = COLUMNS.map(() => element("td", { class: "meshbook-amount" }));
+  return {
+    element: element("tr", {}, element("th", { scope: "row" }, link), element("td", {}, bar.element), ...amounts),
+    update({ host, columns }) {
+      bar.update(host);
+      amounts.forEach((cell, place) => showAmount(cell, host[COLUMNS[place].key], COLUMNS[place], columns[place]));
     },
-    host.name,
-  );
-  return element(
-    "tr",
-    {},
-    element("th", { scope: "row" }, name),
-    element("td", {}, stateBar(host)),
-    ...columns.map((column) => amount(host, column)),
-  );
+  };
 }
 
 /** The ranks of a host by state, as one bar. */
-function stateBar({ ranks, counts }) {
-  const states = countsByState(counts);
-  const parts = states.map(({ name, count }) =>
-    element("i", { style: { "flex-grow": String(count), background: `var(--meshbook-state-${name})` } }),
-  );
-  const words = states.map(({ count, title }) => `${count} ${title}`).join(", ");
-  return element(
-    "span",
-    { class: "meshbook-bar", role: "img", "aria-label": words, title: `${ranks} ranks: ${words}` },
-    ...parts,
-  );
+function makeStateBar() {
+  const parts = STATES.map(({ name }) => element("i", { style: { background: `var(--meshbook-state-${name})` } }));
+  const bar = element("span", { class: "meshbook-bar", role: "img" }, ...parts);
+  return {
+    element: bar,
+    update({ ranks, counts }) {
+      STATES.forEach(({ name }, place) => setStyle(parts[place], "flex-grow", String(counts[name] ?? 0)));
+      const words = countsByState(counts).map(({ count, title }) => `${count} ${title}`);
+      setAttribute(bar, "aria-label", words.join(", "));
+      setAttribute(bar, "title", `${ranks} ranks: ${words.join(", ")}`);
+    },
+  };
 }
 
-function amount(host, { key, unit, most }) {
-  const value = host[key];
-  const share = value && most ? value / most : 0;
-  return element(
-    "td",
-    { class: "meshbook-amount", style: { "--share": `${(share * 100).toFixed(1)}%` } },
-    asValue(value, unit),
-  );
+function showAmount(cell, value, { unit }, { shown, most }) {
+  setAttribute(cell, "hidden", !shown);
+  setText(cell, asValue(value, unit));
+  setStyle(cell, "--share", `${value && most ? Math.round((value / most) * 100) : 0}%`);
 }

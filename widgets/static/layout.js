@@ -16,8 +16,8 @@ const HEADING_HEIGHT = 20;
 /**
  * The largest cells with which all ranks fit into `width` and `height`; the smallest if none do, and then it is higher.
  *
- * Gives {cell, gap, stride, lefts, tops, labels: [{x, y, text, heading}], width, height}: pixels; `lefts` and `tops` by
- * rank, and `stride` ranks lie between one and the one below it.
+ * Gives {cell, gap, rows, stride, lefts, tops, labels: [{x, y, text, heading}], width, height}: pixels; `lefts` and `tops` by
+ * rank, `rows` lie side by side on a line, `stride` ranks between one and the one below it.
  */
 export function layoutGrid(dims, width, height) {
   for (const [smallest, rows] of [
@@ -57,7 +57,7 @@ function within(value, start, length) {
 function planWith(cell, dims, { width, height, rows: limit }) {
   const gap = cell >= 16 ? 4 : cell >= 10 ? 3 : cell >= 7 ? 2 : 1;
   const pitch = cell + gap;
-  const between = pitch; // two rows of a line
+  const between = Math.min(pitch, 16); // two rows of a line
   const room = Math.max(1, Math.floor((width - GUTTER + gap) / pitch));
   const across = cellsAcross(lengthOf(dims), room);
   const pieces = Math.ceil(lengthOf(dims) / across); // lines that a row is wrapped into
@@ -98,6 +98,7 @@ function place(plan) {
   const layout = {
     cell,
     gap,
+    rows,
     stride,
     lefts: new Float32Array(size),
     tops: new Float32Array(size),

@@ -1,19 +1,21 @@
 /** The panel of hosts, their processes and their actors, with what waits for each and what it runs. */
 
-import { element } from "./dom.js";
+import { element, setText } from "./dom.js";
+import { Rows } from "./rows.js";
 import { asCount } from "./units.js";
 
 export function makeTopologyPanel({ store, selection }) {
   const note = element("p", { class: "meshbook-note" });
   const tree = element("div", { class: "meshbook-topology" });
+  const hosts = new Rows(tree, (host) => makeHost(host, selection));
   return {
     title: "Actors",
     element: element("div", { class: "meshbook-pane" }, note, tree),
     update(changed) {
       if (!["topology", "mesh", "shown"].some((name) => changed.has(name))) return;
       const shown = store.topology.reduce((sum, host) => sum + host.procs.length, 0);
-      note.textContent = noteOf(shown, store.size);
-      tree.replaceChildren(...store.topology.map((host) => hostTree(host, selection)));
+      setText(note, noteOf(shown, store.size));
+      hosts.update(store.topology, ({ host }) => host);
     },
   };
 }
@@ -23,25 +25,32 @@ function noteOf(shown, size) {
   return shown < size ? `${shown} of ${asCount(size)} processes; select ranks to see those.` : "";
 }
 
-function hostTree(host, selection) {
-  return element(
-    "section",
-    { class: "meshbook-host-tree" },
-    element("h4", {}, host.host),
-    element("ul", {}, ...host.procs.map((process) => processTree(process, selection))),
-  );
+function makeHost({ host }, selection) {
+  const list = element("ul");
+  const rows = new Rows(list, ({ rank }) => makeProcess(rank, selection));
+  return {
+    element: element("section", { class: "meshbook-host-tree" }, element("h4", {}, host), list),
+    update: ({ procs }) => rows.update(procs, ({ rank }) => rank),
+  };
 }
 
-function processTree(process, selection) {
-  const select = { click: () => selection.chooseRanks([process.rank]) };
-  const title = element("button", { type: "button", class: "meshbook-link", on: select }, `rank ${process.rank}`);
-  const pid = element("span", { class: "meshbook-quiet" }, `pid ${process.pid}`);
-  return element("li", {}, title, pid, ...process.actors.map(actorChip));
+function makeProcess(rank, selection) {
+  const select = { click: () => selection.chooseRanks([rank]) };
+  const title = element("button", { type: "button", class: "meshbook-link", on: select }, `rank ${rank}`);
+  const pid = element("span", { class: "meshbook-quiet" });
+  const actors = element("span", { class: "meshbook-actors" });
+  return {
+    element: element("li", {}, title, pid, actors),
+    update(process) {
+      setText(pid, `pid ${process.pid}`);
+      actors.replaceChildren(...process.actors.map(actorChip));
+    },
+  };
 }
 
 function actorChip(actor) {
   const parts = [element("b", {}, actor.name)];
   if (actor.endpoint) parts.push(element("span", { class: "meshbook-runs" }, `${actor.endpoint}()`));
   if (actor.queued) parts.push(element("span", { class: "meshbook-queued" }, `${asCount(actor.queued)} queued`));
-  return element("span", { class: "meshbook-actor", dataset: { busy: actor.endpoint ? "yes" : "no" } }, ...parts);
+  return element("span", { class: "meshbook-actor" }, ...parts);
 }
