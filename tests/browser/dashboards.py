@@ -57,7 +57,7 @@ class Dashboard:
 
     def select(self, selector: str) -> None:
         """Select ranks by the field for it."""
-        field = self.root.get_by_label("Select ranks")
+        field = self.root.get_by_label("Select ranks", exact=True)
         field.fill(selector)
         field.press("Enter")
 
