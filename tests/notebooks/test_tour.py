@@ -60,6 +60,7 @@ def check(notebook: nbformat.NotebookNode) -> None:
         "trace": "for rank 3 in all_reduce",
         "redefined": "[11, 21, 31, 41]",
         "fails-killed": "SIGKILL",
+        "dash": "1 dead (X)",
         "heal": "rank 2 is back",
         "resize": "2 ranks (gpus=2)",
     }
