@@ -8,6 +8,7 @@
 import { element } from "./dom.js";
 
 const OVERSCAN = 8; // rows beyond either edge, so that slow scrolling shows no gaps
+const NEAR_TOP = 40; // pixels
 const MOST_PASSES = 4; // guesses that were wrong may bring other rows into view, whose guesses are wrong
 
 export class VirtualList {
@@ -29,7 +30,7 @@ export class VirtualList {
 
   /**
    * Items are objects; the list keeps their measured `height` in them. `makeRow(item)` gives an item's element,
-   * `guess(item)` its height in pixels as long as it is not known. `onScroll(isAtEnd)` follows each scroll by the user.
+   * `guess(item)` its height in pixels as long as it is not known. `onScroll()` follows each scroll by the user.
    */
   constructor(scroller, { makeRow, guess, onScroll }) {
     this.#scroller = scroller;
@@ -83,7 +84,12 @@ export class VirtualList {
   }
 
   get isAtTop() {
-    return this.#scroller.scrollTop < 40;
+    return this.#scroller.scrollTop < NEAR_TOP;
+  }
+
+  get isAtEnd() {
+    const { scrollTop, clientHeight, scrollHeight } = this.#scroller;
+    return scrollTop + clientHeight >= scrollHeight - 2;
   }
 
   drawSoon() {
@@ -193,12 +199,12 @@ export class VirtualList {
   }
 
   #scrolled() {
-    const { scrollTop, clientHeight, scrollHeight } = this.#scroller;
+    const { scrollTop } = this.#scroller;
     if (Math.abs(scrollTop - this.#lastTop) < 1) return; // by ourselves, or sideways
     if (scrollTop < this.#lastTop) this.follows = false;
     this.#lastTop = scrollTop;
     this.drawSoon();
-    this.#onScroll(scrollTop + clientHeight >= scrollHeight - 2);
+    this.#onScroll();
   }
 
   #resized() {
