@@ -22,7 +22,7 @@ from meshbook.magics.background import Running
 from meshbook.magics.interruptible import interruptible, run_interruptible
 from meshbook.magics.results import MeshResult
 from meshbook.magics.tracebacks import CellError
-from meshbook.runtime.cells.shell import ends_in_semicolon
+from meshbook.runtime.cells.shell import INCOMPLETE, ends_in_semicolon
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.telemetry.spool import Spool
 
@@ -141,6 +141,7 @@ async def _run_here(shell: Any, source: str, number: int, interrupt: Callable[[]
     body = _OPTION_LINE.sub("#", source, count=1)
     with ExitStack() as stack:
         stack.enter_context(_keeping_shows(shell, local, number))
+        stack.enter_context(_telling_syntax(shell.compile))
         stack.enter_context(redirect_stdout(_Labelled(sys.stdout, local.texts["stdout"])))
         stack.enter_context(redirect_stderr(_Labelled(sys.stderr, local.texts["stderr"])))
         cell = asyncio.ensure_future(_begin(shell, body))
@@ -186,6 +187,17 @@ def _keeping_shows(shell: Any, local: LocalResult, number: int) -> Iterator[None
     finally:
         sys.displayhook, shell.execution_count, shell.displayhook.exec_result = hook, count, outer
         del shell._showtraceback
+
+
+@contextmanager
+def _telling_syntax(compiler: Any) -> Iterator[None]:
+    """From Python 3.13 on IPython says of an input that ends too early only that it does; ranks say what is wrong."""
+    flag = compiler.flags & INCOMPLETE
+    compiler.flags &= ~INCOMPLETE
+    try:
+        yield
+    finally:
+        compiler.flags |= flag
 
 
 @contextmanager

@@ -42,6 +42,7 @@ OURS = tuple(map(compress_user, (__file__, prompts.__file__, debugger.__file__, 
 MARKS = re.compile(r"[%!?]|^[ \t]*(?:[/,;]|>>>|\.\.\.|In ?\[)|\A\s", re.MULTILINE)
 # The comments that stand for the line of `%%mesh`, where the cell's own first line is a cell magic.
 MAGIC_BELOW = re.compile(r"(?:#(?:mesh:.*)?\n|[ \t]*\n)+(?=%%\w)")
+INCOMPLETE: int = codeop.PyCF_ALLOW_INCOMPLETE_INPUT  # type: ignore[attr-defined]  # not in typeshed
 NUMBER_OF_TRANSFORMS = sum(map(len, vars(TransformerManager()).values()))
 
 
@@ -62,7 +63,7 @@ class CellCompiler(CachingCompiler):
     def __init__(self) -> None:
         super().__init__()
         # A prompt waits for the rest of such an input; here it would only hide what is wrong ("'(' was never closed").
-        self.flags &= ~codeop.PyCF_ALLOW_INCOMPLETE_INPUT  # type: ignore[attr-defined]  # not in typeshed
+        self.flags &= ~INCOMPLETE
 
     def get_code_name(self, raw_code: str, code: str, number: int) -> str:
         return f"<cell {self.number}>"
