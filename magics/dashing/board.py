@@ -45,15 +45,15 @@ class NotebookBoard:
 
     def _follow(self) -> None:
         """Watch the session that the mesh is of now."""
-        mesh = self.source.mesh
-        session = None if mesh is None or self._wake is None else mesh.session
         with self._lock:
+            mesh, wake = self.source.mesh, self._wake
+            session = None if mesh is None or wake is None else mesh.session
             if session is self._watched:
                 return
             self._unwatch()
             self._watched, self._unwatch = session, lambda: None
-            if session is not None and self._wake is not None:
-                self._unwatch = watch_session(session, self._wake)
+            if session is not None and wake is not None:
+                self._unwatch = watch_session(session, wake)
 
     def answer(self, request: Mapping[str, Any]) -> Answer:
         """What was asked for, on a thread of the request's own: there the notebook is the client that asks."""

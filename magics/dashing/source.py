@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -16,6 +17,7 @@ from meshbook.magics.dashing.bars import bars_of
 from meshbook.magics.dashing.cells import cell_of, runs_on
 from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.run import CellRun
+from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.telemetry.history import History
 from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS, METRICS, Metric, ProcessDetail, Vitals
 from meshbook.runtime.wire.messages import Address
@@ -28,15 +30,23 @@ if TYPE_CHECKING:  # it has the dashboards
     from meshbook.magics.notebook import Notebook
 
 
+@dataclass(frozen=True)
+class _Known:
+    """A mesh as it was seen last. It is replaced as a whole: who looks, on another thread, finds what fits together."""
+
+    facts: MeshFacts
+    mesh: NotebookMesh | None = None
+    addresses: Sequence[Address] = ()
+    nodes: tuple[str, ...] = ()
+
+
 class NotebookSource:
     """Of the mesh with this name, whichever that is: one that is brought up again under it is shown as well."""
 
     def __init__(self, notebook: Notebook, name: str) -> None:
         self._notebook = notebook
         self._name = name
-        self._facts = MeshFacts(name, (("gpus", 0),), (), (), alive=False)
-        self._nodes: tuple[str, ...] = ()
-        self._known: Any = None  # of what mesh, with what processes, the facts are
+        self._known = _Known(MeshFacts(name, (("gpus", 0),), (), (), alive=False))
         self.stacks: Stacks | None = None  # that were taken last
         self.when_new: Callable[[], object] = lambda: None  # a mesh is seen for the first time
 
@@ -52,11 +62,11 @@ class NotebookSource:
         mesh = self.mesh
         if mesh is None:
             return self._look_at_none()
-        self._learn(mesh)
+        known = self._learn(mesh)
         runs = runs_on(self._notebook, mesh)
         return Look(
-            mesh=self._facts,
-            vitals=self._vitals(mesh),
+            mesh=known.facts,
+            vitals=_vitals(mesh, known.nodes),
             conditions=_conditions(mesh, runs),
             cell=cell_of(self._notebook, mesh),
             pauses=list(_pauses(runs)),
@@ -70,41 +80,45 @@ class NotebookSource:
         mesh = self.mesh
         if mesh is None:
             return _filled((len(ranks), len(metrics), HISTORY_SECONDS), numpy.nan)
-        return mesh.session.history.series([self._nodes[rank] for rank in ranks], metrics)
+        nodes = self._known.nodes
+        return mesh.session.history.series([nodes[rank] for rank in ranks], metrics)
 
     def details(self, ranks: Sequence[int]) -> list[ProcessDetail | None]:
         """What is told of these processes in words."""
-        mesh = self.mesh
-        return [None if mesh is None else mesh.session.history.detail(self._nodes[rank]) for rank in ranks]
+        mesh, nodes = self.mesh, self._known.nodes
+        return [None if mesh is None else mesh.session.history.detail(nodes[rank]) for rank in ranks]
 
     # -- what it is made of ------------------------------------------------------
 
     def _look_at_none(self) -> Look:
         """Its ranks as they were laid out, and nothing else."""
-        if self._facts.alive:
-            facts = self._facts
-            self._facts = MeshFacts(facts.name, facts.dims, facts.hosts, facts.host_of, alive=False)
-            self._known = self.stacks = None
-        size = self._facts.size
-        return Look(self._facts, _unknown(size), Conditions(dead=range(size)))
+        facts = self._known.facts
+        if facts.alive:
+            facts = replace(facts, alive=False)
+            self._known, self.stacks = _Known(facts), None
+        return Look(facts, _unknown(facts.size), Conditions(dead=range(facts.size)))
 
-    def _learn(self, mesh: NotebookMesh) -> None:
-        procs = mesh.procs
-        known = (mesh, procs.nodes)
-        if self._known is not None and known[0] is self._known[0] and known[1] == self._known[1]:
-            return
-        self._known, self.stacks = known, None
-        self._nodes = tuple(address.node for address in procs.nodes)
-        hosts = dict(zip(procs.host_ranks, procs.nodes, strict=True))
-        names = tuple(_host_name(mesh.session.history, address) for _, address in sorted(hosts.items()))
-        places = {host: place for place, host in enumerate(sorted(hosts))}
-        host_of = tuple(places[host] for host in procs.host_ranks)
-        self._facts = MeshFacts(mesh.name, tuple(mesh.extent.items()), names, host_of)
+    def _learn(self, mesh: NotebookMesh) -> _Known:
+        known, procs = self._known, mesh.procs
+        if known.mesh is mesh and known.addresses == procs.nodes:
+            return known
+        nodes = tuple(address.node for address in procs.nodes)
+        known = self._known = _Known(_facts_of(mesh, procs), mesh, procs.nodes, nodes)
+        self.stacks = None
         self.when_new()
+        return known
 
-    def _vitals(self, mesh: NotebookMesh) -> Vitals:
-        found: Vitals = mesh.session.history.vitals(self._nodes)
-        return found
+
+def _facts_of(mesh: NotebookMesh, procs: ProcMesh) -> MeshFacts:
+    hosts = dict(zip(procs.host_ranks, procs.nodes, strict=True))
+    names = tuple(_host_name(mesh.session.history, address) for _, address in sorted(hosts.items()))
+    places = {host: place for place, host in enumerate(sorted(hosts))}
+    return MeshFacts(mesh.name, tuple(procs.extent.items()), names, tuple(places[host] for host in procs.host_ranks))
+
+
+def _vitals(mesh: NotebookMesh, nodes: Sequence[str]) -> Vitals:
+    found: Vitals = mesh.session.history.vitals(nodes)
+    return found
 
 
 def _host_name(history: History, address: Address) -> str:
