@@ -15,6 +15,7 @@ import math
 import queue
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -53,7 +54,7 @@ class Conversation:
         self._aside = 0  # requests that are under way
         self._seq = 0
         self._happened_at = -math.inf
-        self._faults: set[str] = set()  # that were told
+        self._faults: set[tuple[str, int]] = set()  # the lines of ours at which some were told of
 
     # -- from any thread ---------------------------------------------------------
 
@@ -115,8 +116,9 @@ class Conversation:
         try:
             work()
         except Exception as error:
-            if repr(error) not in self._faults:
-                self._faults.add(repr(error))
+            place = _place_of(error)
+            if place not in self._faults:
+                self._faults.add(place)
                 logger.exception("a step of the dashboard failed")
 
     def _next_at(self) -> float:
@@ -239,17 +241,19 @@ class Conversation:
         self._put(dict(answer.content) | {"kind": "reply", "id": request.get("id"), "ok": True}, answer.buffers)
 
     def _refuse(self, request: dict[str, Any], error: BaseException) -> None:
-        text = str(error) or type(error).__name__
         if request.get("id") is None:
-            logger.debug("the dashboard could not do what a view said: %s", text)
-        else:
-            self._put({"kind": "reply", "id": request["id"], "ok": False, "error": text})
+            raise error  # nobody waits for an answer: it is told as a fault
+        text = str(error) or type(error).__name__
+        self._put({"kind": "reply", "id": request["id"], "ok": False, "error": text})
 
     def _begin_aside(self, request: dict[str, Any]) -> None:
         if self._aside >= MOST_ASIDE:
             return self._refuse(request, RuntimeError(f"{MOST_ASIDE} requests are under way already: wait for one"))
+        try:
+            _thread("meshbook dashboard request", functools.partial(self._answer, request)).start()
+        except RuntimeError as error:  # at the limit of threads
+            return self._refuse(request, error)
         self._aside += 1
-        _thread("meshbook dashboard request", functools.partial(self._answer, request)).start()
         return None
 
     def _answer(self, request: dict[str, Any]) -> None:
@@ -272,6 +276,12 @@ def _text(content: Mapping[str, Any], name: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{content.get('kind')!r} wants a text as its {name!r}, not {value!r}")
     return value
+
+
+def _place_of(error: BaseException) -> tuple[str, int]:
+    """Where it was raised: its text may be another one each time."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return frame.filename, frame.lineno or 0
 
 
 def _thread(name: str, run: Callable[[], object]) -> threading.Thread:

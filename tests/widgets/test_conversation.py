@@ -224,6 +224,40 @@ def test_a_fault_in_a_step_does_not_end_it(
     assert "a step of the dashboard failed" in caplog.text
 
 
+def test_a_view_that_cannot_be_told_anything_leaves_a_word_why(
+    board: Board, views: Views, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks = iter(range(100))
+
+    def fail() -> Look:
+        raise OSError(f"no look {next(looks)}")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(board, "look", fail)
+        for _ in range(3):
+            views.say(kind="open", view="a")
+            views.ask(kind="select", sel="1")  # so that it was heard
+    assert caplog.text.count("a step of the dashboard failed") == 1
+    assert "no look 0" in caplog.text
+    assert views.open()["full"]
+
+
+def test_a_request_is_refused_where_there_is_no_thread_for_it(views: Views, monkeypatch: pytest.MonkeyPatch) -> None:
+    views.open()
+    begin = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "meshbook dashboard request":
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        for _ in range(MOST_ASIDE + 1):
+            assert "new thread" in views.ask(kind="act", action="heal", sel="")[-1]["error"]
+    assert views.ask(kind="act", action="heal", sel="")[-1]["ok"]
+
+
 def _vitals(rss: float) -> Vitals:
     metrics: dict[Any, Any] = {name: np.full(SIZE, np.nan, np.float32) for name in METRICS}
     metrics["rss"] = np.full(SIZE, rss, np.float32)
