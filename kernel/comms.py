@@ -20,7 +20,7 @@ def handler_of(manager: Any, kind: str, content: dict[str, Any], *, is_busy: boo
     """What handles this message on the thread that receives it; None for one of the main thread's."""
     if kind == "comm_open":
         return _open_with(manager) if is_busy and content.get("target_name") == CONTROL else None
-    comm = manager.comms.get(content.get("comm_id", ""))
+    comm = manager.comms.get(str(content.get("comm_id")))
     if isinstance(comm, Channel):
         # Always, so that they stay in order: all that is done there is to note them.
         return comm.handle_msg if _is_said_by_a_view(content) else None
@@ -28,7 +28,8 @@ def handler_of(manager: Any, kind: str, content: dict[str, Any], *, is_busy: boo
 
 
 def _is_said_by_a_view(content: dict[str, Any]) -> bool:
-    return (content.get("data") or {}).get("method") in ("custom", "request_state")
+    data = content.get("data")
+    return isinstance(data, dict) and data.get("method") in ("custom", "request_state")
 
 
 def _open_with(manager: Any) -> Handle:

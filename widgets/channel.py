@@ -37,10 +37,16 @@ class Channel(BaseComm):
 
     def handle_msg(self, msg: dict[str, Any]) -> None:
         """Hand on what a front end has sent, unless that was done before; from any thread."""
-        if self._heard and self._heard[0] == msg["content"].get("data"):
-            self._heard.popleft()
-        else:
+        if not self._was_heard(msg["content"].get("data")):
             self._hand_on(msg)
+
+    def _was_heard(self, data: Any) -> bool:
+        """Whether this was handed on before its turn. What was heard before it and had no turn will have none."""
+        if data not in list(self._heard):  # a copy, for more may come in meanwhile
+            return False
+        while self._heard.popleft() != data:
+            pass
+        return True
 
     def _hand_on(self, msg: dict[str, Any]) -> None:
         token = _HANDLED.set(msg if "header" in msg else None)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import anywidget
-from anywidget._util import repr_mimebundle
-from ipywidgets.widgets.widget import _remove_buffers
 
 from meshbook.widgets.assets import script, style
 from meshbook.widgets.board import Board
@@ -36,11 +34,8 @@ class MeshDashboard(anywidget.AnyWidget):
         """Make the widget known to front ends, by a comm that can be used beside a running cell."""
         if not self._is_open:
             self._is_open = True
-            state, paths, buffers = _remove_buffers(self.get_state())
-            data = {"state": state, "buffer_paths": paths}
-            self.comm = Channel(
-                target_name="jupyter.widget", data=data, buffers=buffers, metadata={"version": PROTOCOL_VERSION}
-            )
+            data = {"state": self.get_state(), "buffer_paths": []}  # its traits are the script and the style: text
+            self.comm = Channel(target_name="jupyter.widget", data=data, metadata={"version": PROTOCOL_VERSION})
 
     def wake(self) -> None:
         """Something has happened to the mesh."""
@@ -58,5 +53,5 @@ class MeshDashboard(anywidget.AnyWidget):
     def _repr_mimebundle_(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """The widget, and beside it a picture of this moment for where no widget is shown."""
         look = at_rest(self._board.source.look())
-        widget, metadata = repr_mimebundle(model_id=self.model_id, repr_text=snapshot_text(look))
-        return widget | {"text/html": snapshot_html(look)}, metadata
+        widget, metadata = super()._repr_mimebundle_(**options) or ({}, {})
+        return widget | {"text/plain": snapshot_text(look), "text/html": snapshot_html(look)}, metadata
