@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from meshbook.runtime.telemetry.table import Table
 
 REMEMBERED_ENDS = 64  # processes that have ended, whose numbers are still there
+REMEMBERED_LIVES = 8192  # processes of which it is known which life has ended, for batches that were on their way
 
 
 class History:
@@ -47,7 +48,8 @@ class History:
         self._is_opening = False
         self._came: list[tuple[float, Batch]] = []  # before there was a table
         self._words: dict[str, tuple[str, bytes]] = {}  # by node: its host, and what it says
-        self._ended: OrderedDict[str, int] = OrderedDict()  # nodes, and which of their lives it was
+        self._ended: OrderedDict[str, None] = OrderedDict()  # nodes that have, and are not forgotten
+        self._lives: OrderedDict[str, int] = OrderedDict()  # by node: which of its lives has ended
         self._watchers = 0
         self.when_sampled: list[Callable[[], object]] = []
 
@@ -105,8 +107,7 @@ class History:
         """A process has ended. Its past is kept for a while, or until its mesh is forgotten."""
         with self._lock:
             self._words.pop(report.node, None)
-            self._ended[report.node] = report.life
-            self._ended.move_to_end(report.node)
+            self._note_end(report)
             if self._table is not None:
                 self._table.end(report.node)
             while len(self._ended) > REMEMBERED_ENDS:
@@ -118,6 +119,14 @@ class History:
         with self._lock:
             known = {*self._words, *self._ended, *measured}
             self._drop([node for node in known if node.rpartition(".")[0] == mesh])
+
+    def _note_end(self, report: ExitReport) -> None:
+        self._ended[report.node] = None
+        self._ended.move_to_end(report.node)
+        self._lives[report.node] = report.life
+        self._lives.move_to_end(report.node)
+        if len(self._lives) > REMEMBERED_LIVES:
+            self._lives.popitem(last=False)
 
     def _tell(self) -> None:
         for listener in list(self.when_sampled):
@@ -148,11 +157,11 @@ class History:
             self._words |= {node: (batch.host, said) for node, said in batch.words.items() if node in there}
 
     def _late(self, batch: Batch) -> set[str]:
-        """Those of a batch whose end was told before it came."""
-        if not self._ended:
+        """Those of a batch whose end was told before it came. Nobody would drop what it says of them."""
+        if not self._lives:
             return set()
         lives = zip(batch.nodes, batch.lives, strict=True)
-        return {node for node, life in lives if life <= self._ended.get(node, -1)}
+        return {node for node, life in lives if life <= self._lives.get(node, -1)}
 
     def _drop(self, nodes: Sequence[str]) -> None:
         for node in nodes:

@@ -156,6 +156,18 @@ def test_of_those_that_ended_the_last_are_kept(history: History) -> None:
     assert history._table.nodes() == [f"m.{rank}" for rank in range(3, REMEMBERED_ENDS + 3)]
 
 
+def test_a_batch_that_comes_after_all_was_forgotten_brings_nothing_back(history: History) -> None:
+    nodes = [f"m.{rank}" for rank in range(REMEMBERED_ENDS + 3)]
+    history.add(batch(*nodes))
+    for node in nodes:
+        history.ended(ended(node))
+    history.forget("m")
+    history.add(batch(*nodes, words={"m.0": Words(1)}))  # was on its way
+    assert history._table is not None
+    assert len(history._table) == 0
+    assert history.detail("m.0") is None
+
+
 def test_who_looks_has_more_batches(history: History) -> None:
     actor = VitalsActor(history)
     history.watch(True)
