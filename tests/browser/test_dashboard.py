@@ -71,6 +71,15 @@ def test_it_shows_the_mesh(open_: Open) -> None:
     assert "mesh" in open_.dashboard.root.locator("header").inner_text()
 
 
+def test_its_keys_are_its_own(open_: Open) -> None:
+    grid = open_.dashboard.root.locator(".meshbook-grid")
+    grid.focus()
+    for key in ("End", " ", "d", "d"):  # which deletes the cell, where JupyterLab hears it
+        grid.press(key)
+    open_.dashboard.root.locator(".meshbook-count", has_text="1 of 4").wait_for()
+    grid.press("Escape")
+
+
 def test_beside_a_local_cell_a_killed_rank_is_dead_at_once_and_heal_brings_it_back(open_: Open) -> None:
     open_.notebook.run(PID)
     open_.notebook.start(LOCAL)
