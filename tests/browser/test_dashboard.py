@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.browser.dashboards import Dashboard
+from tests.browser.jupyter import NotebookPage, Server
 
-if TYPE_CHECKING:
-    from tests.browser.jupyter import NotebookPage
+if TYPE_CHECKING:  # it may be missing
+    from playwright.sync_api import Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.kernel]
 UP, DASH, PID, LOCAL, RANKS, PRINT = range(6)
@@ -122,7 +124,17 @@ def test_the_log_is_searched_and_its_markup_is_text(open_: Open) -> None:
     assert open_.notebook.page.title() != "run"
 
 
-def test_the_saved_notebook_has_a_picture_of_it(open_: Open) -> None:
-    (output,) = open_.notebook.save()["cells"][DASH]["outputs"]
+@pytest.mark.parametrize("open_", ["lab"], indirect=True)  # the picture is the same in both
+def test_the_saved_notebook_shows_a_picture_to_others(
+    open_: Open, make_page: Callable[..., Page], server: Server
+) -> None:
+    saved = open_.notebook.save()
+    (output,) = saved["cells"][DASH]["outputs"]
     assert "4 ranks" in "".join(output["data"]["text/plain"])
-    assert "idle" in "".join(output["data"]["text/html"])
+    for cell in saved["cells"]:
+        cell["source"] = "1"  # so that it is not the one that was saved here, and trusted
+    copy = open_.notebook.file.with_stem(f"copy-{open_.notebook.file.stem}")
+    copy.write_text(json.dumps(saved))
+    stranger = NotebookPage(make_page(), server, open_.notebook.front_end, copy)
+    assert "4 idle" in stranger.output(DASH).inner_text()
+    stranger.close()
