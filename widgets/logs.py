@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import msgspec
 
 from meshbook.runtime.telemetry.logbook import Logbook
-from meshbook.runtime.telemetry.logsearch import Page, Query, QueryError, find_lines
+from meshbook.runtime.telemetry.logsearch import Page, Query, find_lines
+from meshbook.runtime.telemetry.patterns import QueryError
 
 
 class LogsRequest(msgspec.Struct, frozen=True):

@@ -12,7 +12,8 @@ from meshbook.magics.parsing import Parser, count
 from meshbook.magics.verbs.verb import Verb, add_selection
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.telemetry.logbook import Logbook
-from meshbook.runtime.telemetry.logsearch import MOST_LINES, Line, LiveLine, Page, Query, QueryError, find_lines
+from meshbook.runtime.telemetry.logsearch import MOST_LINES, Line, LiveLine, Page, Query, find_lines
+from meshbook.runtime.telemetry.patterns import QueryError
 
 SECONDS = 10.0  # that a search takes at most; Ctrl-C ends it before
 

@@ -13,9 +13,10 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from meshbook.runtime.telemetry.logbook import Extract
+from meshbook.runtime.telemetry.patterns import QueryError, comparisons_of
 from meshbook.runtime.telemetry.ranklog import Piece, Row
 
 SECONDS = 0.5  # that a search takes at most
@@ -23,21 +24,10 @@ MOST_LINES = 5000  # of a page
 PAGE_CHARACTERS = 256 << 10  # after which a page ends
 SHOWN_CHARACTERS = 16 << 10  # of one line
 MOST_ROWS = 200
-PIECE_SECONDS = 0.1  # that one look at many lines takes at most
-QUICK = 0.005  # of these for a line nobody else is let to the interpreter
 MOST_SORTED = 100_000  # pieces
 CLOCK_EVERY = 64  # lines between two looks at the clock
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-# What may match in a line alone, and not where others stand around it: ends of the text, lookarounds, what never gives
-# back (possessive, atomic); and flags, of which some do the same.
-_LOOKS_AROUND = re.compile(r"\\[AZzG]|\(\?|[*+?}]\+|\(\*")
-
-Holds = Callable[[str], bool]
-
-
-class QueryError(ValueError):
-    """A query that cannot be read; the message says what is wrong with it."""
 
 
 class Line(NamedTuple):
@@ -220,7 +210,9 @@ class _Search:
         self._until = until
         self._compared = 0
         self._reached = 0  # the line that comes next
-        self._holds, self._may_be_in = _comparisons(query, lambda: self._until - self._clock())
+        self._holds, self._may_be_in = comparisons_of(
+            query.text, lambda: self._until - self._clock(), regex=query.regex, case=query.case
+        )
 
     @property
     def takes_all(self) -> bool:
@@ -282,45 +274,3 @@ def _shown(text: str) -> str:
     if len(text) <= SHOWN_CHARACTERS:
         return text
     return f"{text[:SHOWN_CHARACTERS]} [meshbook: {len(text) - SHOWN_CHARACTERS} more characters]"
-
-
-def _comparisons(query: Query, seconds_left: Callable[[], float]) -> tuple[Holds | None, Holds | None]:
-    """What says whether a line has the text, and whether any of many lines may; None where all do."""
-    if not query.text:
-        return None, None
-    if query.regex:
-        return _pattern(query, seconds_left)
-    wanted = query.text if query.case else query.text.casefold()
-    holds: Holds = (lambda text: wanted in text) if query.case else (lambda text: wanted in text.casefold())
-    return holds, holds
-
-
-def _pattern(query: Query, seconds_left: Callable[[], float]) -> tuple[Holds, Holds | None]:
-    # Not `re`: that holds the interpreter for as long as a pattern takes, which may be for ever. Here for its weight.
-    import regex
-
-    try:
-        flags = 0 if query.case else regex.IGNORECASE
-        pattern: Any = regex.compile(query.text, flags)
-        of_many: Any = regex.compile(query.text, flags | regex.MULTILINE)
-    except regex.error as error:
-        raise QueryError(f"the regular expression cannot be read: {error}") from error
-
-    def is_in(text: str, pattern: Any, seconds: Callable[[], float]) -> bool:
-        try:
-            return pattern.search(text, timeout=QUICK) is not None
-        except TimeoutError:
-            # To let the interpreter go for each line would mean to wait for it, line by line, while others compute.
-            return pattern.search(text, timeout=max(1e-3, seconds()), concurrent=True) is not None
-
-    def holds(text: str) -> bool:
-        return is_in(text, pattern, seconds_left)
-
-    def may_be_in(text: str) -> bool:
-        try:
-            # Its lines one by one get the rest of the time.
-            return is_in(text, of_many, lambda: min(PIECE_SECONDS, seconds_left() / 2))
-        except TimeoutError:
-            return True
-
-    return holds, None if _LOOKS_AROUND.search(query.text) else may_be_in

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshbook.runtime.telemetry.logbook import Logbook, level_of
-from meshbook.runtime.telemetry.logsearch import Page, Query, QueryError, find_lines
+from meshbook.runtime.telemetry.logsearch import Page, Query, find_lines
+from meshbook.runtime.telemetry.patterns import QueryError
 from meshbook.runtime.telemetry.ranklog import MOST_OPEN, PIECE_CHARACTERS, RankLog
 
 ALL = Query()
@@ -252,6 +253,9 @@ def test_a_page_is_bounded_in_characters() -> None:
     ("query", "how", "says"),
     [
         (Query("(", regex=True), {}, "regular expression cannot be read: missing )"),
+        (Query("((a{1000}){1000}){1000}", regex=True), {}, "repeats too much"),
+        (Query("(?x) (a{0,9}) {40000} ", regex=True), {}, "repeats too much"),
+        (Query("[a-z]" * 1000, regex=True), {}, "1000 characters at most, and this one 5000"),
         (Query(), {"limit": 0}, "1 to 5000 lines"),
         (Query(), {"limit": 10**9}, "1 to 5000 lines"),
     ],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from meshbook.runtime.telemetry.logbook import Logbook
-from meshbook.runtime.telemetry.logsearch import QueryError
+from meshbook.runtime.telemetry.patterns import QueryError
 from meshbook.widgets.logs import answer_logs
 
 
