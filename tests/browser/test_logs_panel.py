@@ -125,3 +125,25 @@ def test_lines_are_filtered_searched_and_saved(make_log: Callable[..., Log], tmp
     saved.value.save_as(path)
     assert path.read_text().splitlines()[0] == "[0] Warning 1900"
     assert len(path.read_text().splitlines()) == 5
+
+
+def test_keys_search_wrap_and_go_to_the_end_and_do_not_leave_the_panel(make_log: Callable[..., Log]) -> None:
+    kernel = PanelKernel()
+    for number in range(300):
+        kernel.print(number % 4, f"line {number} {'long ' * 60}")
+    log = make_log(kernel)
+    lines = log.page.get_by_role("log")
+    lines.press("/")
+    log.page.keyboard.type("line 29")
+    log.page.get_by_text("11 found").or_(log.page.get_by_text("11 of 11")).wait_for()
+    log.page.evaluate("document.addEventListener('keydown', ({key}) => { document.title += key })")
+    title = log.page.title()
+    lines.press("N")
+    log.page.get_by_text("10 of 11").wait_for()
+    lines.press("n")
+    log.page.get_by_text("11 of 11").wait_for()
+    lines.press("w")
+    log.where("lines.scrollHeight > 300 * 18 * 2 && lines.scrollWidth === lines.clientWidth")
+    lines.press("f")
+    log.where("lines.scrollTop + lines.clientHeight >= lines.scrollHeight - 2")
+    assert log.page.title() == title
