@@ -208,7 +208,7 @@ def test_buttons_act_on_what_is_selected(view: BarePage, kernel: Kernel) -> None
     page.wait_for_selector(".meshbook-status[data-kind=error] >> text=rank 14 cannot be started")
 
     kill = page.locator("[data-action=kill]")
-    kill.click()
+    kill.dblclick()
     assert kill.inner_text() == "Kill rank 14?"
     page.keyboard.press("Escape")
     assert kill.inner_text() == "Kill"

@@ -55,7 +55,7 @@ class ActionButton {
     this.#action = action;
     this.#context = context;
     const listeners = {
-      click: () => this.#press(),
+      click: (event) => this.#press(event.detail > 1),
       blur: () => this.#calm(),
       keydown: (event) => event.key === "Escape" && this.#calm(),
     };
@@ -99,8 +99,9 @@ class ActionButton {
     return store.size === 1 ? "the rank" : `all ${store.size}`;
   }
 
-  #press() {
+  #press(isDouble) {
     const reason = this.#reason();
+    if (isDouble && this.#action.confirms) return; // a double click is no answer to a question that nobody has read
     if (reason !== null) this.#context.announce(`${this.#action.title}: ${reason}`);
     else if (this.#action.confirms && this.#timer === null) this.#ask();
     else this.#act();
