@@ -3,6 +3,7 @@
 import { LINES_A_REQUEST, LogWindow } from "./logwindow.js";
 
 const ASK_EVERY = 500; // milliseconds, at most: the kernel sends no more than two pieces of the log a second
+const PAUSE = 4500; // milliseconds more, after a question that failed
 const BEHIND = 10 * LINES_A_REQUEST; // lines: who follows and is so far behind goes on at the newest
 const MOST_HELD = 90000; // lines: who reads further up gets no more below
 
@@ -116,7 +117,8 @@ export class LogFeed {
       trouble = error.message;
     }
     this.#isAsking = false;
-    if (round === this.#round) this.#on.failed(trouble);
-    else this.askSoon(); // lines are wanted that this was not about
+    if (round !== this.#round) return this.askSoon(); // lines are wanted that this was not about
+    if (trouble) this.#askedAt = performance.now() + PAUSE; // the same question will hardly do better at once
+    this.#on.failed(trouble);
   }
 }
