@@ -36,6 +36,7 @@ class MeshDashboard(anywidget.AnyWidget):
             self._is_open = True
             data = {"state": self.get_state(), "buffer_paths": []}  # its traits are the script and the style: text
             self.comm = Channel(target_name="jupyter.widget", data=data, metadata={"version": PROTOCOL_VERSION})
+            self.comm.on_close(lambda message: self.close())  # by a front end: whoever asks next gets another one
 
     def wake(self) -> None:
         """Something has happened to the mesh."""

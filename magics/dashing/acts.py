@@ -26,6 +26,7 @@ from meshbook.widgets.protocol import ACTIONS, Action
 from meshbook.widgets.source import StackGroup, Stacks
 
 PROFILE_SECONDS: Final = 3.0
+SENDER: Final = "the dashboard"  # whom a cell names whose ranks are ended by it
 EVERYONE: Final = ("", "all")  # selectors that mean the mesh and what runs on it, and not ranks that somebody chose
 
 
@@ -64,7 +65,7 @@ class Acts:
             case "kill":
                 return kill(mesh, ranks)
             case "restart":
-                return changes.restart(mesh, ranks)
+                return changes.restart(mesh, ranks, SENDER)
             case "heal":
                 return changes.heal(mesh)
             case _:
@@ -114,7 +115,7 @@ def kill(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
     living = _living(mesh, ranks)
     procs = slice_of(mesh, living)
     ended = when_ended(current_node(), [address.node for address in procs.nodes])
-    procs.kill()
+    procs.kill(sender=SENDER)
     try:
         ended.get(timeout=changes.DEATH_WITHIN)
     except TimeoutError:

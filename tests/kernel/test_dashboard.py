@@ -233,6 +233,7 @@ def test_ranks_and_meshes_that_end_are_seen_and_come_back(kernel: str, open_note
     view.wait(lambda state: state["counts"] == {"idle": 4} and state["events"][-1]["kind"] == "healed")
     assert view.ask(kind="act", action="kill", sel="0,3")["text"].startswith("killed 2 ranks [0,3]")
     view.wait(lambda state: state["counts"] == {"idle": 2, "dead": 2})
+    assert "ended by the dashboard" in notebook.run("%mesh status").stdout
     assert "Heal" in view.ask(kind="act", action="kill", sel="0")["error"]
     assert "are back" in view.ask(kind="act", action="restart", sel="1:3")["text"]
     view.wait(lambda state: state["counts"] == {"idle": 4})
@@ -250,6 +251,14 @@ def test_without_views_nobody_is_at_work(shared: Notebook, view: View) -> None:
     view.close()
     shared.wait_until(lambda: not shared.evaluate(threads))
     assert sum(view.open()["counts"].values()) == 4
+
+
+def test_a_dashboard_that_a_front_end_has_closed_makes_room_for_another(shared: Notebook, view: View) -> None:
+    view.send({}, kind="comm_close")
+    shared.wait_until(lambda: View(shared).comm != view.comm)
+    again = View(shared)
+    assert again.open()["counts"] == {"idle": 4}
+    again.close()
 
 
 def test_a_page_that_is_loaded_anew_finds_its_widgets_while_a_cell_runs(
