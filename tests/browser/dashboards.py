@@ -25,12 +25,6 @@ class Dashboard:
         self.root = place.locator(".meshbook-dashboard")
         self.root.wait_for()
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many ranks are in which state."""
-        found: dict[str, int] = self.root.evaluate(COUNTS)
-        return found
-
     def wait_for(self, **counts: int) -> float:
         """Until so many ranks are in these states and none in others; the seconds that took."""
         start = time.monotonic()
@@ -45,15 +39,9 @@ class Dashboard:
         """Until no cell runs."""
         self.root.locator(".meshbook-cell:not([data-running])").wait_for()
 
-    def press(self, action: str, times: int = 1) -> None:
-        """Press one of the buttons, once it can be; twice for what asks first."""
-        self.root.locator(f"button[data-action='{action}']:not([aria-disabled])").click(click_count=1)
-        for _ in range(times - 1):
-            self.root.locator(f"button[data-action='{action}'][data-asks]").click()
-
-    def wait_told(self, text: str) -> None:
-        """Until the line at the foot says this."""
-        self.root.locator(".meshbook-status").filter(has_text=text).wait_for()
+    def press(self, action: str) -> None:
+        """Press one of the buttons, once it can be."""
+        self.root.locator(f"button[data-action='{action}']:not([aria-disabled])").click()
 
     def select(self, selector: str) -> None:
         """Select ranks by the field for it."""

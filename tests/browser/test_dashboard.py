@@ -117,10 +117,12 @@ def test_a_reload_amid_a_cell_brings_everything_back(open_: Open) -> None:
 
 def test_the_log_is_searched_and_its_markup_is_text(open_: Open) -> None:
     assert MARKUP in open_.notebook.run(PRINT).inner_text()
+    open_.dashboard.select("2:4")
     log = open_.dashboard.show("Logs")
     log.get_by_label("Filter the log").fill("needle")
     log.locator(".meshbook-log-row").filter(has_text="needle").wait_for()
     assert MARKUP in log.inner_text()
+    open_.dashboard.select("")
     assert open_.notebook.page.title() != "run"
 
 
