@@ -12,6 +12,7 @@ import itertools
 import time
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeAlias, TypeVar
 
 from meshbook.magics.interruptible import run_interruptible
@@ -30,6 +31,8 @@ from meshbook.runtime.geometry.ranges import name_ranks
 QUIET = 2.0  # seconds without an answer, after which it is said for whom one waits
 _serial = itertools.count(1)
 T = TypeVar("T")
+# Those that the steps which are being carried out here have made. Ctrl-C may come before one of them is waited for.
+_made: ContextVar[list[Exchange] | None] = ContextVar("exchanges", default=None)
 
 
 class VariableError(MeshbookError):
@@ -61,6 +64,9 @@ class Exchange:
         self._what = what
         self._operation = f"{what} {next(_serial)}"
         self._nodes = {rank: mesh.procs.nodes[rank].node for rank in requests}
+        self._is_given_up = False
+        if (made := _made.get()) is not None:
+            made.append(self)
         mesh.queues.join(self._nodes.values(), self._operation, what)
         self._futures: dict[int, Future[Any]] = {}
         try:
@@ -161,8 +167,10 @@ class Exchange:
         return [rank for rank, future in self._futures.items() if not future.done()]
 
     def interrupt(self) -> None:
-        """Give up: the ranks stop what this has asked of them."""
-        ask_ranks(self._mesh, list(self._futures)).interrupt.broadcast(self._operation)
+        """Give up: the ranks stop what this has asked of them. Idempotent."""
+        if not self._is_given_up:
+            ask_ranks(self._mesh, list(self._nodes)).interrupt.broadcast(self._operation)
+            self._is_given_up = True
 
     def _answers(self) -> dict[int, Any]:
         answers = {rank: _answer_of(future) for rank, future in self._futures.items()}
@@ -195,13 +203,21 @@ Steps: TypeAlias = Generator[Exchange, dict[int, Any], T]
 
 
 def carry_out(steps: Steps[T]) -> T:
-    """Take the steps on this thread, which waits for each."""
+    """Take the steps on this thread, which waits for each. Ctrl-C ends them, here and on the ranks."""
+    made: list[Exchange] = []
+    token = _made.set(made)
     try:
         exchange = next(steps)
         while True:
             exchange = steps.send(exchange.wait())
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
+    except KeyboardInterrupt:
+        for exchange in made[-1:]:  # those before it have been answered
+            exchange.interrupt()
+        raise
+    finally:
+        _made.reset(token)
 
 
 async def carry_out_in_loop(steps: Steps[T]) -> T:
