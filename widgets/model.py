@@ -109,7 +109,11 @@ class DashboardModel:
 
     def tick(self, now: float) -> Update | None:
         """What has changed since the last update, or None; everything, where the mesh is another one."""
-        return self._update(self._source.look(), now)
+        try:
+            return self._update(self._source.look(), now)
+        except Exception:
+            self._forget()  # what had been packed by then is told to nobody
+            raise
 
     def full(self, now: float) -> Update:
         """Everything, for a view that has nothing yet."""

@@ -84,6 +84,25 @@ def test_the_first_update_is_whole_and_then_only_news_are_told() -> None:
     assert update.content["seq"] == first.content["seq"] + 1
 
 
+def test_what_was_lost_by_a_fault_is_told_with_the_next_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Told(look(8))
+    model = model_of(source)
+    model.tick(0.0)
+    source.change(conditions=Conditions(dead={3}))
+
+    def fail(*_: Any) -> Any:
+        raise OSError("no history")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(source, "series", fail)
+        with pytest.raises(OSError, match="no history"):
+            model.tick(1.0)
+    update = model.tick(2.0)
+    assert update is not None
+    assert update.content["counts"] == {"idle": 7, "dead": 1}
+    assert np.frombuffer(update.buffers[0], np.uint8)[3] == DEAD
+
+
 def test_measurements_of_a_mesh_at_rest_are_no_event() -> None:
     source = Told(look(8, vitals=vitals(8, cpu=0.0)))
     model = model_of(source)
