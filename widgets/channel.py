@@ -6,6 +6,7 @@ each message as if a cell had run. Both would reach into the cell that runs besi
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from contextvars import ContextVar
 from typing import Any
@@ -22,6 +23,7 @@ class Channel(BaseComm):
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         self._heard: deque[Any] = deque()  # what was handed on before its turn
+        self._lock = threading.Lock()  # guards it: turns come on the main thread, and on those of subshells
         super().__init__(*arguments, **keywords)
 
     def _reply_subshell_for(self, data: Any, default: Any) -> Any:
@@ -31,7 +33,8 @@ class Channel(BaseComm):
         own, and a version of ipykernel that asks nothing has the turn.
         """
         if isinstance(data, dict) and data.get("method") == "custom":
-            self._heard.append(data)
+            with self._lock:
+                self._heard.append(data)
             self._hand_on({"content": {"data": data}, "buffers": []})
         return default
 
@@ -42,11 +45,12 @@ class Channel(BaseComm):
 
     def _was_heard(self, data: Any) -> bool:
         """Whether this was handed on before its turn. What was heard before it and had no turn will have none."""
-        if data not in list(self._heard):  # a copy, for more may come in meanwhile
-            return False
-        while self._heard.popleft() != data:
-            pass
-        return True
+        with self._lock:
+            if data not in self._heard:
+                return False
+            while self._heard.popleft() != data:
+                pass
+            return True
 
     def _hand_on(self, msg: dict[str, Any]) -> None:
         token = _HANDLED.set(msg if "header" in msg else None)
