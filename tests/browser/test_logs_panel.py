@@ -90,6 +90,7 @@ def test_the_end_is_followed_until_a_person_scrolls_up(make_log: Callable[..., L
     log.page.get_by_role("log").hover()
     log.page.mouse.wheel(0, -600)
     more = log.page.get_by_role("button", name="↓")
+    log.bare.say(log.kernel.state())  # another view was opened: all get all
     log.print(1, "unseen")
     log.page.get_by_role("button", name="↓ 1 new").click()
     assert log.says("unseen")

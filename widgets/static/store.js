@@ -23,6 +23,11 @@ export function arrayOf(Kind, buffer) {
   return new Kind(bytes.slice().buffer);
 }
 
+/** Whether two sections say the same; they are JSON of one maker, so their keys are in one order. */
+function isSame(one, other) {
+  return JSON.stringify(one) === JSON.stringify(other);
+}
+
 export class Store {
   mesh = null; // until the first state
   states = new Uint8Array(0); // a `State` for each rank
@@ -48,10 +53,15 @@ export class Store {
     return this.states.length;
   }
 
-  /** Takes a state in; the names of what has changed: sections, and "states" and "values" for the arrays. */
+  /**
+   * Takes a state in; the names of what has changed: sections, and "states" and "values" for the arrays. A full state, for
+   * which another view may have asked, changes nothing that it only repeats: who reads in a panel stays where he is.
+   */
   apply(content, buffers) {
     const changed = new Set();
+    const isRepeated = content.full && isSame(content.mesh, this.mesh);
     for (const section of SECTIONS.filter((name) => name in content)) {
+      if (isRepeated && isSame(content[section], this[section])) continue;
       this[section] = content[section];
       changed.add(section);
     }
