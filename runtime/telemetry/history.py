@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.telemetry.vitals import (
+    HISTORY_SECONDS,
     SECONDS,
     WATCHED_SECONDS,
     ActorLoad,
@@ -45,8 +46,7 @@ class History:
         self._clock = clock
         self._lock = threading.Lock()  # guards all of these, and the table
         self._table: Table | None = None
-        self._is_opening = False
-        self._came: list[tuple[float, Batch]] = []  # before there was a table
+        self._came: deque[tuple[float, Batch]] = deque()  # before there was a table
         self._words: dict[str, tuple[str, bytes]] = {}  # by node: its host, and what it says
         self._ended: OrderedDict[str, None] = OrderedDict()  # nodes that have, and are not forgotten
         self._lives: OrderedDict[str, int] = OrderedDict()  # by node: which of its lives has ended
@@ -93,14 +93,15 @@ class History:
     # -- what comes in -------------------------------------------------------------------------
 
     def add(self, batch: Batch) -> None:
-        """Take in a batch. Never waits for long: numpy, whose first import does, is fetched beside the caller."""
+        """Take in a batch. Never waits: until somebody looks, batches are kept as they came."""
         with self._lock:
-            self._came.append((self._clock(), batch))
+            now = self._clock()
+            self._came.append((now, batch))
+            self._note_words(batch)
             if self._table is not None:
                 self._take_in(self._table)
-            elif not self._is_opening:
-                self._is_opening = True
-                threading.Thread(target=self._opened, name="meshbook history", daemon=True).start()
+            while self._came and self._came[0][0] < now - HISTORY_SECONDS:
+                self._came.popleft()
         self._tell()
 
     def ended(self, report: ExitReport) -> None:
@@ -115,9 +116,8 @@ class History:
 
     def forget(self, mesh: str) -> None:
         """Drop what is known of the processes of a mesh (`ProcMesh.name`)."""
-        measured = self._opened().nodes() if self._table is not None or self._is_opening else []
         with self._lock:
-            known = {*self._words, *self._ended, *measured}
+            known = {*self._words, *self._ended, *(self._table.nodes() if self._table is not None else ())}
             self._drop([node for node in known if node.rpartition(".")[0] == mesh])
 
     def _note_end(self, report: ExitReport) -> None:
@@ -137,7 +137,8 @@ class History:
     def _opened(self) -> Table:
         """The table; without the lock, for whoever receives takes that."""
         if (table := self._table) is None:
-            # Only here: numpy takes a tenth of a second, which a script that nobody watches need not wait for.
+            # Only here: numpy takes a tenth of a second, which a script that nobody watches need not wait for. Nor may
+            # it be imported in the background: where that falls into the end of a script, its exit status is another.
             from meshbook.runtime.telemetry.table import Table
 
             with self._lock:
@@ -147,14 +148,15 @@ class History:
         return table
 
     def _take_in(self, table: Table) -> None:
-        came, self._came = self._came, []
-        for at, batch in came:
-            late = self._late(batch)
-            table.add(batch, at, late)
-            there = set(batch.nodes) - late
-            for node in self._ended.keys() & there:  # it was started again
-                del self._ended[node]
-            self._words |= {node: (batch.host, said) for node, said in batch.words.items() if node in there}
+        while self._came:
+            at, batch = self._came.popleft()
+            table.add(batch, at, self._late(batch))
+
+    def _note_words(self, batch: Batch) -> None:
+        there = set(batch.nodes) - self._late(batch)
+        for node in self._ended.keys() & there:  # it was started again
+            del self._ended[node]
+        self._words |= {node: (batch.host, said) for node, said in batch.words.items() if node in there}
 
     def _late(self, batch: Batch) -> set[str]:
         """Those of a batch whose end was told before it came. Nobody would drop what it says of them."""
