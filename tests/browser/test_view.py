@@ -230,6 +230,7 @@ def test_a_view_finds_its_way_back(view: BarePage, kernel: Kernel) -> None:
     assert len(view.heard("open")) == 2
 
     kernel.name = "another <b>"
+    page.clock.install()
     view.load()  # as a reload of the page does
     page.wait_for_selector(".meshbook-name >> text=another <b>")
     assert len(view.heard("open")) == 3
@@ -237,13 +238,23 @@ def test_a_view_finds_its_way_back(view: BarePage, kernel: Kernel) -> None:
     view.say(*kernel.full())
     page.wait_for_selector(".meshbook-banner >> text=The mesh is down")
 
+    kernel.mute = True
+    asked = len(view.heard("logs"))
+    view.say(kernel.state(counts={"running": 2}))
+    page.clock.run_for(6000)
+    assert len(view.heard("logs")) > asked  # and waits for an answer, as the view is closed
     view.leave()
     eventually(view, "close")
     assert page.evaluate(GIVEN_OUT) == 0
     assert page.inner_text("#widget") == ""
-    kernel.mute = True
-    page.clock.install()
+    page.clock.run_for(60_000)
+    assert view.said[-1]["kind"] == "close"
     view.show()
     page.wait_for_selector(".meshbook-banner >> text=Waiting for the kernel")
     page.clock.run_for(8000)
     page.wait_for_selector(".meshbook-banner >> text=No answer from the kernel")
+    opened = len(view.heard("open"))
+    kernel.mute = False
+    view.say(kernel.state(counts={"running": 3}))  # that others are told shows that what this one asked was lost
+    page.wait_for_selector(".meshbook-chips >> text=12")
+    assert len(view.heard("open")) == opened + 1

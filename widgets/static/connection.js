@@ -10,6 +10,10 @@ const COMM = "comm_live_update"; // of ipywidgets: the way to the kernel is ther
 /** What was asked for cannot be had; the message says what to do. */
 export class RequestError extends Error {}
 
+function closed() {
+  return new RequestError("the view was closed");
+}
+
 export class Connection {
   #model;
   #view = crypto.randomUUID?.() ?? Math.random().toString(16).slice(2);
@@ -22,6 +26,7 @@ export class Connection {
   #onSilence;
   #expectsMore;
   #timer;
+  #isClosed = false;
 
   /**
    * `onState(content, buffers)` for each state in order; `onSilence(seconds or null)`: the kernel does not answer, or does
@@ -43,12 +48,13 @@ export class Connection {
   }
 
   close() {
+    this.#isClosed = true;
     clearInterval(this.#timer);
     document.removeEventListener("visibilitychange", this.#look);
     this.#model.off("msg:custom", this.#receive);
     this.#model.off(COMM, this.#wonder);
     for (const id of [...this.#waiting.keys()])
-      this.#settle(id, (call) => call.reject(new RequestError("the view was closed")));
+      this.#settle(id, (call) => call.reject(closed()));
     this.send({ kind: "close", view: this.#view });
   }
 
@@ -64,6 +70,7 @@ export class Connection {
 
   /** The reply to a request, as {content, buffers}. Throws RequestError: refused, or no answer within `seconds`. */
   request(kind, fields = {}, { seconds = REPLY_WITHIN } = {}) {
+    if (this.#isClosed) return Promise.reject(closed());
     const id = (this.#next += 1);
     return new Promise((resolve, reject) => {
       const late = () => reject(new RequestError(`no answer from the kernel within ${seconds} s`));
@@ -82,7 +89,7 @@ export class Connection {
   #takeState(content, buffers) {
     this.#heard();
     if (!content.full && (this.#seq === null || content.seq !== this.#seq + 1)) {
-      if (this.#seq !== null || this.#askedAt === null) this.#ask();
+      if (this.#seq !== null || !this.#isAsking()) this.#ask();
       this.#seq = null;
       return;
     }
@@ -111,6 +118,11 @@ export class Connection {
     if (this.#askedAt === null) this.#ask();
   };
 
+  /** Whether "open" may still be answered. Where others are told and this view is not, what it asked was lost. */
+  #isAsking() {
+    return this.#askedAt !== null && (performance.now() - this.#askedAt) / 1000 <= ANSWER_WITHIN;
+  }
+
   #ask() {
     this.#askedAt = performance.now();
     this.send({ kind: "open", view: this.#view });
@@ -126,7 +138,7 @@ export class Connection {
     const now = performance.now();
     const silent = (now - this.#heardAt) / 1000;
     if (this.#askedAt !== null) {
-      if ((now - this.#askedAt) / 1000 > ANSWER_WITHIN) this.#onSilence((now - this.#askedAt) / 1000);
+      if (!this.#isAsking()) this.#onSilence((now - this.#askedAt) / 1000);
     } else if (silent > SILENT_AFTER && this.#expectsMore()) this.#ask();
   };
 

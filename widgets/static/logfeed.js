@@ -18,6 +18,7 @@ export class LogFeed {
   #isAsking = false;
   #timer = 0;
   #askedAt = -Infinity;
+  #isStopped = false;
 
   /**
    * `ask(question)` gives the kernel's reply. `reader` says whether it `follows` the end, or `isAtEnd` of what is here.
@@ -43,7 +44,7 @@ export class LogFeed {
 
   /** Asks for new lines, as soon as it may. */
   askSoon() {
-    if (this.#timer || this.#isAsking || !this.#wantsNewer()) return;
+    if (this.#isStopped || this.#timer || this.#isAsking || !this.#wantsNewer()) return;
     const wait = Math.max(0, this.#askedAt + ASK_EVERY - performance.now());
     this.#timer = setTimeout(() => void this.#askNewer(), wait);
   }
@@ -70,6 +71,7 @@ export class LogFeed {
   }
 
   stop() {
+    this.#isStopped = true;
     clearTimeout(this.#timer);
     this.#begin();
   }
