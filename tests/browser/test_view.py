@@ -212,6 +212,14 @@ def test_buttons_act_on_what_is_selected(view: BarePage, kernel: Kernel) -> None
     assert kill.inner_text() == "Kill rank 14?"
     page.keyboard.press("Escape")
     assert kill.inner_text() == "Kill"
+    for _ in range(3):
+        page.keyboard.down("Enter")  # and is held
+    page.keyboard.up("Enter")
+    assert kill.inner_text() == "Kill rank 14?"
+    view.say(kernel.state(selected={"sel": "0:2", "ranks": "0-1", "count": 2}))  # by another view
+    page.wait_for_selector("[data-action=kill]:not([data-asks])")
+    view.say(kernel.state(selected={"sel": "14", "ranks": "14", "count": 1}))
+    page.wait_for_selector(".meshbook-code >> text=%%mesh 14")
     kill.click()
     kill.click()
     eventually(view, "act", action="kill", sel="14")

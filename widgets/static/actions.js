@@ -49,6 +49,7 @@ class ActionButton {
   #action;
   #context;
   #timer = null; // runs while it asks
+  #asked = ""; // about which ranks
   #busy = false;
 
   constructor(action, context) {
@@ -57,7 +58,7 @@ class ActionButton {
     const listeners = {
       click: (event) => this.#press(event.detail > 1),
       blur: () => this.#calm(),
-      keydown: (event) => event.key === "Escape" && this.#calm(),
+      keydown: (event) => this.#key(event),
     };
     this.element = element("button", {
       type: "button",
@@ -70,7 +71,8 @@ class ActionButton {
 
   update() {
     const reason = this.#reason();
-    if (this.#timer !== null && reason !== null) return this.#calm();
+    const isOther = this.#asked !== this.#context.selection.text; // another view, say, has selected others
+    if (this.#timer !== null && (reason !== null || isOther)) return this.#calm();
     setText(this.element, this.#title());
     // Not `disabled`: the keyboard would not reach it any more, nor who asks why.
     setAttribute(this.element, "aria-disabled", reason !== null);
@@ -99,6 +101,11 @@ class ActionButton {
     return store.size === 1 ? "the rank" : `all ${store.size}`;
   }
 
+  #key(event) {
+    if (event.key === "Escape") this.#calm();
+    if (event.repeat) event.preventDefault(); // a key that is held down presses again and again, and would confirm
+  }
+
   #press(isDouble) {
     const reason = this.#reason();
     if (isDouble && this.#action.confirms) return; // a double click is no answer to a question that nobody has read
@@ -108,6 +115,7 @@ class ActionButton {
   }
 
   #ask() {
+    this.#asked = this.#context.selection.text;
     this.#timer = setTimeout(() => this.#calm(), ASKS_FOR);
     this.#context.announce(`Press again to ${this.#action.name} ${this.#whom()}; Escape leaves it`);
     this.update();
