@@ -122,6 +122,11 @@ def test_what_ranks_wait_for_and_went_through_is_told_as_text(open_bare: Callabl
     progress = opened(bare, "Progress")
     assert progress.get_by_role("progressbar").get_attribute("aria-valuenow") == "60"
     assert "50% to 70%" in (progress.get_by_role("progressbar").get_attribute("title") or "")
+    link = progress.get_by_role("button", name="Select ranks 0-3")
+    link.focus()
+    bare.say(kernel.state(full=False, bars=[SECTIONS["bars"][0] | {"fraction": 0.8}]))
+    bare.page.wait_for_selector("[role=progressbar][aria-valuenow='80']")
+    assert link.evaluate("link => link === document.activeElement")
     events = opened(bare, "Events").get_by_role("listitem")
     assert [text.split()[1] for text in events.all_inner_texts()] == ["healed", "failed"]
     assert bare.page.locator(".meshbook-panels img").count() == 0

@@ -1,11 +1,13 @@
 /** The panel of progress bars: those of the ranks with the same description as one, and how far they are apart. */
 
-import { element, setText } from "./dom.js";
+import { element, setAttribute, setStyle, setText } from "./dom.js";
 import { makeRanksLink } from "./ranklinks.js";
+import { Rows } from "./rows.js";
 
 export function makeProgressPanel({ store, selection }) {
   const note = element("p", { class: "meshbook-note" });
   const list = element("div", { class: "meshbook-progresses" });
+  const rows = new Rows(list, ({ bar }) => makeBar(bar.ranks, selection));
   return {
     title: "Progress",
     element: element("div", { class: "meshbook-pane" }, note, list),
@@ -13,31 +15,36 @@ export function makeProgressPanel({ store, selection }) {
     update(changed) {
       if (!changed.has("bars") && !changed.has("shown") && !changed.has("mesh")) return;
       setText(note, store.bars.length ? "" : "No rank shows a progress bar.");
-      list.replaceChildren(...store.bars.map((bar) => barOf(bar, selection)));
+      rows.update(
+        store.bars.map((bar, index) => ({ bar, index })),
+        ({ bar, index }) => `${index} ${bar.ranks}`,
+      );
     },
   };
 }
 
-function barOf({ text, fraction, ranks, low, high }, selection) {
-  const spread = high > low ? `; the ranks are at ${percent(low)} to ${percent(high)}` : "";
-  const done = element("div", { class: "meshbook-progress-done", style: { left: 0, width: percent(fraction) } });
-  const place = { left: percent(low), width: percent(Math.max(0, high - low)) };
-  const apart = high > low ? element("div", { class: "meshbook-progress-spread", style: place }) : null;
-  const now = Math.round(fraction * 100);
-  const values = {
-    "aria-valuenow": now,
-    "aria-valuemin": 0,
-    "aria-valuemax": 100,
-    "aria-valuetext": `${text}${spread}`,
+function makeBar(ranks, selection) {
+  const done = element("div", { class: "meshbook-progress-done", style: { left: 0 } });
+  const apart = element("div", { class: "meshbook-progress-spread" });
+  const limits = { "aria-valuemin": 0, "aria-valuemax": 100 };
+  const track = element("div", { class: "meshbook-progress-track", role: "progressbar", ...limits }, done, apart);
+  const words = element("span", { class: "meshbook-progress-text" });
+  const link = makeRanksLink(ranks, selection) ?? "";
+  return {
+    element: element("div", { class: "meshbook-progress" }, link, track, words),
+    update({ bar: { text, fraction, low, high } }) {
+      const spread = high > low ? `; the ranks are at ${percent(low)} to ${percent(high)}` : "";
+      const now = Math.round(fraction * 100);
+      setStyle(done, "width", percent(fraction));
+      setStyle(apart, "left", percent(low));
+      setStyle(apart, "width", percent(Math.max(0, high - low)));
+      setAttribute(apart, "hidden", !spread);
+      setAttribute(track, "aria-valuenow", now);
+      setAttribute(track, "aria-valuetext", `${text}${spread}`);
+      setAttribute(track, "title", `${now} %${spread}`);
+      setText(words, text);
+    },
   };
-  const track = { class: "meshbook-progress-track", role: "progressbar", title: `${now} %${spread}`, ...values };
-  return element(
-    "div",
-    { class: "meshbook-progress" },
-    makeRanksLink(ranks, selection) ?? "",
-    element("div", track, done, apart),
-    element("span", { class: "meshbook-progress-text" }, text),
-  );
 }
 
 function percent(fraction) {
