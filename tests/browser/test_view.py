@@ -167,6 +167,9 @@ def test_ranks_are_selected_by_mouse_keys_and_words(view: BarePage, kernel: Kern
     for key in ("Home", "ArrowDown", "ArrowRight", " "):
         page.keyboard.press(key)
     eventually(view, "select", sel="9")
+    assert page.get_by_role("grid").get_attribute("aria-activedescendant") == page.get_attribute(
+        "[role=gridcell]", "id"
+    )
     assert page.inner_text("[role=gridcell]") == "rank 9, hosts 1, gpus 1, <i>node2</i>, running"
     page.keyboard.press("Shift+ArrowRight")
     eventually(view, "select", sel="9:11")

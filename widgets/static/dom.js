@@ -15,6 +15,11 @@ export function element(tag, properties = {}, ...children) {
   return made;
 }
 
+/** A name for an element that no other has, whatever else is on the page: each widget there has modules of its own. */
+export function newId(name) {
+  return `meshbook-${name}-${Math.random().toString(36).slice(2)}`;
+}
+
 /** Sets an attribute, or takes it away if the value is null or false. */
 export function setAttribute(target, name, value) {
   const text = value === true ? "" : String(value);

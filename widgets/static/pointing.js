@@ -1,13 +1,12 @@
 /** Selecting on the grid, with the mouse and with the keyboard. What is under the mouse or the cursor is told in words. */
 
-import { element, setAttribute, setText } from "./dom.js";
+import { element, newId, setAttribute, setText } from "./dom.js";
 import { rankAt, ranksIn } from "./layout.js";
 import { pointOf } from "./ranks.js";
 import { stateTitle } from "./states.js";
 import { asValue } from "./units.js";
 
 const DRAG = 4; // pixels that the mouse has to move before it draws a rectangle
-let made = 0;
 
 /** Makes the grid listen; `hover(rank or null)` for who shows more of a rank; `typeSelector()` moves to its field. */
 export function makeSelectable(grid, context, { hover, typeSelector }) {
@@ -21,7 +20,7 @@ class Pointing {
   #typeSelector;
   #start = null; // {x, y} where the button was pressed
   #anchor = null; // rank at which a range begins
-  #spoken = element("div", { role: "gridcell", id: `meshbook-cursor-${(made += 1)}` });
+  #spoken = element("div", { role: "gridcell", id: newId("cursor") });
 
   constructor(grid, context, { hover, typeSelector }) {
     this.#grid = grid;

@@ -1,8 +1,6 @@
 /** Panels in tabs, of which one is shown and told of changes. Arrow keys move between tabs, as people expect of them. */
 
-import { element, setAttribute, setText } from "./dom.js";
-
-let made = 0; // ids must differ between the views of a page
+import { element, newId, setAttribute, setText } from "./dom.js";
 
 export class Tabs {
   #entries;
@@ -40,7 +38,7 @@ export class Tabs {
   }
 
   #entry(panel) {
-    const id = `meshbook-panel-${(made += 1)}`;
+    const id = newId("panel");
     const badge = element("span", { class: "meshbook-badge" });
     const tab = element(
       "button",
