@@ -43,6 +43,7 @@ class LogsPanel {
   #note = element("div", { class: "meshbook-log-note" });
   #notice = makeNotice("");
   #sel = null; // of the lines that are here
+  #mesh = null; // and whose they are
   #fresh = 0; // lines that came since the reader left the end
   #cells = new Set();
 
@@ -74,15 +75,19 @@ class LogsPanel {
   }
 
   update(changed) {
-    const { store, selection } = this.#context;
+    const { store } = this.#context;
     if (!store.mesh) return;
-    const sel = selection.size ? selectorOf(selection.ranks, store.size) : "all";
-    if (sel !== this.#sel || changed.has("mesh")) {
-      this.#sel = sel;
-      this.#restart();
-    }
+    if (["selected", "mesh", "shown"].some((name) => changed.has(name))) this.#choose();
     this.#tools.setCells(this.#cells, store.cell?.number);
     this.#feed.askSoon();
+  }
+
+  #choose() {
+    const { store, selection } = this.#context;
+    const sel = selection.size ? selectorOf(selection.ranks, store.size) : "all";
+    if (sel === this.#sel && store.mesh === this.#mesh) return;
+    [this.#sel, this.#mesh] = [sel, store.mesh];
+    this.#restart();
   }
 
   dispose() {
