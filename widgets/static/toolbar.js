@@ -3,6 +3,7 @@
 import { CHANNELS } from "./channels.js";
 import { element, setAttribute, setText } from "./dom.js";
 import { HEAT_GRADIENT } from "./heat.js";
+import { copyText } from "./saving.js";
 import { asValue } from "./units.js";
 
 export function makeToolbar(context) {
@@ -48,7 +49,10 @@ function makeField({ store, selection }) {
   input.addEventListener("change", () => selection.choose(input.value));
   input.addEventListener("keydown", (event) => {
     if (event.key === "Enter") selection.choose(input.value);
-    else if (event.key === "Escape") selection.clear();
+    else if (event.key === "Escape") {
+      input.value = "";
+      selection.clear();
+    }
   });
   return {
     element: element("label", { class: "meshbook-select" }, input, count),
@@ -57,7 +61,7 @@ function makeField({ store, selection }) {
       input.select();
     },
     update() {
-      if (document.activeElement !== input || selection.size === 0) input.value = selection.sel;
+      if (document.activeElement !== input) input.value = selection.sel;
       setText(count, selection.size ? `${selection.size} of ${store.size}` : "");
     },
   };
@@ -67,7 +71,7 @@ function makeCopy({ selection, announce }) {
   const line = () => `%%mesh ${selection.sel || "all"}`;
   const copy = async () => {
     try {
-      await navigator.clipboard.writeText(`${line()}\n`);
+      await copyText(`${line()}\n`);
       announce(`Copied “${line()}”: paste it as the first line of a cell`);
     } catch {
       announce(`The browser does not let it be copied; begin a cell with ${line()}`, "error");
@@ -113,7 +117,7 @@ function makeLegend(store) {
   const low = element("span");
   const high = element("span");
   const bar = element("span", { class: "meshbook-heat", style: { background: HEAT_GRADIENT } });
-  const legend = element("div", { class: "meshbook-legend", "aria-label": "Scale" }, low, bar, high);
+  const legend = element("div", { class: "meshbook-legend", role: "group", "aria-label": "Scale" }, low, bar, high);
   return {
     element: legend,
     update() {
