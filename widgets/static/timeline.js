@@ -119,7 +119,7 @@ class TimelinePanel {
     );
     setText(this.#note, notes.join(" · "));
     setAttribute(this.#scroller, "hidden", lanes.length === 0);
-    this.#fillLegend(sharesOf(lanes, seconds));
+    this.#fillLegend(sharesOf(lanes, this.#view.scale.seconds));
     this.#drawSoon();
   }
 

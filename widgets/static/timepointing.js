@@ -29,6 +29,7 @@ export class TimePointing {
     canvas.addEventListener("pointerdown", (event) => this.#press(event));
     canvas.addEventListener("pointermove", (event) => this.#move(event));
     canvas.addEventListener("pointerup", (event) => this.#release(event));
+    canvas.addEventListener("pointercancel", () => this.#cancel());
     canvas.addEventListener("pointerleave", () => this.#leave());
     canvas.addEventListener("dblclick", () => this.#change((scale) => scale.showAll()));
     canvas.addEventListener("keydown", (event) => this.#key(event));
@@ -79,6 +80,11 @@ export class TimePointing {
     const { lane } = this.#at(event);
     if (this.#view.brush) this.#view.scale.show(...this.#view.brush);
     else if (this.#drag && lane) this.#on.chose(lane.rank, event.shiftKey || event.ctrlKey || event.metaKey);
+    this.#cancel();
+  }
+
+  /** The pointer does nothing any more: a finger that scrolls the page, say. */
+  #cancel() {
     this.#drag = this.#view.brush = null;
     this.#on.changed();
   }
