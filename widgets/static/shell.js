@@ -86,5 +86,6 @@ function makeNotices(store) {
 }
 
 function silenceText(seconds) {
-  return `No answer from the kernel for ${Math.round(seconds)} s. It may be busy, or was restarted: then run %mesh dash again.`;
+  const told = Math.floor(seconds / 5) * 5; // each other number would be read aloud
+  return `No answer from the kernel for ${told} s. It may be busy, or was restarted: then run %mesh dash again.`;
 }

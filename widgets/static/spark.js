@@ -6,12 +6,11 @@ const FEWEST = 10; // points that a curve is drawn as wide as, however few are k
 const SVG = "http://www.w3.org/2000/svg";
 
 /** A curve of numbers as a picture `width` by `height`; null and NaN leave a gap. */
-export function makeSpark(values, { width = 96, height = 22, label = "" } = {}) {
+export function makeSpark(values, { width, height }) {
   const svg = document.createElementNS(SVG, "svg");
   svg.setAttribute("class", "meshbook-spark");
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  svg.setAttribute("role", "img");
-  svg.setAttribute("aria-label", label);
+  svg.setAttribute("aria-hidden", "true"); // what it says stands beside it
   const line = document.createElementNS(SVG, "path");
   line.setAttribute("d", curveOf(values, width, height));
   svg.append(line);
