@@ -96,6 +96,10 @@ def test_the_end_is_followed_until_a_person_scrolls_up(make_log: Callable[..., L
     assert log.says("unseen")
     assert more.and_(log.page.locator(".meshbook-log-more")).is_hidden()
     log.where("lines.scrollTop + lines.clientHeight >= lines.scrollHeight - 2")
+    log.kernel.lines.clear()  # the mesh is brought up again, which this view did not hear
+    log.print(0, "anew")
+    assert log.says("anew")
+    assert log.page.locator(ROWS).count() == 1
 
 
 def test_lines_are_filtered_searched_and_saved(make_log: Callable[..., Log], tmp_path: Path) -> None:

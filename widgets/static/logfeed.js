@@ -95,8 +95,10 @@ export class LogFeed {
 
   async #takeAnswer() {
     const round = this.#round;
-    const reply = await this.#ask(this.window.newerQuestion);
+    const question = this.window.newerQuestion;
+    const reply = await this.#ask(question);
     if (round !== this.#round) return;
+    if (reply.end < question.after) return this.restart(); // the log has begun anew, as of a mesh that was brought up again
     const added = this.window.takeNewer(reply);
     if (this.#reader.follows && reply.end - reply.next > BEHIND) this.restart();
     else this.#on.took(added, false);
