@@ -180,6 +180,7 @@ def test_ranks_are_selected_by_mouse_keys_and_words(view: BarePage, kernel: Kern
     page.fill(".meshbook-field", "wrong")
     page.keyboard.press("Enter")
     page.wait_for_selector(".meshbook-status[data-kind=error] >> text='wrong' is no mesh")
+    assert [said["sel"] for said in view.heard("select")].count("wrong") == 1
     page.fill(".meshbook-field", "failed")
     page.keyboard.press("Enter")
     page.wait_for_selector(".meshbook-count >> text=1 of 16")

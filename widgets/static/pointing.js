@@ -19,7 +19,7 @@ class Pointing {
   #hover;
   #typeSelector;
   #start = null; // {x, y} where the button was pressed
-  #anchor = null; // rank at which a range begins
+  #anchor = null; // rank at which a range begins; it may be of a mesh that was larger
   #spoken = element("div", { role: "gridcell", id: newId("cursor") });
 
   constructor(grid, context, { hover, typeSelector }) {
@@ -92,7 +92,7 @@ class Pointing {
       if (!adds(event)) this.#context.selection.clear();
       return;
     }
-    if (event.shiftKey && this.#anchor !== null) this.#choose(range(this.#anchor, rank), event);
+    if (event.shiftKey && this.#anchor !== null) this.#choose(this.#rangeTo(rank), event);
     else if (adds(event)) this.#toggle(rank);
     else this.#context.selection.chooseRanks([rank]);
     if (!event.shiftKey) this.#anchor = rank;
@@ -133,9 +133,13 @@ class Pointing {
 
   #step(rank, extends_) {
     this.#anchor ??= this.#grid.cursor ?? rank;
-    if (extends_) this.#context.selection.chooseRanks(range(this.#anchor, rank));
+    if (extends_) this.#context.selection.chooseRanks(this.#rangeTo(rank));
     else this.#anchor = rank;
     this.#goTo(rank);
+  }
+
+  #rangeTo(rank) {
+    return range(Math.min(this.#anchor, this.#context.store.size - 1), rank);
   }
 
   #openLogs() {

@@ -46,9 +46,15 @@ function makeField({ store, selection }) {
     autocomplete: "off",
   });
   const count = element("span", { class: "meshbook-quiet meshbook-count", "aria-live": "polite" });
-  input.addEventListener("change", () => selection.choose(input.value));
+  let isChosen = false; // by Enter, after which the browser tells of the change, too
+  const choose = () => {
+    isChosen = true;
+    selection.choose(input.value);
+  };
+  input.addEventListener("input", () => (isChosen = false));
+  input.addEventListener("change", () => isChosen || choose());
   input.addEventListener("keydown", (event) => {
-    if (event.key === "Enter") selection.choose(input.value);
+    if (event.key === "Enter") choose();
     else if (event.key === "Escape") {
       input.value = "";
       selection.clear();
