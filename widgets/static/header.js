@@ -3,7 +3,7 @@
 import { element, setAttribute, setText } from "./dom.js";
 import { Rows } from "./rows.js";
 import { countsByState, stateIcon } from "./states.js";
-import { asClock, asCount } from "./units.js";
+import { asClock, asCount, asCounted } from "./units.js";
 
 export function makeHeader({ store, selection }) {
   const name = element("h3", { class: "meshbook-name" });
@@ -33,7 +33,7 @@ export function makeHeader({ store, selection }) {
 
 function shapeText({ mesh, size }) {
   const shape = mesh.dims.map(([dim, length]) => `${dim} ${asCount(length)}`).join(" × ");
-  return mesh.dims.length > 1 ? `${shape} · ${asCount(size)} ranks` : shape;
+  return mesh.dims.length > 1 ? `${shape} · ${asCounted(size, "rank")}` : shape;
 }
 
 function makeChip(state, store, selection) {
@@ -80,6 +80,6 @@ function makeCell(store) {
 }
 
 function detailText({ ranks, waits, jobs }) {
-  const others = jobs ? `${jobs} ${jobs === 1 ? "job" : "jobs"} in the background` : "";
+  const others = jobs ? `${asCounted(jobs, "job")} in the background` : "";
   return [ranks && `ranks ${ranks}`, waits, others].filter(Boolean).join(" · ");
 }

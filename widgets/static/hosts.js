@@ -3,7 +3,7 @@
 import { element, setAttribute, setStyle, setText } from "./dom.js";
 import { Rows } from "./rows.js";
 import { STATES, countsByState } from "./states.js";
-import { asCount, asValue } from "./units.js";
+import { asCounted, asValue } from "./units.js";
 
 const SHOWN = 64; // hosts; more lines nobody reads
 const COLUMNS = [
@@ -28,7 +28,7 @@ export function makeHosts({ store, selection }) {
       const items = store.hosts.slice(0, SHOWN).map((host, index) => ({ host, index, columns }));
       head.update(columns);
       rows.update(items, ({ host, index }) => `${index} ${host.name}`);
-      setText(more, store.hosts.length > SHOWN ? `${asCount(store.hosts.length - SHOWN)} more hosts` : "");
+      setText(more, store.hosts.length > SHOWN ? asCounted(store.hosts.length - SHOWN, "more host") : "");
     },
   };
 }
@@ -77,7 +77,7 @@ function makeStateBar() {
       STATES.forEach(({ name }, place) => setStyle(parts[place], "flex-grow", String(counts[name] ?? 0)));
       const words = countsByState(counts).map(({ count, title }) => `${count} ${title}`);
       setAttribute(bar, "aria-label", words.join(", "));
-      setAttribute(bar, "title", `${ranks} ranks: ${words.join(", ")}`);
+      setAttribute(bar, "title", `${asCounted(ranks, "rank")}: ${words.join(", ")}`);
     },
   };
 }

@@ -8,7 +8,7 @@ import { makeLogTools } from "./logtools.js";
 import { logText } from "./logtext.js";
 import { selectorOf } from "./ranks.js";
 import { copyText, saveFile } from "./saving.js";
-import { asCount } from "./units.js";
+import { asCount, asCounted } from "./units.js";
 import { VirtualList } from "./virtual.js";
 
 export function makeLogsPanel(context) {
@@ -197,7 +197,7 @@ class LogsPanel {
         ? `No line of ${who} matches${partly}.`
         : `${size ? "Nothing was printed by" : "Nothing yet from"} ${who}.`;
     }
-    return `${asCount(Math.max(matches, lines.length))} ${isFiltered ? "matching " : ""}lines of ${who}${partly}`;
+    return `${asCounted(Math.max(matches, lines.length), isFiltered ? "matching line" : "line")} of ${who}${partly}`;
   }
 
   #restyle() {

@@ -4,7 +4,7 @@ import { element, setAttribute, setText } from "./dom.js";
 import { AXIS_HEIGHT, drawTimeline, laneHeightOf, makeFills } from "./timedraw.js";
 import { TimePointing } from "./timepointing.js";
 import { KINDS, orderLanes, sharesOf, TimeScale } from "./timescale.js";
-import { asCount, asSeconds } from "./units.js";
+import { asCounted, asSeconds } from "./units.js";
 
 const HIGHEST = 340; // pixels; more lanes than that are scrolled
 
@@ -115,7 +115,7 @@ class TimelinePanel {
     this.#view.cursor = -1;
     setText(
       this.#title,
-      `Cell ${cell} · ${asSeconds(seconds)}${open ? " so far" : ""} · ${asCount(lanes.length)} ranks`,
+      `Cell ${cell} · ${asSeconds(seconds)}${open ? " so far" : ""} · ${asCounted(lanes.length, "rank")}`,
     );
     setText(this.#note, notes.join(" · "));
     setAttribute(this.#scroller, "hidden", lanes.length === 0);

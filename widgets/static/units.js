@@ -29,6 +29,11 @@ export function asCount(value) {
   return Math.round(value).toLocaleString("en");
 }
 
+/** 1 rank, 4,096 ranks. */
+export function asCounted(count, word) {
+  return `${asCount(count)} ${word}${count === 1 ? "" : "s"}`;
+}
+
 /** A value in the unit of a channel, as in protocol.py; "–" where it is not known. */
 export function asValue(value, unit) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
