@@ -265,6 +265,7 @@ def test_a_view_finds_its_way_back(view: BarePage, kernel: Kernel) -> None:
     page.wait_for_selector(".meshbook-banner >> text=Waiting for the kernel")
     page.clock.run_for(8000)
     page.wait_for_selector(".meshbook-banner >> text=No answer from the kernel")
+    page.wait_for_selector(".meshbook-dashboard[data-silent]")
     opened = len(view.heard("open"))
     kernel.mute = False
     view.say(kernel.state(counts={"running": 3}))  # that others are told shows that what this one asked was lost

@@ -39,7 +39,10 @@ export function makeShell(context, panels) {
   return {
     show: (title) => tabs.show(title),
     announce: notices.announce,
-    silent: notices.silent,
+    silent(seconds) {
+      setAttribute(context.root, "data-silent", seconds !== null);
+      notices.silent(seconds);
+    },
     update(changed) {
       if (context.store.mesh === null) return;
       setAttribute(context.root, "data-loading", false);
