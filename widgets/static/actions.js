@@ -20,7 +20,7 @@ const ACTIONS = [
 ];
 
 /** Why an action makes no sense now, for people; null if it does. Pure. */
-export function reasonAgainst(action, { mesh, cell, counts }) {
+function reasonAgainst(action, { mesh, cell, counts }) {
   if (mesh === null) return "nothing is known of the mesh yet";
   if (!mesh.alive) return "the mesh is down";
   if (action === "interrupt" && cell === null) return "no cell runs";

@@ -1,6 +1,6 @@
 /** Gathers what has changed, and draws it once in the browser's next frame. */
 
-export const MEASURE = "meshbook:frame"; // what a PerformanceObserver sees of each frame: how long the drawing took
+const MEASURE = "meshbook:frame"; // what a PerformanceObserver sees of each frame: how long the drawing took
 
 export class Frames {
   #draw;

@@ -3,18 +3,18 @@
 import { markMatches, styledText } from "./ansi.js";
 import { element } from "./dom.js";
 
-export const ROW_HEIGHT = 18; // pixels, as in panels.css
+const ROW_HEIGHT = 18; // pixels, as in panels.css
 const CHARACTER_WIDTH = 7.3; // nearly; rows are measured
 const PREFIX_WIDTH = 110;
 const GOLDEN_ANGLE = 137.508; // degrees: neighbours get hues far apart, and no two ranks the same
 
 /** The hue of a rank: the same in each view, whatever the others are. */
-export function hueOf(rank) {
+function hueOf(rank) {
   return Math.round((rank * GOLDEN_ANGLE) % 360);
 }
 
 /** The time of day to the millisecond, as the browser's clock has it. */
-export function timeOfDay(seconds) {
+function timeOfDay(seconds) {
   const date = new Date(seconds * 1000);
   return `${date.toTimeString().slice(0, 8)}.${String(date.getMilliseconds()).padStart(3, "0")}`;
 }

@@ -154,11 +154,11 @@ export class LogSearch {
       this.found = this.found.filter((line) => line.serial >= first && line.serial <= last);
   }
 
-  /** Goes on by `steps`; at first to the one that is next to `near`, or the last. False where there is none. */
-  step(steps, near = null) {
+  /** Goes on by `steps`; at first to the last one. Where `current` is found no more, to the next. False if there is none. */
+  step(steps) {
     const at = this.found.indexOf(this.current);
     let index = at + steps;
-    if (at < 0) index = this.#nearest(steps, near ?? this.current);
+    if (at < 0) index = this.#nearest(steps);
     if (index < 0 || index >= this.found.length) return false;
     this.current = this.found[index];
     return true;
@@ -177,10 +177,11 @@ export class LogSearch {
     return at < 0 ? `${this.found.length} found` : `${at + 1} of ${this.found.length}`;
   }
 
-  #nearest(steps, near) {
-    if (!near) return this.found.length - 1;
-    if (steps > 0) return this.found.findIndex((line) => line.serial >= near.serial);
-    return this.found.findLastIndex((line) => line.serial <= near.serial);
+  #nearest(steps) {
+    if (!this.current) return this.found.length - 1;
+    const { serial } = this.current;
+    if (steps > 0) return this.found.findIndex((line) => line.serial >= serial);
+    return this.found.findLastIndex((line) => line.serial <= serial);
   }
 
   #foundIn(lines) {

@@ -166,7 +166,7 @@ class Pointing {
 }
 
 /** A rank in words: `rank 3, hosts 0, gpus 3, node1, running, 1.2 GB`. */
-export function describeRank(rank, store) {
+function describeRank(rank, store) {
   const { mesh, channel } = store;
   const value = channel.name === "state" ? [] : [asValue(store.values[rank], channel.unit)];
   const parts = [

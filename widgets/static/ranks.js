@@ -1,7 +1,7 @@
 /** Sets of ranks as text: `0-3,7` as people read them, `0:4,7` as `%%mesh` takes them. Pure. */
 
 /** Runs [first, last] of ascending, distinct ranks. */
-export function runsOf(ranks) {
+function runsOf(ranks) {
   const runs = [];
   for (const rank of ranks) {
     const run = runs.at(-1);

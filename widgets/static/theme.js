@@ -52,7 +52,7 @@ export class Theme {
 }
 
 /** Whether `rgb(17, 17, 17)` is nearer to black than to white, by Rec. 709 luma. */
-export function isDark(colour) {
+function isDark(colour) {
   const [red = 255, green = 255, blue = 255] = (colour.match(/[\d.]+/g) ?? []).map(Number);
   return 0.2126 * red + 0.7152 * green + 0.0722 * blue < 128;
 }

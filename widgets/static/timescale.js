@@ -75,7 +75,7 @@ export function tickText(time, step, to) {
 }
 
 /** Seconds in a lane by kind. */
-export function timesOf(lane) {
+function timesOf(lane) {
   const times = { running: 0, collective: 0, waiting: 0, transfer: 0 };
   for (const [start, end, kind] of lane.spans) if (kind in times) times[kind] += end - start;
   return times;

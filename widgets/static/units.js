@@ -47,7 +47,7 @@ export function asValue(value, unit) {
 }
 
 /** A number with three digits that count, and none for show: 12.5, 320, 0.02. */
-export function threeDigits(value) {
+function threeDigits(value) {
   if (value === 0) return "0";
   const size = Math.abs(value);
   if (size >= 100) return asCount(value);
