@@ -39,9 +39,8 @@ export function asValue(value, unit) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (!Number.isFinite(value)) return "never";
   if (unit === "bytes") return asBytes(value);
-  if (unit === "bytes/s") return `${asBytes(value)}/s`;
-  if (unit === "seconds" || unit === "s") return value < 0 ? `−${asSeconds(-value)}` : asSeconds(value);
-  if (unit === "share" || unit === "fraction") return `${Math.round(value * 100)} %`;
+  if (unit === "seconds") return value < 0 ? `−${asSeconds(-value)}` : asSeconds(value);
+  if (unit === "share") return `${Math.round(value * 100)} %`;
   if (unit === "cores") return `${threeDigits(value)} ${value === 1 ? "core" : "cores"}`;
   return `${threeDigits(value)} ${unit}`.trim();
 }
