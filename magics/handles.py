@@ -61,7 +61,12 @@ class NotebookProcMesh(ProcMesh):
         It is of the whole mesh, also on a slice; the same one each time, so that what is selected shows in all places.
         On a terminal it is a picture of the moment, as text. VariableError where the mesh is down.
         """
-        self._ranks()  # says so where there is no mesh any more
+        if not self._mesh.rank_of:
+            name = self._mesh.name
+            raise VariableError(
+                f"{name} is down: %mesh up --name {name} starts it again, and then its dashboard is here"
+            )
+        self._ranks()  # says so where these are not there any more
         return self._mesh.open_dashboard()
 
     def _repr_mimebundle_(self, **_: object) -> Any:
