@@ -119,9 +119,14 @@ def test_the_log_is_searched_and_its_markup_is_text(open_: Open) -> None:
     assert MARKUP in open_.notebook.run(PRINT).inner_text()
     open_.dashboard.select("2:4")
     log = open_.dashboard.show("Logs")
+    log.get_by_label("Search the log").fill("needle")
+    log.get_by_label("Search the log").press("Enter")
+    log.locator(".meshbook-log-current .meshbook-log-match").filter(has_text="needle").wait_for()
+    assert "plain" in log.inner_text()
     log.get_by_label("Filter the log").fill("needle")
-    log.locator(".meshbook-log-row").filter(has_text="needle").wait_for()
+    log.get_by_text("1 matching line").wait_for()
     assert MARKUP in log.inner_text()
+    assert "plain" not in log.inner_text()
     open_.dashboard.select("")
     assert open_.notebook.page.title() != "run"
 
