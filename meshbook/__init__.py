@@ -30,6 +30,7 @@ from meshbook.runtime.mesh.commands import BootstrapCommand, default_bootstrap_c
 from meshbook.runtime.mesh.hosts import HostMesh
 from meshbook.runtime.mesh.policies import Restarts
 from meshbook.runtime.mesh.procs import ProcMesh
+from meshbook.runtime.rdma.buffer import RDMABuffer
 from meshbook.runtime.telemetry.spans import span
 
 __version__ = "0.1.0"
@@ -52,6 +53,7 @@ __all__ = [
     "Port",
     "PortReceiver",
     "ProcMesh",
+    "RDMABuffer",
     "Restarts",
     "SupervisionError",
     "UndeliverableMessageEnvelope",

@@ -34,6 +34,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     host_timeout: float = 1.7  # a host that has not been heard for so long is lost: 2 s, with what it takes to tell
     stderr_lines: int = 20
     spans: int = 8192  # that each process keeps for `%mesh trace`, with as many marks of calls; 0: it records none
+    rdma_ways: str = ""  # that bulk data may go, by name, separated by commas; empty: all of `runtime.rdma.ways`
     prometheus_port: int = 0  # at which the controller serves metrics on its loopback interface; 0: it does not
     enable_log_forwarding: bool = False  # whether the controller shows what ranks print; in a notebook it does
     # What the fork server imports, so that workers have it at birth. Names, not imports: see design of the floors.

@@ -13,7 +13,13 @@
     │   ├── MessageTooLarge   over the limit of `Settings.max_message_bytes`; a SupervisionError, too
     │   ├── QueueFull         an actor sends to itself, and its queue has no room
     │   └── RefusedMessage    bytes that no peer of this run and version wrote; counted, never raised at a user
-    └── LaunchError           a host agent or a fork server did not start; carries its stderr
+    ├── LaunchError           a host agent or a fork server did not start; carries its stderr
+    ├── GroupError            a process group was not made; names the rank that did not come
+    └── TransferError         bulk data was not moved; the text says whose memory it was, and by which way
+        ├── BufferDropped     the owner has dropped the buffer, or its actor has ended: get a new handle
+        ├── OwnerGone         the process that owned the buffer has ended, and its memory with it
+        ├── TransferTimeout   not done within its time limit
+        └── ChecksumMismatch  the bytes here are not those over there: somebody wrote to them meanwhile
 
 Foreign errors become one of these at the seam where they enter, chained to what caused them.
 """
@@ -191,3 +197,23 @@ class LaunchError(MeshbookError):
 
 class GroupError(MeshbookError):
     """The process group of a mesh was not made: the text names the rank that did not come, and why."""
+
+
+class TransferError(MeshbookError, RuntimeError):
+    """Bulk data was not moved, or not all of it: what is in the target is undefined."""
+
+
+class BufferDropped(TransferError):
+    """The buffer is lent no more: `drop()` was called, or the actor that owned it has ended."""
+
+
+class OwnerGone(TransferError):
+    """The process that owned the buffer has ended, and its memory with it."""
+
+
+class TransferTimeout(TransferError, TimeoutError):
+    """A transfer was not done within its time limit."""
+
+
+class ChecksumMismatch(TransferError):
+    """The bytes that came are not those that are there: somebody wrote to them during the transfer."""

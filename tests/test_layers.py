@@ -38,6 +38,7 @@ FLOORS: dict[str, int] = {
     "meshbook.runtime.telemetry": 2,
     "meshbook.runtime.collectives": 2,
     "meshbook.checkpoint": 2,  # for code on ranks: it knows no mesh
+    "meshbook.runtime.memory": 1,
     "meshbook.runtime.geometry": 1,
     "meshbook.runtime.errors": 1,
     "meshbook.runtime.config": 1,

@@ -40,6 +40,7 @@ from meshbook.runtime.mesh.process import PROCESS
 from meshbook.runtime.node.calls import Each, Target
 from meshbook.runtime.node.keeper import KEEPER
 from meshbook.runtime.node.node import Node
+from meshbook.runtime.rdma.station import Station
 from meshbook.runtime.resources import raise_limit_of_files
 from meshbook.runtime.telemetry.events import Kind
 from meshbook.runtime.transport.curve import KeyPair
@@ -140,6 +141,7 @@ def attend(
     workers = make_workers(ask_to_leave, on_exit, on_spare)
     others.end = workers.finish
     node.when_down.append(pass_on)
+    node.station = Station(node, folder, node.address)
     node.host_inline(MEETINGS, Meetings(others.new_rendezvous))
     node.host(HOST, lambda: Agent(node, workers, telling, born, others), class_name="HostActor").start(
         lambda error: None

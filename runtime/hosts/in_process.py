@@ -38,6 +38,7 @@ from meshbook.runtime.mesh.birth import Birth
 from meshbook.runtime.mesh.process import PROCESS
 from meshbook.runtime.node.calls import Each, Target
 from meshbook.runtime.node.node import Node
+from meshbook.runtime.rdma.station import Station
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.home import Home
 from meshbook.runtime.transport.memory import SCHEME, Inbox, MemoryTransport, Switchboard
@@ -274,6 +275,7 @@ class ThreadWorker:
         self._birth = birth
         self._errors = folder / f"{birth.address.node}.err"
         self._node = make_node(transport, birth)
+        self._node.station = Station(self._node, folder, birth.world.agent)
         self._heartbeat = Heartbeat(self._node, folder, birth.life)
         self._has_left = False
         self._ending = threading.Lock()  # taken once, by whoever ends it

@@ -35,6 +35,7 @@ from meshbook.runtime.mesh.places import Places
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.node.calls import Each, Gather, Target
 from meshbook.runtime.node.node import Node
+from meshbook.runtime.rdma.station import Station
 from meshbook.runtime.resources import explain_limit
 from meshbook.runtime.telemetry.events import Event, EventLog
 from meshbook.runtime.telemetry.forwarding import Forwarder, ScriptScreen
@@ -100,6 +101,7 @@ class Session:
 
     def _make_node(self) -> Node:
         node = self._new_node()
+        node.station = Station(node, self.folder.path, self._agent_address)
         node.host_inline(TELEMETRY, TelemetryActor(self.output, self.events))
         node.host_inline(VITALS, VitalsActor(self.history))
         node.host_inline(QUESTIONS, self.questions)
@@ -235,6 +237,7 @@ class Session:
         self._watcher.join(STOP_SECONDS)
         self._agent.kill()
         self._watcher.join()
+        self.node.station.close()
         self.node.close()
         self.forwarder.close()  # nothing more can arrive
         self.folder.close()
@@ -258,6 +261,7 @@ class Session:
         self._faults.close()
         self.metrics.close()
         self.host.note_end()
+        self.node.station.close()
         self.node.close(why)
         self.node.terminate()  # by then the socket's file is gone, and cannot be taken for the next one's
         assert self._agent.stdin is not None

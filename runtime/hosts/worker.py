@@ -40,6 +40,7 @@ from meshbook.runtime.mesh.places import places_of
 from meshbook.runtime.mesh.process import PROCESS, ProcessActor
 from meshbook.runtime.node.calls import Gather, Target
 from meshbook.runtime.node.node import Node
+from meshbook.runtime.rdma.station import Station
 from meshbook.runtime.telemetry.capture import CHUNK_CHARACTERS, Capture
 from meshbook.runtime.telemetry.logs import print_logs
 from meshbook.runtime.telemetry.output import TELEMETRY, LogOptions, OutputChunk
@@ -74,6 +75,7 @@ def run(birth: Birth, folder: Path, *, is_prepared: bool = False) -> None:
     transport = ZmqTransport(birth.address.node, home, birth.world.settings)
     link = DisturbedTransport(transport, birth.world.settings.high_water_mark)
     node = make_node(link, birth)
+    node.station = Station(node, folder, birth.world.agent)
     provide_client(lambda: client_of(node, birth))
     capture = make_capture(node, birth, folder)
     node.take_place = functools.partial(move, node)
@@ -89,6 +91,7 @@ def run(birth: Birth, folder: Path, *, is_prepared: bool = False) -> None:
     run_finalisers()  # they may still print, and call others
     capture.close()
     heartbeat.close()
+    node.station.close()
     node.close()
     transport.terminate()
     leave(0 if ready else 1)

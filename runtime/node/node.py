@@ -87,6 +87,9 @@ class Node:
         self.places: Places | None = None  # set by who starts the node
         self.take_place: Callable[[Any], Any] = lambda place: place  # of a worker: what it does in a mesh resized
         self.on_fault: OnFault = log_fault  # for failures of the client's meshes
+        self.station: Any = (
+            None  # a `runtime.rdma.Station`: how this process moves bulk data; set by who starts the node
+        )
         self.is_leaving = False  # the process is about to end: nobody needs to hear of each actor's end
         self.recorder = Recorder(settings.spans)
         self.recorder.quiet.add(TELEMETRY)

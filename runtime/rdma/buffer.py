@@ -1,0 +1,127 @@
+"""`RDMABuffer`: a small handle to memory that stays where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from meshbook.runtime.actor.context import context
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.memory.local import CPU, Local, local_memory
+from meshbook.runtime.rdma.handle import Handle
+from meshbook.runtime.rdma.station import own_station
+from meshbook.runtime.rdma.ways import Deadline, Job
+
+Progress = Callable[[int, int], object]  # bytes that are moved so far, and in all
+
+
+class RDMABuffer:
+    """Memory of this process that others read and write without its taking part.
+
+    `data` is a contiguous tensor (CPU or GPU), array or memoryview of any shape. The buffer is small and picklable:
+    hand it to other actors. The memory stays here, and is kept until `drop()`, or until the actor that made it ends.
+    What is written to it while it is read may be seen in part: agree on turns, or ask for a `checksum`.
+
+    ValueError where the data is not contiguous or has no bytes; TypeError where it is no memory.
+    """
+
+    __slots__ = ("_handle",)
+
+    _handle: Handle
+
+    def __init__(self, data: Any) -> None:
+        local = local_memory(data, "data")
+        instance = context().actor_instance
+        self._handle = own_station().lend(local, instance.key, str(instance))
+
+    @classmethod
+    def _of(cls, handle: Handle) -> RDMABuffer:
+        self = cls.__new__(cls)
+        self._handle = handle
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RDMABuffer._of, (self._handle,)
+
+    def read_into(
+        self,
+        dst: Any,
+        offset: int = 0,
+        length: int | None = None,
+        *,
+        timeout: float = 60,
+        checksum: bool = False,
+        progress: Progress | None = None,
+    ) -> Future[None]:
+        """Copy `length` bytes of the buffer from its byte `offset` on (all of it, without them) to the start of `dst`.
+
+        `dst` is a contiguous tensor or writable memory of at least so many bytes, and must not be used until the future
+        is done. ValueError at once where that does not fit. The future fails with a TransferError.
+        """
+        size = self._length(offset, length)
+        local = local_memory(dst, "dst")
+        if not local.is_writable:
+            raise ValueError("dst can only be read")
+        if local.size < size:
+            raise ValueError(f"dst has {local.size:,} bytes, and {size:,} are read: the buffer is larger")
+        return self._start(local.part(0, size), offset, timeout, checksum, progress, is_write=False)
+
+    def write_from(
+        self,
+        src: Any,
+        offset: int = 0,
+        length: int | None = None,
+        *,
+        timeout: float = 60,
+        checksum: bool = False,
+        progress: Progress | None = None,
+    ) -> Future[None]:
+        """Copy the first `length` bytes of `src` (all of it, without it) into the buffer, from its byte `offset` on.
+
+        `src` must not be changed until the future is done. ValueError at once where it does not fit into the buffer.
+        """
+        local = local_memory(src, "src")
+        size = self._length(offset, local.size if length is None else length)
+        if local.size < size:
+            raise ValueError(f"src has {local.size:,} bytes, and {size:,} are to be written")
+        return self._start(local.part(0, size), offset, timeout, checksum, progress, is_write=True)
+
+    def _length(self, offset: int, length: int | None) -> int:
+        size = self._handle.size
+        count = size - offset if length is None else length
+        if offset < 0 or count < 0 or offset + count > size:
+            raise ValueError(f"bytes {offset:,} to {offset + count:,} are not all inside the buffer of {size:,} bytes")
+        return count
+
+    def _start(
+        self, local: Local, offset: int, timeout: float, checksum: bool, progress: Progress | None, *, is_write: bool
+    ) -> Future[None]:
+        job = Job(self._handle, offset, local, Deadline(timeout))
+        return own_station().transfers.start(job, is_write=is_write)
+
+    def drop(self) -> Future[None]:
+        """Lend the memory no more. Transfers that are asked for from then on fail with BufferDropped."""
+        own_station().end(self._handle.lease.number)
+        return Future.completed(None)
+
+    def size(self) -> int:
+        """Bytes."""
+        return self._handle.size
+
+    @property
+    def owner(self) -> str:
+        """The actor whose memory it is, in full."""
+        return self._handle.actor
+
+    @property
+    def backend(self) -> str:
+        """The way that its data goes from or to this process."""
+        return own_station().chooser.choose(self._handle, CPU).name
+
+    def explain(self) -> str:
+        """Which way its data goes from or to this process, and why none of the others: a line for each."""
+        verdicts = own_station().chooser.explain(self._handle, None)
+        return "\n".join(f"{'->' if each.is_chosen else '  '} {each.name:<16} {each.reason}" for each in verdicts)
+
+    def __repr__(self) -> str:
+        return f"<RDMABuffer of {self._handle.size:,} bytes of {self._handle.actor} on {self._handle.owner.node}>"

@@ -1,0 +1,35 @@
+"""What travels of a buffer: where it is, how long it is lent, and what each way needs to reach it. Data alone."""
+
+from __future__ import annotations
+
+import msgspec
+
+from meshbook.runtime.memory.identity import ProcessMark
+from meshbook.runtime.memory.local import CPU
+from meshbook.runtime.wire.messages import Address
+
+
+class Lease(msgspec.Struct, frozen=True, array_like=True):
+    """Memory is lent while the word at this address, in the owner's memory, has this number."""
+
+    word: int  # its address: eight bytes, never freed
+    number: int  # never used again in that process
+
+
+class Handle(msgspec.Struct, frozen=True, array_like=True):
+    """A stretch of memory of some process."""
+
+    owner: Address  # the node
+    life: int  # of that node
+    actor: str  # in full, as errors name the owner
+    process: ProcessMark
+    agent: Address | None  # of the owner's host; None where there is none
+    lease: Lease
+    address: int
+    size: int  # bytes
+    device: str = CPU  # or "cuda:<UUID>": the number of a GPU differs between processes
+    offers: dict[str, bytes] = {}  # what the ways need that want more than an address, by their names
+
+    @property
+    def is_on_gpu(self) -> bool:
+        return self.device != CPU

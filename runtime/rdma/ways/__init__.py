@@ -1,0 +1,104 @@
+"""The ways in which data goes, one file each. The seam is `Way`; the chooser asks them in the order of speed.
+
+    same_process     the owner is this process                           a copy
+    cuda_ipc         GPU memory of another process of this host          CUDA IPC, a copy by the GPU
+    process_memory   memory of another process of this host              Cross Memory Attach
+    nixl             another host, or GPU memory, where there is a NIC   NIXL (verbs)
+    host_agent       another host: its agent reads the owner's memory    Cross Memory Attach there, then TCP
+    message          nothing else works                                  the owner's receiving thread, by messages
+
+The first five are one-sided: they go on while the owner holds the GIL, sleeps, or is stopped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from meshbook.runtime.errors import TransferTimeout
+from meshbook.runtime.memory.local import Local
+from meshbook.runtime.rdma.handle import Handle
+
+
+class Unsuitable(Exception):
+    """A way does not lead there after all: the text says why. The next one is taken, from then on for this owner."""
+
+
+class Deadline:
+    """Until when a transfer must be done. Ways look at it between two pieces."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._end = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds; 0 when it has passed."""
+        return max(0.0, self._end - time.monotonic())
+
+    def check(self, what: Callable[[], str]) -> None:
+        """TransferTimeout once it has passed."""
+        if time.monotonic() >= self._end:
+            raise TransferTimeout(f"{what()} was not done after {self.seconds:g} s")
+
+
+def _unnoticed(count: int) -> None:
+    """Nobody follows the transfer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One transfer: `local.size` bytes between here and the buffer, from its byte `offset` on.
+
+    Whoever made it has checked that they are inside both. `moved` is told of bytes as they are moved.
+    """
+
+    handle: Handle
+    offset: int
+    local: Local
+    deadline: Deadline
+    moved: Callable[[int], object] = field(default=_unnoticed)
+
+    @property
+    def address(self) -> int:
+        """Where it begins, in the owner's memory."""
+        return self.handle.address + self.offset
+
+
+class Way(Protocol):
+    """A way for data. Its methods are called on any thread, several at a time, and wait.
+
+    `read` and `write` move all bytes, and see that the lease held before and after. They raise BufferDropped,
+    OwnerGone, TransferTimeout or another TransferError, and Unsuitable where this way does not lead there.
+    """
+
+    name: str  # as in `Settings.rdma_ways`
+
+    def refusal(self, handle: Handle, local: str | None) -> str:
+        """Why it does not lead to this buffer, in a few words; empty where it may. Quick; what is probed is kept.
+
+        `local` is the device of the memory here; None where it is not known yet.
+        """
+        ...
+
+    def read(self, job: Job) -> None:
+        """From the buffer to here."""
+        ...
+
+    def write(self, job: Job) -> None:
+        """From here to the buffer."""
+        ...
+
+    def offer(self, local: Local) -> bytes | None:
+        """What the handle of memory of this process carries for this way (`Handle.offers`); None: nothing."""
+        ...
+
+    def withdraw(self, handle: Handle) -> None:
+        """A buffer of this process is dropped, and nothing is moved from or to it any more."""
+        ...
+
+    def close(self) -> None:
+        """The process is about to leave."""
+        ...

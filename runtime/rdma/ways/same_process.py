@@ -1,0 +1,73 @@
+"""The owner is this process: a copy."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from meshbook.runtime.errors import BufferDropped
+from meshbook.runtime.memory.local import CPU, Local
+from meshbook.runtime.rdma.handle import Handle
+from meshbook.runtime.rdma.leases import Leases
+from meshbook.runtime.rdma.ways import Job
+from meshbook.runtime.wire.messages import Address
+
+PIECE = 64 << 20  # bytes between two looks at the deadline
+
+
+class SameProcess:
+    """Copies within this process, by the memory that its own lease keeps."""
+
+    name = "same process"
+
+    def __init__(self, own: Address, life: int, leases: Leases) -> None:
+        self._own = own
+        self._life = life
+        self._leases = leases
+
+    def refusal(self, handle: Handle, local: str | None) -> str:
+        return "" if (handle.owner, handle.life) == (self._own, self._life) else "the owner is another process"
+
+    def read(self, job: Job) -> None:
+        _copy(job, job.local, self._theirs(job))
+
+    def write(self, job: Job) -> None:
+        _copy(job, self._theirs(job), job.local)
+
+    def _theirs(self, job: Job) -> Local:
+        lent = self._leases.find(job.handle.lease.number)
+        if lent is None:
+            raise BufferDropped(f"the buffer of {job.handle.actor} was dropped")
+        return lent.local.part(job.offset, job.local.size)
+
+    def offer(self, local: Local) -> bytes | None:
+        return None
+
+    def withdraw(self, handle: Handle) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+
+def _copy(job: Job, to: Local, source: Local) -> None:
+    if to.device != CPU or source.device != CPU:
+        _copy_by_torch(to, source)
+        job.moved(to.size)
+        return
+    for start in range(0, to.size, PIECE):
+        job.deadline.check(lambda: f"a copy of {to.size:,} bytes within the process")
+        size = min(PIECE, to.size - start)
+        ctypes.memmove(to.address + start, source.address + start, size)
+        job.moved(size)
+
+
+def _copy_by_torch(to: Local, source: Local) -> None:
+    import torch  # weight: there is a tensor of a GPU, so it is loaded
+
+    target, origin = (_tensor_of(local, torch) for local in (to, source))
+    target.copy_(origin)
+
+
+def _tensor_of(local: Local, torch: Any) -> Any:
+    return local.tensor if local.tensor is not None else torch.frombuffer(local.view(), dtype=torch.uint8)
