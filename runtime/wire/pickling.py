@@ -1,6 +1,7 @@
 """Objects as bodies: pickle protocol 5 with out-of-band buffers, cloudpickle for what pickle cannot name.
 
-Serialization itself is the libraries'; here is only the choice between them, and torch tensors out of band.
+Serialization itself is the libraries'; here is only the choice between them, and torch tensors out of band. What other
+libraries leave in the stream is brought out of it by `arrays` and `tables`.
 """
 
 from __future__ import annotations
@@ -10,15 +11,26 @@ import pickle
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import cloudpickle
 
 from meshbook.runtime.errors import PickleError
+from meshbook.runtime.wire.arrays import reduce_array
 from meshbook.runtime.wire.frames import Body, Buffer
+from meshbook.runtime.wire.tables import reduce_arrow, reduce_frame, reduce_series
 
 _PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
+# By the module that defines a class: so nothing is imported, and an object of any other library costs one look here.
+_REDUCERS: Mapping[str, Callable[[Any], Any]] = {
+    "numpy": reduce_array,
+    "numpy.ma": reduce_array,
+    "numpy.ma.core": reduce_array,  # as it was named before NumPy 2.1
+    "pyarrow.lib": reduce_arrow,
+    "polars.dataframe.frame": reduce_frame,
+    "polars.series.series": reduce_series,
+}
 
 
 # What a value is, for an error ("an argument of trainers.step"); a function where to say it costs something.
@@ -109,6 +121,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         # torch is asked only where it is loaded: nothing that holds a tensor exists elsewhere.
         if (torch := sys.modules.get("torch")) is not None and type(obj) is torch.Tensor and _is_dense(obj, torch):
             return _reduce_tensor(obj, torch)
+        find = _REDUCERS.get(type(obj).__module__)
+        if find is not None and (found := find(obj)) is not NotImplemented:
+            return found
         if (reduce := getattr(type(obj), "_reduce_for_wire", None)) is not None:
             return reduce(obj)
         reduced = super().reducer_override(obj)
@@ -165,7 +180,6 @@ def _is_dense(tensor: Any, torch: Any) -> bool:
         and not tensor.is_quantized
         and not tensor.is_conj()
         and not tensor.is_neg()
-        and tensor.numel() > 0
         and (tensor.is_leaf or not tensor.requires_grad)
     )
 
@@ -180,6 +194,8 @@ def _rebuild_tensor(buffer: Buffer, dtype: str, shape: tuple[int, ...], requires
     import torch  # weight: only who receives a tensor pays for it
 
     view = memoryview(buffer)
+    if not view.nbytes:  # torch takes no memory of no bytes
+        return torch.empty(shape, dtype=getattr(torch, dtype), requires_grad=requires_grad)
     if view.readonly:
         view = memoryview(bytearray(view))
     tensor = torch.frombuffer(view, dtype=getattr(torch, dtype)).view(shape)
