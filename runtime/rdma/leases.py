@@ -63,6 +63,15 @@ class Leases:
         """What is lent under this number."""
         return self._lent.get(number)
 
+    def block_of(self, lease: Lease) -> tuple[int, int]:
+        """Address and bytes of the memory in which its word lies, with others; it is never freed.
+
+        For ways that have memory registered before others reach it.
+        """
+        with self._lock:
+            blocks = [(ctypes.addressof(block), ctypes.sizeof(block)) for block in self._blocks]
+        return next((start, size) for start, size in blocks if start <= lease.word < start + size)
+
     def of_actor(self, actor: str) -> list[int]:
         """What this actor has lent."""
         with self._lock:

@@ -48,7 +48,7 @@ class Station:
     def lend(self, local: Local, actor: str, actor_name: str) -> Handle:
         """Let others reach this memory, until `end`."""
         lease = self.leases.lend(local, actor)
-        offers = {way.name: offer for way in self.ways if (offer := way.offer(local)) is not None}
+        offers = {way.name: offer for way in self.ways if (offer := way.offer(local, lease)) is not None}
         handle = Handle(
             *(self._node.address, self._node.life, actor_name, own_mark(), self._agent, lease),
             *(local.address, local.size, local.device, offers),

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from meshbook.runtime.errors import TransferTimeout
 from meshbook.runtime.memory.local import Local
-from meshbook.runtime.rdma.handle import Handle
+from meshbook.runtime.rdma.handle import Handle, Lease
 
 
 class Unsuitable(Exception):
@@ -91,7 +91,7 @@ class Way(Protocol):
         """From here to the buffer."""
         ...
 
-    def offer(self, local: Local) -> bytes | None:
+    def offer(self, local: Local, lease: Lease) -> bytes | None:
         """What the handle of memory of this process carries for this way (`Handle.offers`); None: nothing."""
         ...
 

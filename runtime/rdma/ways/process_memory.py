@@ -10,7 +10,7 @@ from meshbook.runtime.errors import BufferDropped, OwnerGone, TransferError
 from meshbook.runtime.memory import process
 from meshbook.runtime.memory.identity import Lifetime, ProcessMark, own_mark
 from meshbook.runtime.memory.local import CPU, Local
-from meshbook.runtime.rdma.handle import Handle
+from meshbook.runtime.rdma.handle import Handle, Lease
 from meshbook.runtime.rdma.progress import InProgress
 from meshbook.runtime.rdma.ways import Job, Unsuitable
 
@@ -87,7 +87,7 @@ class ProcessMemory:
                 found = self._lifetimes[mark] = Lifetime(mark)
             return found
 
-    def offer(self, local: Local) -> bytes | None:
+    def offer(self, local: Local, lease: Lease) -> bytes | None:
         process.allow_everyone()
         return None
 

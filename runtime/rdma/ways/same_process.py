@@ -7,7 +7,7 @@ from typing import Any
 
 from meshbook.runtime.errors import BufferDropped
 from meshbook.runtime.memory.local import CPU, Local
-from meshbook.runtime.rdma.handle import Handle
+from meshbook.runtime.rdma.handle import Handle, Lease
 from meshbook.runtime.rdma.leases import Leases
 from meshbook.runtime.rdma.ways import Job
 from meshbook.runtime.wire.messages import Address
@@ -40,7 +40,7 @@ class SameProcess:
             raise BufferDropped(f"the buffer of {job.handle.actor} was dropped")
         return lent.local.part(job.offset, job.local.size)
 
-    def offer(self, local: Local) -> bytes | None:
+    def offer(self, local: Local, lease: Lease) -> bytes | None:
         return None
 
     def withdraw(self, handle: Handle) -> None:
