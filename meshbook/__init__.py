@@ -20,7 +20,14 @@ from meshbook.runtime.actor.ports import Channel, Port, PortReceiver
 from meshbook.runtime.actor.sending import send
 from meshbook.runtime.actor.undecorated import as_endpoint
 from meshbook.runtime.actor.values import ValueMesh
-from meshbook.runtime.errors import ActorError, CallTimeout, DeadlockError, MeshbookError, SupervisionError
+from meshbook.runtime.errors import (
+    ActorError,
+    CallTimeout,
+    DeadlockError,
+    MeshbookError,
+    SupervisionError,
+    TransferError,
+)
 from meshbook.runtime.geometry import Extent, Point
 from meshbook.runtime.hosts import faults as _faults
 from meshbook.runtime.hosts.controllers import get_or_spawn_controller
@@ -30,6 +37,8 @@ from meshbook.runtime.mesh.commands import BootstrapCommand, default_bootstrap_c
 from meshbook.runtime.mesh.hosts import HostMesh
 from meshbook.runtime.mesh.policies import Restarts
 from meshbook.runtime.mesh.procs import ProcMesh
+from meshbook.runtime.rdma.action import RDMAAction
+from meshbook.runtime.rdma.backend import get_rdma_backend
 from meshbook.runtime.rdma.buffer import RDMABuffer
 from meshbook.runtime.telemetry.spans import span
 
@@ -53,9 +62,11 @@ __all__ = [
     "Port",
     "PortReceiver",
     "ProcMesh",
+    "RDMAAction",
     "RDMABuffer",
     "Restarts",
     "SupervisionError",
+    "TransferError",
     "UndeliverableMessageEnvelope",
     "ValueMesh",
     "as_endpoint",
@@ -69,6 +80,7 @@ __all__ = [
     "endpoint",
     "events",
     "get_or_spawn_controller",
+    "get_rdma_backend",
     "returns_future",
     "send",
     "shutdown_context",

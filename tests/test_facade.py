@@ -11,7 +11,7 @@ import cloudpickle
 import meshbook
 from meshbook.runtime.hosts import faults
 
-MOST_NAMES = 40
+MOST_NAMES = 44
 NOT_FOR_USERS = {"install_client", "load_ipython_extension"}  # the latter is IPython's hook
 
 

@@ -6,7 +6,6 @@ alias/         that package: the names of each of Monarch's modules, taken from 
 modules        what its modules say of names that are not here
 configuration  `monarch.config` over meshbook's settings; `keys`, `durations`, `parametrizing` belong to it
 older          what Monarch itself no longer offers, and old programs still use
-rdma           what is true of RDMA today
 """
 
 from meshbook.monarch.path import install

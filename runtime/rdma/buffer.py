@@ -8,6 +8,7 @@ from typing import Any
 from meshbook.runtime.actor.context import context
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.memory.local import CPU, Local, local_memory
+from meshbook.runtime.rdma.backend import Backend, get_rdma_backend
 from meshbook.runtime.rdma.handle import Handle
 from meshbook.runtime.rdma.station import own_station
 from meshbook.runtime.rdma.ways import Deadline, Job
@@ -114,8 +115,13 @@ class RDMABuffer:
         return self._handle.actor
 
     @property
-    def backend(self) -> str:
-        """The way that its data goes from or to this process."""
+    def backend(self) -> Backend:
+        """How data goes from here to other hosts, as `get_rdma_backend()` says it; `way` is of this buffer."""
+        return get_rdma_backend()
+
+    @property
+    def way(self) -> str:
+        """The way that its data goes from or to memory of this process, as "process memory"."""
         return own_station().chooser.choose(self._handle, CPU).name
 
     def explain(self) -> str:

@@ -60,6 +60,15 @@ foreman 1 had 2 crews, and was told why: True
 unhandled True True
 careless True
 """
+PARAMETER_SERVER = """\
+loss falls True True
+weights [2.0, -1.0]
+dropped [True, True]
+left sees [1.0, 0.0]
+right sees [0.0, 0.0]
+both have [[7.0, 8.0], [7.0, 8.0]]
+bytes 16 backend True False
+"""
 ALL_REDUCE = """\
 RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK
 0 0 3 3 0
@@ -123,6 +132,7 @@ def test_training(run: Run) -> None:
         ("philosophers.py", "", PHILOSOPHERS),
         ("late_answers.py", "", LATE_ANSWERS),
         ("supervision.py", "", SUPERVISION),
+        ("parameter_server.py", "", PARAMETER_SERVER),
         ("all_reduce.py", WITH_TORCH, ALL_REDUCE),
     ],
 )

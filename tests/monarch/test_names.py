@@ -11,7 +11,6 @@ import cloudpickle
 import pytest
 
 import meshbook
-from meshbook.monarch import rdma
 from meshbook.runtime import geometry
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.hosts import faults
@@ -21,7 +20,8 @@ MODULES = [
     *("monarch.exceptions", "monarch.job", "monarch.rdma", "monarch.spmd"),
     "monarch._rust_bindings.monarch_hyperactor.supervision",
 ]
-OURS_ALONE = {"ActorMesh", "MeshbookError", "Restarts", "close_session", "events", "span"}
+OURS_ALONE = {"ActorMesh", "MeshbookError", "Restarts", "TransferError", "close_session", "events", "span"}
+OF_RDMA = {"RDMAAction", "RDMABuffer", "get_rdma_backend"}
 
 
 def load(name: str) -> Any:
@@ -30,7 +30,7 @@ def load(name: str) -> Any:
 
 def test_actor_has_the_names_of_the_facade(alias):
     actor = load("monarch.actor")
-    for name in set(meshbook.__all__) - OURS_ALONE:
+    for name in set(meshbook.__all__) - OURS_ALONE - OF_RDMA:
         assert getattr(actor, name) is getattr(meshbook, name), name
 
 
@@ -38,7 +38,8 @@ def test_each_module_has_its_names(alias):
     assert load("monarch").Shape is geometry.Shape
     assert load("monarch").configure is load("monarch.config").configure
     assert load("monarch.actor.concurrent").concurrent_endpoint is meshbook.concurrent_endpoint
-    assert load("monarch.rdma").get_rdma_backend is rdma.get_rdma_backend
+    for name in OF_RDMA:
+        assert getattr(load("monarch.rdma"), name) is getattr(meshbook, name), name
     assert load("monarch.actor").ChannelTransport is load("monarch.config").ChannelTransport
 
 
@@ -50,9 +51,12 @@ def test_errors_and_spmd_are_those_of_meshbook(alias):
     assert load("monarch.spmd").SPMDActor is load("meshbook.spmd").SPMDActor
 
 
-def test_what_is_said_of_rdma_is_true(alias):
+def test_the_older_question_about_rdma_is_answered_and_deprecated(alias):
     asked = load("monarch.rdma")
-    assert (asked.get_rdma_backend(), asked.is_rdma_available(), asked.is_ibverbs_available()) == ("none", False, False)
+    with pytest.warns(DeprecationWarning, match="get_rdma_backend"):
+        assert asked.is_rdma_available() is asked.is_ibverbs_available()
+    for kind in ("Read", "Write"):
+        assert issubclass(getattr(asked, f"RDMA{kind}TransferWarning"), Warning)
 
 
 def test_a_mesh_is_healed_by_its_name(alias):

@@ -1,9 +1,14 @@
-"""`monarch.rdma`."""
+"""`monarch.rdma`: a line for each name, from where meshbook defines it."""
 
 from meshbook.monarch.modules import AliasModule
-from meshbook.monarch.rdma import get_rdma_backend as get_rdma_backend
-from meshbook.monarch.rdma import is_ibverbs_available as is_ibverbs_available
-from meshbook.monarch.rdma import is_rdma_available as is_rdma_available
+from meshbook.runtime.rdma.action import RDMAAction as RDMAAction
+from meshbook.runtime.rdma.backend import RDMAReadTransferWarning as RDMAReadTransferWarning
+from meshbook.runtime.rdma.backend import RDMATcpFallbackWarning as RDMATcpFallbackWarning
+from meshbook.runtime.rdma.backend import RDMAWriteTransferWarning as RDMAWriteTransferWarning
+from meshbook.runtime.rdma.backend import get_rdma_backend as get_rdma_backend
+from meshbook.runtime.rdma.backend import is_ibverbs_available as is_ibverbs_available
+from meshbook.runtime.rdma.backend import is_rdma_available as is_rdma_available
+from meshbook.runtime.rdma.buffer import RDMABuffer as RDMABuffer
 
 __path__: list[str] = []  # a package, as meshbook.monarch.modules has the reason
 AliasModule.adopt(__name__)

@@ -1,0 +1,208 @@
+"""`RDMAAction`: several transfers that are begun together, and waited for as one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, Self
+
+from meshbook.runtime.actor.future import Future, check_timeout
+from meshbook.runtime.errors import TransferError
+from meshbook.runtime.memory.local import Local, local_memory
+from meshbook.runtime.rdma.buffer import RDMABuffer
+from meshbook.runtime.rdma.handle import Handle
+from meshbook.runtime.rdma.station import own_station
+from meshbook.runtime.rdma.transfers import AT_ONCE, Transfers
+from meshbook.runtime.rdma.ways import Deadline, Job
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One transfer of an action. `local` is the part of the memory here that is moved."""
+
+    handle: Handle
+    local: Local
+    is_write: bool  # from here to the buffer
+
+    def collides(self, other: Operation) -> bool:
+        """Whether one of both changes memory of this process that the other one uses."""
+        if (self.is_write and other.is_write) or self.local.device != other.local.device:
+            return False
+        begin, end = self.local.address, self.local.address + self.local.size
+        return begin < other.local.address + other.local.size and other.local.address < end
+
+    def __str__(self) -> str:
+        verb, preposition = ("write_remote", "to") if self.is_write else ("read_remote", "from")
+        return f"{verb} of {self.local.size:,} bytes {preposition} {self.handle.actor}"
+
+
+class RDMAAction:
+    """Reads and writes of buffers as one batch: they go at the same time, and their end is one future.
+
+    `RDMAAction().read_remote(dst, buffer).write_remote(other, src).submit().get()`. It may be submitted again, and then
+    moves what is there by then. What it was given is kept as long as the action is there. The order of its operations
+    is not settled: those that use the same memory of this process, and of which one changes it, are refused.
+    """
+
+    def __init__(self) -> None:
+        self._operations: list[Operation] = []
+
+    def read_remote(self, dst: Any, src: RDMABuffer) -> Self:
+        """Copy all of the buffer `src` to the start of `dst`, which is memory of this process.
+
+        ValueError where it does not fit, or where `dst` overlaps the memory of another operation of this action.
+        """
+        handle = _buffer(src, "src", "read_remote(dst, src) reads the RDMABuffer src into dst, memory of this process")
+        local = _memory(dst, "dst", "read_remote(dst, src) reads into dst, memory of this process; src is the buffer")
+        if not local.is_writable:
+            raise ValueError("dst can only be read")
+        if local.size < handle.size:
+            raise ValueError(f"dst has {local.size:,} bytes, and the buffer src has {handle.size:,}")
+        return self._add(Operation(handle, local.part(0, handle.size), is_write=False))
+
+    def write_remote(self, dst: RDMABuffer, src: Any) -> Self:
+        """Copy all of `src`, which is memory of this process, to the start of the buffer `dst`.
+
+        ValueError where it does not fit, or where another operation of this action changes memory of `src`.
+        """
+        handle = _buffer(
+            dst, "dst", "write_remote(dst, src) writes to the RDMABuffer dst from src, memory of this process"
+        )
+        local = _memory(src, "src", "write_remote(dst, src) writes from src, memory of this process; dst is the buffer")
+        if local.size > handle.size:
+            raise ValueError(f"src has {local.size:,} bytes, and the buffer dst has {handle.size:,}")
+        return self._add(Operation(handle, local, is_write=True))
+
+    def fetch_add(self, src: RDMABuffer, dst: Any, add: int) -> NoReturn:
+        """Not there: no way but an RDMA NIC does it. NotImplementedError says what to do instead."""
+        _refuse_atomics("fetch_add")
+
+    def compare_and_swap(self, src: RDMABuffer, dst: Any, compare: int, swap: int) -> NoReturn:
+        """Not there: no way but an RDMA NIC does it. NotImplementedError says what to do instead."""
+        _refuse_atomics("compare_and_swap")
+
+    def submit(self, *, timeout: float = 60) -> Future[None]:
+        """Begin all of it. The future is done once each operation has ended, or `timeout` seconds have passed.
+
+        It fails with the error of the first operation that has one, in the order in which they were added; the others
+        are carried out nevertheless.
+        """
+        check_timeout(timeout)
+        if not self._operations:
+            return Future.completed(None)
+        return Submission(tuple(self._operations), Deadline(timeout)).start(own_station().transfers)
+
+    def _add(self, new: Operation) -> Self:
+        # O(n) for each; fine to a few thousand operations. Sorted stretches would do for more.
+        for number, other in enumerate(self._operations, 1):
+            if new.collides(other):
+                raise ValueError(
+                    f"operation {len(self._operations) + 1}, {new}, and operation {number}, {other}, overlap in memory "
+                    f"of this process that a read changes, and go at the same time: submit one after the other"
+                )
+        self._operations.append(new)
+        return self
+
+    def __repr__(self) -> str:
+        return f"<RDMAAction of {len(self._operations)} operations>"
+
+
+class Submission:
+    """One time that an action is carried out."""
+
+    def __init__(self, operations: Sequence[Operation], deadline: Deadline) -> None:
+        self._operations = operations
+        self._deadline = deadline
+        self._lock = threading.Lock()  # guards the next two
+        self._errors: dict[int, BaseException] = {}
+        self._under_way = 0
+        self._done: Future[None] = Future.pending()
+
+    def start(self, transfers: Transfers) -> Future[None]:
+        """Carry it out: at once where it is little to do, else on threads."""
+        batches = batches_of([(each.handle, each.local.size) for each in self._operations])
+        self._under_way = len(batches)
+        if len(batches) == 1 and sum(each.local.size for each in self._operations) <= AT_ONCE:
+            self._carry_out(transfers, batches[0])
+            self._ended(batches[0], None)
+            return self._done
+        for batch in batches:
+            self._start_batch(transfers, batch)
+        return self._done
+
+    def _start_batch(self, transfers: Transfers, batch: Sequence[int]) -> None:
+        ended = transfers.run(
+            lambda: self._carry_out(transfers, batch), self._deadline, lambda: str(self._operations[batch[0]])
+        )
+        ended.when_done(lambda: self._ended(batch, ended.exception()))
+
+    def _carry_out(self, transfers: Transfers, batch: Sequence[int]) -> None:
+        for index in batch:
+            each = self._operations[index]
+            try:
+                transfers.move(Job(each.handle, 0, each.local, self._deadline), is_write=each.is_write)
+            except Exception as error:
+                with self._lock:
+                    self._errors[index] = error
+
+    def _ended(self, batch: Sequence[int], error: BaseException | None) -> None:
+        with self._lock:
+            if error is not None:
+                self._errors.setdefault(batch[0], error)
+            self._under_way -= 1
+            is_last = self._under_way == 0
+        if is_last:
+            self._settle()
+
+    def _settle(self) -> None:
+        if not self._errors:
+            self._done.resolve(lambda: None)
+            return
+        first = min(self._errors)
+        error = self._errors[first]
+        more = f", and {len(self._errors) - 1} more failed" if len(self._errors) > 1 else ""
+        which = f"operation {first + 1} of {len(self._operations)}, {self._operations[first]}{more}"
+        self._done.fail(_with_place(error, which))
+
+
+def batches_of(sizes: Sequence[tuple[Handle, int]]) -> list[list[int]]:
+    """Which operations go on one thread, by their numbers: small ones of one owner together, large ones alone."""
+    batches: list[list[int]] = []
+    open_ones: dict[Any, tuple[list[int], int]] = {}  # by owner: the batch that has room, and its bytes
+    for index, (handle, size) in enumerate(sizes):
+        batch, filled = open_ones.get(handle.process, ([], AT_ONCE))
+        if filled + size > AT_ONCE:
+            batch, filled = [], 0
+            batches.append(batch)
+        batch.append(index)
+        open_ones[handle.process] = batch, filled + size
+    return batches
+
+
+def _with_place(error: BaseException, which: str) -> BaseException:
+    if not isinstance(error, TransferError):
+        error.add_note(which)
+        return error
+    placed = type(error)(f"{which}: {error}")
+    placed.__cause__ = error
+    return placed
+
+
+def _buffer(given: Any, name: str, meant: str) -> Handle:
+    if not isinstance(given, RDMABuffer):
+        raise TypeError(f"{name} is a {type(given).__qualname__}, not an RDMABuffer: {meant}")
+    return given._handle
+
+
+def _memory(given: Any, name: str, meant: str) -> Local:
+    if isinstance(given, RDMABuffer):
+        raise TypeError(f"{name} is an RDMABuffer: {meant}")
+    return local_memory(given, name)
+
+
+def _refuse_atomics(name: str) -> NoReturn:
+    raise NotImplementedError(
+        f"{name}: one-sided transfers here are not atomic. Let the owner do it: an endpoint of the actor that has the "
+        f"memory changes it and returns what was there, one call after the other"
+    )

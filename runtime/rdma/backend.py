@@ -1,0 +1,98 @@
+"""Which hardware moves data between hosts, in the words that Monarch has for it, and when a user is warned about it.
+
+On one host data goes by the memory of processes, whatever is said here: `RDMABuffer.explain()` says how that of one
+buffer goes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+import warnings
+from pathlib import Path
+from typing import Literal
+
+from meshbook.runtime.config import settings_in_force
+
+Backend = Literal["ibverbs", "tcp", "none"]
+NICS = Path("/sys/class/infiniband")
+# Keys of `monarch.config`, and what holds where they were not set.
+_DISABLE, _FALLBACK = "rdma_disable_ibverbs", "rdma_allow_tcp_fallback"
+
+
+class RDMAReadTransferWarning(Warning):
+    """A read goes a slower way than it could, for a reason in the memory that it is read into."""
+
+
+class RDMAWriteTransferWarning(Warning):
+    """A write goes a slower way than it could, for a reason in the memory that it comes from."""
+
+
+class RDMATcpFallbackWarning(Warning):
+    """Data goes to another host by TCP, since there is no RDMA NIC that could be used."""
+
+
+def get_rdma_backend() -> Backend:
+    """How data goes between hosts: "ibverbs" by an RDMA NIC, "tcp" without one, "none" where that is not allowed.
+
+    `monarch.config.configure(rdma_disable_ibverbs=True)` does without the NIC, and `rdma_allow_tcp_fallback=False`
+    forbids TCP. Within a host data moves in any case.
+    """
+    if is_ibverbs_available():
+        return "ibverbs"
+    return "tcp" if is_tcp_allowed() else "none"
+
+
+def is_ibverbs_available() -> bool:
+    """Whether an RDMA NIC is used from here: there is one, NIXL is installed (`meshbook[rdma]`), and it is allowed."""
+    return not why_no_ibverbs()
+
+
+def is_rdma_available() -> bool:
+    """The older name of `is_ibverbs_available`."""
+    warnings.warn(
+        "is_rdma_available() is deprecated, since there is more than one backend: "
+        "is_ibverbs_available() asks for a NIC, get_rdma_backend() for what is used",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return is_ibverbs_available()
+
+
+def why_no_ibverbs(nics: Path = NICS) -> str:
+    """Why no RDMA NIC is used from here, in a few words; empty where one can be."""
+    if settings_in_force().extra.get(_DISABLE, False):
+        return f"{_DISABLE} is set"
+    if not (nics.is_dir() and any(nics.iterdir())):
+        return "this host has no RDMA NIC"
+    if not is_nixl_installed():
+        return "NIXL is not installed: pip install meshbook[rdma]"
+    return ""
+
+
+def is_nixl_installed() -> bool:
+    return importlib.util.find_spec("nixl") is not None
+
+
+def is_tcp_allowed() -> bool:
+    """Whether data may go to other hosts without a NIC."""
+    return bool(settings_in_force().extra.get(_FALLBACK, True))
+
+
+class FallbackNotice:
+    """Warns once in a process that data goes by TCP."""
+
+    def __init__(self) -> None:
+        self._first = threading.Lock()  # taken once, by whoever is first
+
+    def tell(self, owner: str) -> None:
+        """Data goes from or to this owner, on another host, by TCP."""
+        if self._first.acquire(blocking=False):
+            text = (
+                f"data from and to {owner} goes by TCP, since {why_no_ibverbs() or 'its host has no RDMA NIC in use'}"
+            )
+            warnings.warn(
+                f"{text}. configure({_FALLBACK}=False) makes this an error; buffer.explain() says which way is taken",
+                RDMATcpFallbackWarning,
+                stacklevel=2,
+            )

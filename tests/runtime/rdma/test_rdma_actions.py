@@ -1,0 +1,178 @@
+"""Batches of transfers: what may go together, how it is grouped, and what is said where one fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import meshbook
+from meshbook import Actor, ProcMesh, RDMAAction, RDMABuffer, endpoint, this_host
+from meshbook.runtime.errors import BufferDropped
+from meshbook.runtime.memory.identity import own_mark
+from meshbook.runtime.memory.local import local_memory
+from meshbook.runtime.rdma.action import Operation, batches_of
+from meshbook.runtime.rdma.handle import Handle, Lease
+from meshbook.runtime.rdma.transfers import AT_ONCE
+from meshbook.runtime.wire.messages import Address
+
+SIZE = 64
+pytestmark = pytest.mark.process
+
+
+def handle_of(pid: int = 1) -> Handle:
+    mark = own_mark()
+    return Handle(Address("a", "a"), 0, "owner", type(mark)(pid, 0, ""), None, Lease(0, 1), 0, SIZE)
+
+
+# --- what may go together ---
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ((0, 8, "read"), (8, 8, "read"), False),
+        ((0, 8, "read"), (7, 8, "read"), True),
+        ((0, 8, "read"), (0, 8, "write"), True),
+        ((0, 64, "write"), (9, 1, "read"), True),
+        ((0, 8, "write"), (0, 8, "write"), False),
+        ((0, 8, "write"), (4, 8, "write"), False),
+        ((8, 8, "write"), (0, 8, "read"), False),
+    ],
+)
+def test_what_a_read_changes_is_of_no_other_operation(first: Any, second: Any, expected: bool) -> None:
+    local = local_memory(bytearray(SIZE), "dst")
+    one, other = (
+        Operation(handle_of(), local.part(begin, size), is_write=kind == "write")
+        for begin, size, kind in (first, second)
+    )
+    assert one.collides(other) is expected
+    assert other.collides(one) is expected
+
+
+def test_memory_of_two_devices_is_never_the_same() -> None:
+    local = local_memory(bytearray(SIZE), "dst")
+    other = Operation(handle_of(), replace(local, device="cuda:0"), is_write=False)
+    assert not Operation(handle_of(), local, is_write=False).collides(other)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([(1, 8), (1, 8), (1, 8)], [[0, 1, 2]]),
+        ([(1, 8), (2, 8), (1, 8), (2, 8)], [[0, 2], [1, 3]]),
+        ([(1, 8), (1, AT_ONCE), (1, 8)], [[0], [1], [2]]),
+        ([(1, AT_ONCE // 2), (1, AT_ONCE // 2), (1, 1)], [[0, 1], [2]]),
+        ([(1, 8 * AT_ONCE), (1, 8 * AT_ONCE)], [[0], [1]]),
+    ],
+)
+def test_small_operations_of_one_owner_go_together(sizes: list[tuple[int, int]], expected: list[list[int]]) -> None:
+    assert batches_of([(handle_of(pid), size) for pid, size in sizes]) == expected
+
+
+# --- by processes ---
+
+
+class Owner(Actor):
+    """Has rows of numbers that others read and write."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        self.rows = np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)
+        self.buffers = [RDMABuffer(row) for row in self.rows]
+
+    @endpoint
+    def lend(self) -> list[RDMABuffer]:
+        return self.buffers
+
+    @endpoint
+    def drop(self, row: int) -> None:
+        self.buffers[row].drop().get()
+
+    @endpoint
+    def sums(self) -> list[float]:
+        return [float(row.sum(dtype=np.float64)) for row in self.rows]
+
+
+@pytest.fixture(scope="module")
+def procs() -> Iterator[ProcMesh]:
+    mesh = this_host().spawn_procs({"gpus": 2})
+    mesh.initialized.get()
+    yield mesh
+    mesh.stop().get()
+    meshbook.close_session()
+
+
+def test_many_reads_and_writes_of_several_owners_go_as_one(procs: ProcMesh) -> None:
+    owners = procs.spawn("owners", Owner, 40, 250)
+    there = [buffer for buffers in owners.lend.call().get().values() for buffer in buffers]
+    own = np.arange(40 * 250, dtype=np.float32).reshape(40, 250)
+    landed = np.zeros((80, 250), np.float32)
+    action = RDMAAction()
+    for buffer, row in zip(there, landed, strict=True):
+        assert action.read_remote(row, buffer) is action
+    action.submit().get()
+    assert np.array_equal(landed, np.concatenate([own, own]))
+    ones = np.ones(250, np.float32)  # the same memory for all: it is only read
+    writing = RDMAAction()
+    for buffer in there[::2]:
+        writing.write_remote(buffer, ones)
+    for _ in range(2):
+        ones += 1
+        writing.submit(timeout=20).get()
+    for sums in owners.sums.call().get().values():
+        assert sums == [float(row.sum(dtype=np.float64)) if index % 2 else 750.0 for index, row in enumerate(own)]
+
+
+def test_large_operations_go_at_the_same_time(procs: ProcMesh) -> None:
+    owner = procs.slice(gpus=0).spawn("owner", Owner, 2, AT_ONCE)
+    first, second = owner.lend.call_one().get()
+    landed, source = np.zeros(AT_ONCE, np.float32), np.full(AT_ONCE, 3, np.float32)
+    RDMAAction().read_remote(landed, first).write_remote(second, source).submit().get()
+    assert np.array_equal(landed, np.arange(AT_ONCE, dtype=np.float32))
+    assert owner.sums.call_one().get()[1] == 3 * AT_ONCE
+
+
+def test_who_fails_is_said_and_the_others_arrive(procs: ProcMesh) -> None:
+    owner = procs.slice(gpus=1).spawn("owner", Owner, 3, 10)
+    buffers = owner.lend.call_one().get()
+    owner.drop.call_one(1).get()
+    landed = np.full((3, 10), -1, np.float32)
+    action = RDMAAction()
+    for buffer, row in zip(buffers, landed, strict=True):
+        action.read_remote(row, buffer)
+    with pytest.raises(BufferDropped, match=r"operation 2 of 3, read_remote of 40 bytes from .*owner.*dropped"):
+        action.submit().get()
+    assert landed[0].tolist() == list(range(10))
+    assert landed[2].tolist() == list(range(20, 30))
+
+
+def test_mistakes_are_told_at_once() -> None:
+    data = np.zeros(16, np.float32)
+    buffer = RDMABuffer(data)
+    swapped: Any = buffer
+    action = RDMAAction()
+    for wrong, error, text in [
+        (lambda: action.read_remote(swapped, swapped), TypeError, r"dst is an RDMABuffer: read_remote\(dst, src\)"),
+        (lambda: action.read_remote(buffer, data), TypeError, "src is a ndarray, not an RDMABuffer"),
+        (lambda: action.write_remote(data, buffer), TypeError, "dst is a ndarray, not an RDMABuffer"),
+        (lambda: action.write_remote(buffer, buffer), TypeError, "src is an RDMABuffer"),
+        (lambda: action.write_remote(buffer, 3), TypeError, "src is a int"),
+        (lambda: action.read_remote(data[:3], buffer), ValueError, "dst has 12 bytes, and the buffer src has 64"),
+        (lambda: action.write_remote(buffer, np.zeros(17, np.float32)), ValueError, "src has 68 bytes"),
+        (lambda: action.write_remote(buffer, np.zeros((4, 8))[:, ::2]), ValueError, "not contiguous"),
+        (lambda: action.read_remote(bytes(64), buffer), ValueError, "only be read"),
+        (lambda: action.submit(timeout=-1), ValueError, "zero or more"),
+        (lambda: action.fetch_add(buffer, data, 1), NotImplementedError, "endpoint"),
+        (lambda: action.compare_and_swap(buffer, data, 1, 2), NotImplementedError, "endpoint"),
+    ]:
+        with pytest.raises(error, match=text):
+            wrong()
+    assert action.submit().get() is None  # nothing of these is in it
+    action.read_remote(np.zeros(16, np.float32), buffer).write_remote(buffer, data)
+    with pytest.raises(ValueError, match=r"operation 3, read_remote.*operation 2, write_remote"):
+        action.read_remote(data, buffer)
+    action.submit().get()
+    buffer.drop().get()
