@@ -29,13 +29,22 @@ class Report:
         self._units[name] = unit
         self._aims[name] = aim
 
-    def present(self, heading: str, options: argparse.Namespace) -> None:
-        """Print the table; write the files if one was asked for."""
+    def present(self, heading: str, options: argparse.Namespace, conclusion: str = "") -> None:
+        """Print the table, and what follows from it; write the files if one was asked for."""
         text = f"{heading}, {options.rounds} rounds, {os.cpu_count()} cores\n{self.table()}"
+        text += f"\n\n{conclusion}" if conclusion else ""
         print(text)
         if options.json:
             self.write(options.json)
             options.json.with_suffix(".txt").write_text(f"{text}\n")
+
+    def median(self, name: str) -> float | None:
+        """That of one figure over the rounds; None where it was not measured."""
+        return statistics.median(self._rounds[name]) if name in self._rounds else None
+
+    def latest(self, name: str) -> float:
+        """That of the last round."""
+        return self._rounds[name][-1]
 
     def table(self) -> str:
         """One line a figure: median, least and most of the rounds, and what we aim at."""

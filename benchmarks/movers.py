@@ -1,0 +1,189 @@
+"""Other runtimes that move bulk data, for `transfer.py` to put beside ours in the same run.
+
+    python benchmarks/movers.py monarch|ray|dask
+
+Runs in whatever interpreter has them, so it knows nothing of meshbook. Each line of its input, "read SIZE TIMES" or
+"echo SIZE TIMES", is answered by a line: the median of so many times, in seconds. It ends with its input. "read" brings
+bytes that one worker holds into memory that another one has and has written to before; "echo" sends a tensor (Dask: an
+array) to a worker and back.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from report import percentiles
+
+MARK = "seconds: "  # others print, too
+NAMES = {"monarch": "monarch", "ray": "ray", "dask": "distributed"}  # and the package of each
+Median = Callable[[int, int], float]  # of a size, and so many times
+Answers = dict[str, Median]
+
+
+class Peer:
+    """One of them, in a process of its own; who has it asks in turns."""
+
+    def __init__(self, python: str, name: str) -> None:
+        self.name = name
+        self._process = subprocess.Popen(
+            [python, str(Path(__file__).resolve()), name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},  # its own workers import `report`, too
+        )
+
+    def ask(self, what: str, size: int, times: int) -> float | None:
+        """Seconds; None where it cannot, or is not installed there."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            print(what, size, times, file=self._process.stdin, flush=True)
+        except BrokenPipeError:
+            return None
+        for line in self._process.stdout:
+            if line.startswith(MARK):
+                return float(line.removeprefix(MARK))
+        return None
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+def monarch() -> Answers:
+    import torch
+    from monarch.actor import Actor, endpoint, this_host
+    from monarch.rdma import RDMABuffer
+
+    class Holder(Actor):
+        @endpoint
+        def hold(self, size: int) -> RDMABuffer:
+            self.memory = torch.ones(size, dtype=torch.uint8)
+            return RDMABuffer(self.memory)
+
+        @endpoint
+        def drop(self, buffer: RDMABuffer) -> None:
+            buffer.drop().get()
+
+        @endpoint
+        def echo(self, value: Any) -> Any:
+            return value
+
+        @endpoint
+        def read(self, buffer: RDMABuffer, size: int, times: int) -> float:
+            target = torch.zeros(size, dtype=torch.uint8)
+            return warm_median(lambda: buffer.read_into(target).get(), times)
+
+    holder, reader = (this_host().spawn_procs(per_host={"ranks": 1}).spawn(name, Holder) for name in ("a", "b"))
+
+    def read(size: int, times: int) -> float:
+        buffer = holder.hold.call_one(size).get()
+        median = reader.read.call_one(buffer, size, times).get()
+        holder.drop.call_one(buffer).get()
+        return float(median)
+
+    def echo(size: int, times: int) -> float:
+        value = torch.ones(size, dtype=torch.uint8)
+        return warm_median(lambda: holder.echo.call_one(value).get(), times)
+
+    return {"read": read, "echo": echo}
+
+
+def ray() -> Answers:
+    import numpy as np
+    import ray as runtime
+    import torch
+
+    runtime.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+
+    @runtime.remote(num_cpus=1)
+    class Holder:
+        def hold(self, size: int) -> None:
+            self.memory = np.ones(size, np.uint8)
+
+        def memory_itself(self) -> Any:
+            return self.memory
+
+        def echo(self, value: Any) -> Any:
+            return value
+
+        def read(self, holder: Any, size: int, times: int) -> float:
+            target = np.zeros(size, np.uint8)
+
+            def once() -> None:
+                np.copyto(target, runtime.get(holder.memory_itself.remote()))
+
+            return warm_median(once, times)
+
+    holder, reader = Holder.remote(), Holder.remote()
+
+    def read(size: int, times: int) -> float:
+        runtime.get(holder.hold.remote(size))
+        return float(runtime.get(reader.read.remote(holder, size, times)))
+
+    def echo(size: int, times: int) -> float:
+        value = torch.ones(size, dtype=torch.uint8)
+        return warm_median(lambda: runtime.get(holder.echo.remote(value)), times)
+
+    return {"read": read, "echo": echo}
+
+
+def dask() -> Answers:
+    import numpy as np
+    from distributed import Client, LocalCluster
+
+    class Holder:
+        def hold(self, size: int) -> None:
+            self.memory = np.ones(size, np.uint8)
+
+        def memory_itself(self) -> Any:
+            return self.memory
+
+        def echo(self, value: Any) -> Any:
+            return value
+
+        def read(self, holder: Any, size: int, times: int) -> float:
+            target = np.zeros(size, np.uint8)
+            return warm_median(lambda: np.copyto(target, holder.memory_itself().result()), times)
+
+    cluster = LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, memory_limit=0)
+    client = Client(cluster)
+    addresses = client.scheduler_info(n_workers=-1)["workers"]
+    holder, reader = (client.submit(Holder, actor=True, workers=[at], pure=False).result() for at in addresses)
+
+    def read(size: int, times: int) -> float:
+        holder.hold(size).result()
+        return float(reader.read(holder, size, times).result())
+
+    def echo(size: int, times: int) -> float:
+        value = np.ones(size, np.uint8)
+        return warm_median(lambda: holder.echo(value).result(), times)
+
+    return {"read": read, "echo": echo}
+
+
+def warm_median(work: Callable[[], object], times: int) -> float:
+    """Seconds of one call, once it has been made before."""
+    work()
+    return percentiles(work, times)[0]
+
+
+def main() -> None:
+    name = sys.argv[1]
+    if importlib.util.find_spec(NAMES[name]) is None:
+        return
+    answers = {"monarch": monarch, "ray": ray, "dask": dask}[name]()
+    for line in sys.stdin:
+        what, size, times = line.split()
+        print(f"{MARK}{answers[what](int(size), int(times))}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

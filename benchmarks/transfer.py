@@ -1,0 +1,256 @@
+"""What the data plane moves, each way beside a copy in memory, a plain socket and other runtimes, in turns in one run.
+
+    python benchmarks/transfer.py [--quick] [--rounds N] [--peers PYTHON] [--json FILE]
+
+Two workers for each way, which is forced on them; one of them moves the data, and copies within its own memory in the
+same round. "Fresh" is into pages that nobody has touched. A way is left out where this machine has none of it.
+`--peers` names an interpreter that has torchmonarch, ray or distributed; see `movers.py`. GB are 10^9 bytes, MiB 2^20;
+bytes are counted once, but there and back where a tensor goes to an endpoint and returns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import mmap
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from movers import NAMES, Peer
+from report import Report, json_option, percentiles
+
+from meshbook import Actor, RDMABuffer, close_session, context, endpoint, this_host
+from meshbook.runtime.config import OVERRIDES
+
+KIB, MIB = 1 << 10, 1 << 20
+TIMES = {4 * KIB: 300, 64 * KIB: 200, MIB: 40, 16 * MIB: 8, 64 * MIB: 4, 128 * MIB: 2, 512 * MIB: 1}
+QUICK = (4 * KIB, MIB, 64 * MIB)
+ECHOED = (16 * MIB, 64 * MIB, 128 * MIB)
+OTHER_PROCESS = ("process memory", "host agent", "message", "nixl")  # the ways that are forced, where they are there
+Works = dict[str, Callable[[], object]]
+
+
+def title(size: int) -> str:
+    return f"{size // MIB} MiB" if size >= MIB else f"{size // KIB} KiB"
+
+
+def works_with(buffer: RDMABuffer, size: int) -> Works:
+    """What a process does with memory of its own and another's buffer: warm memory, but where it says fresh."""
+    mine, other = np.ones(size, np.uint8), np.ones(size, np.uint8)
+    own = RDMABuffer(other)
+
+    def fresh() -> Any:
+        return np.frombuffer(mmap.mmap(-1, size), np.uint8)
+
+    return {
+        "memcpy": lambda: np.copyto(mine, other),
+        "memcpy, fresh": lambda: np.copyto(fresh(), other),
+        "same process": lambda: own.read_into(mine).get(),
+        "read": lambda: buffer.read_into(mine).get(),
+        "read, fresh": lambda: buffer.read_into(fresh()).get(),
+        "write": lambda: buffer.write_from(mine).get(),
+        "drop": lambda: own.drop().get(),
+    }
+
+
+def measure(buffer: RDMABuffer, size: int, wanted: Iterable[str]) -> dict[str, float]:
+    """Seconds of each, the median of as many times as that size has."""
+    works = works_with(buffer, size)
+    found = {}
+    for name in wanted:
+        works[name]()  # warm
+        found[name] = percentiles(works[name], TIMES[size])[0]
+    works["drop"]()
+    return found
+
+
+class Mover(Actor):
+    """One side: holds memory, or moves it; and each the same by a plain socket."""
+
+    @endpoint
+    def hold(self, size: int) -> RDMABuffer:
+        self.memory = np.ones(size, np.uint8)
+        self.buffer = RDMABuffer(self.memory)
+        return self.buffer
+
+    @endpoint
+    def drop(self) -> None:
+        self.buffer.drop().get()
+        del self.memory, self.buffer
+
+    @endpoint
+    def measure(self, buffer: RDMABuffer, size: int, wanted: list[str]) -> dict[str, float]:
+        return measure(buffer, size, wanted)
+
+    @endpoint
+    def listen(self) -> int:
+        """Send what this process holds to whoever connects, as often as a byte comes; the port."""
+        door = socket.create_server(("127.0.0.1", 0))
+
+        def serve() -> None:
+            link, _ = door.accept()
+            while link.recv(1):
+                link.sendall(self.memory)
+
+        threading.Thread(target=serve, daemon=True).start()
+        return int(door.getsockname()[1])
+
+    @endpoint
+    def connect(self, port: int) -> None:
+        self.link = socket.create_connection(("127.0.0.1", port))
+
+    @endpoint
+    def receive(self, size: int) -> float:
+        """Seconds for so many bytes, by a plain socket into memory that is warm."""
+        mine = np.ones(size, np.uint8)
+
+        def once() -> None:
+            self.link.sendall(b"x")
+            left = memoryview(mine)
+            while left:
+                left = left[self.link.recv_into(left) :]
+
+        once()
+        return percentiles(once, TIMES[size])[0]
+
+    @endpoint
+    def echo(self, value: Any) -> Any:
+        return value
+
+
+class Pair:
+    """Two workers that reach each other by one way alone."""
+
+    def __init__(self, way: str) -> None:
+        self.way = way
+        with OVERRIDES.during({"rdma_ways": f"{way},same process"}):
+            self.procs = this_host().spawn_procs(per_host={"gpus": 2})
+        movers = self.procs.spawn("movers", Mover)
+        self.owner: Any = movers.slice(gpus=0)
+        self.reader: Any = movers.slice(gpus=1)
+        self.reader.connect.call_one(self.owner.listen.call_one().get()).get()
+
+    def measure(self, report: Report, size: int) -> None:
+        """From worker to worker; in the first pair from the controller to a worker, too."""
+        buffer = self.owner.hold.call_one(size).get()
+        wanted = ["memcpy", "read", "write"]
+        if self.way == "process memory":
+            wanted += ["same process"] + (["memcpy, fresh", "read, fresh"] if size >= MIB else [])
+        found = self.reader.measure.call_one(buffer, size, wanted).get()
+        put(report, size, self.way, found)
+        if self.way == "process memory":
+            put(report, size, "controller, process memory", measure(buffer, size, ["memcpy", "read", "write"]))
+        if self.way == "host agent":
+            plain = self.reader.receive.call_one(size).get()
+            put_time(report, f"{title(size)} plain socket", size, plain)
+            for what in ("read", "write"):
+                put_ratio(report, f"{title(size)} {what}, host agent", plain / found[what], "x of a socket")
+        self.owner.drop.call_one().get()
+
+
+def put(report: Report, size: int, way: str, seconds: dict[str, float]) -> None:
+    """Times of one way, and what they are of a copy in the same process."""
+    for what, taken in seconds.items():
+        name = f"{title(size)} {what}, {way}" if what in ("read", "write") else f"{title(size)} {what}"
+        if "memcpy" not in what or way == "process memory":
+            put_time(report, name, size, taken)
+        if "memcpy" not in what and size >= MIB:
+            base = seconds["memcpy, fresh" if "fresh" in what else "memcpy"]
+            put_ratio(report, name, base / taken, "x of memcpy")
+
+
+def put_time(report: Report, name: str, size: int, seconds: float, times: int = 1) -> None:
+    if size < MIB:
+        report.put(name, seconds * 1e6, "us")
+    else:
+        report.put(name, times * size / seconds / 1e9, "GB/s")
+
+
+def put_ratio(report: Report, name: str, ratio: float, unit: str) -> None:
+    report.put(f"{name}: {unit}", ratio, "x")
+
+
+def measure_echo(report: Report, echo: Any, size: int) -> None:
+    """A tensor to an endpoint, and back."""
+    tensor = torch.ones(size, dtype=torch.uint8)
+    for _ in range(3):
+        echo.call_one(tensor).get()  # so that segments and pages are there, as in a program that does it often
+    taken = percentiles(lambda: echo.call_one(tensor).get(), TIMES[size] + 1)[0]
+    put_time(report, f"{title(size)} to an endpoint and back", size, taken, times=2)
+
+
+def measure_peer(report: Report, peer: Peer, size: int) -> None:
+    """The same by another runtime, and what ours is of it."""
+    figures = (("read", "read, process memory", 1), ("echo", "to an endpoint and back", 2))
+    for what, ours, times in figures:
+        if (what == "echo" and size not in ECHOED) or (seconds := peer.ask(what, size, TIMES[size])) is None:
+            continue
+        name = f"{title(size)} {ours.partition(',')[0]}, {peer.name}"
+        put_time(report, name, size, seconds, times)
+        mine, theirs = report.latest(f"{title(size)} {ours}"), report.latest(name)
+        put_ratio(report, f"{title(size)} {ours}", theirs / mine if size < MIB else mine / theirs, f"x of {peer.name}")
+
+
+AIMS = (  # what it is of, which figure, the bound, whether that is the least
+    ("same host, a read, of memcpy", "64 MiB read, process memory: x of memcpy", 0.6, True),
+    ("same host, a write, of memcpy", "64 MiB write, process memory: x of memcpy", 0.6, True),
+    ("host agent over TCP, a read, of a plain socket", "64 MiB read, host agent: x of a socket", 0.8, True),
+    ("host agent over TCP, a write, of a plain socket", "64 MiB write, host agent: x of a socket", 0.8, True),
+    ("a tensor to an endpoint and back, both counted, GB/s", "64 MiB to an endpoint and back", 4.0, True),
+    ("4 KiB read from Python, us", "4 KiB read, process memory", 60.0, False),
+)
+
+
+def verdicts(report: Report) -> str:
+    """Which aims hold, a line each."""
+    lines = []
+    for what, figure, bound, is_least in AIMS:
+        median = report.median(figure)
+        if median is None:
+            word, found = "not measured", ""
+        else:
+            word = "holds" if (median >= bound) == is_least else "DOES NOT HOLD"
+            found = f"{median:.3g}"
+        lines.append(f"  {what:<54} {'at least' if is_least else 'under':<8} {bound:>4g}   {found:>6}   {word}")
+    return "\n".join(["aims, by the median of 64 MiB and 4 KiB:", *lines])
+
+
+def ways_here() -> list[str]:
+    """Those that this machine has."""
+    known = {way.name for way in context().actor_instance.node.station.ways}
+    return [way for way in OTHER_PROCESS if way in known]
+
+
+def main() -> None:
+    parser = json_option(argparse.ArgumentParser(description="Bulk data between processes, by each way."))
+    parser.add_argument("--quick", action="store_true", help="three sizes and two rounds: half a minute")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--peers", metavar="PYTHON", help="an interpreter that has other runtimes")
+    options = parser.parse_args()
+    options.rounds = options.rounds or (2 if options.quick else 5)
+    report, sizes = Report(), QUICK if options.quick else tuple(TIMES)
+    procs = this_host().spawn_procs(per_host={"gpus": 1})
+    echo = procs.spawn("echo", Mover).echo
+    pairs = [Pair(way) for way in ways_here()]
+    peers = [Peer(options.peers, name) for name in NAMES] if options.peers else []
+    for _ in range(options.rounds):
+        for size in sizes:
+            for pair in pairs:
+                pair.measure(report, size)
+            if size in ECHOED:
+                measure_echo(report, echo, size)
+            for peer in peers:
+                measure_peer(report, peer, size)
+    for peer in peers:
+        peer.close()
+    for each in (procs, *(pair.procs for pair in pairs)):
+        each.stop().get()
+    close_session()
+    report.present("bulk data between processes, interleaved", options, verdicts(report))
+
+
+if __name__ == "__main__":
+    main()
