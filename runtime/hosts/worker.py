@@ -46,6 +46,7 @@ from meshbook.runtime.telemetry.logs import print_logs
 from meshbook.runtime.telemetry.output import TELEMETRY, LogOptions, OutputChunk
 from meshbook.runtime.telemetry.signs import watch_steps
 from meshbook.runtime.telemetry.spans_of_collectives import watch_collectives
+from meshbook.runtime.telemetry.traffic import Moved
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.disturbed import DisturbedTransport
 from meshbook.runtime.transport.home import Home, host_of
@@ -308,6 +309,10 @@ class Process(ProcessActor):
     def _birth(self) -> Birth:
         birth: Birth = self._node.place
         return birth
+
+    @endpoint
+    def transfers(self) -> list[Moved]:
+        return self._node.station.traffic.rows() if self._node.station is not None else []
 
     @endpoint
     def slow(self, seconds: float, latency: float) -> None:

@@ -96,18 +96,18 @@ def abort(mesh: ProcMesh, whole: ProcMesh, size: int | None = None) -> Future[di
     """
     node = current_node()
     done: Future[dict[int, tuple[str, ...]]] = Future.pending()
-    left = _ask(node, mesh, "leave_groups", size, limit=FREEING_S)
+    left = ask_processes(node, mesh, "leave_groups", size, limit=FREEING_S)
     # Rank 0 will have to listen there, so its port is the best; of no ranks there is no group that it would leave.
-    first = _ask(node, _first_of(whole), "leave_groups", NOBODY, limit=FREEING_S)
+    first = ask_processes(node, _first_of(whole), "leave_groups", NOBODY, limit=FREEING_S)
 
     def go_on() -> None:
         standing = {rank: future.get() for rank, future in enumerate(left) if future.exception() is None}
         known = [future.get() for future in first if future.exception() is None] or list(standing.values())
-        told = _ask(node, whole, "set_master_port", known[0].free_port, limit=TELLING_S) if known else []
+        told = ask_processes(node, whole, "set_master_port", known[0].free_port, limit=TELLING_S) if known else []
         aborted = {rank: each.aborted for rank, each in standing.items()}
-        _when_settled(told, lambda: done.resolve(lambda: aborted))
+        when_settled(told, lambda: done.resolve(lambda: aborted))
 
-    _when_settled([*left, *first], go_on)
+    when_settled([*left, *first], go_on)
     return done
 
 
@@ -163,7 +163,7 @@ class _Meeting:
     ) -> None:
         """Ask the ranks, and go on with their answers. At the first failure the others are freed, who wait for it."""
         try:
-            answers = _ask(self._node, on or self._mesh, endpoint, *arguments, limit=limit)
+            answers = ask_processes(self._node, on or self._mesh, endpoint, *arguments, limit=limit)
         except Exception as error:  # the node is closed
             return self._made.fail(error)
 
@@ -177,7 +177,7 @@ class _Meeting:
 
         for rank, answer in enumerate(answers):
             answer.when_done(functools.partial(look, rank))
-        _when_settled(answers, go_on)
+        when_settled(answers, go_on)
         return None
 
     def _fail(self, rank: int, error: BaseException) -> None:
@@ -188,10 +188,12 @@ class _Meeting:
         failure.__cause__ = error
         self._made.fail(failure)
         with contextlib.suppress(Exception):  # the node is closed: nobody is left
-            _ask(self._node, self._mesh, "leave_groups", None)
+            ask_processes(self._node, self._mesh, "leave_groups", None)
 
 
-def _ask(node: Any, mesh: ProcMesh, endpoint: str, *arguments: Any, limit: float = LEAVING_S) -> Sequence[Future[Any]]:
+def ask_processes(
+    node: Any, mesh: ProcMesh, endpoint: str, *arguments: Any, limit: float = LEAVING_S
+) -> Sequence[Future[Any]]:
     """Ask the processes of a mesh or slice, on their control threads; one future each."""
     targets = [Target(address, PROCESS) for address in mesh.nodes]
     asker = Each(len(targets))
@@ -200,7 +202,7 @@ def _ask(node: Any, mesh: ProcMesh, endpoint: str, *arguments: Any, limit: float
     return asker.futures
 
 
-def _when_settled(futures: Sequence[Future[Any]], go_on: Callable[[], None]) -> None:
+def when_settled(futures: Sequence[Future[Any]], go_on: Callable[[], None]) -> None:
     """Call once all of these are settled, well or not."""
     lock = threading.Lock()  # guards `left`
     left = len(futures)

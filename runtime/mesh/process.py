@@ -7,6 +7,7 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.collectives.membership import Plan, Standing
 from meshbook.runtime.telemetry.output import LogOptions
+from meshbook.runtime.telemetry.traffic import Moved
 
 PROCESS = "process"  # its name, the same in each
 
@@ -60,6 +61,11 @@ class ProcessActor(Actor):
     @endpoint(explicit_response_port=True)
     def join_group(self, port: Port[None], plan: Plan) -> None:
         """Join the process group that is being made; answered when all ranks have."""
+        raise NotImplementedError
+
+    @endpoint
+    def transfers(self) -> list[Moved]:
+        """What this process has moved between its memory and that of others."""
         raise NotImplementedError
 
     @endpoint

@@ -25,10 +25,12 @@ from meshbook.runtime.mesh.policies import OnFailure, Respawning, Restarts, poli
 from meshbook.runtime.mesh.process import PROCESS
 from meshbook.runtime.mesh.resizing import Change, check_sizes
 from meshbook.runtime.mesh.spawned import Spawned
+from meshbook.runtime.mesh.traffic import ask_transfers
 from meshbook.runtime.node.calls import Each, Gather, Target
 from meshbook.runtime.node.ledger import Charge
 from meshbook.runtime.telemetry.output import LogOptions
 from meshbook.runtime.telemetry.spans import is_recorded
+from meshbook.runtime.telemetry.traffic import TransferTable
 from meshbook.runtime.wire.messages import Address
 
 if TYPE_CHECKING:
@@ -384,6 +386,15 @@ class ProcMesh(MeshTrait):
     def spares(self) -> Future[int]:
         """How many processes wait to take the place of one that dies: warm ones, on all hosts of this mesh."""
         return self._hosts._count_spares(self._name)
+
+    def transfers(self) -> Future[TransferTable]:
+        """Who has moved how many bytes from and to whose memory: what `RDMABuffer` and all that uses it have moved.
+
+        A row for each process of this mesh or slice, owner, way and direction, and for what this process has moved from
+        or to theirs. It resolves to a list of `Moved`, which pandas and polars take. A transfer counts when it is done,
+        with whoever asked for it; a process that was healed begins anew, and one that is dead or silent is left out.
+        """
+        return ask_transfers(self)
 
     def dismiss(self, reason: str) -> Future[None]:
         """Let the processes of this mesh or slice leave ahead of the others, as `stop` does for all of them."""

@@ -14,9 +14,10 @@ from meshbook.runtime.rdma.handle import Handle
 from meshbook.runtime.rdma.leases import Leases
 from meshbook.runtime.rdma.progress import InProgress, is_at
 from meshbook.runtime.rdma.transfers import Transfers
-from meshbook.runtime.rdma.ways import Way
+from meshbook.runtime.rdma.ways import Job, Way
 from meshbook.runtime.rdma.ways.process_memory import ProcessMemory
 from meshbook.runtime.rdma.ways.same_process import SameProcess
+from meshbook.runtime.telemetry.traffic import Traffic
 from meshbook.runtime.wire.messages import Address
 
 FIRST_LOOK, LAST_LOOK = 0.001, 0.5  # seconds between two looks at whether memory that was dropped is still in use
@@ -34,7 +35,8 @@ class Station:
         allowed = [name.strip() for name in node.settings.rdma_ways.split(",") if name.strip()]
         self.ways: list[Way] = self._make_ways()
         self.chooser = Chooser(self.ways, allowed)
-        self.transfers = Transfers(self.chooser, lambda seconds, callback: node.later(seconds, callback))
+        self.traffic = Traffic(node.address.node)
+        self.transfers = Transfers(self.chooser, lambda seconds, callback: node.later(seconds, callback), self._note)
 
     def _make_ways(self) -> list[Way]:
         """In the order of speed."""
@@ -42,6 +44,10 @@ class Station:
             SameProcess(self._node.address, self._node.life, self.leases),
             ProcessMemory(self.in_progress),
         ]
+
+    def _note(self, job: Job, way: str, seconds: float, is_write: bool) -> None:
+        """A transfer is done."""
+        self.traffic.note(job.handle.owner.node, job.local.size, way, seconds, is_write=is_write)
 
     # -- the owner's side ------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -16,14 +17,19 @@ T = TypeVar("T")
 AT_ONCE = 1 << 20  # bytes that are moved by who asks for it: to hand them over would take longer
 THREADS = 8
 Later = Callable[[float, Callable[[], object]], None]
+Done = Callable[[Job, str, float, bool], None]  # a transfer, by which way, in how many seconds, whether it was a write
 
 
 class Transfers:
-    """Carries out jobs. `later` calls back after so many seconds, for transfers that a way never returns from."""
+    """Carries out jobs, and tells `done` of each that was.
 
-    def __init__(self, chooser: Chooser, later: Later) -> None:
+    `later` calls back after so many seconds, for transfers that a way never returns from.
+    """
+
+    def __init__(self, chooser: Chooser, later: Later, done: Done) -> None:
         self._chooser = chooser
         self._later = later
+        self._tell_done = done
         self._lock = threading.Lock()  # guards the next
         self._threads: ThreadPoolExecutor | None = None
 
@@ -56,6 +62,7 @@ class Transfers:
 
     def move(self, job: Job, *, is_write: bool) -> Way:
         """Move the bytes now; which way they went."""
+        begun = time.perf_counter()
         while True:
             way = self._chooser.choose(job.handle, job.local.device)
             try:
@@ -63,6 +70,7 @@ class Transfers:
             except Unsuitable as why:
                 self._chooser.note(way, job.handle, str(why))
             else:
+                self._tell_done(job, way.name, time.perf_counter() - begun, is_write)
                 return way
 
     def _executor(self) -> ThreadPoolExecutor:

@@ -1,0 +1,32 @@
+"""What the processes of a mesh have moved one-sidedly: asked of each, and put together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.mesh.actors import current_node
+from meshbook.runtime.mesh.groups import ask_processes, when_settled
+from meshbook.runtime.telemetry.traffic import TransferTable, table_of
+
+if TYPE_CHECKING:
+    from meshbook.runtime.mesh.procs import ProcMesh
+
+ANSWER_S = 15.0  # that a rank has to answer; who is stopped is left out
+
+
+def ask_transfers(mesh: ProcMesh) -> Future[TransferTable]:
+    """The rows of all ranks that answer, in their order, and those of this process that have one of them as owner."""
+    node = current_node()
+    ranks = {address.node: f"rank {rank}" for rank, address in enumerate(mesh.nodes)}
+    done: Future[TransferTable] = Future.pending()
+    asked = ask_processes(node, mesh, "transfers", limit=ANSWER_S)
+
+    def put_together() -> None:
+        rows = [row for future in asked if future.exception() is None for row in future.get()]
+        if node.station is not None and node.address.node not in ranks:
+            rows += [row for row in node.station.traffic.rows() if row.owner in ranks]
+        done.resolve(lambda: table_of(rows, lambda name: ranks.get(name, name)))
+
+    when_settled(asked, put_together)
+    return done
