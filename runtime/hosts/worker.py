@@ -92,7 +92,7 @@ def run(birth: Birth, folder: Path, *, is_prepared: bool = False) -> None:
     run_finalisers()  # they may still print, and call others
     capture.close()
     heartbeat.close()
-    node.station.close()
+    node.station.close(patience=0)  # the memory goes with the process
     node.close()
     transport.terminate()
     leave(0 if ready else 1)

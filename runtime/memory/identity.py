@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import select
 from pathlib import Path
 
 import msgspec
@@ -17,20 +16,47 @@ class ProcessMark(msgspec.Struct, frozen=True, array_like=True):
     started: int  # clock ticks since the kernel began, from /proc; 0 where there is no /proc
     system: str  # the boot and the namespace in which the pid means something
 
+    @property
+    def has_ended(self) -> bool:
+        """Of a process of this very system: whether it has ended, also where its number is used again."""
+        return has_ended(self.pid, self.started)
+
 
 def own_mark() -> ProcessMark:
     """This process. Not kept: after a fork it is another one."""
     pid = os.getpid()
-    return ProcessMark(pid, started_at(pid), _own_system())
+    stat = _read_stat(pid)
+    return ProcessMark(pid, _started_at(stat) if stat else 0, _own_system())
 
 
-def started_at(pid: int) -> int:
-    """When a process began, in clock ticks of its kernel; 0 where that cannot be seen."""
+def has_ended(pid: int, started: int) -> bool:
+    """Whether the process that had this number, and began then, has ended; what cannot be seen has not."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # it is somebody else's
+        pass
+    stat = _read_stat(pid)
+    return bool(stat) and (_started_at(stat) != started or _is_remains(stat))
+
+
+def _read_stat(pid: int) -> list[str]:
+    """The fields of its `/proc/<pid>/stat` from the third on, which is its state; nothing where that cannot be read."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return 0
-    return int(stat.rpartition(")")[2].split()[19])  # the name before it may have spaces and parentheses
+        return []
+    return text.rpartition(")")[2].split()  # the name before it may have spaces and parentheses
+
+
+def _started_at(stat: list[str]) -> int:
+    return int(stat[19])
+
+
+def _is_remains(stat: list[str]) -> bool:
+    """Nothing runs there any more: it waits for its parent to take note. Its threads may outlive the first of them."""
+    return stat[0] in "ZX" and int(stat[17]) <= 1
 
 
 @functools.cache
@@ -40,24 +66,3 @@ def _own_system() -> str:
         return f"{boot}:{Path('/proc/self/ns/pid').readlink()}"
     except OSError:
         return os.uname().nodename
-
-
-class Lifetime:
-    """Holds on to one process, so that its end is seen even where its number is used again. `close()` is idempotent."""
-
-    def __init__(self, mark: ProcessMark) -> None:
-        """ProcessLookupError where it has ended; OSError where there are no descriptors left."""
-        self._file = os.pidfd_open(mark.pid)
-        if started_at(mark.pid) != mark.started:
-            self.close()
-            raise ProcessLookupError(f"process {mark.pid} is another one by now")
-        self._poll = select.poll()
-        self._poll.register(self._file, select.POLLIN)
-
-    def has_ended(self) -> bool:
-        return bool(self._poll.poll(0))
-
-    def close(self) -> None:
-        file, self._file = self._file, -1
-        if file >= 0:
-            os.close(file)

@@ -15,20 +15,16 @@ from collections.abc import Sequence
 from typing import Any
 
 Piece = tuple[int, int, int]  # address here, address there, bytes
-MOST_BYTES = 0x7FFFF000  # of one call, by its manual page; and 1024 pieces
+MOST_BYTES = 0x7FFFF000  # of one call, by its manual page
 MOST_PIECES = 1024
 _PR_SET_PTRACER, _PR_SET_PTRACER_ANY = 0x59616D61, -1
-
-
-class _Stretch(ctypes.Structure):
-    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
 def _load(name: str) -> Any:
     function = getattr(ctypes.CDLL(None, use_errno=True), name, None)
     if function is not None:
-        stretches = ctypes.POINTER(_Stretch)
-        function.argtypes = [ctypes.c_int, stretches, ctypes.c_ulong, stretches, ctypes.c_ulong, ctypes.c_ulong]
+        arrays = ctypes.c_void_p, ctypes.c_ulong
+        function.argtypes = [ctypes.c_int, *arrays, *arrays, ctypes.c_ulong]
         function.restype = ctypes.c_ssize_t
     return function
 
@@ -60,14 +56,16 @@ def allow_everyone() -> None:
 
 def _copy(function: Any, pid: int, pieces: Sequence[Piece]) -> None:
     """All bytes or an error: the system stops at the first page that it cannot reach, and says how far it came."""
-    count = len(pieces)
-    here, there = (_Stretch * count)(), (_Stretch * count)()
-    wanted = 0
-    for index, (local, remote, size) in enumerate(pieces):
-        here[index].base, here[index].length = local, size
-        there[index].base, there[index].length = remote, size
+    here: list[int] = []
+    there: list[int] = []
+    count, wanted = len(pieces), 0
+    for local, remote, size in pieces:
+        here += local, size
+        there += remote, size
         wanted += size
-    copied = function(pid, here, count, there, count, 0)
+    # An array of `struct iovec`: an address and a length each, both of the width of a pointer.
+    stretches = ctypes.c_size_t * (2 * count)
+    copied = function(pid, stretches(*here), count, stretches(*there), count, 0)
     if copied < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

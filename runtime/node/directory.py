@@ -45,6 +45,7 @@ class Home(Host, Protocol):
     place: Any
     run_on_main: Callable[[Callable[[], None]], None] | None
     is_leaving: bool
+    when_over: list[Callable[[Instance], None]]
 
     def actor_gone(self, instance: Instance, error: SupervisionError) -> None: ...
     def send_probe(self, target: Target, path: list[Step]) -> None: ...
@@ -229,6 +230,8 @@ class Directory:
 
     def actor_over(self, instance: Instance, error: SupervisionError) -> None:
         """An actor here is gone. For one that was given up before its turn that is when its turn comes."""
+        for listener in self._home.when_over:
+            listener(instance)
         key = instance.key
         with self._replacing:
             if (heir := self._heirs.get(key)) is not None:

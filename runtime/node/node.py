@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
+from meshbook.runtime.actor.context import Instance
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ExitReport, RefusedMessage, SupervisionError
@@ -75,6 +76,7 @@ class Node:
         self.run = run
         self.refused = 0  # frames dropped since the start; the first of each kind is logged
         self.when_down: list[Callable[[ExitReport], None]] = []
+        self.when_over: list[Callable[[Instance], None]] = []  # told of an actor that has ended, here
         self.when_reborn: list[Callable[[str], None]] = []  # told the name of a node that had ended
         # Held while an end, or a new beginning, of another node is noted everywhere here: who asks in between would
         # see half of it.
@@ -87,9 +89,7 @@ class Node:
         self.places: Places | None = None  # set by who starts the node
         self.take_place: Callable[[Any], Any] = lambda place: place  # of a worker: what it does in a mesh resized
         self.on_fault: OnFault = log_fault  # for failures of the client's meshes
-        self.station: Any = (
-            None  # a `runtime.rdma.Station`: how this process moves bulk data; set by who starts the node
-        )
+        self.station: Any = None  # a `runtime.rdma.Station`: how this process moves bulk data; set by its starter
         self.is_leaving = False  # the process is about to end: nobody needs to hear of each actor's end
         self.recorder = Recorder(settings.spans)
         self.recorder.quiet.add(TELEMETRY)

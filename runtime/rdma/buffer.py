@@ -33,7 +33,7 @@ class RDMABuffer:
     def __init__(self, data: Any) -> None:
         local = local_memory(data, "data")
         instance = context().actor_instance
-        self._handle = own_station().lend(local, instance.key, str(instance))
+        self._handle = own_station().lend(local, instance)
 
     @classmethod
     def _of(cls, handle: Handle) -> RDMABuffer:
@@ -98,12 +98,14 @@ class RDMABuffer:
         self, local: Local, offset: int, timeout: float, checksum: bool, progress: Progress | None, *, is_write: bool
     ) -> Future[None]:
         job = Job(self._handle, offset, local, Deadline(timeout))
-        return own_station().transfers.start(job, is_write=is_write)
+        return own_station().transfers.start(job, is_write=is_write, checksum=checksum)
 
     def drop(self) -> Future[None]:
-        """Lend the memory no more. Transfers that are asked for from then on fail with BufferDropped."""
-        own_station().end(self._handle.lease.number)
-        return Future.completed(None)
+        """Lend the memory no more, be it asked for here or elsewhere. Transfers fail with BufferDropped from then on.
+
+        The future is done when no transfer of before is at the memory any more. To drop twice is no error.
+        """
+        return own_station().drop(self._handle)
 
     def size(self) -> int:
         """Bytes."""

@@ -13,7 +13,8 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
     """Memory is lent while the word at this address, in the owner's memory, has this number."""
 
     word: int  # its address: eight bytes, never freed
-    number: int  # never used again in that process
+    number: int  # drawn: never used again, by nobody
+    folder: str = ""  # of the owner's host: who is at the memory says so there (`progress`)
 
 
 class Handle(msgspec.Struct, frozen=True, array_like=True):
@@ -29,6 +30,7 @@ class Handle(msgspec.Struct, frozen=True, array_like=True):
     size: int  # bytes
     device: str = CPU  # or "cuda:<UUID>": the number of a GPU differs between processes
     offers: dict[str, bytes] = {}  # what the ways need that want more than an address, by their names
+    is_writable: bool = True  # of some data others may read only, as the owner may: `bytes`, arrays that say so
 
     @property
     def is_on_gpu(self) -> bool:

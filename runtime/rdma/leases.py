@@ -12,6 +12,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+from meshbook.runtime.actor.context import Instance
 from meshbook.runtime.memory.local import Local
 from meshbook.runtime.rdma.handle import Handle, Lease
 
@@ -23,21 +24,25 @@ class Lent:
     """A lease as its owner sees it."""
 
     local: Local
-    actor: str  # the key of the actor that lent it
+    lender: Instance
+    lease: Lease
+    word: Any
     handle: Handle | None = None  # once it is made
+    users: int = 0  # transfers of this very process that are at it
 
 
 class Leases:
-    """The leases of one node. Safe from any thread."""
+    """The leases of one node. `folder` is where others say that they are at them. Safe from any thread."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards all of these
+    def __init__(self, folder: str = "") -> None:
+        self._folder = folder
+        self._lock = threading.Lock()  # guards all of these, and the users of what is lent
         self._blocks: list[Any] = []  # the memory of the words
         self._free: list[Any] = []  # words that are not in use
-        self._words: dict[int, Any] = {}
         self._lent: dict[int, Lent] = {}
+        self._by_lender: dict[Instance, set[int]] = {}
 
-    def lend(self, local: Local, actor: str) -> Lease:
+    def lend(self, local: Local, lender: Instance) -> Lent:
         """Keep this memory, and say so in a word, until `end`."""
         with self._lock:
             if not self._free:
@@ -46,22 +51,41 @@ class Leases:
                 self._free = [ctypes.c_uint64.from_buffer(block, 8 * index) for index in range(WORDS_A_BLOCK)]
             word, number = self._free.pop(), secrets.randbits(63) | 1
             word.value = number
-            self._words[number], self._lent[number] = word, Lent(local, actor)
-            return Lease(ctypes.addressof(word), number)
+            lent = Lent(local, lender, Lease(ctypes.addressof(word), number, self._folder), word)
+            self._lent[number] = lent
+            self._by_lender.setdefault(lender, set()).add(number)
+            return lent
 
     def end(self, number: int) -> Lent | None:
         """Lend it no more; what was lent, which the caller keeps until nobody moves data there any more."""
         with self._lock:
             lent = self._lent.pop(number, None)
-            if lent is not None:
-                word = self._words.pop(number)
-                word.value = 0
-                self._free.append(word)
+            if lent is None:
+                return None
+            lent.word.value = 0
+            self._free.append(lent.word)
+            of_lender = self._by_lender[lent.lender]
+            of_lender.discard(number)
+            if not of_lender:
+                del self._by_lender[lent.lender]
             return lent
 
     def find(self, number: int) -> Lent | None:
-        """What is lent under this number."""
+        """What is lent under this number. Who moves its bytes uses `take`."""
         return self._lent.get(number)
+
+    def take(self, number: int) -> Lent | None:
+        """What is lent under this number, to move data from or to it: it is kept until `give`."""
+        with self._lock:
+            lent = self._lent.get(number)
+            if lent is not None:
+                lent.users += 1
+            return lent
+
+    def give(self, lent: Lent) -> None:
+        """What was taken is not in use any more."""
+        with self._lock:
+            lent.users -= 1
 
     def block_of(self, lease: Lease) -> tuple[int, int]:
         """Address and bytes of the memory in which its word lies, with others; it is never freed.
@@ -72,10 +96,10 @@ class Leases:
             blocks = [(ctypes.addressof(block), ctypes.sizeof(block)) for block in self._blocks]
         return next((start, size) for start, size in blocks if start <= lease.word < start + size)
 
-    def of_actor(self, actor: str) -> list[int]:
+    def of(self, lender: Instance) -> list[int]:
         """What this actor has lent."""
         with self._lock:
-            return [number for number, lent in self._lent.items() if lent.actor == actor]
+            return list(self._by_lender.get(lender, ()))
 
     def all(self) -> list[int]:
         with self._lock:

@@ -1,8 +1,11 @@
-"""What is being moved from here, for owners on this host to see: a page, a file in the run's folder, for each process.
+"""What is being moved from here, for owners on this host to see: a page, a file, for each process that moves data.
 
-A mark on it says "I am at the memory of that process under that lease". It is written before the lease is looked at. An
-owner changes the lease's word first, and then looks at the pages: so either he sees the mark, or who wrote it sees the
-word changed. A page of a process that has ended counts for nothing.
+A mark on it says "I am at the memory of that lease". It is written before the lease is looked at. An owner changes the
+lease's word first, and then looks at the pages: so either he sees the mark, or who wrote it sees the word changed. A
+page of a process that has ended counts for nothing. What a page says is one word a mark, which is never seen in part.
+
+Pages lie in a folder of the owner's run and host, which the lease names. Where no page can be made there (a full disk,
+another user's folder) the data goes another way.
 """
 
 from __future__ import annotations
@@ -10,90 +13,126 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import struct
+import queue
+import secrets
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
-from meshbook.runtime.memory.identity import own_mark, started_at
-from meshbook.runtime.rdma.handle import Handle
+from meshbook.runtime.errors import TransferError, TransferTimeout
+from meshbook.runtime.memory.identity import has_ended, own_mark
+from meshbook.runtime.rdma.handle import Lease
 
-SUFFIX = ".moving"
+FOLDER = "moving"  # in that of the run
 SIZE = 4096
-_HEAD = struct.Struct("=qq")  # the pid of who writes it, and when that began
-_MARK = struct.Struct("=qQ")  # the pid of the owner, and the number of the lease
-PLACES = SIZE // _MARK.size - 1
+_WORD = 8
+_HEAD = 2  # words: the pid of who writes the page, and when that began
+PLACES = SIZE // _WORD - _HEAD
 
 
 class InProgress:
-    """The page of this process. More transfers at once than it has places wait for one."""
+    """The pages of this process, one in each folder: nearly always that is one."""
 
-    def __init__(self, folder: Path, node: str) -> None:
+    def __init__(self, node: str) -> None:
         """Makes no file yet: that is for the first transfer."""
-        self._path = folder / f"{node}{SUFFIX}"
-        self._page: mmap.mmap | None = None
-        self._changed = threading.Condition()  # guards the page and its free places
-        self._free: list[int] = []
+        self._node = node
+        self._lock = threading.Lock()  # guards the making of pages
+        self._pages: dict[str, _Page] = {}
+        self._closed = False
 
-    @contextlib.contextmanager
-    def at(self, handle: Handle) -> Iterator[None]:
-        """While this lasts the owner keeps the memory of this lease, if it is lent when one looks at its word next."""
-        place = self._take(handle.process.pid, handle.lease.number)
-        try:
-            yield
-        finally:
-            self._give(place)
+    def at(self, lease: Lease, seconds: float) -> Mark:
+        """`with` this, the owner keeps the memory of the lease, if it is lent when one looks at its word next.
 
-    def _take(self, pid: int, number: int) -> int:
-        with self._changed:
-            if self._page is None:
-                self._page = _make(self._path)
-                self._free = list(range(1, PLACES + 1))
-            while not self._free:
-                self._changed.wait()
-            place = self._free.pop()
-            _MARK.pack_into(self._page, place * _MARK.size, pid, number)
-            return place
+        More at once than a page has places wait for one, so many seconds. OSError where there can be no page.
+        """
+        return Mark(self._pages.get(lease.folder) or self._open(lease.folder), lease.number, seconds)
 
-    def _give(self, place: int) -> None:
-        with self._changed:
-            if self._page is not None:
-                _MARK.pack_into(self._page, place * _MARK.size, 0, 0)
-            self._free.append(place)
-            self._changed.notify()
+    def _open(self, folder: str) -> _Page:
+        with self._lock:
+            if self._closed:
+                raise TransferError("this process moves no data any more: its part in the run is over")
+            if (page := self._pages.get(folder)) is None:
+                page = self._pages[folder] = _Page(Path(folder), self._node)
+            return page
 
     def close(self) -> None:
-        with self._changed:
-            if self._page is not None:
-                self._page.close()
-                self._page = None
-                self._path.unlink(missing_ok=True)
+        with self._lock:
+            self._closed = True
+            pages, self._pages = self._pages, {}
+        for page in pages.values():
+            page.close()
 
 
-def _make(path: Path) -> mmap.mmap:
-    path.unlink(missing_ok=True)  # of a life before
+class Mark:
+    """One transfer's word on the page, while it is entered. A class, since a generator would cost twice as much."""
+
+    __slots__ = ("_number", "_page", "_place", "_seconds")
+
+    def __init__(self, page: _Page, number: int, seconds: float) -> None:
+        self._page, self._number, self._seconds = page, number, seconds
+
+    def __enter__(self) -> None:
+        try:
+            self._place = self._page.places.get(timeout=self._seconds)
+        except queue.Empty:
+            raise TransferTimeout(f"{PLACES} other transfers were under way for {self._seconds:.3g} s") from None
+        self._page.words[self._place] = self._number
+
+    def __exit__(self, *raised: object) -> None:
+        self._page.words[self._place] = 0
+        self._page.places.put(self._place)
+
+
+class _Page:
+    """A mapped file of words."""
+
+    def __init__(self, folder: Path, node: str) -> None:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        # Never a name that was used before: somebody else may be this node by now, while we are still at it.
+        self._path = folder / f"{node}.{secrets.token_hex(4)}"
+        self.words = memoryview(_map(self._path)).cast("Q")
+        mark = own_mark()
+        self.words[0], self.words[1] = mark.pid, mark.started
+        self.places: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for place in range(_HEAD, _HEAD + PLACES):
+            self.places.put(place)
+
+    def close(self) -> None:
+        """Unless a transfer still is under way: its mark stays until this process has ended."""
+        if self.places.qsize() == PLACES:
+            self._path.unlink(missing_ok=True)
+
+
+def _map(path: Path) -> mmap.mmap:
     file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(file, 0, SIZE)  # a full disk is told here; later it would be a SIGBUS
-        page = mmap.mmap(file, SIZE)
+        return mmap.mmap(file, SIZE)
+    except OSError:
+        path.unlink()
+        raise
     finally:
         os.close(file)
-    mark = own_mark()
-    _HEAD.pack_into(page, 0, mark.pid, mark.started)
-    return page
 
 
-def is_at(folder: Path, pid: int, number: int) -> bool:
-    """Whether any living process of this host is at memory that this one has lent under this number."""
-    return any(_says(path, pid, number) for path in folder.glob(f"*{SUFFIX}"))
+def leases_in_use(folder: Path) -> set[int]:
+    """The numbers of the leases, of any owner, that living processes say they are at, in this folder."""
+    found: set[int] = set()
+    with contextlib.suppress(FileNotFoundError):  # of nobody there, nobody has moved anything
+        for entry in os.scandir(folder):
+            found |= _marks_on(Path(entry.path))
+    return found
 
 
-def _says(path: Path, pid: int, number: int) -> bool:
+def _marks_on(path: Path) -> set[int]:
+    """What a page says; one whose writer has ended says nothing any more, and is removed."""
     try:
         page = path.read_bytes()
     except FileNotFoundError:
-        return False
-    if len(page) != SIZE or (pid, number) not in set(_MARK.iter_unpack(page[_MARK.size :])):
-        return False
-    writer, started = _HEAD.unpack_from(page)
-    return bool(started_at(writer) == started)
+        return set()
+    if len(page) != SIZE or not any(page):  # it is being made
+        return set()
+    pid, started, *marks = memoryview(page).cast("Q")
+    if has_ended(pid, started):
+        path.unlink(missing_ok=True)
+        return set()
+    return {number for number in marks if number}

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from meshbook.runtime.actor.context import context
-from meshbook.runtime.memory.identity import own_mark
+from meshbook.runtime.actor.context import Instance, context
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.geometry import Extent
+from meshbook.runtime.memory.identity import ProcessMark, own_mark
 from meshbook.runtime.memory.local import Local
+from meshbook.runtime.node.calls import Each, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.chooser import Chooser
 from meshbook.runtime.rdma.handle import Handle
-from meshbook.runtime.rdma.leases import Leases
-from meshbook.runtime.rdma.progress import InProgress, is_at
+from meshbook.runtime.rdma.leases import Leases, Lent
+from meshbook.runtime.rdma.progress import FOLDER, InProgress, leases_in_use
+from meshbook.runtime.rdma.retention import Retention
+from meshbook.runtime.rdma.service import RDMA, RDMAService
 from meshbook.runtime.rdma.transfers import Transfers
 from meshbook.runtime.rdma.ways import Job, Way
 from meshbook.runtime.rdma.ways.process_memory import ProcessMemory
@@ -20,7 +28,8 @@ from meshbook.runtime.rdma.ways.same_process import SameProcess
 from meshbook.runtime.telemetry.traffic import Traffic
 from meshbook.runtime.wire.messages import Address
 
-FIRST_LOOK, LAST_LOOK = 0.001, 0.5  # seconds between two looks at whether memory that was dropped is still in use
+NOWHERE = Extent((), ())
+PATIENCE = 1.0  # seconds that others get, when this process leaves its run, to be through with its memory
 
 
 class Station:
@@ -28,15 +37,23 @@ class Station:
 
     def __init__(self, node: Node, folder: Path, agent: Address | None) -> None:
         self._node = node
-        self._folder = folder
+        self._folder = folder / FOLDER
         self._agent = agent
-        self.leases = Leases()
-        self.in_progress = InProgress(folder, node.address.node)
+        self.pid = os.getpid()
+        self.leases = Leases(str(self._folder))
+        self.in_progress = InProgress(node.address.node)
         allowed = [name.strip() for name in node.settings.rdma_ways.split(",") if name.strip()]
         self.ways: list[Way] = self._make_ways()
         self.chooser = Chooser(self.ways, allowed)
+
+        def later(seconds: float, callback: Callable[[], object]) -> None:
+            node.later(seconds, callback)  # by the clock of then: tests have their own
+
+        self._retention = Retention(lambda: leases_in_use(self._folder), self._release, later)
         self.traffic = Traffic(node.address.node)
-        self.transfers = Transfers(self.chooser, lambda seconds, callback: node.later(seconds, callback), self._note)
+        self.transfers = Transfers(self.chooser, later, node.recorder, self._note)
+        node.when_over.append(self._end_of)
+        node.host_inline(RDMA, RDMAService(self))
 
     def _make_ways(self) -> list[Way]:
         """In the order of speed."""
@@ -51,45 +68,71 @@ class Station:
 
     # -- the owner's side ------------------------------------------------------------------
 
-    def lend(self, local: Local, actor: str, actor_name: str) -> Handle:
-        """Let others reach this memory, until `end`."""
-        lease = self.leases.lend(local, actor)
-        offers = {way.name: offer for way in self.ways if (offer := way.offer(local, lease)) is not None}
-        handle = Handle(
-            *(self._node.address, self._node.life, actor_name, own_mark(), self._agent, lease),
-            *(local.address, local.size, local.device, offers),
+    def lend(self, local: Local, lender: Instance) -> Handle:
+        """Let others reach this memory, until `end`, or until this actor ends."""
+        lent = self.leases.lend(local, lender)
+        offers = {way.name: offer for way in self.ways if (offer := way.offer(local, lent.lease)) is not None}
+        lent.handle = Handle(
+            *(self._node.address, self._node.life, str(lender), self._process, self._agent, lent.lease),
+            *(local.address, local.size, local.device, offers, local.is_writable),
         )
-        lent = self.leases.find(lease.number)
-        assert lent is not None
-        lent.handle = handle
-        return handle
+        return lent.handle
 
-    def end(self, number: int) -> bool:
-        """Lend it no more: whoever asks from now on is refused. False where it is not lent.
+    @cached_property
+    def _process(self) -> ProcessMark:
+        return own_mark()
 
-        Its memory is kept until nobody on this host is at it any more.
+    def end(self, number: int) -> Future[None]:
+        """Lend it no more: whoever asks from now on is refused. What is not lent (any more) is no error.
+
+        The future is done when nobody is at the memory any more, and it is not kept from here.
         """
-        lent = self.leases.end(number)
-        if lent is None:
-            return False
-        self._release(lent, number, FIRST_LOOK)
-        return True
+        if (lent := self.leases.end(number)) is not None:
+            return self._retention.keep([lent])[0]
+        return self._retention.released(number) or Future.completed(None)
 
-    def _release(self, lent: Any, number: int, pause: float) -> None:
-        if not is_at(self._folder, own_mark().pid, number):
+    def _end_of(self, lender: Instance) -> None:
+        """An actor has ended, and what it has lent with it."""
+        ended = [lent for number in self.leases.of(lender) if (lent := self.leases.end(number)) is not None]
+        if ended:
+            self._retention.keep(ended)
+
+    def _release(self, lent: Lent) -> None:
+        if lent.handle is not None:
             for way in self.ways:
                 way.withdraw(lent.handle)
-            return  # and with this the last that kept the memory for others
-        self._node.later(pause, lambda: self._release(lent, number, min(2 * pause, LAST_LOOK)))
 
-    def close(self) -> None:
-        """Lend nothing any more, and move nothing."""
-        for number in self.leases.all():
-            self.leases.end(number)
+    # -- about what others lend ----------------------------------------------------------------
+
+    def drop(self, handle: Handle) -> Future[None]:
+        """Have its owner lend it no more. One that has ended does not any more."""
+        if (handle.owner, handle.life) == (self._node.address, self._node.life):
+            return self.end(handle.lease.number)
+        asked = Each(1)
+        self._node.call([Target(handle.owner, RDMA)], "drop", ((handle.lease.number,), {}), NOWHERE, asked)
+        return _whatever_comes(asked.futures[0])
+
+    def close(self, patience: float = PATIENCE) -> None:
+        """Lend nothing any more, and move nothing. Others get so many seconds to be through with memory of here."""
         self.transfers.close()
+        self._let_go(patience)
         for way in self.ways:
             way.close()
         self.in_progress.close()
+
+    def _let_go(self, patience: float) -> None:
+        ended = [lent for number in self.leases.all() if (lent := self.leases.end(number)) is not None]
+        self._retention.keep(ended)
+        for lent in self._retention.close(patience):
+            # This process may live on, as a notebook does that detaches. So this memory is never given back to it.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(lent.local))
+
+
+def _whatever_comes(asked: Future[None]) -> Future[None]:
+    """Done once that is settled: an owner that has ended has nothing to drop."""
+    made: Future[None] = Future.pending()
+    asked.when_done(lambda: made.resolve(lambda: None))
+    return made
 
 
 def own_station() -> Station:
@@ -98,4 +141,6 @@ def own_station() -> Station:
     if station is None:
         raise RuntimeError("this process moves no data one-sidedly: it is neither a worker nor a controller of a run")
     assert isinstance(station, Station)
+    if station.pid != os.getpid():
+        raise RuntimeError("this process was forked from one of the run, and is none itself: it moves no data")
     return station

@@ -2,92 +2,177 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from threading import get_ident
+from typing import Any, Generic, TypeVar
 
+from meshbook.runtime.actor.context import current_origin
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.errors import TransferTimeout
+from meshbook.runtime.errors import CallCancelled, TransferError, TransferTimeout
+from meshbook.runtime.rdma.checking import compare
 from meshbook.runtime.rdma.chooser import Chooser
+from meshbook.runtime.rdma.threads import Threads
 from meshbook.runtime.rdma.ways import Deadline, Job, Unsuitable, Way
+from meshbook.runtime.telemetry.spans import Recorder, now
 
 T = TypeVar("T")
 AT_ONCE = 1 << 20  # bytes that are moved by who asks for it: to hand them over would take longer
-THREADS = 8
+THREADS = 32  # more than a host needs, so that a few transfers that are stuck do not hold up the others
+LATE = 0.1  # seconds that a way gets to see by itself that the time has passed: it can say how far it came
 Later = Callable[[float, Callable[[], object]], None]
 Done = Callable[[Job, str, float, bool], None]  # a transfer, by which way, in how many seconds, whether it was a write
 
 
 class Transfers:
-    """Carries out jobs, and tells `done` of each that was.
+    """Carries out jobs, and tells `done` of each that was, on the thread that did it.
 
     `later` calls back after so many seconds, for transfers that a way never returns from.
     """
 
-    def __init__(self, chooser: Chooser, later: Later, done: Done) -> None:
+    def __init__(self, chooser: Chooser, later: Later, recorder: Recorder, done: Done) -> None:
         self._chooser = chooser
-        self._later = later
+        self._recorder = recorder
+        self._threads = Threads(THREADS, "meshbook transfer")
+        self._watch = Watch(later)
         self._tell_done = done
-        self._lock = threading.Lock()  # guards the next
-        self._threads: ThreadPoolExecutor | None = None
 
-    def start(self, job: Job, *, is_write: bool) -> Future[None]:
+    def start(self, job: Job, *, is_write: bool, checksum: bool = False) -> Future[None]:
         """Move the bytes of a job by the best way. The future fails with a TransferError."""
-        if job.local.size <= AT_ONCE:
-            return _settled(lambda: self.move(job, is_write=is_write))
 
         def move() -> None:
-            self.move(job, is_write=is_write)
+            self.move(job, is_write=is_write, checksum=checksum)
 
-        return self.run(move, job.deadline, lambda: f"moving {job.local.size:,} bytes")
+        try:
+            if job.local.size <= AT_ONCE and self._chooser.choose(job.handle, job.local.device).is_immediate:
+                self.move(job, is_write=is_write, checksum=checksum)
+                return Future.completed(None)
+        except Exception as error:
+            return Future.failed(error)
+        return self.run(move, job.deadline, lambda: _tell(job, is_write=is_write))
 
     def run(self, work: Callable[[], T], deadline: Deadline, what: Callable[[], str]) -> Future[T]:
-        """Do something on a thread; the future fails when its time has passed, whether or not that ever returns."""
-        future: Future[T] = Future.pending()
+        """Do something on a thread; the future fails when its time has passed, whether or not that ever returns.
+
+        To cancel the future is to cancel the deadline, which ways look at between two pieces.
+        """
+        errand: Errand[T] = Errand(deadline, what)
+        here = contextvars.copy_context()
 
         def do() -> None:
             try:
-                value = work()
+                value = here.run(work)
             except BaseException as error:
-                future.fail(error)
+                errand.future.fail(error)
             else:
-                future.resolve(lambda: value)
+                errand.future.resolve(lambda: value)
+            self._watch.remove(errand)
 
-        self._executor().submit(do)
-        late = f"{what()} was not done after {deadline.seconds:g} s"
-        self._later(deadline.left + 0.1, lambda: future.fail(TransferTimeout(late)))
-        return future
+        self._watch.add(errand)
+        self._threads.do(do)
+        return errand.future
 
-    def move(self, job: Job, *, is_write: bool) -> Way:
+    def move(self, job: Job, *, is_write: bool, checksum: bool = False) -> Way:
         """Move the bytes now; which way they went."""
         begun = time.perf_counter()
         while True:
             way = self._chooser.choose(job.handle, job.local.device)
+            start = now()
             try:
                 (way.write if is_write else way.read)(job)
             except Unsuitable as why:
                 self._chooser.note(way, job.handle, str(why))
-            else:
-                self._tell_done(job, way.name, time.perf_counter() - begun, is_write)
-                return way
+                continue
+            self._note(job, way, start, is_write=is_write)
+            if checksum:
+                compare(job, way)
+            return way
 
-    def _executor(self) -> ThreadPoolExecutor:
-        with self._lock:
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="meshbook transfer")
-            return self._threads
+    def _note(self, job: Job, way: Way, start: int, *, is_write: bool) -> None:
+        end = now()
+        if self._recorder.on:
+            name = "write to a buffer" if is_write else "read of a buffer"
+            link = job.handle.owner.node, job.local.size, way.name
+            self._recorder.add(("transfer", start, end, get_ident(), name, current_origin(), link))
+        self._tell_done(job, way.name, (end - start) / 1e9, is_write)
 
     def close(self) -> None:
+        """Whoever waits gets an error, and what is being moved ends after its present piece."""
+        self._watch.close(lambda what: TransferError(f"{what} was broken off: this process's part in the run is over"))
+        self._threads.close()
+
+
+def _tell(job: Job, *, is_write: bool) -> str:
+    verb, prep = ("writing", "to") if is_write else ("reading", "from")
+    return f"{verb} {job.local.size:,} bytes {prep} the buffer of {job.handle.actor} on {job.handle.owner.node}"
+
+
+class Errand(Generic[T]):
+    """Something that is being done on a thread, as the question that its future is the answer of."""
+
+    helper = None
+
+    def __init__(self, deadline: Deadline, what: Callable[[], str]) -> None:
+        self.deadline = deadline
+        self.due = time.monotonic() + deadline.left + LATE
+        self.what = what
+        self.future: Future[T] = Future.pending()
+        self.future.asked(self, None)
+
+    def cancel(self, index: int | None) -> bool:
+        self.give_up(CallCancelled(f"{self.what()} was cancelled"))
+        return True
+
+    def owing(self, index: int | None) -> list[object]:
+        return []  # nobody: the bytes are moved from here
+
+    def give_up(self, why: BaseException) -> None:
+        self.deadline.cancel(why)
+        self.future.fail(why)
+
+
+class Watch:
+    """Lets futures fail whose time has passed, also where nothing else does. One callback is due at a time."""
+
+    def __init__(self, later: Later) -> None:
+        self._later = later
+        self._lock = threading.Lock()  # guards all of these
+        self._errands: set[Errand[Any]] = set()
+        self._next = float("inf")  # when the next look is
+        self._closed: Callable[[str], BaseException] | None = None
+
+    def add(self, errand: Errand[Any]) -> None:
         with self._lock:
-            if self._threads is not None:
-                self._threads.shutdown(wait=False, cancel_futures=True)
+            self._errands.add(errand)
+            is_sooner = errand.due < self._next
+            if is_sooner:
+                self._next = errand.due
+        if self._closed is not None:
+            errand.give_up(self._closed(errand.what()))
+        elif is_sooner:
+            self._later(errand.due - time.monotonic(), self._look)
 
+    def remove(self, errand: Errand[Any]) -> None:
+        with self._lock:
+            self._errands.discard(errand)
 
-def _settled(work: Callable[[], object]) -> Future[None]:
-    try:
-        work()
-    except Exception as error:
-        return Future.failed(error)
-    return Future.completed(None)
+    def _look(self) -> None:
+        present = time.monotonic()
+        with self._lock:
+            late = [errand for errand in self._errands if errand.due <= present]
+            self._errands.difference_update(late)
+            self._next = min((errand.due for errand in self._errands), default=float("inf"))
+            pause = self._next - present
+        for errand in late:
+            errand.give_up(TransferTimeout(f"{errand.what()} was not done after {errand.deadline.seconds:g} s"))
+        if self._errands:
+            self._later(pause, self._look)
+
+    def close(self, why: Callable[[str], BaseException]) -> None:
+        with self._lock:
+            self._closed = why
+            errands = list(self._errands)
+        for errand in errands:
+            errand.give_up(why(errand.what()))

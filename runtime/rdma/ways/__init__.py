@@ -27,28 +27,35 @@ class Unsuitable(Exception):
 
 
 class Deadline:
-    """Until when a transfer must be done. Ways look at it between two pieces."""
+    """Until when a transfer must be done, unless it is cancelled before. Ways look at it between two pieces."""
+
+    __slots__ = ("_end", "_why", "seconds")
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._end = time.monotonic() + seconds
+        self._why: BaseException | None = None
 
     @property
     def left(self) -> float:
         """Seconds; 0 when it has passed."""
         return max(0.0, self._end - time.monotonic())
 
+    def cancel(self, why: BaseException) -> None:
+        """Nobody wants the transfer any more: `check` raises this, and nothing is left of the time."""
+        self._why, self._end = why, 0.0
+
     def check(self, what: Callable[[], str]) -> None:
-        """TransferTimeout once it has passed."""
+        """TransferTimeout once it has passed, or why it was cancelled."""
         if time.monotonic() >= self._end:
-            raise TransferTimeout(f"{what()} was not done after {self.seconds:g} s")
+            raise self._why or TransferTimeout(f"{what()} was not done after {self.seconds:g} s")
 
 
 def _unnoticed(count: int) -> None:
     """Nobody follows the transfer."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Job:
     """One transfer: `local.size` bytes between here and the buffer, from its byte `offset` on.
 
@@ -70,11 +77,15 @@ class Job:
 class Way(Protocol):
     """A way for data. Its methods are called on any thread, several at a time, and wait.
 
+    One that `is_immediate` copies memory and waits for nobody: short transfers are made by whoever asks for
+    them, be it on an event loop.
+
     `read` and `write` move all bytes, and see that the lease held before and after. They raise BufferDropped,
     OwnerGone, TransferTimeout or another TransferError, and Unsuitable where this way does not lead there.
     """
 
     name: str  # as in `Settings.rdma_ways`
+    is_immediate: bool
 
     def refusal(self, handle: Handle, local: str | None) -> str:
         """Why it does not lead to this buffer, in a few words; empty where it may. Quick; what is probed is kept.

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import threading
+from functools import partial
 
 from meshbook.runtime.errors import BufferDropped, OwnerGone, TransferError
 from meshbook.runtime.memory import process
-from meshbook.runtime.memory.identity import Lifetime, ProcessMark, own_mark
+from meshbook.runtime.memory.identity import own_mark
 from meshbook.runtime.memory.local import CPU, Local
 from meshbook.runtime.rdma.handle import Handle, Lease
-from meshbook.runtime.rdma.progress import InProgress
+from meshbook.runtime.rdma.progress import InProgress, Mark
 from meshbook.runtime.rdma.ways import Job, Unsuitable
 
 PIECE = 64 << 20  # bytes of one call, and between two looks at the deadline
+NOT_ALLOWED = errno.EPERM, errno.EACCES, errno.ENOSYS  # by ptrace's rules, or by a filter of system calls
 _WORD = 8
+_TWO_WORDS = ctypes.c_uint64 * 2
 
 
 class ProcessMemory:
     """Cross Memory Attach, for this process or as an agent for others."""
 
     name = "process memory"
+    is_immediate = True
 
     def __init__(self, in_progress: InProgress) -> None:
         self._in_progress = in_progress
         self._system = own_mark().system
-        self._lock = threading.Lock()  # guards the next
-        self._lifetimes: dict[ProcessMark, Lifetime] = {}
+        self._allows_everyone = False
 
     def refusal(self, handle: Handle, local: str | None) -> str:
         if not process.is_available():
@@ -43,68 +45,93 @@ class ProcessMemory:
         self._move(job, is_write=True)
 
     def _move(self, job: Job, *, is_write: bool) -> None:
-        handle, size = job.handle, job.local.size
+        size, move = job.local.size, _write_piece if is_write else _read_piece
         try:
-            lifetime = self._lifetime(handle.process)
-            with self._in_progress.at(handle):
+            with self._mark(job):
                 for start in range(0, size, PIECE):
-                    job.deadline.check(lambda: f"moving {size:,} bytes from or to {handle.actor}")
-                    self._move_piece(job, start, min(PIECE, size - start), is_write=is_write)
-        except ProcessLookupError:
-            raise gone(handle) from None
-        except PermissionError as error:
-            raise Unsuitable(f"ptrace is not allowed here ({error.strerror})") from error
-        if lifetime.has_ended():
-            raise gone(handle)
-
-    def _move_piece(self, job: Job, start: int, size: int, *, is_write: bool) -> None:
-        handle, words = job.handle, (ctypes.c_uint64 * 2)()
-        before, after = ((ctypes.addressof(words) + at * _WORD, handle.lease.word, _WORD) for at in range(2))
-        piece = job.local.address + start, job.address + start, size
-        pid = handle.process.pid
-        try:
-            if is_write:
-                process.read(pid, [before])
-                check_lease(handle, words[0])
-                process.write(pid, [piece])
-                process.read(pid, [after])
-            else:
-                process.read(pid, [before, piece, after])
+                    job.deadline.check(partial(_tell, job, start, is_write=is_write))
+                    piece = min(PIECE, size - start)
+                    move(job.handle, job.local.address + start, job.address + start, piece)
+                    job.moved(piece)
         except OSError as error:
-            if error.errno != errno.EFAULT:
-                raise
-            check_lease(handle, words[0])
-            raise TransferError(
-                f"the memory of {handle.actor} at {handle.address:#x} is not mapped there (any more): {error.strerror}"
-            ) from error
-        for word in words:
-            check_lease(handle, word)
-        job.moved(size)
+            raise _explain(job.handle, error) from None if isinstance(error, ProcessLookupError) else error
 
-    def _lifetime(self, mark: ProcessMark) -> Lifetime:
-        with self._lock:
-            if (found := self._lifetimes.get(mark)) is None:
-                found = self._lifetimes[mark] = Lifetime(mark)
-            return found
+    def _mark(self, job: Job) -> Mark:
+        lease = job.handle.lease
+        try:
+            return self._in_progress.at(lease, job.deadline.left)
+        except OSError as error:
+            why = f"no word can be left for the owner in {lease.folder} ({error.strerror})"
+            raise Unsuitable(why) from error
 
     def offer(self, local: Local, lease: Lease) -> bytes | None:
-        process.allow_everyone()
+        if not self._allows_everyone:
+            process.allow_everyone()
+            self._allows_everyone = True
         return None
 
     def withdraw(self, handle: Handle) -> None:
         return None
 
     def close(self) -> None:
-        with self._lock:
-            for lifetime in self._lifetimes.values():
-                lifetime.close()
-            self._lifetimes.clear()
+        return None
+
+
+def _read_piece(handle: Handle, here: int, there: int, size: int) -> None:
+    words, word = _TWO_WORDS(), handle.lease.word
+    at = ctypes.addressof(words)
+    try:
+        process.read(handle.process.pid, ((at, word, _WORD), (here, there, size), (at + _WORD, word, _WORD)))
+    except OSError:
+        if words[0]:  # it is told before what is wrong with the memory
+            check_lease(handle, words[0])
+        raise
+    check_lease(handle, words[0])
+    check_lease(handle, words[1])
+
+
+def _write_piece(handle: Handle, here: int, there: int, size: int) -> None:
+    check_lease(handle, _read_word(handle))
+    process.write(handle.process.pid, ((here, there, size),))
+    check_lease(handle, _read_word(handle))
+
+
+def _read_word(handle: Handle) -> int:
+    word = ctypes.c_uint64()
+    process.read(handle.process.pid, ((ctypes.addressof(word), handle.lease.word, _WORD),))
+    return word.value
+
+
+def _tell(job: Job, done: int, *, is_write: bool) -> str:
+    verb, prep = ("writing", "to") if is_write else ("reading", "from")
+    return f"{verb} {job.local.size:,} bytes {prep} {job.handle.actor} by process memory ({done:,} are done)"
+
+
+def _explain(handle: Handle, error: OSError) -> Exception:
+    """What an error of the system's means here."""
+    if isinstance(error, ProcessLookupError):
+        return gone(handle)
+    if error.errno in NOT_ALLOWED:
+        return Unsuitable(f"this process may not reach the owner's memory ({error.strerror})")
+    if handle.process.has_ended:
+        return gone(handle)
+    if error.errno == errno.EFAULT:
+        where = f"{handle.address:#x} in {handle.owner.node} (pid {handle.process.pid})"
+        return TransferError(f"the memory of {handle.actor} at {where} is not mapped there any more: {error.strerror}")
+    return TransferError(f"the memory of {handle.actor} cannot be reached: {error}")
 
 
 def check_lease(handle: Handle, word: int) -> None:
-    """BufferDropped unless this is the number of its lease."""
+    """OwnerGone or BufferDropped unless this is the number of its lease."""
     if word != handle.lease.number:
-        raise BufferDropped(f"the buffer of {handle.actor} was dropped, or its actor has ended: ask for a new handle")
+        raise gone(handle) if handle.process.has_ended else dropped(handle)
+
+
+def dropped(handle: Handle) -> BufferDropped:
+    """It is lent no more."""
+    return BufferDropped(
+        f"the buffer of {handle.size:,} bytes of {handle.actor} was dropped, or its actor has ended: ask for a new one"
+    )
 
 
 def gone(handle: Handle) -> OwnerGone:

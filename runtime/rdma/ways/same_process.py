@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from meshbook.runtime.errors import BufferDropped
 from meshbook.runtime.memory.local import CPU, Local
 from meshbook.runtime.rdma.handle import Handle, Lease
 from meshbook.runtime.rdma.leases import Leases
 from meshbook.runtime.rdma.ways import Job
+from meshbook.runtime.rdma.ways.process_memory import dropped
 from meshbook.runtime.wire.messages import Address
 
 PIECE = 64 << 20  # bytes between two looks at the deadline
@@ -19,6 +19,7 @@ class SameProcess:
     """Copies within this process, by the memory that its own lease keeps."""
 
     name = "same process"
+    is_immediate = True
 
     def __init__(self, own: Address, life: int, leases: Leases) -> None:
         self._own = own
@@ -29,16 +30,20 @@ class SameProcess:
         return "" if (handle.owner, handle.life) == (self._own, self._life) else "the owner is another process"
 
     def read(self, job: Job) -> None:
-        _copy(job, job.local, self._theirs(job))
+        self._move(job, is_write=False)
 
     def write(self, job: Job) -> None:
-        _copy(job, self._theirs(job), job.local)
+        self._move(job, is_write=True)
 
-    def _theirs(self, job: Job) -> Local:
-        lent = self._leases.find(job.handle.lease.number)
+    def _move(self, job: Job, *, is_write: bool) -> None:
+        lent = self._leases.take(job.handle.lease.number)
         if lent is None:
-            raise BufferDropped(f"the buffer of {job.handle.actor} was dropped")
-        return lent.local.part(job.offset, job.local.size)
+            raise dropped(job.handle)
+        try:
+            theirs = lent.local.part(job.offset, job.local.size)
+            _copy(job, *((theirs, job.local) if is_write else (job.local, theirs)))
+        finally:
+            self._leases.give(lent)
 
     def offer(self, local: Local, lease: Lease) -> bytes | None:
         return None
@@ -55,8 +60,10 @@ def _copy(job: Job, to: Local, source: Local) -> None:
         _copy_by_torch(to, source)
         job.moved(to.size)
         return
-    for start in range(0, to.size, PIECE):
-        job.deadline.check(lambda: f"a copy of {to.size:,} bytes within the process")
+    starts = range(0, to.size, PIECE)
+    # Where they overlap, what is still to be copied must not be written over: `memmove` sees to that in each piece.
+    for start in reversed(starts) if to.address > source.address else starts:
+        job.deadline.check(lambda: f"a copy of {to.size:,} bytes within the process of {job.handle.actor}")
         size = min(PIECE, to.size - start)
         ctypes.memmove(to.address + start, source.address + start, size)
         job.moved(size)
