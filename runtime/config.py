@@ -29,6 +29,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     high_water_mark: int = 10_000  # messages queued per peer before a sender has to wait
     queue_messages: int = 4096  # that one process may have waiting in an actor's queue before it has to wait
     queue_bytes: int = 64 << 20  # the same; one message goes while there is less
+    # Bytes of a message from which on it goes through shared memory to processes of its host; 0: none does.
+    shared_bytes: int = 1 << 19
     launch_timeout: float = 60.0
     stop_timeout: float = 3.0  # a worker that has not left by then is killed
     host_timeout: float = 1.7  # a host that has not been heard for so long is lost: 2 s, with what it takes to tell

@@ -38,7 +38,7 @@ from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.telemetry.output import TELEMETRY
 from meshbook.runtime.wire import pickling
-from meshbook.runtime.wire.frames import unpack
+from meshbook.runtime.wire.frames import Elsewhere, unpack
 
 UNKNOWN = -1  # how a process has ended that is not our child
 _CREDENTIALS = struct.Struct("3i")
@@ -101,6 +101,7 @@ class AttachedSession(Session):
         journal = self._path / JOURNAL
         for frame in read_output(journal):
             _, body = unpack(frame)
+            assert not isinstance(body, Elsewhere)  # the caretaker was sent all of it
             (chunk,), _ = pickling.loads(body, TELEMETRY)
             self.output.replay(chunk)
         for frame in read_messages(journal):

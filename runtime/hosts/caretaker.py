@@ -31,6 +31,7 @@ class Caretaker(Node):
     def __init__(self, transport: Transport, run: str, settings: Settings, life: int, journal: Journal) -> None:
         super().__init__(transport, run, settings, life, takes_over=True)
         self._journal = journal
+        self.bulk.refuses = "what comes for a detached run is kept in a file, as it is"
         self.host_inline(TELEMETRY, Unheard())
         self.host_inline(ROSTER, Roster())
 

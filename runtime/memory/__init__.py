@@ -2,5 +2,7 @@
 
 local       what a user gave us (tensor, array, memoryview) as a stretch of memory
 process     reading and writing the memory of another process of this host (Cross Memory Attach)
+segments    memory that is shared with others: the side that fills it; `shelf` decides which, `layout` is its form
+mappings    the side that reads it
 identity    which process that is, so that a number that is used again is not taken for it
 """

@@ -7,6 +7,8 @@ from typing import Any
 
 from meshbook.runtime.actor.ports import ResponsePort
 from meshbook.runtime.errors import MeshbookError, MessageTooLarge, SupervisionError
+from meshbook.runtime.node.bulk import Bulk
+from meshbook.runtime.node.credits import size_of
 from meshbook.runtime.node.failures import pack_error, pickle_exception
 from meshbook.runtime.node.routes import Routes
 from meshbook.runtime.transport import PeerGone
@@ -18,8 +20,9 @@ from meshbook.runtime.wire.messages import Reply
 class Answers:
     """What a node says to those who asked it. `limit` is the most bytes of a message."""
 
-    def __init__(self, routes: Routes, limit: int) -> None:
+    def __init__(self, routes: Routes, bulk: Bulk, limit: int) -> None:
         self._routes = routes
+        self._bulk = bulk
         self._node = routes.own.node
         self._limit = limit
 
@@ -27,7 +30,12 @@ class Answers:
         """Answer with a value; `what` it is, for the error where it cannot travel."""
         try:
             reply = Reply(self._node, call, "ok", rank)
-            frame = pack(reply, pickling.dumps(value, what), self._limit)
+            body = pickling.dumps(value, what)
+            size = size_of(body)
+            if size < self._bulk.least:
+                frame = pack(reply, body, self._limit)
+            else:
+                frame = self._bulk.pack(reply, body, size, self._routes.address_of(to))
         except MessageTooLarge as error:
             return self.reply_lost(to, call, SupervisionError(f"{what}: {error}"))
         except MeshbookError as error:

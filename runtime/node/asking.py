@@ -17,6 +17,7 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import CallTimeout
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.node.answering import Answers
+from meshbook.runtime.node.bulk import Bulk
 from meshbook.runtime.node.calls import Asker, CallTable, Desk, Each, Explain, Inquiry, Relay, Taker, Target, Unanswered
 from meshbook.runtime.node.clock import Later
 from meshbook.runtime.node.credits import is_counted, size_of
@@ -65,6 +66,7 @@ class Questions:
         reception: Reception,
         answers: Answers,
         pressure: Pressure,
+        bulk: Bulk,
         recorder: Recorder,
         *,
         limit: int,
@@ -78,6 +80,7 @@ class Questions:
         self._answers = answers
         self._pressure = pressure
         self._spend = pressure.spend
+        self._bulk = bulk
         self._limit = limit
         self.later = later
         self._returned = returned
@@ -221,6 +224,8 @@ class Questions:
         is_counted_here = bool(messages) and isinstance(messages[0], Call) and is_counted(targets[0].actor)
         spend = self._spend if is_counted_here else None
         try:
+            if size >= self._bulk.least and self._bulk.takes(size):
+                return self._ask_in_bulk(targets, messages, body, size, is_counted_here, deadline)
             for target, message in zip(targets, messages, strict=True):
                 frame = pack(message, body, self._limit)
                 if (
@@ -233,6 +238,28 @@ class Questions:
             for opened in messages:
                 self._take_back(opened)
             raise
+        return None
+
+    def _ask_in_bulk(
+        self,
+        targets: Sequence[Target],
+        messages: Sequence[Question],
+        body: Body,
+        size: int,
+        is_counted_here: bool,
+        deadline: float | None,
+    ) -> None:
+        """The same with a body that maybe goes through shared memory: once there is room, so that nothing is lent
+        there for a message that is not sent.
+        """
+        with self._bulk.shipment(body, size, [target.address for target in targets]) as frame_for:
+            for target, message in zip(targets, messages, strict=True):
+                if (
+                    not is_counted_here
+                    or self._spend((target.address.node, target.actor), size)
+                    or self._finds_room(target, message, size, deadline)
+                ):
+                    self._send(target, frame_for(message, target.address), message, size)
 
     def _finds_room(self, target: Target, question: Question, size: int, deadline: float | None) -> bool:
         """Wait until the target's queue has room; False where the question has failed by then."""

@@ -8,6 +8,7 @@ reborn         a process that had ended is started again
 moved          the mesh of this process was resized: its rank may be another one
 renewed        of what a node had spawned here before that, nothing more is to come
 recording      what this process has recorded of its doings; `clock`: what its clock says
+offered        a node asks whether this process can read its shared memory; `accepted` is the answer
 fate           a process that counts on another one for the first time asks how that has ended, if it has
 """
 
@@ -18,6 +19,9 @@ from typing import Any, Protocol
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
+from meshbook.runtime.memory.identity import ProcessMark
+from meshbook.runtime.memory.layout import Reference
+from meshbook.runtime.node.bulk import Bulk
 from meshbook.runtime.node.deadlock import Step
 from meshbook.runtime.telemetry.spans import Recording, now
 from meshbook.runtime.wire.messages import Address, Place
@@ -37,6 +41,9 @@ class Kept(Protocol):
     def begin_again(self, address: Address, life: int) -> None: ...
     def close_early(self, spawner: str, number: int) -> None: ...
     def move(self, place: Any, at: Place, keys: Collection[str]) -> None: ...
+
+    bulk: Bulk
+
     def tell_fate(self, node: str, asker: Address) -> None: ...
     def recording(self, since: int) -> Recording: ...
 
@@ -91,6 +98,16 @@ class Keeper(Actor):
     def renewed(self, spawner: str, number: int) -> None:
         """Up to this number the spawner has created here again what it will create."""
         self._node.close_early(spawner, number)
+
+    @endpoint
+    def offered(self, sender: Address, number: int, probe: Reference) -> None:
+        """That node would send large messages through its shared memory, of which this is a piece."""
+        self._node.bulk.heed_offer(sender, number, probe)
+
+    @endpoint
+    def accepted(self, node: str, number: int, reader: ProcessMark, why: str) -> None:
+        """That node, which is this process, can read what is offered; or `why` it cannot."""
+        self._node.bulk.heed_answer(node, number, reader, why)
 
     @endpoint
     def fate(self, node: str, asker: Address) -> None:

@@ -23,6 +23,7 @@ from meshbook.runtime.errors import ExitReport, RefusedMessage, SupervisionError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.node.answering import Answers
 from meshbook.runtime.node.asking import Questions, plan
+from meshbook.runtime.node.bulk import Bulk
 from meshbook.runtime.node.calls import Asker, CallTable, Each, Target
 from meshbook.runtime.node.clock import Clock
 from meshbook.runtime.node.credits import Window
@@ -43,7 +44,7 @@ from meshbook.runtime.telemetry.signs import Signs
 from meshbook.runtime.telemetry.spans import Recorder, Recording, now
 from meshbook.runtime.transport import PeerGone, Transport
 from meshbook.runtime.wire import pickling
-from meshbook.runtime.wire.frames import Body, Buffer, pack, unpack
+from meshbook.runtime.wire.frames import Body, Buffer, Elsewhere, pack, unpack
 from meshbook.runtime.wire.messages import Address, Call, Credit, Down, Handover, Hello, Place, Reply, Spawn, Stop
 
 logger = logging.getLogger(__name__)
@@ -110,10 +111,12 @@ class Node:
         self._logged: set[str] = set()
         self._closed = False
         limit = settings.max_message_bytes
-        self._answers = Answers(self._routes, limit)
 
         def later(seconds: float, callback: Callable[[], object]) -> None:
             self.later(seconds, callback)  # by the clock of then: tests have their own
+
+        self.bulk = Bulk(self._routes, self._tell_keeper, later, least=settings.shared_bytes, limit=limit)
+        self._answers = Answers(self._routes, self.bulk, limit)
 
         self._pressure = Pressure(
             *(self._routes, self._reception, Window(settings.queue_messages, settings.queue_bytes)),
@@ -126,9 +129,12 @@ class Node:
         ways = self._routes, self._calls, self._reception
         returned = self._directory.message_returned
         self._questions = Questions(
-            *(*ways, self._answers, self._pressure, self.recorder), limit=limit, later=later, returned=returned
+            *(*ways, self._answers, self._pressure, self.bulk, self.recorder),
+            limit=limit,
+            later=later,
+            returned=returned,
         )
-        self._ports = Ports(*ways, limit=limit, returned=returned)
+        self._ports = Ports(*ways, self.bulk, limit=limit, returned=returned)
         self._supervision = Supervision(
             self._routes,
             self._questions,
@@ -188,6 +194,7 @@ class Node:
         self._routes.close()
         self._clock.close()
         self._transport.close()
+        self.bulk.close()
         self._pressure.close()
         self._reception.join()
         shut_down = "this process's runtime was shut down while the call was open"
@@ -245,6 +252,9 @@ class Node:
         self.place = self.take_place(place)
         self._directory.move(self.place, at, keys)
 
+    def _tell_keeper(self, to: Address, endpoint: str, *said: Any) -> None:
+        self._tell(to, endpoint, *said)
+
     def _serves_here(self, key: str) -> bool:
         return self._directory.is_served_here(key)
 
@@ -284,6 +294,7 @@ class Node:
             if self.report_of(node) is None:  # the news has overtaken that of its end
                 self._note_down(ExitReport(node, 0, None, hint="it has ended, and was started again"))
             self._directory.early.expect(node, life * ACTORS_A_LIFE)
+            self.bulk.forget(node)
             self._routes.begin_again(address, life)
             for listener in list(self.when_reborn):
                 listener(node)
@@ -300,6 +311,7 @@ class Node:
                 return None
             self._routes.end(report)
             self._pressure.forget(node)
+            self.bulk.forget(node)
             self._fail_all(node, lambda: loss(report))
             self._directory.lose_spawner(node)
             self._supervision.lose(report)
@@ -349,13 +361,16 @@ class Node:
         asker = self._routes.address_of(handover.sender)
         answer = Reply(self.address.node, handover.call, "ok")
         frame = pack(answer, pickling.dumps(None, "an answer"), self.settings.max_message_bytes)
+        # What is in memory of this process is for the one that is there now: the next is given all of it.
+        self.bulk.forget(handover.sender)
         with contextlib.suppress(PeerGone):
-            self._routes.hold(asker, frame)
+            self._routes.hold(asker, frame, self.bulk.keep)
 
     def _succeed(self, address: Address, life: int) -> None:
         """Another process is this node now: what it had spawned here stays, what it was asked nobody answers."""
         node = address.node
         with self.noting:
+            self.bulk.forget(node)
             if not self._routes.succeed(address, life):
                 return
             self._pressure.forget(node)
@@ -366,12 +381,16 @@ class Node:
 
     def _accept(self, frame: Buffer) -> None:
         try:
-            message, body = unpack(frame)
+            message, packed = unpack(frame)
             if not isinstance(message, Hello) and not self._routes.knows(message.sender):
                 raise RefusedMessage(f"a {type(message).__name__} from {message.sender!r}, who has not said Hello")
-            self._handlers[type(message)](message, body)
+            self._handlers[type(message)](message, self._open(packed) if isinstance(packed, Elsewhere) else packed)
         except RefusedMessage as error:
             self._refuse(error)
+
+    def _open(self, body: Elsewhere) -> Body:
+        self._reception.bytes += body.size
+        return self.bulk.open(body)
 
     def _refuse(self, error: RefusedMessage) -> None:
         self.refused += 1

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from meshbook.runtime.node.asking import own_key
+from meshbook.runtime.node.bulk import Bulk
 from meshbook.runtime.node.calls import CallTable
+from meshbook.runtime.node.credits import size_of
 from meshbook.runtime.node.failures import pack_error, pickle_exception
 from meshbook.runtime.node.mailbox import Mailbox
 from meshbook.runtime.node.reception import Reception
@@ -25,6 +27,7 @@ class Ports:
         routes: Routes,
         calls: CallTable,
         reception: Reception,
+        bulk: Bulk,
         *,
         limit: int,
         returned: Callable[[str, str, str], None],
@@ -32,6 +35,7 @@ class Ports:
         self._routes = routes
         self._calls = calls
         self._reception = reception
+        self._bulk = bulk
         self._limit = limit
         self._returned = returned
 
@@ -53,7 +57,10 @@ class Ports:
         if number:
             reply = Reply(self._routes.own.node, number, "ok", rank, own_key() if returns else "")
             body = pickling.dumps(value, "a value sent to a port")
-            self._send(to, reply, pack(reply, body, self._limit))
+            size = size_of(body)
+            is_small = size < self._bulk.least
+            frame = pack(reply, body, self._limit) if is_small else self._bulk.pack(reply, body, size, to)
+            self._send(to, reply, frame)
 
     def fail_port(self, to: Address, number: int, error: BaseException, *, returns: bool) -> None:
         """Let whoever receives there raise this error, or an ActorError of its text where it cannot travel."""

@@ -110,9 +110,9 @@ class Routes:
         self._transport.release(address, anew=is_news)
         return is_news
 
-    def hold(self, to: Address, last: Buffer) -> None:
-        """Send this frame, and nothing after it until another process is that node."""
-        self._transport.hold(to, last)
+    def hold(self, to: Address, last: Buffer, keep: Callable[[Buffer], Buffer]) -> None:
+        """Send this frame, and nothing after it until another process is that node; `keep` makes it fit for that."""
+        self._transport.hold(to, last, keep)
 
     def release(self, to: Address) -> None:
         """Send what was held for this node, if something is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from meshbook.runtime.wire.frames import Buffer
@@ -47,8 +48,8 @@ class Transport(Protocol):
         `life` counts those that it has had; what is sent from now on is for this one.
         """
 
-    def hold(self, to: Address, last: Buffer) -> None:
-        """Send this frame to a peer, and keep what is sent there afterwards, until `release`."""
+    def hold(self, to: Address, last: Buffer, keep: Callable[[Buffer], Buffer]) -> None:
+        """Send this frame to a peer, and keep what is sent there afterwards, as `keep` makes it, until `release`."""
 
     def release(self, to: Address, *, anew: bool) -> None:
         """Send what was kept for a peer. `anew`: another process is that peer now, to be greeted first."""

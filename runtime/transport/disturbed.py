@@ -164,9 +164,9 @@ class DisturbedTransport:
     def remember(self, node: str, life: int) -> None:
         self._inside.remember(node, life)
 
-    def hold(self, to: Address, last: Buffer) -> None:
+    def hold(self, to: Address, last: Buffer, keep: Callable[[Buffer], Buffer]) -> None:
         self.mend()
-        self._inside.hold(to, last)
+        self._inside.hold(to, last, keep)
 
     def release(self, to: Address, *, anew: bool) -> None:
         self._inside.release(to, anew=anew)

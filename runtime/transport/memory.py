@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
 from typing import Final
 
 from meshbook.runtime.transport import PeerGone
@@ -133,7 +134,7 @@ class MemoryTransport:
             self._greeted.discard(node)  # whoever is there now has not been
             self._gone.discard(node)
 
-    def hold(self, to: Address, last: Buffer) -> None:
+    def hold(self, to: Address, last: Buffer, keep: Callable[[Buffer], Buffer]) -> None:
         with self._holding:
             self._held[to.node] = []
             self._send(to, last)

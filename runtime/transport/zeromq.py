@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -126,8 +127,8 @@ class ZmqTransport:
                 del self._peers[node]  # the next message connects, and greets, anew
                 peer.abandon()
 
-    def hold(self, to: Address, last: Buffer) -> None:
-        (self._peers.get(to.node) or self._connect(to)).hold(last)
+    def hold(self, to: Address, last: Buffer, keep: Callable[[Buffer], Buffer]) -> None:
+        (self._peers.get(to.node) or self._connect(to)).hold(last, keep)
 
     def release(self, to: Address, *, anew: bool) -> None:
         if (peer := self._peers.get(to.node)) is not None:
@@ -180,6 +181,7 @@ class _Peer:
         self._url = url
         self._most = settings.high_water_mark
         self._held: list[Buffer] | None = None  # what waits for another process to be this peer
+        self._keep: Callable[[Buffer], Buffer] = lambda frame: frame
         self._socket = self._connect(url, self._most)
         self._asking: zmq.Socket[bytes] | None = None
         self._life: int | None = (
@@ -205,7 +207,7 @@ class _Peer:
             if self._held is None:
                 self._put(frame)
             else:
-                self._held.append(frame)
+                self._held.append(self._keep(frame))
 
     def _put(self, frame: Buffer) -> None:
         while not self._gone:
@@ -217,9 +219,10 @@ class _Peer:
                 self._socket.poll(BLOCKED_POLL_MS, zmq.POLLOUT)
         raise PeerGone(f"node {self._node} was given up")
 
-    def hold(self, last: Buffer) -> None:
+    def hold(self, last: Buffer, keep: Callable[[Buffer], Buffer]) -> None:
         with self._lock:
             self._put(last)
+            self._keep = keep
             self._held = self._held or []
 
     def release(self, greeting: Buffer | None) -> None:

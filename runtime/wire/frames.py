@@ -3,6 +3,10 @@
     magic "mb" | version | 0 | header length | body length | number of buffers | length of each buffer ...
     header (msgpack) | body (pickle stream) | buffers, each on a 64-byte boundary
 
+A body may lie elsewhere, in memory that the receiver maps. Then its frame has a 1 in the place of the 0, and ends with
+
+    header (msgpack) | where the body is (msgpack)
+
 One frame and not several, so that a send is atomic: a Ctrl-C between two parts of one message would make the peer
 read the rest of the connection wrongly.
 """
@@ -15,18 +19,48 @@ from collections.abc import Sequence
 import msgspec
 
 from meshbook.runtime.errors import MessageTooLarge, RefusedMessage
+from meshbook.runtime.memory.layout import Reference
 from meshbook.runtime.wire import messages
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"mb"
 ALIGNMENT = 64
-_PREFIX = struct.Struct("<2sBxIQI")
+HERE, ELSEWHERE = 0, 1
+_PREFIX = struct.Struct("<2sBBIQI")
 _LENGTH = struct.Struct("<Q")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(messages.Any).decode
+_decode_reference = msgspec.msgpack.Decoder(Reference).decode
 
 Buffer = bytes | bytearray | memoryview
 Body = Sequence[Buffer]  # the pickle stream, then its out-of-band buffers; empty for a message without a body
+
+
+class Elsewhere(msgspec.Struct, frozen=True):
+    """In the place of a body that is not in its frame: how long its parts are, and where they lie."""
+
+    lengths: list[int]
+    reference: Reference
+
+    @property
+    def size(self) -> int:
+        return sum(self.lengths)
+
+
+class Lost(bytes):
+    """In the place of a body that cannot be reached: `why`. As long as that was, for who counts bytes."""
+
+    size: int
+    why: str
+
+    @classmethod
+    def body(cls, size: int, why: str) -> list[Buffer]:
+        lost = cls()
+        lost.size, lost.why = size, why
+        return [lost]
+
+    def __len__(self) -> int:
+        return self.size
 
 
 def pack(message: messages.Message, body: Body, limit: int) -> Buffer:
@@ -35,7 +69,7 @@ def pack(message: messages.Message, body: Body, limit: int) -> Buffer:
     if len(body) < 2:
         stream = body[0] if body else b""
         _check_size(len(header) + len(stream), limit, message)
-        return b"".join((_PREFIX.pack(MAGIC, VERSION, len(header), len(stream), 0), header, stream))
+        return b"".join((_PREFIX.pack(MAGIC, VERSION, HERE, len(header), len(stream), 0), header, stream))
     return _pack_buffers(message, header, body, limit)
 
 
@@ -44,7 +78,7 @@ def _pack_buffers(message: messages.Message, header: bytes, body: Body, limit: i
     lengths = [memoryview(buffer).nbytes for buffer in buffers]
     head = b"".join(
         (
-            _PREFIX.pack(MAGIC, VERSION, len(header), len(stream), len(buffers)),
+            _PREFIX.pack(MAGIC, VERSION, HERE, len(header), len(stream), len(buffers)),
             *map(_LENGTH.pack, lengths),
             header,
             stream,
@@ -65,11 +99,24 @@ def _pack_buffers(message: messages.Message, header: bytes, body: Body, limit: i
     return frame
 
 
-def unpack(frame: Buffer) -> tuple[messages.Any, list[Buffer]]:
+def pack_elsewhere(message: messages.Message, lengths: Sequence[int], reference: Reference) -> Buffer:
+    """One frame of a message whose body, of parts of these lengths, lies where the reference says."""
+    header = _encode(message)
+    stream_length, *others = lengths
+    prefix = _PREFIX.pack(MAGIC, VERSION, ELSEWHERE, len(header), stream_length, len(others))
+    return b"".join((prefix, *map(_LENGTH.pack, others), header, _encode(reference)))
+
+
+def is_whole(frame: Buffer) -> bool:
+    """Whether nothing of a message lies elsewhere."""
+    return len(frame) < _PREFIX.size or _PREFIX.unpack_from(frame)[2] == HERE
+
+
+def unpack(frame: Buffer) -> tuple[messages.Any, list[Buffer] | Elsewhere]:
     """The message and the body of a frame, without copying buffers. Raises RefusedMessage for anything else."""
     view = memoryview(frame)
     try:
-        magic, version, header_length, stream_length, count = _PREFIX.unpack_from(view)
+        magic, version, place, header_length, stream_length, count = _PREFIX.unpack_from(view)
     except struct.error:
         raise RefusedMessage(f"a frame of {len(view)} bytes is no message") from None
     if magic != MAGIC:
@@ -79,6 +126,8 @@ def unpack(frame: Buffer) -> tuple[messages.Any, list[Buffer]]:
             f"the sender speaks wire version {version}, this process {VERSION}: install the same meshbook"
         )
     try:
+        if place == ELSEWHERE:
+            return _unpack_elsewhere(view, header_length, stream_length, count)
         return _unpack_parts(view, header_length, stream_length, count)
     except (struct.error, msgspec.DecodeError, ValueError) as error:
         raise RefusedMessage(f"a damaged message: {error}") from error
@@ -103,6 +152,18 @@ def _unpack_parts(
     if end != len(view):
         raise ValueError(f"{end} bytes announced, {len(view)} came")
     return message, body
+
+
+def _unpack_elsewhere(
+    view: memoryview, header_length: int, stream_length: int, count: int
+) -> tuple[messages.Any, Elsewhere]:
+    lengths = [
+        stream_length,
+        *(_LENGTH.unpack_from(view, _PREFIX.size + each * _LENGTH.size)[0] for each in range(count)),
+    ]
+    start = _PREFIX.size + count * _LENGTH.size
+    end = start + header_length
+    return _decode(view[start:end]), Elsewhere(lengths, _decode_reference(view[end:]))
 
 
 def _aligned(position: int) -> int:

@@ -18,7 +18,7 @@ import cloudpickle
 
 from meshbook.runtime.errors import PickleError
 from meshbook.runtime.wire.arrays import reduce_array
-from meshbook.runtime.wire.frames import Body, Buffer
+from meshbook.runtime.wire.frames import Body, Buffer, Lost
 from meshbook.runtime.wire.tables import reduce_arrow, reduce_frame, reduce_series
 
 _PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
@@ -69,6 +69,8 @@ def loads(body: Body, what: What) -> Any:
     try:
         return pickle.loads(body[0], buffers=body[1:])
     except Exception as error:
+        if body and isinstance(body[0], Lost):
+            raise PickleError(f"{_say(what)} could not be reached: {body[0].why}") from None
         raise PickleError(f"{_say(what)} cannot be unpickled: {type(error).__name__}: {error}") from error
 
 

@@ -1,0 +1,227 @@
+"""The receiving side of shared memory: segments of other processes, mapped here, and the views that values live in.
+
+A mapping is kept for the next message in the same segment: its pages are known to this process by then. The last view
+of a message that goes gives the segment back, by a word in it. A child that this process forks has the views as well,
+as of memory of its own; what it may see is never used again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import functools
+import os
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from meshbook.runtime.memory import process
+from meshbook.runtime.memory.identity import own_mark
+from meshbook.runtime.memory.layout import (
+    FREE,
+    HEADER,
+    SPOILT,
+    Reference,
+    expect_token,
+    map_file,
+    starts_of,
+    unmap,
+    words_at,
+)
+from meshbook.runtime.memory.shelf import IDLE_SECONDS
+
+MOST_IDLE = 64
+
+
+class _Use:
+    """One message that is read, in memory that others see as well or (`private` is its address) in a copy on write."""
+
+    def __init__(self, mapping: _Mapping, reference: Reference, private: int) -> None:
+        self.mapping = mapping
+        self.reference = reference
+        self.private = private
+        self.pid = os.getpid()
+        self.has_children = False  # forked while it was there: they may have views of it for ever
+
+    def end(self) -> None:
+        """The last view of it is gone. Called from anywhere, so it takes no lock."""
+        if os.getpid() != self.pid:
+            return  # in a child: its parent goes on reading
+        if self.private:
+            unmap(self.private, self.reference.size)
+        self.mapping.give_back(self.reference, FREE if not self.has_children else SPOILT)
+        self.mapping.uses.pop(self.reference.ticket, None)  # last: while it is in there, the mapping stays
+
+    def remap(self) -> None:
+        """In a child: what it writes from now on must not show in its parent."""
+        if self.private:
+            return
+        with contextlib.suppress(OSError):  # the owner has ended; the parent sees what this child writes
+            descriptor = _open(self.reference)
+            try:
+                address, size = self.mapping.address + HEADER, self.reference.size - HEADER
+                map_file(descriptor, size, is_shared=False, at=address, offset=HEADER)
+                self.private = address  # so that a child of this one finds it as it is
+            finally:
+                os.close(descriptor)
+
+
+class _Mapping:
+    """A segment of another process, mapped here."""
+
+    def __init__(self, reference: Reference, descriptor: int) -> None:
+        self.size = reference.size
+        self.address = map_file(descriptor, self.size, is_shared=True)
+        self.uses: dict[int, _Use] = {}  # by ticket
+        self.used_at = 0.0
+        self._words = words_at(self.address)
+
+    def accept(self, reference: Reference) -> None:
+        """OSError where this message was taken back, as it was meant for another process."""
+        if self._words[reference.word] != reference.ticket:
+            raise OSError(errno.ESTALE, "its sender has taken it back")
+        self._words[reference.word] = reference.ticket + 1
+        self.used_at = time.monotonic()
+
+    def give_back(self, reference: Reference, word: int) -> None:
+        if self._words[reference.word] == reference.ticket + 1:
+            self._words[reference.word] = word
+
+
+class Mappings:
+    """The segments of others that this process has mapped. `trim` wants to be called while it says there are some."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards _mappings
+        self._mappings: dict[tuple[Any, ...], _Mapping] = {}
+        self._own = own_mark()
+        _all.add(self)
+
+    def can_open(self, reference: Reference) -> str:
+        """Why this process cannot read segments of that one; empty where it can."""
+        if reference.owner.system != self._own.system:
+            return "it is in another pid namespace"
+        try:
+            os.close(_open(reference))
+        except OSError as error:
+            return str(error)
+        return ""
+
+    def open(self, reference: Reference, lengths: Sequence[int]) -> list[memoryview]:
+        """The parts of a message, writable, without a copy. OSError where they cannot be reached."""
+        if reference.reader != self._own:
+            raise OSError(errno.ESTALE, "it was meant for a process that was here before")
+        try:
+            view = self._view(reference)
+        except OSError as error:
+            view = _read_over(reference, lengths, error)
+        return [view[start : start + length] for start, length in zip(starts_of(lengths), lengths, strict=False)]
+
+    def trim(self) -> bool:
+        """Let go of what was not used for long; whether some are left."""
+        now = time.monotonic()
+        with self._lock:
+            idle = sorted(
+                (each for each in self._mappings.items() if not each[1].uses), key=lambda each: each[1].used_at
+            )
+            for number, (key, mapping) in enumerate(idle):
+                if now - mapping.used_at >= IDLE_SECONDS or number < len(idle) - MOST_IDLE:
+                    unmap(mapping.address, mapping.size)
+                    del self._mappings[key]
+            return bool(self._mappings)
+
+    def before_fork(self) -> None:
+        for use in self._uses():
+            use.has_children = True
+
+    def after_fork(self) -> None:
+        """In the child, which has one thread: whoever has the lock is not here."""
+        for use in self._uses():
+            use.remap()
+
+    def _uses(self) -> list[_Use]:
+        return [use for mapping in list(self._mappings.values()) for use in list(mapping.uses.values())]
+
+    def _view(self, reference: Reference) -> memoryview:
+        private = 0
+        with self._lock:
+            mapping = self._find(reference)
+            if not reference.is_shared:
+                private = _map(reference, is_shared=False)
+            mapping.accept(reference)
+            use = mapping.uses[reference.ticket] = _Use(mapping, reference, private)
+        room = reference.size - HEADER
+        made = _array(room).from_address((private or mapping.address) + HEADER)
+        # Not at the end of the process: values may be read until then, and the sender sees that it ends.
+        weakref.finalize(made, use.end).atexit = False
+        return memoryview(made).cast("B")
+
+    def _find(self, reference: Reference) -> _Mapping:
+        key = reference.owner, reference.descriptor, reference.token
+        if (mapping := self._mappings.get(key)) is None:
+            descriptor = _open(reference)
+            try:
+                mapping = self._mappings[key] = _Mapping(reference, descriptor)
+            finally:
+                os.close(descriptor)
+        return mapping
+
+
+def _open(reference: Reference) -> int:
+    descriptor = os.open(reference.path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        expect_token(descriptor, reference.token)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _map(reference: Reference, *, is_shared: bool) -> int:
+    descriptor = _open(reference)
+    try:
+        return map_file(descriptor, reference.size, is_shared=is_shared)
+    finally:
+        os.close(descriptor)
+
+
+def _read_over(reference: Reference, lengths: Sequence[int], error: OSError) -> memoryview:
+    """The data, copied out of the owner's memory: for who has no descriptor left to map it."""
+    if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        raise error
+    owner, size = reference.owner.pid, starts_of(lengths)[-1]
+    there = reference.address - HEADER + 8 * reference.word
+    word, made = ctypes.c_uint64(), (ctypes.c_ubyte * size)()
+    process.read(owner, [(ctypes.addressof(word), there, 8)])
+    if word.value != reference.ticket:
+        raise error
+    for start in range(0, size, process.MOST_BYTES):
+        length = min(process.MOST_BYTES, size - start)
+        process.read(owner, [(ctypes.addressof(made) + start, reference.address + start, length)])
+    word.value = FREE
+    process.write(owner, [(ctypes.addressof(word), there, 8)])
+    return memoryview(made).cast("B")
+
+
+@functools.cache
+def _array(room: int) -> Any:
+    return ctypes.c_ubyte * room
+
+
+_all: weakref.WeakSet[Mappings] = weakref.WeakSet()  # what a fork concerns
+
+
+def _before_fork() -> None:
+    for mappings in list(_all):
+        mappings.before_fork()
+
+
+def _after_fork() -> None:
+    for mappings in list(_all):
+        mappings.after_fork()
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork)

@@ -1,0 +1,249 @@
+"""The sending side of shared memory: segments that are filled for a message, and used again when it has been read.
+
+A segment is a memfd, full-size before anybody touches it and never made smaller, so nobody gets a SIGBUS by it; and not
+bound by /dev/shm, which has 64 MB in containers. Its first use costs ten times what a later one does: hence the pool.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import resource
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+
+from meshbook.runtime.memory.identity import ProcessMark, has_ended, own_mark
+from meshbook.runtime.memory.layout import (
+    FIRST_WORD,
+    FREE,
+    HEADER,
+    MOST_READERS,
+    SPOILT,
+    TOKEN,
+    Reference,
+    give_pages_back,
+    map_file,
+    starts_of,
+    unmap,
+    want_huge_pages,
+    words_at,
+)
+from meshbook.runtime.memory.shelf import fitting, is_too_near, most_segments, size_class, surplus
+
+Part = bytes | bytearray | memoryview
+_HAS_MEMFD = hasattr(os, "memfd_create")
+
+
+class Segment:
+    """A stretch of shared memory, and who reads it now."""
+
+    def __init__(self, room: int) -> None:
+        """OSError where there is no memory, or there are too few descriptors."""
+        if not _HAS_MEMFD:
+            raise OSError(errno.ENOSYS, "this system has no memfd")
+        self.room = room
+        self.size = HEADER + room
+        self.token = secrets.randbits(63) | 1
+        self.descriptor = os.memfd_create("meshbook", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            self._prepare()
+        except OSError:
+            os.close(self.descriptor)
+            raise
+        self.readers: dict[int, tuple[int, ProcessMark]] = {}  # by word: the ticket, and whose it is
+        self.is_filled = False  # all have been added that are to read this message
+        self.is_spoilt = False  # somebody else has it, whom we do not know: a child of a reader's
+        self.idle_since = 0.0
+
+    def _prepare(self) -> None:
+        if is_too_near(self.descriptor, resource.getrlimit(resource.RLIMIT_NOFILE)[0]):
+            raise OSError(errno.EMFILE, "too few descriptors are left")
+        os.ftruncate(self.descriptor, self.size)
+        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        self._address = map_file(self.descriptor, self.size, is_shared=True)
+        want_huge_pages(self._address, self.size)
+        self._words = words_at(self._address)
+        self._words[TOKEN] = self.token
+
+    @property
+    def address(self) -> int:
+        """Of its data."""
+        return self._address + HEADER
+
+    def fill(self, parts: Sequence[Part]) -> None:
+        """Copy these in, one after the other."""
+        views = [memoryview(part).cast("B") for part in parts]
+        for view, start in zip(views, starts_of([view.nbytes for view in views]), strict=False):
+            _copy(self.address + start, view)
+
+    def lend(self, owner: ProcessMark, reader: ProcessMark, ticket: int, *, is_shared: bool) -> Reference | None:
+        """What lets this process read it; None where no more fit."""
+        word = FIRST_WORD + len(self.readers)
+        if len(self.readers) == MOST_READERS:
+            return None
+        self.readers[word] = ticket, reader
+        self._words[word] = ticket
+        where = owner, self.descriptor, self.token, self.size, self.address
+        return Reference(*where, reader, word, ticket, is_shared)
+
+    def take_back(self, reference: Reference) -> None:
+        """Nobody is going to read it by this."""
+        if self._words[reference.word] == reference.ticket:
+            self._words[reference.word] = FREE
+
+    def is_free(self) -> bool:
+        """Whether all have given it back."""
+        if not self.is_filled:
+            return False
+        for word in list(self.readers):
+            if (said := self._words[word]) in (FREE, SPOILT):
+                self.is_spoilt = self.is_spoilt or said == SPOILT
+                del self.readers[word]
+        return not self.readers
+
+    def unopened(self) -> list[ProcessMark]:
+        """Who has not yet looked at what is here for him."""
+        return [reader for word, (ticket, reader) in list(self.readers.items()) if self._words[word] == ticket]
+
+    def forget_ended(self) -> None:
+        """Those that have ended read nothing any more."""
+        for word, (_, reader) in list(self.readers.items()):
+            if self._words[word] != FREE and has_ended(reader.pid, reader.started):
+                self._words[word] = FREE
+
+    def close(self, *, is_read: bool = False) -> None:
+        """Let go of it. What `is_read` still stays with those who do; else the memory goes back now."""
+        if not (is_read or self.is_spoilt):
+            give_pages_back(self.address, self.room)
+        unmap(self._address, self.size)
+        os.close(self.descriptor)
+
+
+class Pool:
+    """The segments of one process. `trim` wants to be called now and then while it says that there are some."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards all of these, but the data of segments
+        self._owner = own_mark()
+        self._busy: list[Segment] = []
+        self._idle: list[Segment] = []
+        self._ticket = 0
+        self._closed = False
+
+    def take(self, parts: Sequence[Part], size: int) -> Segment:
+        """A segment with these parts in it, for `lend` and then `done`. OSError where none can be had."""
+        with self._lock:
+            segment = self._find(size)
+            segment.is_filled = False
+            self._busy.append(segment)
+        try:
+            segment.fill(parts)
+        except BaseException:
+            self.done(segment)
+            raise
+        return segment
+
+    def lend(self, segment: Segment, reader: ProcessMark, *, is_shared: bool) -> Reference | None:
+        """Let this process read what is in it, too. Where it `is_shared`, no other one does."""
+        with self._lock:
+            self._ticket += 2
+            return segment.lend(self._owner, reader, self._ticket, is_shared=is_shared)
+
+    def done(self, segment: Segment) -> None:
+        """Nobody is added any more: it is used again once all have read it."""
+        segment.is_filled = True
+
+    def parts_of(self, reference: Reference, lengths: Sequence[int]) -> list[Part] | None:
+        """A copy of what was put there for somebody, who has not seen it and will not; None where it is not there."""
+        with self._lock:
+            segment = next((each for each in self._busy if each.token == reference.token), None)
+            if segment is None:
+                return None
+            starts = starts_of(lengths)
+            parts: list[Part] = [
+                ctypes.string_at(segment.address + start, length)
+                for start, length in zip(starts, lengths, strict=False)
+            ]
+            segment.take_back(reference)
+            return parts
+
+    def trim(self) -> bool:
+        """Let go of what was idle for long, and of what only processes had that have ended; whether some are left."""
+        with self._lock:
+            for segment in self._busy:
+                segment.forget_ended()
+            self._sweep()
+            self._let_go(time.monotonic())
+            return bool(self._busy or self._idle)
+
+    def close(self, seconds: float) -> None:
+        """Wait for so long until all that was sent is in its receiver's hands, and let go of it. Idempotent."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and self._is_awaited():
+            time.sleep(0.002)
+        with self._lock:
+            self._closed = True
+            self._sweep()
+            for segment in self._busy:
+                segment.close(is_read=True)
+            for segment in self._idle:
+                segment.close()
+            self._busy, self._idle = [], []
+
+    def _is_awaited(self) -> bool:
+        with self._lock:
+            waiting = [reader for segment in self._busy for reader in segment.unopened()]
+        return any(not has_ended(reader.pid, reader.started) for reader in waiting)
+
+    def _find(self, size: int) -> Segment:
+        if self._closed:
+            raise OSError(errno.ESHUTDOWN, "the pool is closed")
+        if (segment := fitting(self._idle, size)) is None:
+            self._sweep()
+            segment = fitting(self._idle, size)
+        if segment is None:
+            return self._make(size)
+        self._idle.remove(segment)
+        return segment
+
+    def _make(self, size: int) -> Segment:
+        most = most_segments(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        if len(self._busy) + len(self._idle) >= most and self._idle:
+            oldest = min(self._idle, key=lambda each: each.idle_since)
+            self._idle.remove(oldest)
+            oldest.close()
+        if len(self._busy) + len(self._idle) >= most:
+            raise OSError(errno.EMFILE, f"{most} segments are in use")
+        return Segment(size_class(size))
+
+    def _sweep(self) -> None:
+        """Put aside what has been given back."""
+        now = time.monotonic()
+        free = [segment for segment in self._busy if segment.is_free()]
+        self._busy = [segment for segment in self._busy if segment not in free]
+        for segment in free:
+            segment.idle_since = now
+            if segment.is_spoilt:
+                segment.close()
+            else:
+                self._idle.append(segment)
+        if free:
+            self._let_go(now)
+
+    def _let_go(self, now: float) -> None:
+        for segment in surplus(self._idle, now):
+            self._idle.remove(segment)
+            segment.close()
+
+
+def _copy(address: int, view: memoryview) -> None:
+    """The one copy on the sending side: what the caller changes afterwards does not show."""
+    if view.nbytes and not view.readonly:
+        # Lets go of the interpreter's lock meanwhile.
+        ctypes.memmove(address, ctypes.addressof(ctypes.c_ubyte.from_buffer(view)), view.nbytes)
+    elif view.nbytes:
+        memoryview((ctypes.c_ubyte * view.nbytes).from_address(address)).cast("B")[:] = view

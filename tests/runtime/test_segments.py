@@ -1,0 +1,231 @@
+"""Shared memory for messages: which segment is taken, who reads it, and when it is used again."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from meshbook.runtime.memory.identity import ProcessMark, own_mark
+from meshbook.runtime.memory.layout import Reference, starts_of
+from meshbook.runtime.memory.mappings import Mappings
+from meshbook.runtime.memory.segments import Pool
+from meshbook.runtime.memory.shelf import (
+    IDLE_BYTES,
+    IDLE_SECONDS,
+    fitting,
+    is_too_near,
+    most_segments,
+    size_class,
+    surplus,
+)
+
+MIB = 1 << 20
+PARTS = [b"first", bytearray(range(200)) * 7, memoryview(b"third" * 1000)]
+LENGTHS = [memoryview(part).nbytes for part in PARTS]
+
+
+@pytest.mark.parametrize(
+    ("size", "room"), [(1, MIB), (MIB, MIB), (MIB + 1, 2 * MIB), (65 * MIB, 128 * MIB), (1 << 40, 1 << 40)]
+)
+def test_segments_have_few_sizes(size, room):
+    assert size_class(size) == room
+
+
+def idle(*rooms_and_times: tuple[int, float]) -> list[Any]:
+    return [SimpleNamespace(room=room, idle_since=since) for room, since in rooms_and_times]
+
+
+def test_the_warmest_that_fits_is_taken():
+    old, new, large = idle((MIB, 1.0), (MIB, 2.0), (2 * MIB, 3.0))
+    assert fitting([old, new, large], 1000) is new
+    assert fitting([old, new, large], 4 * MIB) is None
+
+
+def test_what_is_idle_for_long_is_let_go():
+    old, new = idle((MIB, 0.0), (MIB, 1.0))
+    assert surplus([old, new], IDLE_SECONDS) == [old]
+
+
+def test_the_oldest_of_too_much_is_let_go():
+    half = IDLE_BYTES // 2
+    old, newer, newest = idle((half, 1.0), (half, 2.0), (half, 3.0))
+    assert surplus([old, newer, newest], 3.0) == [old]
+    assert surplus(idle((4 * IDLE_BYTES, 0.0)), 0.0)
+
+
+def test_others_have_room_for_their_descriptors():
+    assert most_segments(200) == 50
+    assert [is_too_near(number, 200) for number in (10, 149, 150)] == [False, False, True]
+    assert [is_too_near(number, 1024) for number in (959, 960)] == [False, True]
+
+
+# -- one message --------------------------------------------------------------------
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    pool = Pool()
+    yield pool
+    gc.collect()  # a failed test's views
+    pool.close(0)
+
+
+@pytest.fixture
+def mappings() -> Mappings:
+    return Mappings()
+
+
+def lend(pool: Pool, parts: list[Any] = PARTS, readers: int = 1) -> list[Reference]:
+    segment = pool.take(parts, starts_of([memoryview(part).nbytes for part in parts])[-1])
+    lent = [pool.lend(segment, own_mark(), is_shared=readers == 1) for _ in range(readers)]
+    pool.done(segment)
+    return [reference for reference in lent if reference is not None]
+
+
+def test_parts_arrive_and_may_be_written_to(pool, mappings):
+    (reference,) = lend(pool)
+    views = mappings.open(reference, LENGTHS)
+    assert [bytes(view) for view in views] == [bytes(part) for part in PARTS]
+    views[1][:3] = b"abc"
+    assert bytes(views[1][:3]) == b"abc"
+
+
+def test_what_the_sender_changes_afterwards_does_not_show(pool, mappings):
+    data = bytearray(b"before")
+    (reference,) = lend(pool, [data])
+    data[:] = b"after!"
+    assert bytes(mappings.open(reference, [6])[0]) == b"before"
+
+
+def test_what_one_of_several_writes_the_others_do_not_see(pool, mappings):
+    one, other = lend(pool, [bytearray(100)], readers=2)
+    (view,) = mappings.open(one, [100])
+    view[:] = b"x" * 100
+    assert bytes(mappings.open(other, [100])[0]) == bytes(100)
+
+
+def test_a_segment_is_used_again_when_the_last_view_is_gone(pool, mappings):
+    (first,) = lend(pool)
+    views = mappings.open(first, LENGTHS)
+    (second,) = lend(pool)
+    kept = views.pop()
+    del views
+    (third,) = lend(pool)
+    del kept
+    (fourth,) = lend(pool)
+    assert len({first.token, second.token, third.token}) == 3
+    assert fourth.token == first.token
+
+
+def test_a_segment_of_several_is_used_again_when_all_have_read_it(pool, mappings):
+    one, other = lend(pool, readers=2)
+    mappings.open(one, LENGTHS)
+    assert lend(pool)[0].token != one.token
+    mappings.open(other, LENGTHS)
+    assert lend(pool)[0].token == one.token
+
+
+def test_who_has_ended_reads_nothing_any_more(pool):
+    told, telling = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(telling, msgspec.json.encode(own_mark()))
+        os._exit(0)
+    mark = msgspec.json.decode(os.read(told, 1000), type=ProcessMark)
+    segment = pool.take(PARTS, 10_000)
+    lent = pool.lend(segment, mark, is_shared=True)
+    pool.done(segment)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # dead, and not reaped
+    pool.trim()
+    os.waitpid(child, 0)
+    os.close(told)
+    os.close(telling)
+    assert lend(pool)[0].token == lent.token
+
+
+def test_a_message_is_opened_once(pool, mappings):
+    (reference,) = lend(pool)
+    mappings.open(reference, LENGTHS)
+    with pytest.raises(OSError, match="taken it back"):
+        mappings.open(reference, LENGTHS)
+
+
+def test_a_message_for_another_process_is_refused(pool, mappings):
+    (reference,) = lend(pool)
+    stranger = ProcessMark(1, 1, "another")
+    with pytest.raises(OSError, match="was here before"):
+        mappings.open(msgspec.structs.replace(reference, reader=stranger), LENGTHS)
+
+
+def test_what_nobody_has_seen_can_be_had_back(pool, mappings):
+    (reference,) = lend(pool)
+    assert [bytes(part) for part in pool.parts_of(reference, LENGTHS)] == [bytes(part) for part in PARTS]
+    with pytest.raises(OSError, match="taken it back"):
+        mappings.open(reference, LENGTHS)
+
+
+def test_without_a_descriptor_it_is_read_over(pool, mappings):
+    (reference,) = lend(pool)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        views = mappings.open(reference, LENGTHS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert [bytes(view) for view in views] == [bytes(part) for part in PARTS]
+    assert lend(pool)[0].token == reference.token  # given back
+
+
+def test_without_descriptors_there_are_no_segments(pool):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 2, before[1]))
+    try:
+        with pytest.raises(OSError, match="too few descriptors are left"):
+            lend(pool)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_child_has_views_of_its_own(pool, mappings):
+    (reference,) = lend(pool, [bytearray(100)])
+    views = mappings.open(reference, [100])
+    child = os.fork()
+    if not child:
+        views[0][:] = b"x" * 100
+        os._exit(bytes(views[0]) != b"x" * 100)
+    _, status = os.waitpid(child, 0)
+    assert status == 0
+    assert bytes(views[0]) == bytes(100)
+    views.clear()
+    assert lend(pool)[0].token != reference.token  # a child may look at it for ever
+
+
+def test_a_closed_pool_leaves_what_is_read(pool, mappings):
+    (reference,) = lend(pool)
+    views = mappings.open(reference, LENGTHS)
+    pool.close(0)
+    assert [bytes(view) for view in views] == [bytes(part) for part in PARTS]
+    with pytest.raises(OSError, match="closed"):
+        lend(pool)
+
+
+def test_what_is_not_used_any_more_is_let_go(pool, mappings, monkeypatch):
+    (reference,) = lend(pool)
+    views = mappings.open(reference, LENGTHS)
+    monkeypatch.setattr("meshbook.runtime.memory.mappings.IDLE_SECONDS", 0.0)
+    monkeypatch.setattr("meshbook.runtime.memory.shelf.IDLE_SECONDS", 0.0)
+    assert pool.trim()
+    assert mappings.trim()
+    views.clear()
+    assert not pool.trim()
+    assert not mappings.trim()
+    assert lend(pool)[0].token != reference.token
