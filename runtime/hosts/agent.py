@@ -22,6 +22,7 @@ from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.errors import ExitReport, MeshbookError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.custody import Custody
+from meshbook.runtime.hosts.kinship import Kinship
 from meshbook.runtime.hosts.launch import AgentAnswer, AgentBirth, RunFolder, make_folder
 from meshbook.runtime.hosts.lifeline import LineReader
 from meshbook.runtime.hosts.linux import adopt_orphans
@@ -141,7 +142,8 @@ def attend(
     workers = make_workers(ask_to_leave, on_exit, on_spare)
     others.end = workers.finish
     node.when_down.append(pass_on)
-    node.station = Station(node, folder, node.address)
+    station = node.station = Station(node, folder, node.address)
+    station.serve_host(others.ip_towards, Kinship(folder).includes)
     node.host_inline(MEETINGS, Meetings(others.new_rendezvous))
     node.host(HOST, lambda: Agent(node, workers, telling, born, others), class_name="HostActor").start(
         lambda error: None

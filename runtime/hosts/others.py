@@ -14,12 +14,12 @@ from typing import Any
 from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.launch import AGENT
-from meshbook.runtime.hosts.machine import free_port, interface_of
+from meshbook.runtime.hosts.machine import address_towards, free_port, interface_of
 from meshbook.runtime.hosts.roster import ROSTER
 from meshbook.runtime.node.calls import Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport.gateway import Gateway
-from meshbook.runtime.transport.home import Home, LaneRequest, describe, host_of
+from meshbook.runtime.transport.home import Home, LaneRequest, describe, host_of, ip_of
 from meshbook.runtime.wire.messages import Address
 
 NOWHERE = Extent((), ())
@@ -63,7 +63,14 @@ class OtherHosts:
     @property
     def ip(self) -> str:
         """The IP address at which other hosts reach this one; of the first host, which they do not: its own."""
-        return describe(self._home.prefix).rpartition(":")[0].strip("[]") if self._is_away else "127.0.0.1"
+        return ip_of(self._home.prefix) if self._is_away else "127.0.0.1"
+
+    def ip_towards(self, node: Address) -> str:
+        """The IP address at which this node reaches us, wherever it is. OSError where there is no way."""
+        host = host_of(node)
+        if self._is_away or host in (self._home.prefix, self._home.first):
+            return self.ip
+        return address_towards([ip_of(host)])
 
     @property
     def network(self) -> dict[str, str]:

@@ -20,9 +20,12 @@ from meshbook.runtime.rdma.handle import Handle
 from meshbook.runtime.rdma.leases import Leases, Lent
 from meshbook.runtime.rdma.progress import FOLDER, InProgress, leases_in_use
 from meshbook.runtime.rdma.retention import Retention
+from meshbook.runtime.rdma.server import MEMORY, Doorkeeper, MemoryServer
 from meshbook.runtime.rdma.service import RDMA, RDMAService
 from meshbook.runtime.rdma.transfers import Transfers
 from meshbook.runtime.rdma.ways import Job, Way
+from meshbook.runtime.rdma.ways.host_agent import HostAgent
+from meshbook.runtime.rdma.ways.message import Message
 from meshbook.runtime.rdma.ways.process_memory import ProcessMemory
 from meshbook.runtime.rdma.ways.same_process import SameProcess
 from meshbook.runtime.telemetry.traffic import Traffic
@@ -54,17 +57,28 @@ class Station:
         self.transfers = Transfers(self.chooser, later, node.recorder, self._note)
         node.when_over.append(self._end_of)
         node.host_inline(RDMA, RDMAService(self))
+        self._server: MemoryServer | None = None  # of an agent
 
     def _make_ways(self) -> list[Way]:
         """In the order of speed."""
         return [
             SameProcess(self._node.address, self._node.life, self.leases),
             ProcessMemory(self.in_progress),
+            HostAgent(self._node),
+            Message(self._node),
         ]
 
     def _note(self, job: Job, way: str, seconds: float, is_write: bool) -> None:
         """A transfer is done."""
         self.traffic.note(job.handle.owner.node, job.local.size, way, seconds, is_write=is_write)
+
+    def serve_host(self, ip_towards: Callable[[Address], str], is_ours: Callable[[ProcessMark], bool]) -> None:
+        """As a host agent: reach the memory of this host's processes for those of other hosts.
+
+        `ip_towards` says at which address of ours a node reaches this host.
+        """
+        self._server = MemoryServer(ProcessMemory(self.in_progress), str(self._folder), is_ours)
+        self._node.host_inline(MEMORY, Doorkeeper(self._server, ip_towards))
 
     # -- the owner's side ------------------------------------------------------------------
 
@@ -114,6 +128,8 @@ class Station:
 
     def close(self, patience: float = PATIENCE) -> None:
         """Lend nothing any more, and move nothing. Others get so many seconds to be through with memory of here."""
+        if self._server is not None:
+            self._server.close()
         self.transfers.close()
         self._let_go(patience)
         for way in self.ways:

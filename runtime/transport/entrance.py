@@ -56,17 +56,18 @@ class Line:
 
 
 class Strangers:
-    """Counts what is refused, and logs the first of each kind."""
+    """Counts what is refused, and logs the first of each kind. `by` says who refuses it."""
 
-    def __init__(self) -> None:
+    def __init__(self, by: str = "the gateway") -> None:
         self.count = 0
+        self._by = by
         self._known: set[str] = set()
 
     def refuse(self, why: str) -> None:
         self.count += 1
         if why not in self._known and len(self._known) < 100:
             self._known.add(why)
-            logger.warning("the gateway refused a peer: %s", why)
+            logger.warning("%s refused a peer: %s", self._by, why)
 
 
 class Entrance:

@@ -82,6 +82,11 @@ def host_of(address: Address) -> str:
     return address.url.removesuffix(address.node)
 
 
+def ip_of(prefix: str) -> str:
+    """The IP address of a host's gateway."""
+    return describe(prefix).rpartition(":")[0].strip("[]")
+
+
 def describe(prefix: str) -> str:
     """`10.0.0.7:40123`, as errors name a host's gateway."""
     return prefix.removeprefix(TCP).rstrip("/")

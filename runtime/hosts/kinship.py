@@ -1,0 +1,59 @@
+"""Which processes of this host are of the run, as its agent sees them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from meshbook.runtime.memory.identity import ProcessMark
+
+
+class Kinship:
+    """Of the run are: this process and all that came of it, and whoever holds the run's folder, as controllers do."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known: set[ProcessMark] = set()  # those that have ended are let go when there are many
+
+    def includes(self, mark: ProcessMark) -> bool:
+        """Whether this process is of the run. Safe from any thread."""
+        if mark in self._known:
+            return True
+        if mark.has_ended:
+            return True  # whoever looks for its memory will find out
+        if not (_is_descendant(mark.pid, os.getpid()) or _holds(mark.pid, self._folder)):
+            return False
+        if len(self._known) > 10_000:
+            self._known.clear()
+        self._known.add(mark)
+        return True
+
+
+def _is_descendant(pid: int, of: int) -> bool:
+    while pid not in (of, 0, 1):
+        pid = _parent(pid)
+    return pid == of
+
+
+def _parent(pid: int) -> int:
+    """Of a process; 0 where that has ended."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    return int(stat.rpartition(")")[2].split()[1])
+
+
+def _holds(pid: int, folder: Path) -> bool:
+    """Whether a process has this folder open."""
+    try:
+        return any(_is_link_to(link, folder) for link in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False
+
+
+def _is_link_to(link: Path, folder: Path) -> bool:
+    try:
+        return link.readlink() == folder
+    except OSError:  # it has been closed meanwhile
+        return False

@@ -1,0 +1,115 @@
+"""A TCP connection on which bulk data goes: bytes by number, each within a deadline.
+
+The socket blocks, and the system watches the time: so a large piece is one call, and a thread that moves data has to
+wait for the interpreter once a piece, and not once a packet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import struct
+from collections.abc import Callable, Iterator
+
+from meshbook.runtime.errors import RefusedMessage
+from meshbook.runtime.rdma import protocol
+from meshbook.runtime.rdma.ways import Deadline
+
+PIECE = 8 << 20  # bytes of one call, and between two looks at the deadline
+_TIME = struct.Struct("@ll")  # a timeval
+Moved = Callable[[int], object]
+Buffer = bytes | bytearray | memoryview
+
+
+def _unnoticed(count: int) -> None:
+    """Nobody counts."""
+
+
+class Line:
+    """One connection. ConnectionError where it has broken, TransferTimeout when the time has passed.
+
+    It is looked at the deadline every so many seconds at least: it may be cancelled.
+    """
+
+    def __init__(self, connection: socket.socket, look: float = 0.5) -> None:
+        self._socket = connection
+        self._look = look
+        connection.settimeout(None)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, data: Buffer, deadline: Deadline, moved: Moved = _unnoticed) -> None:
+        rest = memoryview(data)
+        while rest:
+            with self._within(deadline, socket.SO_SNDTIMEO):
+                count = self._socket.send(rest[:PIECE])
+                moved(count)
+                rest = rest[count:]
+
+    def receive_into(self, target: memoryview, deadline: Deadline, moved: Moved = _unnoticed) -> None:
+        rest = target
+        while rest:
+            with self._within(deadline, socket.SO_RCVTIMEO):
+                count = self._socket.recv_into(rest, min(len(rest), PIECE), socket.MSG_WAITALL)
+                if not count:
+                    raise ConnectionError("it was closed by the other side")
+                moved(count)
+                rest = rest[count:]
+
+    def receive(self, size: int, deadline: Deadline) -> bytearray:
+        data = bytearray(size)
+        self.receive_into(memoryview(data), deadline)
+        return data
+
+    def has_something(self) -> bool:
+        """Whether something has come, be it the end of the connection."""
+        try:
+            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    @contextlib.contextmanager
+    def _within(self, deadline: Deadline, limit: int) -> Iterator[None]:
+        """For one call of the system. One that comes to nothing in its time is no error: the next look is."""
+        deadline.check(lambda: "it")
+        left = min(deadline.left, self._look)
+        seconds = int(left)
+        time = _TIME.pack(seconds, max(1000, int((left - seconds) * 1e6)))  # none at all would be no limit
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, limit, time)
+            yield
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise ConnectionError(f"the connection broke: {error}") from error
+
+    def interrupt(self) -> None:
+        """From any thread: whoever sends or receives here is told that the connection has broken."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def admit(line: Line, key: bytes, deadline: Deadline) -> None:
+    """As the agent: let this one in. RefusedMessage where he does not know the key."""
+    own = secrets.token_bytes(protocol.NONCE)
+    line.send(protocol.pack_greeting(own), deadline)
+    asked = bytes(line.receive(protocol.NONCE, deadline))
+    proof = bytes(line.receive(protocol.PROOF, deadline))
+    if not protocol.is_proof(proof, key, "process", own, asked):
+        raise RefusedMessage("it does not know the key of this run")
+    line.send(protocol.prove(key, "agent", asked, own), deadline)
+
+
+def be_admitted(line: Line, key: bytes, deadline: Deadline) -> None:
+    """As the process: be let in. RefusedMessage where that one does not know the key; ConnectionError: not let in."""
+    asked = protocol.unpack_greeting(line.receive(protocol.GREETING_BYTES, deadline))
+    own = secrets.token_bytes(protocol.NONCE)
+    line.send(own + protocol.prove(key, "process", asked, own), deadline)
+    if not protocol.is_proof(bytes(line.receive(protocol.PROOF, deadline)), key, "agent", own, asked):
+        raise RefusedMessage("who answers does not know the key of this run")

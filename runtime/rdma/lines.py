@@ -1,0 +1,210 @@
+"""The connections of this process to the memory servers of host agents: kept, used again, and closed when idle."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+from meshbook.runtime.errors import ActorError, ExitReport, OwnerGone, RefusedMessage, SupervisionError, TransferTimeout
+from meshbook.runtime.geometry import Extent
+from meshbook.runtime.node.calls import Each, Target
+from meshbook.runtime.node.node import Node
+from meshbook.runtime.rdma.line import Line, be_admitted
+from meshbook.runtime.rdma.server import MEMORY, Door
+from meshbook.runtime.rdma.ways import Deadline, Unsuitable
+from meshbook.runtime.wire.messages import Address
+
+MOST_LINES = 8  # to one agent; more transfers at once wait for one
+CONNECT_SECONDS = 3.0  # where a firewall drops what we send, so long is waited
+IDLE_SECONDS = 20.0  # of a connection, until it is closed; the server waits for longer
+NOWHERE = Extent((), ())
+
+
+class Lines:
+    """Those of one process, to all agents. Safe from any thread."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._lock = threading.Lock()  # guards the next two
+        self._agents: dict[str, LinesToAgent] = {}
+        self._closed = False
+        node.when_down.append(self._ended)
+
+    def to(self, agent: Address) -> LinesToAgent:
+        with self._lock:
+            if (known := self._agents.get(agent.node)) is None:
+                if self._closed:
+                    raise Unsuitable("this process is about to leave")
+                known = self._agents[agent.node] = LinesToAgent(self._node, agent)
+            return known
+
+    def trouble(self, agent: Address) -> str:
+        """Why there is no way to this agent, where that has been found out."""
+        known = self._agents.get(agent.node)
+        return known.trouble if known is not None else ""
+
+    def _ended(self, report: ExitReport) -> None:
+        """A node has ended; if it is an agent, whoever moves data there hears of it, also where a link is cut."""
+        with self._lock:
+            known = self._agents.pop(report.node, None)
+        if known is not None:
+            known.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            agents = list(self._agents.values())
+        for agent in agents:
+            agent.close()
+
+
+class LinesToAgent:
+    """Those to one agent."""
+
+    def __init__(self, node: Node, agent: Address) -> None:
+        self._node = node
+        self._agent = agent
+        self._changed = threading.Condition()  # guards all below
+        self._free: list[tuple[Line, float]] = []  # and since when; what was used last is used next
+        self._used: set[Line] = set()
+        self._count = 0  # of both, and of those that are being made
+        self._door: Door | None = None
+        self._closed = False
+        self.trouble = ""
+
+    @contextlib.contextmanager
+    def line(self, deadline: Deadline) -> Iterator[Line]:
+        """A connection for one request. Where that is broken off by an error, the connection is closed.
+
+        Unsuitable where there is no way to the agent; OwnerGone where that has ended; TransferTimeout.
+        """
+        line = self._take(deadline)
+        try:
+            yield line
+        except BaseException:
+            self._forget(line)
+            raise
+        self._give(line)
+
+    def _take(self, deadline: Deadline) -> Line:
+        self.check_living()
+        with self._changed:
+            while not self._free and self._count >= MOST_LINES and not self._closed:
+                if not self._changed.wait(deadline.left):
+                    raise TransferTimeout(f"no connection to {self._agent.node} was free after {deadline.seconds:g} s")
+            if self._closed:
+                raise ConnectionError("the agent has ended, or this process is about to leave")
+            while self._free:
+                line, _ = self._free.pop()
+                if not line.has_something():
+                    self._used.add(line)
+                    return line
+                line.close()  # it has been closed over there
+                self._count -= 1
+            self._count += 1
+        return self._make(deadline)
+
+    def _make(self, deadline: Deadline) -> Line:
+        try:
+            line = self._connect(deadline)
+        except BaseException:
+            with self._changed:
+                self._count -= 1
+                self._changed.notify()
+            raise
+        with self._changed:
+            self._used.add(line)
+            if self._closed:
+                line.interrupt()
+        return line
+
+    def _give(self, line: Line) -> None:
+        with self._changed:
+            self._used.discard(line)
+            self._free.append((line, time.monotonic()))
+            is_first = len(self._free) == 1
+            self._changed.notify()
+        if is_first:
+            self._node.later(IDLE_SECONDS, self._close_idle)
+
+    def _forget(self, line: Line) -> None:
+        with self._changed:
+            self._used.discard(line)
+            self._count -= 1
+            self._changed.notify()
+        line.close()
+
+    def _close_idle(self) -> None:
+        now = time.monotonic()
+        with self._changed:
+            idle = [line for line, since in self._free if self._closed or now - since >= IDLE_SECONDS]
+            self._free = [(line, since) for line, since in self._free if line not in idle]
+            self._count -= len(idle)
+            is_over = not self._free
+        for line in idle:
+            line.close()
+        if not is_over:
+            self._node.later(IDLE_SECONDS, self._close_idle)
+
+    def close(self) -> None:
+        """Let whoever is at one of them hear that it has broken, and make no more."""
+        with self._changed:
+            self._closed = True
+            for line in self._used:
+                line.interrupt()
+            self._changed.notify_all()
+        self._close_idle()
+
+    # -- connecting ---------------------------------------------------------------------------------
+
+    def check_living(self) -> None:
+        """OwnerGone where the agent has ended, and all processes of its host with it."""
+        if (report := self._node.report_of(self._agent.node)) is not None:
+            raise OwnerGone(f"the host agent of the buffer's owner has ended, and its host is lost: {report.cause}")
+
+    def _connect(self, deadline: Deadline) -> Line:
+        door = self._find_door(deadline)
+        at = f"{door.ip}:{door.port}"
+        try:
+            connection = socket.create_connection((door.ip, door.port), min(CONNECT_SECONDS, max(0.001, deadline.left)))
+        except OSError as error:
+            self.check_living()
+            if isinstance(error, TimeoutError):
+                deadline.check(lambda: f"connecting to the memory server of {self._agent.node} at {at}")
+            self.trouble = f"its host agent's memory server at {at} cannot be reached ({error}): is there a firewall?"
+            raise Unsuitable(self.trouble) from error
+        line = Line(connection)
+        try:
+            be_admitted(line, door.key, deadline)
+        except RefusedMessage as error:
+            self.trouble = f"at {at} is not the memory server of its host agent: {error}"
+            line.close()
+            raise Unsuitable(self.trouble) from error
+        except BaseException:
+            line.close()
+            raise
+        return line
+
+    def _find_door(self, deadline: Deadline) -> Door:
+        """Asked once: an agent keeps its server for as long as it lives."""
+        if self._door is None:
+            asker = Each(1)
+            self._node.call([Target(self._agent, MEMORY)], "door", ((self._node.address,), {}), NOWHERE, asker)
+            try:
+                asker.futures[0].wait_here(deadline.left)
+                self._door = asker.futures[0].get()
+            except TimeoutError:
+                raise TransferTimeout(
+                    f"{self._agent.node}, the host agent of the buffer's owner, has not answered after "
+                    f"{deadline.seconds:g} s"
+                ) from None
+            except ActorError as error:
+                self.trouble = f"its host agent cannot serve memory: {error.__cause__ or error}"
+                raise Unsuitable(self.trouble) from error
+            except SupervisionError as error:
+                self.check_living()
+                raise Unsuitable(f"its host agent does not answer: {error}") from error
+        return self._door

@@ -1,0 +1,233 @@
+"""The memory server of a host agent: reads and writes the memory of its host's processes for those of other hosts.
+
+    a process of another host ==== TCP ==== the agent -> Cross Memory Attach -> the owner, who takes no part
+
+It is opened when somebody asks the agent for the way to it, by a message: so only who is of the run learns the key, and
+of anybody else nothing is served. What goes over the connection is neither encrypted nor signed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.actor.endpoint import endpoint
+from meshbook.runtime.errors import MeshbookError, RefusedMessage, TransferTimeout
+from meshbook.runtime.memory.identity import ProcessMark
+from meshbook.runtime.memory.local import Local
+from meshbook.runtime.rdma import protocol
+from meshbook.runtime.rdma.line import Line, admit
+from meshbook.runtime.rdma.pieces import Buffers, pass_on
+from meshbook.runtime.rdma.ways import Deadline, Job, Unsuitable, Way
+from meshbook.runtime.transport.entrance import Strangers
+from meshbook.runtime.wire.messages import Address
+
+logger = logging.getLogger(__name__)
+
+MEMORY = "memory"  # the actor that an agent hosts for this
+CONNECTIONS = 256  # at once; more wait until one is closed, and those that nobody uses are closed for them
+HANDSHAKE_SECONDS = 5.0
+IDLE_SECONDS = 120.0  # a connection that is not used for so long is closed; the other side does so before
+MOST_SECONDS = 86_400.0
+BACKLOG = 128
+
+
+class Door(msgspec.Struct, frozen=True):
+    """Where an agent's memory server is, and the key that it asks for."""
+
+    ip: str
+    port: int
+    key: bytes
+
+
+class Doorkeeper(Actor):
+    """Hosted inline by an agent: who sends it a message is of the run, and is told the way to the server."""
+
+    def __init__(self, server: MemoryServer, ip_towards: Callable[[Address], str]) -> None:
+        self._server = server
+        self._ip_towards = ip_towards
+
+    @endpoint
+    def door(self, asker: Address) -> Door:
+        """Where this node reaches the server, which is open from then on. OSError where it cannot be opened."""
+        return self._server.open(self._ip_towards(asker))
+
+    @endpoint
+    def refused(self) -> int:
+        """How often somebody was refused who did not show that he is of the run."""
+        return self._server.strangers.count
+
+
+class MemoryServer:
+    """`way` reaches the memory of this host's processes; `is_ours` says of one whether it is of this run.
+
+    `folder` is where they look for who is at their memory.
+    """
+
+    def __init__(self, way: Way, folder: str, is_ours: Callable[[ProcessMark], bool]) -> None:
+        self._way = way
+        self._folder = folder
+        self._is_ours = is_ours
+        self._key = secrets.token_bytes(32)
+        self._buffers = Buffers()
+        self._room = threading.Semaphore(CONNECTIONS)
+        self._lock = threading.Lock()  # guards all below
+        self._doors: dict[str, socket.socket] = {}  # by the IP address at which they listen
+        self._lines: dict[Line, bool] = {}  # the connections, and whether they are idle; the longest unused first
+        self._closed = False
+        self.strangers = Strangers("the memory server")
+
+    def open(self, ip: str) -> Door:
+        """Listen at this address of ours; where it does already, that is the answer."""
+        with self._lock:
+            if self._closed:
+                raise OSError("the memory server is closed")
+            if (listening := self._doors.get(ip)) is None:
+                family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+                listening = self._doors[ip] = socket.create_server((ip, 0), family=family, backlog=BACKLOG)
+                threading.Thread(
+                    target=self._accept, args=(listening,), name="meshbook memory server", daemon=True
+                ).start()
+            return Door(ip, listening.getsockname()[1], self._key)
+
+    def close(self) -> None:
+        """Serve nobody any more. Idempotent."""
+        with self._lock:
+            self._closed = True
+            lines, doors = list(self._lines), list(self._doors.values())
+        for line in lines:
+            line.interrupt()
+        for listening in doors:
+            with contextlib.suppress(OSError):
+                listening.shutdown(socket.SHUT_RDWR)  # who accepts there is woken, and closes it
+
+    # -- connections -----------------------------------------------------------------------
+
+    def _accept(self, listening: socket.socket) -> None:
+        with listening:
+            while True:
+                self._make_room()
+                try:
+                    connection, _ = listening.accept()
+                except OSError as error:
+                    self._room.release()
+                    if self._closed:
+                        return
+                    logger.warning("the memory server cannot accept a connection: %s", error)  # no descriptors left
+                    threading.Event().wait(1.0)
+                    continue
+                threading.Thread(target=self._attend, args=(connection,), name="meshbook memory", daemon=True).start()
+
+    def _make_room(self) -> None:
+        while not self._room.acquire(blocking=False):
+            with self._lock:
+                idle = next((line for line, is_idle in self._lines.items() if is_idle), None)
+            if idle is not None:
+                idle.interrupt()
+            if self._room.acquire(timeout=0.1):
+                return
+
+    def _attend(self, connection: socket.socket) -> None:
+        """Serve one connection, until it ends or does not behave."""
+        line = Line(connection, HANDSHAKE_SECONDS)
+        try:
+            self._note(line, is_idle=False)
+            admit(line, self._key, Deadline(HANDSHAKE_SECONDS))
+            while not self._closed:
+                self._note(line, is_idle=True)
+                size = protocol.unpack_length(line.receive(protocol.LENGTH_BYTES, Deadline(IDLE_SECONDS)))
+                self._note(line, is_idle=False)
+                self._serve(line, size)
+        except RefusedMessage as error:
+            self.strangers.refuse(str(error))
+        except (OSError, TransferTimeout):
+            pass  # the other side has closed it, or let it wait for too long
+        finally:
+            with self._lock:
+                self._lines.pop(line, None)
+            line.close()
+            self._room.release()
+
+    def _note(self, line: Line, *, is_idle: bool) -> None:
+        with self._lock:
+            self._lines.pop(line, None)
+            self._lines[line] = is_idle
+
+    # -- requests ----------------------------------------------------------------------------
+
+    def _serve(self, line: Line, size: int) -> None:
+        request = protocol.unpack_request(line.receive(size, Deadline(HANDSHAKE_SECONDS)))
+        deadline = Deadline(min(request.seconds, MOST_SECONDS))
+        if request.is_write:
+            self._write(line, request, deadline)
+        else:
+            self._read(line, request, deadline)
+
+    def _check(self, request: protocol.Request) -> None:
+        handle = request.handle
+        if why := self._way.refusal(handle, None):
+            raise Unsuitable(f"its host agent cannot reach it: {why}")
+        if handle.lease.folder != self._folder or not self._is_ours(handle.process):
+            raise Unsuitable(f"its host agent knows no process {handle.process.pid} of this run")
+
+    def _read(self, line: Line, request: protocol.Request, deadline: Deadline) -> None:
+        """The answer goes out with the first piece. What fails later ends the connection: who asked asks again."""
+        has_begun = False
+
+        def fill(start: int, buffer: Local) -> None:
+            self._way.read(_job(request, start, buffer, deadline))
+
+        def empty(start: int, buffer: Local) -> None:
+            nonlocal has_begun
+            if not has_begun:
+                line.send(protocol.pack_head(), deadline)
+                has_begun = True
+            line.send(buffer.view(), deadline)
+
+        try:
+            self._check(request)
+            pass_on(self._buffers, request.size, fill, empty)
+        except (MeshbookError, Unsuitable) as error:
+            if has_begun:
+                raise ConnectionError(str(error)) from error
+            line.send(protocol.pack_head(error), deadline)
+
+    def _write(self, line: Line, request: protocol.Request, deadline: Deadline) -> None:
+        """What cannot be written is told at once, and the rest of what comes is taken in for nothing."""
+        trouble: Exception | None = None
+
+        def fill(start: int, buffer: Local) -> None:
+            line.receive_into(buffer.view(), deadline)
+
+        def empty(start: int, buffer: Local) -> None:
+            nonlocal trouble
+            if trouble is None:
+                trouble = self._try(lambda: self._way.write(_job(request, start, buffer, deadline)))
+                if trouble is not None:
+                    line.send(protocol.pack_head(trouble), deadline)
+
+        trouble = self._try(lambda: self._check(request))
+        if trouble is not None:
+            line.send(protocol.pack_head(trouble), deadline)
+        pass_on(self._buffers, request.size, fill, empty)
+        if trouble is None:
+            line.send(protocol.pack_head(), deadline)
+
+    def _try(self, do: Callable[[], Any]) -> Exception | None:
+        try:
+            do()
+        except (MeshbookError, Unsuitable) as error:
+            return error
+        return None
+
+
+def _job(request: protocol.Request, start: int, buffer: Local, deadline: Deadline) -> Job:
+    return Job(request.handle, request.offset + start, buffer, deadline)

@@ -1,0 +1,113 @@
+"""Where nothing else works: pieces as messages, which the owner's receiving thread answers. Not one-sided."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.errors import OwnerGone, SupervisionError, TransferError
+from meshbook.runtime.geometry import Extent
+from meshbook.runtime.memory.local import Local
+from meshbook.runtime.node.calls import Each, Target
+from meshbook.runtime.node.node import Node
+from meshbook.runtime.rdma.contents import bytes_of, put_bytes
+from meshbook.runtime.rdma.handle import Handle, Lease
+from meshbook.runtime.rdma.service import RDMA
+from meshbook.runtime.rdma.ways import Job
+from meshbook.runtime.rdma.ways.process_memory import dropped
+
+PIECE = 4 << 20  # bytes of a message; fewer where messages are limited to less
+IN_FLIGHT = 3  # pieces that are asked for and have not come
+LOOK_SECONDS = 0.5  # between two looks at whether it was cancelled
+NOWHERE = Extent((), ())
+Ask = Callable[[int, int], Future[Any]]  # for the piece that begins there, and is so long
+Take = Callable[[int, int, Any], None]  # the same, and the answer
+
+
+class Message:
+    """Calls to the owner's `Service`. Reaches any memory, of a GPU as well."""
+
+    name = "message"
+    is_immediate = False
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._piece = max(1, min(PIECE, node.settings.max_message_bytes // 2))  # the rest is for what is around it
+
+    def refusal(self, handle: Handle, local: str | None) -> str:
+        return ""
+
+    def read(self, job: Job) -> None:
+        def ask(start: int, size: int) -> Future[Any]:
+            return self._call(job, "read", job.offset + start, size)
+
+        def take(start: int, size: int, answer: Any) -> None:
+            if answer is None:
+                raise dropped(job.handle)
+            put_bytes(job.local.part(start, size), answer)
+
+        self._move(job, ask, take)
+
+    def write(self, job: Job) -> None:
+        def ask(start: int, size: int) -> Future[Any]:
+            data = pickle.PickleBuffer(bytes_of(job.local.part(start, size)))
+            return self._call(job, "write", job.offset + start, data)
+
+        def take(start: int, size: int, answer: Any) -> None:
+            if answer != "ok":
+                raise (
+                    dropped(job.handle)
+                    if answer == "dropped"
+                    else TransferError(f"{job.handle.actor}'s can only be read")
+                )
+
+        self._move(job, ask, take)
+
+    def _move(self, job: Job, ask: Ask, take: Take) -> None:
+        """Ask for a few pieces ahead, and take the answers in order."""
+        pieces = ((start, min(self._piece, job.local.size - start)) for start in range(0, job.local.size, self._piece))
+        asked: deque[tuple[int, int, Future[Any]]] = deque()
+        done = 0
+        for start, size in pieces:
+            asked.append((start, size, ask(start, size)))
+            if len(asked) == IN_FLIGHT:
+                done += self._take_first(job, asked, take, done)
+        while asked:
+            done += self._take_first(job, asked, take, done)
+
+    def _take_first(self, job: Job, asked: deque[tuple[int, int, Future[Any]]], take: Take, done: int) -> int:
+        start, size, future = asked.popleft()
+        take(start, size, self._await(job, future, done))
+        job.moved(size)
+        return size
+
+    def _await(self, job: Job, future: Future[Any], done: int) -> Any:
+        handle = job.handle
+        what = f"{job.local.size:,} bytes by messages from or to {handle.actor} ({done:,} are done)"
+        try:
+            while not future.done():
+                job.deadline.check(lambda: f"moving {what}; does C code hold its GIL, or was it stopped? It")
+                with contextlib.suppress(TimeoutError):
+                    future.wait_here(min(LOOK_SECONDS, job.deadline.left))
+            return future.get()
+        except SupervisionError as error:
+            raise OwnerGone(f"{handle.actor} ({handle.owner.node}) does not answer any more: {error}") from error
+
+    def _call(self, job: Job, endpoint: str, offset: int, what: Any) -> Future[Any]:
+        asker = Each(1)
+        target = Target(job.handle.owner, RDMA)
+        self._node.call([target], endpoint, ((job.handle.lease.number, offset, what), {}), NOWHERE, asker)
+        return asker.futures[0]
+
+    def offer(self, local: Local, lease: Lease) -> bytes | None:
+        return None
+
+    def withdraw(self, handle: Handle) -> None:
+        return None
+
+    def close(self) -> None:
+        return None

@@ -1,0 +1,130 @@
+"""Ways that go by the owner's host agent, and by messages: real processes, whose ways are chosen for them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from meshbook import Actor, RDMABuffer, endpoint
+from meshbook.runtime.actor.context import CURRENT
+from meshbook.runtime.config import OVERRIDES, Settings
+from meshbook.runtime.hosts.session import Session
+from meshbook.runtime.rdma.pieces import PIECE
+
+PATIENCE = 60.0
+SIZE = 3 * PIECE + 17
+WAYS = ["host agent", "message"]
+pytestmark = pytest.mark.process
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Owner(Actor):
+    """Lends memory."""
+
+    @endpoint
+    def lend(self, size: int) -> RDMABuffer:
+        self.data = pattern(size)
+        self.buffer = RDMABuffer(self.data)
+        return self.buffer
+
+    @endpoint
+    def drop(self) -> None:
+        self.buffer.drop().get(PATIENCE)
+
+    @endpoint
+    def has(self, seed: int) -> bool:
+        return bool((self.data == pattern(len(self.data), seed)).all())
+
+    @endpoint
+    def hold(self, fifo: str) -> None:
+        """Keep Python from running in this process, until somebody writes there."""
+        file = os.open(fifo, os.O_RDWR)
+        ctypes.PyDLL(None).read(file, ctypes.create_string_buffer(1), 1)
+        os.close(file)
+
+
+class Peer(Actor):
+    """Reads and writes it."""
+
+    @endpoint
+    def read(self, buffer: RDMABuffer, offset: int = 0, length: int | None = None, timeout: float = PATIENCE) -> bool:
+        size = buffer.size() - offset if length is None else length
+        target = np.zeros(size, np.uint8)
+        buffer.read_into(target, offset, length, timeout=timeout).get(PATIENCE)
+        return bool((target == pattern(buffer.size())[offset : offset + size]).all())
+
+    @endpoint
+    def write(self, buffer: RDMABuffer, seed: int, timeout: float = PATIENCE) -> None:
+        buffer.write_from(pattern(buffer.size(), seed), timeout=timeout).get(PATIENCE)
+
+    @endpoint
+    def way(self, buffer: RDMABuffer) -> str:
+        return next(line[3:].strip() for line in buffer.explain().splitlines() if line.startswith("->"))
+
+
+def pattern(size: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[tuple[Session, dict[str, Any]]]:
+    """A session, and a process for each way, which knows no other one. All are there when the first test begins."""
+    session = Session(Settings(runtime_dir=os.environ["MESHBOOK_RUNTIME_DIR"], preload="numpy"))
+    token = CURRENT.set(session.context)
+    peers: dict[str, Any] = {}
+    for way in WAYS:
+        with OVERRIDES.during({"rdma_ways": way}):
+            procs = session.host.spawn_procs()
+        procs.initialized.get(PATIENCE)
+        peers[way] = procs.spawn("peer", Peer)
+    CURRENT.reset(token)
+    yield session, peers
+    session.close()
+
+
+@pytest.fixture
+def session(shared: tuple[Session, dict[str, Any]]) -> Iterator[Session]:
+    token = CURRENT.set(shared[0].context)
+    yield shared[0]
+    CURRENT.reset(token)
+
+
+@pytest.fixture
+def peers(shared: tuple[Session, dict[str, Any]]) -> dict[str, Any]:
+    return shared[1]
+
+
+@pytest.fixture
+def owner(session: Session) -> Iterator[Any]:
+    procs = session.host.spawn_procs()
+    yield procs.spawn("owner", Owner)
+    with contextlib.suppress(Exception):
+        procs.stop().get(PATIENCE)
+
+
+def pid_of(session: Session, owner: Any) -> int:
+    return int(owner._procs.process.ready.call_one().get(PATIENCE))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_bytes_arrive_as_they_are(owner: Any, peers: dict[str, Any], way: str) -> None:
+    peer = peers[way]
+    buffer = owner.lend.call_one(SIZE).get(PATIENCE)
+    assert peer.way.call_one(buffer).get(PATIENCE).startswith(way)
+    for offset, length in [(0, None), (1, 1), (SIZE - 1, 1), (5, 4096), (7, PIECE), (3, PIECE + 1), (0, 2 * PIECE)]:
+        assert peer.read.call_one(buffer, offset, length).get(PATIENCE), (offset, length)
+    peer.write.call_one(buffer, 1).get(PATIENCE)
+    assert owner.has.call_one(1).get(PATIENCE)
+    owner.drop.call_one().get(PATIENCE)
+    for move in (peer.read.call_one(buffer), peer.write.call_one(buffer, 2)):
+        with pytest.raises(Exception, match="was dropped"):
+            move.get(PATIENCE)
+    assert owner.has.call_one(1).get(PATIENCE)
