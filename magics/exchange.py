@@ -77,13 +77,16 @@ class Exchange:
             raise
 
     def _send(self, requests: Mapping[int, Request]) -> None:
-        first, ranks = next(iter(requests.values())), sorted(requests)
-        if any(request is not first for request in requests.values()):
-            for rank in ranks:
-                self._send({rank: requests[rank]})
-            return
+        """Ranks with the same request get it by one call: it is pickled once for all of them."""
+        alike: dict[int, list[int]] = {}
+        for rank in sorted(requests):
+            alike.setdefault(id(requests[rank]), []).append(rank)
+        for ranks in alike.values():
+            self._ask(requests[ranks[0]], ranks)
+
+    def _ask(self, request: Request, ranks: Sequence[int]) -> None:
         cells = self._mesh.cells._with_region(self._mesh.procs.region.pick(ranks))
-        asked = cells.handle.call_each(first, self._operation)  # pickled once for all of them
+        asked = cells.handle.call_each(request, self._operation)
         for rank, future in zip(ranks, asked, strict=True):
             self._futures[rank] = future
             future.when_done(functools.partial(self._mesh.queues.leave, self._nodes[rank], self._operation))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 from IPython.core.getipython import get_ipython
 
@@ -17,6 +17,8 @@ from meshbook.runtime.geometry import Region
 from meshbook.runtime.mesh.policies import Respawning
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.wire.messages import Address
+
+_NOTHING: Any = object()  # where no data is given: None would be data that cannot be split
 
 
 class NotebookProcMesh(ProcMesh):
@@ -104,13 +106,21 @@ class NotebookProcMesh(ProcMesh):
     def _of_one(self, values: list[Any]) -> Any:
         return values if self.region.labels else values[0]
 
-    def scatter(self, name: str, data: Any, dim: int = 0, *, along: str | None = None) -> None:
-        """Split data along its `dim` and set the variable to one piece on each rank, in rank order.
+    @overload
+    def scatter(self, name: str, data: Any, dim: int = 0, *, along: str | None = None) -> None: ...
+    @overload
+    def scatter(self, data: Any, /, *, dim: int = 0, along: str | None = None) -> None: ...
+    def scatter(self, name: Any, data: Any = _NOTHING, dim: int = 0, *, along: str | None = None) -> None:
+        """Split data along its `dim`, its rows, and set the variable to one piece on each rank, in rank order.
 
-        With `along="hosts"` there is a piece for each host, and all ranks of a host get the same: so for any dimension
-        of the mesh. Of tensors, arrays, data frames, sequences, and of dicts of these. The first pieces have one
-        element more where it does not come out even. VariableError for what cannot be split.
+        `mesh.scatter("batch", data)`; `mesh.scatter(data)` gives it the name that it has in the notebook. Of tensors,
+        arrays, tables (Arrow, Polars, pandas, relations of DuckDB), sequences, datasets, and of dicts of these. Of a
+        dataset without slices a rank gets the list of its items. With `along="hosts"` there is a piece for each host,
+        and all ranks of a host get the same: so for any dimension of the mesh. The first pieces have one element
+        more where it does not come out even. VariableError for what cannot be split.
         """
+        if data is _NOTHING:
+            name, data = _name_here(name), name
         places = None if along is None else [self.extent.point(rank)[self._label(along)] for rank in range(len(self))]
         carry_out(variables.scatter(self._mesh, self._ranks(), _checked(name), data, dim, places))
 
@@ -163,6 +173,17 @@ def _checked(name: Any) -> str:
     if isinstance(name, str):
         return name
     raise TypeError(f"a variable is named by a string, as 'x', not by {name!r}")
+
+
+def _name_here(data: Any) -> str:
+    """The one variable of the notebook that is this very object."""
+    shell = get_ipython()
+    known = dict(shell.user_ns) if shell is not None and not isinstance(data, str) else {}
+    names = [str(name) for name, value in known.items() if value is data and not name.startswith("_")]
+    if len(names) == 1:
+        return names[0]
+    why = f"it is {' and '.join(names[:3])} in the notebook" if names else "it has no name in the notebook"
+    raise VariableError(f"what are the pieces to be called? {why}: mesh.scatter('name', data)")
 
 
 def _key(name: Any) -> str:

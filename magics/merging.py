@@ -1,7 +1,7 @@
-"""Values of several ranks as one (mean, cat, stack), and one value as pieces for several ranks. Pure.
+"""Values of several ranks as one: mean, cat, stack. Pure. Not for the pieces of one value (`splitting`).
 
-Tensors, arrays, numbers, sequences, data frames. Of dicts each takes what is in them, and `mean` of lists and tuples as
-well. torch, numpy and pandas are asked only where something of theirs is here.
+Tensors, arrays, numbers, sequences, tables. Of dicts each takes what is in them, and `mean` of lists and tuples as
+well. torch, numpy and the libraries of tables are asked only where something of theirs is here.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import numbers
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
+
+from meshbook.magics.tables import is_table, join
 
 Reduction: TypeAlias = Literal["mean", "cat", "stack", "first"]
 REDUCTIONS: tuple[str, ...] = get_args(Reduction)
@@ -35,9 +37,9 @@ def merge(values: Sequence[Any], how: Reduction, dim: int = 0) -> Any:
 
 def _mean(values: Sequence[Any]) -> Any:
     first = values[0]
-    if _is_tensor(first):
+    if is_tensor(first):
         return _mean_of_tensors(_alike(values))
-    if _is_array(first):
+    if is_array(first):
         return sum(_alike(values)) / len(values)
     if isinstance(first, Mapping):
         return _by_key(values, _mean)
@@ -65,10 +67,10 @@ def _cat(values: Sequence[Any], dim: int) -> Any:
     first = values[0]
     if isinstance(first, Mapping):
         return _by_key(values, lambda each: _cat(each, dim))
-    if _is_tensor(first) or _is_array(first):
+    if is_tensor(first) or is_array(first):
         return _joined(values, dim)
-    if _is_frame(first):
-        return sys.modules["pandas"].concat(values, axis=dim)
+    if is_table(first):
+        return _joined_tables(values, dim)
     if isinstance(first, list | tuple | str | bytes | range) and dim == 0 and {*map(type, values)} == {type(first)}:
         return _joined_sequence(values)
     if all(isinstance(value, numbers.Number) for value in values) and dim == 0:
@@ -78,12 +80,19 @@ def _cat(values: Sequence[Any], dim: int) -> Any:
 
 def _joined(values: Sequence[Any], dim: int) -> Any:
     try:
-        if _is_tensor(values[0]):
+        if is_tensor(values[0]):
             tensors = [value.detach() for value in values]
             return sys.modules["torch"].cat([each if each.dim() else each.reshape(1) for each in tensors], dim)
         numpy = sys.modules["numpy"]
         return numpy.concatenate([numpy.atleast_1d(value) for value in values], dim)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+        raise Unmergeable(f"{_kinds(values)} cannot be put together: {error}") from error
+
+
+def _joined_tables(values: Sequence[Any], dim: int) -> Any:
+    try:
+        return join(values, dim)
+    except Exception as error:  # each library has its own words for columns that do not go together
         raise Unmergeable(f"{_kinds(values)} cannot be put together: {error}") from error
 
 
@@ -100,7 +109,7 @@ def _stack(values: Sequence[Any], dim: int) -> Any:
     if isinstance(first, Mapping):
         return _by_key(values, lambda each: _stack(each, dim))
     try:
-        if _is_tensor(first):
+        if is_tensor(first):
             return sys.modules["torch"].stack([value.detach() for value in values], dim)
         import numpy  # weight: who stacks no numbers needs none
 
@@ -110,51 +119,6 @@ def _stack(values: Sequence[Any], dim: int) -> Any:
     if stacked.dtype == object:
         raise Unmergeable(f"{_kinds(values)} cannot be stacked: they are no numbers")
     return stacked
-
-
-def split(data: Any, count: int, dim: int = 0) -> list[Any]:
-    """So many pieces of the data in order, as equal as can be; the first ones may have one element more.
-
-    Unmergeable for what has no such dimension.
-    """
-    if isinstance(data, Mapping):
-        by_key = {key: split(value, count, dim) for key, value in data.items()}
-        return [{key: pieces[index] for key, pieces in by_key.items()} for index in range(count)]
-    size = _size_along(data, dim)
-    take = _taker(data, dim)
-    least, more = divmod(size, count)
-    ends = [least * index + min(index, more) for index in range(count + 1)]
-    return [take(start, end) for start, end in itertools.pairwise(ends)]
-
-
-def _size_along(data: Any, dim: int) -> int:
-    shape = getattr(data, "shape", None)
-    try:
-        return int(shape[dim]) if shape is not None else _length(data, dim)
-    except (IndexError, TypeError):
-        what = f"of shape {tuple(shape)}" if shape is not None else f"of type {type(data).__name__}"
-        raise Unmergeable(f"data {what} has no dimension {dim} that could be split") from None
-
-
-def _length(data: Any, dim: int) -> int:
-    if dim not in (0, -1):
-        raise IndexError
-    return len(data)
-
-
-def _taker(data: Any, dim: int) -> Callable[[int, int], Any]:
-    if _is_tensor(data):
-        return lambda start, end: data.narrow(dim, start, end - start)
-    if hasattr(data, "iloc"):
-        return lambda start, end: data.iloc[start:end] if dim == 0 else data.iloc[:, start:end]
-    if _is_array(data):
-        before = (slice(None),) * (dim % data.ndim)
-        return lambda start, end: data[(*before, slice(start, end))]
-    try:
-        data[0:0]
-    except Exception:
-        raise Unmergeable(f"data of type {type(data).__name__} cannot be split: it has no slices") from None
-    return lambda start, end: data[start:end]
 
 
 def _alike(values: Sequence[Any]) -> Sequence[Any]:
@@ -176,19 +140,14 @@ def _by_place(values: Sequence[Any], combine: Callable[[list[Any]], Any]) -> Any
     return make(combine(list(each)) for each in zip(*values, strict=True))
 
 
-def _is_tensor(value: Any) -> bool:
+def is_tensor(value: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def _is_array(value: Any) -> bool:
+def is_array(value: Any) -> bool:
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.ndarray | numpy.generic)
-
-
-def _is_frame(value: Any) -> bool:
-    pandas = sys.modules.get("pandas")
-    return pandas is not None and isinstance(value, pandas.DataFrame | pandas.Series)
 
 
 def _kinds(values: Sequence[Any]) -> str:

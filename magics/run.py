@@ -13,7 +13,6 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import cloudpickle
 import msgspec
 
 from meshbook.magics.attendance import Attendance
@@ -382,7 +381,7 @@ class CellRun:
     def _result(self) -> MeshResult:
         def fetch(rank: int) -> Any:
             cells = self._mesh.cells._with_region(self._mesh.procs.region.pick([rank]))
-            return cloudpickle.loads(cells.fetch.call_one(self.origin).get())
+            return cells.fetch.call_one(self.origin).get().open()["value"]
 
         return MeshResult(
             self.cell.region, dict(self._outcomes), Sources(self._printing.text, self._printing.displays, fetch)

@@ -13,8 +13,9 @@ from typing import Any
 from IPython.core.error import StdinNotImplementedError
 
 from meshbook.magics.exchange import Exchange, Steps, VariableError
-from meshbook.magics.merging import Reduction, Unmergeable, merge, split
+from meshbook.magics.merging import Reduction, Unmergeable, merge
 from meshbook.magics.meshes import NotebookMesh
+from meshbook.magics.splitting import split
 from meshbook.magics.wanted import Wanted
 from meshbook.runtime.cells.inventory import Entry, Inventory
 from meshbook.runtime.cells.parcels import Parcel, pack, tell_excess

@@ -19,8 +19,9 @@ from typing import Any
 from meshbook.magics import variables
 from meshbook.magics.compat.answers import AsyncResult, Make, Ready, values_of
 from meshbook.magics.exchange import Exchange, carry_out
-from meshbook.magics.merging import merge, split
+from meshbook.magics.merging import merge
 from meshbook.magics.meshes import NotebookMesh
+from meshbook.magics.splitting import split
 from meshbook.magics.wanted import Wanted
 from meshbook.runtime.cells.calling import Apply, Execute
 from meshbook.runtime.cells.parcels import pack

@@ -25,6 +25,7 @@ from meshbook.runtime.cells.displays import Displays
 from meshbook.runtime.cells.failures import describe_error, describe_interrupt, describe_quit
 from meshbook.runtime.cells.interrupts import INTERRUPTS
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
+from meshbook.runtime.cells.parcels import Parcel, pack, tell_excess
 from meshbook.runtime.cells.prompts import Prompts
 from meshbook.runtime.cells.shell import Ran, RankShell, make_shell
 from meshbook.runtime.cells.standing import (
@@ -37,14 +38,13 @@ from meshbook.runtime.cells.standing import (
     stacks_of_others,
 )
 from meshbook.runtime.cells.transfer import NO_TRANSFER, Transfer
-from meshbook.runtime.cells.values import describe, pack
+from meshbook.runtime.cells.values import describe, without_graph
 from meshbook.runtime.cells.variables import Namespace, Request, handle
 from meshbook.runtime.cells.widgets import use_text_bars
 from meshbook.runtime.collectives.abort import abort_groups
 from meshbook.runtime.geometry import Extent
 
 KEPT_VALUES = 16
-PULL_LIMIT = 4 << 30
 MOST_NAMES = 1000  # of a namespace, that are told to the controller
 
 
@@ -131,14 +131,14 @@ class CellActor(Actor):
             self._end(origin)
 
     @endpoint
-    def fetch(self, origin: str) -> bytes:
-        """The pickled value that a cell left here because it was large."""
+    def fetch(self, origin: str) -> Parcel:
+        """The value that a cell left here because it was large; alone, under the name `value`."""
         if origin not in self._values:
             raise KeyError(f"the value is gone: a rank keeps the last {KEPT_VALUES} that did not travel")
-        pickled, note = pack(self._values[origin], PULL_LIMIT)
-        if pickled is None:
-            raise ValueError(f"the value {note}")
-        return pickled
+        parcel = pack({"value": without_graph(self._values[origin])})
+        if excess := tell_excess(parcel, self._namespace.most_bytes):
+            raise ValueError(excess)
+        return parcel
 
     @endpoint
     def handle(self, request: Request, operation: str) -> Any:

@@ -1,7 +1,8 @@
 """What a variable is made of, as digests: whether ranks have the same can be told without moving it.
 
-A value is taken apart into parts (the entries of a dict, the attributes of an object, the parameters of a model), each
-with a hash of its content. Where a thing lies does not count: on cuda:0 and on cuda:1 the same numbers are the same.
+A value is taken apart into parts (the entries of a dict, the attributes of an object, the parameters of a model, the
+columns of a table), each with a hash of its content. Where a thing lies does not count: on cuda:0 and on cuda:1 the
+same numbers are the same.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 from meshbook.runtime.cells.inventory import entry_of
 from meshbook.runtime.cells.parcels import Parcel, pack
+from meshbook.runtime.cells.tables import columns_of, content_of, library_of, numbers_of
 from meshbook.runtime.cells.values import summarize_tensor
 from meshbook.runtime.cells.variables import Namespace, Refusal, Request
 
@@ -28,7 +30,7 @@ DEEPEST = 20
 BLOCK = 4 << 20  # bytes of a tensor that have a digest of their own, and are moved together
 _FEW = 64  # elements of a list of numbers, which are parts each; of more they are one, as an array would be
 _EXACT = {int, float, complex, str, bool, bytes, bytearray, type(None), range}  # whose text is all there is to them
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ def _folded(parts: list[Part]) -> list[Part]:
 def _parts(value: Any, path: str = "", above: frozenset[int] = frozenset()) -> Iterator[tuple[str, Any]]:
     inner = None if id(value) in above or len(above) >= DEEPEST else _inner(value)
     if inner is None:
-        yield path, value
+        yield path, numbers_of(value) if library_of(value) else value
         return
     for key, part in inner:
         yield from _parts(part, path + key, above | {id(value)})
@@ -119,6 +121,8 @@ def _inner(value: Any) -> Iterable[tuple[str, Any]] | None:
         return None if _are_many_numbers(value) else [(f"[{index}]", each) for index, each in enumerate(value)] or None
     if isinstance(value, type | types.ModuleType) or _is_numeric(value):
         return None
+    if library_of(value):
+        return columns_of(value) or None
     if (tensors := _tensors_in(value)) is not None:
         return tensors
     if callable(save := getattr(value, "state_dict", None)):
@@ -159,7 +163,8 @@ def part_of(path: str, value: Any) -> Part:
     """A part as it is told."""
     kind = type(value).__name__
     if not _has_numbers(value):
-        return Part(path, kind, _short(value), _hash([kind.encode(), _content_of(value)]))
+        content = content_of(value) if library_of(value) else None
+        return Part(path, kind, _short(value), _hash([kind.encode(), *(content or [_content_of(value)])]))
     if not _is_numeric(value):
         kind, text = f"{kind} of {len(value)} numbers", _short(value)
     else:

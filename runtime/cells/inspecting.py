@@ -1,6 +1,6 @@
 """What IPython's inspection says of an object on a rank, and in short, so that ranks can be compared.
 
-Of tensors and arrays their shape, type and device; never what is in them, since printing one waits for its GPU.
+Of tensors, arrays and tables their shape, type and device; never what is in them, since printing one waits for its GPU.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from IPython.core.oinspect import Inspector
+
+from meshbook.runtime.amounts import format_bytes
+from meshbook.runtime.cells.tables import summarize_table
 
 MOST_CHARACTERS = 60  # of a summary
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
@@ -61,13 +64,16 @@ def inspect_name(shell: Any, name: str, detail: int, omitted: Collection[str], *
 
 
 def _describe_held(value: Any) -> Sequence[tuple[str, str]] | None:
-    """The fields of a tensor or array, or of a container that holds tensors; None for any other."""
+    """The fields of a tensor, array or table, or of a container that holds tensors; None for any other."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(value, torch.Tensor):
         fields = [("Type", type(value).__name__), ("Shape", str(tuple(value.shape))), ("Dtype", str(value.dtype))]
         return [*fields, ("Device", str(value.device)), ("Requires grad", str(value.requires_grad))]
     if numpy is not None and isinstance(value, numpy.ndarray):
         return [("Type", type(value).__name__), ("Shape", str(value.shape)), ("Dtype", str(value.dtype))]
+    if (table := summarize_table(value)) is not None:
+        fields = [("Type", type(value).__name__), ("Shape", str(table.shape)), ("Size", format_bytes(table.size))]
+        return [*fields, ("Dtype" if len(table.shape) == 1 else "Columns", table.kinds)]
     if type(value) in (list, tuple, dict, set) and torch is not None:
         parts = list(value.values() if type(value) is dict else value)[:100]
         if any(isinstance(part, torch.Tensor) for part in parts):

@@ -13,11 +13,12 @@ import types
 from dataclasses import dataclass
 from typing import Any
 
+from meshbook.runtime.cells.tables import summarize_table
 from meshbook.runtime.cells.variables import Namespace, Request
 
 MOST_CHARACTERS = 80
 MOST_ELEMENTS = 6  # of a tensor that is shown itself
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # it differs from rank to rank, and says nothing
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # it differs from rank to rank, and says nothing
 _COUNTED = (str, bytes, list, tuple, dict, set, frozenset)
 _SCALES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -58,9 +59,8 @@ def _size_and_text(value: Any) -> tuple[int | None, str]:
         return _of_module(value)
     if numpy is not None and isinstance(value, numpy.ndarray):
         return value.nbytes, f"{value.shape} {value.dtype}{_elements(value, value.size)}"
-    if hasattr(value, "memory_usage") and hasattr(value, "iloc"):  # a data frame or a series
-        usage = value.memory_usage(deep=False)
-        return int(usage.sum() if hasattr(usage, "sum") else usage), f"{value.shape}"
+    if (table := summarize_table(value)) is not None:
+        return table.size, f"{table.shape} {table.kinds}"
     return None, _of_object(value)
 
 

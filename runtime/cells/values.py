@@ -6,10 +6,9 @@ import io
 import sys
 from typing import Any
 
-import cloudpickle
-
 from meshbook.runtime.cells.outcome import CellValue, TensorSummary
 from meshbook.runtime.cells.widgets import without_widgets
+from meshbook.runtime.wire.pickling import dump_on_cpu
 
 TRAVEL_BYTES = 1 << 20
 SHOWN_CHARACTERS = 20_000
@@ -44,18 +43,24 @@ def _looks(value: Any, formatter: Any) -> tuple[dict[str, Any], TensorSummary | 
 def pack(value: Any, limit: int = TRAVEL_BYTES) -> tuple[bytes | None, str]:
     """The pickled value; or None and why not."""
     torch = sys.modules.get("torch")
-    if torch is not None and type(value) is torch.Tensor:
-        if value.numel() * value.element_size() > limit:
-            return None, f"a tensor of over {limit >> 20} MiB stays with its rank"
-        value = value.detach().cpu()  # the controller may have no such device
+    # Where it lies on a GPU, it is not brought from there for nothing.
+    if torch is not None and type(value) is torch.Tensor and value.numel() * value.element_size() > limit:
+        return None, f"a tensor of over {limit >> 20} MiB stays with its rank"
+    value = without_graph(value)
     stream = _Bounded(limit)
     try:
-        cloudpickle.Pickler(stream, 5).dump(value)
+        dump_on_cpu(value, stream)
     except _TooLarge:
         return None, f"a value of over {limit >> 20} MiB stays with its rank"
     except Exception as error:
         return None, f"cannot be pickled ({type(error).__name__}: {error})"
     return stream.getvalue(), ""
+
+
+def without_graph(value: Any) -> Any:
+    """A tensor as plain numbers; anything else as it is."""
+    torch = sys.modules.get("torch")
+    return value.detach() if torch is not None and type(value) is torch.Tensor else value
 
 
 class _TooLarge(Exception):

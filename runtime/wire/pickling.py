@@ -12,14 +12,14 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import IO, Any
 
 import cloudpickle
 
 from meshbook.runtime.errors import PickleError
 from meshbook.runtime.wire.arrays import reduce_array
 from meshbook.runtime.wire.frames import Body, Buffer, Lost
-from meshbook.runtime.wire.tables import reduce_arrow, reduce_frame, reduce_series
+from meshbook.runtime.wire.tables import reduce_arrow, reduce_frame, reduce_series, refuse_relation
 
 _PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
 # By the module that defines a class: so nothing is imported, and an object of any other library costs one look here.
@@ -30,6 +30,9 @@ _REDUCERS: Mapping[str, Callable[[Any], Any]] = {
     "pyarrow.lib": reduce_arrow,
     "polars.dataframe.frame": reduce_frame,
     "polars.series.series": reduce_series,
+    "duckdb._relation": refuse_relation,
+    "_duckdb": refuse_relation,  # as it was named before DuckDB 2.0, and before 1.4
+    "duckdb.duckdb": refuse_relation,
 }
 
 
@@ -62,6 +65,11 @@ def dumps_on_cpu(value: Any, what: What) -> list[Buffer]:
         raise PickleError(f"{_say(what)} cannot be pickled: it is nested too deeply, or contains itself") from error
     except Exception as error:
         raise PickleError(f"{_say(what)} cannot be pickled: {type(error).__name__}: {error}") from error
+
+
+def dump_on_cpu(value: Any, stream: IO[bytes]) -> None:
+    """The same as one pickle, buffers and all, for `pickle.loads`. Raises whatever goes wrong."""
+    _CpuPickler(stream, 5).dump(value)
 
 
 def loads(body: Body, what: What) -> Any:

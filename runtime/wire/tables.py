@@ -45,6 +45,15 @@ def reduce_series(series: Any) -> Any:
     return _series_of_frame, (series.to_frame(),)
 
 
+def refuse_relation(relation: Any) -> Any:
+    """Say what may travel instead of a query of DuckDB's. To run it unasked might take hours."""
+    if type(relation).__name__ != "DuckDBPyRelation":
+        return NotImplemented
+    raise TypeError(
+        "a query of DuckDB belongs to its connection: send what it gives, by its .to_arrow_table() or .pl()"
+    )
+
+
 def _frame_of_arrow(table: Any) -> Any:
     import polars  # weight: only who receives a frame pays for it
 

@@ -7,6 +7,9 @@ import threading
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 import torch
 
@@ -54,6 +57,36 @@ def ring() -> list[Any]:
 )
 def test_a_value_is_taken_apart(value: Any, paths: list[str]) -> None:
     assert list(parts_of(value)) == paths
+
+
+TABLE = {
+    "n": [3, 1, 2],
+    "s": ["a", None, "longer than the twelve bytes of a view"],
+    "c": ["x", "x", None],
+    "g": [1, None, 3],
+}
+
+
+def test_a_table_is_taken_apart_by_columns() -> None:
+    for table in (pl.DataFrame(TABLE), pa.table(TABLE), pa.table(TABLE).to_batches()[0]):
+        parts = parts_of({"table": table})
+        assert [*parts] == ["['table']['n']", "['table']['s']", "['table']['c']", "['table']['g']"]
+        assert parts["['table']['n']"].numbers is not None  # so it is told which rows differ, and by how much
+    assert [*parts_of(pd.DataFrame(TABLE))] == [".index", "['n']", "['s']", "['c']", "['g']"]
+    assert parts_of(pl.Series([1, 2]))[""].numbers is not None
+
+
+def test_equal_columns_have_equal_digests_however_they_lie() -> None:
+    frame, table = pl.DataFrame(TABLE), pa.table(TABLE)
+    # Of both the rows are those of TABLE, in other chunks, out of a larger one, with something else in the gap.
+    cut = pa.concat_tables([table.slice(2, 1), table, table]).slice(1, 3)
+    gap = pa.array([1, 7, 3], mask=np.array([False, True, False]))
+    chunks = pa.concat_tables([cut.slice(0, 1), cut.slice(1)]).set_column(3, "g", gap)
+    assert parts_of(chunks) == parts_of(table)
+    assert parts_of(pl.concat([frame[:1], frame[1:]], rechunk=False)) == parts_of(frame)
+    for column in TABLE:
+        digests_of = {parts_of(each)[f"['{column}']"].digest for each in (frame, frame.reverse(), frame.clear())}
+        assert len(digests_of) == 3, column
 
 
 def test_a_long_list_ends_in_one_part(monkeypatch: pytest.MonkeyPatch) -> None:

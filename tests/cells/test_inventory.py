@@ -6,6 +6,9 @@ import math
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 import torch
 
@@ -26,8 +29,8 @@ class Shy:
         return "two\nlines"
 
 
-class Odd:
-    memory_usage = iloc = None
+class Odd(torch.nn.Module):
+    parameters = None  # type: ignore[assignment]
 
 
 def double(x: int, y: int = 1) -> int:
@@ -52,6 +55,11 @@ def double(x: int, y: int = 1) -> int:
         (torch.tensor(2), "Tensor", 8, "() int64 cpu 2"),
         (np.zeros((2, 50)), "ndarray", 800, "(2, 50) float64"),
         (torch.nn.Linear(1000, 1000), "Linear", 4_004_000, "1M parameters float32 cpu"),
+        (pa.table({"a": [1, 2], "b": ["x", None]}), "Table", 26, "(2, 2) a int64, b string"),
+        (pa.array([1.5]), "DoubleArray", 8, "(1,) double"),
+        (pl.DataFrame({"a": [1, 2]}), "DataFrame", 16, "(2, 1) a Int64"),
+        (pl.Series([1, 2]), "Series", 16, "(2,) Int64"),
+        (pd.DataFrame({"a": [1, 2]}), "DataFrame", 148, "(2, 1) a int64"),
         (math, "module", None, "math"),
         (Plain, "type", None, f"{__name__}.Plain"),
         (double, "function", None, "double(x: 'int', y: 'int' = 1) -> 'int'"),

@@ -5,15 +5,59 @@ from __future__ import annotations
 from collections import namedtuple
 from typing import Any
 
+import duckdb
 import numpy as np
+import polars as pl
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import Dataset, TensorDataset
 
-from meshbook.magics.merging import Unmergeable, merge, split
+from meshbook.magics.merging import Unmergeable, merge
+from meshbook.magics.splitting import split
 
 Pair = namedtuple("Pair", "left right")  # as a user writes one
+
+
+class Squares(Dataset):
+    """As a user writes one; it has no slices."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        return index, index**2
+
+
+class Hub:
+    """Rows as those of the Hugging Face library are taken."""
+
+    def __init__(self, rows: range) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def select(self, rows: range) -> Hub:
+        return Hub(self.rows[rows.start : rows.stop])
+
+    def shard(self) -> None:
+        """What else they have."""
+
+
+FRAME = pl.DataFrame({"a": range(7), "b": list("abcdefg")})
+TABLES = {
+    "polars": FRAME,
+    "a series": FRAME["b"],
+    "arrow": FRAME.to_arrow(),
+    "a batch": FRAME.to_arrow().to_batches()[0],
+    "chunks": pa.chunked_array([[1, 2], [3], [], [4, 5]]),
+    "an array": pa.array(["a", None, "c"]),
+    "pandas": FRAME.to_pandas(),
+    "nothing": FRAME[:0],
+}
 
 
 def same(left: Any, right: Any) -> bool:
@@ -78,6 +122,13 @@ def test_a_mean_leaves_the_values_and_their_graphs_alone() -> None:
         ([{"a": 1}, 2], "mean", "the dicts have different keys"),
         ([[1], [1, 2]], "mean", "values of type list are not equally long"),
         ([torch.ones(2, 2), torch.ones(2, 3)], "cat", "cannot be put together: Sizes of tensors must match"),
+        ([FRAME, FRAME.select("a")], "cat", "a DataFrame of shape (7, 1) cannot be put together: "),
+        ([FRAME, [1]], "cat", "cannot be put together"),
+        (
+            [FRAME.to_arrow(), FRAME.to_arrow().select(["a"])],
+            "cat",
+            "cannot be put together: Schema at index 1 was diff",
+        ),
         ([torch.ones(2), [1]], "cat", "cannot be put together"),
         ([[1], (2,)], "cat", "values of type list and values of type tuple cannot be put together"),
         ([object(), object()], "cat", "values of type object cannot be put together"),
@@ -115,7 +166,10 @@ def test_data_is_cut_into_pieces(data: Any, count: int, dim: int, pieces: list[A
         ([1], 1, "data of type list has no dimension 1"),
         (torch.ones(2), 1, "data of shape (2,) has no dimension 1"),
         (torch.tensor(1), 0, "data of shape () has no dimension 0"),
-        ({1, 2}, 0, "data of type set cannot be split: it has no slices"),
+        ({1, 2}, 0, "data of type set cannot be split: it has no slices, and no items by number"),
+        (FRAME.lazy(), 0, "a LazyFrame is a plan, which has no rows before they are collected: collect()"),
+        (FRAME["a"], 1, "data of shape (7,) has no dimension 1"),
+        (FRAME, 2, "data of shape (7, 2) has no dimension 2"),
         ({"x": [1], "y": 5}, 0, "data of type int has no dimension 0"),
     ],
 )
@@ -123,6 +177,39 @@ def test_data_that_has_no_pieces(data: Any, dim: int, problem: str) -> None:
     with pytest.raises(Unmergeable) as caught:
         split(data, 2, dim)
     assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("count", [1, 3, 9])
+def test_pieces_of_a_table_are_rows_and_go_together_again(name: str, count: int) -> None:
+    pieces = split(TABLES[name], count)
+    assert {*map(type, pieces)} == {type(TABLES[name])}
+    assert max(map(len, pieces)) - min(map(len, pieces)) <= 1
+    assert merge(pieces, "cat").equals(TABLES[name])
+
+
+def test_pieces_of_a_table_may_be_columns() -> None:
+    for name in ("polars", "pandas", "arrow", "a batch"):
+        assert [piece.shape for piece in split(TABLES[name], 2, 1)] == [(7, 1), (7, 1)]
+    assert merge(split(FRAME, 2, 1), "cat", 1).equals(FRAME)
+
+
+def test_pieces_of_a_table_are_views() -> None:
+    table = pa.table({"x": np.arange(100)})
+    [_, last] = split(table, 2)
+    assert np.shares_memory(last["x"].chunk(0).to_numpy(), table["x"].chunk(0).to_numpy())
+
+
+def test_what_speaks_arrow_is_read() -> None:
+    pieces = split(duckdb.sql("select range as n, 'row ' || range as s from range(5)"), 2)
+    assert [piece.to_pylist()[0] for piece in pieces] == [{"n": 0, "s": "row 0"}, {"n": 3, "s": "row 3"}]
+
+
+def test_datasets_are_cut_into_pieces() -> None:
+    [first, _] = split(TensorDataset(torch.arange(5), torch.eye(5)), 2)
+    assert (type(first), len(first), first[2][0]) == (TensorDataset, 3, torch.tensor(2))
+    assert split(Squares(), 2) == [[(0, 0), (1, 1), (2, 4)], [(3, 9), (4, 16)]]
+    assert [piece.rows for piece in split(Hub(range(5)), 2)] == [range(3), range(3, 5)]
 
 
 @given(st.lists(st.integers()), st.integers(1, 9))

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -16,6 +17,7 @@ import pytest
 import torch
 from polars.testing import assert_frame_equal, assert_series_equal
 
+from meshbook.runtime.errors import PickleError
 from meshbook.runtime.wire.pickling import dumps, dumps_on_cpu, loads
 
 ROWS = 2400
@@ -219,6 +221,11 @@ def test_tensors_of_all_kinds_arrive(dtype: torch.dtype, shape: tuple[int, ...])
         arrived.float() if dtype.is_floating_point else arrived,
         torch.ones(shape).to(arrived.float().dtype if dtype.is_floating_point else dtype),
     )
+
+
+def test_a_query_of_duckdb_is_not_sent() -> None:
+    with pytest.raises(PickleError, match="belongs to its connection: send what it gives, by its"):
+        dumps({"query": duckdb.sql("select 1")}, "an argument")
 
 
 def test_tables_of_a_push_and_a_pull_go_the_same_way() -> None:

@@ -1,0 +1,143 @@
+"""What is said of tables and columns of Arrow, Polars and pandas: what they are, and what their columns have in them.
+
+Which library a value is of is told by its class, so that none is imported for it. No loop here goes over rows.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+MOST_COLUMNS = 12  # that are named
+_TABLES = {
+    "pandas": ("DataFrame", "Series"),
+    "polars": ("DataFrame", "Series"),
+    "pyarrow": ("Table", "RecordBatch", "ChunkedArray", "Array"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TableSummary:
+    """Of a table or a column: `kinds` are its types, of a table each with the column's name; `size` is in bytes."""
+
+    shape: tuple[int, ...]
+    kinds: str
+    size: int
+
+
+def library_of(value: Any) -> str:
+    """`polars`, of a table or a column of that library; empty for anything else."""
+    modules = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
+    for library, names in _TABLES.items():
+        if library in modules and isinstance(value, tuple(getattr(sys.modules[library], name) for name in names)):
+            return library
+    return ""
+
+
+def summarize_table(value: Any) -> TableSummary | None:
+    """What there is to say of a table or a column, in little time; None for anything else."""
+    if not (library := library_of(value)):
+        return None
+    shape = tuple(value.shape) if hasattr(value, "shape") else (len(value),)
+    kinds = str(_kind_of(value)) if len(shape) == 1 else _kinds_of(value, library, shape[1])
+    return TableSummary(shape, kinds, _size_of(value, library))
+
+
+def _kinds_of(table: Any, library: str, count: int) -> str:
+    if library == "pandas":
+        fields: Any = table.dtypes.items()
+    else:
+        fields = table.schema.items() if library == "polars" else ((each.name, each.type) for each in table.schema)
+    named = [f"{name} {kind}" for name, kind in islice(fields, MOST_COLUMNS)]
+    return ", ".join(named) + (f" and {count - MOST_COLUMNS:,} more" if count > MOST_COLUMNS else "")
+
+
+def _kind_of(column: Any) -> Any:
+    return column.dtype if hasattr(column, "dtype") else column.type
+
+
+def _size_of(value: Any, library: str) -> int:
+    if library == "polars":
+        return int(value.estimated_size())
+    if library == "pyarrow":
+        return int(value.nbytes)
+    usage = value.memory_usage(deep=False)
+    return int(usage.sum() if hasattr(usage, "sum") else usage)
+
+
+def columns_of(table: Any) -> Sequence[tuple[str, Any]] | None:
+    """The columns of a table, each with how it is reached. None for anything else, and for a column."""
+    if not (library := library_of(table)) or len(getattr(table, "shape", (0,))) != 2:
+        return None
+    names = table.column_names if library == "pyarrow" else list(table.columns)
+    columns = [table.iloc[:, index] if library == "pandas" else table[name] for index, name in enumerate(names)]
+    index = [(".index", _rows_of(table.index))] if library == "pandas" else []
+    return [*index, *((f"[{name!r}]", column) for name, column in zip(names, columns, strict=True))]
+
+
+def _rows_of(index: Any) -> Any:
+    return str(index) if type(index).__name__ == "RangeIndex" else index.to_numpy()
+
+
+def numbers_of(column: Any) -> Any:
+    """A column of numbers without gaps as a NumPy array; any other column as it is."""
+    library, kind = library_of(column), str(_kind_of(column)).lower()
+    is_numeric = kind.startswith(("int", "uint", "float", "double", "halffloat"))
+    gaps = column.null_count if hasattr(column, "null_count") else 0
+    if not is_numeric or (gaps() if callable(gaps) else gaps):
+        return column
+    return column.to_numpy(zero_copy_only=False) if library == "pyarrow" else column.to_numpy()
+
+
+def content_of(column: Any) -> Iterator[Any] | None:
+    """All that there is to a column of Arrow or Polars, in buffers that are the same where columns are equal.
+
+    None for other values, and where pyarrow is not there.
+    """
+    library = library_of(column)
+    if library not in ("pyarrow", "polars") or len(getattr(column, "shape", (0,))) != 1:
+        return None
+    try:
+        import pyarrow  # weight: Polars works without it
+
+        array = column.to_arrow() if library == "polars" else column
+        return _buffers_of(array, pyarrow)
+    except (ImportError, ValueError):  # ValueError: a type of Polars' that Arrow does not have
+        return None
+
+
+def _buffers_of(array: Any, pyarrow: Any) -> Iterator[Any]:
+    # How it is divided into chunks, and what a dictionary numbers, makes no difference.
+    whole = array.combine_chunks() if isinstance(array, pyarrow.ChunkedArray) else array
+    whole = pyarrow.concat_arrays(whole.chunks) if isinstance(whole, pyarrow.ChunkedArray) else whole
+    whole = whole.dictionary_decode() if pyarrow.types.is_dictionary(whole.type) else whole
+    whole = _gathered(whole, pyarrow)
+    yield str(whole.type).encode()
+    if whole.null_count:
+        yield pyarrow.concat_arrays([whole.is_valid()]).buffers()[1]
+        whole = _filled(whole, pyarrow) if whole.null_count < len(whole) else whole.slice(0, 0)
+    yield from (buffer for buffer in pyarrow.concat_arrays([whole]).buffers() if buffer is not None)
+
+
+def _gathered(array: Any, pyarrow: Any) -> Any:
+    """Texts as they follow each other, and not as views, which may lie in any order."""
+    types = pyarrow.types
+    if types.is_string_view(array.type) or types.is_string(array.type):
+        return array.cast(pyarrow.large_string())
+    if types.is_binary_view(array.type) or types.is_binary(array.type):
+        return array.cast(pyarrow.large_binary())
+    return array
+
+
+def _filled(array: Any, pyarrow: Any) -> Any:
+    """With the same in all gaps: what lies in them is nobody's."""
+    from pyarrow import compute  # weight: only a column with gaps needs it
+
+    try:
+        zero = compute.min(compute.drop_null(array))
+        return compute.fill_null(array, zero)
+    except pyarrow.ArrowException:  # lists, structs
+        return array
