@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import os
 import sys
 import threading
 import types
@@ -16,6 +17,7 @@ import weakref
 from typing import Any
 
 from meshbook.runtime.hosts.linux import exit_through_c, flush_c_output
+from meshbook.runtime.rdma.nixl.agent import is_loaded as nixl_is_loaded
 
 
 def spare_finalizers() -> None:
@@ -37,6 +39,8 @@ def run_finalisers() -> None:
 def leave(code: int) -> None:
     """End this process; does not return."""
     flush_c_output()
+    if nixl_is_loaded():
+        os._exit(code)
     exit_through_c(code)
 
 

@@ -76,7 +76,7 @@ def run(birth: Birth, folder: Path, *, is_prepared: bool = False) -> None:
     transport = ZmqTransport(birth.address.node, home, birth.world.settings)
     link = DisturbedTransport(transport, birth.world.settings.high_water_mark)
     node = make_node(link, birth)
-    node.station = Station(node, folder, birth.world.agent)
+    node.station = Station(node, folder, birth.world.agent, is_worker=True)
     provide_client(lambda: client_of(node, birth))
     capture = make_capture(node, birth, folder)
     node.take_place = functools.partial(move, node)

@@ -6,13 +6,13 @@ buffer goes.
 
 from __future__ import annotations
 
-import importlib.util
 import threading
 import warnings
 from pathlib import Path
 from typing import Literal
 
 from meshbook.runtime.config import settings_in_force
+from meshbook.runtime.rdma.nixl.agent import is_installed
 
 Backend = Literal["ibverbs", "tcp", "none"]
 NICS = Path("/sys/class/infiniband")
@@ -65,13 +65,9 @@ def why_no_ibverbs(nics: Path = NICS) -> str:
         return f"{_DISABLE} is set"
     if not (nics.is_dir() and any(nics.iterdir())):
         return "this host has no RDMA NIC"
-    if not is_nixl_installed():
+    if not is_installed():
         return "NIXL is not installed: pip install meshbook[rdma]"
     return ""
-
-
-def is_nixl_installed() -> bool:
-    return importlib.util.find_spec("nixl") is not None
 
 
 def is_tcp_allowed() -> bool:

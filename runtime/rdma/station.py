@@ -26,6 +26,7 @@ from meshbook.runtime.rdma.transfers import Transfers
 from meshbook.runtime.rdma.ways import Job, Way
 from meshbook.runtime.rdma.ways.host_agent import HostAgent
 from meshbook.runtime.rdma.ways.message import Message
+from meshbook.runtime.rdma.ways.nixl import Nixl
 from meshbook.runtime.rdma.ways.process_memory import ProcessMemory
 from meshbook.runtime.rdma.ways.same_process import SameProcess
 from meshbook.runtime.telemetry.traffic import Traffic
@@ -38,7 +39,8 @@ PATIENCE = 1.0  # seconds that others get, when this process leaves its run, to 
 class Station:
     """Made once for each node, by who starts it. Costs nothing until something is lent or moved."""
 
-    def __init__(self, node: Node, folder: Path, agent: Address | None) -> None:
+    def __init__(self, node: Node, folder: Path, agent: Address | None, *, is_worker: bool = False) -> None:
+        """`is_worker`: the process is a worker's alone, and may load what a kernel or an agent should not have."""
         self._node = node
         self._folder = folder / FOLDER
         self._agent = agent
@@ -46,7 +48,7 @@ class Station:
         self.leases = Leases(str(self._folder))
         self.in_progress = InProgress(node.address.node)
         allowed = [name.strip() for name in node.settings.rdma_ways.split(",") if name.strip()]
-        self.ways: list[Way] = self._make_ways()
+        self.ways: list[Way] = self._make_ways(allowed, is_worker=is_worker)
         self.chooser = Chooser(self.ways, allowed)
 
         def later(seconds: float, callback: Callable[[], object]) -> None:
@@ -59,11 +61,12 @@ class Station:
         node.host_inline(RDMA, RDMAService(self))
         self._server: MemoryServer | None = None  # of an agent
 
-    def _make_ways(self) -> list[Way]:
+    def _make_ways(self, allowed: list[str], *, is_worker: bool) -> list[Way]:
         """In the order of speed."""
         return [
             SameProcess(self._node.address, self._node.life, self.leases),
             ProcessMemory(self.in_progress),
+            Nixl(self._node, self.leases, is_worker=is_worker, is_forced=Nixl.name in allowed),
             HostAgent(self._node),
             Message(self._node),
         ]

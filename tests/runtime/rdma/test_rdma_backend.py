@@ -16,7 +16,7 @@ from meshbook.runtime.rdma.backend import FallbackNotice, RDMATcpFallbackWarning
 def nics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A host with a NIC, and with NIXL."""
     (tmp_path / "mlx5_0").mkdir()
-    monkeypatch.setattr(backend, "is_nixl_installed", lambda: True)
+    monkeypatch.setattr(backend, "is_installed", lambda: True)
     return tmp_path
 
 
@@ -26,7 +26,7 @@ def test_a_nic_is_used_where_it_is_there_and_allowed(nics: Path, monkeypatch: py
     assert "no RDMA NIC" in why_no_ibverbs(nics / "none")
     with OVERRIDES.during({"extra": {"rdma_disable_ibverbs": True}}):
         assert "rdma_disable_ibverbs" in why_no_ibverbs(nics)
-    monkeypatch.setattr(backend, "is_nixl_installed", lambda: False)
+    monkeypatch.setattr(backend, "is_installed", lambda: False)
     assert "meshbook[rdma]" in why_no_ibverbs(nics)
 
 

@@ -1,0 +1,149 @@
+"""One transfer by NIXL, from the first look at its lease to the last, as a course that takes turns with others.
+
+Whoever waits may be told of its end before it ends: what was asked of NIXL goes on, and memory must stay until then.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from meshbook.runtime.errors import TransferError
+from meshbook.runtime.rdma.handle import Handle
+from meshbook.runtime.rdma.nixl.agent import Agent, Failed, Stretch
+from meshbook.runtime.rdma.nixl.peers import Offer, Peer
+from meshbook.runtime.rdma.nixl.registered import Place, Registered
+from meshbook.runtime.rdma.nixl.turns import Course, settle
+from meshbook.runtime.rdma.ways import Deadline, Job, Unsuitable
+from meshbook.runtime.rdma.ways.process_memory import dropped, gone
+
+PIECE = 64 << 20  # bytes of one request, and between two looks at the lease
+FIRST_ANSWER = 5.0  # seconds that a peer has for its first one: where nothing leads there NIXL waits for ever
+NEWS = 2.0  # seconds that the news of an owner's end may take, after the connection to it has ended
+LOOK = 0.05  # seconds between two looks at whether an owner has ended
+
+
+@dataclass(frozen=True, slots=True)
+class Mover:
+    """What transfers need of this process. `has_ended` tells whether the owner of a buffer is known to have ended."""
+
+    agent: Agent
+    registered: Registered
+    peers: dict[str, Peer]
+    has_ended: Callable[[Handle], bool]
+
+    def move(self, job: Job, offer: Offer, outcome: Future[None], *, is_write: bool) -> Course:
+        """Two attempts: the connection may have been broken by what was moved, and dropped, before this."""
+        peer, why = self.peers.setdefault(offer.agent, Peer()), ""
+        for _ in range(2):
+            if self.has_ended(job.handle):
+                raise gone(job.handle)
+            try:
+                return (yield from _Transfer(self, job, offer, peer, outcome, is_write).run())
+            except Failed as error:
+                peer.is_broken, why = True, str(error)
+        yield from self._wait_for_news(job)
+        if not peer.has_answered:
+            raise Unsuitable(f"NIXL does not get there: {why}")
+        raise TransferError(f"{what(job)} was broken off: {why}")
+
+    def _wait_for_news(self, job: Job) -> Course:
+        patience = Deadline(min(NEWS, job.deadline.left))
+        while patience.left:
+            if self.has_ended(job.handle):
+                raise gone(job.handle)
+            yield False
+
+
+@dataclass(frozen=True, slots=True)
+class _Transfer:
+    """One attempt."""
+
+    mover: Mover
+    job: Job
+    offer: Offer
+    peer: Peer
+    outcome: Future[None]  # settled early where it is known that nothing will come of it
+    is_write: bool
+
+    def run(self) -> Course:
+        yield from self._meet()
+        local = self.job.local
+        with self.mover.registered.place() as place, self.mover.registered.reachable(local) as is_direct:
+            yield from self._check_lease(place)
+            for start in range(0, local.size, PIECE):
+                size = min(PIECE, local.size - start)
+                here = Stretch.of(local.part(start, size)) if is_direct else place.for_data(size)
+                yield from self._move_piece(start, here, place, is_staged=not is_direct)
+                self.job.moved(size)
+
+    def _meet(self) -> Course:
+        """Know what the owner offers, and nothing else of the same addresses."""
+        peer, agent = self.peer, self.mover.agent
+        if peer.knows(self.offer):
+            return
+        while peer.must_be_forgotten_for(self.offer):
+            if not peer.under_way:
+                agent.forget(self.offer.agent)
+                peer.forget()
+                break
+            self.job.deadline.check(lambda: what(self.job))
+            yield False
+        agent.meet(self.offer.words)
+        agent.meet(self.offer.memory)
+        peer.known[self.offer.registration] = self.offer
+
+    def _check_lease(self, place: Place) -> Course:
+        lease = self.job.handle.lease
+        yield from self._request(place.for_word, Stretch(lease.word, place.for_word.size), is_write=False)
+        if place.word != lease.number:
+            raise dropped(self.job.handle)
+
+    def _move_piece(self, start: int, here: Stretch, place: Place, *, is_staged: bool) -> Course:
+        ours = self.job.local.address + start
+        if is_staged and self.is_write:
+            ctypes.memmove(here.address, ours, here.size)
+        there = Stretch(self.job.address + start, here.size, self.offer.gpu)
+        yield from self._request(here, there, is_write=self.is_write)
+        yield from self._check_lease(place)
+        if is_staged and not self.is_write:
+            ctypes.memmove(ours, here.address, here.size)
+
+    def _request(self, here: Stretch, there: Stretch, *, is_write: bool) -> Course:
+        """One request, to its very end: until then bytes may come, whether or not anybody waits for them."""
+        self.job.deadline.check(lambda: what(self.job))
+        if self.outcome.done():
+            raise TransferError("nobody waits for it any more")
+        agent, first = self.mover.agent, Deadline(min(FIRST_ANSWER, self.job.deadline.left / 2))
+        request = agent.begin(self.offer.agent, here, there, is_write=is_write)
+        self.peer.under_way += 1
+        try:
+            yield True
+            next_look = Deadline(LOOK)
+            while not agent.is_done(request):
+                if not next_look.left:
+                    self._give_up(first)
+                    next_look = Deadline(LOOK)
+                yield False
+            self.peer.has_answered = True
+        finally:
+            self.peer.under_way -= 1
+            agent.release(request)
+
+    def _give_up(self, first: Deadline) -> None:
+        """Tell whoever waits that it is in vain, where that is known."""
+        try:
+            self.job.deadline.check(lambda: what(self.job))
+        except Exception as error:
+            settle(self.outcome, error)
+        if self.mover.has_ended(self.job.handle):
+            settle(self.outcome, gone(self.job.handle))
+        elif not self.peer.has_answered and not first.left:
+            settle(self.outcome, Unsuitable(f"NIXL got no answer from there within {first.seconds:.1f} s"))
+
+
+def what(job: Job) -> str:
+    """The transfer, for errors."""
+    return f"moving {job.local.size:,} bytes from or to {job.handle.actor} by NIXL"

@@ -1,0 +1,116 @@
+"""What of this process's memory is registered with NIXL: once each, however many want it. For its thread alone."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from meshbook.runtime.memory.local import CPU, Local
+from meshbook.runtime.rdma.nixl.agent import Agent, Failed, Stretch
+from meshbook.runtime.rdma.ways import Unsuitable
+
+STAGED = 256 << 10  # bytes up to which data goes by way of a place: to register memory takes longer than to copy that
+_HEAD = 64  # bytes before what is staged
+
+
+@dataclass(slots=True)
+class _Registration:
+    number: int
+    holders: int = 0
+
+
+class Place:
+    """Registered memory of our own, for a word, and for data that is staged. It is used by one transfer at a time."""
+
+    def __init__(self) -> None:
+        self._memory: Any = (ctypes.c_ubyte * (_HEAD + STAGED))()
+        self.whole = Stretch(ctypes.addressof(self._memory), _HEAD + STAGED)
+
+    @property
+    def word(self) -> int:
+        """What was read into the stretch `for_word`."""
+        return int(ctypes.c_uint64.from_buffer(self._memory).value)
+
+    @property
+    def for_word(self) -> Stretch:
+        return Stretch(self.whole.address, ctypes.sizeof(ctypes.c_uint64))
+
+    def for_data(self, size: int) -> Stretch:
+        return Stretch(self.whole.address + _HEAD, size)
+
+
+class Registered:
+    """Counts who holds which stretch. Stretches that overlap are different ones."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._found: dict[Stretch, _Registration] = {}
+        self._numbers = itertools.count(1)
+        self._places: list[Place] = []  # not in use
+
+    def hold(self, stretch: Stretch) -> int:
+        """Have it registered until `let_go`; the number of the registration, which no other one has. May be Failed."""
+        found = self._found.get(stretch)
+        if found is None:
+            self._agent.register(stretch)
+            found = self._found[stretch] = _Registration(next(self._numbers))
+        found.holders += 1
+        return found.number
+
+    def let_go(self, stretch: Stretch) -> None:
+        found = self._found[stretch]
+        found.holders -= 1
+        if not found.holders:
+            del self._found[stretch]
+            with contextlib.suppress(Failed):  # then it is registered no more already
+                self._agent.deregister(stretch)
+
+    def hold_for_good(self, stretch: Stretch) -> None:
+        """Have it registered as long as the process lives: asked for again, nothing happens."""
+        if stretch not in self._found:
+            self.hold(stretch)
+
+    @contextlib.contextmanager
+    def place(self) -> Iterator[Place]:
+        """A place of one's own. Unsuitable where no memory can be registered."""
+        place = self._places.pop() if self._places else self._make_place()
+        try:
+            yield place
+        finally:
+            self._places.append(place)
+
+    def _make_place(self) -> Place:
+        place = Place()
+        with _unsuitable_where_it_fails():
+            self.hold(place.whole)
+        return place
+
+    @contextlib.contextmanager
+    def reachable(self, local: Local) -> Iterator[bool]:
+        """Whether it is reached directly: registered meanwhile, unless it is small, and to be staged. Unsuitable, too.
+
+        It is not kept registered for the next time: where memory is freed, and other memory comes to be at its address,
+        a NIC would go on writing to what was there before. What is lent from here is registered already.
+        """
+        whole = Stretch.of(local)
+        if local.device == CPU and local.size <= STAGED and whole not in self._found:
+            yield False
+            return
+        with _unsuitable_where_it_fails():
+            self.hold(whole)
+        try:
+            yield True
+        finally:
+            self.let_go(whole)
+
+
+@contextlib.contextmanager
+def _unsuitable_where_it_fails() -> Iterator[None]:
+    try:
+        yield
+    except Failed as error:
+        raise Unsuitable(f"NIXL could not register memory here: {error}") from error

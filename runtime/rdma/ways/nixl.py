@@ -1,0 +1,155 @@
+"""Memory of another host, or of a GPU there, by NIXL: verbs, where there is a NIC.
+
+NIXL reports success also after the owner has taken its memory back, so here as well the lease decides: its word is read
+before and after each piece, by the same way. All calls are made by one thread; whoever wants data waits for it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from concurrent.futures import Future
+
+from meshbook.runtime.errors import TransferTimeout
+from meshbook.runtime.memory.local import CPU, Local
+from meshbook.runtime.node.node import Node
+from meshbook.runtime.rdma.backend import why_no_ibverbs
+from meshbook.runtime.rdma.handle import Handle, Lease
+from meshbook.runtime.rdma.leases import Leases
+from meshbook.runtime.rdma.nixl.agent import Agent, Failed, Stretch, has_nic, is_installed
+from meshbook.runtime.rdma.nixl.moving import Mover, what
+from meshbook.runtime.rdma.nixl.peers import Offer, unpack
+from meshbook.runtime.rdma.nixl.registered import Registered
+from meshbook.runtime.rdma.nixl.turns import Course, Turns
+from meshbook.runtime.rdma.ways import Job, Unsuitable
+
+REGISTERING = 30.0  # seconds that it may take; large memory of hosts with slow kernels takes seconds
+KEPT = 5.0  # seconds for which dropped memory is kept that no NIC guards: who is under way there needs no key for it
+
+
+class Nixl:
+    """The way by NIXL, of one process. `is_worker`: whether it may start NIXL, which kernels and agents never do.
+
+    `is_forced`: it is used also without a NIC.
+    """
+
+    name = "nixl"
+    is_immediate = False
+
+    def __init__(self, node: Node, leases: Leases, *, is_worker: bool, is_forced: bool) -> None:
+        self._node = node
+        self._leases = leases
+        self._is_worker = is_worker
+        self._is_forced = is_forced
+        self._turns = Turns("meshbook nixl")
+        self._lock = threading.Lock()  # guards the next two
+        self._why_not: str | None = None  # None: it was not looked yet
+        self._lent: dict[int, Local] = {}  # by the numbers of leases
+        self._mover: Mover | None = None  # the thread's alone, as all that it has
+
+    # -- whether ---------------------------------------------------------------------------
+
+    def refusal(self, handle: Handle, local: str | None) -> str:
+        if why := self.why_not():
+            return why
+        if (packed := handle.offers.get(self.name)) is None:
+            return "its owner offers nothing for it: no RDMA NIC there, or no NIXL (pip install 'meshbook[rdma]')"
+        return unpack(packed).why
+
+    def why_not(self) -> str:
+        """Why this process does not use it at all; empty where it does."""
+        with self._lock:
+            if self._why_not is None:
+                self._why_not = self._look()
+            return self._why_not
+
+    def _look(self) -> str:
+        if not self._is_worker:
+            return "only workers use NIXL"
+        if not self._is_forced:
+            return why_no_ibverbs()
+        return "" if is_installed() else "NIXL is not installed here: pip install 'meshbook[rdma]'"
+
+    # -- the owner's side ------------------------------------------------------------------
+
+    def offer(self, local: Local, lease: Lease) -> bytes | None:
+        if self.why_not():
+            return None
+        offer: Future[Offer] = Future()
+        try:
+            self._turns.start(self._offering(Stretch.of(local), lease, offer), offer)
+            packed = offer.result(REGISTERING).pack()
+        except (Failed, TimeoutError) as error:
+            why = str(error) or f"it was not done after {REGISTERING:g} s"
+            return Offer(why=f"NIXL could not register the memory of its owner: {why}").pack()
+        with self._lock:
+            self._lent[lease.number] = local
+        return packed
+
+    def _offering(self, stretch: Stretch, lease: Lease, offer: Future[Offer]) -> Course:
+        mover = self._start()
+        agent, block = mover.agent, Stretch(*self._leases.block_of(lease))
+        mover.registered.hold_for_good(block)
+        number = mover.registered.hold(stretch)
+        offer.set_result(Offer(agent.name, number, *stretch, agent.describe(stretch), agent.describe(block)))
+        yield True
+
+    def withdraw(self, handle: Handle) -> None:
+        with self._lock:
+            local = self._lent.pop(handle.lease.number, None)
+        if local is not None:
+            self._turns.start(self._withdrawing(local), Future())
+            if not has_nic():
+                self._node.later(KEPT, lambda: local)
+
+    def _withdrawing(self, local: Local) -> Course:
+        self._start().registered.let_go(Stretch.of(local))
+        yield True
+
+    # -- moving ----------------------------------------------------------------------------
+
+    def read(self, job: Job) -> None:
+        self._move(job, is_write=False)
+
+    def write(self, job: Job) -> None:
+        self._move(job, is_write=True)
+
+    def _move(self, job: Job, *, is_write: bool) -> None:
+        if job.local.device != CPU:
+            sys.modules["torch"].cuda.synchronize(job.local.device)  # what is still computed there comes first
+        outcome: Future[None] = Future()
+        self._turns.start(self._moving(job, outcome, is_write=is_write), outcome)
+        try:
+            outcome.result(job.deadline.left)
+        except TimeoutError as error:
+            job.deadline.check(lambda: what(job))
+            raise TransferTimeout(f"{what(job)} was not done in time") from error
+
+    def _moving(self, job: Job, outcome: Future[None], *, is_write: bool) -> Course:
+        offer = unpack(job.handle.offers[self.name])
+        try:
+            mover = self._start()
+        except Failed as error:
+            raise Unsuitable(str(error)) from error
+        yield from mover.move(job, offer, outcome, is_write=is_write)
+
+    def _start(self) -> Mover:
+        """Made for the first that needs it. Failed: it cannot be, and is not tried again."""
+        if self._mover is None:
+            if why := self.why_not():
+                raise Failed(why)
+            try:
+                agent = Agent(f"{self._node.run}/{self._node.address.node}/{self._node.life}")
+            except Failed as error:
+                with self._lock:
+                    self._why_not = f"NIXL could not be started here: {error}"
+                raise
+            self._mover = Mover(agent, Registered(agent), {}, self._has_ended)
+        return self._mover
+
+    def _has_ended(self, handle: Handle) -> bool:
+        node = handle.owner.node
+        return self._node.report_of(node) is not None or self._node.lives().get(node, handle.life) > handle.life
+
+    def close(self) -> None:
+        self._turns.close()

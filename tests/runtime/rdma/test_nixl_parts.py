@@ -1,0 +1,292 @@
+"""What there is around NIXL, with another agent in its place, whose peers are this process as well."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshbook.runtime.errors import BufferDropped, OwnerGone, TransferError, TransferTimeout
+from meshbook.runtime.memory.identity import ProcessMark
+from meshbook.runtime.memory.local import local_memory
+from meshbook.runtime.rdma.handle import Handle, Lease
+from meshbook.runtime.rdma.leases import Leases
+from meshbook.runtime.rdma.nixl import moving
+from meshbook.runtime.rdma.nixl.agent import Failed, Stretch
+from meshbook.runtime.rdma.nixl.moving import Mover
+from meshbook.runtime.rdma.nixl.peers import Offer, Peer, unpack
+from meshbook.runtime.rdma.nixl.registered import STAGED, Registered
+from meshbook.runtime.rdma.nixl.turns import LONGEST_PAUSE, SPIN, Turns, Under, pause_for
+from meshbook.runtime.rdma.ways import Deadline, Job, Unsuitable
+from meshbook.runtime.wire.messages import Address
+
+
+class FakeAgent:
+    """Copies at once; what is to go wrong is in `before`, which is called with the number of each request."""
+
+    name = "fake"
+
+    def __init__(self) -> None:
+        self.registered: list[Stretch] = []
+        self.done: list[str] = []
+        self.requests = 0
+        self.never = False  # nothing is ever done
+        self.before: Callable[[int], object] = lambda number: None
+
+    def register(self, stretch: Stretch) -> None:
+        self.registered.append(stretch)
+
+    def deregister(self, stretch: Stretch) -> None:
+        self.registered.remove(stretch)
+
+    def meet(self, description: bytes) -> None:
+        self.done.append(f"meet {description.decode()}")
+
+    def forget(self, peer: str) -> None:
+        self.done.append(f"forget {peer}")
+
+    def begin(self, peer: str, here: Stretch, there: Stretch, *, is_write: bool) -> int:
+        self.requests += 1
+        self.before(self.requests)
+        to, source = (there, here) if is_write else (here, there)
+        if not self.never:
+            ctypes.memmove(to.address, source.address, here.size)
+        return self.requests
+
+    def is_done(self, request: int) -> bool:
+        return not self.never
+
+    def release(self, request: int) -> None:
+        self.done.append("release")
+
+
+class World:
+    """A buffer that is lent here, and a mover that takes itself for another process."""
+
+    def __init__(self, size: int) -> None:
+        self.agent = FakeAgent()
+        self.memory = np.arange(size, dtype=np.uint8)
+        self.leases = Leases()
+        local = local_memory(self.memory, "memory")
+        lender: Any = "the actor"
+        lease = self.leases.lend(local, lender).lease
+        self.handle = make_handle(lease, local.address, size)
+        self.offer = Offer("peer", 1, local.address, size, None, b"memory", b"words")
+        self.ended = False
+        agent: Any = self.agent
+        self.mover = Mover(agent, Registered(agent), {}, lambda handle: self.ended)
+
+    def run(self, target: Any, *, is_write: bool = False, timeout: float = 60) -> Future[None]:
+        """All of one transfer on this thread; fails as the course does."""
+        outcome: Future[None] = Future()
+        job = Job(self.handle, 0, local_memory(target, "target"), Deadline(timeout))
+        for _ in self.mover.move(job, self.offer, outcome, is_write=is_write):
+            if outcome.done():
+                self.agent.never = False  # what was asked of NIXL comes to its end some time
+        return outcome
+
+
+def make_handle(lease: Lease, address: int, size: int) -> Handle:
+    owner = Address("owner", "ipc://nowhere/owner")
+    return Handle(owner, 0, "the actor", ProcessMark(1, 1, "elsewhere"), None, lease, address, size)
+
+
+@pytest.mark.parametrize("size", [1, 100, STAGED, STAGED + 1])
+def test_bytes_are_read_and_written_staged_or_directly(size: int) -> None:
+    world = World(size)
+    read = np.zeros(size, np.uint8)
+    world.run(read)
+    np.testing.assert_array_equal(read, world.memory)
+
+    world.run(np.full(size, 7, np.uint8), is_write=True)
+    assert (world.memory == 7).all()
+    assert len(world.agent.registered) == 1, "only our own place stays registered"
+
+
+def test_what_is_read_from_a_dropped_buffer_does_not_come_into_the_target() -> None:
+    world = World(100)
+    world.agent.before = lambda number: world.leases.end(world.handle.lease.number) if number == 3 else None
+    read = np.zeros(100, np.uint8)
+    with pytest.raises(BufferDropped):
+        world.run(read)
+    assert not read.any()
+
+
+def test_nothing_is_written_to_a_dropped_buffer() -> None:
+    world = World(100)
+    world.leases.end(world.handle.lease.number)
+    before = world.memory.copy()
+    with pytest.raises(BufferDropped):
+        world.run(np.full(100, 7, np.uint8), is_write=True)
+    np.testing.assert_array_equal(world.memory, before)
+
+
+def test_a_connection_that_broke_is_made_anew_once() -> None:
+    world = World(100)
+
+    def break_second(number: int) -> None:
+        if number == 2:
+            raise Failed("the connection has ended")
+
+    world.agent.before = break_second
+    read = np.zeros(100, np.uint8)
+    world.run(read)
+    np.testing.assert_array_equal(read, world.memory)
+    assert [done for done in world.agent.done if done != "release"] == [
+        *("meet words", "meet memory", "forget peer", "meet words", "meet memory")
+    ]
+
+
+def fail(number: int) -> None:
+    raise Failed("no route")
+
+
+def test_where_it_never_gets_another_way_is_to_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moving, "NEWS", 0.01)
+    world = World(100)
+    world.agent.before = fail
+    with pytest.raises(Unsuitable, match="no route"):
+        world.run(np.zeros(100, np.uint8))
+
+
+def test_who_has_answered_before_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moving, "NEWS", 0.01)
+    world = World(100)
+    world.run(np.zeros(100, np.uint8))
+    world.agent.before = fail
+    with pytest.raises(TransferError, match="moving 100 bytes from or to the actor by NIXL was broken off: no route"):
+        world.run(np.zeros(100, np.uint8))
+
+
+def test_the_end_of_the_owner_is_told_as_such() -> None:
+    world = World(100)
+
+    def end(number: int) -> None:
+        world.ended = True
+        raise Failed("the connection has ended")
+
+    world.agent.before = end
+    with pytest.raises(OwnerGone):
+        world.run(np.zeros(100, np.uint8))
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_what_hangs_is_told_before_its_end_and_touches_nothing_afterwards(
+    monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
+    """The owner ends, or the peer never answers. The request comes to its end later, and so its course."""
+    monkeypatch.setattr(moving, "LOOK", 0.001)
+    monkeypatch.setattr(moving, "FIRST_ANSWER", 0.01)
+    world = World(100)
+
+    def hang(number: int) -> None:
+        world.agent.never, world.ended = True, ended
+
+    world.agent.before = hang
+    outcome: Future[None] = Future()
+    job = Job(world.handle, 0, local_memory(np.zeros(100, np.uint8), "target"), Deadline(60))
+    course = world.mover.move(job, world.offer, outcome, is_write=False)
+    while not outcome.done():
+        next(course)
+    assert isinstance(outcome.exception(), OwnerGone if ended else Unsuitable)
+    assert "release" not in world.agent.done
+    world.agent.never = False
+    with pytest.raises(TransferError):
+        list(course)
+    assert world.agent.done[-1] == "release"
+
+
+def test_nothing_more_is_asked_for_once_the_deadline_has_passed() -> None:
+    world = World(100)
+    with pytest.raises(TransferTimeout):
+        world.run(np.zeros(100, np.uint8), timeout=0)
+    assert world.agent.requests == 0
+
+
+def test_a_stretch_is_registered_once_for_all_who_hold_it() -> None:
+    agent: Any = FakeAgent()
+    registered, stretch = Registered(agent), Stretch(4096, 10)
+    first = registered.hold(stretch)
+    assert registered.hold(stretch) == first
+    registered.let_go(stretch)
+    assert agent.registered == [stretch]
+    registered.let_go(stretch)
+    assert agent.registered == []
+    assert registered.hold(stretch) != first, "it is another registration, with keys of its own"
+
+
+def test_what_is_lent_from_here_is_used_as_it_is_registered() -> None:
+    agent: Any = FakeAgent()
+    registered, local = Registered(agent), local_memory(np.zeros(STAGED + 1, np.uint8), "memory")
+    registered.hold(Stretch.of(local))
+    with registered.reachable(local) as is_direct:
+        assert is_direct
+        assert len(agent.registered) == 1
+    assert len(agent.registered) == 1
+
+
+@pytest.mark.parametrize(
+    ("known", "offer", "expected"),
+    [
+        ([], (1, 100, 50), False),
+        ([(1, 100, 50)], (2, 150, 50), False),
+        ([(1, 100, 50)], (2, 50, 50), False),
+        ([(1, 100, 50)], (2, 149, 50), True),
+        ([(1, 100, 50)], (2, 100, 50), True),
+        ([(1, 100, 50)], (2, 0, 500), True),
+    ],
+)
+def test_a_peer_is_forgotten_where_old_keys_would_be_found(
+    known: list[tuple[int, int, int]], offer: tuple[int, int, int], expected: bool
+) -> None:
+    peer = Peer({number: Offer("peer", number, *place) for number, *place in known})
+    assert peer.must_be_forgotten_for(Offer("peer", *offer)) is expected
+
+
+def test_an_offer_comes_out_as_it_was_packed() -> None:
+    offer = Offer("peer", 3, 4096, 10, 1, b"memory", b"words")
+    assert unpack(offer.pack()) == offer
+
+
+@pytest.mark.parametrize(
+    ("waited", "expected"),
+    [([], None), ([SPIN / 2], 0), ([10, SPIN / 2], 0), ([0.02], 0.001), ([10], LONGEST_PAUSE)],
+)
+def test_the_pause_grows_with_how_long_nothing_has_happened(waited: list[float], expected: float | None) -> None:
+    course: Any = iter(())
+    under_way = [Under(course, Future(), 100 - seconds) for seconds in waited]
+    assert pause_for(under_way, 100.0) == (expected if expected is None else pytest.approx(expected))
+
+
+def test_courses_take_turns_and_their_ends_are_told() -> None:
+    turns, said = Turns("test turns"), []
+
+    def course(name: str, error: Exception | None) -> Any:
+        for step in range(3):
+            said.append((name, step))
+            yield True
+        if error is not None:
+            raise error
+
+    good, bad = Future[None](), Future[None]()
+    turns.start(course("good", None), good)
+    turns.start(course("bad", ValueError("no")), bad)
+    assert good.result(10) is None
+    assert isinstance(bad.exception(10), ValueError)
+    assert len(said) == 6
+
+    def endless() -> Any:
+        while True:
+            yield False
+
+    stuck, late = Future[None](), Future[None]()
+    turns.start(endless(), stuck)
+    turns.close()
+    turns.close()
+    assert isinstance(stuck.exception(10), RuntimeError)
+    turns.start(endless(), late)
+    assert isinstance(late.exception(10), RuntimeError)
