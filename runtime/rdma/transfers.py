@@ -76,7 +76,6 @@ class Transfers:
 
     def move(self, job: Job, *, is_write: bool, checksum: bool = False) -> Way:
         """Move the bytes now; which way they went."""
-        begun = time.perf_counter()
         while True:
             way = self._chooser.choose(job.handle, job.local.device)
             start = now()
