@@ -12,7 +12,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 
-from meshbook.runtime.errors import RefusedMessage
+from meshbook.runtime.errors import RefusedMessage, TransferTimeout
 from meshbook.runtime.rdma import protocol
 from meshbook.runtime.rdma.ways import Deadline
 
@@ -96,11 +96,14 @@ class Line:
 
 
 def admit(line: Line, key: bytes, deadline: Deadline) -> None:
-    """As the agent: let this one in. RefusedMessage where he does not know the key."""
+    """As the agent: let this one in. RefusedMessage where he does not show that he knows the key."""
     own = secrets.token_bytes(protocol.NONCE)
-    line.send(protocol.pack_greeting(own), deadline)
-    asked = bytes(line.receive(protocol.NONCE, deadline))
-    proof = bytes(line.receive(protocol.PROOF, deadline))
+    try:
+        line.send(protocol.pack_greeting(own), deadline)
+        asked = bytes(line.receive(protocol.NONCE, deadline))
+        proof = bytes(line.receive(protocol.PROOF, deadline))
+    except (ConnectionError, TransferTimeout) as error:
+        raise RefusedMessage("it broke the handshake off") from error
     if not protocol.is_proof(proof, key, "process", own, asked):
         raise RefusedMessage("it does not know the key of this run")
     line.send(protocol.prove(key, "agent", asked, own), deadline)

@@ -7,15 +7,18 @@ import ctypes
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import numpy as np
+import psutil
 import pytest
 
 from meshbook import Actor, RDMABuffer, endpoint
 from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.config import OVERRIDES, Settings
+from meshbook.runtime.errors import ActorError
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.rdma.pieces import PIECE
 
@@ -44,11 +47,16 @@ class Owner(Actor):
         return bool((self.data == pattern(len(self.data), seed)).all())
 
     @endpoint
-    def hold(self, fifo: str) -> None:
-        """Keep Python from running in this process, until somebody writes there."""
-        file = os.open(fifo, os.O_RDWR)
-        ctypes.PyDLL(None).read(file, ctypes.create_string_buffer(1), 1)
-        os.close(file)
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def hold(self, gate: str) -> None:
+        """Keep Python from running in this process, until somebody writes there. To open it waits for that as well."""
+        path = gate.encode()
+        libc = ctypes.PyDLL(None)  # keeps the GIL
+        libc.close(libc.open(path, os.O_WRONLY))  # whoever reads there knows that Python is held by now
+        libc.close(libc.open(path, os.O_RDONLY))
 
 
 class Peer(Actor):
@@ -110,8 +118,17 @@ def owner(session: Session) -> Iterator[Any]:
         procs.stop().get(PATIENCE)
 
 
-def pid_of(session: Session, owner: Any) -> int:
-    return int(owner._procs.process.ready.call_one().get(PATIENCE))
+@pytest.fixture
+def process(owner: Any) -> psutil.Process:
+    return psutil.Process(owner.pid.call_one().get(PATIENCE))
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """A pipe that somebody waits at."""
+    path = tmp_path / "gate"
+    os.mkfifo(path)
+    return path
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -128,3 +145,53 @@ def test_bytes_arrive_as_they_are(owner: Any, peers: dict[str, Any], way: str) -
         with pytest.raises(Exception, match="was dropped"):
             move.get(PATIENCE)
     assert owner.has.call_one(1).get(PATIENCE)
+
+
+def test_the_owner_takes_no_part(owner: Any, peers: dict[str, Any], process: psutil.Process, gate: Path) -> None:
+    """By the agent: while C code holds the GIL of the owner, and while that is stopped. By messages it has to."""
+    buffer = owner.lend.call_one(SIZE).get(PATIENCE)
+    held = owner.hold.call_one(str(gate))
+    with gate.open("rb"):
+        assert peers["host agent"].read.call_one(buffer).get(PATIENCE)
+        with pytest.raises(Exception, match="0 are done"):
+            peers["message"].read.call_one(buffer, timeout=0.1).get(PATIENCE)
+        process.suspend()
+        peers["host agent"].write.call_one(buffer, 3).get(PATIENCE)
+        process.resume()
+    with gate.open("wb"):
+        held.get(PATIENCE)
+    assert owner.has.call_one(3).get(PATIENCE)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_owner_that_was_killed(owner: Any, peers: dict[str, Any], process: psutil.Process, way: str) -> None:
+    buffer = owner.lend.call_one(SIZE).get(PATIENCE)
+    assert peers[way].read.call_one(buffer).get(PATIENCE)
+    process.kill()
+    for move in (peers[way].read.call_one(buffer), peers[way].write.call_one(buffer, 1)):
+        with pytest.raises(ActorError, match="raised OwnerGone"):
+            move.get(PATIENCE)
+
+
+def test_an_agent_that_is_stopped(session: Session, owner: Any, peers: dict[str, Any]) -> None:
+    buffer = owner.lend.call_one(SIZE).get(PATIENCE)
+    agent = psutil.Process(session._agent.pid)
+    agent.suspend()
+    moves = [peers["host agent"].read.call_one(buffer, timeout=0.2), peers["host agent"].write.call_one(buffer, 1, 0.2)]
+    try:
+        for move in moves:
+            with pytest.raises(ActorError, match="raised TransferTimeout"):
+                move.get(PATIENCE)
+    finally:
+        agent.resume()
+    assert peers["host agent"].read.call_one(buffer).get(PATIENCE)
+
+
+def test_the_controller_lends_to_workers(session: Session, peers: dict[str, Any]) -> None:
+    for way in WAYS:
+        data = pattern(SIZE)
+        buffer = RDMABuffer(data)
+        assert peers[way].read.call_one(buffer).get(PATIENCE)
+        peers[way].write.call_one(buffer, 1).get(PATIENCE)
+        assert (data == pattern(SIZE, 1)).all()
+        buffer.drop().get(PATIENCE)

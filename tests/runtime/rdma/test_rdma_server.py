@@ -1,0 +1,385 @@
+"""An agent's memory server and those who ask it, in one process: what they do when something is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshbook.runtime.errors import BufferDropped, CallCancelled, OwnerGone, TransferError, TransferTimeout
+from meshbook.runtime.memory.identity import own_mark
+from meshbook.runtime.memory.local import local_memory
+from meshbook.runtime.rdma import protocol, server
+from meshbook.runtime.rdma.handle import Handle, Lease
+from meshbook.runtime.rdma.line import Line, be_admitted
+from meshbook.runtime.rdma.pieces import PIECE
+from meshbook.runtime.rdma.server import Door, MemoryServer
+from meshbook.runtime.rdma.ways import Deadline, Job, Unsuitable
+from meshbook.runtime.rdma.ways.host_agent import HostAgent
+from meshbook.runtime.wire.messages import Address
+
+PATIENCE = 30.0
+SIZE = 5 * PIECE + 3
+AGENT = Address("agent", "memory://agent")
+OWNER = Address("procs-1.0", "memory://procs-1.0")
+
+
+class Memory:
+    """Stands in for Cross Memory Attach: a way to one array, which may fail from a piece on."""
+
+    def __init__(self) -> None:
+        self.data = np.random.default_rng(0).integers(0, 256, SIZE, np.uint8)
+        self.why_not = ""
+        self.pieces = 0
+        self.before: Callable[[int], None] = lambda piece: None  # told the number of each piece before it is moved
+
+    def refusal(self, handle: Handle, local: str | None) -> str:
+        return self.why_not
+
+    def read(self, job: Job) -> None:
+        job.local.view()[:] = self._part(job)
+
+    def write(self, job: Job) -> None:
+        self._part(job)[:] = job.local.view()
+
+    def _part(self, job: Job) -> Any:
+        self.pieces += 1
+        self.before(self.pieces)
+        return memoryview(self.data)[job.offset : job.offset + job.local.size]
+
+    def handle(self) -> Handle:
+        return Handle(OWNER, 0, "<root>.<Owner o{}>", own_mark(), AGENT, Lease(8, 5, "folder"), 4096, SIZE)
+
+
+class Client:
+    """A process that knows the agent, and its server."""
+
+    def __init__(self, serve: Callable[[Address], Door]) -> None:
+        self.door: Door = serve(OWNER)
+        self.when_down: list[Any] = []
+        self.report: Any = None
+        self.address = OWNER
+        self.ask: Callable[[Any], None] = lambda asker: asker.answer(0, lambda: self.door)
+
+    def call(self, targets: Any, endpoint: str, arguments: Any, extent: Any, asker: Any) -> None:
+        assert (endpoint, targets[0].address) == ("door", AGENT)
+        self.ask(asker)
+
+    def report_of(self, node: str) -> Any:
+        return self.report
+
+    def later(self, seconds: float, callback: Any) -> None:
+        """Not in the time of a test."""
+
+
+@pytest.fixture
+def memory() -> Memory:
+    return Memory()
+
+
+@pytest.fixture
+def serving(memory: Memory) -> Iterator[MemoryServer]:
+    way: Any = memory
+    made = MemoryServer(way, "folder", lambda mark: True)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def client(serving: MemoryServer) -> Client:
+    return Client(lambda asker: serving.open("127.0.0.1"))
+
+
+@pytest.fixture
+def way(client: Client) -> Iterator[HostAgent]:
+    node: Any = client
+    made = HostAgent(node)
+    yield made
+    made.close()
+
+
+def job(memory: Memory, data: Any, offset: int = 0, seconds: float = PATIENCE) -> Job:
+    return Job(memory.handle(), offset, local_memory(data, "data"), Deadline(seconds))
+
+
+def connect(door: Door) -> Line:
+    return Line(socket.create_connection((door.ip, door.port), PATIENCE))
+
+
+# -- what goes well --------------------------------------------------------------------------
+
+
+def test_reads_and_writes_of_any_size(memory: Memory, way: HostAgent) -> None:
+    for offset, size in [(0, SIZE), (1, 1), (SIZE - 1, 1), (3, PIECE), (0, PIECE + 1), (7, 3 * PIECE)]:
+        target = np.zeros(size, np.uint8)
+        moved: list[int] = []
+        reading = job(memory, target, offset)
+        reading.moved = moved.append
+        way.read(reading)
+        assert (target == memory.data[offset : offset + size]).all()
+        assert sum(moved) == size
+        source = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+        expected = memory.data.copy()
+        expected[offset : offset + size] = source
+        way.write(job(memory, source, offset))
+        assert (memory.data == expected).all()
+
+
+def test_a_connection_is_used_again_and_one_that_was_closed_is_not_missed(
+    memory: Memory, way: HostAgent, serving: MemoryServer
+) -> None:
+    target = np.zeros(10, np.uint8)
+    way.read(job(memory, target))
+    [line] = serving._lines
+    way.write(job(memory, target))
+    assert list(serving._lines) == [line]
+    line.interrupt()
+    while serving._lines:
+        pass
+    way.write(job(memory, target))  # a write is sent once: that the connection is closed is seen before
+
+
+# -- who is not of the run ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("says", [b"GET / HTTP/1.1\r\n\r\n" * 10, bytes(64), b""], ids=["garbage", "zeros", "nothing"])
+def test_a_stranger_is_refused_and_counted(serving: MemoryServer, says: bytes) -> None:
+    line = connect(serving.open("127.0.0.1"))
+    line.receive(protocol.GREETING_BYTES, Deadline(PATIENCE))
+    if says:
+        line.send(says, Deadline(PATIENCE))
+        with pytest.raises(ConnectionError):
+            line.receive(1, Deadline(PATIENCE))
+    line.close()
+    while not serving.strangers.count:
+        pass
+    assert serving.strangers.count == 1
+
+
+def test_who_says_nothing_is_waited_for_no_longer_than_that(
+    serving: MemoryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 0.05)
+    line = connect(serving.open("127.0.0.1"))
+    line.receive(protocol.GREETING_BYTES, Deadline(PATIENCE))
+    with pytest.raises(ConnectionError):
+        line.receive(1, Deadline(PATIENCE))
+    line.close()
+
+
+def test_an_agent_that_does_not_know_the_key_is_not_believed(memory: Memory, client: Client, way: HostAgent) -> None:
+    client.door = Door(client.door.ip, client.door.port, bytes(32))
+    with pytest.raises(ConnectionError):  # over there they see first that the keys differ
+        be_admitted(connect(client.door), client.door.key, Deadline(PATIENCE))
+    with socket.create_server(("127.0.0.1", 0)) as false:
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                other, _ = false.accept()
+                other.sendall(protocol.pack_greeting(bytes(32)))
+                other.recv(64, socket.MSG_WAITALL)
+                other.sendall(bytes(32))
+                other.close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        client.door = Door("127.0.0.1", false.getsockname()[1], client.door.key)
+        with pytest.raises(Unsuitable, match="does not know the key"):
+            way.read(job(memory, np.zeros(1, np.uint8)))
+        thread.join()
+
+
+@pytest.mark.parametrize("data", [struct.pack("<I", 1 << 31), struct.pack("<I", 7) + b"garbage"], ids=["huge", "none"])
+def test_a_request_that_is_none_ends_the_connection(serving: MemoryServer, data: bytes) -> None:
+    door = serving.open("127.0.0.1")
+    line = connect(door)
+    be_admitted(line, door.key, Deadline(PATIENCE))
+    line.send(data, Deadline(PATIENCE))
+    with pytest.raises(ConnectionError):
+        line.receive(1, Deadline(PATIENCE))
+    assert serving.strangers.count == 1
+    line.close()
+
+
+# -- what goes wrong --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [BufferDropped("x"), OwnerGone("x"), Unsuitable("x"), TransferError("x")], ids=repr)
+@pytest.mark.parametrize("piece", [1, 3])
+def test_an_error_comes_to_who_asked_wherever_it_is_found(
+    memory: Memory, way: HostAgent, error: Exception, piece: int
+) -> None:
+    def fail(number: int) -> None:
+        if number >= piece:
+            raise error
+
+    data = np.zeros(SIZE, np.uint8)
+    memory.before = fail
+    for move in (way.read, way.write):
+        memory.pieces = 0
+        with pytest.raises(type(error), match=r"^x$"):
+            move(job(memory, data))
+    memory.before = lambda number: None
+    way.read(job(memory, data))
+    assert (data == memory.data).all()
+
+
+def test_a_read_goes_on_where_its_connection_broke(memory: Memory, way: HostAgent, serving: MemoryServer) -> None:
+    def cut(number: int) -> None:
+        if number == 3:
+            next(iter(serving._lines)).interrupt()
+
+    memory.before = cut
+    data, moved = np.zeros(SIZE, np.uint8), []
+    reading = job(memory, data)
+    reading.moved = moved.append
+    way.read(reading)
+    assert (data == memory.data).all()
+    assert sum(moved) == SIZE
+
+
+def test_a_write_whose_connection_breaks_fails(memory: Memory, way: HostAgent, serving: MemoryServer) -> None:
+    memory.before = lambda number: next(iter(serving._lines)).interrupt()
+    with pytest.raises(TransferError, match="broke during a write"):
+        way.write(job(memory, np.zeros(SIZE, np.uint8)))
+
+
+def test_a_server_that_is_slower_than_the_deadline(memory: Memory, way: HostAgent) -> None:
+    held = threading.Event()
+    memory.before = lambda number: None if number < 3 else _wait(held)
+    for move in (way.read, way.write):
+        memory.pieces = 0
+        with pytest.raises(TransferTimeout, match="by the host agent"):
+            move(job(memory, np.zeros(SIZE, np.uint8), seconds=0.1))
+    held.set()
+
+
+def test_a_transfer_that_is_cancelled_ends(memory: Memory, way: HostAgent) -> None:
+    held, begun = threading.Event(), threading.Event()
+
+    def hold(number: int) -> None:
+        begun.set()
+        _wait(held)
+
+    memory.before = hold
+    reading = job(memory, np.zeros(SIZE, np.uint8))
+    failed: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            way.read(reading)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert begun.wait(PATIENCE)
+    reading.deadline.cancel(CallCancelled("enough"))
+    thread.join(PATIENCE)
+    held.set()
+    assert [str(error) for error in failed] == ["enough"]
+
+
+def test_an_agent_that_is_lost_ends_what_waits_for_it(memory: Memory, way: HostAgent, client: Client) -> None:
+    held = threading.Event()
+
+    class Report:
+        node, cause = AGENT.node, "its network was cut"
+
+    def lose(number: int) -> None:
+        client.report = Report
+        for listener in client.when_down:
+            listener(Report)
+        _wait(held)
+
+    memory.before = lose
+    with pytest.raises(OwnerGone, match="its network was cut"):
+        way.read(job(memory, np.zeros(SIZE, np.uint8)))
+    held.set()
+    with pytest.raises(OwnerGone):
+        way.write(job(memory, np.zeros(1, np.uint8)))
+
+
+def test_what_is_not_of_this_run_or_host_is_not_touched(memory: Memory, client: Client) -> None:
+    server_way: Any = memory
+    strict = MemoryServer(server_way, "folder", lambda mark: False)
+    client.door = strict.open("127.0.0.1")
+    node: Any = client
+    way = HostAgent(node)
+    with pytest.raises(Unsuitable, match="no process"):
+        way.read(job(memory, np.zeros(1, np.uint8)))
+    memory.why_not = "the owner is on another host"
+    with pytest.raises(Unsuitable, match="cannot reach it: the owner is on another host"):
+        way.write(job(memory, np.zeros(SIZE, np.uint8)))
+    assert memory.pieces == 0
+    way.close()
+    strict.close()
+
+
+def test_where_no_connection_leads_there_is_another_way(memory: Memory, client: Client, way: HostAgent) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        client.door = Door("127.0.0.1", unused.getsockname()[1], bytes(32))
+        with pytest.raises(Unsuitable, match="cannot be reached"):
+            way.read(job(memory, np.zeros(1, np.uint8)))
+    assert "cannot be reached" in way.refusal(memory.handle(), None)
+
+
+def test_an_agent_that_does_not_answer(memory: Memory, client: Client, way: HostAgent) -> None:
+    client.ask = lambda asker: None
+    with pytest.raises(TransferTimeout, match="has not answered"):
+        way.read(job(memory, np.zeros(1, np.uint8), seconds=0.05))
+
+
+# -- many at once -----------------------------------------------------------------------------------------
+
+
+def test_idle_connections_make_room_for_others(serving: MemoryServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    serving._room = threading.Semaphore(2)
+    door = serving.open("127.0.0.1")
+    lines = []
+    for _ in range(5):
+        lines.append(connect(door))
+        be_admitted(lines[-1], door.key, Deadline(PATIENCE))
+    for line in lines:
+        line.close()
+
+
+def test_many_transfers_at_once(memory: Memory, way: HostAgent, serving: MemoryServer) -> None:
+    wrong: list[int] = []
+
+    def read(offset: int) -> None:
+        for size in (10, PIECE + 10):
+            target = np.zeros(size, np.uint8)
+            way.read(job(memory, target, offset))
+            if (target != memory.data[offset : offset + size]).any():
+                wrong.append(offset)
+
+    threads = [threading.Thread(target=read, args=(number * 1000,)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert len(serving._lines) <= 8
+
+
+def test_a_server_that_is_closed_lets_everybody_go(serving: MemoryServer, memory: Memory, client: Client) -> None:
+    line = connect(client.door)
+    be_admitted(line, client.door.key, Deadline(PATIENCE))
+    serving.close()
+    with pytest.raises(ConnectionError):
+        line.receive(1, Deadline(PATIENCE))
+    with pytest.raises(OSError, match="closed"):
+        serving.open("127.0.0.1")
+    line.close()
+
+
+def _wait(event: threading.Event) -> None:
+    event.wait(PATIENCE)
