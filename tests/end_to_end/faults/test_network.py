@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import random
 import shutil
 import signal
 import socket
@@ -20,10 +21,10 @@ import cloudpickle
 import psutil
 import pytest
 
-from meshbook import Actor, HostMesh, endpoint
+from meshbook import Actor, HostMesh, RDMABuffer, endpoint
 from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.config import Settings
-from meshbook.runtime.errors import LaunchError, ProcessDied
+from meshbook.runtime.errors import LaunchError, OwnerGone, ProcessDied, TransferTimeout
 from meshbook.runtime.hosts.launch import sweep
 from meshbook.runtime.hosts.launchers import CommandLauncher
 from meshbook.runtime.hosts.session import Session
@@ -143,8 +144,10 @@ def network() -> Iterator[Network]:
 class Hosts:
     """A session with the hosts h1 and h2, and an actor on each."""
 
-    def __init__(self, network: Network, before: list[str]) -> None:
-        self.session = Session(Settings(runtime_dir=os.environ["MESHBOOK_RUNTIME_DIR"], preload=""))
+    def __init__(self, network: Network, before: list[str], rdma_ways: str = "host agent") -> None:
+        # Without naming a way, what is on this machine is reached by its memory, hosts or not.
+        folder = os.environ["MESHBOOK_RUNTIME_DIR"]
+        self.session = Session(Settings(runtime_dir=folder, preload="", rdma_ways=rdma_ways))
         self.token = CURRENT.set(self.session.context)
         launcher = CommandLauncher({host: [*before, *network.command(host)] for host in ("h1", "h2")})
         self.mesh: HostMesh = self.session.remote.start(launcher, ["h1", "h2"], addresses={}, python="")
@@ -278,17 +281,80 @@ def test_a_stranger_at_the_door_is_refused(hosts: Hosts) -> None:
     assert refused() == before + 1
 
 
+# -- bulk data --------------------------------------------------------------------------------------
+
+
+def lend(size: int) -> RDMABuffer:
+    return RDMABuffer(bytearray(random.Random(size).randbytes(size)))
+
+
+def read(buffer: RDMABuffer, timeout: float = PATIENCE) -> bool:
+    target = bytearray(buffer.size())
+    buffer.read_into(target, timeout=timeout).get(PATIENCE)
+    return target == random.Random(len(target)).randbytes(len(target))
+
+
+def write(buffer: RDMABuffer) -> None:
+    buffer.write_from(bytes(buffer.size())).get(PATIENCE)
+
+
+def test_memory_of_other_hosts_is_read_and_written_by_their_agents(hosts: Hosts) -> None:
+    size = 2_000_003
+    ours, one, two = lend(size), hosts.on("h1"), hosts.on("h2")
+    of_one = one.run.call_one(lend, size).get(PATIENCE)
+    assert "-> host agent" in of_one.explain()
+    assert read(of_one)
+    assert two.run.call_one(read, of_one).get(PATIENCE)
+    assert two.run.call_one(read, ours).get(PATIENCE)
+    two.run.call_one(write, ours).get(PATIENCE)
+    two.run.call_one(write, of_one).get(PATIENCE)
+    assert not read(ours)
+    assert not read(of_one)
+    ours.drop().get(PATIENCE)
+
+
+def test_hosts_whose_processes_have_numbers_of_their_own(network: Network) -> None:
+    """As on other machines. Nobody has to be told which way to take."""
+    hosts = Hosts(network, ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"], rdma_ways="")
+    try:
+        buffer = hosts.on("h1").run.call_one(lend, 1_000_003).get(PATIENCE)
+        assert "-> host agent" in buffer.explain()
+        assert "process memory   the owner is on another host" in buffer.explain()
+        assert read(buffer)
+        assert hosts.on("h2").run.call_one(read, buffer).get(PATIENCE)
+        hosts.on("h2").run.call_one(write, buffer).get(PATIENCE)
+        assert not read(buffer)
+    finally:
+        hosts.close()
+
+
+def test_a_transfer_over_a_link_that_is_cut_ends_in_its_time(hosts: Hosts, network: Network) -> None:
+    buffer = hosts.on("h1").run.call_one(lend, 2_000_003).get(PATIENCE)
+    assert read(buffer)
+    network.cut("h1")
+    try:
+        with pytest.raises(TransferTimeout):
+            read(buffer, timeout=0.3)
+    finally:
+        network.mend("h1")
+    assert read(buffer)
+
+
 # -- hosts that are lost -----------------------------------------------------------------------------
 
 
 def test_a_host_that_is_cut_off_is_lost_and_ends_itself_and_the_rest_goes_on(detached: Hosts, network: Network) -> None:
     one, two = detached.on("h1"), detached.on("h2")
+    buffer = one.run.call_one(lend, 2_000_003).get(PATIENCE)
+    assert read(buffer)
     waiting = one.run.call_one(wait_for_ever)
     told = two.run.call_one(await_death, one)
     family = detached.family("h1")
     begun = time.monotonic()
     network.cut("h1")
     try:
+        with pytest.raises(OwnerGone, match="has not been heard"):
+            read(buffer)
         with pytest.raises(ProcessDied) as caught:
             waiting.get(PATIENCE)
         assert time.monotonic() - begun < AT_ONCE
