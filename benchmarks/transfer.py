@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import mmap
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -22,7 +23,7 @@ import torch
 from movers import NAMES, Peer
 from report import Report, json_option, percentiles
 
-from meshbook import Actor, RDMABuffer, close_session, context, endpoint, this_host
+from meshbook import Actor, ActorError, RDMABuffer, close_session, endpoint, this_host
 from meshbook.runtime.config import OVERRIDES
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -82,6 +83,10 @@ class Mover(Actor):
         del self.memory, self.buffer
 
     @endpoint
+    def read(self, buffer: RDMABuffer) -> None:
+        buffer.read_into(bytearray(buffer.size())).get()
+
+    @endpoint
     def measure(self, buffer: RDMABuffer, size: int, wanted: list[str]) -> dict[str, float]:
         return measure(buffer, size, wanted)
 
@@ -133,6 +138,18 @@ class Pair:
         self.reader: Any = movers.slice(gpus=1)
         self.reader.connect.call_one(self.owner.listen.call_one().get()).get()
 
+    def leads_there(self) -> bool:
+        """Whether this machine has this way; else why not is told."""
+        buffer = self.owner.hold.call_one(KIB).get()
+        try:
+            self.reader.read.call_one(buffer).get()
+        except ActorError as error:
+            print(f"without {self.way}: {str(error.exception).splitlines()[-1].strip()}", file=sys.stderr)
+            self.procs.stop().get()
+            return False
+        self.owner.drop.call_one().get()
+        return True
+
     def measure(self, report: Report, size: int) -> None:
         """From worker to worker; in the first pair from the controller to a worker, too."""
         buffer = self.owner.hold.call_one(size).get()
@@ -146,7 +163,7 @@ class Pair:
         if self.way == "host agent":
             plain = self.reader.receive.call_one(size).get()
             put_time(report, f"{title(size)} plain socket", size, plain)
-            for what in ("read", "write"):
+            for what in ("read", "write") if size >= MIB else ():
                 put_ratio(report, f"{title(size)} {what}, host agent", plain / found[what], "x of a socket")
         self.owner.drop.call_one().get()
 
@@ -218,12 +235,6 @@ def verdicts(report: Report) -> str:
     return "\n".join(["aims, by the median of 64 MiB and 4 KiB:", *lines])
 
 
-def ways_here() -> list[str]:
-    """Those that this machine has."""
-    known = {way.name for way in context().actor_instance.node.station.ways}
-    return [way for way in OTHER_PROCESS if way in known]
-
-
 def main() -> None:
     parser = json_option(argparse.ArgumentParser(description="Bulk data between processes, by each way."))
     parser.add_argument("--quick", action="store_true", help="three sizes and two rounds: half a minute")
@@ -234,7 +245,7 @@ def main() -> None:
     report, sizes = Report(), QUICK if options.quick else tuple(TIMES)
     procs = this_host().spawn_procs(per_host={"gpus": 1})
     echo = procs.spawn("echo", Mover).echo
-    pairs = [Pair(way) for way in ways_here()]
+    pairs = [pair for pair in map(Pair, OTHER_PROCESS) if pair.leads_there()]
     peers = [Peer(options.peers, name) for name in NAMES] if options.peers else []
     for _ in range(options.rounds):
         for size in sizes:
