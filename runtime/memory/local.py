@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from dataclasses import dataclass
+from pickle import PickleBuffer
 from typing import Any
 
 CPU = "cpu"
@@ -26,6 +27,8 @@ class Local:
 
     def part(self, offset: int, size: int) -> Local:
         """So many bytes of it from there on; who asks has checked that they are inside."""
+        if size == self.size:
+            return self
         tensor = None if self.tensor is None else self.tensor[offset : offset + size]
         return Local(self.address + offset, size, self.device, self.is_writable, self.keep, tensor)
 
@@ -39,46 +42,95 @@ class Local:
 def local_memory(data: Any, what: str) -> Local:
     """The memory of a tensor, a NumPy array or anything with the buffer protocol, of any shape and type.
 
-    `what` names it in errors. ValueError where it is not contiguous, or has no bytes; TypeError where it is no memory.
+    `what` names it in errors. ValueError where it is not contiguous, or has no bytes; TypeError where it is no memory,
+    or where its bytes alone are not what it says: Python objects, lazy conjugates, quantized and sparse tensors.
     """
-    torch = sys.modules.get("torch")
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")  # who has a tensor has loaded it
     if torch is not None and isinstance(data, torch.Tensor):
         return _of_tensor(data, what, torch)
+    if numpy is not None and isinstance(data, numpy.ndarray):
+        return _of_array(data, what, numpy)
     try:
         view = memoryview(data)
     except TypeError:
         kind = type(data).__qualname__
         raise TypeError(f"{what} is a {kind}: a tensor, an array or a memoryview is wanted") from None
+    except ValueError as error:
+        raise ValueError(f"{what} is no memory that can be used: {error}") from error  # released, closed
     return _of_view(view, what)
 
 
 def _of_tensor(tensor: Any, what: str, torch: Any) -> Local:
-    if tensor.layout is not torch.strided or not tensor.is_contiguous():
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        kind = "quantized" if tensor.is_quantized else str(tensor.layout) if not tensor.is_nested else "nested"
+        raise TypeError(f"{what} is a {kind} tensor, whose bytes alone do not make it: pass the tensors it is made of")
+    if not tensor.is_contiguous():
         shape = tuple(tensor.shape)
         raise ValueError(
             f"{what} is not contiguous (shape {shape}, strides {tensor.stride()}): pass {what}.contiguous()"
         )
-    flat = tensor.detach().view(-1).view(torch.uint8)
-    if not flat.numel():
+    if tensor.is_conj() or tensor.is_neg():
+        resolve = "resolve_conj" if tensor.is_conj() else "resolve_neg"
+        raise TypeError(f"{what} is a view that changes each number as it is read: pass {what}.{resolve}()")
+    if not tensor.numel():
         raise ValueError(f"{what} has no bytes: its shape is {tuple(tensor.shape)}")
-    device = CPU if flat.device.type == CPU else f"{flat.device.type}:{flat.device.index}"
+    try:
+        flat = tensor.detach().view(-1).view(torch.uint8)
+        address = flat.data_ptr()
+    except RuntimeError:  # one of functorch's, which stands for several
+        address = 0
+    if not address:
+        raise TypeError(f"{what} is a {type(tensor).__qualname__} on {tensor.device} that has no memory of its own")
+    if flat.device.type != CPU:
+        return Local(address, flat.numel(), f"{flat.device.type}:{flat.device.index}", True, flat, flat)
     # An array of the same memory: since torch lent it out, it does not let the storage be resized, which would free it.
-    keep = (flat, flat.numpy()) if device == CPU else flat
-    return Local(flat.data_ptr(), flat.numel(), device, True, keep, flat)
+    return Local(address, flat.numel(), CPU, True, flat.numpy(), flat)
+
+
+def _of_array(array: Any, what: str, numpy: Any) -> Local:
+    if array.dtype.hasobject:
+        raise _objects(what, array.dtype)
+    if not array.flags.c_contiguous:
+        raise ValueError(
+            f"{what} is not contiguous (shape {array.shape}, strides {array.strides}): "
+            f"pass numpy.ascontiguousarray({what})"
+        )
+    if not array.nbytes:
+        raise ValueError(f"{what} has no bytes: its shape is {array.shape}")
+    flat = array.reshape(-1).view(numpy.uint8)  # dates have no buffer, and structures one that cannot be cast
+    return _of_flat(memoryview(flat))
 
 
 def _of_view(view: memoryview, what: str) -> Local:
+    if "O" in view.format:
+        raise _objects(what, view.format)
     if not view.c_contiguous:
         raise ValueError(f"{what} is not contiguous (shape {view.shape}, strides {view.strides}): pass a copy of it")
     if not view.nbytes:
         raise ValueError(f"{what} has no bytes: its shape is {view.shape}")
-    flat = view.cast("B")
+    return _of_flat(PickleBuffer(view).raw())  # unlike `cast`, this takes any format
+
+
+def _objects(what: str, kind: object) -> TypeError:
+    return TypeError(f"{what} has Python objects in it (type {kind}): their addresses mean nothing elsewhere")
+
+
+def _of_flat(flat: memoryview) -> Local:
     return Local(_address_of(flat), flat.nbytes, CPU, not flat.readonly, flat)
 
 
 def _address_of(view: memoryview) -> int:
+    """Where it begins, also of what may only be read: of that `ctypes` makes no object."""
     if not view.readonly:
         return ctypes.addressof(ctypes.c_ubyte.from_buffer(view))
-    import numpy as np  # weight: ctypes has no address of what may only be read
+    buffer = _Buffer()
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(buffer), 0)
+    address = buffer.address
+    ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
+    return int(address)
 
-    return int(np.frombuffer(view, np.uint8).ctypes.data)
+
+class _Buffer(ctypes.Structure):
+    """`Py_buffer` of Python's C API: of its fields the first matters here, and the size of all."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("others", ctypes.c_byte * 120))
