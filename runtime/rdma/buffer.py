@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from operator import index
 from typing import Any
 
 from meshbook.runtime.actor.context import context
-from meshbook.runtime.actor.future import Future
+from meshbook.runtime.actor.future import Future, check_timeout
 from meshbook.runtime.memory.local import CPU, Local, local_memory
 from meshbook.runtime.rdma.backend import Backend, get_rdma_backend
+from meshbook.runtime.rdma.following import Follower, Progress
 from meshbook.runtime.rdma.handle import Handle
 from meshbook.runtime.rdma.station import own_station
 from meshbook.runtime.rdma.ways import Deadline, Job
-
-Progress = Callable[[int, int], object]  # bytes that are moved so far, and in all
 
 
 class RDMABuffer:
@@ -56,15 +55,20 @@ class RDMABuffer:
     ) -> Future[None]:
         """Copy `length` bytes of the buffer from its byte `offset` on (all of it, without them) to the start of `dst`.
 
-        `dst` is a contiguous tensor or writable memory of at least so many bytes, and must not be used until the future
-        is done. ValueError at once where that does not fit. The future fails with a TransferError.
+        `dst` is a contiguous tensor or writable memory of at least so many bytes; it is kept, and must not be used,
+        until the future is done. ValueError at once where that does not fit. The future fails with BufferDropped,
+        OwnerGone, TransferTimeout after so many seconds, or another TransferError, and `dst` may then be half written.
+
+        With `checksum` the buffer is read once more, and ChecksumMismatch tells that it had changed by then.
+        `progress(done, total)` is called now and then, in bytes, on the thread that moves them; what it raises ends the
+        transfer.
         """
         size = self._length(offset, length)
         local = local_memory(dst, "dst")
         if not local.is_writable:
-            raise ValueError("dst can only be read")
+            raise ValueError("dst can only be read: it is bytes, or an array or a view that is not writable")
         if local.size < size:
-            raise ValueError(f"dst has {local.size:,} bytes, and {size:,} are read: the buffer is larger")
+            raise ValueError(f"dst has {local.size:,} bytes, and {size:,} are read: it is smaller than the buffer")
         return self._start(local.part(0, size), offset, timeout, checksum, progress, is_write=False)
 
     def write_from(
@@ -79,8 +83,11 @@ class RDMABuffer:
     ) -> Future[None]:
         """Copy the first `length` bytes of `src` (all of it, without it) into the buffer, from its byte `offset` on.
 
-        `src` must not be changed until the future is done. ValueError at once where it does not fit into the buffer.
+        `src` is kept, and must not be changed, until the future is done. ValueError at once where it does not fit into
+        the buffer, or where the buffer can only be read. All else is as in `read_into`.
         """
+        if not self._handle.is_writable:
+            raise ValueError(f"the buffer of {self._handle.actor} can only be read: its owner may not write to it")
         local = local_memory(src, "src")
         size = self._length(offset, local.size if length is None else length)
         if local.size < size:
@@ -88,16 +95,24 @@ class RDMABuffer:
         return self._start(local.part(0, size), offset, timeout, checksum, progress, is_write=True)
 
     def _length(self, offset: int, length: int | None) -> int:
+        """How many bytes are meant, from this offset on."""
         size = self._handle.size
-        count = size - offset if length is None else length
+        offset = index(offset)  # TypeError for what is no whole number
+        count = size - offset if length is None else index(length)
         if offset < 0 or count < 0 or offset + count > size:
-            raise ValueError(f"bytes {offset:,} to {offset + count:,} are not all inside the buffer of {size:,} bytes")
+            end = offset + count
+            raise ValueError(f"bytes {offset:,} to {end:,} are not all inside the buffer, which has {size:,} bytes")
         return count
 
     def _start(
         self, local: Local, offset: int, timeout: float, checksum: bool, progress: Progress | None, *, is_write: bool
     ) -> Future[None]:
+        if timeout is None:
+            raise TypeError("a transfer needs a time limit: timeout is a number of seconds")
+        check_timeout(timeout)
         job = Job(self._handle, offset, local, Deadline(timeout))
+        if progress is not None:
+            job.moved = Follower(progress, local.size).moved
         return own_station().transfers.start(job, is_write=is_write, checksum=checksum)
 
     def drop(self) -> Future[None]:
@@ -127,9 +142,11 @@ class RDMABuffer:
         return own_station().chooser.choose(self._handle, CPU).name
 
     def explain(self) -> str:
-        """Which way its data goes from or to this process, and why none of the others: a line for each."""
-        verdicts = own_station().chooser.explain(self._handle, None)
-        return "\n".join(f"{'->' if each.is_chosen else '  '} {each.name:<16} {each.reason}" for each in verdicts)
+        """Which way its data goes from or to this process, and what is to be said of each other way: a line for each.
+
+        Nothing is moved: what a way meets on its way is known, and said here, once a transfer has tried it.
+        """
+        return own_station().explain(self._handle)
 
     def __repr__(self) -> str:
         return f"<RDMABuffer of {self._handle.size:,} bytes of {self._handle.actor} on {self._handle.owner.node}>"

@@ -1,11 +1,13 @@
 """Which way leads to a buffer, and why: the first that does not refuse, of those in the order of speed.
 
-What a way turned out not to do (`Unsuitable`) is kept for that owner. Decides alone: moves nothing.
+What a way turned out not to do (`Unsuitable`) is kept for that owner, so it is tried once. Decides, and moves nothing.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,14 +16,20 @@ from meshbook.runtime.memory.identity import ProcessMark
 from meshbook.runtime.rdma.handle import Handle
 from meshbook.runtime.rdma.ways import Way
 
+logger = logging.getLogger(__name__)
+
+REMEMBERED = 4096  # failures that are kept; of owners that have ended, too, so the oldest go
+LEFT_OUT = "left out by MESHBOOK_RDMA_WAYS"
+SPARE = "leads there as well, and is slower"
+
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was decided of one way: chosen, refused for a reason, or not needed since an earlier one leads there."""
+    """What is to be said of one way: it is the chosen one, or would do as well, or why it does not lead there."""
 
     name: str
     is_chosen: bool
-    reason: str
+    reason: str  # of the chosen one none
 
 
 class Chooser:
@@ -33,8 +41,9 @@ class Chooser:
             raise ValueError(f"MESHBOOK_RDMA_WAYS names {', '.join(sorted(unknown))}: the ways are {names}")
         self._ways = ways
         self._allowed = allowed
-        self._lock = threading.Lock()  # guards the next
-        self._failed: dict[tuple[ProcessMark, str, str], str] = {}
+        self._lock = threading.Lock()  # guards the next two
+        self._failed: OrderedDict[tuple[ProcessMark, str, str], str] = OrderedDict()
+        self._told: set[tuple[str, str]] = set()
 
     def choose(self, handle: Handle, local: str | None) -> Way:
         """TransferError where no way leads there, with the reason of each."""
@@ -45,21 +54,31 @@ class Chooser:
         raise TransferError(f"no way leads to the buffer of {handle.actor} on {handle.owner.node}:\n{reasons}")
 
     def note(self, way: Way, handle: Handle, why: str) -> None:
-        """This way does not lead to memory like this of this owner."""
+        """This way does not lead to memory like this of this owner. Each reason is logged once."""
         with self._lock:
             self._failed[handle.process, handle.device, way.name] = why
+            if len(self._failed) > REMEMBERED:
+                self._failed.popitem(last=False)
+            is_new = (way.name, why) not in self._told and len(self._told) < REMEMBERED
+            self._told.add((way.name, why))
+        if is_new:
+            owner = f"{handle.actor} on {handle.owner.node}"
+            logger.warning("data from or to %s goes another way than by %s, since %s", owner, way.name, why)
 
     def explain(self, handle: Handle, local: str | None) -> list[Verdict]:
         """What is to be said of each way, in the order in which they are asked."""
         verdicts: list[Verdict] = []
         is_found = False
         for way in self._ways:
-            reason = "" if is_found else self._refusal(way, handle, local)
-            verdicts.append(Verdict(way.name, not is_found and not reason, reason))
-            is_found = is_found or not reason
+            refusal = self._refusal(way, handle, local)
+            is_chosen = not is_found and not refusal
+            verdicts.append(Verdict(way.name, is_chosen, refusal or ("" if is_chosen else SPARE)))
+            is_found = is_found or is_chosen
         return verdicts
 
     def _refusal(self, way: Way, handle: Handle, local: str | None) -> str:
         if self._allowed and way.name not in self._allowed:
-            return "left out by MESHBOOK_RDMA_WAYS"
-        return self._failed.get((handle.process, handle.device, way.name)) or way.refusal(handle, local)
+            return LEFT_OUT
+        if self._failed and (why := self._failed.get((handle.process, handle.device, way.name))):
+            return why
+        return way.refusal(handle, local)

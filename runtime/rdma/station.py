@@ -11,11 +11,13 @@ from pathlib import Path
 from meshbook.runtime.actor.context import Instance, context
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.geometry import Extent
+from meshbook.runtime.memory import pages
 from meshbook.runtime.memory.identity import ProcessMark, own_mark
-from meshbook.runtime.memory.local import Local
+from meshbook.runtime.memory.local import CPU, Local
 from meshbook.runtime.node.calls import Each, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.chooser import Chooser
+from meshbook.runtime.rdma.explaining import explain
 from meshbook.runtime.rdma.handle import Handle
 from meshbook.runtime.rdma.leases import Leases, Lent
 from meshbook.runtime.rdma.progress import FOLDER, InProgress, leases_in_use
@@ -88,11 +90,14 @@ class Station:
     def lend(self, local: Local, lender: Instance) -> Handle:
         """Let others reach this memory, until `end`, or until this actor ends."""
         lent = self.leases.lend(local, lender)
+        number = lent.lease.number
         offers = {way.name: offer for way in self.ways if (offer := way.offer(local, lent.lease)) is not None}
         lent.handle = Handle(
             *(self._node.address, self._node.life, str(lender), self._process, self._agent, lent.lease),
             *(local.address, local.size, local.device, offers, local.is_writable),
         )
+        if local.device == CPU and local.size >= pages.LEAST:
+            self.transfers.do(lambda: pages.make_large(local.address, local.size, lambda: lent.word.value == number))
         return lent.handle
 
     @cached_property
@@ -128,6 +133,18 @@ class Station:
         asked = Each(1)
         self._node.call([Target(handle.owner, RDMA)], "drop", ((handle.lease.number,), {}), NOWHERE, asked)
         return _whatever_comes(asked.futures[0])
+
+    def explain(self, handle: Handle) -> str:
+        """Which way data goes between here and this buffer, and what is to be said of each other way."""
+        return explain(handle, self._where(handle), self.chooser.explain(handle, None))
+
+    def _where(self, handle: Handle) -> str:
+        if (handle.owner, handle.life) == (self._node.address, self._node.life):
+            return "this very process"
+        if handle.agent == self._agent:
+            return "another process of this host"
+        is_here = handle.process.system == self._process.system
+        return "a process of another host of this run, on the same machine" if is_here else "a process of another host"
 
     def close(self, patience: float = PATIENCE) -> None:
         """Lend nothing any more, and move nothing. Others get so many seconds to be through with memory of here."""

@@ -12,6 +12,8 @@ from typing import Any, Generic, TypeVar
 from meshbook.runtime.actor.context import current_origin
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import CallCancelled, TransferError, TransferTimeout
+from meshbook.runtime.memory.local import CPU
+from meshbook.runtime.memory.pages import want_large
 from meshbook.runtime.rdma.checking import compare
 from meshbook.runtime.rdma.chooser import Chooser
 from meshbook.runtime.rdma.threads import Threads
@@ -74,8 +76,14 @@ class Transfers:
         self._threads.do(do)
         return errand.future
 
+    def do(self, work: Callable[[], object]) -> None:
+        """Do something on a thread that nobody waits for."""
+        self._threads.do(work)
+
     def move(self, job: Job, *, is_write: bool, checksum: bool = False) -> Way:
         """Move the bytes now; which way they went."""
+        if not is_write and job.local.device == CPU:
+            want_large(job.local.address, job.local.size)
         while True:
             way = self._chooser.choose(job.handle, job.local.device)
             start = now()
@@ -85,7 +93,7 @@ class Transfers:
                 self._chooser.note(way, job.handle, str(why))
                 continue
             self._note(job, way, start, is_write=is_write)
-            if checksum:
+            if checksum and job.local.size:
                 compare(job, way)
             return way
 
