@@ -23,6 +23,7 @@ from meshbook.runtime.node.calls import Arrivals, Conversions, Each, Endings, Fo
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.traces import Line, calling_place
 from meshbook.runtime.wire import pickling
+from meshbook.runtime.wire.messages import Address
 
 _dice = random.SystemRandom()  # the user's seed is the user's, and forks would all draw the same
 
@@ -99,6 +100,11 @@ class ActorMesh(MeshTrait):
     @functools.cached_property
     def _picked(self) -> tuple[Target, ...]:
         return tuple(self._targets[rank] for rank in self._region.ranks())
+
+    @property
+    def _addresses(self) -> tuple[Address, ...]:
+        """Where its ranks are, for a broadcast."""
+        return tuple(target.address for target in self._picked)
 
     @functools.cached_property
     def _extent(self) -> Extent:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from meshbook.runtime.actor.future import Future
+from meshbook.runtime.actor.settled import when_settled
 from meshbook.runtime.collectives.membership import Plan, Standing
 from meshbook.runtime.errors import GroupError, ProcessDied
 from meshbook.runtime.mesh.actors import current_node
@@ -200,22 +201,3 @@ def ask_processes(
     node.call(targets, endpoint, (arguments, {}), mesh.extent, asker)
     node.limit(asker.futures[0], limit, name=endpoint, count=len(targets), first=0)
     return asker.futures
-
-
-def when_settled(futures: Sequence[Future[Any]], go_on: Callable[[], None]) -> None:
-    """Call once all of these are settled, well or not."""
-    lock = threading.Lock()  # guards `left`
-    left = len(futures)
-
-    def count() -> None:
-        nonlocal left
-        with lock:
-            left -= 1
-            is_last = not left
-        if is_last:
-            go_on()
-
-    if not futures:
-        go_on()
-    for future in futures:
-        future.when_done(count)

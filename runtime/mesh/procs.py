@@ -101,6 +101,11 @@ class ProcMesh(MeshTrait):
         return tuple(self._nodes[rank] for rank in self._region.ranks())
 
     @property
+    def _addresses(self) -> tuple[Address, ...]:
+        """Where its ranks are, for a broadcast."""
+        return self.nodes
+
+    @property
     def host_ranks(self) -> tuple[int, ...]:
         """For each process of this mesh or slice, in rank order: which of the hosts it runs on."""
         per_host = len(self._nodes) // len(self._hosts)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meshbook.runtime.actor.future import Future
+from meshbook.runtime.actor.settled import when_settled
 from meshbook.runtime.mesh.actors import current_node
-from meshbook.runtime.mesh.groups import ask_processes, when_settled
+from meshbook.runtime.mesh.groups import ask_processes
 from meshbook.runtime.telemetry.traffic import TransferTable, table_of
 
 if TYPE_CHECKING:

@@ -7,8 +7,11 @@ from typing import Any
 
 from meshbook.runtime.actor.context import context
 from meshbook.runtime.actor.future import Future, check_timeout
+from meshbook.runtime.actor.values import ValueMesh
+from meshbook.runtime.memory.form import form_of, shaped
 from meshbook.runtime.memory.local import CPU, Local, local_memory
 from meshbook.runtime.rdma.backend import Backend, get_rdma_backend
+from meshbook.runtime.rdma.broadcast import Broadcast, receivers_of
 from meshbook.runtime.rdma.following import Follower, Progress
 from meshbook.runtime.rdma.handle import Handle
 from meshbook.runtime.rdma.station import own_station
@@ -32,7 +35,7 @@ class RDMABuffer:
     def __init__(self, data: Any) -> None:
         local = local_memory(data, "data")
         instance = context().actor_instance
-        self._handle = own_station().lend(local, instance)
+        self._handle = own_station().lend(local, instance, form_of(data))
 
     @classmethod
     def _of(cls, handle: Handle) -> RDMABuffer:
@@ -114,6 +117,41 @@ class RDMABuffer:
         if progress is not None:
             job.moved = Follower(progress, local.size).moved
         return own_station().transfers.start(job, is_write=is_write, checksum=checksum)
+
+    def broadcast_to(
+        self, to: Any, *, name: str = "", fresh: bool = False, timeout: float = 60
+    ) -> Future[ValueMesh[RDMABuffer]]:
+        """Bring the bytes to every process of a mesh of processes or actors, where `here()` gives them.
+
+        Each host reads them once, and its processes have them from one another. The future resolves to the copies, as
+        buffers, by rank. They are in the memory of the host, and in that of the last broadcast of this buffer, or of
+        the same `name` and size: who still uses that sees new bytes come in. With `fresh` they go to new memory. The
+        copies go when the buffer is dropped.
+
+        `to` may also be a ValueMesh of buffers, such as their owners made, on a GPU or not: then the bytes go there.
+
+        Fails with a TransferError that names the ranks which they did not reach within `timeout` seconds; the others
+        have them. TypeError for what has no processes, ValueError for buffers that are too small.
+        """
+        check_timeout(timeout)
+        receivers = receivers_of(to, self._handle.size, lambda value: value._handle)
+        extent = to.extent
+        made = Broadcast(own_station().node, self._handle, receivers, extent, timeout).start(name, fresh=fresh)
+        return made.then(lambda handles: ValueMesh.of(extent, map(RDMABuffer._of, handles)))
+
+    def here(self) -> Any:
+        """The bytes as they are in this process, without a copy: those of the last broadcast; the owner's own.
+
+        A tensor or array where the buffer was made of one, with its shape and type; else a memoryview. Who holds it
+        keeps the memory. LookupError where no broadcast has brought the buffer here, or where it was dropped.
+        """
+        local = own_station().find_here(self._handle)
+        if local is None:
+            raise LookupError(
+                f"{self!r} has no copy in this process: buffer.broadcast_to(mesh) brings one to each rank of a mesh, "
+                f"until the buffer is dropped; read_into() reads it once"
+            )
+        return shaped(local, self._handle.form)
 
     def drop(self) -> Future[None]:
         """Lend the memory no more, be it asked for here or elsewhere. Transfers fail with BufferDropped from then on.

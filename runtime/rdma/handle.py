@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from meshbook.runtime.memory.form import Form
 from meshbook.runtime.memory.identity import ProcessMark
 from meshbook.runtime.memory.local import CPU
 from meshbook.runtime.wire.messages import Address
@@ -31,6 +32,7 @@ class Handle(msgspec.Struct, frozen=True, array_like=True):
     device: str = CPU  # or "cuda:<UUID>": the number of a GPU differs between processes
     offers: dict[str, bytes] = {}  # what the ways need that want more than an address, by their names
     is_writable: bool = True  # of some data others may read only, as the owner may: `bytes`, arrays that say so
+    form: Form | None = None  # of the tensor or array that it is; None: bytes
 
     @property
     def is_on_gpu(self) -> bool:

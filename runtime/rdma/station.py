@@ -8,19 +8,25 @@ from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
+import msgspec
+
 from meshbook.runtime.actor.context import Instance, context
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.memory import pages
+from meshbook.runtime.memory.form import Form
 from meshbook.runtime.memory.identity import ProcessMark, own_mark
 from meshbook.runtime.memory.local import CPU, Local
 from meshbook.runtime.node.calls import Each, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.chooser import Chooser
+from meshbook.runtime.rdma.copies import Copies
 from meshbook.runtime.rdma.explaining import explain
+from meshbook.runtime.rdma.followers import RECEIVER, Followers, tell_to_forget
 from meshbook.runtime.rdma.handle import Handle
 from meshbook.runtime.rdma.leases import Leases, Lent
 from meshbook.runtime.rdma.progress import FOLDER, InProgress, leases_in_use
+from meshbook.runtime.rdma.receiving import Receiver
 from meshbook.runtime.rdma.retention import Retention
 from meshbook.runtime.rdma.server import MEMORY, Doorkeeper, MemoryServer
 from meshbook.runtime.rdma.service import RDMA, RDMAService
@@ -60,7 +66,10 @@ class Station:
         self.traffic = Traffic(node.address.node)
         self.transfers = Transfers(self.chooser, later, node.recorder, self._note)
         node.when_over.append(self._end_of)
+        self.copies = Copies(self._lend_copy, self.end)
+        self._followers = Followers(self.leases, lambda source, receivers: tell_to_forget(node, source, receivers))
         node.host_inline(RDMA, RDMAService(self))
+        node.host_inline(RECEIVER, Receiver(self, self._followers))
         self._server: MemoryServer | None = None  # of an agent
 
     def _make_ways(self, allowed: list[str], *, is_worker: bool) -> list[Way]:
@@ -87,18 +96,26 @@ class Station:
 
     # -- the owner's side ------------------------------------------------------------------
 
-    def lend(self, local: Local, lender: Instance) -> Handle:
+    @property
+    def node(self) -> Node:
+        return self._node
+
+    def lend(self, local: Local, lender: Instance, form: Form | None = None) -> Handle:
         """Let others reach this memory, until `end`, or until this actor ends."""
         lent = self.leases.lend(local, lender)
         number = lent.lease.number
         offers = {way.name: offer for way in self.ways if (offer := way.offer(local, lent.lease)) is not None}
         lent.handle = Handle(
             *(self._node.address, self._node.life, str(lender), self._process, self._agent, lent.lease),
-            *(local.address, local.size, local.device, offers, local.is_writable),
+            *(local.address, local.size, local.device, offers, local.is_writable, form),
         )
         if local.device == CPU and local.size >= pages.LEAST:
             self.transfers.do(lambda: pages.make_large(local.address, local.size, lambda: lent.word.value == number))
         return lent.handle
+
+    def _lend_copy(self, local: Local, source: Handle) -> Handle:
+        lent = self.lend(local, context().actor_instance, source.form)
+        return msgspec.structs.replace(lent, actor=f"a copy of {source.actor}")
 
     @cached_property
     def _process(self) -> ProcessMark:
@@ -110,14 +127,20 @@ class Station:
         The future is done when nobody is at the memory any more, and it is not kept from here.
         """
         if (lent := self.leases.end(number)) is not None:
-            return self._retention.keep([lent])[0]
+            return self._keep([lent])[0]
         return self._retention.released(number) or Future.completed(None)
 
     def _end_of(self, lender: Instance) -> None:
         """An actor has ended, and what it has lent with it."""
         ended = [lent for number in self.leases.of(lender) if (lent := self.leases.end(number)) is not None]
         if ended:
-            self._retention.keep(ended)
+            self._keep(ended)
+
+    def _keep(self, ended: list[Lent]) -> list[Future[None]]:
+        """These are lent no more, and kept while somebody is at them. Copies of them go, too."""
+        self._followers.end(ended)
+        self.copies.let_go([lent.lease.number for lent in ended])
+        return self._retention.keep(ended)
 
     def _release(self, lent: Lent) -> None:
         if lent.handle is not None:
@@ -125,6 +148,14 @@ class Station:
                 way.withdraw(lent.handle)
 
     # -- about what others lend ----------------------------------------------------------------
+
+    def find_here(self, handle: Handle) -> Local | None:
+        """The memory of this buffer in this process: the owner's own, or that of a copy."""
+        if (handle.owner, handle.life) == (self._node.address, self._node.life):
+            lent = self.leases.find(handle.lease.number)
+            return None if lent is None else lent.local
+        copy = self.copies.find(handle)
+        return None if copy is None else copy.local
 
     def drop(self, handle: Handle) -> Future[None]:
         """Have its owner lend it no more. One that has ended does not any more."""

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 import meshbook
-from meshbook import Actor, HostMesh, context, current_rank, endpoint, this_host
+from meshbook import Actor, HostMesh, RDMABuffer, TransferError, context, current_rank, endpoint, this_host
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.cells.actor import CellActor
 from meshbook.runtime.errors import LaunchError, ProcessDied
@@ -163,6 +163,26 @@ def test_an_actor_spawns_on_its_own_host_and_on_another(hosts: HostMesh, spawn):
     servers = [psutil.Process(pid).ppid() for pid in pids(probe)]
     assert list(probe.run.call(spawn_on, None).get(PATIENCE).values()) == servers
     assert probe.slice(hosts=0).run.call_one(spawn_on, hosts.slice(hosts=1)).get(PATIENCE) == servers[1]
+
+
+def test_a_broadcast_reads_each_host_once(spawn):
+    procs, probe = spawn(2)
+    data = memoryview(bytearray(range(256)) * 80_000)
+    buffer = RDMABuffer(data)
+    assert buffer.broadcast_to(procs).get(PATIENCE).sizes == {"hosts": 2, "gpus": 2}
+    assert list(probe.run.call(lambda there: there.here() == data, buffer).get(PATIENCE).values()) == [True] * 4
+    read = [(row.by, row.owner, row.bytes) for row in procs.transfers().get(PATIENCE)]
+    assert read == [
+        (f"rank {rank}", owner, data.nbytes) for rank, owner in enumerate(("controller", "rank 0", "rank 0", "rank 2"))
+    ]
+    # Who fetches from one that does not go on, goes on from the source.
+    stopped = pids(probe)[0]
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        with pytest.raises(TransferError, match=r"3 of 4 ranks, and not to\n +rank 0"):
+            buffer.broadcast_to(procs, timeout=1.5).get(PATIENCE)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
 
 
 def test_what_an_actor_owns_on_another_host_ends_with_it(hosts: HostMesh, spawn):

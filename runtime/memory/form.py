@@ -1,0 +1,50 @@
+"""What bytes are: the tensor or array whose memory was lent, told in words, and made again over other memory."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import msgspec
+
+from meshbook.runtime.memory.local import Local
+
+
+class Form(msgspec.Struct, frozen=True, array_like=True):
+    """A dense tensor or array."""
+
+    kind: str  # "torch" or "numpy"
+    dtype: str  # as that names it
+    shape: tuple[int, ...]
+
+
+def form_of(data: Any) -> Form | None:
+    """The form of a tensor or of an array of plain numbers; None for other memory, which is bytes."""
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and isinstance(data, torch.Tensor):
+        return Form("torch", str(data.dtype).removeprefix("torch."), tuple(data.shape))
+    if numpy is not None and isinstance(data, numpy.ndarray) and data.dtype.names is None:
+        return Form("numpy", data.dtype.str, data.shape)
+    return None
+
+
+def shaped(local: Local, form: Form | None) -> Any:
+    """The memory as a tensor or array of this form, without a copy; as a memoryview of bytes where there is none."""
+    if form is None:
+        return local.view()
+    return _tensor(local, form) if form.kind == "torch" else _array(local, form)
+
+
+def _tensor(local: Local, form: Form) -> Any:
+    import torch  # weight: only who has tensors pays for it
+
+    flat = local.tensor if local.tensor is not None else torch.frombuffer(local.view(), dtype=torch.uint8)
+    return flat.view(getattr(torch, form.dtype)).view(form.shape)
+
+
+def _array(local: Local, form: Form) -> Any:
+    import numpy  # weight, as above
+
+    array = numpy.frombuffer(local.view(), numpy.dtype(form.dtype)).reshape(form.shape)
+    array.flags.writeable = local.is_writable
+    return array

@@ -1,0 +1,136 @@
+"""The bytes of one buffer for every process of a mesh: each host reads them once, and its processes from one another.
+
+Who fetches from whom is decided here (`parents_of`); `receiving` is what each of them does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.actor.settled import when_settled
+from meshbook.runtime.actor.values import ValueMesh
+from meshbook.runtime.errors import TransferError, TransferTimeout
+from meshbook.runtime.geometry import Extent
+from meshbook.runtime.node.calls import Each, Target
+from meshbook.runtime.rdma.followers import NOWHERE, RECEIVER
+from meshbook.runtime.rdma.handle import Handle
+from meshbook.runtime.rdma.receiving import PIECE, Order
+from meshbook.runtime.transport.home import host_of
+from meshbook.runtime.wire.messages import Address
+
+GRACE = 0.25  # seconds for answers, beyond those for the bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Receiving:
+    """One place that the bytes go to."""
+
+    address: Address
+    into: Handle | None = None  # a buffer there; None: a copy is made
+
+
+def receivers_of(to: Any, size: int, handle_of: Any) -> list[Receiving]:
+    """Who is meant, in rank order. TypeError for what has no processes, ValueError for a buffer that is too small."""
+    if isinstance(to, ValueMesh):
+        handles: list[Handle] = [handle_of(value) for value in to.values()]
+        for rank, handle in enumerate(handles):
+            if handle.size < size:
+                raise ValueError(f"the buffer of rank {rank} has {handle.size:,} bytes, and {size:,} are broadcast")
+        return [Receiving(handle.owner, handle) for handle in handles]
+    addresses = getattr(to, "_addresses", None)
+    if addresses is None:
+        raise TypeError(
+            f"broadcast_to takes a mesh of processes or of actors, or a ValueMesh of RDMABuffers, not a "
+            f"{type(to).__qualname__}: spawn_procs() of a HostMesh makes processes"
+        )
+    return [Receiving(address) for address in addresses]
+
+
+def parents_of(hosts: Sequence[str], own: str, pieces: int) -> list[int | None]:
+    """For each receiver, whose hosts these are, from which other one it fetches; None: from the source, on host `own`.
+
+    The first of each host fetches from another host, and the others of that host from it. Hosts stand in a chain, in
+    which each sends the bytes once: the whole takes as long as one transfer, and a piece more for each host. Where
+    there are fewer pieces than hosts that would be long, and they stand in a tree of two branches.
+    """
+    leaders: dict[str, int] = {}
+    for receiver, host in enumerate(hosts):
+        if host != own:
+            leaders.setdefault(host, receiver)
+    order = list(leaders.values())
+    branches = 1 if pieces >= len(order) else 2
+    above = {leader: order[(place - 1) // branches] if place else None for place, leader in enumerate(order)}
+    return [
+        None if host == own else above[receiver] if receiver in above else leaders[host]
+        for receiver, host in enumerate(hosts)
+    ]
+
+
+class Broadcast:
+    """One broadcast, as who asks for it sees it."""
+
+    def __init__(
+        self, node: Any, source: Handle, receivers: Sequence[Receiving], extent: Extent, seconds: float
+    ) -> None:
+        self._node = node
+        self._source = source
+        self._receivers = receivers
+        self._extent = extent
+        self._seconds = seconds
+        self._futures: list[Future[Handle]] = []
+        self._done: Future[list[Handle]] = Future.pending()
+
+    def start(self, name: str, *, fresh: bool) -> Future[list[Handle]]:
+        """Send the orders. The handles of where the bytes are, by rank, once all have them."""
+        number = secrets.randbits(63)
+        if copying := [each.address for each in self._receivers if each.into is None]:
+            self._call(self._source.owner, "follow", self._source, copying)
+        hosts = [host_of(each.address) for each in self._receivers]
+        pieces = -(-self._source.size // PIECE)
+        parents = parents_of(hosts, host_of(self._source.owner), pieces)
+        for rank, (each, parent) in enumerate(zip(self._receivers, parents, strict=True)):
+            above = None if parent is None else (self._receivers[parent].address, (number, parent))
+            order = Order((number, rank), self._source, self._seconds, above, name, fresh, each.into)
+            self._futures.append(self._call(each.address, "receive", order))
+        self._node.later(self._seconds + GRACE, self._give_up)
+        when_settled(self._futures, self._settle)
+        return self._done
+
+    def _call(self, address: Address, endpoint: str, *arguments: Any) -> Future[Any]:
+        asker = Each(1)
+        self._node.call([Target(address, RECEIVER)], endpoint, (arguments, {}), NOWHERE, asker)
+        return asker.futures[0]
+
+    def _give_up(self) -> None:
+        for future in self._futures:
+            if not future.done():
+                future.fail(TransferTimeout(f"no answer after {self._seconds:g} s"))
+
+    def _settle(self) -> None:
+        errors = {rank: error for rank, each in enumerate(self._futures) if (error := each.exception()) is not None}
+        if errors:
+            self._done.fail(self._explain(errors))
+        else:
+            handles = [each.get() for each in self._futures]
+            self._done.resolve(lambda: handles)
+
+    def _explain(self, errors: dict[int, BaseException]) -> BaseException:
+        count = len(self._receivers)
+        lines = [f"    {self._place(rank)}: {error}" for rank, error in itertools.islice(errors.items(), 10)]
+        if len(errors) > len(lines):
+            lines.append(f"    and {len(errors) - len(lines)} more")
+        came = f"{self._source.size:,} bytes of {self._source.actor} came to {count - len(errors)} of {count} ranks"
+        first = next(iter(errors.values()))
+        kinds = {type(error) for error in errors.values()}
+        kind = kinds.pop() if len(kinds) == 1 and isinstance(first, TransferError) else TransferError
+        error: BaseException = kind("\n".join([f"{came}, and not to", *lines]))
+        error.__cause__ = first
+        return error
+
+    def _place(self, rank: int) -> str:
+        return f"rank {rank} {self._extent.point(rank)} on {self._receivers[rank].address.node}"

@@ -1,0 +1,90 @@
+"""The copies of others' buffers that this process has by broadcasts: their memory is used again by the next one."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshbook.runtime.memory import pages
+from meshbook.runtime.memory.local import Local, local_memory
+from meshbook.runtime.rdma.handle import Handle
+
+Lend = Callable[[Local, Handle], Handle]
+Source = tuple[str, int, int]  # the node of the owner, its life, and the number of the lease
+
+
+def source_of(handle: Handle) -> Source:
+    """Which buffer that is, in the whole run."""
+    return handle.owner.node, handle.life, handle.lease.number
+
+
+@dataclass(slots=True)
+class Copy:
+    """Memory of this process, lent to others, and what is in it."""
+
+    local: Local
+    handle: Handle  # of the copy
+    source: Handle  # what it is a copy of
+    is_whole: bool = False  # a broadcast has filled it, and none has failed since
+    filling: threading.Lock = field(default_factory=threading.Lock)  # held by the broadcast that writes to it
+
+
+class Copies:
+    """The copies of one process: one of each buffer, or of each name. Safe from any thread."""
+
+    def __init__(self, lend: Lend, end: Callable[[int], object]) -> None:
+        self._lend = lend
+        self._end = end
+        self._lock = threading.RLock()  # guards the next two; again by `let_go`, when it drops one
+        self._copies: dict[Any, Copy] = {}  # by the name, else by the source
+        self._keys: dict[Source, Any] = {}
+
+    def take(self, source: Handle, name: str, *, fresh: bool) -> Copy:
+        """Where a broadcast of this buffer goes: the memory of the last one, where the size is the same.
+
+        MemoryError where there is not enough.
+        """
+        with self._lock:
+            key = name or source_of(source)
+            if self._keys.get(source_of(source), key) != key:
+                self._drop(self._keys[source_of(source)])
+            before = self._copies.get(key)
+            if before is None or fresh or before.local.size != source.size:
+                copy = self._make(source)
+                self._drop(key)
+            else:
+                copy = before
+                self._keys.pop(source_of(copy.source), None)
+                copy.source = source
+            self._copies[key], self._keys[source_of(source)] = copy, key
+            return copy
+
+    def find(self, source: Handle) -> Copy | None:
+        """The copy of this buffer, if all of it is here."""
+        with self._lock:
+            copy = self._copies.get(self._keys.get(source_of(source)))
+            return copy if copy is not None and copy.is_whole else None
+
+    def forget(self, source: Source) -> None:
+        """The buffer is lent no more, and its copies go with it. Who has a tensor of one keeps the memory."""
+        with self._lock:
+            self._drop(self._keys.get(source))
+
+    def let_go(self, numbers: Collection[int]) -> None:
+        """What was lent under these numbers is lent no more: no copy that was dropped stays."""
+        with self._lock:
+            for key in [key for key, copy in self._copies.items() if copy.handle.lease.number in numbers]:
+                self._drop(key)
+
+    def _make(self, source: Handle) -> Copy:
+        local = local_memory(mmap.mmap(-1, source.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), "the copy")
+        pages.want_large(local.address, local.size)
+        return Copy(local, self._lend(local, source), source)
+
+    def _drop(self, key: Any) -> None:
+        if (copy := self._copies.pop(key, None)) is not None:
+            self._keys.pop(source_of(copy.source), None)
+            self._end(copy.handle.lease.number)

@@ -1,0 +1,53 @@
+"""Who has copies of buffers of this process: they are told when one is lent no more, and drop theirs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from meshbook.runtime.geometry import Extent
+from meshbook.runtime.node.calls import Target
+from meshbook.runtime.rdma.copies import source_of
+from meshbook.runtime.rdma.handle import Handle
+from meshbook.runtime.rdma.leases import Leases, Lent
+from meshbook.runtime.wire.messages import Address
+
+RECEIVER = "rdma receiver"  # the actor of every process that fetches and drops copies (`receiving`)
+NOWHERE = Extent((), ())
+
+
+class Followers:
+    """By the number of the lease. Safe from any thread."""
+
+    def __init__(self, leases: Leases, tell: Callable[[Handle, list[Address]], object]) -> None:
+        self._leases = leases
+        self._tell = tell
+        self._lock = threading.Lock()  # guards the next
+        self._receivers: dict[int, set[Address]] = {}
+
+    def add(self, source: Handle, receivers: Iterable[Address]) -> None:
+        """These processes are about to have copies."""
+        number = source.lease.number
+        with self._lock:
+            self._receivers.setdefault(number, set()).update(receivers)
+        if self._leases.find(number) is None:  # it was dropped meanwhile, or before
+            self._end(source)
+
+    def end(self, ended: Iterable[Lent]) -> None:
+        """These are lent no more."""
+        for lent in ended:
+            if lent.handle is not None and lent.lease.number in self._receivers:
+                self._end(lent.handle)
+
+    def _end(self, source: Handle) -> None:
+        with self._lock:
+            receivers = self._receivers.pop(source.lease.number, set())
+        if receivers:
+            self._tell(source, list(receivers))
+
+
+def tell_to_forget(node: Any, source: Handle, receivers: list[Address]) -> None:
+    """Let these processes drop their copies of a buffer. Those that have ended have none."""
+    for address in receivers:
+        node.call([Target(address, RECEIVER)], "forget", ((source_of(source),), {}), NOWHERE, None)
