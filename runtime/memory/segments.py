@@ -155,7 +155,10 @@ class Pool:
 
     def done(self, segment: Segment) -> None:
         """Nobody is added any more: it is used again once all have read it."""
-        segment.is_filled = True
+        with self._lock:
+            segment.is_filled = True
+            if self._closed:
+                segment.close(is_read=True)
 
     def parts_of(self, reference: Reference, lengths: Sequence[int]) -> list[Part] | None:
         """A copy of what was put there for somebody, who has not seen it and will not; None where it is not there."""
@@ -189,7 +192,8 @@ class Pool:
             self._closed = True
             self._sweep()
             for segment in self._busy:
-                segment.close(is_read=True)
+                if segment.is_filled:  # else another thread is at it, and closes it when it is `done`
+                    segment.close(is_read=True)
             for segment in self._idle:
                 segment.close()
             self._busy, self._idle = [], []

@@ -218,6 +218,15 @@ def test_a_closed_pool_leaves_what_is_read(pool, mappings):
         lend(pool)
 
 
+def test_who_is_still_at_a_segment_of_a_closed_pool_may_end_what_he_began(pool):
+    segment = pool.take(PARTS, starts_of(LENGTHS)[-1])
+    pool.close(0)
+    pool.lend(segment, own_mark(), is_shared=True)
+    pool.done(segment)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(segment.descriptor)
+
+
 def test_what_is_not_used_any_more_is_let_go(pool, mappings, monkeypatch):
     (reference,) = lend(pool)
     views = mappings.open(reference, LENGTHS)
