@@ -60,5 +60,6 @@ class Clock:
                 left = self._due[0][0] - time.monotonic() if self._due else None
                 if left is not None and left <= 0:
                     return heapq.heappop(self._due)[2]
-                self._changed.wait(left)
+                # What is due in ages is no error, but the system knows no such time.
+                self._changed.wait(None if left is None else min(left, threading.TIMEOUT_MAX))
             return None

@@ -172,9 +172,10 @@ class Watch:
             self._errands.difference_update(late)
             self._next = min((errand.due for errand in self._errands), default=float("inf"))
             pause = self._next - present
+            is_needed = bool(self._errands)  # whoever comes from now on sees to the next look himself
         for errand in late:
             errand.give_up(TransferTimeout(f"{errand.what()} was not done after {errand.deadline.seconds:g} s"))
-        if self._errands:
+        if is_needed:
             self._later(pause, self._look)
 
     def close(self, why: Callable[[str], BaseException]) -> None:

@@ -39,6 +39,13 @@ def test_callbacks_come_in_order_of_time(clock: Clock, happened: queue.SimpleQue
     assert happened.empty()
 
 
+def test_what_is_due_in_ages_holds_up_nothing(clock: Clock, happened: queue.SimpleQueue[str]) -> None:
+    clock.later(float("inf"), lambda: happened.put("never"))
+    for name in ("first", "second", "third"):  # between them the clock waits for nothing else
+        clock.later(0.0, lambda name=name: happened.put(name))  # type: ignore[misc]
+        assert next_of(happened) == name
+
+
 def test_what_is_due_at_once_comes_in_the_order_in_which_it_was_asked_for(
     clock: Clock, happened: queue.SimpleQueue[str]
 ) -> None:
