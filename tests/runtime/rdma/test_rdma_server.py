@@ -15,16 +15,16 @@ import pytest
 from meshbook.runtime.errors import BufferDropped, CallCancelled, OwnerGone, TransferError, TransferTimeout
 from meshbook.runtime.memory.identity import own_mark
 from meshbook.runtime.memory.local import local_memory
-from meshbook.runtime.rdma import protocol, server
+from meshbook.runtime.rdma import pieces, protocol, server
 from meshbook.runtime.rdma.handle import Handle, Lease
 from meshbook.runtime.rdma.line import Line, be_admitted
-from meshbook.runtime.rdma.pieces import PIECE
 from meshbook.runtime.rdma.server import Door, MemoryServer
 from meshbook.runtime.rdma.ways import Deadline, Job, Unsuitable
 from meshbook.runtime.rdma.ways.host_agent import HostAgent
 from meshbook.runtime.wire.messages import Address
 
 PATIENCE = 30.0
+PIECE = 1 << 18  # smaller than it is, so that several are little
 SIZE = 5 * PIECE + 3
 AGENT = Address("agent", "memory://agent")
 OWNER = Address("procs-1.0", "memory://procs-1.0")
@@ -79,7 +79,8 @@ class Client:
 
 
 @pytest.fixture
-def memory() -> Memory:
+def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
+    monkeypatch.setattr(pieces, "PIECE", PIECE)
     return Memory()
 
 
