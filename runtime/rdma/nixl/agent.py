@@ -6,7 +6,7 @@ Not safe from several threads: one alone calls it (`turns`). Found out by trying
   that sleeps if nothing wakes it; NIXL's Python class sets 0, which spins a core. So the bindings are called directly.
 - What was asked for goes on after its request was released, and after the peer was forgotten: memory must stay until
   the state of its request says that it is over.
-- A peer that registers other memory at the same address must be forgotten first. Otherwise the old keys are used.
+- A peer that is forgotten and met again has a new connection, and the descriptors of the old one stay open.
 """
 
 from __future__ import annotations

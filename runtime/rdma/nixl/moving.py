@@ -21,6 +21,7 @@ from meshbook.runtime.rdma.ways.process_memory import dropped, gone
 
 PIECE = 64 << 20  # bytes of one request, and between two looks at the lease
 FIRST_ANSWER = 5.0  # seconds that a peer has for its first one: where nothing leads there NIXL waits for ever
+ATTEMPTS = 3
 NEWS = 2.0  # seconds that the news of an owner's end may take, after the connection to it has ended
 LOOK = 0.05  # seconds between two looks at whether an owner has ended
 
@@ -35,9 +36,9 @@ class Mover:
     has_ended: Callable[[Handle], bool]
 
     def move(self, job: Job, offer: Offer, outcome: Future[None], *, is_write: bool) -> Course:
-        """Two attempts: the connection may have been broken by what was moved, and dropped, before this."""
+        """Several attempts: the connection may have been broken by what others moved, or by what had been offered."""
         peer, why = self.peers.setdefault(offer.agent, Peer()), ""
-        for _ in range(2):
+        for _ in range(ATTEMPTS):
             if self.has_ended(job.handle):
                 raise gone(job.handle)
             try:
@@ -80,11 +81,15 @@ class _Transfer:
                 self.job.moved(size)
 
     def _meet(self) -> Course:
-        """Know what the owner offers, and nothing else of the same addresses."""
+        """Know what the owner offers.
+
+        NIXL finds keys by address, and may find one that was withdrawn, of memory that was there before. A NIC refuses
+        that, which breaks the connection, and with the next one only what is offered now is known.
+        """
         peer, agent = self.peer, self.mover.agent
         if peer.knows(self.offer):
             return
-        while peer.must_be_forgotten_for(self.offer):
+        while peer.is_to_be_forgotten:
             if not peer.under_way:
                 agent.forget(self.offer.agent)
                 peer.forget()
@@ -93,7 +98,7 @@ class _Transfer:
             yield False
         agent.meet(self.offer.words)
         agent.meet(self.offer.memory)
-        peer.known[self.offer.registration] = self.offer
+        peer.known.add(self.offer.registration)
 
     def _check_lease(self, place: Place) -> Course:
         lease = self.job.handle.lease

@@ -52,6 +52,8 @@ class Nixl:
     def refusal(self, handle: Handle, local: str | None) -> str:
         if why := self.why_not():
             return why
+        if (handle.owner, handle.life) == (self._node.address, self._node.life):
+            return "the owner is this process"
         if (packed := handle.offers.get(self.name)) is None:
             return "its owner offers nothing for it: no RDMA NIC there, or no NIXL (pip install 'meshbook[rdma]')"
         return unpack(packed).why
@@ -91,7 +93,7 @@ class Nixl:
         agent, block = mover.agent, Stretch(*self._leases.block_of(lease))
         mover.registered.hold_for_good(block)
         number = mover.registered.hold(stretch)
-        offer.set_result(Offer(agent.name, number, *stretch, agent.describe(stretch), agent.describe(block)))
+        offer.set_result(Offer(agent.name, number, stretch.gpu, agent.describe(stretch), agent.describe(block)))
         yield True
 
     def withdraw(self, handle: Handle) -> None:

@@ -15,10 +15,10 @@ from meshbook.runtime.memory.identity import ProcessMark
 from meshbook.runtime.memory.local import local_memory
 from meshbook.runtime.rdma.handle import Handle, Lease
 from meshbook.runtime.rdma.leases import Leases
-from meshbook.runtime.rdma.nixl import moving
+from meshbook.runtime.rdma.nixl import moving, peers
 from meshbook.runtime.rdma.nixl.agent import Failed, Stretch
 from meshbook.runtime.rdma.nixl.moving import Mover
-from meshbook.runtime.rdma.nixl.peers import Offer, Peer, unpack
+from meshbook.runtime.rdma.nixl.peers import Offer, unpack
 from meshbook.runtime.rdma.nixl.registered import STAGED, Registered
 from meshbook.runtime.rdma.nixl.turns import LONGEST_PAUSE, SPIN, Turns, Under, pause_for
 from meshbook.runtime.rdma.ways import Deadline, Job, Unsuitable
@@ -75,7 +75,7 @@ class World:
         lender: Any = "the actor"
         lease = self.leases.lend(local, lender).lease
         self.handle = make_handle(lease, local.address, size)
-        self.offer = Offer("peer", 1, local.address, size, None, b"memory", b"words")
+        self.offer = Offer("peer", 1, None, b"memory", b"words")
         self.ended = False
         agent: Any = self.agent
         self.mover = Mover(agent, Registered(agent), {}, lambda handle: self.ended)
@@ -229,26 +229,18 @@ def test_what_is_lent_from_here_is_used_as_it_is_registered() -> None:
     assert len(agent.registered) == 1
 
 
-@pytest.mark.parametrize(
-    ("known", "offer", "expected"),
-    [
-        ([], (1, 100, 50), False),
-        ([(1, 100, 50)], (2, 150, 50), False),
-        ([(1, 100, 50)], (2, 50, 50), False),
-        ([(1, 100, 50)], (2, 149, 50), True),
-        ([(1, 100, 50)], (2, 100, 50), True),
-        ([(1, 100, 50)], (2, 0, 500), True),
-    ],
-)
-def test_a_peer_is_forgotten_where_old_keys_would_be_found(
-    known: list[tuple[int, int, int]], offer: tuple[int, int, int], expected: bool
-) -> None:
-    peer = Peer({number: Offer("peer", number, *place) for number, *place in known})
-    assert peer.must_be_forgotten_for(Offer("peer", *offer)) is expected
+def test_a_peer_of_which_too_much_is_known_is_met_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "MOST_KNOWN", 2)
+    world = World(100)
+    for number in range(1, 4):
+        world.offer = Offer("peer", number, None, b"memory %d" % number, b"words")
+        world.run(np.zeros(100, np.uint8))
+    met = [done for done in world.agent.done if done not in ("release", "meet words")]
+    assert met == ["meet memory 1", "meet memory 2", "forget peer", "meet memory 3"]
 
 
 def test_an_offer_comes_out_as_it_was_packed() -> None:
-    offer = Offer("peer", 3, 4096, 10, 1, b"memory", b"words")
+    offer = Offer("peer", 3, 1, b"memory", b"words")
     assert unpack(offer.pack()) == offer
 
 
