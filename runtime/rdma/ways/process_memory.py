@@ -78,13 +78,13 @@ class ProcessMemory:
 
 
 def _read_piece(handle: Handle, here: int, there: int, size: int) -> None:
-    words, word = _TWO_WORDS(), handle.lease.word
+    # Preset as it has to be: where the system does not come as far as the word, what it says of the memory counts.
+    words, word = _TWO_WORDS(handle.lease.number), handle.lease.word
     at = ctypes.addressof(words)
     try:
         process.read(handle.process.pid, ((at, word, _WORD), (here, there, size), (at + _WORD, word, _WORD)))
     except OSError:
-        if words[0]:  # it is told before what is wrong with the memory
-            check_lease(handle, words[0])
+        check_lease(handle, words[0])  # it is told before what is wrong with the memory
         raise
     check_lease(handle, words[0])
     check_lease(handle, words[1])
