@@ -53,7 +53,9 @@ class _Use:
         if self.private:
             unmap(self.private, self.reference.size)
         self.mapping.give_back(self.reference, FREE if not self.has_children else SPOILT)
-        self.mapping.uses.pop(self.reference.ticket, None)  # last: while it is in there, the mapping stays
+        self.mapping.uses.pop(self.reference.ticket, None)  # while it is in there, the mapping stays
+        if self.mapping.is_unwanted:
+            self.mapping.let_go()
 
     def remap(self) -> None:
         """In a child: what it writes from now on must not show in its parent."""
@@ -77,7 +79,9 @@ class _Mapping:
         self.address = map_file(descriptor, self.size, is_shared=True)
         self.uses: dict[int, _Use] = {}  # by ticket
         self.used_at = 0.0
+        self.is_unwanted = False  # the node that had it has ended: it goes with the last view
         self._words = words_at(self.address)
+        self._mapped = [self.address]
 
     def accept(self, reference: Reference) -> None:
         """OSError where this message was taken back, as it was meant for another process."""
@@ -89,6 +93,12 @@ class _Mapping:
     def give_back(self, reference: Reference, word: int) -> None:
         if self._words[reference.word] == reference.ticket + 1:
             self._words[reference.word] = word
+
+    def let_go(self) -> None:
+        """Unmap it, unless somebody reads in it; once, whoever comes to it first."""
+        with contextlib.suppress(IndexError):
+            if not self.uses:
+                unmap(self._mapped.pop(), self.size)
 
 
 class Mappings:
@@ -129,9 +139,16 @@ class Mappings:
             )
             for number, (key, mapping) in enumerate(idle):
                 if now - mapping.used_at >= IDLE_SECONDS or number < len(idle) - MOST_IDLE:
-                    unmap(mapping.address, mapping.size)
                     del self._mappings[key]
+                    mapping.let_go()
             return bool(self._mappings)
+
+    def close(self) -> None:
+        """Keep nothing but what values live in; that goes with them."""
+        with self._lock:
+            for mapping in self._mappings.values():
+                mapping.is_unwanted = True  # first: the last view may go just now
+                mapping.let_go()
 
     def before_fork(self) -> None:
         for use in self._uses():

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 LEAST_BYTES = 1 << 20
 IDLE_SECONDS = 10.0  # without use, after which the memory goes back
-IDLE_BYTES = 1 << 30  # that one process keeps for its next messages
+IDLE_BYTES = 512 << 20  # that one process keeps for its next messages
 MOST_SEGMENTS = 256
 RESERVE = 64  # descriptors that are left to others
 

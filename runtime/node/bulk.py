@@ -218,9 +218,11 @@ class Bulk:
         """What was sent is still waited for a moment; views of what came stay."""
         with self._lock:
             self._closed = True
-            pool, probe = self._pool, self._probe
+            pool, mappings, probe = self._pool, self._mappings, self._probe
             self._probe = None
         if pool is not None:
             pool.close(LAST_SECONDS)
+        if mappings is not None:
+            mappings.close()
         if probe is not None:
             probe[0].close()

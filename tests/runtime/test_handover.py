@@ -12,9 +12,12 @@ from meshbook.runtime.actor.context import CURRENT, Context, Instance
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import SupervisionError
 from meshbook.runtime.node.calls import Each
+from meshbook.runtime.node.credits import size_of
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport.zeromq import ZmqTransport
-from meshbook.runtime.wire.messages import Handover
+from meshbook.runtime.wire import pickling
+from meshbook.runtime.wire.frames import is_whole
+from meshbook.runtime.wire.messages import Handover, Reply
 from tests.runtime.conftest import NOWHERE, PATIENCE, Probe
 
 Succeed = Callable[..., Node]
@@ -85,6 +88,28 @@ def test_what_is_sent_meanwhile_comes_to_the_next_one_in_order(session: Any, suc
     successor.adopt([target], [number], "run", asker)
     begin(successor, [node])
     assert asker.futures[0].get(PATIENCE) == "an answer"
+
+
+def test_what_is_in_shared_memory_for_the_one_before_comes_to_the_next(session: Any, succeed: Succeed) -> None:
+    """Its frame was made before it was known that another process would get it."""
+    [node] = session.workers(1)
+    probe = session.spawn_probe(node)
+    value = bytes(range(256)) * 10_000
+    for _ in range(2):  # from the second one on there is nothing but a reference in frames
+        assert probe.run.call_one(bytes, value).get(PATIENCE) == value
+    held = probe.run.call_one(len, "nobody asks this again")
+    [(_, target, _)] = held.inquiry.unanswered()
+    number = 1 << 30
+    body = pickling.dumps(value, "a value")
+    to = session.controller.address
+    frame = node.bulk.pack(Reply(node.address.node, number, "ok"), body, size_of(body), to)
+    assert is_whole(frame) == (not isinstance(node._transport, ZmqTransport))
+    successor = succeed([node])
+    node._routes.send(to, frame)
+    asker = Each(1)
+    successor.adopt([target], [number], "run", asker)
+    begin(successor, [node])
+    assert asker.futures[0].get(PATIENCE) == value
 
 
 def test_who_asked_the_one_before_is_told(session: Any, succeed: Succeed, gate: Any) -> None:

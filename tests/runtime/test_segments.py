@@ -6,6 +6,7 @@ import gc
 import os
 import resource
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,6 +88,10 @@ def lend(pool: Pool, parts: list[Any] = PARTS, readers: int = 1) -> list[Referen
     lent = [pool.lend(segment, own_mark(), is_shared=readers == 1) for _ in range(readers)]
     pool.done(segment)
     return [reference for reference in lent if reference is not None]
+
+
+def mapped_segments() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:meshbook")
 
 
 def test_parts_arrive_and_may_be_written_to(pool, mappings):
@@ -225,6 +230,18 @@ def test_who_is_still_at_a_segment_of_a_closed_pool_may_end_what_he_began(pool):
     pool.done(segment)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(segment.descriptor)
+
+
+def test_closed_mappings_go_with_the_last_view(pool, mappings):
+    first, second = lend(pool)[0], lend(pool)[0]
+    before = mapped_segments()
+    views = mappings.open(first, LENGTHS)
+    mappings.open(second, LENGTHS)
+    assert mapped_segments() == before + 2
+    mappings.close()
+    assert [bytes(view) for view in views] == [bytes(part) for part in PARTS]
+    views.clear()
+    assert mapped_segments() == before
 
 
 def test_what_is_not_used_any_more_is_let_go(pool, mappings, monkeypatch):
