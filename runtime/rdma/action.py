@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
-from meshbook.runtime.actor.future import Future, check_timeout
+from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import TransferError
 from meshbook.runtime.memory.local import Local, local_memory
 from meshbook.runtime.rdma.buffer import RDMABuffer
 from meshbook.runtime.rdma.handle import Handle
 from meshbook.runtime.rdma.station import own_station
 from meshbook.runtime.rdma.transfers import AT_ONCE, Transfers
-from meshbook.runtime.rdma.ways import Deadline, Job
+from meshbook.runtime.rdma.ways import Deadline, Job, deadline_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,8 @@ class RDMAAction:
             dst, "dst", "write_remote(dst, src) writes to the RDMABuffer dst from src, memory of this process"
         )
         local = _memory(src, "src", "write_remote(dst, src) writes from src, memory of this process; dst is the buffer")
+        if not handle.is_writable:
+            raise ValueError(f"the buffer dst of {handle.actor} can only be read")
         if local.size > handle.size:
             raise ValueError(f"src has {local.size:,} bytes, and the buffer dst has {handle.size:,}")
         return self._add(Operation(handle, local, is_write=True))
@@ -88,10 +90,10 @@ class RDMAAction:
         It fails with the error of the first operation that has one, in the order in which they were added; the others
         are carried out nevertheless.
         """
-        check_timeout(timeout)
+        deadline = deadline_in(timeout)
         if not self._operations:
             return Future.completed(None)
-        return Submission(tuple(self._operations), Deadline(timeout)).start(own_station().transfers)
+        return Submission(tuple(self._operations), deadline).start(own_station().transfers)
 
     def _add(self, new: Operation) -> Self:
         # O(n) for each; fine to a few thousand operations. Sorted stretches would do for more.
@@ -123,13 +125,19 @@ class Submission:
         """Carry it out: at once where it is little to do, else on threads."""
         batches = batches_of([(each.handle, each.local.size) for each in self._operations])
         self._under_way = len(batches)
-        if len(batches) == 1 and sum(each.local.size for each in self._operations) <= AT_ONCE:
+        if len(batches) == 1 and self._is_short(transfers):
             self._carry_out(transfers, batches[0])
             self._ended(batches[0], None)
             return self._done
         for batch in batches:
             self._start_batch(transfers, batch)
         return self._done
+
+    def _is_short(self, transfers: Transfers) -> bool:
+        try:
+            return all(transfers.is_short(each.handle, each.local) for each in self._operations)
+        except TransferError:
+            return False  # no way leads there: it is told where the transfer is tried
 
     def _start_batch(self, transfers: Transfers, batch: Sequence[int]) -> None:
         ended = transfers.run(

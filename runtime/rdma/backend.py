@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 from meshbook.runtime.config import settings_in_force
+from meshbook.runtime.rdma.handle import Handle
 from meshbook.runtime.rdma.nixl.agent import is_installed
+from meshbook.runtime.rdma.ways import Way
 
 Backend = Literal["ibverbs", "tcp", "none"]
+BY_TCP = frozenset({"host agent", "message"})  # the ways that need no NIC
 NICS = Path("/sys/class/infiniband")
 # Keys of `monarch.config`, and what holds where they were not set.
 _DISABLE, _FALLBACK = "rdma_disable_ibverbs", "rdma_allow_tcp_fallback"
@@ -75,20 +79,29 @@ def is_tcp_allowed() -> bool:
     return bool(settings_in_force().extra.get(_FALLBACK, True))
 
 
-class FallbackNotice:
-    """Warns once in a process that data goes by TCP."""
+class Fallback:
+    """What is forbidden, and what is said, where data goes to other hosts by TCP. `own_system` is that of this host."""
 
-    def __init__(self) -> None:
-        self._first = threading.Lock()  # taken once, by whoever is first
+    def __init__(self, own_system: Callable[[], str]) -> None:
+        self._own_system = own_system
+        self._first = threading.Lock()  # taken once, by whoever is first to warn
 
-    def tell(self, owner: str) -> None:
-        """Data goes from or to this owner, on another host, by TCP."""
-        if self._first.acquire(blocking=False):
-            text = (
-                f"data from and to {owner} goes by TCP, since {why_no_ibverbs() or 'its host has no RDMA NIC in use'}"
-            )
+    def forbid(self, way: Way, handle: Handle) -> str:
+        """Why a way that leads to this buffer is not taken; empty where it is."""
+        if not self._is_by_tcp(way.name, handle) or is_tcp_allowed():
+            return ""
+        return f"{_FALLBACK} is False, and {why_no_ibverbs() or 'the host of its owner uses no RDMA NIC'}"
+
+    def note(self, way: str, handle: Handle) -> None:
+        """Data has gone this way: warn, once in a process, where it was by TCP."""
+        if self._is_by_tcp(way, handle) and self._first.acquire(blocking=False):
+            owner = f"{handle.actor} on {handle.owner.node}"
             warnings.warn(
-                f"{text}. configure({_FALLBACK}=False) makes this an error; buffer.explain() says which way is taken",
+                f"data from and to {owner} goes by TCP, since {why_no_ibverbs() or 'its host uses no RDMA NIC'}. "
+                f"configure({_FALLBACK}=False) makes this an error; buffer.explain() says which way is taken",
                 RDMATcpFallbackWarning,
                 stacklevel=2,
             )
+
+    def _is_by_tcp(self, way: str, handle: Handle) -> bool:
+        return way in BY_TCP and handle.process.system != self._own_system()

@@ -6,7 +6,7 @@ from operator import index
 from typing import Any
 
 from meshbook.runtime.actor.context import context
-from meshbook.runtime.actor.future import Future, check_timeout
+from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.memory.form import form_of, shaped
 from meshbook.runtime.memory.local import CPU, Local, local_memory
@@ -15,7 +15,7 @@ from meshbook.runtime.rdma.broadcast import Broadcast, receivers_of
 from meshbook.runtime.rdma.following import Follower, Progress
 from meshbook.runtime.rdma.handle import Handle
 from meshbook.runtime.rdma.station import own_station
-from meshbook.runtime.rdma.ways import Deadline, Job
+from meshbook.runtime.rdma.ways import Job, deadline_in
 
 
 class RDMABuffer:
@@ -110,10 +110,7 @@ class RDMABuffer:
     def _start(
         self, local: Local, offset: int, timeout: float, checksum: bool, progress: Progress | None, *, is_write: bool
     ) -> Future[None]:
-        if timeout is None:
-            raise TypeError("a transfer needs a time limit: timeout is a number of seconds")
-        check_timeout(timeout)
-        job = Job(self._handle, offset, local, Deadline(timeout))
+        job = Job(self._handle, offset, local, deadline_in(timeout))
         if progress is not None:
             job.moved = Follower(progress, local.size).moved
         return own_station().transfers.start(job, is_write=is_write, checksum=checksum)
@@ -133,10 +130,10 @@ class RDMABuffer:
         Fails with a TransferError that names the ranks which they did not reach within `timeout` seconds; the others
         have them. TypeError for what has no processes, ValueError for buffers that are too small.
         """
-        check_timeout(timeout)
+        seconds = deadline_in(timeout).seconds
         receivers = receivers_of(to, self._handle.size, lambda value: value._handle)
         extent = to.extent
-        made = Broadcast(own_station().node, self._handle, receivers, extent, timeout).start(name, fresh=fresh)
+        made = Broadcast(own_station().node, self._handle, receivers, extent, seconds).start(name, fresh=fresh)
         return made.then(lambda handles: ValueMesh.of(extent, map(RDMABuffer._of, handles)))
 
     def here(self) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from meshbook.runtime.errors import TransferError
@@ -32,15 +32,19 @@ class Verdict:
     reason: str  # of the chosen one none
 
 
+Forbid = Callable[[Way, Handle], str]  # why the user has forbidden a way that would lead there; empty: he has not
+
+
 class Chooser:
     """The ways of one process. `allowed` are names, empty: all."""
 
-    def __init__(self, ways: Sequence[Way], allowed: Sequence[str] = ()) -> None:
+    def __init__(self, ways: Sequence[Way], allowed: Sequence[str] = (), forbid: Forbid = lambda way, to: "") -> None:
         if unknown := set(allowed) - {way.name for way in ways}:
             names = ", ".join(way.name for way in ways)
             raise ValueError(f"MESHBOOK_RDMA_WAYS names {', '.join(sorted(unknown))}: the ways are {names}")
         self._ways = ways
         self._allowed = allowed
+        self._forbid = forbid
         self._lock = threading.Lock()  # guards the next two
         self._failed: OrderedDict[tuple[ProcessMark, str, str], str] = OrderedDict()
         self._told: set[tuple[str, str]] = set()
@@ -81,4 +85,4 @@ class Chooser:
             return LEFT_OUT
         if self._failed and (why := self._failed.get((handle.process, handle.device, way.name))):
             return why
-        return way.refusal(handle, local)
+        return way.refusal(handle, local) or self._forbid(way, handle)

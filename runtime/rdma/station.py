@@ -19,6 +19,7 @@ from meshbook.runtime.memory.identity import ProcessMark, own_mark
 from meshbook.runtime.memory.local import CPU, Local
 from meshbook.runtime.node.calls import Each, Target
 from meshbook.runtime.node.node import Node
+from meshbook.runtime.rdma.backend import Fallback
 from meshbook.runtime.rdma.chooser import Chooser
 from meshbook.runtime.rdma.copies import Copies
 from meshbook.runtime.rdma.explaining import explain
@@ -57,7 +58,8 @@ class Station:
         self.in_progress = InProgress(node.address.node)
         allowed = [name.strip() for name in node.settings.rdma_ways.split(",") if name.strip()]
         self.ways: list[Way] = self._make_ways(allowed, is_worker=is_worker)
-        self.chooser = Chooser(self.ways, allowed)
+        self._fallback = Fallback(lambda: self._process.system)
+        self.chooser = Chooser(self.ways, allowed, self._fallback.forbid)
 
         def later(seconds: float, callback: Callable[[], object]) -> None:
             node.later(seconds, callback)  # by the clock of then: tests have their own
@@ -84,6 +86,7 @@ class Station:
 
     def _note(self, job: Job, way: str, seconds: float, is_write: bool) -> None:
         """A transfer is done."""
+        self._fallback.note(way, job.handle)
         self.traffic.note(job.handle.owner.node, job.local.size, way, seconds, is_write=is_write)
 
     def serve_host(self, ip_towards: Callable[[Address], str], is_ours: Callable[[ProcessMark], bool]) -> None:

@@ -12,10 +12,11 @@ from typing import Any, Generic, TypeVar
 from meshbook.runtime.actor.context import current_origin
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import CallCancelled, TransferError, TransferTimeout
-from meshbook.runtime.memory.local import CPU
+from meshbook.runtime.memory.local import CPU, Local
 from meshbook.runtime.memory.pages import want_large
 from meshbook.runtime.rdma.checking import compare
 from meshbook.runtime.rdma.chooser import Chooser
+from meshbook.runtime.rdma.handle import Handle
 from meshbook.runtime.rdma.threads import Threads
 from meshbook.runtime.rdma.ways import Deadline, Job, Unsuitable, Way
 from meshbook.runtime.telemetry.spans import Recorder, now
@@ -48,12 +49,16 @@ class Transfers:
             self.move(job, is_write=is_write, checksum=checksum)
 
         try:
-            if job.local.size <= AT_ONCE and self._chooser.choose(job.handle, job.local.device).is_immediate:
+            if self.is_short(job.handle, job.local):
                 self.move(job, is_write=is_write, checksum=checksum)
                 return Future.completed(None)
         except Exception as error:
             return Future.failed(error)
         return self.run(move, job.deadline, lambda: _tell(job, is_write=is_write))
+
+    def is_short(self, handle: Handle, local: Local) -> bool:
+        """Whether it is done by whoever asks for it. TransferError where no way leads there."""
+        return local.size <= AT_ONCE and self._chooser.choose(handle, local.device).is_immediate
 
     def run(self, work: Callable[[], T], deadline: Deadline, what: Callable[[], str]) -> Future[T]:
         """Do something on a thread; the future fails when its time has passed, whether or not that ever returns.

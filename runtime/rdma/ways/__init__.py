@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from meshbook.runtime.actor.future import check_timeout
 from meshbook.runtime.errors import TransferTimeout
 from meshbook.runtime.memory.local import Local
 from meshbook.runtime.rdma.handle import Handle, Lease
@@ -49,6 +50,14 @@ class Deadline:
         """TransferTimeout once it has passed, or why it was cancelled."""
         if time.monotonic() >= self._end:
             raise self._why or TransferTimeout(f"{what()} was not done after {self.seconds:g} s")
+
+
+def deadline_in(timeout: float) -> Deadline:
+    """So many seconds from now. TypeError or ValueError for what is no time limit: each transfer has one."""
+    if timeout is None:
+        raise TypeError("a transfer needs a time limit: timeout is a number of seconds")
+    check_timeout(timeout)
+    return Deadline(timeout)
 
 
 def _unnoticed(count: int) -> None:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from meshbook.runtime.config import OVERRIDES
+from meshbook.runtime.memory.identity import ProcessMark
 from meshbook.runtime.rdma import backend
-from meshbook.runtime.rdma.backend import FallbackNotice, RDMATcpFallbackWarning, get_rdma_backend, why_no_ibverbs
+from meshbook.runtime.rdma.backend import Fallback, RDMATcpFallbackWarning, get_rdma_backend, why_no_ibverbs
+from meshbook.runtime.rdma.handle import Handle, Lease
+from meshbook.runtime.wire.messages import Address
 
 
 @pytest.fixture
@@ -42,10 +47,35 @@ def test_the_backend_is_the_best_that_is_allowed(
         assert get_rdma_backend() == expected
 
 
-def test_that_data_goes_by_tcp_is_said_once() -> None:
-    notice = FallbackNotice()
-    with pytest.warns(RDMATcpFallbackWarning, match=r"trainer.*rdma_allow_tcp_fallback=False"):
-        notice.tell("trainer")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        notice.tell("another")
+# --- by TCP ---
+
+
+def handle_on(system: str) -> Handle:
+    return Handle(Address("a", "a"), 0, "trainer", ProcessMark(1, 0, system), None, Lease(0, 1), 0, 64)
+
+
+def way_of(name: str) -> Any:
+    return SimpleNamespace(name=name)
+
+
+@pytest.mark.parametrize(
+    ("way", "system", "is_by_tcp"),
+    [
+        ("host agent", "other", True),
+        ("message", "other", True),
+        ("message", "here", False),
+        ("nixl", "other", False),
+        ("process memory", "here", False),
+    ],
+)
+def test_it_is_forbidden_and_told_once_where_it_is_between_hosts(way: str, system: str, is_by_tcp: bool) -> None:
+    fallback, handle = Fallback(lambda: "here"), handle_on(system)
+    assert fallback.forbid(way_of(way), handle) == ""
+    with OVERRIDES.during({"extra": {"rdma_allow_tcp_fallback": False}}):
+        assert ("rdma_allow_tcp_fallback is False, and " in fallback.forbid(way_of(way), handle)) is is_by_tcp
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fallback.note(way, handle)
+        fallback.note(way, handle)
+    assert [each.category for each in caught] == [RDMATcpFallbackWarning] * is_by_tcp
+    assert all("trainer on a goes by TCP" in str(each.message) for each in caught)
