@@ -107,7 +107,7 @@ def _folded(parts: list[Part]) -> list[Part]:
 def _parts(value: Any, path: str = "", above: frozenset[int] = frozenset()) -> Iterator[tuple[str, Any]]:
     inner = None if id(value) in above or len(above) >= DEEPEST else _inner(value)
     if inner is None:
-        yield path, numbers_of(value) if library_of(value) else value
+        yield path, numbers_of(value)
         return
     for key, part in inner:
         yield from _parts(part, path + key, above | {id(value)})

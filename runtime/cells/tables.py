@@ -5,6 +5,7 @@ Which library a value is of is told by its class, so that none is imported for i
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from itertools import islice
 from typing import Any
 
 MOST_COLUMNS = 12  # that are named
+_NUMBERS = re.compile(r"u?int(8|16|32|64)|float(16|32|64)?|halffloat|double")  # as the libraries call them
 _TABLES = {
     "pandas": ("DataFrame", "Series"),
     "polars": ("DataFrame", "Series"),
@@ -73,9 +75,15 @@ def columns_of(table: Any) -> Sequence[tuple[str, Any]] | None:
     if not (library := library_of(table)) or len(getattr(table, "shape", (0,))) != 2:
         return None
     names = table.column_names if library == "pyarrow" else list(table.columns)
-    columns = [table.iloc[:, index] if library == "pandas" else table[name] for index, name in enumerate(names)]
+    columns = [_column(table, at, library) for at in range(len(names))]  # by number: names may be there twice
     index = [(".index", _rows_of(table.index))] if library == "pandas" else []
     return [*index, *((f"[{name!r}]", column) for name, column in zip(names, columns, strict=True))]
+
+
+def _column(table: Any, at: int, library: str) -> Any:
+    if library == "pandas":
+        return table.iloc[:, at]
+    return table.column(at) if library == "pyarrow" else table.to_series(at)
 
 
 def _rows_of(index: Any) -> Any:
@@ -83,11 +91,12 @@ def _rows_of(index: Any) -> Any:
 
 
 def numbers_of(column: Any) -> Any:
-    """A column of numbers without gaps as a NumPy array; any other column as it is."""
-    library, kind = library_of(column), str(_kind_of(column)).lower()
-    is_numeric = kind.startswith(("int", "uint", "float", "double", "halffloat"))
+    """A column of numbers without gaps as a NumPy array; anything else as it is."""
+    library = library_of(column)
+    if not library or len(getattr(column, "shape", (0,))) != 1 or not _NUMBERS.fullmatch(str(_kind_of(column)).lower()):
+        return column
     gaps = column.null_count if hasattr(column, "null_count") else 0
-    if not is_numeric or (gaps() if callable(gaps) else gaps):
+    if gaps() if callable(gaps) else gaps:
         return column
     return column.to_numpy(zero_copy_only=False) if library == "pyarrow" else column.to_numpy()
 

@@ -27,7 +27,8 @@ def reduce_arrow(value: Any) -> Any:
 def reduce_frame(frame: Any) -> Any:
     """How a Polars frame travels: as an Arrow table, which shares its memory; without pyarrow, as Arrow's IPC bytes."""
     polars = sys.modules["polars"]
-    if type(frame) is not polars.DataFrame:
+    # Of Python's objects Arrow would get the addresses; Polars itself says that they cannot be sent.
+    if type(frame) is not polars.DataFrame or any(_has_objects(dtype, polars) for dtype in frame.dtypes):
         return NotImplemented
     newest = polars.CompatLevel.newest()
     try:
@@ -52,6 +53,12 @@ def refuse_relation(relation: Any) -> Any:
     raise TypeError(
         "a query of DuckDB belongs to its connection: send what it gives, by its .to_arrow_table() or .pl()"
     )
+
+
+def _has_objects(dtype: Any, polars: Any) -> bool:
+    parts = [field.dtype for field in getattr(dtype, "fields", ())]
+    parts += [dtype.inner] if getattr(dtype, "inner", None) is not None else []
+    return bool(dtype == polars.Object) or any(_has_objects(part, polars) for part in parts)
 
 
 def _frame_of_arrow(table: Any) -> Any:

@@ -74,6 +74,9 @@ def test_a_table_is_taken_apart_by_columns() -> None:
         assert parts["['table']['n']"].numbers is not None  # so it is told which rows differ, and by how much
     assert [*parts_of(pd.DataFrame(TABLE))] == [".index", "['n']", "['s']", "['c']", "['g']"]
     assert parts_of(pl.Series([1, 2]))[""].numbers is not None
+    assert len(parts_of(pl.DataFrame({"wide": pl.Series([1 << 100], dtype=pl.Int128)}))) == 1
+    assert [*parts_of(pa.table({}))] == [*parts_of(pl.DataFrame())] == [""]
+    assert len(anatomy_of(pa.table([[1], [2]], names=["a", "a"])).parts) == 2
 
 
 def test_equal_columns_have_equal_digests_however_they_lie() -> None:

@@ -132,6 +132,12 @@ def test_polars_frames_of_several_chunks_and_of_none_arrive() -> None:
     assert carried(chunks.lazy().select("numbers"))[0].collect().equals(chunks.select("numbers"))
 
 
+def test_a_polars_frame_of_objects_is_refused_and_not_sent_as_addresses() -> None:
+    for frame in (pl.DataFrame({"o": [object()]}), pl.Series("o", [{1, 2}], dtype=pl.Object)):
+        with pytest.raises(PickleError, match="serializing data of type Object is not supported"):
+            dumps(frame, "a frame")
+
+
 def test_polars_frames_travel_without_pyarrow_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)  # an import of it fails
     monkeypatch.setattr(pl.DataFrame, "to_arrow", lambda *_, **__: __import__("pyarrow"))
