@@ -17,6 +17,8 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.config import Settings, runtime_root
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.hosts.session import current_session
+from meshbook.runtime.rdma.backend import why_no_ibverbs
+from meshbook.runtime.rdma.nixl.agent import has_nic, is_installed
 
 LEAST_DISK = 1 << 30
 CALLS = 200
@@ -48,7 +50,9 @@ if read(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0) != 8:
 def memory_of_others() -> Iterator[Finding]:
     """Whether one worker may read the memory of another, as py-spy and Cross Memory Attach do. Tried, not deduced."""
     if sys.platform == "linux":
-        yield judge_memory_of_others(_try_to_read())
+        refusal = _try_to_read()
+        yield judge_memory_of_others(refusal)
+        yield judge_bulk_data(refusal, why_no_ibverbs(), lacks_nixl=has_nic() and not is_installed())
 
 
 def judge_memory_of_others(refusal: str) -> Finding:
@@ -58,6 +62,18 @@ def judge_memory_of_others(refusal: str) -> Finding:
     text = f"workers may not read each other's memory ({refusal}): ranks that are stuck in C cannot be looked at"
     remedy = "docker run --cap-add SYS_PTRACE; or sysctl kernel.yama.ptrace_scope=0"
     return Finding("note", "ptrace", text, remedy)
+
+
+def judge_bulk_data(refusal: str, no_nic: str, *, lacks_nixl: bool) -> Finding:
+    """Which ways bulk data would go. `no_nic`: why no RDMA NIC is used; `lacks_nixl`: there is one, and no NIXL."""
+    within = "by messages, which is several times slower" if refusal else "from memory to memory"
+    between = f"by TCP ({no_nic})" if no_nic else "by RDMA (NIXL)"
+    text = f"within a host {within}; between hosts {between}"
+    if refusal:
+        return Finding("note", "bulk data", text, "let workers read each other's memory: see ptrace")
+    if lacks_nixl:
+        return Finding("note", "bulk data", text, "pip install 'meshbook[rdma]', on each host")
+    return Finding("ok", "bulk data", text)
 
 
 def _try_to_read() -> str:

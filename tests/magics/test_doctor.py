@@ -20,7 +20,13 @@ from meshbook.magics.doctor.machine import (
     judge_open_files,
     judge_shared_memory,
 )
-from meshbook.magics.doctor.processes import a_worker, judge_folder, judge_memory_of_others, memory_of_others
+from meshbook.magics.doctor.processes import (
+    a_worker,
+    judge_bulk_data,
+    judge_folder,
+    judge_memory_of_others,
+    memory_of_others,
+)
 from meshbook.magics.doctor.software import judge_gpus, judge_kernelspec, judge_packages
 
 GIB = 1 << 30
@@ -55,6 +61,10 @@ HERE = str(Path(sys.executable))
         (judge_name_service("box", 5.0), "warning", "takes 5.0 s to look up", "/etc/hosts"),
         (judge_memory_of_others(""), "ok", "may read", ""),
         (judge_memory_of_others("Operation not permitted"), "note", "(Operation not permitted)", "SYS_PTRACE"),
+        (judge_bulk_data("", "", lacks_nixl=False), "ok", "from memory to memory; between hosts by RDMA", ""),
+        (judge_bulk_data("", "no NIC", lacks_nixl=False), "ok", "between hosts by TCP (no NIC)", ""),
+        (judge_bulk_data("", "no NIXL", lacks_nixl=True), "note", "by TCP (no NIXL)", "meshbook[rdma]"),
+        (judge_bulk_data("not permitted", "", lacks_nixl=False), "note", "by messages", "ptrace"),
         (judge_folder(Path("/tmp/m"), 5 * GIB, "ext4"), "ok", "/tmp/m (5 GiB free)", ""),
         (judge_folder(Path("/tmp/m"), 5 << 20, "ext4"), "warning", "5 MiB free", "MESHBOOK_RUNTIME_DIR"),
         (judge_folder(Path("/home/m"), 5 * GIB, "nfs4"), "problem", "is on nfs4", "MESHBOOK_RUNTIME_DIR"),
@@ -121,5 +131,5 @@ def test_this_machine_can_be_examined() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no process_vm_readv")
 def test_reading_the_memory_of_others_is_tried() -> None:
-    (finding,) = memory_of_others()
+    finding, _ = memory_of_others()
     assert finding.text.startswith(("workers may read", "workers may not read each other's memory (Operation not"))

@@ -54,6 +54,8 @@ class Nixl:
             return why
         if (handle.owner, handle.life) == (self._node.address, self._node.life):
             return "the owner is this process"
+        if local is not None and not _is_reached(local):
+            return f"NIXL does not reach memory of {local}"
         if (packed := handle.offers.get(self.name)) is None:
             return "its owner offers nothing for it: no RDMA NIC there, or no NIXL (pip install 'meshbook[rdma]')"
         return unpack(packed).why
@@ -75,7 +77,7 @@ class Nixl:
     # -- the owner's side ------------------------------------------------------------------
 
     def offer(self, local: Local, lease: Lease) -> bytes | None:
-        if self.why_not():
+        if self.why_not() or not _is_reached(local.device):
             return None
         offer: Future[Offer] = Future()
         try:
@@ -155,3 +157,7 @@ class Nixl:
 
     def close(self) -> None:
         self._turns.close()
+
+
+def _is_reached(device: str) -> bool:
+    return device == CPU or device.startswith("cuda")

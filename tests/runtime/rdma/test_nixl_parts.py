@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import types
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -21,7 +23,8 @@ from meshbook.runtime.rdma.nixl.moving import Mover
 from meshbook.runtime.rdma.nixl.peers import Offer, unpack
 from meshbook.runtime.rdma.nixl.registered import STAGED, Registered
 from meshbook.runtime.rdma.nixl.turns import LONGEST_PAUSE, SPIN, Turns, Under, pause_for
-from meshbook.runtime.rdma.ways import Deadline, Job, Unsuitable
+from meshbook.runtime.rdma.ways import Deadline, Job, Unsuitable, nixl
+from meshbook.runtime.rdma.ways.nixl import Nixl
 from meshbook.runtime.wire.messages import Address
 
 
@@ -237,6 +240,27 @@ def test_a_peer_of_which_too_much_is_known_is_met_anew(monkeypatch: pytest.Monke
         world.run(np.zeros(100, np.uint8))
     met = [done for done in world.agent.done if done not in ("release", "meet words")]
     assert met == ["meet memory 1", "meet memory 2", "forget peer", "meet memory 3"]
+
+
+def test_why_it_is_not_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = World(100).handle
+    ours: Any = types.SimpleNamespace(address=Address("ours", "ipc://nowhere/ours"), life=0, run="run")
+
+    def refusal(handle: Handle, device: str = "cpu", *, is_worker: bool = True, is_forced: bool = True) -> str:
+        return Nixl(ours, Leases(), is_worker=is_worker, is_forced=is_forced).refusal(handle, device)
+
+    assert refusal(handle, is_worker=False) == "only workers use NIXL"
+    monkeypatch.setattr(nixl, "why_no_ibverbs", lambda: "this host has no RDMA NIC")
+    assert refusal(handle, is_forced=False) == "this host has no RDMA NIC"
+    monkeypatch.setattr(nixl, "is_installed", lambda: False)
+    assert "pip install 'meshbook[rdma]'" in refusal(handle)
+    monkeypatch.setattr(nixl, "is_installed", lambda: True)
+    assert refusal(msgspec.structs.replace(handle, owner=ours.address)) == "the owner is this process"
+    assert refusal(handle, "mps:0") == "NIXL does not reach memory of mps:0"
+    assert "its owner offers nothing" in refusal(handle)
+    failed = {"nixl": Offer(why="NIXL could not register the memory of its owner: no").pack()}
+    assert refusal(msgspec.structs.replace(handle, offers=failed)).endswith("of its owner: no")
+    assert refusal(msgspec.structs.replace(handle, offers={"nixl": Offer("peer", 1).pack()})) == ""
 
 
 def test_an_offer_comes_out_as_it_was_packed() -> None:
