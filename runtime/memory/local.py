@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import sys
 from dataclasses import dataclass
-from pickle import PickleBuffer
 from typing import Any
 
 CPU = "cpu"
@@ -97,8 +96,7 @@ def _of_array(array: Any, what: str, numpy: Any) -> Local:
         )
     if not array.nbytes:
         raise ValueError(f"{what} has no bytes: its shape is {array.shape}")
-    flat = array.reshape(-1).view(numpy.uint8)  # dates have no buffer, and structures one that cannot be cast
-    return _of_flat(memoryview(flat))
+    return _of_bytes(memoryview(array.reshape(-1).view(numpy.uint8)))  # dates have no buffer
 
 
 def _of_view(view: memoryview, what: str) -> Local:
@@ -108,26 +106,30 @@ def _of_view(view: memoryview, what: str) -> Local:
         raise ValueError(f"{what} is not contiguous (shape {view.shape}, strides {view.strides}): pass a copy of it")
     if not view.nbytes:
         raise ValueError(f"{what} has no bytes: its shape is {view.shape}")
-    return _of_flat(PickleBuffer(view).raw())  # unlike `cast`, this takes any format
+    # Without a cast, which not every format has. A PickleBuffer has one for all, but a memoryview that was put into one
+    # ends Python (before 3.13) when the garbage collector finds both.
+    return _of_bytes(view)
 
 
 def _objects(what: str, kind: object) -> TypeError:
     return TypeError(f"{what} has Python objects in it (type {kind}): their addresses mean nothing elsewhere")
 
 
-def _of_flat(flat: memoryview) -> Local:
-    return Local(_address_of(flat), flat.nbytes, CPU, not flat.readonly, flat)
+def _of_bytes(view: memoryview) -> Local:
+    return Local(_address_of(view), view.nbytes, CPU, not view.readonly, view)
 
 
 def _address_of(view: memoryview) -> int:
-    """Where it begins, also of what may only be read: of that `ctypes` makes no object."""
-    if not view.readonly:
-        return ctypes.addressof(ctypes.c_ubyte.from_buffer(view))
+    """Where it begins; `ctypes` has that only of what may be written to."""
     buffer = _Buffer()
-    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(buffer), 0)
+    _get_buffer(ctypes.py_object(view), ctypes.byref(buffer), _SIMPLE)
     address = buffer.address
-    ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
+    _release_buffer(ctypes.byref(buffer))
     return int(address)
+
+
+_get_buffer, _release_buffer = ctypes.pythonapi.PyObject_GetBuffer, ctypes.pythonapi.PyBuffer_Release
+_SIMPLE = 0  # its bytes, in one piece
 
 
 class _Buffer(ctypes.Structure):

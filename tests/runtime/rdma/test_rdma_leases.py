@@ -1,0 +1,233 @@
+"""Leases, the marks of who is at one, and memory that is kept until nobody is."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshbook.runtime.actor.context import Instance
+from meshbook.runtime.errors import TransferError, TransferTimeout
+from meshbook.runtime.geometry import Extent
+from meshbook.runtime.memory.identity import ProcessMark, has_ended, own_mark
+from meshbook.runtime.memory.local import local_memory
+from meshbook.runtime.rdma.handle import Lease
+from meshbook.runtime.rdma.leases import WORDS_A_BLOCK, Leases, Lent
+from meshbook.runtime.rdma.progress import PLACES, InProgress, leases_in_use
+from meshbook.runtime.rdma.retention import Retention
+
+ALICE, BOB = (Instance(name, "actor", Extent((), ()).point(0), None) for name in ("alice", "bob"))
+
+
+def memory() -> Any:
+    return local_memory(bytearray(8), "data")
+
+
+def word_at(lease: Lease) -> int:
+    return ctypes.c_uint64.from_address(lease.word).value
+
+
+def test_a_lease_is_a_word_that_has_its_number_while_it_lasts() -> None:
+    leases = Leases("folder")
+    lent = leases.lend(memory(), ALICE)
+    assert word_at(lent.lease) == lent.lease.number
+    assert lent.lease.folder == "folder"
+    assert leases.end(lent.lease.number) is lent
+    assert word_at(lent.lease) == 0
+    assert leases.end(lent.lease.number) is None
+
+
+def test_words_are_used_again_and_numbers_never() -> None:
+    leases = Leases()
+    first = [leases.lend(memory(), ALICE).lease for _ in range(WORDS_A_BLOCK + 1)]
+    assert len({lease.word for lease in first}) == len(first)
+    leases.end(first[0].number)
+    again = leases.lend(memory(), ALICE).lease
+    assert again.word == first[0].word
+    assert again.number not in {lease.number for lease in first}
+
+
+def test_what_an_actor_has_lent() -> None:
+    leases = Leases()
+    mine = [leases.lend(memory(), ALICE).lease.number for _ in range(2)]
+    other = leases.lend(memory(), BOB).lease.number
+    assert sorted(leases.of(ALICE)) == sorted(mine)
+    assert leases.of(BOB) == [other]
+    leases.end(other)
+    assert leases.of(BOB) == []
+    assert sorted(leases.all()) == sorted(mine)
+
+
+# -- marks ------------------------------------------------------------------------------
+
+
+def test_a_mark_is_seen_by_others_while_it_stands(tmp_path: Path) -> None:
+    moving = InProgress("worker")
+    leases = [Lease(0, number, str(tmp_path / "moving")) for number in (11, 12)]
+    assert leases_in_use(tmp_path / "moving") == set()
+    with moving.at(leases[0], 1), moving.at(leases[1], 1):
+        assert leases_in_use(tmp_path / "moving") == {11, 12}
+    assert leases_in_use(tmp_path / "moving") == set()
+    moving.close()
+    assert list((tmp_path / "moving").iterdir()) == []
+
+
+def test_a_page_in_use_stays_when_its_process_leaves_the_run(tmp_path: Path) -> None:
+    moving, lease = InProgress("worker"), Lease(0, 7, str(tmp_path))
+    with moving.at(lease, 1):
+        moving.close()
+        assert leases_in_use(tmp_path) == {7}
+    assert leases_in_use(tmp_path) == set()
+    with pytest.raises(TransferError, match="moves no data any more"):
+        moving.at(lease, 1)
+
+
+def test_a_page_of_a_process_that_was_killed_counts_for_nothing_and_goes(tmp_path: Path) -> None:
+    source = f"""
+from meshbook.runtime.rdma.progress import InProgress
+from meshbook.runtime.rdma.handle import Lease
+with InProgress("worker").at(Lease(0, 7, {str(tmp_path)!r}), 1):
+    print(flush=True)
+    input()
+"""
+    with subprocess.Popen([sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert leases_in_use(tmp_path) == {7}
+        process.send_signal(signal.SIGSTOP)
+        assert leases_in_use(tmp_path) == {7}
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert leases_in_use(tmp_path) == set()  # though its parent has not taken note of its end
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_page_that_is_being_made_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    (tmp_path / "zeros").write_bytes(bytes(4096))
+    assert leases_in_use(tmp_path) == set()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_more_transfers_than_a_page_has_places_wait_for_one(tmp_path: Path) -> None:
+    moving, lease = InProgress("worker"), Lease(0, 7, str(tmp_path))
+    held = [moving.at(lease, 1) for _ in range(PLACES)]
+    for mark in held:
+        mark.__enter__()
+    with pytest.raises(TransferTimeout), moving.at(lease, 0):
+        pass
+    entered = threading.Event()
+
+    def enter() -> None:
+        with moving.at(lease, 10):
+            entered.set()
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    held.pop().__exit__()
+    assert entered.wait(10)
+    thread.join()
+    for mark in held:
+        mark.__exit__()
+
+
+def test_no_page_can_be_made(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        InProgress("worker").at(Lease(0, 7, str(tmp_path / "there" / "is no such folder")), 1)
+
+
+def test_a_number_that_is_used_again_is_another_process() -> None:
+    mark = own_mark()
+    assert not mark.has_ended
+    assert ProcessMark(mark.pid, mark.started - 1, mark.system).has_ended
+    assert has_ended(1 << 22, 0)  # over the largest that Linux gives
+
+
+# -- what was dropped --------------------------------------------------------------------
+
+
+class Clock:
+    """Calls back when told to."""
+
+    def __init__(self) -> None:
+        self.due: list[Callable[[], object]] = []
+
+    def later(self, seconds: float, callback: Callable[[], object]) -> None:
+        self.due.append(callback)
+
+    def tick(self) -> None:
+        due, self.due = self.due, []
+        for callback in due:
+            callback()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def in_use() -> set[int]:
+    return set()
+
+
+@pytest.fixture
+def released() -> list[Lent]:
+    return []
+
+
+@pytest.fixture
+def retention(clock: Clock, in_use: set[int], released: list[Lent]) -> Retention:
+    return Retention(lambda: set(in_use), released.append, clock.later)
+
+
+def dropped(count: int) -> list[Lent]:
+    leases = Leases()
+    return [leases.lend(memory(), ALICE) for _ in range(count)]
+
+
+def test_memory_that_nobody_is_at_is_let_go_of_at_once(
+    retention: Retention, clock: Clock, released: list[Lent]
+) -> None:
+    lent = dropped(2)
+    assert all(future.done() for future in retention.keep(lent))
+    assert released == lent
+    assert not clock.due
+
+
+def test_memory_is_kept_while_somebody_is_at_it(
+    retention: Retention, clock: Clock, in_use: set[int], released: list[Lent]
+) -> None:
+    busy, used_here, free = lent = dropped(3)
+    in_use.add(busy.lease.number)
+    used_here.users = 1
+    futures = retention.keep(lent)
+    assert [future.done() for future in futures] == [False, False, True]
+    assert retention.released(busy.lease.number) is futures[0]
+    assert retention.released(free.lease.number) is None
+    used_here.users = 0
+    clock.tick()
+    assert [future.done() for future in futures] == [False, True, True]
+    assert len(clock.due) == 1
+    in_use.clear()
+    clock.tick()
+    assert futures[0].done()
+    assert not clock.due
+    assert released == [free, used_here, busy]
+
+
+def test_what_somebody_is_still_at_in_the_end_is_told(retention: Retention, in_use: set[int]) -> None:
+    busy, _free = lent = dropped(2)
+    in_use.add(busy.lease.number)
+    retention.keep(lent)
+    assert retention.close(0.01) == [busy]
+    in_use.clear()
+    assert retention.close(10) == []

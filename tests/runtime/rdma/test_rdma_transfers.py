@@ -1,0 +1,296 @@
+"""How transfers are carried out: which way is chosen, what is told, and when they end without being done."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from meshbook.runtime.errors import CallCancelled, ChecksumMismatch, TransferError, TransferTimeout
+from meshbook.runtime.memory.identity import ProcessMark
+from meshbook.runtime.memory.local import Local, local_memory
+from meshbook.runtime.rdma import chooser as chooser_module
+from meshbook.runtime.rdma.chooser import LEFT_OUT, SPARE, Chooser, Verdict
+from meshbook.runtime.rdma.explaining import explain
+from meshbook.runtime.rdma.following import Follower
+from meshbook.runtime.rdma.handle import Handle, Lease
+from meshbook.runtime.rdma.threads import Threads
+from meshbook.runtime.rdma.transfers import AT_ONCE, Transfers
+from meshbook.runtime.rdma.ways import Deadline, Job, Unsuitable, Way
+from meshbook.runtime.telemetry.spans import Recorder
+from meshbook.runtime.wire.messages import Address
+
+PATIENCE = 10.0
+
+
+def handle_of(pid: int = 1, size: int = 8, **fields: Any) -> Handle:
+    mark = ProcessMark(pid, 0, "")
+    return Handle(Address("owner", ""), 0, "<Owner o>", mark, None, Lease(0, 1), 0, size, **fields)
+
+
+class Memory(Way):
+    """A way to one stretch of memory, which does as it is told."""
+
+    def __init__(self, name: str, *, refuses: str = "", unsuitable: str = "", is_immediate: bool = True) -> None:
+        self.name = name
+        self.is_immediate = is_immediate
+        self.data = bytearray(2 * AT_ONCE)
+        self.threads: list[str] = []
+        self.tried = 0
+        self.before: Callable[[Job], object] = lambda job: None
+        self._refuses = refuses
+        self._unsuitable = unsuitable
+
+    def refusal(self, handle: Handle, local: str | None) -> str:
+        return self._refuses
+
+    def read(self, job: Job) -> None:
+        self._begin(job)
+        job.local.view()[:] = self.data[job.offset : job.offset + job.local.size]
+        job.moved(job.local.size)
+
+    def write(self, job: Job) -> None:
+        self._begin(job)
+        self.data[job.offset : job.offset + job.local.size] = job.local.view()
+        job.moved(job.local.size)
+
+    def _begin(self, job: Job) -> None:
+        self.tried += 1
+        self.threads.append(threading.current_thread().name)
+        if self._unsuitable:
+            raise Unsuitable(self._unsuitable)
+        self.before(job)
+
+    def offer(self, local: Local, lease: Lease) -> bytes | None:
+        return None
+
+    def withdraw(self, handle: Handle) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+
+# -- which way ------------------------------------------------------------------------------
+
+
+def test_the_first_way_that_does_not_refuse() -> None:
+    near, far, last = ways = [Memory("near", refuses="too far"), Memory("far"), Memory("last")]
+    chooser = Chooser(ways)
+    assert chooser.choose(handle_of(), None) is far
+    expected = [Verdict("near", False, "too far"), Verdict("far", True, ""), Verdict("last", False, SPARE)]
+    assert chooser.explain(handle_of(), None) == expected
+    assert (near.tried, last.tried) == (0, 0)
+
+
+def test_what_a_way_turned_out_not_to_do_is_kept_for_that_owner_and_logged_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chooser_module, "REMEMBERED", 2)
+    near, far = ways = [Memory("near"), Memory("far")]
+    chooser = Chooser(ways)
+    for pid in (1, 1, 2, 3):
+        chooser.note(near, handle_of(pid), "it is closed")
+    assert [record.getMessage().count("it is closed") for record in caplog.records] == [1]
+    assert [chooser.choose(handle_of(pid), None) for pid in (1, 2, 3, 4)] == [near, far, far, near]
+
+
+def test_ways_that_are_left_out() -> None:
+    ways = [Memory("near"), Memory("far", refuses="too far")]
+    chooser = Chooser(ways, ["far"])
+    with pytest.raises(TransferError, match=f"no way leads .*\n    near: {LEFT_OUT}\n    far: too far"):
+        chooser.choose(handle_of(), None)
+    with pytest.raises(ValueError, match="names fat: the ways are near, far"):
+        Chooser(ways, ["fat"])
+
+
+def test_the_ways_as_text() -> None:
+    verdicts = [Verdict("same process", False, "no"), Verdict("message", True, "")]
+    lines = explain(handle_of(size=2048, is_writable=False), "on this host", verdicts).splitlines()
+    assert lines[0] == "2.0 kB of <Owner o> on owner, on this host: memory of the CPU, which can only be read"
+    assert lines[1] == "   same process  no"
+    assert lines[2].startswith("-> message       the owner's process sends")
+    assert "memory of GPU 1-2" in explain(handle_of(device="cuda:1-2"), "there", verdicts)
+
+
+# -- carrying out -------------------------------------------------------------------------------
+
+
+class Clock:
+    """Calls back when told to."""
+
+    def __init__(self) -> None:
+        self.due: list[tuple[float, Callable[[], object]]] = []
+
+    def later(self, seconds: float, callback: Callable[[], object]) -> None:
+        self.due.append((seconds, callback))
+
+    def tick(self) -> None:
+        due, self.due = self.due, []
+        for _, callback in due:
+            callback()
+
+
+class Plane:
+    """Transfers by some ways, and what was told of them."""
+
+    def __init__(self, *ways: Memory) -> None:
+        self.clock = Clock()
+        self.recorder = Recorder(10)
+        self.done: list[tuple[int, str, bool]] = []
+        self.transfers = Transfers(Chooser(ways), self.clock.later, self.recorder, self._note)
+
+    def _note(self, job: Job, way: str, seconds: float, is_write: bool) -> None:
+        self.done.append((job.local.size, way, is_write))
+
+    def start(self, size: int = 8, seconds: float = 60, *, is_write: bool = False, **options: Any) -> Any:
+        data = bytearray(b"x" * size)
+        job = Job(handle_of(size=size), 0, local_memory(data, "data"), Deadline(seconds))
+        return self.transfers.start(job, is_write=is_write, **options)
+
+
+@pytest.fixture
+def plane() -> Iterator[Callable[..., Plane]]:
+    made: list[Plane] = []
+
+    def make(*ways: Memory) -> Plane:
+        made.append(Plane(*ways))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.transfers.close()
+
+
+@pytest.mark.parametrize(
+    ("size", "is_immediate", "is_here"), [(8, True, True), (AT_ONCE + 1, True, False), (8, False, False)]
+)
+def test_short_ones_are_made_by_who_asks_unless_he_would_have_to_wait(
+    plane: Callable[..., Plane], size: int, is_immediate: bool, is_here: bool
+) -> None:
+    way = Memory("near", is_immediate=is_immediate)
+    used = plane(way)
+    future = used.start(size, is_write=True)
+    assert future.done() or not is_here
+    assert future.get(PATIENCE) is None
+    assert (way.threads == [threading.current_thread().name]) is is_here
+    assert way.data[:size] == b"x" * size
+    assert used.done == [(size, "near", True)]
+    assert [span.kind for span in used.recorder.recording(0).spans] == ["transfer"]
+
+
+def test_an_unsuitable_way_is_tried_once(plane: Callable[..., Plane]) -> None:
+    near, far = Memory("near", unsuitable="not allowed"), Memory("far", is_immediate=False)
+    used = plane(near, far)
+    for _ in range(2):
+        used.start().get(PATIENCE)
+    assert (near.tried, far.tried) == (1, 2)
+    assert near.threads != far.threads  # which may make its caller wait
+
+
+def test_no_way(plane: Callable[..., Plane]) -> None:
+    with pytest.raises(TransferError, match="no way leads"):
+        plane(Memory("near", refuses="too far")).start().get(PATIENCE)
+
+
+@pytest.mark.parametrize("size", [8, 2 * AT_ONCE])
+def test_a_checksum_tells_of_who_wrote_meanwhile(plane: Callable[..., Plane], size: int) -> None:
+    way = Memory("near")
+    used = plane(way)
+    used.start(size, checksum=True).get(PATIENCE)
+
+    def change(job: Job) -> None:
+        way.data[size - 1] += 1
+
+    way.before = change
+    with pytest.raises(ChecksumMismatch, match="somebody wrote"):
+        used.start(size, checksum=True).get(PATIENCE)
+
+
+@pytest.fixture
+def stuck() -> Iterator[Memory]:
+    """A way that never gets there, until the test is over."""
+    way, over = Memory("stuck", is_immediate=False), threading.Event()
+
+    def wait(job: Job) -> None:
+        entered.put(job)
+        over.wait(PATIENCE)
+
+    entered: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    way.before = wait
+    way.entered = entered  # type: ignore[attr-defined]
+    yield way
+    over.set()
+
+
+def test_a_transfer_that_does_not_end_fails_in_its_time_and_one_callback_is_due(
+    plane: Callable[..., Plane], stuck: Memory
+) -> None:
+    used = plane(stuck)
+    late = used.start(seconds=0)
+    others = [used.start() for _ in range(3)]
+    assert len(used.clock.due) == 1
+    threading.Event().wait(0.11)  # the time of grace
+    used.clock.tick()
+    with pytest.raises(TransferTimeout, match="reading 8 bytes from the buffer of <Owner o> on owner was not done"):
+        late.get(PATIENCE)
+    assert not any(future.done() for future in others)
+    assert [seconds > 50 for seconds, _ in used.clock.due] == [True]
+
+
+def test_a_transfer_that_is_cancelled_ends_after_its_present_piece(plane: Callable[..., Plane], stuck: Memory) -> None:
+    future = plane(stuck).start()
+    job = stuck.entered.get(timeout=PATIENCE)  # type: ignore[attr-defined]
+    assert future.cancel()
+    with pytest.raises(CallCancelled, match="was cancelled"):
+        future.get(PATIENCE)
+    with pytest.raises(CallCancelled):
+        job.deadline.check(str)
+    assert not future.cancel()
+
+
+def test_whoever_waits_when_a_process_leaves_its_run_gets_an_error(plane: Callable[..., Plane], stuck: Memory) -> None:
+    used = plane(stuck)
+    future = used.start()
+    stuck.entered.get(timeout=PATIENCE)  # type: ignore[attr-defined]
+    used.transfers.close()
+    for each in (future, used.start()):
+        with pytest.raises(TransferError, match="part in the run is over"):
+            each.get(PATIENCE)
+
+
+# -- parts ------------------------------------------------------------------------------------------
+
+
+def test_threads_are_made_as_they_are_needed_and_no_more_than_that() -> None:
+    threads, gate, entered = Threads(2, "test"), threading.Event(), queue.SimpleQueue[str]()
+
+    def work() -> None:
+        entered.put(threading.current_thread().name)
+        gate.wait(PATIENCE)
+
+    before = threading.active_count()
+    for _ in range(3):
+        threads.do(work)
+    for _ in range(2):
+        entered.get(timeout=PATIENCE)
+    assert threading.active_count() - before == 2
+    assert entered.empty()
+    gate.set()
+    entered.get(timeout=PATIENCE)
+    threads.close()
+    threads.do(work)
+    assert entered.empty()
+
+
+def test_who_follows_a_transfer_hears_of_its_end_and_not_of_each_piece() -> None:
+    told: list[tuple[int, int]] = []
+    follower = Follower(lambda done, total: told.append((done, total)), 1000)
+    for _ in range(1000):
+        follower.moved(1)
+    assert told[0] == (1, 1000)
+    assert told[-1] == (1000, 1000)
+    assert len(told) < 100
