@@ -45,16 +45,13 @@ class ProcessMemory:
         self._move(job, is_write=True)
 
     def _move(self, job: Job, *, is_write: bool) -> None:
-        size, move = job.local.size, _write_piece if is_write else _read_piece
-        try:
-            with self._mark(job):
-                for start in range(0, size, PIECE):
-                    job.deadline.check(partial(_tell, job, start, is_write=is_write))
-                    piece = min(PIECE, size - start)
-                    move(job.handle, job.local.address + start, job.address + start, piece)
-                    job.moved(piece)
-        except OSError as error:
-            raise _explain(job.handle, error) from None if isinstance(error, ProcessLookupError) else error
+        size = job.local.size
+        with self._mark(job):
+            for start in range(0, size, PIECE):
+                job.deadline.check(partial(_tell, job, start, is_write=is_write))
+                piece = min(PIECE, size - start)
+                _move_piece(job.handle, job.local.address + start, job.address + start, piece, is_write=is_write)
+                job.moved(piece)
 
     def _mark(self, job: Job) -> Mark:
         lease = job.handle.lease
@@ -75,6 +72,13 @@ class ProcessMemory:
 
     def close(self) -> None:
         return None
+
+
+def _move_piece(handle: Handle, here: int, there: int, size: int, *, is_write: bool) -> None:
+    try:
+        (_write_piece if is_write else _read_piece)(handle, here, there, size)
+    except OSError as error:
+        raise _explain(handle, error) from error
 
 
 def _read_piece(handle: Handle, here: int, there: int, size: int) -> None:
