@@ -12,7 +12,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
-from meshbook.magics.tables import is_table, join
+from meshbook.magics.tables import join
+from meshbook.runtime.cells.tables import library_of
 
 Reduction: TypeAlias = Literal["mean", "cat", "stack", "first"]
 REDUCTIONS: tuple[str, ...] = get_args(Reduction)
@@ -69,7 +70,7 @@ def _cat(values: Sequence[Any], dim: int) -> Any:
         return _by_key(values, lambda each: _cat(each, dim))
     if is_tensor(first) or is_array(first):
         return _joined(values, dim)
-    if is_table(first):
+    if library_of(first):
         return _joined_tables(values, dim)
     if isinstance(first, list | tuple | str | bytes | range) and dim == 0 and {*map(type, values)} == {type(first)}:
         return _joined_sequence(values)
@@ -90,6 +91,8 @@ def _joined(values: Sequence[Any], dim: int) -> Any:
 
 
 def _joined_tables(values: Sequence[Any], dim: int) -> Any:
+    if len({*map(library_of, values)}) > 1:
+        raise Unmergeable(f"{_kinds(values)} cannot be put together")
     try:
         return join(values, dim)
     except Exception as error:  # each library has its own words for columns that do not go together

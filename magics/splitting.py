@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from meshbook.magics.merging import Unmergeable, is_array, is_tensor
-from meshbook.magics.tables import NotReadable, as_table, cut, is_table
+from meshbook.magics.tables import NotReadable, as_table, cut
+from meshbook.runtime.cells.tables import library_of
 
 Take = Callable[[int, int], Any]  # the piece from here to there
 
@@ -54,7 +55,7 @@ def _length(data: Any, dim: int) -> int:
 def _taker(data: Any, dim: int) -> Take:
     if is_tensor(data):
         return lambda start, end: data.narrow(dim, start, end - start)
-    if is_table(data):
+    if library_of(data):
         return lambda start, end: cut(data, dim, start, end)
     if is_array(data):
         before = (slice(None),) * (dim % data.ndim)

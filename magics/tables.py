@@ -17,11 +17,6 @@ class NotReadable(ValueError):
     """What has rows only once it is read; says how."""
 
 
-def is_table(value: Any) -> bool:
-    """Whether it is a table or a column."""
-    return bool(library_of(value))
-
-
 def as_table(value: Any) -> Any:
     """The same, as a table where it is a result that can be read as one: a relation of DuckDB, a reader of Arrow's.
 
@@ -29,7 +24,7 @@ def as_table(value: Any) -> Any:
     """
     if type(value).__module__.startswith("polars.") and hasattr(value, "collect"):
         raise NotReadable(f"a {type(value).__name__} is a plan, which has no rows before they are collected: collect()")
-    if is_table(value) or not hasattr(value, "__arrow_c_stream__"):
+    if library_of(value) or not hasattr(value, "__arrow_c_stream__"):
         return value
     try:
         import pyarrow  # weight: only what speaks Arrow needs it
