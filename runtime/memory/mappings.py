@@ -105,7 +105,8 @@ class Mappings:
     """The segments of others that this process has mapped. `trim` wants to be called while it says there are some."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards _mappings
+        self._lock = threading.Lock()  # guards these
+        self._closed = False
         self._mappings: dict[tuple[Any, ...], _Mapping] = {}
         self._own = own_mark()
         _all.add(self)
@@ -146,6 +147,7 @@ class Mappings:
     def close(self) -> None:
         """Keep nothing but what values live in; that goes with them."""
         with self._lock:
+            self._closed = True
             for mapping in self._mappings.values():
                 mapping.is_unwanted = True  # first: the last view may go just now
                 mapping.let_go()
@@ -165,6 +167,8 @@ class Mappings:
     def _view(self, reference: Reference) -> memoryview:
         private = 0
         with self._lock:
+            if self._closed:
+                raise OSError(errno.ESHUTDOWN, "this process's runtime was shut down")
             mapping = self._find(reference)
             if not reference.is_shared:
                 private = _map(reference, is_shared=False)

@@ -242,6 +242,8 @@ def test_closed_mappings_go_with_the_last_view(pool, mappings):
     assert [bytes(view) for view in views] == [bytes(part) for part in PARTS]
     views.clear()
     assert mapped_segments() == before
+    with pytest.raises(OSError, match="shut down"):
+        mappings.open(lend(pool)[0], LENGTHS)
 
 
 def test_what_is_not_used_any_more_is_let_go(pool, mappings, monkeypatch):
