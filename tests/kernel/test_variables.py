@@ -41,6 +41,18 @@ def test_values_go_to_all_ranks_and_come_back_by_rank(notebook: Notebook) -> Non
     assert notebook.run("mesh['a'] = 5\ndel mesh.slice(gpus=0)['a']\nmesh.slice(gpus=2).pull('a')").result == "5"
 
 
+def test_large_values_are_their_owner_s(notebook: Notebook) -> None:
+    """They go through memory that is shared, and nobody can tell."""
+    notebook.run("large = torch.arange(1 << 18)\nfor _ in range(2): mesh.push(large=large)\nlarge += 1")
+    notebook.run("%%mesh\nlarge[0] += rank")
+    notebook.run("for _ in range(2): found = mesh.pull('large')")
+    assert notebook.run("[(int(each[0]), torch.equal(each[1:], large[1:] - 1)) for each in found]").result == (
+        "[(0, True), (1, True), (2, True)]"
+    )
+    notebook.run("found[1].zero_()")
+    assert notebook.run("[int(each.max()) for each in mesh.pull('large')]").result == str([(1 << 18) - 1] * 3)
+
+
 def test_data_is_scattered_and_gathered(notebook: Notebook) -> None:
     notebook.run("mesh.scatter('part', {'x': torch.arange(7), 'y': list('abcdefg')})")
     assert notebook.run("%%mesh\npart['y']").result == "[0] ['a', 'b', 'c']\n[1] ['d', 'e']\n[2] ['f', 'g']"
