@@ -14,7 +14,7 @@ from meshbook.runtime.errors import TransferError
 from meshbook.runtime.rdma.handle import Handle
 from meshbook.runtime.rdma.nixl.agent import Agent, Failed, Stretch
 from meshbook.runtime.rdma.nixl.peers import Offer, Peer
-from meshbook.runtime.rdma.nixl.registered import Place, Registered
+from meshbook.runtime.rdma.nixl.registered import STAGED, Place, Registered
 from meshbook.runtime.rdma.nixl.turns import Course, settle
 from meshbook.runtime.rdma.ways import Deadline, Job, Unsuitable
 from meshbook.runtime.rdma.ways.process_memory import dropped, gone
@@ -74,8 +74,9 @@ class _Transfer:
         local = self.job.local
         with self.mover.registered.place() as place, self.mover.registered.reachable(local) as is_direct:
             yield from self._check_lease(place)
-            for start in range(0, local.size, PIECE):
-                size = min(PIECE, local.size - start)
+            most = PIECE if is_direct else STAGED
+            for start in range(0, local.size, most):
+                size = min(most, local.size - start)
                 here = Stretch.of(local.part(start, size)) if is_direct else place.for_data(size)
                 yield from self._move_piece(start, here, place, is_staged=not is_direct)
                 self.job.moved(size)

@@ -85,13 +85,16 @@ class Registered:
 
     def _make_place(self) -> Place:
         place = Place()
-        with _unsuitable_where_it_fails():
+        try:
             self.hold(place.whole)
+        except Failed as error:
+            raise Unsuitable(f"NIXL could not register memory here: {error}") from error
         return place
 
     @contextlib.contextmanager
     def reachable(self, local: Local) -> Iterator[bool]:
-        """Whether it is reached directly: registered meanwhile, unless it is small, and to be staged. Unsuitable, too.
+        """Whether it is reached directly: registered meanwhile. Else it is staged, since it is small, or cannot be
+        registered, as pages that may only be read. Unsuitable where a GPU's cannot.
 
         It is not kept registered for the next time: where memory is freed, and other memory comes to be at its address,
         a NIC would go on writing to what was there before. What is lent from here is registered already.
@@ -100,17 +103,14 @@ class Registered:
         if local.device == CPU and local.size <= STAGED and whole not in self._found:
             yield False
             return
-        with _unsuitable_where_it_fails():
+        try:
             self.hold(whole)
+        except Failed as error:
+            if local.device != CPU:
+                raise Unsuitable(f"NIXL could not register memory of {local.device}: {error}") from error
+            yield False
+            return
         try:
             yield True
         finally:
             self.let_go(whole)
-
-
-@contextlib.contextmanager
-def _unsuitable_where_it_fails() -> Iterator[None]:
-    try:
-        yield
-    except Failed as error:
-        raise Unsuitable(f"NIXL could not register memory here: {error}") from error

@@ -110,6 +110,21 @@ def test_bytes_are_read_and_written_staged_or_directly(size: int) -> None:
     assert len(world.agent.registered) == 1, "only our own place stays registered"
 
 
+def test_memory_that_cannot_be_registered_is_staged_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(2 * STAGED + 5)
+    register = world.agent.register
+
+    def refuse(stretch: Stretch) -> None:
+        if stretch.size == len(world.memory):
+            raise Failed("it can only be read")
+        register(stretch)
+
+    monkeypatch.setattr(world.agent, "register", refuse)
+    read = np.zeros(len(world.memory), np.uint8)
+    world.run(read)
+    np.testing.assert_array_equal(read, world.memory)
+
+
 def test_what_is_read_from_a_dropped_buffer_does_not_come_into_the_target() -> None:
     world = World(100)
     world.agent.before = lambda number: world.leases.end(world.handle.lease.number) if number == 3 else None
