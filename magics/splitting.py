@@ -65,10 +65,10 @@ def _taker(data: Any, dim: int) -> Take:
 
 def _taker_of_dataset(data: Any) -> Take | None:
     """Of a torch dataset, and of one that has `select` and `shard` as those of the Hugging Face library do."""
-    datasets = sys.modules.get("torch.utils.data")
-    if datasets is not None and type(data) is datasets.TensorDataset:
-        return lambda start, end: datasets.TensorDataset(*(tensor[start:end] for tensor in data.tensors))
-    if datasets is not None and isinstance(data, datasets.Dataset):
+    torch_data = sys.modules.get("torch.utils.data")
+    if torch_data is not None and type(data) is torch_data.TensorDataset:
+        return lambda start, end: torch_data.TensorDataset(*(tensor[start:end] for tensor in data.tensors))
+    if torch_data is not None and isinstance(data, torch_data.Dataset):
         return lambda start, end: [data[index] for index in range(start, end)]
     if callable(getattr(data, "shard", None)) and callable(select := getattr(data, "select", None)):
         return lambda start, end: select(range(start, end))

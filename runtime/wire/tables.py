@@ -1,7 +1,7 @@
 """Arrow tables and Polars frames out of band: their columns are buffers already, which travel as they lie.
 
-A slice of Arrow's is a view that holds the whole of its parent, and pyarrow pickles the parent; here a slice travels as
-what it shows. What has no bytes to spare is left to pyarrow.
+A slice of Arrow's is a view that holds the whole of its parent, and pyarrow pickles the parent; here it travels as what
+it shows (`slices`). What has no bytes to spare is left to pyarrow.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import sys
 from typing import Any
 
 from meshbook.runtime.wire.frames import Buffer
-
-SLACK = 4096  # bytes that an array may hold beside what it shows
+from meshbook.runtime.wire.slices import drags, trimmed
 
 
 def reduce_arrow(value: Any) -> Any:
     """How an array of Arrow's travels, as `__reduce__` would say it. Tables and batches are made of such arrays."""
     pyarrow = sys.modules["pyarrow"]
-    if not isinstance(value, pyarrow.Array) or not _drags(value, pyarrow):
+    if not isinstance(value, pyarrow.Array) or not drags(value, pyarrow):
         return NotImplemented
     return trimmed(value, pyarrow).__reduce__()
 
@@ -75,98 +74,3 @@ def _frame_of_ipc(data: Buffer) -> Any:
 
 def _series_of_frame(frame: Any) -> Any:
     return frame.to_series()
-
-
-# --- Arrow's arrays without what lies beside them ---
-
-
-def _drags(array: Any, pyarrow: Any) -> bool:
-    shown = _viewed_bytes(array) if _is_view(array.type, pyarrow) else array.nbytes
-    return bool(array.get_total_buffer_size() > shown + max(SLACK, shown // 8))
-
-
-def _viewed_bytes(array: Any) -> int:
-    """Of texts that are views, of which Arrow counts all that they might look at."""
-    import numpy  # weight: only who sends such texts needs it
-
-    # A view has 16 bytes: a length, and the text itself where that has at most 12, else where it lies.
-    lengths = numpy.frombuffer(array.buffers()[1] or b"", numpy.int32)[::4][array.offset : array.offset + len(array)]
-    return 16 * len(array) + int(lengths[lengths > 12].sum(dtype=numpy.int64))
-
-
-def _is_view(kind: Any, pyarrow: Any) -> bool:
-    return bool(pyarrow.types.is_string_view(kind) or pyarrow.types.is_binary_view(kind))
-
-
-def trimmed(array: Any, pyarrow: Any) -> Any:
-    """An equal array that holds no more than it shows; its numbers and texts stay where they lie.
-
-    Offsets and validity are made anew, since they would count from the parent's beginning. Types that are seldom seen
-    are copied.
-    """
-    types, kind = pyarrow.types, array.type
-    if isinstance(array, pyarrow.ExtensionArray):
-        return pyarrow.ExtensionArray.from_storage(kind, trimmed(array.storage, pyarrow))
-    if types.is_dictionary(kind):
-        indices, dictionary = trimmed(array.indices, pyarrow), _without_dragging(array.dictionary, pyarrow)
-        return pyarrow.DictionaryArray.from_arrays(indices, dictionary, ordered=kind.ordered, safe=False)
-    if _is_view(kind, pyarrow):
-        gathered = pyarrow.large_string() if types.is_string_view(kind) else pyarrow.large_binary()
-        return array.cast(gathered).cast(kind)
-    if len(array) and types.is_fixed_size_list(kind):
-        return _assembled(array, pyarrow, [], _fixed_values(array, pyarrow))
-    if len(array) and (types.is_list(kind) or types.is_large_list(kind)):
-        first, last, offsets = _own_offsets(array, 8 if types.is_large_list(kind) else 4, pyarrow)
-        return _assembled(array, pyarrow, [offsets], trimmed(array.values.slice(first, last - first), pyarrow))
-    if len(array) and _is_text(kind, types):
-        is_large = types.is_large_string(kind) or types.is_large_binary(kind)
-        first, last, offsets = _own_offsets(array, 8 if is_large else 4, pyarrow)
-        data = array.buffers()[2]
-        return _assembled(array, pyarrow, [offsets, None if data is None else data.slice(first, last - first)])
-    if len(array) and (width := _byte_width(kind)):
-        data = array.buffers()[1].slice(array.offset * width, len(array) * width)
-        return _assembled(array, pyarrow, [data])
-    return pyarrow.concat_arrays([array])
-
-
-def _without_dragging(array: Any, pyarrow: Any) -> Any:
-    return trimmed(array, pyarrow) if _drags(array, pyarrow) else array
-
-
-def _fixed_values(array: Any, pyarrow: Any) -> Any:
-    size = array.type.list_size
-    return trimmed(array.values.slice(array.offset * size, len(array) * size), pyarrow)
-
-
-def _is_text(kind: Any, types: Any) -> bool:
-    tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-    return any(test(kind) for test in tests)
-
-
-def _byte_width(kind: Any) -> int:
-    """Of what is one buffer of items of the same width; 0 for all other types, and for what is counted in bits."""
-    if kind.num_fields or kind.num_buffers != 2:
-        return 0
-    try:
-        bits = int(kind.bit_width)
-    except ValueError:
-        return 0
-    return bits // 8 if bits % 8 == 0 else 0
-
-
-def _own_offsets(array: Any, width: int, pyarrow: Any) -> tuple[int, int, Any]:
-    """Where its content begins and ends in its parent's, and its offsets as they count from there."""
-    import numpy  # weight: only who sends such a slice needs it
-
-    dtype = numpy.int64 if width == 8 else numpy.int32
-    ends = numpy.frombuffer(array.buffers()[1], dtype)[array.offset : array.offset + len(array) + 1]
-    return int(ends[0]), int(ends[-1]), pyarrow.py_buffer(ends - ends[0])
-
-
-def _assembled(array: Any, pyarrow: Any, buffers: list[Any], child: Any = None) -> Any:
-    """An array like this one, of these buffers, which begin where it does."""
-    count = array.null_count
-    # A bitmap may begin within a byte; a copy of it begins at one.
-    validity = pyarrow.concat_arrays([array.is_valid()]).buffers()[1] if count else None
-    children = None if child is None else [child]
-    return pyarrow.Array.from_buffers(array.type, len(array), [validity, *buffers], count, 0, children)
