@@ -293,6 +293,7 @@ class ThreadWorker:
             serve(self._node, self._birth)
         self._has_left = True
         self._node.release_actors()
+        self._node.station.close(patience=0)
         self.end(0 if ready else 1)
 
     def _prepare(self) -> bool:
@@ -325,6 +326,7 @@ class ThreadWorker:
         if PROCESS in self._node.actors() and not self._has_left:
             process = [Target(self._node.address, PROCESS)]
             self._node.call(process, "stop", ((SHUT_DOWN,), {}), NOWHERE, None)
+        self._node.station.close(patience=0)
         let_go(self._node)
         if self._thread.ident is not None:
             self._thread.join(SECONDS)
