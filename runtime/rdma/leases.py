@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import secrets
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from meshbook.runtime.actor.context import Instance
@@ -28,7 +28,10 @@ class Lent:
     lease: Lease
     word: Any
     handle: Handle | None = None  # once it is made
-    users: int = 0  # transfers of this very process that are at it
+    # Transfers of this very process that are at it. As with others each says so first, and then looks: a set, so that it
+    # is said, and taken back, in one step, which no Ctrl-C divides.
+    users: set[object] = field(default_factory=set)
+    is_over: bool = False  # it is lent no more
 
 
 class Leases:
@@ -36,7 +39,7 @@ class Leases:
 
     def __init__(self, folder: str = "") -> None:
         self._folder = folder
-        self._lock = threading.Lock()  # guards all of these, and the users of what is lent
+        self._lock = threading.Lock()  # guards all of these
         self._blocks: list[Any] = []  # the memory of the words
         self._free: list[Any] = []  # words that are not in use
         self._lent: dict[int, Lent] = {}
@@ -62,6 +65,7 @@ class Leases:
             lent = self._lent.pop(number, None)
             if lent is None:
                 return None
+            lent.is_over = True
             lent.word.value = 0
             self._free.append(lent.word)
             of_lender = self._by_lender[lent.lender]
@@ -71,21 +75,8 @@ class Leases:
             return lent
 
     def find(self, number: int) -> Lent | None:
-        """What is lent under this number. Who moves its bytes uses `take`."""
+        """What is lent under this number. Who moves its bytes is one of its `users`, and sees then if it `is_over`."""
         return self._lent.get(number)
-
-    def take(self, number: int) -> Lent | None:
-        """What is lent under this number, to move data from or to it: it is kept until `give`."""
-        with self._lock:
-            lent = self._lent.get(number)
-            if lent is not None:
-                lent.users += 1
-            return lent
-
-    def give(self, lent: Lent) -> None:
-        """What was taken is not in use any more."""
-        with self._lock:
-            lent.users -= 1
 
     def block_of(self, lease: Lease) -> tuple[int, int]:
         """Address and bytes of the memory in which its word lies, with others; it is never freed.

@@ -63,12 +63,16 @@ class InProgress:
 
 
 class Mark:
-    """One transfer's word on the page, while it is entered. A class, since a generator would cost twice as much."""
+    """One transfer's word on the page, while it is entered. A class, since a generator would cost twice as much.
+
+    A Ctrl-C may come in the very middle of entering or leaving it: who must not leave the mark behind calls `end`, too.
+    """
 
     __slots__ = ("_number", "_page", "_place", "_seconds")
 
     def __init__(self, page: _Page, number: int, seconds: float) -> None:
         self._page, self._number, self._seconds = page, number, seconds
+        self._place = 0  # none
 
     def __enter__(self) -> None:
         try:
@@ -78,8 +82,14 @@ class Mark:
         self._page.words[self._place] = self._number
 
     def __exit__(self, *raised: object) -> None:
-        self._page.words[self._place] = 0
-        self._page.places.put(self._place)
+        self.end()
+
+    def end(self) -> None:
+        """Take the mark away. Idempotent."""
+        if place := self._place:
+            self._page.words[place] = 0
+            self._place = 0
+            self._page.places.put(place)
 
 
 class _Page:
@@ -91,7 +101,8 @@ class _Page:
         self._path = folder / f"{node}.{secrets.token_hex(4)}"
         self.words = memoryview(_map(self._path)).cast("Q")
         mark = own_mark()
-        self.words[0], self.words[1] = mark.pid, mark.started
+        self.words[1] = mark.started  # first: the page of a process that began at another time would be removed
+        self.words[0] = mark.pid
         self.places: queue.SimpleQueue[int] = queue.SimpleQueue()
         for place in range(_HEAD, _HEAD + PLACES):
             self.places.put(place)

@@ -67,8 +67,12 @@ class RDMAService(Actor):
 
     def _use(self, port: Port[Any], number: int, offset: int, size: int, do: Callable[[Local], None]) -> bool:
         """Do something with a part of what is lent, which is kept meanwhile; whether it is lent."""
-        leases = self._lender.leases
-        if (lent := leases.take(number)) is None:
+        if (lent := self._lender.leases.find(number)) is None:
+            return False
+        user = object()
+        lent.users.add(user)
+        if lent.is_over:
+            lent.users.discard(user)
             return False
 
         def use() -> None:
@@ -77,7 +81,7 @@ class RDMAService(Actor):
             except Exception as error:
                 port.exception(error)
             finally:
-                leases.give(lent)
+                lent.users.discard(user)
 
         if lent.local.device == CPU:
             use()

@@ -45,13 +45,16 @@ class ProcessMemory:
         self._move(job, is_write=True)
 
     def _move(self, job: Job, *, is_write: bool) -> None:
-        size = job.local.size
-        with self._mark(job):
-            for start in range(0, size, PIECE):
-                job.deadline.check(partial(_tell, job, start, is_write=is_write))
-                piece = min(PIECE, size - start)
-                _move_piece(job.handle, job.local.address + start, job.address + start, piece, is_write=is_write)
-                job.moved(piece)
+        size, mark = job.local.size, self._mark(job)
+        try:
+            with mark:
+                for start in range(0, size, PIECE):
+                    job.deadline.check(partial(_tell, job, start, is_write=is_write))
+                    piece = min(PIECE, size - start)
+                    _move_piece(job.handle, job.local.address + start, job.address + start, piece, is_write=is_write)
+                    job.moved(piece)
+        finally:
+            mark.end()  # done already, unless a Ctrl-C came in between: the owner would keep its memory for ever
 
     def _mark(self, job: Job) -> Mark:
         lease = job.handle.lease

@@ -36,14 +36,18 @@ class SameProcess:
         self._move(job, is_write=True)
 
     def _move(self, job: Job, *, is_write: bool) -> None:
-        lent = self._leases.take(job.handle.lease.number)
+        lent = self._leases.find(job.handle.lease.number)
         if lent is None:
             raise dropped(job.handle)
+        user = object()
         try:
+            lent.users.add(user)
+            if lent.is_over:
+                raise dropped(job.handle)
             theirs = lent.local.part(job.offset, job.local.size)
             _copy(job, *((theirs, job.local) if is_write else (job.local, theirs)))
         finally:
-            self._leases.give(lent)
+            lent.users.discard(user)
 
     def offer(self, local: Local, lease: Lease) -> bytes | None:
         return None
