@@ -17,6 +17,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from meshbook.runtime.errors import TransferError
+
 Course: TypeAlias = Generator[bool, None, None]
 SPIN = 200e-6  # seconds for which it looks without a pause: what is shorter is not worth one
 LONGEST_PAUSE = 0.01
@@ -47,7 +49,7 @@ class Turns:
         """Let it take turns with the others. `outcome` fails with what it raises, unless it is settled by then."""
         with self._lock:
             if self._is_closed:
-                settle(outcome, RuntimeError("this process is about to leave"))
+                settle(outcome, _leaving())
                 return
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -64,7 +66,7 @@ class Turns:
                 under_way.append(Under(*given, time.monotonic()))
             under_way = [each for each in under_way if _goes_on(each)]
         for each in under_way:
-            settle(each.outcome, RuntimeError("this process is about to leave"))
+            settle(each.outcome, _leaving())
 
     def _next(self, pause: float | None) -> tuple[Course, Future[Any]] | None:
         if pause == 0:
@@ -111,3 +113,7 @@ def settle(outcome: Future[Any], error: BaseException | None) -> None:
         outcome.set_result(None)
     else:
         outcome.set_exception(error)
+
+
+def _leaving() -> TransferError:
+    return TransferError("this process is about to leave, and moves no data any more")

@@ -10,13 +10,13 @@ import sys
 import threading
 from concurrent.futures import Future
 
-from meshbook.runtime.errors import TransferTimeout
+from meshbook.runtime.errors import TransferError, TransferTimeout
 from meshbook.runtime.memory.local import CPU, Local
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.backend import why_no_ibverbs
 from meshbook.runtime.rdma.handle import Handle, Lease
 from meshbook.runtime.rdma.leases import Leases
-from meshbook.runtime.rdma.nixl.agent import Agent, Failed, Stretch, has_nic, is_installed
+from meshbook.runtime.rdma.nixl.agent import Agent, Failed, Stretch, is_guarded, is_installed
 from meshbook.runtime.rdma.nixl.moving import Mover, what
 from meshbook.runtime.rdma.nixl.peers import Offer, unpack
 from meshbook.runtime.rdma.nixl.registered import Registered
@@ -83,7 +83,7 @@ class Nixl:
         try:
             self._turns.start(self._offering(Stretch.of(local), lease, offer), offer)
             packed = offer.result(REGISTERING).pack()
-        except (Failed, TimeoutError) as error:
+        except (Failed, TransferError, TimeoutError) as error:
             why = str(error) or f"it was not done after {REGISTERING:g} s"
             return Offer(why=f"NIXL could not register the memory of its owner: {why}").pack()
         with self._lock:
@@ -103,7 +103,7 @@ class Nixl:
             local = self._lent.pop(handle.lease.number, None)
         if local is not None:
             self._turns.start(self._withdrawing(local), Future())
-            if not has_nic():
+            if not is_guarded():
                 self._node.later(KEPT, lambda: local)
 
     def _withdrawing(self, local: Local) -> Course:
@@ -146,7 +146,7 @@ class Nixl:
                 agent = Agent(f"{self._node.run}/{self._node.address.node}/{self._node.life}")
             except Failed as error:
                 with self._lock:
-                    self._why_not = f"NIXL could not be started here: {error}"
+                    self._why_not = f"NIXL could not be started here ({error}): UCX_LOG_LEVEL=info tells more"
                 raise
             self._mover = Mover(agent, Registered(agent), {}, self._has_ended)
         return self._mover

@@ -48,6 +48,20 @@ class Owner(Actor):
         return RDMABuffer(self.data[start:])
 
     @endpoint
+    def lend_on_gpu(self, size: int) -> RDMABuffer:
+        import torch
+
+        self.tensor = torch.from_numpy(pattern(size)).cuda()
+        return RDMABuffer(self.tensor)
+
+    @endpoint
+    def gpu_has(self, more: int) -> bool:
+        import torch
+
+        torch.cuda.synchronize()
+        return bool((self.tensor.cpu().numpy() == pattern(len(self.tensor)) + more).all())
+
+    @endpoint
     def has(self, seed: int) -> bool:
         return bool((self.data == pattern(len(self.data), seed)).all())
 
@@ -77,6 +91,17 @@ class Peer(Actor):
         buffer.write_from(pattern(buffer.size(), seed)).get(PATIENCE)
 
     @endpoint
+    def copy_on_gpu(self, buffer: RDMABuffer) -> bool:
+        """Read it to a GPU, and write it back with one added to each number."""
+        import torch
+
+        here = torch.zeros(buffer.size(), dtype=torch.uint8, device="cuda")
+        buffer.read_into(here).get(PATIENCE)
+        is_right = bool((here.cpu().numpy() == pattern(buffer.size())).all())
+        buffer.write_from(here + 1).get(PATIENCE)
+        return is_right
+
+    @endpoint
     def explain(self, buffer: RDMABuffer) -> str:
         return buffer.explain()
 
@@ -99,7 +124,7 @@ def extra() -> Path | None:
 def install_into(folder: Path) -> None:
     """Without what it depends on, which is here: torch would bring gigabytes of CUDA."""
     half = folder.with_name(f"{folder.name}.{os.getpid()}")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:"]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:", "--retries=1"]
     try:
         subprocess.run([*pip, "--target", half, WHEEL], check=True, capture_output=True, text=True, timeout=90)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
@@ -111,13 +136,21 @@ def install_into(folder: Path) -> None:
         shutil.rmtree(half)
 
 
-@pytest.fixture(scope="module", params=["tcp", pytest.param("rc", marks=pytest.mark.rdma)])
+OVER_TCP = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"}
+OVER_NICS: dict[str, str] = {}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(OVER_TCP, id="tcp"), pytest.param(OVER_NICS, id="verbs", marks=pytest.mark.rdma)],
+)
 def shared(request: pytest.FixtureRequest, extra: Path | None) -> Iterator[tuple[Session, tuple[Any, Any]]]:
     """A session whose workers know no other way, over TCP or over what a NIC has, and two of them."""
-    if request.param == "rc" and not has_nic():
+    if request.param is OVER_NICS and not has_nic():
         pytest.skip("there is no RDMA NIC here")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UCX_TLS", request.param)
+        for name, value in request.param.items():
+            patch.setenv(name, value)
         if extra is not None:
             patch.syspath_prepend(extra)
         session = Session(Settings(runtime_dir=os.environ["MESHBOOK_RUNTIME_DIR"], preload="numpy", rdma_ways="nixl"))
@@ -205,6 +238,19 @@ def test_it_goes_on_while_the_owner_holds_the_interpreter(pair: tuple[Any, Any],
     assert ask(owner.has.call_one(1))
 
 
+@pytest.mark.gpu
+@pytest.mark.rdma
+def test_memory_of_gpus_is_read_and_written(pair: tuple[Any, Any]) -> None:
+    if not has_nic() or not pytest.importorskip("torch").cuda.is_available():
+        pytest.skip("there is no RDMA NIC, or no GPU, here")
+    owner, peer = pair
+    for size in (8, 5 << 20):
+        buffer = ask(owner.lend_on_gpu.call_one(size))
+        assert ask(peer.read.call_one(buffer))
+        assert ask(peer.copy_on_gpu.call_one(buffer))
+        assert ask(owner.gpu_has.call_one(1))
+
+
 def test_an_owner_that_stands_still_or_ends_is_told_in_time(session: Session) -> None:
     """Over TCP its own progress thread serves it, which is stopped as well."""
     whole = session.host.spawn_procs({"procs": 2})
@@ -213,7 +259,7 @@ def test_an_owner_that_stands_still_or_ends_is_told_in_time(session: Session) ->
     assert ask(peer.read.call_one(buffer))
     pid = ask(owner.pid.call_one())
     os.kill(pid, signal.SIGSTOP)
-    if os.environ["UCX_TLS"] == "tcp":
+    if "UCX_TLS" in os.environ:
         with pytest.raises(Exception, match="was not done after"):
             ask(peer.read.call_one(buffer, timeout=0.3))
     os.kill(pid, signal.SIGCONT)

@@ -318,6 +318,6 @@ def test_courses_take_turns_and_their_ends_are_told() -> None:
     turns.start(endless(), stuck)
     turns.close()
     turns.close()
-    assert isinstance(stuck.exception(10), RuntimeError)
+    assert isinstance(stuck.exception(10), TransferError)
     turns.start(endless(), late)
-    assert isinstance(late.exception(10), RuntimeError)
+    assert isinstance(late.exception(10), TransferError)
