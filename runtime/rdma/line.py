@@ -35,6 +35,7 @@ class Line:
     def __init__(self, connection: socket.socket, look: float = 0.5) -> None:
         self._socket = connection
         self._look = look
+        self.what: Callable[[], str] = lambda: "talking to a memory server"  # for errors
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -74,7 +75,7 @@ class Line:
     @contextlib.contextmanager
     def _within(self, deadline: Deadline, limit: int) -> Iterator[None]:
         """For one call of the system. One that comes to nothing in its time is no error: the next look is."""
-        deadline.check(lambda: "it")
+        deadline.check(self.what)
         left = min(deadline.left, self._look)
         seconds = int(left)
         time = _TIME.pack(seconds, max(1000, int((left - seconds) * 1e6)))  # none at all would be no limit

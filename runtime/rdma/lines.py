@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from meshbook.runtime.errors import ActorError, ExitReport, OwnerGone, RefusedMessage, SupervisionError, TransferTimeout
 from meshbook.runtime.geometry import Extent
@@ -76,17 +76,21 @@ class LinesToAgent:
         self.trouble = ""
 
     @contextlib.contextmanager
-    def line(self, deadline: Deadline) -> Iterator[Line]:
+    def line(self, deadline: Deadline, what: Callable[[], str]) -> Iterator[Line]:
         """A connection for one request. Where that is broken off by an error, the connection is closed.
+
+        `what` says what it is for, and how far that is.
 
         Unsuitable where there is no way to the agent; OwnerGone where that has ended; TransferTimeout.
         """
         line = self._take(deadline)
+        line.what, before = what, line.what
         try:
             yield line
         except BaseException:
             self._forget(line)
             raise
+        line.what = before  # it would keep the memory that was moved
         self._give(line)
 
     def _take(self, deadline: Deadline) -> Line:

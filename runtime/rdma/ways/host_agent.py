@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 
-from meshbook.runtime.errors import TransferError, TransferTimeout
+from meshbook.runtime.errors import TransferError
 from meshbook.runtime.memory.local import CPU, Local
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma import protocol
 from meshbook.runtime.rdma.handle import Handle, Lease
 from meshbook.runtime.rdma.line import Line
 from meshbook.runtime.rdma.lines import Lines, LinesToAgent
+from meshbook.runtime.rdma.server import MOST_SECONDS
 from meshbook.runtime.rdma.ways import Job
 
 TRIES = 3  # of a read whose connection breaks: it goes on where it was
@@ -36,65 +35,29 @@ class HostAgent:
         return self._lines.trouble(handle.agent)
 
     def read(self, job: Job) -> None:
-        lines, done, last = self._to(job), 0, ""
-
-        def moved(count: int) -> None:
-            nonlocal done
-            done += count
-            job.moved(count)
-
+        transfer = self._begin(job, "reading", "from")
+        last = ""
         for _ in range(TRIES):
             try:
-                return self._read(lines, job, done, moved)
+                return transfer.read_rest()
             except ConnectionError as error:
                 last = str(error)
-                lines.check_living()
-            except TransferTimeout as error:
-                raise _late(job, done, error) from error
+                transfer.lines.check_living()
         raise TransferError(f"the connection to the host agent of {job.handle.actor} broke {TRIES} times: {last}")
-
-    def _read(self, lines: LinesToAgent, job: Job, done: int, moved: Callable[[int], object]) -> None:
-        with lines.line(job.deadline) as line:
-            line.send(_ask(job, done, is_write=False), job.deadline)
-            trouble = _receive_answer(line, job)
-            if trouble is None:
-                line.receive_into(job.local.view()[done:], job.deadline, moved)
-        if trouble is not None:
-            raise trouble
 
     def write(self, job: Job) -> None:
         """Not tried again: what was sent first might come to the owner last."""
-        lines, done = self._to(job), 0
-
-        def moved(count: int) -> None:
-            nonlocal done
-            done += count
-            job.moved(count)
-
+        transfer = self._begin(job, "writing", "to")
         try:
-            with lines.line(job.deadline) as line:
-                self._write(line, job, moved)
+            transfer.write()
         except ConnectionError as error:
-            lines.check_living()
-            raise TransferError(
-                f"the connection to the host agent of {job.handle.actor} broke during a write: {error}"
-            ) from error
-        except TransferTimeout as error:
-            raise _late(job, done, error) from error
+            transfer.lines.check_living()
+            where = f"to the host agent of {job.handle.actor}"
+            raise TransferError(f"the connection {where} broke during a write: {error}") from error
 
-    def _write(self, line: Line, job: Job, moved: Callable[[int], object]) -> None:
-        line.send(_ask(job, 0, is_write=True), job.deadline)
-        view = job.local.view()
-        for start in range(0, len(view), WRITE_PIECE):
-            if line.has_something():  # an answer before the end is no good one: the rest need not travel
-                break
-            line.send(view[start : start + WRITE_PIECE], job.deadline, moved)
-        if (trouble := _receive_answer(line, job)) is not None:
-            raise trouble
-
-    def _to(self, job: Job) -> LinesToAgent:
+    def _begin(self, job: Job, verb: str, preposition: str) -> _Transfer:
         assert job.handle.agent is not None
-        return self._lines.to(job.handle.agent)
+        return _Transfer(self._lines.to(job.handle.agent), job, f"{verb} {{}} {preposition}")
 
     def offer(self, local: Local, lease: Lease) -> bytes | None:
         return None
@@ -106,19 +69,56 @@ class HostAgent:
         self._lines.close()
 
 
-def _ask(job: Job, done: int, *, is_write: bool) -> bytes:
-    handle = msgspec.structs.replace(job.handle, offers={})
-    request = protocol.Request(handle, job.offset + done, job.local.size - done, is_write, job.deadline.left)
-    return protocol.pack_request(request)
+class _Transfer:
+    """One job, and how far it is."""
 
+    def __init__(self, lines: LinesToAgent, job: Job, verb: str) -> None:
+        self.lines = lines
+        self._job = job
+        self._verb = verb
+        self._done = 0  # bytes
 
-def _receive_answer(line: Line, job: Job) -> Exception | None:
-    """Why it was refused; None where all is well."""
-    status, length = protocol.unpack_head(line.receive(protocol.HEAD_BYTES, job.deadline))
-    return protocol.make_error(status, line.receive(length, job.deadline)) if status != protocol.OK else None
+    def read_rest(self) -> None:
+        """What has come before a connection broke is not asked for again."""
+        job = self._job
+        with self.lines.line(job.deadline, self._tell) as line:
+            line.send(self._ask(is_write=False), job.deadline)
+            trouble = self._receive_answer(line)
+            if trouble is None:
+                line.receive_into(job.local.view()[self._done :], job.deadline, self._moved)
+        if trouble is not None:  # the connection is as good as before
+            raise trouble
 
+    def write(self) -> None:
+        job = self._job
+        with self.lines.line(job.deadline, self._tell) as line:
+            line.send(self._ask(is_write=True), job.deadline)
+            view = job.local.view()
+            for start in range(0, len(view), WRITE_PIECE):
+                if line.has_something():  # an answer before the end is no good one: the rest need not travel
+                    break
+                line.send(view[start : start + WRITE_PIECE], job.deadline, self._moved)
+            if (trouble := self._receive_answer(line)) is not None:
+                raise trouble
 
-def _late(job: Job, done: int, error: TransferTimeout) -> TransferTimeout:
-    size, seconds = job.local.size, job.deadline.seconds
-    by = f"the host agent of {job.handle.actor}"
-    return TransferTimeout(f"{done:,} of {size:,} bytes were moved by {by} in {seconds:g} s: {error}")
+    def _ask(self, *, is_write: bool) -> bytes:
+        job, done = self._job, self._done
+        handle = msgspec.structs.replace(job.handle, offers={})
+        seconds = min(job.deadline.left, MOST_SECONDS)
+        return protocol.pack_request(
+            protocol.Request(handle, job.offset + done, job.local.size - done, is_write, seconds)
+        )
+
+    def _receive_answer(self, line: Line) -> Exception | None:
+        """Why it was refused; None where all is well."""
+        deadline = self._job.deadline
+        status, length = protocol.unpack_head(line.receive(protocol.HEAD_BYTES, deadline))
+        return None if status == protocol.OK else protocol.make_error(status, line.receive(length, deadline))
+
+    def _moved(self, count: int) -> None:
+        self._done += count
+        self._job.moved(count)
+
+    def _tell(self) -> str:
+        what = self._verb.format(f"{self._job.local.size:,} bytes")
+        return f"{what} {self._job.handle.actor} by its host agent ({self._done:,} are done)"

@@ -87,13 +87,14 @@ class Message:
 
     def _await(self, job: Job, future: Future[Any], done: int) -> Any:
         handle = job.handle
-        what = f"{job.local.size:,} bytes by messages from or to {handle.actor} ({done:,} are done)"
+        what = f"{job.local.size:,} bytes by messages from or to {handle.actor}"
         try:
-            while not future.done():
-                job.deadline.check(lambda: f"moving {what}; does C code hold its GIL, or was it stopped? It")
+            while True:
+                job.deadline.check(lambda: f"moving {what}, whose process has to take part ({done:,} are done),")
+                if future.done():
+                    return future.get()
                 with contextlib.suppress(TimeoutError):
                     future.wait_here(min(LOOK_SECONDS, job.deadline.left))
-            return future.get()
         except SupervisionError as error:
             raise OwnerGone(f"{handle.actor} ({handle.owner.node}) does not answer any more: {error}") from error
 

@@ -256,7 +256,7 @@ def test_a_server_that_is_slower_than_the_deadline(memory: Memory, way: HostAgen
     memory.before = lambda number: None if number < 3 else _wait(held)
     for move in (way.read, way.write):
         memory.pieces = 0
-        with pytest.raises(TransferTimeout, match="by the host agent"):
+        with pytest.raises(TransferTimeout, match="by its host agent"):
             move(job(memory, np.zeros(SIZE, np.uint8), seconds=0.1))
     held.set()
 
