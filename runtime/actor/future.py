@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 import sys
 import threading
@@ -140,9 +141,14 @@ class Future(Generic[T]):
         """Call back once, from the thread that settles the future, or at once if it is settled."""
         if self._postpone(callback):
             if self._helper is not None:
-                self._helper.attend(self.done)
+                self._helper.attend(self._is_settled)
         else:
             callback()
+
+    @property
+    def _is_settled(self) -> Callable[[], bool]:
+        """What asks that and, kept by who receives for longer than the future is wanted, keeps no value alive."""
+        return functools.partial(_is_free, self._latch)
 
     def _postpone(self, callback: Callable[[], None]) -> bool:
         """Whether the answer is still to come, and the callback with it."""
@@ -214,7 +220,7 @@ class Future(Generic[T]):
             if timeout is None:
                 self._helper.lead(self.done)
             else:
-                self._helper.attend(self.done)
+                self._helper.attend(self._is_settled)
         if not self._latch.acquire(timeout=-1 if timeout is None else timeout):
             raise TimeoutError
         self._latch.release()
@@ -315,3 +321,7 @@ def _is_in_a_cell() -> bool:
     kernels = sys.modules.get("ipykernel.kernelapp")
     on_main = threading.current_thread() is threading.main_thread()
     return on_main and kernels is not None and kernels.IPKernelApp.initialized()
+
+
+def _is_free(latch: threading.Lock) -> bool:
+    return not latch.locked()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -309,3 +311,13 @@ def test_who_receives_may_close(session: Any, gate: Any) -> None:
         held.get()
     session.controller.close()
     gate.open()
+
+
+def test_who_receives_keeps_no_value_that_was_waited_for(session: Any) -> None:
+    """It may be gigabytes, or lie in memory that another process waits to use again."""
+    [node] = session.workers(1)
+    there = session.spawn_probe(node).run.call_one(frozenset, "abc").get(PATIENCE)
+    held = weakref.ref(there)
+    del there
+    gc.collect()
+    assert held() is None
