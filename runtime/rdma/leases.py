@@ -28,8 +28,8 @@ class Lent:
     lease: Lease
     word: Any
     handle: Handle | None = None  # once it is made
-    # Transfers of this very process that are at it. As with others each says so first, and then looks: a set, so that it
-    # is said, and taken back, in one step, which no Ctrl-C divides.
+    # Transfers of this very process that are at it. As with others each says so first, and then looks. A set, so that
+    # it is said, and taken back, in one step, which no Ctrl-C divides.
     users: set[object] = field(default_factory=set)
     is_over: bool = False  # it is lent no more
 

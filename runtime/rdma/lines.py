@@ -72,6 +72,7 @@ class LinesToAgent:
         self._used: set[Line] = set()
         self._count = 0  # of both, and of those that are being made
         self._door: Door | None = None
+        self._is_due = False  # idle ones are looked for later
         self._closed = False
         self.trouble = ""
 
@@ -129,10 +130,15 @@ class LinesToAgent:
         with self._changed:
             self._used.discard(line)
             self._free.append((line, time.monotonic()))
-            is_first = len(self._free) == 1
             self._changed.notify()
-        if is_first:
-            self._node.later(IDLE_SECONDS, self._close_idle)
+        self._look_later()
+
+    def _look_later(self) -> None:
+        with self._changed:
+            if self._is_due or not self._free:
+                return
+            self._is_due = True
+        self._node.later(IDLE_SECONDS, self._close_idle)
 
     def _forget(self, line: Line) -> None:
         with self._changed:
@@ -144,14 +150,13 @@ class LinesToAgent:
     def _close_idle(self) -> None:
         now = time.monotonic()
         with self._changed:
+            self._is_due = False
             idle = [line for line, since in self._free if self._closed or now - since >= IDLE_SECONDS]
             self._free = [(line, since) for line, since in self._free if line not in idle]
             self._count -= len(idle)
-            is_over = not self._free
         for line in idle:
             line.close()
-        if not is_over:
-            self._node.later(IDLE_SECONDS, self._close_idle)
+        self._look_later()
 
     def close(self) -> None:
         """Let whoever is at one of them hear that it has broken, and make no more."""
