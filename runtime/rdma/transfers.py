@@ -49,16 +49,22 @@ class Transfers:
             self.move(job, is_write=is_write, checksum=checksum)
 
         try:
-            if self.is_short(job.handle, job.local):
-                self.move(job, is_write=is_write, checksum=checksum)
-                return Future.completed(None)
+            while self._is_short(job.local, way := self._choose(job)):
+                if self._try(way, job, is_write=is_write, checksum=checksum):
+                    return Future.completed(None)
         except Exception as error:
             return Future.failed(error)
         return self.run(move, job.deadline, lambda: _tell(job, is_write=is_write))
 
     def is_short(self, handle: Handle, local: Local) -> bool:
         """Whether it is done by whoever asks for it. TransferError where no way leads there."""
-        return local.size <= AT_ONCE and self._chooser.choose(handle, local.device).is_immediate
+        return self._is_short(local, self._chooser.choose(handle, local.device))
+
+    def _is_short(self, local: Local, way: Way) -> bool:
+        return local.size <= AT_ONCE and way.is_immediate
+
+    def _choose(self, job: Job) -> Way:
+        return self._chooser.choose(job.handle, job.local.device)
 
     def run(self, work: Callable[[], T], deadline: Deadline, what: Callable[[], str]) -> Future[T]:
         """Do something on a thread; the future fails when its time has passed, whether or not that ever returns.
@@ -89,18 +95,22 @@ class Transfers:
         """Move the bytes now; which way they went."""
         if not is_write and job.local.device == CPU:
             want_large(job.local.address, job.local.size)
-        while True:
-            way = self._chooser.choose(job.handle, job.local.device)
-            start = now()
-            try:
-                (way.write if is_write else way.read)(job)
-            except Unsuitable as why:
-                self._chooser.note(way, job.handle, str(why))
-                continue
-            self._note(job, way, start, is_write=is_write)
-            if checksum and job.local.size:
-                compare(job, way)
-            return way
+        while not self._try(way := self._choose(job), job, is_write=is_write, checksum=checksum):
+            pass  # another one
+        return way
+
+    def _try(self, way: Way, job: Job, *, is_write: bool, checksum: bool) -> bool:
+        """Whether this way led there."""
+        start = now()
+        try:
+            (way.write if is_write else way.read)(job)
+        except Unsuitable as why:
+            self._chooser.note(way, job.handle, str(why))
+            return False
+        self._note(job, way, start, is_write=is_write)
+        if checksum and job.local.size:
+            compare(job, way)
+        return True
 
     def _note(self, job: Job, way: Way, start: int, *, is_write: bool) -> None:
         end = now()
