@@ -176,7 +176,9 @@ class Station:
         if (handle.owner, handle.life) == (self._node.address, self._node.life):
             return "this very process"
         if handle.agent == self._agent:
-            return "another process of this host"
+            return (
+                "a process of this host that has ended" if handle.process.has_ended else "another process of this host"
+            )
         is_here = handle.process.system == self._process.system
         return "a process of another host of this run, on the same machine" if is_here else "a process of another host"
 

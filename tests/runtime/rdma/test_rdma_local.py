@@ -10,9 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
+from meshbook.runtime.memory import pages
 from meshbook.runtime.memory.local import local_memory
 
 
@@ -124,3 +126,17 @@ def test_memory_in_a_ring_of_objects_is_collected(make: Callable[[], Any]) -> No
         ring += [ring[0].view(), ring]
     del ring
     gc.collect()
+
+
+@pytest.mark.skipif(not pages.are_available(), reason="this system has no large pages for who asks")
+def test_large_pages_change_no_byte_and_fill_nothing_that_was_never_touched() -> None:
+    memory = np.frombuffer(mmap.mmap(-1, 8 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    memory[: 5 << 20] = 7
+    before = psutil.Process().memory_info().rss
+    asked: list[bool] = []
+    pages.make_large(memory.ctypes.data, memory.nbytes, lambda: not asked.append(True))  # type: ignore[func-returns-value]
+    assert len(asked) >= 3
+    assert psutil.Process().memory_info().rss - before < 2 << 20
+    assert (memory[: 5 << 20] == 7).all()
+    assert not memory[5 << 20 :].any()
+    pages.want_large(memory.ctypes.data, memory.nbytes)
