@@ -20,7 +20,7 @@ from meshbook.runtime.rdma.ways import Deadline, Job, Unsuitable
 from meshbook.runtime.rdma.ways.process_memory import dropped, gone
 
 PIECE = 64 << 20  # bytes of one request, and between two looks at the lease
-FIRST_ANSWER = 5.0  # seconds that a peer has for its first one: where nothing leads there NIXL waits for ever
+FIRST_ANSWER = 10.0  # seconds that a peer has for its first one: where nothing leads there NIXL waits for ever
 ATTEMPTS = 3
 NEWS = 2.0  # seconds that the news of an owner's end may take, after the connection to it has ended
 LOOK = 0.05  # seconds between two looks at whether an owner has ended
@@ -38,17 +38,16 @@ class Mover:
     def move(self, job: Job, offer: Offer, outcome: Future[None], *, is_write: bool) -> Course:
         """Several attempts: the connection may have been broken by what others moved, or by what had been offered."""
         peer, why = self.peers.setdefault(offer.agent, Peer()), ""
+        transfer = _Transfer(self, job, offer, peer, outcome, is_write)
         for _ in range(ATTEMPTS):
             if self.has_ended(job.handle):
                 raise gone(job.handle)
             try:
-                return (yield from _Transfer(self, job, offer, peer, outcome, is_write).run())
+                return (yield from transfer.run())
             except Failed as error:
                 peer.is_broken, why = True, str(error)
         yield from self._wait_for_news(job)
-        if not peer.has_answered:
-            raise Unsuitable(f"NIXL does not get there: {why}")
-        raise TransferError(f"{what(job)} was broken off: {why}")
+        raise Unsuitable(f"NIXL does not get there{' any more' if peer.has_answered else ''}: {why}")
 
     def _wait_for_news(self, job: Job) -> Course:
         patience = Deadline(min(NEWS, job.deadline.left))
@@ -58,9 +57,9 @@ class Mover:
             yield False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Transfer:
-    """One attempt."""
+    """Each `run` is an attempt, which goes on where the one before broke off."""
 
     mover: Mover
     job: Job
@@ -68,6 +67,7 @@ class _Transfer:
     peer: Peer
     outcome: Future[None]  # settled early where it is known that nothing will come of it
     is_write: bool
+    done: int = 0  # bytes
 
     def run(self) -> Course:
         yield from self._meet()
@@ -75,10 +75,11 @@ class _Transfer:
         with self.mover.registered.place() as place, self.mover.registered.reachable(local) as is_direct:
             yield from self._check_lease(place)
             most = PIECE if is_direct else STAGED
-            for start in range(0, local.size, most):
-                size = min(most, local.size - start)
-                here = Stretch.of(local.part(start, size)) if is_direct else place.for_data(size)
-                yield from self._move_piece(start, here, place, is_staged=not is_direct)
+            while self.done < local.size:
+                size = min(most, local.size - self.done)
+                here = Stretch.of(local.part(self.done, size)) if is_direct else place.for_data(size)
+                yield from self._move_piece(here, place, is_staged=not is_direct)
+                self.done += size
                 self.job.moved(size)
 
     def _meet(self) -> Course:
@@ -107,11 +108,11 @@ class _Transfer:
         if place.word != lease.number:
             raise dropped(self.job.handle)
 
-    def _move_piece(self, start: int, here: Stretch, place: Place, *, is_staged: bool) -> Course:
-        ours = self.job.local.address + start
+    def _move_piece(self, here: Stretch, place: Place, *, is_staged: bool) -> Course:
+        ours = self.job.local.address + self.done
         if is_staged and self.is_write:
             ctypes.memmove(here.address, ours, here.size)
-        there = Stretch(self.job.address + start, here.size, self.offer.gpu)
+        there = Stretch(self.job.address + self.done, here.size, self.offer.gpu)
         yield from self._request(here, there, is_write=self.is_write)
         yield from self._check_lease(place)
         if is_staged and not self.is_write:

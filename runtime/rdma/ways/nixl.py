@@ -57,7 +57,7 @@ class Nixl:
         if local is not None and not _is_reached(local):
             return f"NIXL does not reach memory of {local}"
         if (packed := handle.offers.get(self.name)) is None:
-            return "its owner offers nothing for it: no RDMA NIC there, or no NIXL (pip install 'meshbook[rdma]')"
+            return "its owner does not offer it: it is no worker, or has no RDMA NIC or no NIXL (meshbook[rdma])"
         return unpack(packed).why
 
     def why_not(self) -> str:
@@ -85,7 +85,7 @@ class Nixl:
             packed = offer.result(REGISTERING).pack()
         except (Failed, TransferError, TimeoutError) as error:
             why = str(error) or f"it was not done after {REGISTERING:g} s"
-            return Offer(why=f"NIXL could not register the memory of its owner: {why}").pack()
+            return Offer(why=f"NIXL cannot be used where its owner is: {why}").pack()
         with self._lock:
             self._lent[lease.number] = local
         return packed
@@ -145,9 +145,10 @@ class Nixl:
             try:
                 agent = Agent(f"{self._node.run}/{self._node.address.node}/{self._node.life}")
             except Failed as error:
+                why = f"NIXL could not be started here ({error}; UCX_LOG_LEVEL=info tells more)"
                 with self._lock:
-                    self._why_not = f"NIXL could not be started here ({error}): UCX_LOG_LEVEL=info tells more"
-                raise
+                    self._why_not = why
+                raise Failed(why) from error
             self._mover = Mover(agent, Registered(agent), {}, self._has_ended)
         return self._mover
 
