@@ -10,6 +10,7 @@
     │       └── ProcessDied   a worker process ended; says signal or exit code and its last words
     ├── WireError             a message did not travel
     │   ├── PickleError       an argument or result cannot be pickled or unpickled; names it
+    │   │   └── MessageLost   its bytes lay with the process that sent it, which has ended; a SupervisionError, too
     │   ├── MessageTooLarge   over the limit of `Settings.max_message_bytes`; a SupervisionError, too
     │   ├── QueueFull         an actor sends to itself, and its queue has no room
     │   └── RefusedMessage    bytes that no peer of this run and version wrote; counted, never raised at a user
@@ -177,6 +178,13 @@ class WireError(MeshbookError):
 
 class PickleError(WireError):
     """An argument or a result cannot be pickled or unpickled; the text names it."""
+
+
+class MessageLost(PickleError, SupervisionError):
+    """An argument or a result lay in memory of the process that sent it, which has ended: heal, and ask again.
+
+    Whoever copes with processes that die catches it with their SupervisionError.
+    """
 
 
 class MessageTooLarge(WireError, SupervisionError):

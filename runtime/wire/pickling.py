@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import cloudpickle
 
-from meshbook.runtime.errors import PickleError
+from meshbook.runtime.errors import MessageLost, PickleError
 from meshbook.runtime.wire.arrays import reduce_array
 from meshbook.runtime.wire.frames import Body, Buffer, Lost
 from meshbook.runtime.wire.tables import reduce_arrow, reduce_frame, reduce_series, refuse_relation
@@ -78,7 +78,7 @@ def loads(body: Body, what: What) -> Any:
         return pickle.loads(body[0], buffers=body[1:])
     except Exception as error:
         if body and isinstance(body[0], Lost):
-            raise PickleError(f"{_say(what)} could not be reached: {body[0].why}") from None
+            raise MessageLost(f"{_say(what)} could not be reached: {body[0].why}") from None
         raise PickleError(f"{_say(what)} cannot be unpickled: {type(error).__name__}: {error}") from error
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from meshbook.runtime.errors import PickleError
+from meshbook.runtime.errors import MessageLost, SupervisionError
 from meshbook.runtime.node.credits import size_of
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport.home import Home
@@ -83,5 +83,6 @@ def test_what_cannot_be_reached_is_an_error_of_whoever_loads_it(session):
     reference = msgspec.structs.replace(packed.reference, owner=ended)
     body = node.bulk.open(Elsewhere(packed.lengths, reference))
     assert size_of(body) == size_of(BODY)
-    with pytest.raises(PickleError, match=f"a value could not be reached: process {child} of this host, which sent it"):
+    with pytest.raises(MessageLost, match=f"a value could not be reached: process {child} of this host, which sent it"):
         pickling.loads(body, "a value")
+    assert issubclass(MessageLost, SupervisionError)  # who heals and asks again needs to know of no other error
