@@ -84,7 +84,8 @@ class Fallback:
 
     def __init__(self, own_system: Callable[[], str]) -> None:
         self._own_system = own_system
-        self._first = threading.Lock()  # taken once, by whoever is first to warn
+        self._first = threading.Lock()  # taken once, by whoever is first to warn; as the next two
+        self._first_read, self._first_write = threading.Lock(), threading.Lock()
 
     def forbid(self, way: Way, handle: Handle) -> str:
         """Why a way that leads to this buffer is not taken; empty where it is."""
@@ -100,6 +101,19 @@ class Fallback:
                 f"data from and to {owner} goes by TCP, since {why_no_ibverbs() or 'its host uses no RDMA NIC'}. "
                 f"configure({_FALLBACK}=False) makes this an error; buffer.explain() says which way is taken",
                 RDMATcpFallbackWarning,
+                stacklevel=2,
+            )
+
+    def note_gpu(self, way: str, handle: Handle, *, is_write: bool) -> None:
+        """Data has gone this way between memory of a GPU here and this buffer: warn where it went from GPU to GPU by
+        messages, once for reads and once for writes."""
+        first = self._first_write if is_write else self._first_read
+        if way == "message" and handle.is_on_gpu and first.acquire(blocking=False):
+            owner = f"{handle.actor} on {handle.owner.node}"
+            warnings.warn(
+                f"data between memory of a GPU here and that of {owner} goes through memory of both CPUs, and by "
+                f"messages, for which the owner has to be awake; buffer.explain() says why no other way leads there",
+                RDMAWriteTransferWarning if is_write else RDMAReadTransferWarning,
                 stacklevel=2,
             )
 

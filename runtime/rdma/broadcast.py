@@ -17,7 +17,7 @@ from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.errors import TransferError, TransferTimeout
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.node.calls import Each, Target
-from meshbook.runtime.rdma.followers import NOWHERE, RECEIVER
+from meshbook.runtime.rdma.followers import NOWHERE, RECEIVER, ask_to_be_told
 from meshbook.runtime.rdma.handle import Handle
 from meshbook.runtime.rdma.receiving import PIECE, Order
 from meshbook.runtime.transport.home import host_of
@@ -89,7 +89,7 @@ class Broadcast:
         """Send the orders. The handles of where the bytes are, by rank, once all have them."""
         number = secrets.randbits(63)
         if copying := [each.address for each in self._receivers if each.into is None]:
-            self._call(self._source.owner, "follow", self._source, copying)
+            ask_to_be_told(self._node, self._source, copying)
         hosts = [host_of(each.address) for each in self._receivers]
         pieces = -(-self._source.size // PIECE)
         parents = parents_of(hosts, host_of(self._source.owner), pieces)

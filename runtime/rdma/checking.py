@@ -12,12 +12,12 @@ import ctypes
 
 from meshbook.runtime.errors import ChecksumMismatch
 from meshbook.runtime.memory.local import CPU, Local, local_memory
-from meshbook.runtime.rdma.ways import Job, Way
+from meshbook.runtime.rdma.ways import Job, Mover
 
 PIECE = 1 << 20  # bytes that are compared at a time: they stay in the processor's cache
 
 
-def compare(job: Job, way: Way) -> None:
+def compare(job: Job, way: Mover) -> None:
     """ChecksumMismatch where the bytes of a transfer that was carried out differ by now."""
     again = local_memory(bytearray(min(PIECE, job.local.size)), "a piece")
     for start in range(0, job.local.size, PIECE):

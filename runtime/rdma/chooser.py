@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from meshbook.runtime.errors import TransferError
 from meshbook.runtime.memory.identity import ProcessMark
 from meshbook.runtime.rdma.handle import Handle
-from meshbook.runtime.rdma.ways import Way
+from meshbook.runtime.rdma.ways import Mover, Way
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Chooser:
         reasons = "\n".join(f"    {way.name}: {self._refusal(way, handle, local)}" for way in self._ways)
         raise TransferError(f"no way leads to the buffer of {handle.actor} on {handle.owner.node}:\n{reasons}")
 
-    def note(self, way: Way, handle: Handle, why: str) -> None:
+    def note(self, way: Mover, handle: Handle, why: str) -> None:
         """This way does not lead to memory like this of this owner. Each reason is logged once."""
         with self._lock:
             self._failed[handle.process, handle.device, way.name] = why

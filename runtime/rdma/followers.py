@@ -1,4 +1,4 @@
-"""Who has copies of buffers of this process: they are told when one is lent no more, and drop theirs."""
+"""Who has copies of buffers of this process, or has opened one: they are told when it is lent no more."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Followers:
         self._receivers: dict[int, set[Address]] = {}
 
     def add(self, source: Handle, receivers: Iterable[Address]) -> None:
-        """These processes are about to have copies."""
+        """These processes are to be told of its end."""
         number = source.lease.number
         with self._lock:
             self._receivers.setdefault(number, set()).update(receivers)
@@ -51,3 +51,8 @@ def tell_to_forget(node: Any, source: Handle, receivers: list[Address]) -> None:
     """Let these processes drop their copies of a buffer. Those that have ended have none."""
     for address in receivers:
         node.call([Target(address, RECEIVER)], "forget", ((source_of(source),), {}), NOWHERE, None)
+
+
+def ask_to_be_told(node: Any, source: Handle, receivers: list[Address]) -> None:
+    """Let the owner of a buffer tell these processes when it is lent no more."""
+    node.call([Target(source.owner, RECEIVER)], "follow", ((source, receivers), {}), NOWHERE, None)

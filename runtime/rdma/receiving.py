@@ -53,6 +53,7 @@ class Station(Protocol):
 
     @property
     def node(self) -> Any: ...
+    def forget(self, source: Source) -> None: ...
 
 
 class Arrival:
@@ -118,11 +119,11 @@ class Receiver(Actor):
     @endpoint
     def forget(self, source: Source) -> None:
         """The buffer is lent no more."""
-        self._station.copies.forget(source)
+        self._station.forget(source)
 
     @endpoint
     def follow(self, source: Handle, receivers: list[Address]) -> None:
-        """These processes get copies of a buffer of this process."""
+        """These processes are to be told when a buffer of this one is lent no more."""
         self._followers.add(source, receivers)
 
     def _arrival(self, part: Part, seconds: float) -> Arrival:

@@ -15,15 +15,16 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.memory import pages
 from meshbook.runtime.memory.form import Form
+from meshbook.runtime.memory.gpu import name_everywhere
 from meshbook.runtime.memory.identity import ProcessMark, own_mark
 from meshbook.runtime.memory.local import CPU, Local
 from meshbook.runtime.node.calls import Each, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.backend import Fallback
 from meshbook.runtime.rdma.chooser import Chooser
-from meshbook.runtime.rdma.copies import Copies
+from meshbook.runtime.rdma.copies import Copies, Source
 from meshbook.runtime.rdma.explaining import explain
-from meshbook.runtime.rdma.followers import RECEIVER, Followers, tell_to_forget
+from meshbook.runtime.rdma.followers import RECEIVER, Followers, ask_to_be_told, tell_to_forget
 from meshbook.runtime.rdma.handle import Handle
 from meshbook.runtime.rdma.leases import Leases, Lent
 from meshbook.runtime.rdma.progress import FOLDER, InProgress, leases_in_use
@@ -33,6 +34,7 @@ from meshbook.runtime.rdma.server import MEMORY, Doorkeeper, MemoryServer
 from meshbook.runtime.rdma.service import RDMA, RDMAService
 from meshbook.runtime.rdma.transfers import Transfers
 from meshbook.runtime.rdma.ways import Job, Way
+from meshbook.runtime.rdma.ways.cuda_ipc import CudaIpc
 from meshbook.runtime.rdma.ways.host_agent import HostAgent
 from meshbook.runtime.rdma.ways.message import Message
 from meshbook.runtime.rdma.ways.nixl import Nixl
@@ -57,6 +59,7 @@ class Station:
         self.leases = Leases(str(self._folder))
         self.in_progress = InProgress(node.address.node)
         allowed = [name.strip() for name in node.settings.rdma_ways.split(",") if name.strip()]
+        self._forgetters: list[Callable[[str, int], object]] = []  # of ways that keep something of buffers
         self.ways: list[Way] = self._make_ways(allowed, is_worker=is_worker)
         self._fallback = Fallback(lambda: self._process.system)
         self.chooser = Chooser(self.ways, allowed, self._fallback.forbid)
@@ -76,17 +79,34 @@ class Station:
 
     def _make_ways(self, allowed: list[str], *, is_worker: bool) -> list[Way]:
         """In the order of speed."""
+        memory = ProcessMemory(self.in_progress)
         return [
             SameProcess(self._node.address, self._node.life, self.leases),
-            ProcessMemory(self.in_progress),
+            memory,
+            self._cuda_ipc(memory),
             Nixl(self._node, self.leases, is_worker=is_worker, is_forced=Nixl.name in allowed),
             HostAgent(self._node),
             Message(self._node),
         ]
 
+    def _cuda_ipc(self, memory: ProcessMemory) -> CudaIpc:
+        way = CudaIpc(memory, lambda handle: ask_to_be_told(self._node, handle, [self._node.address]))
+        self._forgetters.append(way.forget)
+        self._node.when_down.append(lambda report: way.forget(report.node))
+        return way
+
+    def forget(self, source: Source) -> None:
+        """This buffer of another process is lent no more: copies of it go, and what is open of it is closed."""
+        self.copies.forget(source)
+        node, _, number = source
+        for forget in self._forgetters:
+            forget(node, number)
+
     def _note(self, job: Job, way: str, seconds: float, is_write: bool) -> None:
         """A transfer is done."""
         self._fallback.note(way, job.handle)
+        if job.local.device != CPU:
+            self._fallback.note_gpu(way, job.handle, is_write=is_write)
         self.traffic.note(job.handle.owner.node, job.local.size, way, seconds, is_write=is_write)
 
     def serve_host(self, ip_towards: Callable[[Address], str], is_ours: Callable[[ProcessMark], bool]) -> None:
@@ -110,7 +130,7 @@ class Station:
         offers = {way.name: offer for way in self.ways if (offer := way.offer(local, lent.lease)) is not None}
         lent.handle = Handle(
             *(self._node.address, self._node.life, str(lender), self._process, self._agent, lent.lease),
-            *(local.address, local.size, local.device, offers, local.is_writable, form),
+            *(local.address, local.size, name_everywhere(local.device), offers, local.is_writable, form),
         )
         if local.device == CPU and local.size >= pages.LEAST:
             self.transfers.do(lambda: pages.make_large(local.address, local.size, lambda: lent.word.value == number))

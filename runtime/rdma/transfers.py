@@ -17,14 +17,16 @@ from meshbook.runtime.memory.pages import want_large
 from meshbook.runtime.rdma.checking import compare
 from meshbook.runtime.rdma.chooser import Chooser
 from meshbook.runtime.rdma.handle import Handle
+from meshbook.runtime.rdma.staging import Staging
 from meshbook.runtime.rdma.threads import Threads
-from meshbook.runtime.rdma.ways import Deadline, Job, Unsuitable, Way
+from meshbook.runtime.rdma.ways import Deadline, Job, Mover, Unsuitable
 from meshbook.runtime.telemetry.spans import Recorder, now
 
 T = TypeVar("T")
 AT_ONCE = 1 << 20  # bytes that are moved by who asks for it: to hand them over would take longer
 THREADS = 32  # more than a host needs, so that a few transfers that are stuck do not hold up the others
 LATE = 0.1  # seconds that a way gets to see by itself that the time has passed: it can say how far it came
+LAST_RESORT = "message"  # the way that reaches any memory, but is not one-sided
 Later = Callable[[float, Callable[[], object]], None]
 Done = Callable[[Job, str, float, bool], None]  # a transfer, by which way, in how many seconds, whether it was a write
 
@@ -39,6 +41,7 @@ class Transfers:
         self._chooser = chooser
         self._recorder = recorder
         self._threads = Threads(THREADS, "meshbook transfer")
+        self._staging = Staging()
         self._watch = Watch(later)
         self._tell_done = done
 
@@ -60,11 +63,15 @@ class Transfers:
         """Whether it is done by whoever asks for it. TransferError where no way leads there."""
         return self._is_short(local, self._chooser.choose(handle, local.device))
 
-    def _is_short(self, local: Local, way: Way) -> bool:
+    def _is_short(self, local: Local, way: Mover) -> bool:
         return local.size <= AT_ONCE and way.is_immediate
 
-    def _choose(self, job: Job) -> Way:
-        return self._chooser.choose(job.handle, job.local.device)
+    def _choose(self, job: Job) -> Mover:
+        way = self._chooser.choose(job.handle, job.local.device)
+        if way.name != LAST_RESORT or job.local.device == CPU or job.handle.is_on_gpu:
+            return way
+        reaches_host = self._chooser.choose(job.handle, CPU)
+        return way if reaches_host.name == LAST_RESORT else self._staging.before(reaches_host)
 
     def run(self, work: Callable[[], T], deadline: Deadline, what: Callable[[], str]) -> Future[T]:
         """Do something on a thread; the future fails when its time has passed, whether or not that ever returns.
@@ -91,7 +98,7 @@ class Transfers:
         """Do something on a thread that nobody waits for."""
         self._threads.do(work)
 
-    def move(self, job: Job, *, is_write: bool, checksum: bool = False) -> Way:
+    def move(self, job: Job, *, is_write: bool, checksum: bool = False) -> Mover:
         """Move the bytes now; which way they went."""
         if not is_write and job.local.device == CPU:
             want_large(job.local.address, job.local.size)
@@ -99,7 +106,7 @@ class Transfers:
             pass  # another one
         return way
 
-    def _try(self, way: Way, job: Job, *, is_write: bool, checksum: bool) -> bool:
+    def _try(self, way: Mover, job: Job, *, is_write: bool, checksum: bool) -> bool:
         """Whether this way led there."""
         start = now()
         try:
@@ -112,7 +119,7 @@ class Transfers:
             compare(job, way)
         return True
 
-    def _note(self, job: Job, way: Way, start: int, *, is_write: bool) -> None:
+    def _note(self, job: Job, way: Mover, start: int, *, is_write: bool) -> None:
         end = now()
         if self._recorder.on:
             name = "write to a buffer" if is_write else "read of a buffer"

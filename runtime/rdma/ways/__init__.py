@@ -1,8 +1,8 @@
 """The ways in which data goes, one file each. The seam is `Way`; the chooser asks them in the order of speed.
 
     same_process     the owner is this process                           a copy
-    cuda_ipc         GPU memory of another process of this host          CUDA IPC, a copy by the GPU
     process_memory   memory of another process of this host              Cross Memory Attach
+    cuda_ipc         GPU memory of another process of this host          CUDA IPC, a copy by the GPU
     nixl             another host, or GPU memory, where there is a NIC   NIXL (verbs)
     host_agent       another host: its agent reads the owner's memory    Cross Memory Attach there, then TCP
     message          nothing else works                                  the owner's receiving thread, by messages
@@ -83,8 +83,8 @@ class Job:
         return self.handle.address + self.offset
 
 
-class Way(Protocol):
-    """A way for data. Its methods are called on any thread, several at a time, and wait.
+class Mover(Protocol):
+    """What moves data by one way. Its methods are called on any thread, several at a time, and wait.
 
     One that `is_immediate` copies memory and waits for nobody: short transfers are made by whoever asks for
     them, be it on an event loop.
@@ -96,19 +96,23 @@ class Way(Protocol):
     name: str  # as in `Settings.rdma_ways`
     is_immediate: bool
 
-    def refusal(self, handle: Handle, local: str | None) -> str:
-        """Why it does not lead to this buffer, in a few words; empty where it may. Quick; what is probed is kept.
-
-        `local` is the device of the memory here; None where it is not known yet.
-        """
-        ...
-
     def read(self, job: Job) -> None:
         """From the buffer to here."""
         ...
 
     def write(self, job: Job) -> None:
         """From here to the buffer."""
+        ...
+
+
+class Way(Mover, Protocol):
+    """A way for data."""
+
+    def refusal(self, handle: Handle, local: str | None) -> str:
+        """Why it does not lead to this buffer, in a few words; empty where it may. Quick; what is probed is kept.
+
+        `local` is the device of the memory here; None where it is not known yet.
+        """
         ...
 
     def offer(self, local: Local, lease: Lease) -> bytes | None:

@@ -45,7 +45,7 @@ class ProcessMemory:
         self._move(job, is_write=True)
 
     def _move(self, job: Job, *, is_write: bool) -> None:
-        size, mark = job.local.size, self._mark(job)
+        size, mark = job.local.size, self.at(job)
         try:
             with mark:
                 for start in range(0, size, PIECE):
@@ -56,13 +56,21 @@ class ProcessMemory:
         finally:
             mark.end()  # done already, unless a Ctrl-C came in between: the owner would keep its memory for ever
 
-    def _mark(self, job: Job) -> Mark:
+    def at(self, job: Job) -> Mark:
+        """`with` this the owner keeps the memory, if it is lent when one looks next; else Unsuitable."""
         lease = job.handle.lease
         try:
             return self._in_progress.at(lease, job.deadline.left)
         except OSError as error:
             why = f"no word can be left for the owner in {lease.folder} ({error.strerror})"
             raise Unsuitable(why) from error
+
+    def check(self, handle: Handle) -> None:
+        """BufferDropped or OwnerGone unless it is lent at this moment; Unsuitable where that cannot be read."""
+        try:
+            check_lease(handle, _read_word(handle))
+        except OSError as error:
+            raise _explain(handle, error) from None if isinstance(error, ProcessLookupError) else error
 
     def offer(self, local: Local, lease: Lease) -> bytes | None:
         if not self._allows_everyone:

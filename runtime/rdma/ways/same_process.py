@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+from meshbook.runtime.memory.gpu import settle
 from meshbook.runtime.memory.local import CPU, Local
 from meshbook.runtime.rdma.handle import Handle, Lease
 from meshbook.runtime.rdma.leases import Leases
@@ -77,7 +78,9 @@ def _copy_by_torch(to: Local, source: Local) -> None:
     import torch  # weight: there is a tensor of a GPU, so it is loaded
 
     target, origin = (_tensor_of(local, torch) for local in (to, source))
+    settle(to, source)  # also what is computed on streams that this thread does not know
     target.copy_(origin)
+    settle(to, source)
 
 
 def _tensor_of(local: Local, torch: Any) -> Any:

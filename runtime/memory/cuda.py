@@ -1,0 +1,107 @@
+"""The CUDA driver, by ctypes: GPU memory of one process in another one, and copies between any two addresses.
+
+Not torch's own sharing: that counts who has opened an allocation, once for each time that it was handed out, and a
+buffer's handle goes to any number of processes. Here nobody counts; the lease says how long the memory is there.
+
+Functions as NVIDIA's CUDA Driver API documents them, 6.13 (memory) and 6.8 (primary contexts).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+HANDLE_BYTES = 64
+_LAZY_PEER_ACCESS = 1
+_OWN_STREAM = ctypes.c_void_p(2)  # CU_STREAM_PER_THREAD: that of the calling thread, in any context
+
+
+class CudaError(RuntimeError):
+    """The driver is not here, or has refused; the text says which call, and why."""
+
+
+class _Handle(ctypes.Structure):
+    """An allocation, as other processes open it. It is passed by value."""
+
+    _fields_ = (("data", ctypes.c_ubyte * HANDLE_BYTES),)
+
+
+class Driver:
+    """The driver of this process. `gpu` counts as torch does: both go by CUDA_VISIBLE_DEVICES.
+
+    Each call makes the primary context of its GPU, which is torch's, current for as long as it lasts.
+    """
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._contexts: dict[int, ctypes.c_void_p] = {}
+
+    def export(self, gpu: int, address: int) -> tuple[bytes, int]:
+        """How others open the allocation that this address is in, and how far from its beginning that is.
+
+        CudaError for what cannot be shared: `expandable_segments` of torch, memory of `cudaMallocAsync`.
+        """
+        base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), _Handle()
+        with self._on(gpu):
+            self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
+            self._call("cuIpcGetMemHandle", ctypes.byref(handle), base)
+        return bytes(handle.data), address - base.value
+
+    def open(self, gpu: int, handle: bytes) -> int:
+        """The address of such an allocation of another process, in this one."""
+        address = ctypes.c_uint64()
+        made = _Handle.from_buffer_copy(handle)
+        with self._on(gpu):
+            self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), made, ctypes.c_uint(_LAZY_PEER_ACCESS))
+        return address.value
+
+    def close(self, gpu: int, address: int) -> None:
+        """Let go of what was opened; the memory stays its owner's."""
+        with self._on(gpu):
+            self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
+
+    def copy(self, gpu: int, to: int, source: int, size: int) -> None:
+        """Copy, and wait until it is done. Both are addresses in this process: of any GPU, or of the CPU."""
+        with self._on(gpu):
+            arguments = ctypes.c_uint64(to), ctypes.c_uint64(source), ctypes.c_size_t(size)
+            self._call("cuMemcpyAsync", *arguments, _OWN_STREAM)
+            self._call("cuStreamSynchronize", _OWN_STREAM)
+
+    @contextlib.contextmanager
+    def _on(self, gpu: int) -> Iterator[None]:
+        # Pushed and popped: what else runs on this thread keeps its own GPU.
+        self._call("cuCtxPushCurrent_v2", self._context(gpu))
+        try:
+            yield
+        finally:
+            self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+    def _context(self, gpu: int) -> ctypes.c_void_p:
+        if (found := self._contexts.get(gpu)) is None:
+            device, found = ctypes.c_int(), ctypes.c_void_p()
+            self._call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(gpu))
+            self._call("cuDevicePrimaryCtxRetain", ctypes.byref(found), device)
+            self._contexts[gpu] = found  # for the life of the process, as torch has it
+        return found
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        function = getattr(self._library, name, None)
+        if function is None:
+            raise CudaError(f"this driver has no {name}")
+        if status := function(*arguments):
+            text = ctypes.c_char_p()
+            self._library.cuGetErrorString(ctypes.c_int(status), ctypes.byref(text))
+            why = text.value.decode(errors="replace") if text.value else "an error of that number"
+            raise CudaError(f"{name} of the CUDA driver: {why} ({status})")
+
+
+@functools.cache
+def driver() -> Driver:
+    """CudaError where there is none."""
+    try:
+        return Driver(ctypes.CDLL("libcuda.so.1"))
+    except OSError as error:
+        raise CudaError(f"the CUDA driver is not here ({error})") from error

@@ -1,0 +1,87 @@
+"""Memory of a GPU here, and a way that reaches memory of CPUs alone: the bytes go through pinned memory here."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from meshbook.runtime.memory import gpu
+from meshbook.runtime.memory.local import CPU, Local, local_memory
+from meshbook.runtime.rdma.ways import Job, Mover
+
+PIECE = 16 << 20  # bytes that are in between at a time
+KEPT = 2  # pieces of pinned memory that are kept for the next transfer: to pin it takes longer than to fill it
+
+
+class Staging:
+    """The pinned memory of one process. Safe from any thread."""
+
+    def __init__(self, allocate: Callable[[int], Local] | None = None) -> None:
+        """`allocate` makes memory that the GPU reaches."""
+        self._allocate = allocate or _pinned
+        self._lock = threading.Lock()  # guards the next
+        self._free: list[Local] = []
+
+    def before(self, way: Mover) -> Mover:
+        """The same way, for memory of a GPU here."""
+        return Staged(self, way)
+
+    @contextlib.contextmanager
+    def borrowed(self) -> Iterator[Local]:
+        """A piece of it."""
+        with self._lock:
+            found = self._free.pop() if self._free else None
+        found = found or self._allocate(PIECE)
+        try:
+            yield found
+        finally:
+            with self._lock:
+                if len(self._free) < KEPT:
+                    self._free.append(found)
+
+
+class Staged:
+    """A way that reaches memory of CPUs alone, with pinned memory before it."""
+
+    is_immediate = False
+
+    def __init__(self, staging: Staging, way: Mover) -> None:
+        self.name = way.name
+        self._staging = staging
+        self._way = way
+
+    def read(self, job: Job) -> None:
+        if job.local.device == CPU:  # to compare what was moved
+            self._way.read(job)
+            return
+        for ours, step in self._steps(job):
+            self._way.read(step)
+            _copy(ours, step.local)
+
+    def write(self, job: Job) -> None:
+        for ours, step in self._steps(job):
+            _copy(step.local, ours)
+            self._way.write(step)
+
+    def _steps(self, job: Job) -> Iterator[tuple[Local, Job]]:
+        """Piece by piece: the memory here, and the transfer of what is in between."""
+        gpu.settle(job.local)
+        with self._staging.borrowed() as between:
+            for start in range(0, job.local.size, PIECE):
+                size = min(PIECE, job.local.size - start)
+                step = Job(job.handle, job.offset + start, between.part(0, size), job.deadline, job.moved)
+                yield job.local.part(start, size), step
+
+
+def _copy(to: Local, source: Local) -> None:
+    to.tensor.copy_(source.tensor)
+    gpu.settle(to, source)
+
+
+def _pinned(size: int) -> Local:
+    import torch  # weight: there is a tensor of a GPU, so it is loaded
+
+    made: Any = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    return local_memory(made, "pinned memory")

@@ -1,0 +1,156 @@
+"""GPU memory of another process of this host: CUDA IPC. The GPU copies, and the owner takes no part.
+
+What the owner's GPU was told to compute before a buffer was made is in it; what it is told afterwards, and what has
+not been waited for there, may or may not be: as with any one-sided transfer, both sides agree on turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import msgspec
+
+from meshbook.runtime.errors import TransferError
+from meshbook.runtime.memory import gpu
+from meshbook.runtime.memory.cuda import CudaError, Driver, driver
+from meshbook.runtime.memory.identity import own_mark
+from meshbook.runtime.memory.local import Local
+from meshbook.runtime.rdma.handle import Handle, Lease
+from meshbook.runtime.rdma.imports import Allocation, Imports
+from meshbook.runtime.rdma.ways import Job, Unsuitable
+from meshbook.runtime.rdma.ways.process_memory import ProcessMemory
+
+logger = logging.getLogger(__name__)
+
+PIECE = 256 << 20  # bytes between two looks at the lease and the deadline
+Follow = Callable[[Handle], object]  # ask its owner to tell this process when the buffer is dropped
+
+
+class Offer(msgspec.Struct, frozen=True, array_like=True):
+    """Where GPU memory is, for other processes; or why they cannot reach it this way."""
+
+    allocation: bytes = b""
+    offset: int = 0  # in it, bytes
+    why_not: str = ""
+
+
+class CudaIpc:
+    """The way by CUDA IPC, of one process. `memory` reads the words of leases."""
+
+    name = "cuda ipc"
+    is_immediate = False
+
+    def __init__(self, memory: ProcessMemory, follow: Follow, find_driver: Callable[[], Driver] = driver) -> None:
+        self._memory = memory
+        self._follow = follow
+        self._driver = find_driver
+        self._system = own_mark().system
+        self._imports = Imports(self._open, self._close)
+
+    def refusal(self, handle: Handle, local: str | None) -> str:
+        if not handle.device.startswith(gpu.CUDA):
+            return "the memory is not that of a GPU"
+        if handle.process.system != self._system:
+            return "the owner is on another host, or in another namespace of processes"
+        if handle.process.pid == os.getpid():
+            return "the owner lives in this very process, which CUDA IPC does not open for itself"
+        offer = _unpack(handle)
+        if offer.why_not:
+            return offer.why_not
+        if not gpu.is_in_use():
+            return "this process uses no GPU so far"
+        if gpu.number_here(handle.device) is None:
+            return "that GPU is not visible to this process (CUDA_VISIBLE_DEVICES)"
+        return ""
+
+    # -- the owner's side ------------------------------------------------------------------
+
+    def offer(self, local: Local, lease: Lease) -> bytes | None:
+        if not local.device.startswith(gpu.CUDA):
+            return None
+        gpu.settle(local)  # what is computed into it is there when others look
+        self._memory.offer(local, lease)  # the lease's word is read by others
+        try:
+            offer = Offer(*self._driver().export(int(local.device.removeprefix(gpu.CUDA)), local.address))
+        except CudaError as error:
+            offer = Offer(why_not=f"the owner cannot share it ({error}); does torch use expandable_segments there?")
+        return msgspec.msgpack.encode(offer)
+
+    def withdraw(self, handle: Handle) -> None:
+        return None  # those who have opened it are told that it was dropped, and close it
+
+    # -- moving ----------------------------------------------------------------------------
+
+    def read(self, job: Job) -> None:
+        self._move(job, is_write=False)
+
+    def write(self, job: Job) -> None:
+        self._move(job, is_write=True)
+
+    def _move(self, job: Job, *, is_write: bool) -> None:
+        number = gpu.number_here(job.handle.device)
+        assert number is not None, "refused before"
+        gpu.settle(job.local)
+        with self._memory.at(job), self._opened(job.handle, number) as base:
+            there = base + _unpack(job.handle).offset + job.offset
+            for start in range(0, job.local.size, PIECE):
+                job.deadline.check(partial(_tell, job, start))
+                size = min(PIECE, job.local.size - start)
+                theirs, ours = there + start, job.local.address + start
+                to, source = (theirs, ours) if is_write else (ours, theirs)
+                self._copy(job, number, to, source, size)
+                self._memory.check(job.handle)
+                job.moved(size)
+
+    def _copy(self, job: Job, number: int, to: int, source: int, size: int) -> None:
+        try:
+            self._driver().copy(number, to, source, size)
+        except CudaError as error:
+            self._memory.check(job.handle)  # that it was dropped is told before what is wrong with it
+            raise TransferError(f"the GPU did not move {size:,} bytes of {job.handle.actor}: {error}") from error
+
+    @contextlib.contextmanager
+    def _opened(self, handle: Handle, number: int) -> Iterator[int]:
+        """The address here of the allocation that the buffer is in; it is lent at this moment, and kept."""
+        self._memory.check(handle)
+        allocation, buffer = (number, _unpack(handle).allocation), (handle.owner.node, handle.lease.number)
+        with contextlib.ExitStack() as stack:
+            try:
+                base, is_first = stack.enter_context(self._imports.use(allocation, buffer))
+            except CudaError as error:
+                raise Unsuitable(f"CUDA does not open the owner's memory here ({error})") from error
+            if is_first:
+                self._follow(handle)
+            yield base
+
+    def forget(self, node: str, number: int | None = None) -> None:
+        """This buffer is lent no more, or none of this node: what nobody needs is closed."""
+        self._imports.forget(lambda buffer: buffer[0] == node and number in (None, buffer[1]))
+
+    def close(self) -> None:
+        self._imports.forget(lambda buffer: True)
+
+    def _open(self, allocation: Allocation) -> int:
+        return self._driver().open(*allocation)
+
+    def _close(self, allocation: Allocation, address: int) -> None:
+        try:
+            self._driver().close(allocation[0], address)
+        except CudaError as error:  # nobody waits for that
+            logger.warning("memory of another process's GPU could not be closed: %s", error)
+
+
+def _unpack(handle: Handle) -> Offer:
+    packed = handle.offers.get(CudaIpc.name)
+    return Offer(why_not="its owner offers nothing for it") if packed is None else _decoder.decode(packed)
+
+
+_decoder = msgspec.msgpack.Decoder(Offer)
+
+
+def _tell(job: Job, done: int) -> str:
+    return f"moving {job.local.size:,} bytes from or to {job.handle.actor} by CUDA IPC ({done:,} are done)"
