@@ -152,6 +152,7 @@ class ThreadAgent:
         node, self._node = self._node, None
         if node is not None and self.workers is not None:
             self.workers.release()
+            node.station.close(patience=0)
             let_go(node)
             self.workers.close()
 

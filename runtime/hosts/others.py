@@ -67,10 +67,13 @@ class OtherHosts:
 
     def ip_towards(self, node: Address) -> str:
         """The IP address at which this node reaches us, wherever it is. OSError where there is no way."""
-        host = host_of(node)
-        if self._is_away or host in (self._home.prefix, self._home.first):
+        if self._is_away or not self._home.is_elsewhere(node):
             return self.ip
-        return address_towards([ip_of(host)])
+        ip = ip_of(host_of(node))
+        try:
+            return address_towards([ip])
+        except OSError as error:
+            raise OSError(f"no route leads from here to {ip}") from error
 
     @property
     def network(self) -> dict[str, str]:

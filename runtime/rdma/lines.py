@@ -211,7 +211,7 @@ class LinesToAgent:
                     f"{deadline.seconds:g} s"
                 ) from None
             except ActorError as error:
-                self.trouble = f"its host agent cannot serve memory: {error.__cause__ or error}"
+                self.trouble = f"its host agent cannot serve memory: {error.exception or error}"
                 raise Unsuitable(self.trouble) from error
             except SupervisionError as error:
                 self.check_living()
