@@ -57,8 +57,9 @@ bench: setup ## run the benchmarks
 soak: setup ## ten minutes of random work: fails where a message is lost or anything piles up
 	$(BIN)/python benchmarks/soak.py
 
-chaos: setup ## twenty minutes of an elastic job under faults: fails where the sum is wrong or anything is left
+chaos: setup ## half an hour of work and of transfers under faults: fails where a sum or a byte is wrong or anything is left
 	$(BIN)/python benchmarks/chaos.py
+	$(BIN)/python benchmarks/chaos_transfers.py
 
 clean: ## remove what the targets above made, .venv too
 	rm -rf $(VENV) demo-output build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,379 @@
+"""Whether bulk data survives faults: random transfers by every way while owners drop, die, are healed, and are stopped.
+
+    python benchmarks/chaos_transfers.py [--transfers N] [--seed N] [--kills X] [--stops X] [--json FILE]
+
+Five processes lend memory and move each other's, each by a way that is forced on it, the controller among them; large
+arrays go to endpoints and back meanwhile. Every byte is compared (`lending.py`). Owners drop what they lend, and lend
+other memory; `meshbook.testing.chaos` kills and stops processes, which come back by themselves. Handles that are out
+of date are used, too: they have to raise. In the end all comes to rest, and is compared with how it was when warm.
+Fails, and says why, where a byte is wrong, an answer does not come, an error is another one than was to be expected, or
+anything has grown: descriptors, threads, memory, files. The same seed asks for the same transfers and faults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import faulthandler
+import gc
+import queue
+import random
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import psutil
+from lending import LARGEST, SLOT, Hand, Lender, Lent, Mover, Owner, Shelf, Tally, Task, pattern
+from report import Report, json_option
+from soak import REST_PATIENCE, Footprint, Hung, Sight, footprint, grown, put_growth
+
+from meshbook import Restarts, SupervisionError, close_session, context, this_host
+from meshbook.runtime.config import OVERRIDES
+from meshbook.runtime.errors import ActorError
+from meshbook.runtime.hosts.session import current_session
+from meshbook.testing import chaos
+
+WAYS = {"process memory": 2, "host agent": 1, "message": 1}  # and how many workers move by it
+WORKERS = sum(WAYS.values())
+CONTROLLER = WORKERS  # its number among those that lend and move
+SPARE = 6  # connections, segments and threads that are kept for the next one: how many depends on how many went at once
+SPARE_MEMORY = 48.0  # MiB of those
+ALL = -1  # who may read what is lent to no one alone
+BATCH = 40  # tasks of one call
+PATIENCE = 60.0  # seconds until what should have come counts as lost
+ECHOES, DROPS, LOST = "arrays to an endpoint and back", "buffers dropped", "calls lost with a process"
+WRITES, OUTDATED = 0.3, 0.05  # shares of all tasks
+Answer = tuple[str, int, Any]  # what was asked, of whom, and the future
+
+
+@dataclass
+class Peer:
+    """A worker."""
+
+    procs: Any  # its slice
+    lender: Any
+    mover: Any
+
+
+class Chaos:
+    """The processes, what they lend, and what they are asked to do."""
+
+    def __init__(self, seed: int) -> None:
+        self._dice = random.Random(seed)
+        self.meshes = [self._spawn(way, count) for way, count in WAYS.items()]
+        parts = [mesh.slice(gpus=rank) for mesh in self.meshes for rank in range(len(mesh))]
+        self.peers = [
+            Peer(part, part.spawn("lender", Lender, number, WORKERS + 1), part.spawn("mover", Mover))
+            for number, part in enumerate(parts)
+        ]
+        self._own, self._hand = Owner(CONTROLLER, WORKERS + 1), Hand()
+        self._shelves: dict[int, Shelf] = {CONTROLLER: self._own.shelf()}
+        self._outdated: collections.deque[tuple[Lent, int]] = collections.deque(maxlen=20)  # and whose slot it was
+        self._events: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._asked: collections.Counter[tuple[str, int]] = collections.Counter()
+        self.outcomes: collections.Counter[str] = collections.Counter()
+        self.wrong: list[str] = []
+
+    def _spawn(self, way: str, count: int) -> Any:
+        restarts = Restarts(most=1_000_000)
+        with OVERRIDES.during({"rdma_ways": f"{way},same process"}):
+            return this_host().spawn_procs({"gpus": count}, name="chaos", on_failure="respawn", restarts=restarts)
+
+    @property
+    def transfers(self) -> int:
+        return self.outcomes["done"] + self.outcomes["dropped"] + self.outcomes["gone"]
+
+    # -- what is asked -------------------------------------------------------
+
+    def move(self, count: int) -> None:
+        """Until so many transfers more were tried."""
+        end = self.transfers + count
+        while self.transfers < end and not self.wrong:
+            for number in range(WORKERS):
+                self._keep_busy(number)
+            if self._dice.random() < 0.2:
+                self._take_tally(self._hand.do(self._tasks(CONTROLLER, BATCH // 4)))
+                self._renew_own()
+            self._take_event()
+
+    def touch_everything(self) -> None:
+        """Let each move from and to each, the largest there is among it, send arrays, and lend something else."""
+        for number in range(WORKERS):
+            self._ask("shelf", number, self.peers[number].lender.shelf.call_one())
+        self.rest()
+        for number in range(WORKERS):
+            self._ask("do", number, self.peers[number].mover.do.call_one(self._every_task(number)))
+            self._echo(number, LARGEST)
+            self._renew(number)
+        self._take_tally(self._hand.do(self._every_task(CONTROLLER)))
+        self._renew_own()
+        self.rest()
+
+    def rest(self) -> None:
+        """Take all answers that are outstanding."""
+        while self._asked.total():
+            self._take_event()
+
+    def _keep_busy(self, number: int) -> None:
+        if number not in self._shelves and not self._asked["shelf", number]:
+            self._ask("shelf", number, self.peers[number].lender.shelf.call_one())
+        if not self._asked["do", number]:
+            self._ask("do", number, self.peers[number].mover.do.call_one(self._tasks(number, BATCH)))
+        if not self._asked["echo", number] and self._dice.random() < 0.1:
+            self._echo(number, self._size(LARGEST))
+        if not self._asked["renew", number] and self._dice.random() < 0.2:
+            self._renew(number)
+
+    def _ask(self, what: str, number: int, future: Any) -> None:
+        self._asked[what, number] += 1
+        future.when_done(lambda: self._events.put((what, number, future)))
+
+    def _echo(self, number: int, size: int) -> None:
+        key = self._dice.randrange(1000)
+        sent = pattern(key, 0, size).copy()
+        answer = self.peers[number].mover.echo.call_one(sent)
+        sent.fill(0)  # what is done with it after it was sent must not show
+        checked = answer.then(lambda value: bool(np.array_equal(value, pattern(key, 0, size))))
+        self._ask("echo", number, checked)
+
+    def _renew(self, number: int) -> None:
+        is_slot = self._dice.random() < 0.5
+        index = self._dice.randrange(WORKERS + 1 if is_slot else 3)
+        self._ask("renew", number, self.peers[number].lender.renew.call_one(index, is_slot))
+
+    def _renew_own(self) -> None:
+        self._put_back(CONTROLLER)
+        shelf, wrong = self._own.renew(self._dice.randrange(3), is_slot=False)
+        self._shelves[CONTROLLER] = shelf
+        self.wrong += wrong
+
+    def _tasks(self, mover: int, count: int) -> list[Task]:
+        return [self._task(mover) for _ in range(count)]
+
+    def _task(self, mover: int) -> Task:
+        is_write = self._dice.random() < WRITES
+        if self._outdated and self._dice.random() < OUTDATED:
+            lent, whose = self._dice.choice(self._outdated)
+            if whose in (mover, ALL):
+                return self._part(lent, is_write=whose == mover)
+        shelf = self._shelves[self._dice.choice(sorted(self._shelves))]
+        return self._part(shelf.slots[mover] if is_write else self._dice.choice(shelf.shared), is_write=is_write)
+
+    def _part(self, lent: Lent, *, is_write: bool) -> Task:
+        whole = lent.buffer.size()
+        size = self._size(whole)
+        return Task(lent, self._dice.randrange(whole - size + 1), size, is_write)
+
+    def _size(self, most: int) -> int:
+        """Small ones mostly: each power of two is as likely as the next."""
+        return max(1, min(most, int(2 ** self._dice.uniform(0, most.bit_length()))))
+
+    def _every_task(self, mover: int) -> list[Task]:
+        shelves = self._shelves.values()
+        reads = [Task(lent, 0, lent.buffer.size(), False) for shelf in shelves for lent in shelf.shared]
+        return [*reads, *(Task(shelf.slots[mover], 0, SLOT, True) for shelf in shelves)]
+
+    # -- what comes of it ----------------------------------------------------
+
+    def _take_event(self) -> None:
+        try:
+            what, number, future = self._events.get(timeout=PATIENCE)
+        except queue.Empty:
+            faulthandler.dump_traceback(all_threads=True)
+            waits = ", ".join(f"{what} of {number}" for what, number in +self._asked)
+            raise Hung(f"nothing came within {PATIENCE:g} s; asked: {waits}") from None
+        self._asked[what, number] -= 1
+        error = future.exception()
+        if error is None:
+            self._take_answer(what, number, future.get())
+        elif isinstance(error, SupervisionError) or _is_of_a_death(error):
+            self.outcomes[LOST] += 1
+            self._forget(number)
+            time.sleep(0.001)  # who calls a rank that is being started again waits for it; that begins a moment later
+        else:
+            self.wrong.append(f"{what} of {number}: {error!r}")
+
+    def _take_answer(self, what: str, number: int, answer: Any) -> None:
+        if what == "do":
+            self._take_tally(answer)
+        elif what == "echo":
+            self.outcomes[ECHOES] += 1
+            self.wrong += [] if answer else [f"an array came back from {number} as another one"]
+        elif what == "shelf":
+            self._shelves[number] = answer
+        else:
+            self._put_back(number)
+            self._shelves[number], wrong = answer
+            self.outcomes[DROPS] += 1
+            self.wrong += wrong
+
+    def _take_tally(self, tally: Tally) -> None:
+        self.outcomes.update(tally.outcomes)
+        self.wrong += tally.wrong
+        for owner in tally.gone:
+            self._forget(owner)
+
+    def _put_back(self, owner: int) -> None:
+        """What it lent until now may be out of date."""
+        if (shelf := self._shelves.get(owner)) is not None:
+            self._outdated.append((self._dice.choice(shelf.shared), ALL))
+            whose = self._dice.randrange(WORKERS + 1)
+            self._outdated.append((shelf.slots[whose], whose))
+
+    def _forget(self, owner: int) -> None:
+        """It has died, and lends other memory when it is back."""
+        if owner != CONTROLLER:
+            self._put_back(owner)
+            self._shelves.pop(owner, None)
+
+
+def _is_of_a_death(error: BaseException) -> bool:
+    """Whether what an endpoint raised is that another process had died."""
+    return isinstance(error, ActorError) and isinstance(error.exception, SupervisionError)
+
+
+# -- looking -----------------------------------------------------------------------
+
+
+def look(job: Chaos) -> Sight:
+    """All processes of the run; of the workers the one that takes most, since they come and go."""
+    gc.collect()
+    controller = psutil.Process()
+    (agent,) = controller.children()
+    (server,) = agent.children()
+    workers = [footprint(psutil.Process(peer.mover.pid.call_one().get(PATIENCE))) for peer in job.peers]
+    return Sight(
+        footprints={
+            "controller": footprint(controller),
+            "agent": footprint(agent),
+            "fork server": footprint(server),
+            "worker that takes most": most_of(workers),
+        },
+        processes=len(controller.children(recursive=True)),
+        files=len(list(current_session().folder.path.iterdir())),
+        open_calls=context().actor_instance.node.open_calls,
+        letters=job.transfers,
+    )
+
+
+def most_of(prints: list[Footprint]) -> Footprint:
+    return Footprint(
+        max(each.memory for each in prints),
+        max(each.descriptors for each in prints),
+        max(each.threads for each in prints),
+    )
+
+
+def allowed(warm: Sight) -> Sight:
+    """What there may be."""
+    footprints = {
+        name: Footprint(seen.memory + SPARE_MEMORY, seen.descriptors + SPARE, seen.threads + SPARE)
+        for name, seen in warm.footprints.items()
+    }
+    return dataclasses.replace(warm, footprints=footprints)
+
+
+def look_at_rest(job: Chaos, most: Sight) -> Sight:
+    """Until there is no more than that, or patience has ended: connections and threads end a little later."""
+    end = time.monotonic() + REST_PATIENCE
+    while True:
+        sight = look(job)
+        if not grown(sight, most) or time.monotonic() > end:
+            return sight
+        time.sleep(0.2)  # they end in their own time, and tell nobody
+
+
+# -- all of it ---------------------------------------------------------------------
+
+
+def run(options: argparse.Namespace, report: Report) -> list[str]:
+    """What was found to be wrong."""
+    try:
+        found = run_parts(Chaos(options.seed), options, report)
+    except Hung as hung:
+        found = [str(hung)]
+    close_session()
+    return found + [f"left behind: {process}" for process in psutil.Process().children(recursive=True)]
+
+
+def run_parts(job: Chaos, options: argparse.Namespace, report: Report) -> list[str]:
+    warm_up(job)
+    warm, before = look(job), job.outcomes.copy()
+    done: collections.Counter[str] = collections.Counter()
+    found: list[str] = []
+    for part in range(options.parts):
+        begun = time.monotonic()
+        with faults(job, options, part) as injected:
+            job.move(options.transfers // options.parts)
+            job.rest()
+        report.put("time of a part", time.monotonic() - begun, "s")
+        for each in injected:
+            done.update(each.counts())
+        if not job.wrong:
+            job.touch_everything()
+        sight = look_at_rest(job, allowed(warm))
+        put(report, job, job.outcomes - before, done)
+        put_growth(report, sight, warm)
+        found = job.wrong + grown(sight, allowed(warm))
+        if job.wrong:
+            break
+    return found
+
+
+def put(report: Report, job: Chaos, outcomes: collections.Counter[str], faults: collections.Counter[str]) -> None:
+    for name in ("done", "dropped", "gone"):
+        report.put(f"transfers, {name}, so far", outcomes[name], "")
+    for name in (ECHOES, DROPS, LOST):
+        report.put(f"{name}, so far", outcomes[name], "")
+    for kind in ("kill", "stop", "drop"):
+        report.put(f"faults, {kind}, so far", faults[kind], "")
+    report.put("wrong", len(job.wrong), "", "0")
+
+
+def warm_up(job: Chaos) -> None:
+    """Let each do everything, die and be healed, and do everything again: so that every connection is made."""
+    job.touch_everything()
+    for peer in job.peers:
+        peer.procs.kill().get(PATIENCE)
+    job.move(20 * BATCH)
+    job.rest()
+    job.touch_everything()
+    job.touch_everything()
+
+
+@contextlib.contextmanager
+def faults(job: Chaos, options: argparse.Namespace, part: int) -> Iterator[list[Any]]:
+    """While this lasts processes are killed and stopped, and their links for messages are cut for a while."""
+    with contextlib.ExitStack() as stack:
+        seed = options.seed * 1000 + part * len(job.meshes)
+        kills, stops = options.kills / len(job.meshes), options.stops / len(job.meshes)
+        yield [
+            stack.enter_context(chaos(mesh, kill=kills, stop=stops, drop=stops / 2, seed=seed + number))
+            for number, mesh in enumerate(job.meshes)
+        ]
+
+
+def main() -> int:
+    parser = json_option(argparse.ArgumentParser(description="Random transfers under faults; every byte is compared."))
+    parser.add_argument("--transfers", type=int, default=1_000_000)
+    parser.add_argument("--parts", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kills", type=float, default=1.0, help="a second, over all processes")
+    parser.add_argument("--stops", type=float, default=1.0, help="the same; and half as many cut links")
+    options = parser.parse_args()
+    options.rounds = options.parts
+    report = Report()
+    found = run(options, report)
+    report.present(f"{options.transfers:,} transfers under faults, seed {options.seed}", options)
+    for trouble in found[:20]:
+        print(f"FOUND: {trouble}", file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
