@@ -97,8 +97,7 @@ def test_what_is_in_shared_memory_for_the_one_before_comes_to_the_next(session: 
     value = bytes(range(256)) * 10_000
     for _ in range(2):  # from the second one on there is nothing but a reference in frames
         assert probe.run.call_one(bytes, value).get(PATIENCE) == value
-    held = probe.run.call_one(len, "nobody asks this again")
-    [(_, target, _)] = held.inquiry.unanswered()
+    [target] = probe._picked
     number = 1 << 30
     body = pickling.dumps(value, "a value")
     to = session.controller.address
