@@ -29,6 +29,12 @@ def connect(folder: Path) -> Callable[..., ZmqTransport]:
     return lambda name, settings: ZmqTransport(name, Home.of_first_host(folder), settings)
 
 
+@pytest.fixture(autouse=True)
+def _nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the end of a test, until somebody opens frames that were never sent."""
+    monkeypatch.setattr("meshbook.runtime.node.bulk.LAST_SECONDS", 0.0)
+
+
 def frame_for(node: Node, to: Address) -> Any:
     return node.bulk.pack(Reply(node.address.node, 1, "ok"), BODY, size_of(BODY), to)
 
