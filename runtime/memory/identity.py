@@ -31,20 +31,27 @@ def own_mark() -> ProcessMark:
 
 def has_ended(pid: int, started: int) -> bool:
     """Whether the process that had this number, and began then, has ended; what cannot be seen has not."""
+    if not is_used(pid):
+        return True
+    stat = _read_stat(pid)
+    return bool(stat) and (_started_at(stat) != started or _is_remains(stat))
+
+
+def is_used(pid: int) -> bool:
+    """Whether there is a process of this number."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
-        return True
+        return False
     except PermissionError:  # it is somebody else's
         pass
-    stat = _read_stat(pid)
-    return bool(stat) and (_started_at(stat) != started or _is_remains(stat))
+    return True
 
 
 def _read_stat(pid: int) -> list[str]:
     """The fields of its `/proc/<pid>/stat` from the third on, which is its state; nothing where that cannot be read."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_bytes().decode(errors="replace")  # the name in it may be anything
     except OSError:
         return []
     return text.rpartition(")")[2].split()  # the name before it may have spaces and parentheses

@@ -183,5 +183,12 @@ class RDMABuffer:
         """
         return own_station().explain(self._handle)
 
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same memory under the same lease, as a copy that has travelled is."""
+        return isinstance(other, RDMABuffer) and other._handle.lease == self._handle.lease
+
+    def __hash__(self) -> int:
+        return hash(self._handle.lease)
+
     def __repr__(self) -> str:
         return f"<RDMABuffer of {self._handle.size:,} bytes of {self._handle.actor} on {self._handle.owner.node}>"

@@ -19,7 +19,7 @@ import threading
 from pathlib import Path
 
 from meshbook.runtime.errors import TransferError, TransferTimeout
-from meshbook.runtime.memory.identity import has_ended, own_mark
+from meshbook.runtime.memory.identity import has_ended, is_used, own_mark
 from meshbook.runtime.rdma.handle import Lease
 
 FOLDER = "moving"  # in that of the run
@@ -27,6 +27,7 @@ SIZE = 4096
 _WORD = 8
 _HEAD = 2  # words: the pid of who writes the page, and when that began
 PLACES = SIZE // _WORD - _HEAD
+_NO_MARKS = bytes(PLACES * _WORD)
 
 
 class InProgress:
@@ -128,8 +129,9 @@ def _map(path: Path) -> mmap.mmap:
 def leases_in_use(folder: Path) -> set[int]:
     """The numbers of the leases, of any owner, that living processes say they are at, in this folder."""
     found: set[int] = set()
-    with contextlib.suppress(FileNotFoundError):  # of nobody there, nobody has moved anything
-        for entry in os.scandir(folder):
+    # Where there is no folder, nobody has moved anything.
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
             found |= _marks_on(Path(entry.path))
     return found
 
@@ -140,10 +142,12 @@ def _marks_on(path: Path) -> set[int]:
         page = path.read_bytes()
     except FileNotFoundError:
         return set()
-    if len(page) != SIZE or not any(page):  # it is being made
+    head, marks = page[: _HEAD * _WORD], page[_HEAD * _WORD :]
+    if len(page) != SIZE or not any(head):  # it is being made
         return set()
-    pid, started, *marks = memoryview(page).cast("Q")
-    if has_ended(pid, started):
+    pid, started = memoryview(head).cast("Q")
+    is_empty = marks == _NO_MARKS
+    if not is_used(pid) if is_empty else has_ended(pid, started):
         path.unlink(missing_ok=True)
         return set()
-    return {number for number in marks if number}
+    return set() if is_empty else set(memoryview(marks).cast("Q")) - {0}

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import mmap
 import os
+import pickle
 import sys
 import threading
 import weakref
@@ -315,6 +316,8 @@ def test_dropping_from_elsewhere(owner: Any, peer: Any) -> None:
     peer.drop.call_one(buffer).get(PATIENCE)
     assert buffer.drop().get(PATIENCE) is None
     mine = RDMABuffer(bytearray(8))
+    assert pickle.loads(pickle.dumps(mine)) == mine != buffer
+    assert len({mine, pickle.loads(pickle.dumps(mine)), buffer}) == 2
     peer.drop.call_one(mine).get(PATIENCE)
     with pytest.raises(BufferDropped):
         read(mine)
