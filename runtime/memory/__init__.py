@@ -5,6 +5,7 @@ process     reading and writing the memory of another process of this host (Cros
 segments    memory that is shared with others: the side that fills it; `shelf` decides which, `layout` is its form
 mappings    the side that reads it
 identity    which process that is, so that a number that is used again is not taken for it
+stretches   which addresses overlap
 form        which tensor or array bytes are, so that they are one again elsewhere
 pages       large pages, for memory that is moved in bulk
 """

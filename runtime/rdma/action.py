@@ -10,10 +10,11 @@ from typing import Any, NoReturn, Self
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import TransferError
 from meshbook.runtime.memory.local import Local, local_memory
+from meshbook.runtime.memory.stretches import Stretches
 from meshbook.runtime.rdma.buffer import RDMABuffer
 from meshbook.runtime.rdma.handle import Handle
 from meshbook.runtime.rdma.station import own_station
-from meshbook.runtime.rdma.transfers import AT_ONCE, Transfers
+from meshbook.runtime.rdma.transfers import AT_ONCE, Errand, Transfers
 from meshbook.runtime.rdma.ways import Deadline, Job, deadline_in
 
 
@@ -47,6 +48,7 @@ class RDMAAction:
 
     def __init__(self) -> None:
         self._operations: list[Operation] = []
+        self._memory: dict[str, tuple[Stretches, Stretches]] = {}  # by the device
 
     def read_remote(self, dst: Any, src: RDMABuffer) -> Self:
         """Copy all of the buffer `src` to the start of `dst`, which is memory of this process.
@@ -88,7 +90,7 @@ class RDMAAction:
         """Begin all of it. The future is done once each operation has ended, or `timeout` seconds have passed.
 
         It fails with the error of the first operation that has one, in the order in which they were added; the others
-        are carried out nevertheless.
+        are carried out nevertheless. To cancel it ends all that are under way.
         """
         deadline = deadline_in(timeout)
         if not self._operations:
@@ -96,15 +98,24 @@ class RDMAAction:
         return Submission(tuple(self._operations), deadline).start(own_station().transfers)
 
     def _add(self, new: Operation) -> Self:
-        # O(n) for each; fine to a few thousand operations. Sorted stretches would do for more.
-        for number, other in enumerate(self._operations, 1):
-            if new.collides(other):
-                raise ValueError(
-                    f"operation {len(self._operations) + 1}, {new}, and operation {number}, {other}, overlap in memory "
-                    f"of this process that a read changes, and go at the same time: submit one after the other"
-                )
+        written, only_read = self._stretches(new.local.device)
+        begin, end = new.local.address, new.local.address + new.local.size
+        if written.overlaps(begin, end) or (not new.is_write and only_read.overlaps(begin, end)):
+            raise self._collision(new)
+        (only_read if new.is_write else written).add(begin, end)
         self._operations.append(new)
         return self
+
+    def _stretches(self, device: str) -> tuple[Stretches, Stretches]:
+        """Memory of this process that the operations write to, and that they only read."""
+        return self._memory.setdefault(device, (Stretches(), Stretches()))
+
+    def _collision(self, new: Operation) -> ValueError:
+        number, other = next((n, each) for n, each in enumerate(self._operations, 1) if new.collides(each))
+        return ValueError(
+            f"operation {len(self._operations) + 1}, {new}, and operation {number}, {other}, overlap in memory "
+            f"of this process that a read changes, and go at the same time: submit one after the other"
+        )
 
     def __repr__(self) -> str:
         return f"<RDMAAction of {len(self._operations)} operations>"
@@ -119,7 +130,8 @@ class Submission:
         self._lock = threading.Lock()  # guards the next two
         self._errors: dict[int, BaseException] = {}
         self._under_way = 0
-        self._done: Future[None] = Future.pending()
+        self._errand: Errand[None] = Errand(deadline, lambda: f"an action of {len(operations)} operations")
+        self._done = self._errand.future
 
     def start(self, transfers: Transfers) -> Future[None]:
         """Carry it out: at once where it is little to do, else on threads."""
