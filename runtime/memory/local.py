@@ -31,11 +31,15 @@ class Local:
         tensor = None if self.tensor is None else self.tensor[offset : offset + size]
         return Local(self.address + offset, size, self.device, self.is_writable, self.keep, tensor)
 
+    def array(self) -> Any:
+        """Its bytes as an array of `ctypes`, where it is memory of the CPU."""
+        made = (ctypes.c_ubyte * self.size).from_address(self.address)
+        made._kept = self.keep  # type: ignore[attr-defined]  # the array keeps this, and this the memory
+        return made
+
     def view(self) -> memoryview:
         """Its bytes, where it is memory of the CPU."""
-        made = (ctypes.c_ubyte * self.size).from_address(self.address)
-        made._kept = self.keep  # type: ignore[attr-defined]  # the view keeps this, and this the memory
-        return memoryview(made).cast("B")
+        return memoryview(self.array()).cast("B")
 
 
 def local_memory(data: Any, what: str) -> Local:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 from meshbook.runtime.memory.local import CPU, Local
 
 
-def bytes_of(local: Local) -> memoryview:
-    """Its bytes: of the CPU's memory a view, of a GPU's a copy, for which this waits."""
-    if local.device == CPU:
-        return local.view()
-    return memoryview(local.tensor.cpu().numpy())
+def parcel_of(local: Local) -> pickle.PickleBuffer:
+    """Its bytes, to be sent out of band.
+
+    Not of a memoryview: with that in it a PickleBuffer ends Python (before 3.13) when the garbage collector finds both.
+    """
+    return pickle.PickleBuffer(local.array() if local.device == CPU else local.tensor.cpu().numpy())
 
 
 def put_bytes(local: Local, data: Any) -> None:

@@ -5,7 +5,6 @@ leads here, for its bytes. Those go in pieces, whatever the owner's actors do; b
 from __future__ import annotations
 
 import contextvars
-import pickle
 import threading
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
@@ -15,7 +14,7 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.memory.local import CPU, Local
-from meshbook.runtime.rdma.contents import bytes_of, put_bytes
+from meshbook.runtime.rdma.contents import parcel_of, put_bytes
 from meshbook.runtime.rdma.leases import Leases
 
 RDMA = "rdma"
@@ -47,7 +46,7 @@ class RDMAService(Actor):
         """So many bytes of what is lent under this number, from there on; None where nothing is."""
 
         def send(part: Local) -> None:
-            port.send(pickle.PickleBuffer(bytes_of(part)))
+            port.send(parcel_of(part))
 
         if not self._use(port, number, offset, size, send):
             port.send(None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +13,7 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.memory.local import Local
 from meshbook.runtime.node.calls import Each, Target
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.rdma.contents import bytes_of, put_bytes
+from meshbook.runtime.rdma.contents import parcel_of, put_bytes
 from meshbook.runtime.rdma.handle import Handle, Lease
 from meshbook.runtime.rdma.service import RDMA
 from meshbook.runtime.rdma.ways import Job
@@ -54,7 +53,7 @@ class Message:
 
     def write(self, job: Job) -> None:
         def ask(start: int, size: int) -> Future[Any]:
-            data = pickle.PickleBuffer(bytes_of(job.local.part(start, size)))
+            data = parcel_of(job.local.part(start, size))
             return self._call(job, "write", job.offset + start, data)
 
         def take(start: int, size: int, answer: Any) -> None:
