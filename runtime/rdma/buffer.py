@@ -131,7 +131,7 @@ class RDMABuffer:
         have them. TypeError for what has no processes, ValueError for buffers that are too small.
         """
         seconds = deadline_in(timeout).seconds
-        receivers = receivers_of(to, self._handle.size, lambda value: value._handle)
+        receivers = receivers_of(to, self._handle.size, _handle_of)
         extent = to.extent
         made = Broadcast(own_station().node, self._handle, receivers, extent, seconds).start(name, fresh=fresh)
         return made.then(lambda handles: ValueMesh.of(extent, map(RDMABuffer._of, handles)))
@@ -192,3 +192,11 @@ class RDMABuffer:
 
     def __repr__(self) -> str:
         return f"<RDMABuffer of {self._handle.size:,} bytes of {self._handle.actor} on {self._handle.owner.node}>"
+
+
+def _handle_of(value: Any) -> Handle:
+    if not isinstance(value, RDMABuffer):
+        raise TypeError(
+            f"broadcast_to takes a ValueMesh of RDMABuffers, and in this one is a {type(value).__qualname__}"
+        )
+    return value._handle

@@ -212,6 +212,8 @@ def test_it_goes_to_buffers_that_are_there_as_well(procs: ProcMesh) -> None:
         RDMABuffer(np.zeros(101, np.int32)).broadcast_to(targets)
     with pytest.raises(TypeError, match="not a HostMesh: spawn_procs"):
         RDMABuffer(np.zeros(1)).broadcast_to(this_host())
+    with pytest.raises(TypeError, match="in this one is a int"):
+        RDMABuffer(np.zeros(1)).broadcast_to(ValueMesh.of(procs.extent, [1, 2, 3]))
     targets.item(gpus=1).drop().get()
     with pytest.raises(BufferDropped, match=r"2 of 3 ranks, and not to\n +rank 1 \{'gpus': 1/3\} on .*dropped"):
         RDMABuffer(np.full(50, 3, np.int32)).broadcast_to(targets).get()
