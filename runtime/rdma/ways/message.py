@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from meshbook.runtime.actor.future import Future
@@ -72,6 +73,7 @@ class Message:
         asked: deque[tuple[int, int, Future[Any]]] = deque()
         done = 0
         for start, size in pieces:
+            job.deadline.check(partial(_tell, job, done))  # a write that nobody waits for any more must not begin
             asked.append((start, size, ask(start, size)))
             if len(asked) == IN_FLIGHT:
                 done += self._take_first(job, asked, take, done)
@@ -86,10 +88,9 @@ class Message:
 
     def _await(self, job: Job, future: Future[Any], done: int) -> Any:
         handle = job.handle
-        what = f"{job.local.size:,} bytes by messages from or to {handle.actor}"
         try:
             while True:
-                job.deadline.check(lambda: f"moving {what}, whose process has to take part ({done:,} are done),")
+                job.deadline.check(partial(_tell, job, done))
                 if future.done():
                     return future.get()
                 with contextlib.suppress(TimeoutError):
@@ -111,3 +112,8 @@ class Message:
 
     def close(self) -> None:
         return None
+
+
+def _tell(job: Job, done: int) -> str:
+    what = f"{job.local.size:,} bytes by messages from or to {job.handle.actor}"
+    return f"moving {what}, whose process has to take part ({done:,} are done),"
