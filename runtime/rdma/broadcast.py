@@ -35,12 +35,14 @@ class Receiving:
 
 
 def receivers_of(to: Any, size: int, handle_of: Any) -> list[Receiving]:
-    """Who is meant, in rank order. TypeError for what has no processes, ValueError for a buffer that is too small."""
+    """Who is meant, in rank order. TypeError for what has no processes, ValueError for a buffer that does not do."""
     if isinstance(to, ValueMesh):
         handles: list[Handle] = [handle_of(value) for value in to.values()]
         for rank, handle in enumerate(handles):
             if handle.size < size:
                 raise ValueError(f"the buffer of rank {rank} has {handle.size:,} bytes, and {size:,} are broadcast")
+            if not handle.is_writable:
+                raise ValueError(f"the buffer of rank {rank} can only be read: its owner may not write to it")
         return [Receiving(handle.owner, handle) for handle in handles]
     addresses = getattr(to, "_addresses", None)
     if addresses is None:

@@ -169,7 +169,7 @@ class Reception:
         source, node = self._order.source, self._station.node
         try:
             if self._order.into is not None:
-                return self._fill(self._registered(self._order.into), self._order.into)
+                return self._fill_buffer(self._order.into)
             if (source.owner, source.life) == (node.address, node.life):
                 return source  # the owner has it
             return self._fill_copy(self._station.copies.take(source, self._order.name, fresh=self._order.fresh))
@@ -177,11 +177,17 @@ class Reception:
             self._arrival.refuse(str(error))
             raise
 
-    def _registered(self, into: Handle) -> Local:
-        lent = self._station.leases.find(into.lease.number)
-        if lent is None:
-            raise BufferDropped(f"the buffer of {into.actor} was dropped, or its actor has ended")
-        return lent.local.part(0, self._order.source.size)
+    def _fill_buffer(self, into: Handle) -> Handle:
+        lent, user = self._station.leases.find(into.lease.number), object()
+        try:
+            if lent is not None:
+                lent.users.add(user)  # who drops it waits for this one
+            if lent is None or lent.is_over:
+                raise BufferDropped(f"the buffer of {into.actor} was dropped, or its actor has ended")
+            return self._fill(lent.local.part(0, self._order.source.size), into)
+        finally:
+            if lent is not None:
+                lent.users.discard(user)
 
     def _fill_copy(self, copy: Copy) -> Handle:
         if not copy.filling.acquire(blocking=False):
@@ -192,7 +198,7 @@ class Reception:
         try:
             copy.is_whole = False
             self._fill(copy.local, copy.handle)
-            copy.is_whole = True
+            copy.is_whole = copy.source == self._order.source  # else the next broadcast has it already
         finally:
             copy.filling.release()
         return copy.handle

@@ -210,6 +210,9 @@ def test_it_goes_to_buffers_that_are_there_as_well(procs: ProcMesh) -> None:
     assert list(readers.sum_of_own.call().get().values()) == [100] * 3
     with pytest.raises(ValueError, match="the buffer of rank 0 has 400 bytes, and 404 are broadcast"):
         RDMABuffer(np.zeros(101, np.int32)).broadcast_to(targets)
+    frozen = ValueMesh.of(targets.extent, [RDMABuffer(bytes(4))] * 3)
+    with pytest.raises(ValueError, match="the buffer of rank 0 can only be read"):
+        RDMABuffer(np.zeros(1, np.int32)).broadcast_to(frozen)
     with pytest.raises(TypeError, match="not a HostMesh: spawn_procs"):
         RDMABuffer(np.zeros(1)).broadcast_to(this_host())
     with pytest.raises(TypeError, match="in this one is a int"):
