@@ -17,6 +17,7 @@ import pytest
 from meshbook.runtime.actor.context import Instance
 from meshbook.runtime.errors import TransferError, TransferTimeout
 from meshbook.runtime.geometry import Extent
+from meshbook.runtime.memory import identity
 from meshbook.runtime.memory.identity import ProcessMark, has_ended, own_mark
 from meshbook.runtime.memory.local import local_memory
 from meshbook.runtime.rdma.handle import Lease
@@ -149,6 +150,14 @@ def test_a_number_that_is_used_again_is_another_process() -> None:
     assert not mark.has_ended
     assert ProcessMark(mark.pid, mark.started - 1, mark.system).has_ended
     assert has_ended(1 << 22, 0)  # over the largest that Linux gives
+
+
+def test_without_proc_nothing_is_taken_to_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "_read_stat", lambda pid: [])
+    mark = own_mark()
+    assert mark.started == 0
+    assert not mark.has_ended
+    assert not ProcessMark(mark.pid, 4711, mark.system).has_ended
 
 
 # -- what was dropped --------------------------------------------------------------------

@@ -433,3 +433,10 @@ def test_a_copy_within_the_process_where_both_overlap(session: Session) -> None:
     buffer.drop().get(PATIENCE)
     with pytest.raises(BufferDropped):
         buffer.read_into(bytearray(100)).get(PATIENCE)
+
+
+def test_a_forked_child_is_told_that_it_moves_no_data(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a copy of the memory, and of the page on which its parent says what it is at."""
+    monkeypatch.setattr(session.node.station, "pid", os.getppid())
+    with pytest.raises(RuntimeError, match="was forked from one of the run"):
+        RDMABuffer(bytearray(8))

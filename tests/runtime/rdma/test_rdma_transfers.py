@@ -8,18 +8,21 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from meshbook.runtime.errors import CallCancelled, ChecksumMismatch, TransferError, TransferTimeout
-from meshbook.runtime.memory.identity import ProcessMark
+from meshbook.runtime.memory.identity import ProcessMark, own_mark
 from meshbook.runtime.memory.local import Local, local_memory
 from meshbook.runtime.rdma import chooser as chooser_module
 from meshbook.runtime.rdma.chooser import LEFT_OUT, SPARE, Chooser, Verdict
 from meshbook.runtime.rdma.explaining import explain
 from meshbook.runtime.rdma.following import Follower
 from meshbook.runtime.rdma.handle import Handle, Lease
+from meshbook.runtime.rdma.progress import InProgress
 from meshbook.runtime.rdma.threads import Threads
 from meshbook.runtime.rdma.transfers import AT_ONCE, Transfers
 from meshbook.runtime.rdma.ways import Deadline, Job, Unsuitable, Way
+from meshbook.runtime.rdma.ways.process_memory import ProcessMemory
 from meshbook.runtime.telemetry.spans import Recorder
 from meshbook.runtime.wire.messages import Address
 
@@ -84,6 +87,25 @@ def test_the_first_way_that_does_not_refuse() -> None:
     expected = [Verdict("near", False, "too far"), Verdict("far", True, ""), Verdict("last", False, SPARE)]
     assert chooser.explain(handle_of(), None) == expected
     assert (near.tried, last.tried) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("system", "device", "local", "words"),
+    [
+        ("here", "cpu", "cpu", ""),
+        ("here", "cpu", None, ""),
+        ("there", "cpu", "cpu", "on another host, or in another namespace of processes"),
+        ("here", "cuda:1-2", "cpu", "that of a GPU"),
+        ("here", "cpu", "cuda:0", "that of a GPU"),
+    ],
+)
+def test_whose_memory_cross_memory_attach_reaches(system: str, device: str, local: str | None, words: str) -> None:
+    here = own_mark()
+    way = ProcessMemory(InProgress("worker"))
+    owner = replace(here, system=here.system if system == "here" else "a boot:pid:[4711]")
+    refusal = way.refusal(replace(handle_of(), process=owner, device=device), local)
+    assert words in refusal
+    assert bool(words) == bool(refusal)
 
 
 def test_what_a_way_turned_out_not_to_do_is_kept_for_that_owner_and_logged_once(
