@@ -38,6 +38,8 @@ HANDSHAKE_SECONDS = 5.0
 IDLE_SECONDS = 120.0  # a connection that is not used for so long is closed; the other side does so before
 MOST_SECONDS = 86_400.0
 BACKLOG = 128
+PAUSE_SECONDS = 1.0  # after a connection that could not be taken
+LOOK_SECONDS = 0.05  # how often it is looked whether there is room for one more
 
 
 class Door(msgspec.Struct, frozen=True):
@@ -82,13 +84,13 @@ class MemoryServer:
         self._lock = threading.Lock()  # guards all below
         self._doors: dict[str, socket.socket] = {}  # by the IP address at which they listen
         self._lines: dict[Line, bool] = {}  # the connections, and whether they are idle; the longest unused first
-        self._closed = False
+        self._closing = threading.Event()
         self.strangers = Strangers("the memory server")
 
     def open(self, ip: str) -> Door:
         """Listen at this address of ours; where it does already, that is the answer."""
         with self._lock:
-            if self._closed:
+            if self._closing.is_set():
                 raise OSError("the memory server is closed")
             if (listening := self._doors.get(ip)) is None:
                 family = socket.AF_INET6 if ":" in ip else socket.AF_INET
@@ -101,7 +103,7 @@ class MemoryServer:
     def close(self) -> None:
         """Serve nobody any more. Idempotent."""
         with self._lock:
-            self._closed = True
+            self._closing.set()
             lines, doors = list(self._lines), list(self._doors.values())
         for line in lines:
             line.interrupt()
@@ -113,27 +115,32 @@ class MemoryServer:
 
     def _accept(self, listening: socket.socket) -> None:
         with listening:
-            while True:
+            while not self._closing.is_set():
                 self._make_room()
                 try:
-                    connection, _ = listening.accept()
-                except OSError as error:
+                    self._attend_next(listening)
+                except (OSError, RuntimeError) as error:  # it is closed; or no descriptors, or no threads, are left
                     self._room.release()
-                    if self._closed:
-                        return
-                    logger.warning("the memory server cannot accept a connection: %s", error)  # no descriptors left
-                    threading.Event().wait(1.0)
-                    continue
-                threading.Thread(target=self._attend, args=(connection,), name="meshbook memory", daemon=True).start()
+                    if not self._closing.is_set():
+                        logger.warning("the memory server cannot take a connection: %s", error)
+                        self._closing.wait(PAUSE_SECONDS)
 
     def _make_room(self) -> None:
-        while not self._room.acquire(blocking=False):
+        while not self._closing.is_set() and not self._room.acquire(blocking=False):
             with self._lock:
                 idle = next((line for line, is_idle in self._lines.items() if is_idle), None)
             if idle is not None:
                 idle.interrupt()
-            if self._room.acquire(timeout=0.1):
-                return
+            self._closing.wait(LOOK_SECONDS)
+
+    def _attend_next(self, listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        thread = threading.Thread(target=self._attend, args=(connection,), name="meshbook memory", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            connection.close()
+            raise
 
     def _attend(self, connection: socket.socket) -> None:
         """Serve one connection, until it ends or does not behave."""
@@ -141,7 +148,7 @@ class MemoryServer:
         try:
             self._note(line, is_idle=False)
             admit(line, self._key, Deadline(HANDSHAKE_SECONDS))
-            while not self._closed:
+            while not self._closing.is_set():
                 self._note(line, is_idle=True)
                 size = protocol.unpack_length(line.receive(protocol.LENGTH_BYTES, Deadline(IDLE_SECONDS)))
                 self._note(line, is_idle=False)
