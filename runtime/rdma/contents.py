@@ -23,5 +23,8 @@ def put_bytes(local: Local, data: Any) -> None:
         return
     import torch  # weight: there is a tensor of a GPU, so it is loaded
 
-    local.tensor.copy_(torch.frombuffer(data, dtype=torch.uint8))
-    torch.cuda.synchronize(local.tensor.device)
+    source = torch.empty(local.size, dtype=torch.uint8)  # torch wants memory that may be written, and `data` may not be
+    memoryview(source.numpy())[:] = data
+    local.tensor.copy_(source)
+    if local.tensor.is_cuda:  # others may read it by another stream, or from another process
+        torch.cuda.synchronize(local.tensor.device)
