@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 
 import meshbook
 from meshbook import Actor, ProcMesh, RDMAAction, RDMABuffer, endpoint, this_host
-from meshbook.runtime.errors import BufferDropped
+from meshbook.runtime.errors import BufferDropped, CallCancelled, TransferTimeout
 from meshbook.runtime.memory.identity import own_mark
 from meshbook.runtime.memory.local import local_memory
 from meshbook.runtime.rdma.action import Operation, batches_of
 from meshbook.runtime.rdma.handle import Handle, Lease
 from meshbook.runtime.rdma.transfers import AT_ONCE
+from meshbook.runtime.rdma.ways import Job
+from meshbook.runtime.rdma.ways.same_process import SameProcess
 from meshbook.runtime.wire.messages import Address
 
 SIZE = 64
 pytestmark = pytest.mark.process
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def handle_of(pid: int = 1) -> Handle:
@@ -98,11 +104,13 @@ class Owner(Actor):
 
 @pytest.fixture(scope="module")
 def procs() -> Iterator[ProcMesh]:
-    mesh = this_host().spawn_procs({"gpus": 2})
-    mesh.initialized.get()
-    yield mesh
-    mesh.stop().get()
-    meshbook.close_session()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MESHBOOK_PRELOAD", "numpy")
+        mesh = this_host().spawn_procs({"gpus": 2})
+        mesh.initialized.get()
+        yield mesh
+        mesh.stop().get()
+        meshbook.close_session()
 
 
 def test_many_reads_and_writes_of_several_owners_go_as_one(procs: ProcMesh) -> None:
@@ -175,4 +183,26 @@ def test_mistakes_are_told_at_once() -> None:
     with pytest.raises(ValueError, match=r"operation 3, read_remote.*operation 2, write_remote"):
         action.read_remote(data, buffer)
     action.submit().get()
+    buffer.drop().get()
+
+
+def test_an_action_can_be_cancelled_and_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer, begun, end = RDMABuffer(bytearray(2 * AT_ONCE)), threading.Event(), threading.Event()
+
+    def read(way: Any, job: Job) -> None:
+        begun.set()
+        assert end.wait(20)
+        job.deadline.check(lambda: "a read")
+
+    monkeypatch.setattr(SameProcess, "read", read)
+    try:
+        for timeout, error in ((20, CallCancelled), (0.01, TransferTimeout)):
+            begun.clear()
+            future = RDMAAction().read_remote(bytearray(2 * AT_ONCE), buffer).submit(timeout=timeout)
+            assert begun.wait(20)
+            assert error is TransferTimeout or future.cancel()
+            with pytest.raises(error):
+                future.get(20)
+    finally:
+        end.set()
     buffer.drop().get()
