@@ -59,11 +59,8 @@ class Message:
 
         def take(start: int, size: int, answer: Any) -> None:
             if answer != "ok":
-                raise (
-                    dropped(job.handle)
-                    if answer == "dropped"
-                    else TransferError(f"{job.handle.actor}'s can only be read")
-                )
+                only_read = TransferError(f"the memory of {job.handle.actor} can only be read")
+                raise dropped(job.handle) if answer == "dropped" else only_read
 
         self._move(job, ask, take)
 
