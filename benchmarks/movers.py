@@ -10,10 +10,12 @@ array) to a worker and back.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,11 +33,12 @@ class Peer:
 
     def __init__(self, python: str, name: str) -> None:
         self.name = name
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # as long as the process; close() closes it
         self._process = subprocess.Popen(
             [python, str(Path(__file__).resolve()), name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._errors,
             text=True,
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},  # its own workers import `report`, too
         )
@@ -46,15 +49,22 @@ class Peer:
         assert self._process.stdout is not None
         try:
             print(what, size, times, file=self._process.stdin, flush=True)
-        except BrokenPipeError:
+        except BrokenPipeError:  # it has ended, and said so
             return None
         for line in self._process.stdout:
             if line.startswith(MARK):
                 return float(line.removeprefix(MARK))
+        self._errors.seek(0)
+        print(
+            f"without {self.name}: {(self._errors.readlines() or ['it is not installed there'])[-1].strip()}",
+            file=sys.stderr,
+        )
         return None
 
     def close(self) -> None:
-        self._process.communicate()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.communicate()
+        self._errors.close()
 
 
 def monarch() -> Answers:

@@ -29,7 +29,9 @@ from meshbook.runtime.config import OVERRIDES
 KIB, MIB = 1 << 10, 1 << 20
 TIMES = {4 * KIB: 300, 64 * KIB: 200, MIB: 40, 16 * MIB: 8, 64 * MIB: 4, 128 * MIB: 2, 512 * MIB: 1}
 QUICK = (4 * KIB, MIB, 64 * MIB)
+RECEIVERS = 4  # of a broadcast
 ECHOED = (16 * MIB, 64 * MIB, 128 * MIB)
+MOST_OF_PEERS = 128 * MIB  # that others are asked to move: half a GiB takes some of them seconds
 OTHER_PROCESS = ("process memory", "host agent", "message", "nixl")  # the ways that are forced, where they are there
 Works = dict[str, Callable[[], object]]
 
@@ -144,7 +146,8 @@ class Pair:
         try:
             self.reader.read.call_one(buffer).get()
         except ActorError as error:
-            print(f"without {self.way}: {str(error.exception).splitlines()[-1].strip()}", file=sys.stderr)
+            (why,) = [line.strip() for line in str(error.exception).splitlines() if line.strip().startswith(self.way)]
+            print(f"without {why}", file=sys.stderr)
             self.procs.stop().get()
             return False
         self.owner.drop.call_one().get()
@@ -199,6 +202,15 @@ def measure_echo(report: Report, echo: Any, size: int) -> None:
     put_time(report, f"{title(size)} to an endpoint and back", size, taken, times=2)
 
 
+def measure_broadcast(report: Report, procs: Any, size: int) -> None:
+    """A buffer of the controller to each of several ranks, whose copies are there from the time before."""
+    buffer = RDMABuffer(np.ones(size, np.uint8))
+    buffer.broadcast_to(procs).get()
+    taken = percentiles(lambda: buffer.broadcast_to(procs).get(), TIMES[size])[0]
+    put_time(report, f"{title(size)} broadcast to {len(procs)} ranks, all together", size, taken, times=len(procs))
+    buffer.drop().get()
+
+
 def measure_peer(report: Report, peer: Peer, size: int) -> None:
     """The same by another runtime, and what ours is of it."""
     figures = (("read", "read, process memory", 1), ("echo", "to an endpoint and back", 2))
@@ -241,10 +253,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--peers", metavar="PYTHON", help="an interpreter that has other runtimes")
     options = parser.parse_args()
-    options.rounds = options.rounds or (2 if options.quick else 5)
+    options.rounds = options.rounds or (2 if options.quick else 3)
     report, sizes = Report(), QUICK if options.quick else tuple(TIMES)
-    procs = this_host().spawn_procs(per_host={"gpus": 1})
-    echo = procs.spawn("echo", Mover).echo
+    procs = this_host().spawn_procs(per_host={"gpus": RECEIVERS})
+    echo = procs.slice(gpus=0).spawn("echo", Mover).echo
     pairs = [pair for pair in map(Pair, OTHER_PROCESS) if pair.leads_there()]
     peers = [Peer(options.peers, name) for name in NAMES] if options.peers else []
     for _ in range(options.rounds):
@@ -253,7 +265,8 @@ def main() -> None:
                 pair.measure(report, size)
             if size in ECHOED:
                 measure_echo(report, echo, size)
-            for peer in peers:
+                measure_broadcast(report, procs, size)
+            for peer in peers if size <= MOST_OF_PEERS else ():
                 measure_peer(report, peer, size)
     for peer in peers:
         peer.close()
