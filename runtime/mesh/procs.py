@@ -397,8 +397,11 @@ class ProcMesh(MeshTrait):
 
         A row for each process of this mesh or slice, owner, way and direction, and for what this process has moved from
         or to theirs. It resolves to a list of `Moved`, which pandas and polars take. A transfer counts when it is done,
-        with whoever asked for it; a process that was healed begins anew, and one that is dead or silent is left out.
+        with whoever asked for it; a process that was healed begins anew. Who is dead, or does not answer within 5 s, is
+        named in `silent`. RuntimeError once the mesh was stopped.
         """
+        if self._ownership.stopped is not None:
+            raise RuntimeError(texts.PROCS_STOPPED)
         return ask_transfers(self)
 
     def dismiss(self, reason: str) -> Future[None]:

@@ -13,21 +13,25 @@ from meshbook.runtime.telemetry.traffic import TransferTable, table_of
 if TYPE_CHECKING:
     from meshbook.runtime.mesh.procs import ProcMesh
 
-ANSWER_S = 15.0  # that a rank has to answer; who is stopped is left out
+ANSWER_S = 5.0  # that a rank has to answer; who is stopped, or holds the GIL in C, does not
 
 
 def ask_transfers(mesh: ProcMesh) -> Future[TransferTable]:
     """The rows of all ranks that answer, in their order, and those of this process that have one of them as owner."""
     node = current_node()
     ranks = {address.node: f"rank {rank}" for rank, address in enumerate(mesh.nodes)}
+    own = node.station.traffic.rows() if node.station is not None else []
+    if set(ranks) == {node.address.node}:  # a client's own process hosts no actor that could say it
+        return Future.completed(table_of(own, (), lambda name: ranks.get(name, name)))
     done: Future[TransferTable] = Future.pending()
     asked = ask_processes(node, mesh, "transfers", limit=ANSWER_S)
 
     def put_together() -> None:
         rows = [row for future in asked if future.exception() is None for row in future.get()]
-        if node.station is not None and node.address.node not in ranks:
-            rows += [row for row in node.station.traffic.rows() if row.owner in ranks]
-        done.resolve(lambda: table_of(rows, lambda name: ranks.get(name, name)))
+        if node.address.node not in ranks:
+            rows += [row for row in own if row.owner in ranks]
+        silent = [name for name, future in zip(ranks, asked, strict=True) if future.exception() is not None]
+        done.resolve(lambda: table_of(rows, silent, lambda name: ranks.get(name, name)))
 
     when_settled(asked, put_together)
     return done

@@ -36,12 +36,13 @@ class Moved:
 class TransferTable(list[Moved]):
     """A list of `Moved`, which shows itself as a table; data frames of pandas and Polars are made of it as it is."""
 
+    silent: tuple[str, ...] = ()  # who did not answer, and of whom nothing is in it
+
     def __repr__(self) -> str:
-        if not self:
-            return "nothing was moved"
-        rows = [_HEAD, *map(_cells, self)]
+        rows = [_HEAD, *map(_cells, self)] if self else [("nothing was moved",)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join(_line(row, widths) for row in rows)
+        missing = [f"no answer: {', '.join(self.silent)}"] if self.silent else []
+        return "\n".join([*(_line(row, widths) for row in rows), *missing])
 
 
 def _cells(row: Moved) -> tuple[str, ...]:
@@ -87,6 +88,8 @@ class Traffic:
             ]
 
 
-def table_of(rows: Iterable[Moved], name: Callable[[str], str]) -> TransferTable:
+def table_of(rows: Iterable[Moved], silent: Iterable[str], name: Callable[[str], str]) -> TransferTable:
     """All of it, with the names of processes as they are to be shown."""
-    return TransferTable(replace(row, by=name(row.by), owner=name(row.owner)) for row in rows)
+    table = TransferTable(replace(row, by=name(row.by), owner=name(row.owner)) for row in rows)
+    table.silent = tuple(map(name, silent))
+    return table

@@ -28,10 +28,12 @@ def test_it_does_not_grow_with_the_number_of_owners() -> None:
 def test_the_table_names_ranks_and_reads_well() -> None:
     rows = [Moved("m.1", "m.0", "process memory", "read", 64_000_000, 1_200, 2.5)]
     rows.append(Moved("m.10", "m.0", "message", "write", 12, 1, 0.004))
-    table = table_of(rows, lambda node: f"rank {node.partition('.')[2]}")
+    table = table_of(rows, ["m.2"], lambda node: f"rank {node.partition('.')[2]}")
     assert repr(table).splitlines() == [
         "by       owner   way             direction  bytes  transfers    time",
         "rank 1   rank 0  process memory  read       64 MB      1,200  2.50 s",
         "rank 10  rank 0  message         write       12 B          1    4 ms",
+        "no answer: rank 2",
     ]
     assert repr(TransferTable()) == "nothing was moved"
+    assert repr(table_of([], ["m.2"], str)) == "nothing was moved\nno answer: m.2"

@@ -249,6 +249,24 @@ def test_an_event_loop_goes_on_meanwhile(owner: Any, small_pieces: None) -> None
         read(buffer, progress=refuse)
 
 
+def test_what_was_moved_is_told_and_who_cannot_say(session: Session) -> None:
+    procs = session.host.spawn_procs({"gpus": 2})
+    buffer = lend(procs.slice(gpus=0).spawn("owner", Owner))
+    for _ in range(2):
+        read(buffer)
+    buffer.write_from(b"abc").get(PATIENCE)
+    procs.slice(gpus=1).kill().get(PATIENCE)
+    table = procs.transfers().get(PATIENCE)
+    assert [(row.by, row.owner, row.way, row.direction, row.bytes, row.transfers) for row in table] == [
+        ("controller", "rank 0", "process memory", "read", 2 * SIZE, 2),
+        ("controller", "rank 0", "process memory", "write", 3, 1),
+    ]
+    assert table.silent == ("rank 1",)
+    procs.stop().get(PATIENCE)
+    with pytest.raises(RuntimeError, match="already been stopped"):
+        procs.transfers()
+
+
 # -- what can go wrong -----------------------------------------------------------------------
 
 
