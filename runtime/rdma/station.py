@@ -40,6 +40,7 @@ from meshbook.runtime.rdma.ways.message import Message
 from meshbook.runtime.rdma.ways.nixl import Nixl
 from meshbook.runtime.rdma.ways.process_memory import ProcessMemory
 from meshbook.runtime.rdma.ways.same_process import SameProcess
+from meshbook.runtime.telemetry.spans import CELLS
 from meshbook.runtime.telemetry.traffic import Traffic
 from meshbook.runtime.wire.messages import Address
 
@@ -129,7 +130,7 @@ class Station:
         number = lent.lease.number
         offers = {way.name: offer for way in self.ways if (offer := way.offer(local, lent.lease)) is not None}
         lent.handle = Handle(
-            *(self._node.address, self._node.life, str(lender), self._process, self._agent, lent.lease),
+            *(self._node.address, self._node.life, _name_of(lender), self._process, self._agent, lent.lease),
             *(local.address, local.size, name_everywhere(local.device), offers, local.is_writable, form),
         )
         if local.device == CPU and local.size >= pages.LEAST:
@@ -218,6 +219,11 @@ class Station:
         for lent in self._retention.close(patience):
             # This process may live on, as a notebook does that detaches. So this memory is never given back to it.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(lent.local))
+
+
+def _name_of(lender: Instance) -> str:
+    """As errors name whose memory it is: what runs cells is no actor to its user."""
+    return f"cells{lender.rank}" if lender.class_name == CELLS else str(lender)
 
 
 def _whatever_comes(asked: Future[None]) -> Future[None]:
