@@ -13,8 +13,10 @@ import threading
 from collections.abc import Iterator
 
 from meshbook.runtime.memory.local import CPU, Local
+from meshbook.runtime.memory.pages import want_large
 
 PIECE = 4 << 20  # bytes; of 256 KiB to 8 MiB the fastest: as much as a socket takes in, and in the processor's cache
+ALIGNMENT = 2 << 20  # of large pages
 KEPT = 8  # buffers that are kept for the next transfers
 
 
@@ -40,5 +42,9 @@ class Buffers:
 
 
 def _make_buffer() -> Local:
-    memory = mmap.mmap(-1, PIECE)
-    return Local(ctypes.addressof(ctypes.c_ubyte.from_buffer(memory)), PIECE, CPU, True, memory)
+    # Private: to copy into pages that could be shared takes half as long again.
+    memory = mmap.mmap(-1, PIECE + ALIGNMENT, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    start = ctypes.addressof(ctypes.c_ubyte.from_buffer(memory))
+    address = -(-start // ALIGNMENT) * ALIGNMENT
+    want_large(address, PIECE)
+    return Local(address, PIECE, CPU, True, memory)
