@@ -23,7 +23,7 @@ class Followers:
     def __init__(self, leases: Leases, tell: Callable[[Handle, list[Address]], object]) -> None:
         self._leases = leases
         self._tell = tell
-        self._lock = threading.Lock()  # guards the next
+        self._lock = threading.RLock()  # guards the next; under it, garbage may drop a buffer
         self._receivers: dict[int, set[Address]] = {}
 
     def add(self, source: Handle, receivers: Iterable[Address]) -> None:

@@ -39,11 +39,12 @@ class Leases:
 
     def __init__(self, folder: str = "") -> None:
         self._folder = folder
-        self._lock = threading.Lock()  # guards all of these
+        # Guards all of these. Python collects garbage at any moment, and what is collected may drop a buffer: so it may
+        # be taken again by the thread that has it, and whatever is done here may have an `end` in its middle.
+        self._lock = threading.RLock()
         self._blocks: list[Any] = []  # the memory of the words
         self._free: list[Any] = []  # words that are not in use
         self._lent: dict[int, Lent] = {}
-        self._by_lender: dict[Instance, set[int]] = {}
 
     def lend(self, local: Local, lender: Instance) -> Lent:
         """Keep this memory, and say so in a word, until `end`."""
@@ -51,12 +52,11 @@ class Leases:
             if not self._free:
                 block = (ctypes.c_uint64 * WORDS_A_BLOCK)()
                 self._blocks.append(block)
-                self._free = [ctypes.c_uint64.from_buffer(block, 8 * index) for index in range(WORDS_A_BLOCK)]
+                self._free.extend(ctypes.c_uint64.from_buffer(block, 8 * index) for index in range(WORDS_A_BLOCK))
             word, number = self._free.pop(), secrets.randbits(63) | 1
             word.value = number
             lent = Lent(local, lender, Lease(ctypes.addressof(word), number, self._folder), word)
             self._lent[number] = lent
-            self._by_lender.setdefault(lender, set()).add(number)
             return lent
 
     def end(self, number: int) -> Lent | None:
@@ -68,10 +68,6 @@ class Leases:
             lent.is_over = True
             lent.word.value = 0
             self._free.append(lent.word)
-            of_lender = self._by_lender[lent.lender]
-            of_lender.discard(number)
-            if not of_lender:
-                del self._by_lender[lent.lender]
             return lent
 
     def find(self, number: int) -> Lent | None:
@@ -88,9 +84,8 @@ class Leases:
         return next((start, size) for start, size in blocks if start <= lease.word < start + size)
 
     def of(self, lender: Instance) -> list[int]:
-        """What this actor has lent."""
-        with self._lock:
-            return list(self._by_lender.get(lender, ()))
+        """What this actor has lent. O(n) in all leases: asked when an actor ends."""
+        return [number for number, lent in list(self._lent.items()) if lent.lender == lender]
 
     def all(self) -> list[int]:
         with self._lock:

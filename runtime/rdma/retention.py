@@ -27,7 +27,7 @@ class Retention:
         self._in_use = in_use
         self._release = release
         self._later = later
-        self._lock = threading.Lock()  # guards all of these
+        self._lock = threading.RLock()  # guards all of these; under it, garbage may drop a buffer
         self._kept: dict[int, _Kept] = {}
         self._is_due = False  # somebody looks again
         self._pause = FIRST_LOOK
@@ -63,8 +63,10 @@ class Retention:
             before = list(self._kept)  # what is dropped during the look is for the next one
         in_use = self._in_use() if before else ()
         with self._lock:
-            unused = [number for number in before if number in self._kept and number not in in_use]
-            return [self._kept.pop(number) for number in unused if not self._kept[number].lent.users]
+            kept = [self._kept.get(number) for number in before if number not in in_use]
+            unused = [each.lent.lease.number for each in kept if each is not None and not each.lent.users]
+            taken = [self._kept.pop(number, None) for number in unused]
+        return [each for each in taken if each is not None]
 
     def _look_again(self) -> None:
         with self._lock:

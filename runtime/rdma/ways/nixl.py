@@ -42,7 +42,7 @@ class Nixl:
         self._is_worker = is_worker
         self._is_forced = is_forced
         self._turns = Turns("meshbook nixl")
-        self._lock = threading.Lock()  # guards the next two
+        self._lock = threading.RLock()  # guards the next two; under it, garbage may drop a buffer
         self._why_not: str | None = None  # None: it was not looked yet
         self._lent: dict[int, Local] = {}  # by the numbers of leases
         self._mover: Mover | None = None  # the thread's alone, as all that it has

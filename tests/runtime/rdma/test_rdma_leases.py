@@ -20,10 +20,13 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.memory import identity
 from meshbook.runtime.memory.identity import ProcessMark, has_ended, own_mark
 from meshbook.runtime.memory.local import local_memory
-from meshbook.runtime.rdma.handle import Lease
+from meshbook.runtime.rdma.handle import Handle, Lease
 from meshbook.runtime.rdma.leases import WORDS_A_BLOCK, Leases, Lent
-from meshbook.runtime.rdma.progress import PLACES, InProgress, leases_in_use
+from meshbook.runtime.rdma.progress import PLACES, InProgress, Mark, leases_in_use
 from meshbook.runtime.rdma.retention import Retention
+from meshbook.runtime.rdma.ways import Deadline, Job
+from meshbook.runtime.rdma.ways.process_memory import ProcessMemory
+from meshbook.runtime.wire.messages import Address
 
 ALICE, BOB = (Instance(name, "actor", Extent((), ()).point(0), None) for name in ("alice", "bob"))
 
@@ -56,6 +59,19 @@ def test_words_are_used_again_and_numbers_never() -> None:
     assert again.number not in {lease.number for lease in first}
 
 
+def test_garbage_that_is_collected_meanwhile_may_drop_a_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    leases = Leases()
+    first = leases.lend(memory(), ALICE).lease.number
+
+    def draw(bits: int) -> int:
+        leases.end(first)  # as the `__del__` of an object does it, at any moment
+        return 11
+
+    monkeypatch.setattr("meshbook.runtime.rdma.leases.secrets.randbits", draw)
+    second = leases.lend(memory(), ALICE).lease.number
+    assert leases.all() == [second]
+
+
 def test_what_an_actor_has_lent() -> None:
     leases = Leases()
     mine = [leases.lend(memory(), ALICE).lease.number for _ in range(2)]
@@ -68,6 +84,21 @@ def test_what_an_actor_has_lent() -> None:
 
 
 # -- marks ------------------------------------------------------------------------------
+
+
+def test_ctrl_c_at_the_end_of_a_transfer_leaves_no_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*raised: object) -> None:
+        raise KeyboardInterrupt
+
+    leases = Leases(str(tmp_path / "moving"))
+    lent = leases.lend(memory(), ALICE)
+    where = lent.lease, lent.local.address, lent.local.size
+    job = Job(Handle(Address("a", "a"), 0, "owner", own_mark(), None, *where), 0, memory(), Deadline(1))
+    way = ProcessMemory(InProgress("worker"))
+    monkeypatch.setattr(Mark, "__exit__", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        way.read(job)
+    assert leases_in_use(tmp_path / "moving") == set()
 
 
 def test_a_mark_is_seen_by_others_while_it_stands(tmp_path: Path) -> None:
@@ -94,7 +125,7 @@ def test_a_page_in_use_stays_when_its_process_leaves_the_run(tmp_path: Path) -> 
 def test_a_page_of_a_process_that_was_killed_counts_for_nothing_and_goes(tmp_path: Path) -> None:
     source = f"""
 from meshbook.runtime.rdma.progress import InProgress
-from meshbook.runtime.rdma.handle import Lease
+from meshbook.runtime.rdma.handle import Handle, Lease
 with InProgress("worker").at(Lease(0, 7, {str(tmp_path)!r}), 1):
     print(flush=True)
     input()
@@ -217,12 +248,12 @@ def test_memory_is_kept_while_somebody_is_at_it(
 ) -> None:
     busy, used_here, free = lent = dropped(3)
     in_use.add(busy.lease.number)
-    used_here.users = 1
+    used_here.users.add(transfer := object())
     futures = retention.keep(lent)
     assert [future.done() for future in futures] == [False, False, True]
     assert retention.released(busy.lease.number) is futures[0]
     assert retention.released(free.lease.number) is None
-    used_here.users = 0
+    used_here.users.discard(transfer)
     clock.tick()
     assert [future.done() for future in futures] == [False, True, True]
     assert len(clock.due) == 1
