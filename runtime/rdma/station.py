@@ -32,6 +32,7 @@ from meshbook.runtime.rdma.receiving import Receiver
 from meshbook.runtime.rdma.retention import Retention
 from meshbook.runtime.rdma.server import MEMORY, Doorkeeper, MemoryServer
 from meshbook.runtime.rdma.service import RDMA, RDMAService
+from meshbook.runtime.rdma.threads import Threads
 from meshbook.runtime.rdma.transfers import Transfers
 from meshbook.runtime.rdma.ways import Job, Way
 from meshbook.runtime.rdma.ways.cuda_ipc import CudaIpc
@@ -70,6 +71,8 @@ class Station:
 
         self._retention = Retention(lambda: leases_in_use(self._folder), self._release, later)
         self.traffic = Traffic(node.address.node)
+        # A thread of its own: what takes seconds there must not hold up transfers, nor have more than one core.
+        self._paging = Threads(1, "meshbook large pages")
         self.transfers = Transfers(self.chooser, later, node.recorder, self._note)
         node.when_over.append(self._end_of)
         self.copies = Copies(self._lend_copy, self.end)
@@ -134,7 +137,7 @@ class Station:
             *(local.address, local.size, name_everywhere(local.device), offers, local.is_writable, form),
         )
         if local.device == CPU and local.size >= pages.LEAST:
-            self.transfers.do(lambda: pages.make_large(local.address, local.size, lambda: lent.word.value == number))
+            self._paging.do(lambda: pages.make_large(local.address, local.size, lambda: lent.word.value == number))
         return lent.handle
 
     def _lend_copy(self, local: Local, source: Handle) -> Handle:
@@ -207,6 +210,7 @@ class Station:
         """Lend nothing any more, and move nothing. Others get so many seconds to be through with memory of here."""
         if self._server is not None:
             self._server.close()
+        self._paging.close()
         self.transfers.close()
         self._let_go(patience)
         for way in self.ways:

@@ -94,10 +94,6 @@ class Transfers:
         self._threads.do(do)
         return errand.future
 
-    def do(self, work: Callable[[], object]) -> None:
-        """Do something on a thread that nobody waits for."""
-        self._threads.do(work)
-
     def move(self, job: Job, *, is_write: bool, checksum: bool = False) -> Mover:
         """Move the bytes now; which way they went."""
         if not is_write and job.local.device == CPU:
