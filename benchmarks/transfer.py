@@ -199,7 +199,10 @@ def measure_echo(report: Report, echo: Any, size: int) -> None:
     for _ in range(3):
         echo.call_one(tensor).get()  # so that segments and pages are there, as in a program that does it often
     taken = percentiles(lambda: echo.call_one(tensor).get(), TIMES[size] + 1)[0]
-    put_time(report, f"{title(size)} to an endpoint and back", size, taken, times=2)
+    name, mine, other = f"{title(size)} to an endpoint and back", np.ones(size, np.uint8), np.ones(size, np.uint8)
+    put_time(report, name, size, taken, times=2)
+    copied = percentiles(lambda: np.copyto(mine, other), TIMES[size] + 1)[0]
+    put_ratio(report, name, 2 * copied / taken, "x of memcpy")
 
 
 def measure_broadcast(report: Report, procs: Any, size: int) -> None:
