@@ -15,7 +15,7 @@ import pytest
 from meshbook.runtime.errors import BufferDropped, CallCancelled, OwnerGone, TransferError, TransferTimeout
 from meshbook.runtime.memory.identity import own_mark
 from meshbook.runtime.memory.local import local_memory
-from meshbook.runtime.rdma import pieces, protocol, server
+from meshbook.runtime.rdma import lines, pieces, protocol, server
 from meshbook.runtime.rdma.handle import Handle, Lease
 from meshbook.runtime.rdma.line import Line, be_admitted
 from meshbook.runtime.rdma.server import Door, MemoryServer
@@ -63,6 +63,7 @@ class Client:
     def __init__(self, serve: Callable[[Address], Door]) -> None:
         self.door: Door = serve(OWNER)
         self.when_down: list[Any] = []
+        self.due: list[Any] = []
         self.report: Any = None
         self.address = OWNER
         self.ask: Callable[[Any], None] = lambda asker: asker.answer(0, lambda: self.door)
@@ -75,7 +76,7 @@ class Client:
         return self.report
 
     def later(self, seconds: float, callback: Any) -> None:
-        """Not in the time of a test."""
+        self.due.append(callback)
 
 
 @pytest.fixture
@@ -144,6 +145,21 @@ def test_a_connection_is_used_again_and_one_that_was_closed_is_not_missed(
     while serving._lines:
         pass
     way.write(job(memory, target))  # a write is sent once: that the connection is closed is seen before
+
+
+def test_an_idle_connection_is_closed_after_its_time(
+    memory: Memory, way: HostAgent, client: Client, serving: MemoryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(5):
+        way.read(job(memory, np.zeros(10, np.uint8)))
+    [look] = client.due  # one, however often it was used
+    look()
+    assert len(serving._lines) == 1
+    monkeypatch.setattr(lines, "IDLE_SECONDS", 0.0)
+    client.due.pop()()
+    while serving._lines:
+        pass
+    assert len(client.due) == 1, "once there is none, nobody looks for idle ones"
 
 
 # -- who is not of the run ---------------------------------------------------------------------
@@ -344,11 +360,11 @@ def test_an_agent_that_does_not_answer(memory: Memory, client: Client, way: Host
 def test_idle_connections_make_room_for_others(serving: MemoryServer, monkeypatch: pytest.MonkeyPatch) -> None:
     serving._room = threading.Semaphore(2)
     door = serving.open("127.0.0.1")
-    lines = []
+    opened = []
     for _ in range(5):
-        lines.append(connect(door))
-        be_admitted(lines[-1], door.key, Deadline(PATIENCE))
-    for line in lines:
+        opened.append(connect(door))
+        be_admitted(opened[-1], door.key, Deadline(PATIENCE))
+    for line in opened:
         line.close()
 
 
