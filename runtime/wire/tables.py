@@ -35,7 +35,7 @@ def reduce_frame(frame: Any) -> Any:
     except (ImportError, ValueError):  # no pyarrow here, or a type that it does not have, such as Int128
         stream = io.BytesIO()
         frame.write_ipc_stream(stream, compat_level=newest)
-        return _frame_of_ipc, (pickle.PickleBuffer(stream.getbuffer()),)
+        return _frame_of_ipc, (pickle.PickleBuffer(stream.getvalue()),)
 
 
 def reduce_series(series: Any) -> Any:
