@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from meshbook import Actor, Channel, SupervisionError, endpoint
+from meshbook.runtime.node import bulk
 
 PATIENCE = 60.0
 MIB = 1 << 20
@@ -63,6 +64,11 @@ class Keep(Actor):
     def facts(self) -> tuple[int, int, int]:
         """Its process, its descriptors, and its segments."""
         return os.getpid(), len(list(Path("/proc/self/fd").iterdir())), segments()
+
+    @endpoint
+    def wait_in_the_end(self) -> None:
+        """As long as it takes, however busy the machine is."""
+        bulk.LAST_SECONDS = PATIENCE
 
     @endpoint
     def limit_descriptors(self, number: int) -> None:
@@ -193,6 +199,7 @@ def test_values_outlive_the_process_that_sent_them(spawn_procs):
     mesh = spawn_procs()
     maker = mesh.spawn("maker", Keep)
     values = [maker.make.call_one(2 * MIB).get(PATIENCE) for _ in range(3)]
+    maker.keep.call_one(values[0]).get(PATIENCE)
     before = [digest(value) for value in values]
     pid = maker.facts.call_one().get(PATIENCE)[0]
     os.kill(pid, signal.SIGKILL)
@@ -204,12 +211,14 @@ def test_values_outlive_the_process_that_sent_them(spawn_procs):
     again = [maker.make.call_one(2 * MIB).get(PATIENCE) for _ in range(3)]
     assert {int(value[0]) for value in again} == {maker.facts.call_one().get(PATIENCE)[0] % 251}
     assert [digest(value) for value in values[:2]] == before[:2]
+    assert digest(maker.echo.call_one(values[0]).get(PATIENCE)) == before[0]  # it is sent to who is there now
 
 
 def test_a_process_that_leaves_has_its_answers_taken(spawn_procs):
     for _ in range(3):
         mesh = spawn_procs()
         maker = mesh.spawn("maker", Keep)
+        maker.wait_in_the_end.call_one().get(PATIENCE)
         maker.make.call_one(2 * MIB).get(PATIENCE)
         answer = maker.make.call_one(8 * MIB)
         mesh.stop().get(PATIENCE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -162,6 +163,12 @@ def test_a_message_is_opened_once(pool, mappings):
         mappings.open(reference, LENGTHS)
 
 
+def test_a_descriptor_that_is_another_segment_by_now_is_refused(pool, mappings):
+    (reference,) = lend(pool)
+    with pytest.raises(OSError, match="another segment is there"):
+        mappings.open(msgspec.structs.replace(reference, token=reference.token + 2), LENGTHS)
+
+
 def test_a_message_for_another_process_is_refused(pool, mappings):
     (reference,) = lend(pool)
     stranger = ProcessMark(1, 1, "another")
@@ -221,6 +228,15 @@ def test_a_closed_pool_leaves_what_is_read(pool, mappings):
     assert [bytes(view) for view in views] == [bytes(part) for part in PARTS]
     with pytest.raises(OSError, match="closed"):
         lend(pool)
+
+
+def test_a_pool_that_closes_waits_for_what_was_sent_to_be_opened(pool, mappings):
+    (reference,) = lend(pool)
+    closing = threading.Thread(target=pool.close, args=(30.0,))
+    closing.start()
+    views = mappings.open(reference, LENGTHS)
+    closing.join()
+    assert [bytes(view) for view in views] == [bytes(part) for part in PARTS]
 
 
 def test_who_is_still_at_a_segment_of_a_closed_pool_may_end_what_he_began(pool):

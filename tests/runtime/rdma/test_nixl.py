@@ -66,11 +66,12 @@ class Owner(Actor):
         return bool((self.data == pattern(len(self.data), seed)).all())
 
     @endpoint
-    def hold(self, fifo: str) -> None:
-        """Keep Python from running in this process, until somebody writes there."""
-        file = os.open(fifo, os.O_RDWR)
-        ctypes.PyDLL(None).read(file, ctypes.create_string_buffer(1), 1)
-        os.close(file)
+    def hold(self, gate: str) -> None:
+        """Keep Python from running in this process, until somebody writes there. To open it waits for that as well."""
+        path = gate.encode()
+        libc = ctypes.PyDLL(None)  # keeps the GIL
+        libc.close(libc.open(path, os.O_WRONLY))  # whoever reads there knows that Python is held by now
+        libc.close(libc.open(path, os.O_RDONLY))
 
 
 class Peer(Actor):
@@ -226,15 +227,14 @@ def test_buffers_of_the_same_memory_come_and_go(pair: tuple[Any, Any]) -> None:
 def test_it_goes_on_while_the_owner_holds_the_interpreter(pair: tuple[Any, Any], tmp_path: Path) -> None:
     owner, peer = pair
     buffer = ask(owner.lend.call_one(2 << 20))
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    file = os.open(fifo, os.O_RDWR)
-    held = owner.hold.call_one(str(fifo))
-    assert ask(peer.read.call_one(buffer))
-    ask(peer.write.call_one(buffer, 1))
-    os.write(file, b"x")
-    ask(held)
-    os.close(file)
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    held = owner.hold.call_one(str(gate))
+    with gate.open("rb"):
+        assert ask(peer.read.call_one(buffer))
+        ask(peer.write.call_one(buffer, 1))
+    with gate.open("wb"):
+        ask(held)
     assert ask(owner.has.call_one(1))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from meshbook.runtime.actor.context import Instance
-from meshbook.runtime.errors import TransferError, TransferTimeout
+from meshbook.runtime.errors import BufferDropped, TransferError, TransferTimeout
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.memory import identity
 from meshbook.runtime.memory.identity import ProcessMark, has_ended, own_mark
@@ -26,9 +26,11 @@ from meshbook.runtime.rdma.progress import PLACES, InProgress, Mark, leases_in_u
 from meshbook.runtime.rdma.retention import Retention
 from meshbook.runtime.rdma.ways import Deadline, Job
 from meshbook.runtime.rdma.ways.process_memory import ProcessMemory
+from meshbook.runtime.rdma.ways.same_process import SameProcess
 from meshbook.runtime.wire.messages import Address
 
 ALICE, BOB = (Instance(name, "actor", Extent((), ()).point(0), None) for name in ("alice", "bob"))
+OWNER = Address("alice", "")
 
 
 def memory() -> Any:
@@ -81,6 +83,38 @@ def test_what_an_actor_has_lent() -> None:
     leases.end(other)
     assert leases.of(BOB) == []
     assert sorted(leases.all()) == sorted(mine)
+
+
+class DroppedMeanwhile(Leases):
+    """Lends no more what somebody has just found."""
+
+    def find(self, number: int) -> Lent | None:
+        lent = super().find(number)
+        self.end(number)
+        return lent
+
+
+def copy_within(leases: Leases, lent: Lent) -> list[int]:
+    """Read in the process that lends; how many were at the memory meanwhile."""
+    handle = Handle(OWNER, 0, "", own_mark(), None, lent.lease, lent.local.address, lent.local.size)
+    job = Job(handle, 0, memory(), Deadline(10))
+    users: list[int] = []
+    job.moved = lambda count: users.append(len(lent.users))
+    SameProcess(OWNER, 0, leases).read(job)
+    return users
+
+
+def test_a_copy_within_the_process_is_at_the_memory_until_it_is_done() -> None:
+    leases = Leases()
+    lent = leases.lend(memory(), ALICE)
+    assert copy_within(leases, lent) == [1]
+    assert not lent.users
+
+
+def test_memory_that_is_dropped_before_a_copy_says_so_is_not_touched() -> None:
+    leases = DroppedMeanwhile()
+    with pytest.raises(BufferDropped):
+        copy_within(leases, leases.lend(memory(), ALICE))
 
 
 # -- marks ------------------------------------------------------------------------------

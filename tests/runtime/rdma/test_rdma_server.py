@@ -184,9 +184,8 @@ def test_who_says_nothing_is_waited_for_no_longer_than_that(
 ) -> None:
     monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 0.05)
     line = connect(serving.open("127.0.0.1"))
-    line.receive(protocol.GREETING_BYTES, Deadline(PATIENCE))
     with pytest.raises(ConnectionError):
-        line.receive(1, Deadline(PATIENCE))
+        line.receive(protocol.GREETING_BYTES + 1, Deadline(PATIENCE))
     line.close()
 
 
@@ -269,9 +268,10 @@ def test_a_write_whose_connection_breaks_fails(memory: Memory, way: HostAgent, s
 
 def test_a_server_that_is_slower_than_the_deadline(memory: Memory, way: HostAgent) -> None:
     held = threading.Event()
-    memory.before = lambda number: None if number < 3 else _wait(held)
     for move in (way.read, way.write):
-        memory.pieces = 0
+        memory.before = lambda number: None
+        way.read(job(memory, np.zeros(1, np.uint8)))  # so that the connection is there
+        memory.before, memory.pieces = (lambda number: None if number < 3 else _wait(held)), 0
         with pytest.raises(TransferTimeout, match="by its host agent"):
             move(job(memory, np.zeros(SIZE, np.uint8), seconds=0.1))
     held.set()
