@@ -57,7 +57,8 @@ def local_memory(data: Any, what: str) -> Local:
         view = memoryview(data)
     except TypeError:
         kind = type(data).__qualname__
-        raise TypeError(f"{what} is a {kind}: a tensor, an array or a memoryview is wanted") from None
+        dense = ", such as its to_numpy()" if hasattr(data, "to_numpy") else ""
+        raise TypeError(f"{what} is a {kind}: a tensor, a NumPy array or a memoryview is wanted{dense}") from None
     except ValueError as error:
         raise ValueError(f"{what} is no memory that can be used: {error}") from error  # released, closed
     return _of_view(view, what)
@@ -68,10 +69,7 @@ def _of_tensor(tensor: Any, what: str, torch: Any) -> Local:
         kind = "quantized" if tensor.is_quantized else str(tensor.layout) if not tensor.is_nested else "nested"
         raise TypeError(f"{what} is a {kind} tensor, whose bytes alone do not make it: pass the tensors it is made of")
     if not tensor.is_contiguous():
-        shape = tuple(tensor.shape)
-        raise ValueError(
-            f"{what} is not contiguous (shape {shape}, strides {tensor.stride()}): pass {what}.contiguous()"
-        )
+        raise _scattered(what, tuple(tensor.shape), tensor.stride(), f"{what}.contiguous()")
     if tensor.is_conj() or tensor.is_neg():
         resolve = "resolve_conj" if tensor.is_conj() else "resolve_neg"
         raise TypeError(f"{what} is a view that changes each number as it is read: pass {what}.{resolve}()")
@@ -94,10 +92,7 @@ def _of_array(array: Any, what: str, numpy: Any) -> Local:
     if array.dtype.hasobject:
         raise _objects(what, array.dtype)
     if not array.flags.c_contiguous:
-        raise ValueError(
-            f"{what} is not contiguous (shape {array.shape}, strides {array.strides}): "
-            f"pass numpy.ascontiguousarray({what})"
-        )
+        raise _scattered(what, array.shape, array.strides, f"numpy.ascontiguousarray({what})")
     if not array.nbytes:
         raise ValueError(f"{what} has no bytes: its shape is {array.shape}")
     return _of_bytes(memoryview(array.reshape(-1).view(numpy.uint8)))  # dates have no buffer
@@ -107,12 +102,18 @@ def _of_view(view: memoryview, what: str) -> Local:
     if "O" in view.format:
         raise _objects(what, view.format)
     if not view.c_contiguous:
-        raise ValueError(f"{what} is not contiguous (shape {view.shape}, strides {view.strides}): pass a copy of it")
+        raise _scattered(what, view.shape, view.strides, "a copy of it")
     if not view.nbytes:
         raise ValueError(f"{what} has no bytes: its shape is {view.shape}")
     # Without a cast, which not every format has. A PickleBuffer has one for all, but a memoryview that was put into one
     # ends Python (before 3.13) when the garbage collector finds both.
     return _of_bytes(view)
+
+
+def _scattered(what: str, shape: object, strides: object, dense: str) -> ValueError:
+    # A copy of what is to be filled would be filled in its place, and thrown away.
+    remedy = "read into memory that is, and copy it there then" if what == "dst" else f"pass {dense}"
+    return ValueError(f"{what} is not contiguous (shape {shape}, strides {strides}): {remedy}")
 
 
 def _objects(what: str, kind: object) -> TypeError:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+import pyarrow as pa
 import pytest
 import torch
 
@@ -98,6 +99,7 @@ def closed() -> Any:
         (lambda: (ctypes.py_object * 2)(), TypeError, "Python objects"),
         (closed, ValueError, "closed"),
         (lambda: [1, 2], TypeError, "data is a list"),
+        (lambda: pa.array([1, 2]), TypeError, r"data is a Int64Array: .* such as its to_numpy\(\)"),
         (lambda: "text", TypeError, "data is a str"),
     ],
 )
