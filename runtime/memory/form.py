@@ -17,6 +17,9 @@ class Form(msgspec.Struct, frozen=True, array_like=True):
     dtype: str  # as that names it
     shape: tuple[int, ...]
 
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.shape}"
+
 
 def form_of(data: Any) -> Form | None:
     """The form of a tensor or of an array of plain numbers; None for other memory, which is bytes."""

@@ -191,7 +191,8 @@ class RDMABuffer:
         return hash(self._handle.lease)
 
     def __repr__(self) -> str:
-        return f"<RDMABuffer of {self._handle.size:,} bytes of {self._handle.actor} on {self._handle.owner.node}>"
+        form = "" if self._handle.form is None else f", {self._handle.form},"
+        return f"<RDMABuffer of {self.size():,} bytes{form} of {self.owner} on {self._handle.owner.node}>"
 
 
 def _handle_of(value: Any) -> Handle:

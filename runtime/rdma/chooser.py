@@ -36,21 +36,29 @@ Forbid = Callable[[Way, Handle], str]  # why the user has forbidden a way that w
 
 
 class Chooser:
-    """The ways of one process. `allowed` are names, empty: all."""
+    """The ways of one process of this run. `allowed` are names, empty: all."""
 
-    def __init__(self, ways: Sequence[Way], allowed: Sequence[str] = (), forbid: Forbid = lambda way, to: "") -> None:
+    def __init__(
+        self, ways: Sequence[Way], allowed: Sequence[str] = (), forbid: Forbid = lambda way, to: "", run: str = ""
+    ) -> None:
         if unknown := set(allowed) - {way.name for way in ways}:
             names = ", ".join(way.name for way in ways)
             raise ValueError(f"MESHBOOK_RDMA_WAYS names {', '.join(sorted(unknown))}: the ways are {names}")
         self._ways = ways
         self._allowed = allowed
         self._forbid = forbid
+        self._run = run
         self._lock = threading.Lock()  # guards the next two
         self._failed: OrderedDict[tuple[ProcessMark, str, str], str] = OrderedDict()
         self._told: set[tuple[str, str]] = set()
 
     def choose(self, handle: Handle, local: str | None) -> Way:
         """TransferError where no way leads there, with the reason of each."""
+        if handle.run != self._run:
+            raise TransferError(
+                f"the buffer of {handle.actor} on {handle.owner.node} is of another run ({handle.run}; this is "
+                f"{self._run}): handles lead to memory of their own run alone; make a new one in this run"
+            )
         for way in self._ways:
             if not self._refusal(way, handle, local):
                 return way
@@ -71,6 +79,8 @@ class Chooser:
 
     def explain(self, handle: Handle, local: str | None) -> list[Verdict]:
         """What is to be said of each way, in the order in which they are asked."""
+        if handle.run != self._run:
+            return []
         verdicts: list[Verdict] = []
         is_found = False
         for way in self._ways:

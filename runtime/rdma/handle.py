@@ -33,6 +33,7 @@ class Handle(msgspec.Struct, frozen=True, array_like=True):
     offers: dict[str, bytes] = {}  # what the ways need that want more than an address, by their names
     is_writable: bool = True  # of some data others may read only, as the owner may: `bytes`, arrays that say so
     form: Form | None = None  # of the tensor or array that it is; None: bytes
+    run: str = ""  # that of the owner: handles may be pickled to a file, and come back in another one
 
     @property
     def is_on_gpu(self) -> bool:

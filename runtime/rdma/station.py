@@ -64,7 +64,7 @@ class Station:
         self._forgetters: list[Callable[[str, int], object]] = []  # of ways that keep something of buffers
         self.ways: list[Way] = self._make_ways(allowed, is_worker=is_worker)
         self._fallback = Fallback(lambda: self._process.system)
-        self.chooser = Chooser(self.ways, allowed, self._fallback.forbid)
+        self.chooser = Chooser(self.ways, allowed, self._fallback.forbid, node.run)
 
         def later(seconds: float, callback: Callable[[], object]) -> None:
             node.later(seconds, callback)  # by the clock of then: tests have their own
@@ -135,6 +135,7 @@ class Station:
         lent.handle = Handle(
             *(self._node.address, self._node.life, _name_of(lender), self._process, self._agent, lent.lease),
             *(local.address, local.size, name_everywhere(local.device), offers, local.is_writable, form),
+            self._node.run,
         )
         if local.device == CPU and local.size >= pages.LEAST:
             self._paging.do(lambda: pages.make_large(local.address, local.size, lambda: lent.word.value == number))
@@ -199,6 +200,8 @@ class Station:
     def _where(self, handle: Handle) -> str:
         if (handle.owner, handle.life) == (self._node.address, self._node.life):
             return "this very process"
+        if handle.run != self._node.run:
+            return f"of another run ({handle.run}), where no way of this one leads"
         if handle.agent == self._agent:
             return (
                 "a process of this host that has ended" if handle.process.has_ended else "another process of this host"

@@ -129,6 +129,15 @@ def test_ways_that_are_left_out() -> None:
         Chooser(ways, ["fat"])
 
 
+def test_a_handle_of_another_run_leads_nowhere() -> None:
+    """It was pickled to a file; processes of this run have the same names."""
+    chooser = Chooser([Memory("near")], run="new")
+    with pytest.raises(TransferError, match=r"is of another run \(old; this is new\): .* make a new one in this run"):
+        chooser.choose(handle_of(run="old"), None)
+    assert chooser.explain(handle_of(run="old"), None) == []
+    assert chooser.choose(handle_of(run="new"), None).name == "near"
+
+
 def test_the_ways_as_text() -> None:
     verdicts = [Verdict("same process", False, "no"), Verdict("message", True, "")]
     lines = explain(handle_of(size=2048, is_writable=False), "on this host", verdicts).splitlines()
