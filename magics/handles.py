@@ -172,7 +172,8 @@ def has_kernel() -> bool:
 def _checked(name: Any) -> str:
     if isinstance(name, str):
         return name
-    raise TypeError(f"a variable is named by a string, as 'x', not by {name!r}")
+    given = f"{name!r:.60}" if isinstance(name, list | tuple | int) else f"a {type(name).__name__}"
+    raise TypeError(f"a variable is named by a string, as 'x', not by {given}")
 
 
 def _name_here(data: Any) -> str:

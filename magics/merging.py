@@ -161,5 +161,5 @@ def _kinds(values: Sequence[Any]) -> str:
 
 def _kind(value: Any) -> str:
     shape = getattr(value, "shape", None)
-    name = type(value).__name__
+    name = f"{library_of(value)} {type(value).__name__}".lstrip()
     return f"values of type {name}" if shape is None else f"a {name} of shape {tuple(shape)}"

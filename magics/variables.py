@@ -47,7 +47,7 @@ def scatter(
     try:
         pieces = split(data, max(places) + 1, dim)
     except Unmergeable as error:
-        raise VariableError(f"cannot scatter {name}: {error}") from error
+        raise VariableError(f"cannot scatter {name}: {error}") from None
     pushes = [Push(pack_all(mesh, {name: piece})) for piece in pieces]
     requests = {rank: pushes[place] for rank, place in zip(ranks, places, strict=True)}
     yield Exchange(mesh, requests, f"scatter {name}")
@@ -185,4 +185,4 @@ def _made_one(values: list[Any], wanted: Wanted, dim: int) -> Any:
     try:
         return merge(values, how, dim)
     except Unmergeable as error:
-        raise VariableError(f"cannot pull {wanted}: {error}") from error
+        raise VariableError(f"cannot pull {wanted}: {error}") from None

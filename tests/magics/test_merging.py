@@ -122,8 +122,13 @@ def test_a_mean_leaves_the_values_and_their_graphs_alone() -> None:
         ([{"a": 1}, 2], "mean", "the dicts have different keys"),
         ([[1], [1, 2]], "mean", "values of type list are not equally long"),
         ([torch.ones(2, 2), torch.ones(2, 3)], "cat", "cannot be put together: Sizes of tensors must match"),
-        ([FRAME, FRAME.select("a")], "cat", "a DataFrame of shape (7, 1) cannot be put together: "),
-        ([FRAME, "text"], "cat", "a DataFrame of shape (7, 2) and values of type str cannot be put together"),
+        ([FRAME, FRAME.select("a")], "cat", "a polars DataFrame of shape (7, 1) cannot be put together: "),
+        ([FRAME, "text"], "cat", "a polars DataFrame of shape (7, 2) and values of type str cannot be put together"),
+        (
+            [FRAME, FRAME.to_pandas()],
+            "cat",
+            "a polars DataFrame of shape (7, 2) and a pandas DataFrame of shape (7, 2)",
+        ),
         (
             [FRAME.to_arrow(), FRAME.to_arrow().select(["a"])],
             "cat",
