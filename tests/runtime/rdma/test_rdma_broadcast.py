@@ -15,14 +15,19 @@ import torch
 
 import meshbook
 from meshbook import Actor, ProcMesh, RDMABuffer, TransferError, ValueMesh, endpoint, this_host
+from meshbook.runtime.actor.context import Instance
 from meshbook.runtime.errors import BufferDropped
+from meshbook.runtime.geometry import Extent
 from meshbook.runtime.memory.form import Form, form_of, shaped
 from meshbook.runtime.memory.identity import own_mark
 from meshbook.runtime.memory.local import Local, local_memory
 from meshbook.runtime.rdma.broadcast import parents_of
 from meshbook.runtime.rdma.copies import Copies
+from meshbook.runtime.rdma.followers import Followers
 from meshbook.runtime.rdma.handle import Handle, Lease
-from meshbook.runtime.rdma.receiving import PIECE, Arrival
+from meshbook.runtime.rdma.leases import Leases
+from meshbook.runtime.rdma.receiving import PIECE, Arrival, Order, Reception
+from meshbook.runtime.rdma.ways import Job
 from meshbook.runtime.wire.messages import Address
 
 pytestmark = pytest.mark.process
@@ -110,6 +115,45 @@ def test_a_name_hands_memory_of_the_same_size_on() -> None:
     assert ended == [164]
     copies.take(larger, "", fresh=False)  # of one buffer there is one copy
     assert ended == [164, 165]
+
+
+def test_who_follows_a_buffer_that_was_dropped_before_is_told_at_once() -> None:
+    told = list[tuple[Handle, list[Address]]]()
+    lender, peer = Instance("b", "actor", Extent((), ()).point(0), None), Address("b", "b")
+    leases = Leases()
+    followers = Followers(leases, lambda source, receivers: told.append((source, receivers)))
+    lent = leases.lend(local_memory(bytearray(8), "data"), lender)
+    lent.handle = handle_of(lent.lease.number)
+    followers.add(lent.handle, [peer])
+    assert not told
+    leases.end(lent.lease.number)
+    followers.end([lent])
+    followers.add(lent.handle, [peer])
+    assert told == [(lent.handle, [peer])] * 2
+
+
+class Failing:
+    """A station that moves no bytes: it notes whether there is a copy meanwhile."""
+
+    def __init__(self) -> None:
+        self.node = self.transfers = self
+        self.address, self.life = Address("b", "b"), 0
+        self.copies = Copies(lambda local, source: handle_of(100), lambda number: None)
+        self.found = list[Any]()
+
+    def move(self, job: Job, *, is_write: bool) -> None:
+        self.found.append(self.copies.find(job.handle))
+        raise TransferError("on purpose")
+
+
+def test_a_copy_that_is_being_filled_or_was_not_filled_is_none() -> None:
+    station: Any = Failing()
+    source = handle_of(1)
+    station.copies.take(source, "", fresh=False).is_whole = True  # of the broadcast before
+    with pytest.raises(TransferError, match="on purpose"):
+        Reception(station, Order((1, 0), source, 60.0, None), Arrival()).carry_out()
+    assert station.found == [None]
+    assert station.copies.find(source) is None
 
 
 @pytest.mark.parametrize(

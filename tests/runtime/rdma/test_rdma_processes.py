@@ -37,16 +37,23 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 class Owner(Actor):
     """Lends memory. `data` is forgotten here once it is lent, so that the lease alone keeps it."""
 
+    lent_last: Any = None
+
     @endpoint
     def lend(self, size: int = SIZE, value: int = 1) -> RDMABuffer:
         data = np.full(size, value, np.uint8)
-        self.data = weakref.ref(data)
+        self.data = Owner.lent_last = weakref.ref(data)
         self.buffer = RDMABuffer(data)
         return self.buffer
 
     @endpoint
     def is_kept(self) -> bool:
         return self.data() is not None
+
+    @endpoint
+    def was_kept(self) -> bool:
+        """What an actor of this process has lent last, which may have ended."""
+        return Owner.lent_last() is not None
 
     @endpoint
     def has(self, value: int) -> bool:
@@ -354,6 +361,21 @@ def test_an_actor_that_ends_drops_what_it_lent(shared: tuple[Session, Any, Any],
     with pytest.raises(BufferDropped, match="its actor has ended"):
         read(buffer)
     assert (read(theirs) == 1).all()
+
+
+def test_memory_of_an_actor_that_ends_in_the_midst_is_kept_until_then(
+    shared: tuple[Session, Any, Any], owner: Any, small_pieces: None
+) -> None:
+    other: Any = shared[1].spawn("other", Owner)
+    found: list[bool] = []
+
+    def end(done: int, total: int) -> None:
+        other.stop().get(PATIENCE)
+        found.append(owner.was_kept.call_one().get(PATIENCE))
+
+    with pytest.raises(BufferDropped):
+        read(lend(other), progress=end)
+    assert found == [True]
 
 
 def test_memory_that_is_not_there_any_more(mortal: Any) -> None:

@@ -189,6 +189,18 @@ def test_who_says_nothing_is_waited_for_no_longer_than_that(
     line.close()
 
 
+def test_what_was_said_on_one_connection_lets_nobody_in_on_another(serving: MemoryServer) -> None:
+    door = serving.open("127.0.0.1")
+    lines = [connect(door) for _ in range(2)]
+    asked = [bytes(line.receive(protocol.GREETING_BYTES, Deadline(PATIENCE))) for line in lines]
+    proof = protocol.prove(door.key, "process", protocol.unpack_greeting(asked[0]), bytes(protocol.NONCE))
+    lines[1].send(bytes(protocol.NONCE) + proof, Deadline(PATIENCE))
+    with pytest.raises(ConnectionError):
+        lines[1].receive(1, Deadline(PATIENCE))
+    for line in lines:
+        line.close()
+
+
 def test_an_agent_that_does_not_know_the_key_is_not_believed(memory: Memory, client: Client, way: HostAgent) -> None:
     client.door = Door(client.door.ip, client.door.port, bytes(32))
     with pytest.raises(ConnectionError):  # over there they see first that the keys differ
@@ -331,6 +343,13 @@ def test_what_is_not_of_this_run_or_host_is_not_touched(memory: Memory, client: 
     way = HostAgent(node)
     with pytest.raises(Unsuitable, match="no process"):
         way.read(job(memory, np.zeros(1, np.uint8)))
+    elsewhere = MemoryServer(server_way, "another run's folder", lambda mark: True)
+    client.door = elsewhere.open("127.0.0.1")
+    other = HostAgent(node)
+    with pytest.raises(Unsuitable, match="no process"):
+        other.write(job(memory, np.zeros(1, np.uint8)))
+    other.close()
+    elsewhere.close()
     memory.why_not = "the owner is on another host"
     with pytest.raises(Unsuitable, match="cannot reach it: the owner is on another host"):
         way.write(job(memory, np.zeros(SIZE, np.uint8)))

@@ -10,7 +10,7 @@ import pytest
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.memory.local import Local, local_memory
 from meshbook.runtime.rdma.contents import parcel_of, put_bytes
-from meshbook.runtime.rdma.leases import Leases
+from meshbook.runtime.rdma.leases import Leases, Lent
 from meshbook.runtime.rdma.service import RDMAService
 
 
@@ -61,6 +61,23 @@ def test_pieces_are_read_and_written_until_it_is_dropped(lender: Lender) -> None
     assert ask(lender, "read", number, 0, 1) is None
     assert ask(lender, "write", number, 0, b"z") == "dropped"
     assert data == b"0123xy6789"
+
+
+class DroppedMeanwhile(Leases):
+    """Lends no more what somebody has just found."""
+
+    def find(self, number: int) -> Lent | None:
+        lent = super().find(number)
+        self.end(number)
+        return lent
+
+
+def test_what_is_dropped_as_somebody_comes_for_it_is_not_touched(lender: Lender) -> None:
+    lender.leases = DroppedMeanwhile()
+    data = bytearray(b"0123456789")
+    assert ask(lender, "write", lend(lender, data), 0, b"z") == "dropped"
+    assert ask(lender, "read", lend(lender, data), 0, 1) is None
+    assert data == b"0123456789"
 
 
 def test_what_may_only_be_read_is_not_written(lender: Lender) -> None:
