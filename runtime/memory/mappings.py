@@ -43,15 +43,27 @@ class _Use:
         self.mapping = mapping
         self.reference = reference
         self.private = private
+        self._mapped = [private] if private else []
         self.pid = os.getpid()
+        self._finalizer: Any = None
         self.has_children = False  # forked while it was there: they may have views of it for ever
 
+    def watch(self, made: Any) -> None:
+        """End when this goes: the object under all views."""
+        self._finalizer = weakref.finalize(made, self.end)
+        # Not at the end of the process: values may be read until then, and the sender sees that it ends.
+        self._finalizer.atexit = False
+
+    @property
+    def is_over(self) -> bool:
+        return self._finalizer is not None and not self._finalizer.alive
+
     def end(self) -> None:
-        """The last view of it is gone. Called from anywhere, so it takes no lock."""
+        """The last view of it is gone. Called from anywhere, so it takes no lock; again, if a Ctrl-C broke it off."""
         if os.getpid() != self.pid:
             return  # in a child: its parent goes on reading
-        if self.private:
-            unmap(self.private, self.reference.size)
+        with contextlib.suppress(IndexError):
+            unmap(self._mapped.pop(), self.reference.size)
         self.mapping.give_back(self.reference, FREE if not self.has_children else SPOILT)
         self.mapping.uses.pop(self.reference.ticket, None)  # while it is in there, the mapping stays
         if self.mapping.is_unwanted:
@@ -135,6 +147,10 @@ class Mappings:
         """Let go of what was not used for long; whether some are left."""
         now = time.monotonic()
         with self._lock:
+            for use in self._uses():
+                if use.is_over:
+                    use.mapping.used_at = now  # so it stays a while: another thread may just be doing the same
+                    use.end()
             idle = sorted(
                 (each for each in self._mappings.items() if not each[1].uses), key=lambda each: each[1].used_at
             )
@@ -176,8 +192,7 @@ class Mappings:
             use = mapping.uses[reference.ticket] = _Use(mapping, reference, private)
         room = reference.size - HEADER
         made = _array(room).from_address((private or mapping.address) + HEADER)
-        # Not at the end of the process: values may be read until then, and the sender sees that it ends.
-        weakref.finalize(made, use.end).atexit = False
+        use.watch(made)
         return memoryview(made).cast("B")
 
     def _find(self, reference: Reference) -> _Mapping:

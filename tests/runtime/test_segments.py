@@ -262,6 +262,21 @@ def test_closed_mappings_go_with_the_last_view(pool, mappings):
         mappings.open(lend(pool)[0], LENGTHS)
 
 
+def test_what_ctrl_c_kept_from_being_given_back_is_so_later(pool, mappings, monkeypatch):
+    def interrupt(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    (reference,) = lend(pool)
+    views = mappings.open(reference, LENGTHS)
+    with monkeypatch.context() as patch:
+        patch.setattr("meshbook.runtime.memory.mappings._Mapping.give_back", interrupt)
+        patch.setattr("sys.unraisablehook", lambda unraisable: None)
+        views.clear()
+    assert lend(pool)[0].token != reference.token
+    mappings.trim()
+    assert lend(pool)[0].token == reference.token
+
+
 def test_what_is_not_used_any_more_is_let_go(pool, mappings, monkeypatch):
     (reference,) = lend(pool)
     views = mappings.open(reference, LENGTHS)
