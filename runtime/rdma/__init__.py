@@ -6,7 +6,10 @@
            -> Transfer on a thread, deadline, progress, accounting       transfers
                 -> a Way            one file for each                    ways/
     Leases                          what is lent out from here           leases
+    Retention                       what was dropped, while it is used   retention
     InProgress                      what is being moved from here        progress
+    MemoryServer                    as a host agent, for other hosts     server, protocol, line; lines: the other side
+    Broadcast                       one buffer for a whole mesh          broadcast, receiving, copies, followers
 
 **A lease is a word in the owner's memory.** It has a certain number while the memory is lent, and another one later.
 Whoever moves data reads it before *and* after, by the same way as the data: so nobody has to be asked.
