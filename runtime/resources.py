@@ -18,6 +18,7 @@ Scarce = Literal["files", "processes", "disk"]
 FILES_A_PEER = 3  # that a process has open for each other one it talks to: two sockets, and an eventfd
 SPARE_FILES = 24  # for the user's own code, and for what is opened for a moment
 FULL_BYTES = 1 << 20  # a disk with less room than this is full
+DESCRIPTORS = Path("/dev/fd")  # of this process, on every system that lists them; on Linux it leads to /proc
 CEILING = 65536  # that the limit of open files is raised to at most: some programs go through all of them
 
 # What is said where something is scarce: by the system, by Python, by ZeroMQ.
@@ -135,6 +136,8 @@ def raise_limit_of_files(needed: int = CEILING) -> None:
 
 def _open_files() -> int:
     try:
-        return sum(1 for _ in Path("/proc/self/fd").iterdir())
+        return sum(1 for _ in DESCRIPTORS.iterdir())
+    except FileNotFoundError:  # nobody can say: the limit itself tells once it is met
+        return 0
     except OSError:  # none to list them with is left
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -73,7 +73,7 @@ def _make(path: Path) -> mmap.mmap:
     path.unlink(missing_ok=True)  # of a life before that nobody has cleared away
     file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
-        os.posix_fallocate(file, 0, SIZE)  # a full disk is told here; later it would be a SIGBUS
+        os.write(file, bytes(SIZE))  # a full disk is told here, on any system; later it would be a SIGBUS
         return mmap.mmap(file, SIZE)
     finally:
         os.close(file)

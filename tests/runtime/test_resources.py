@@ -94,3 +94,8 @@ def test_more_processes_than_there_can_be_files_are_refused() -> None:
     trouble = find_room_for_peers(hard)
     assert f"{hard} more processes take" in trouble
     assert "ulimit -n" in trouble
+
+
+def test_where_open_files_cannot_be_counted_nobody_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resources, "DESCRIPTORS", tmp_path / "no such folder")
+    assert find_room_for_peers(4) == ""

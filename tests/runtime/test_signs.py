@@ -127,10 +127,10 @@ def test_another_life_has_a_page_of_its_own(signs: Signs, reader: PageReader, tm
 def test_without_room_for_a_page_signs_are_given_to_nobody(
     reader: PageReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_room(file: int, offset: int, size: int) -> None:
+    def no_room(file: int, data: bytes) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    monkeypatch.setattr(os, "write", no_room)
     signs = Signs()
     assert not signs.open(tmp_path, "m.0", 0)
     signs.cell(True)
