@@ -15,11 +15,12 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from meshbook import Actor, Channel, SupervisionError, endpoint
+from meshbook import Actor, Channel, RDMABuffer, SupervisionError, endpoint
 from meshbook.runtime.node import bulk
 
 PATIENCE = 60.0
 MIB = 1 << 20
+LITTLE = 4096
 pytestmark = pytest.mark.process
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 torch = pytest.importorskip("torch")
@@ -61,6 +62,14 @@ class Keep(Actor):
         port.send(np.arange(size, dtype=np.uint8))
 
     @endpoint
+    def lend(self, count: int) -> list[RDMABuffer]:
+        return [RDMABuffer(np.full(LITTLE, number % 256, np.uint8)) for number in range(count)]
+
+    @endpoint
+    def read(self, buffers: list[RDMABuffer]) -> list[bool]:
+        return [is_read(buffer, number) for number, buffer in enumerate(buffers)]
+
+    @endpoint
     def facts(self) -> tuple[int, int, int]:
         """Its process, its descriptors, and its segments."""
         return os.getpid(), len(list(Path("/proc/self/fd").iterdir())), segments()
@@ -73,6 +82,12 @@ class Keep(Actor):
     @endpoint
     def limit_descriptors(self, number: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (number, number))
+
+
+def is_read(buffer: RDMABuffer, number: int) -> bool:
+    target = np.zeros(LITTLE, np.uint8)
+    buffer.read_into(target).get(PATIENCE)
+    return bool((target == number % 256).all())
 
 
 def segments() -> int:
@@ -193,6 +208,13 @@ def test_with_few_descriptors_what_is_too_much_goes_in_frames(spawn_procs):
     assert values[0][0] == pid % 251
     assert 10 < found <= 51  # one is the probe
     assert descriptors < 150
+    lent = maker.lend.call_one(300).get(PATIENCE)
+    assert all(is_read(buffer, number) for number, buffer in enumerate(lent))
+    ours = [RDMABuffer(bytes([number % 256]) * LITTLE) for number in range(300)]
+    assert all(maker.read.call_one(ours).get(PATIENCE))
+    for buffer in ours:
+        buffer.drop().get(PATIENCE)
+    assert maker.facts.call_one().get(PATIENCE)[1] < 150
 
 
 def test_values_outlive_the_process_that_sent_them(spawn_procs):

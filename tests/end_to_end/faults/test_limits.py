@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.process, pytest.mark.without_torch]
 PIDS = Path("/sys/fs/cgroup/pids")
 PROGRAM = """
 import os, resource, sys
-from meshbook import Actor, close_session, endpoint, this_host
+from meshbook import Actor, RDMABuffer, close_session, endpoint, this_host
 
 class Probe(Actor):
     @endpoint
@@ -182,7 +182,7 @@ def test_a_disk_without_room_for_a_run(small_disk: Path, run: Run) -> None:
 
 
 def test_no_shared_memory(run: Run) -> None:
-    """Nothing of a mesh needs /dev/shm: messages go through sockets."""
+    """Nothing of a mesh needs /dev/shm: what processes share is bound to no disk."""
     if os.geteuid():
         pytest.skip("only root can mount over /dev/shm")
     script = run(
@@ -193,8 +193,22 @@ assert libc.unshare(0x20000) == 0  # a mount namespace of its own
 subprocess.run(["mount", "--make-rprivate", "/"], check=True)
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "none", "/dev/shm"], check=True)
 probe = spawn(2)
-attempt(lambda: list(probe.run.call(len, bytes(8_000_000)).get(60).values()))
+
+def send_and_lend(data):
+    for _ in range(3):  # the first in its frame, the next ones in shared memory
+        back = list(probe.run.call(bytes, data).get(60).values())
+    buffer = RDMABuffer(bytearray(data))
+    read = list(probe.run.call(read_all, buffer).get(60).values())
+    buffer.broadcast_to(probe).get(60)
+    return "memfd:meshbook" in open("/proc/self/maps").read(), back + read == [data] * 4
+
+def read_all(buffer):
+    target = bytearray(buffer.size())
+    buffer.read_into(target).get(60)
+    return bytes(target)
+
+attempt(lambda: send_and_lend(os.urandom(8_000_000)))
 close_session()
 """
     )
-    assert script.read_line() == "ok [8000000, 8000000]"
+    assert script.read_line() == "ok (True, True)"

@@ -157,6 +157,7 @@ def test_who_fails_is_said_and_the_others_arrive(procs: ProcMesh) -> None:
     assert landed[2].tolist() == list(range(20, 30))
 
 
+@pytest.mark.usefixtures("procs")
 def test_mistakes_are_told_at_once() -> None:
     data = np.zeros(16, np.float32)
     buffer = RDMABuffer(data)
@@ -186,6 +187,7 @@ def test_mistakes_are_told_at_once() -> None:
     buffer.drop().get()
 
 
+@pytest.mark.usefixtures("procs")
 def test_an_action_can_be_cancelled_and_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     buffer, begun, end = RDMABuffer(bytearray(2 * AT_ONCE)), threading.Event(), threading.Event()
 

@@ -280,7 +280,9 @@ def test_several_at_once_and_under_a_name(procs: ProcMesh) -> None:
         readers.look.call(buffers[1]).get()
 
 
-def test_who_is_dead_or_stopped_is_named_and_the_others_have_it(procs: ProcMesh) -> None:
+@pytest.mark.usefixtures("procs")
+def test_who_is_dead_or_stopped_is_named_and_the_others_have_it() -> None:
+    procs = this_host().spawn_procs({"gpus": 3})  # others need theirs
     readers = procs.spawn("readers", Reader)
     pids = list(readers.pid.call().get().values())
     buffer = RDMABuffer(np.full(1000, 5, np.int32))
@@ -296,3 +298,4 @@ def test_who_is_dead_or_stopped_is_named_and_the_others_have_it(procs: ProcMesh)
     assert [reader.look.call_one(buffer).get()[2] for reader in (readers.slice(gpus=rank) for rank in (0, 1))] == [
         5000
     ] * 2
+    procs.stop().get()
