@@ -17,7 +17,7 @@ import msgspec
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.ports import Port
-from meshbook.runtime.errors import BufferDropped, TransferError, TransferTimeout
+from meshbook.runtime.errors import BufferDropped, OwnerGone, TransferError, TransferTimeout
 from meshbook.runtime.memory.local import Local
 from meshbook.runtime.node.calls import Each, Target
 from meshbook.runtime.rdma.copies import Copies, Copy, Source
@@ -195,10 +195,15 @@ class Reception:
             self._arrival.refuse("another broadcast is filling it")
             if not copy.filling.acquire(timeout=self._deadline.left):
                 raise TransferTimeout(f"another broadcast was still filling the copy after {self._order.seconds:g} s")
+        was_whole = copy.is_whole
         try:
             copy.is_whole = False
             self._fill(copy.local, copy.handle)
             copy.is_whole = copy.source == self._order.source  # else the next broadcast has it already
+        except OwnerGone:
+            if copy.source == self._order.source and not was_whole:  # it never will be
+                self._station.copies.let_go([copy.handle.lease.number])
+            raise
         finally:
             copy.filling.release()
         return copy.handle
