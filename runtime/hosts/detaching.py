@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -110,6 +111,10 @@ def check(session: Session, seconds: float) -> None:
     """Whether it can be detached."""
     if not (math.isfinite(seconds) and seconds > 0):
         raise ValueError(f"a run is detached for a number of seconds above zero, not for {seconds!r}")
+    if not hasattr(os, "pidfd_open"):
+        raise DetachError(
+            "runs are detached on Linux alone: this system has no pidfd_open, by which who attaches would see its end"
+        )
     if session.has_lost_agent:
         raise DetachError("the host agent of this run has ended, and its processes with it: nothing is left to detach")
     if hosts := [host.name for host in session.remote]:

@@ -268,7 +268,7 @@ def wait_until_free(run: str) -> None:
         continue
 
 
-def test_what_cannot_be(trainers: ProcMesh) -> None:
+def test_what_cannot_be(trainers: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DetachError, match="was not detached: its controller has it"):
         attach(current_session().run)
     with pytest.raises(DetachError, match="no run is detached"):
@@ -276,6 +276,10 @@ def test_what_cannot_be(trainers: ProcMesh) -> None:
     for seconds in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="a number of seconds above zero"):
             detach(seconds)
+    with monkeypatch.context() as another_system:
+        another_system.delattr(os, "pidfd_open")
+        with pytest.raises(DetachError, match="on Linux alone"):
+            detach(60)
     assert counted(trainers) == [1, 1]
     run = detach(60)
     with pytest.raises(RuntimeError, match="nothing was started from here"):
