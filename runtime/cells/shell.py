@@ -34,9 +34,14 @@ from meshbook.runtime.cells.inspecting import CellInspector
 from meshbook.runtime.cells.interrupts import INTERRUPTS
 from meshbook.runtime.cells.prompts import Prompts
 from meshbook.runtime.telemetry import spans_of_collectives
+from meshbook.runtime.traces import OWN
 
-# As IPython writes them in tracebacks.
-OURS = tuple(map(compress_user, (__file__, prompts.__file__, debugger.__file__, spans_of_collectives.__file__)))
+# What IPython writes of frames in tracebacks: those that are never shown, and those that `%xmode Verbose` shows.
+NEVER_SHOWN = tuple(
+    f"{compress_user(file)}:" for file in (__file__, prompts.__file__, debugger.__file__, spans_of_collectives.__file__)
+)
+OURS = tuple(map(compress_user, OWN))
+FRAME = re.compile(r"(?:\s|\x1b\[[0-9;]*m)*File .*")
 # Where IPython's syntax may be: magics, shell commands, help; autocall; prompts that were pasted; a first line that is
 # blank or indented.
 MARKS = re.compile(r"[%!?]|^[ \t]*(?:[/,;]|>>>|\.\.\.|In ?\[)|\A\s", re.MULTILINE)
@@ -155,10 +160,16 @@ class RankShell(InteractiveShell):
         """Nothing: a magic that was misused is told in a line."""
 
     def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
-        stb = [part for part in stb if not any(f"{file}:" in part for file in OURS)]  # the user's frames are before
+        stb = [part for part in stb if not self._is_ours(part)]  # the user's frames are before
         # The last entry is the exception's own line, which the notebook says once for all ranks that share it.
         lines = "\n".join(stb[:-1]) if len(stb) > 1 else "".join(stb).rstrip().rpartition("\n")[0]
         self.kept.rendered = lines.split("\n")
+
+    def _is_ours(self, part: str) -> bool:
+        """Whether this part of a traceback is a frame that its user is not shown."""
+        hidden = NEVER_SHOWN if self.InteractiveTB.mode == "Verbose" else OURS
+        frame = FRAME.match(part)
+        return frame is not None and any(place in frame[0] for place in hidden)
 
     def _find_with_lazy_load(self, kind: str, name: str) -> Any:
         found = super()._find_with_lazy_load(kind, name)

@@ -26,6 +26,7 @@ def test_one_traceback_with_the_cells_own_lines(notebook: Notebook) -> None:
     assert "----> 5     1 / 0" in failed.traceback
     assert failed.traceback.count("Traceback") == 1
     assert "meshbook" not in failed.traceback, "the runtime's own frames are of no use to anybody here"
+    assert "local.py" not in notebook.run_failing("%%mesh\nimport meshbook\nmeshbook.RDMABuffer('text')").traceback
 
 
 def test_lines_count_as_in_any_cell(notebook: Notebook) -> None:

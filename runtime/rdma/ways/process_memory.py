@@ -89,7 +89,7 @@ def _move_piece(handle: Handle, here: int, there: int, size: int, *, is_write: b
     try:
         (_write_piece if is_write else _read_piece)(handle, here, there, size)
     except OSError as error:
-        raise _explain(handle, error) from error
+        raise _explain(handle, error) from None if isinstance(error, ProcessLookupError) else error
 
 
 def _read_piece(handle: Handle, here: int, there: int, size: int) -> None:
