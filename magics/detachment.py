@@ -31,10 +31,12 @@ from meshbook.runtime.hosts.detaching import Part, detach
 from meshbook.runtime.hosts.session import Session, close_session, leave_session
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.procs import ProcMesh
+from meshbook.runtime.rdma.buffer import RDMABuffer
 from meshbook.runtime.wire import pickling
 
 logger = logging.getLogger(__name__)
 
+HANDLES = ProcMesh, ActorMesh, RDMABuffer  # variables of these kinds are left, and taken up
 OF_THE_SESSION = {"session", "procs", "unwatch", "queues"}  # fields of a mesh that another notebook makes anew
 
 
@@ -121,7 +123,7 @@ def _leave_cell(number: int, run: CellRun) -> JobLeft:
 def _variables(notebook: Notebook) -> Iterator[tuple[str, Any]]:
     """The user's, that are handles: what else there is stays behind."""
     for name, value in list(notebook.shell.user_ns.items()):
-        if not name.startswith("_") and isinstance(value, ProcMesh | ActorMesh):
+        if not name.startswith("_") and isinstance(value, HANDLES):
             yield name, value
 
 
@@ -227,7 +229,7 @@ class Arrival:
 
     def _bind(self, name: str, pickled: bytes) -> None:
         names = self._notebook.shell.user_ns
-        if not isinstance(names.get(name), ProcMesh | ActorMesh | None):
+        if names.get(name) is not None and not isinstance(names[name], HANDLES):
             self.lost.append(f"{name}, which is a variable of this notebook")
             return
         try:

@@ -36,6 +36,7 @@ class Counter(Actor):
 ACTORS = """
 counters = mesh.spawn("counters", Counter)
 first = mesh.slice(gpus=0)
+buffer = first.pull("lent")
 list(counters.add.call().get().values())
 """
 
@@ -64,7 +65,9 @@ def test_a_mesh_outlives_its_kernel(notebook: Notebook, signs: Signs, tmp_path: 
     """With its variables, its actors, and a cell that runs on: its output and its result come to the next kernel."""
     go_on = tmp_path / "go on"
     os.mkfifo(go_on)
-    notebook.run(f"%%mesh\n{signs.definition}\nx = rank * 10")
+    notebook.run(
+        f"%%mesh\n{signs.definition}\nx = rank * 10\nfrom meshbook import RDMABuffer\nlent = RDMABuffer(b'lent')"
+    )
     notebook.run(CLASS.format(sign=""))
     assert notebook.run(ACTORS).result == "[1, 1]"
     notebook.start(
@@ -80,7 +83,7 @@ def test_a_mesh_outlives_its_kernel(notebook: Notebook, signs: Signs, tmp_path: 
     assert "mesh: 2 ranks" in notebook.run("%mesh attach --list").stdout
     attached = notebook.run("%mesh attach")
     assert "mesh: 2 ranks (gpus=2)" in attached.stdout
-    assert "variables: counters, first, late, mesh" in attached.stdout
+    assert "variables: buffer, counters, first, late, mesh" in attached.stdout
     assert "detached again when this notebook ends" in attached.stdout
     assert "job 1 of cell" in notebook.run("%mesh jobs").stdout
     os.close(descriptor)  # who reads comes to the end
@@ -91,6 +94,7 @@ def test_a_mesh_outlives_its_kernel(notebook: Notebook, signs: Signs, tmp_path: 
     assert notebook.evaluate("list(counters.add.call().get().values())") == [2, 2]
     assert notebook.run("mesh.actors").result.startswith("{'counters': <ActorMesh counters of Counter")
     assert notebook.run("first.pull('x')").result == "0"
+    assert notebook.run("buffer.read_into(got := bytearray(4)).get()\ngot").result == "bytearray(b'lent')"
     assert "before\nafter" in notebook.run("%mesh log 1").stdout
 
     check_redefinition(notebook)
