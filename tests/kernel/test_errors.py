@@ -11,7 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.kernel.conftest import Notebook
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.without_torch]
 
 
 def test_one_traceback_with_the_cells_own_lines(notebook: Notebook) -> None:
@@ -234,9 +234,11 @@ def test_a_value_of_a_class_of_a_cell_travels(notebook: Notebook) -> None:
 
 
 def test_a_large_value_stays_with_its_rank_until_it_is_wanted(notebook: Notebook) -> None:
-    cell = notebook.run("%%mesh -o kept\nimport torch\nfull = torch.full((1024, 1024), float(rank))\nfull")
+    cell = notebook.run(
+        "%%mesh -o kept\nimport numpy\nfull = numpy.full((1024, 1024), float(rank), numpy.float32)\nfull"
+    )
     assert cell.result is not None
-    assert cell.result.startswith("[0-3] Tensor (1024, 1024) float32 cpu\n")
+    assert cell.result.startswith("[0-3] ndarray (1024, 1024) float32 cpu\n")
     assert "[2] min 2  mean 2  max 2" in cell.result
     assert notebook.evaluate("kept[3].outcome.value.pickled is None, kept[3].value.sum().item()") == (True, 3 * 2.0**20)
     assert notebook.evaluate("tuple(kept.stack().shape)") == (4, 1024, 1024)

@@ -19,7 +19,7 @@ ENDS_WITHIN = 10.0  # seconds; what to expect is some 50 ms, which benchmarks/ce
 @pytest.fixture(scope="module", params=["meshbook", "python3"])
 def notebook(request: pytest.FixtureRequest, make_notebook: Any) -> Iterator[Notebook]:
     """Both front doors, with three ranks."""
-    with make_notebook(request.param) as notebook:
+    with make_notebook(request.param, torch=False) as notebook:
         notebook.run("%mesh up --gpus 3")
         yield notebook
 
@@ -32,7 +32,7 @@ def _ranks_can_tell(notebook: Notebook, signs: Signs) -> None:
 WAITING = {
     "sleeping": "tell('there')\ntime.sleep(600)",
     "computing": "tell('there')\nwhile True: number += 1",
-    "multiplying": ("import torch; x = torch.ones(100, 100)\ntell('there')\nwhile True: y = x @ x"),
+    "multiplying": ("import numpy; x = numpy.ones((100, 100))\ntell('there')\nwhile True: y = x @ x"),
     "awaiting": "tell('there')\nawait asyncio.sleep(600)",
     "locked": "tell('there')\nthreading.Event().wait()",
     "in a subprocess": (

@@ -33,6 +33,7 @@ def text_of(output: Any) -> str:
     return str(output.data.get("text/plain", ""))
 
 
+@pytest.mark.usefixtures("sklearn_once")
 def test_it_runs_and_shows_what_it_promises(tmp_path: Path) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     client = NotebookClient(

@@ -47,6 +47,7 @@ def check(notebook: nbformat.NotebookNode) -> None:
 
 
 @pytest.mark.kernel
+@pytest.mark.usefixtures("sklearn_once")
 def test_it_runs_and_shows_what_it_promises(tmp_path: Path) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     client = NotebookClient(
