@@ -7,6 +7,7 @@ import pickle
 from unittest import mock
 
 import cloudpickle
+import jedi
 
 import meshbook
 from meshbook.runtime.hosts import faults
@@ -41,3 +42,10 @@ def test_the_hook_can_be_patched() -> None:
 def test_each_name_says_what_it_is() -> None:
     silent = [name for name in meshbook.__all__ if not inspect.getdoc(getattr(meshbook, name))]
     assert silent == []
+
+
+def test_tab_completes_what_each_class_has() -> None:
+    # As IPython asks. It shows nothing where jedi fails, as over a property whose type is an alias of literals.
+    for name in (name for name in meshbook.__all__ if inspect.isclass(getattr(meshbook, name))):
+        code = f"{name}."
+        assert jedi.Interpreter(code, [vars(meshbook)]).complete(1, len(code)), name

@@ -18,7 +18,7 @@ class Form(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, ...]
 
     def __str__(self) -> str:
-        return f"{self.dtype} {self.shape}"
+        return f"{self.dtype.lstrip('<=|')} {self.shape}"
 
 
 def form_of(data: Any) -> Form | None:

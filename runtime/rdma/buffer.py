@@ -10,7 +10,7 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.memory.form import form_of, shaped
 from meshbook.runtime.memory.local import CPU, Local, local_memory
-from meshbook.runtime.rdma.backend import Backend, get_rdma_backend
+from meshbook.runtime.rdma.backend import get_rdma_backend
 from meshbook.runtime.rdma.broadcast import Broadcast, receivers_of
 from meshbook.runtime.rdma.following import Follower, Progress
 from meshbook.runtime.rdma.handle import Handle
@@ -167,7 +167,7 @@ class RDMABuffer:
         return self._handle.actor
 
     @property
-    def backend(self) -> Backend:
+    def backend(self) -> str:  # with the alias of its values jedi fails, and Tab completes nothing of a buffer
         """How data goes from here to other hosts, as `get_rdma_backend()` says it; `way` is of this buffer."""
         return get_rdma_backend()
 
