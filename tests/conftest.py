@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
 
@@ -40,6 +41,10 @@ os.environ["JUPYTER_CONFIG_DIR"] = str(SCRATCH / "config")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 PATIENCE_S = 3.0
+
+# Its 200 ms for an example are passed on a machine that does other things too, and that is no fault of the code.
+hypothesis.settings.register_profile("meshbook", deadline=None)
+hypothesis.settings.load_profile("meshbook")
 
 # A test run is no script that ends at the first fault; one may also come when the test that caused it has ended.
 set_unhandled_fault_hook(lambda failure: None)
