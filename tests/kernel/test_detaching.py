@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ import pytest
 from meshbook.runtime.config import Settings
 from meshbook.runtime.hosts.attaching import end
 from meshbook.runtime.hosts.detached import detached_runs
+from meshbook.runtime.hosts.journal import MESSAGES
+from meshbook.runtime.hosts.lifeline import JOURNAL
 
 if TYPE_CHECKING:
     from tests.kernel.conftest import Notebook, Signs
@@ -116,8 +119,11 @@ def check_deaths(notebook: Notebook) -> None:
     victim = psutil.Process(int(cell.stdout.split()[-1]))
     assert "is detached: mesh (2 ranks)\n" in notebook.run("%mesh detach").stdout
     assert "its run is not this one" in notebook.run_failing("counters.add.call().get()").traceback
+    (news,) = notebook.folder.glob(f"*/{JOURNAL}/{MESSAGES}")
+    before = news.stat().st_size
     victim.send_signal(signal.SIGKILL)
-    psutil.wait_procs([victim], timeout=PATIENCE)
+    while news.stat().st_size == before:  # its agent hears of it a moment after the system has seen it
+        time.sleep(0)
     attached = notebook.run("%mesh attach mesh").stdout
     assert "rank 1 dead" in attached
     assert f"rank 1 (pid {victim.pid}) ended: " in attached
