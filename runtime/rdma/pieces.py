@@ -1,8 +1,8 @@
 """Pieces of memory on their way between a process and a socket, and the buffers through which they go.
 
 A piece is copied into a buffer and sent from there by one thread. The socket takes in a whole piece, and so is being
-emptied while the next one is copied. A second thread, which copies meanwhile, makes it no faster: built, and measured in
-turns at 64 MiB on two free cores, writes went from 0.78-0.87 of a plain socket to 0.77-0.92, reads from 1.05-1.31 to
+emptied while the next one is copied. A second thread that copies meanwhile brings nothing: built, and measured in turns
+at 64 MiB on two free cores, writes went from 0.78-0.87 of a plain socket to 0.77-0.92, reads from 1.05-1.31 to
 0.90-1.14.
 
 A plain socket copies twice, this three times: that is what is left between them. What was tried against it, at 64 MiB
