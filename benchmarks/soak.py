@@ -37,7 +37,6 @@ PATIENCE = 60.0  # seconds until what should have come counts as lost
 SHORT_PATIENCE = 5.0  # until a process that is asked whether it answers at all does not
 REST_PATIENCE = 5.0  # until sockets are closed and threads have ended
 TOLERANCE = 16.0  # MiB that one process may grow by: an allocator never gives back all that it took
-SOME_DESCRIPTORS = 1  # that a process may have opened since for the first time; a leak is one for each fault
 MIB = 1 << 20
 
 
@@ -285,7 +284,7 @@ def grown(sight: Sight, warm: Sight) -> list[str]:
         before = warm.footprints[name]
         if now.memory - before.memory > TOLERANCE:
             found.append(f"the {name} grew from {before.memory:.1f} to {now.memory:.1f} MiB")
-        if now.descriptors > before.descriptors + SOME_DESCRIPTORS:
+        if now.descriptors > before.descriptors:
             found.append(f"the {name} has {now.descriptors} descriptors instead of {before.descriptors}")
         if now.threads > before.threads:
             found.append(f"the {name} has {now.threads} threads instead of {before.threads}")
