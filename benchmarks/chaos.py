@@ -316,9 +316,16 @@ def look_at_rest(job: Job, warm: Sight | None = None) -> Sight:
     while True:
         is_full = job.procs.spares().get(PATIENCE) == SPARES * job.hosts
         sight = look(job)
-        if (is_full and (warm is None or not grown(sight, warm))) or time.monotonic() > end:
+        is_ready = all_are_measured() if warm is None else not grown(sight, warm)
+        if (is_full and is_ready) or time.monotonic() > end:
             return sight
         time.sleep(0.1)  # they end in their own time, and tell nobody
+
+
+def all_are_measured() -> bool:
+    """Whether the agents have opened the page of each rank, as they do when they measure it for the first time."""
+    pages = [file for agent in psutil.Process().children() for file in agent.open_files() if ".vitals" in file.path]
+    return len(pages) == RANKS
 
 
 def put(report: Report, job: Job, faults: collections.Counter[str]) -> None:
