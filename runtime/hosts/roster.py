@@ -7,6 +7,7 @@ from collections.abc import Callable
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.errors import ExitReport
+from meshbook.runtime.snapshots import items_of
 
 ROSTER = "roster"  # the actor that a controller hosts for this
 
@@ -44,7 +45,7 @@ class Roster(Actor):
 
     def guests_of(self, agent: str) -> list[str]:
         """The workers that live on this agent."""
-        return [node for node, host in list(self._agents.items()) if host == agent]
+        return [node for node, host in items_of(self._agents) if host == agent]
 
     def workers(self) -> list[str]:
         """All workers of the run that have not ended."""

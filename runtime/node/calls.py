@@ -14,6 +14,7 @@ from meshbook.runtime.actor.future import Future, Helper
 from meshbook.runtime.actor.values import Once, ValueMesh
 from meshbook.runtime.errors import CallCancelled, CallError, SupervisionError
 from meshbook.runtime.geometry import Region
+from meshbook.runtime.snapshots import items_of
 from meshbook.runtime.wire.messages import Address, Manner
 
 Decode = Callable[[], Any]
@@ -108,10 +109,10 @@ class CallTable:
 
     def take_all(self, node: str | None = None) -> list[tuple[Taker, int]]:
         """Everyone who waits for a node; without one everyone, those with a port included."""
-        ports = [] if node is not None else [self._standing.pop(number) for number in list(self._standing)]
-        ids = [call for call, (_, _, owed_by) in list(self._pending.items()) if node is None or owed_by == node]
+        ports = [] if node is not None else [self._standing.pop(number, None) for number in list(self._standing)]
+        ids = [call for call, (_, _, owed_by) in items_of(self._pending) if node is None or owed_by == node]
         found = [self.take(call) for call in ids]
-        return [*(each for each in found if each is not None), *((port, NO_RANK) for port in ports)]
+        return [*filter(None, found), *((port, NO_RANK) for port in ports if port is not None)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from meshbook.runtime.node.identity import NOWHERE, instance_of, point_of
 from meshbook.runtime.node.inline import InlineActor
 from meshbook.runtime.node.routes import Routes
 from meshbook.runtime.node.running import Running, Spans
+from meshbook.runtime.snapshots import items_of
 from meshbook.runtime.telemetry.spans import Row, is_recorded
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body
@@ -87,7 +88,7 @@ class Directory:
 
     def actors(self) -> list[str]:
         """The names of the actors that live here, without those that run on the receiving thread."""
-        return [key for key, hosted in list(self._actors.items()) if not isinstance(hosted, InlineActor)]
+        return [key for key, hosted in items_of(self._actors) if not isinstance(hosted, InlineActor)]
 
     def find(self, key: str) -> HostedActor | None:
         """The actor of this key, if it lives here."""
@@ -305,7 +306,7 @@ class Directory:
 
     def loads(self) -> Iterator[tuple[str, int, str]]:
         """How much the users' actors here have to do, and what runs cells: name, messages that wait, endpoint."""
-        for key, hosted in list(self._actors.items()):
+        for key, hosted in items_of(self._actors):
             if spawner_of(key) and is_recorded(hosted.instance.class_name):
                 yield hosted.load()
 
@@ -325,7 +326,7 @@ class Directory:
             self._watch.follow(path, key, running)
 
     def _who_runs(self) -> Iterator[tuple[str, Running]]:
-        for key, hosted in list(self._actors.items()):
+        for key, hosted in items_of(self._actors):
             if (running := hosted.running) is not None:
                 yield key, running
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from meshbook.runtime import texts
 from meshbook.runtime.errors import ExitReport, ProcessDied, SupervisionError
+from meshbook.runtime.snapshots import items_of
 from meshbook.runtime.transport import PeerGone, RunEnded, Transport
 from meshbook.runtime.wire.frames import Buffer
 from meshbook.runtime.wire.messages import Address
@@ -134,7 +135,7 @@ class Routes:
 
     def lives(self) -> dict[str, int]:
         """Of the nodes that have been there before: how many times."""
-        return {node: life for node, life in list(self._lives.items()) if life and node not in self.down}
+        return {node: life for node, life in items_of(self._lives) if life and node not in self.down}
 
     def expect(self, lives: dict[str, int]) -> None:
         """Know of these, before anything was heard of them."""

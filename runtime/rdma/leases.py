@@ -15,6 +15,7 @@ from typing import Any
 from meshbook.runtime.actor.context import Instance
 from meshbook.runtime.memory.local import Local
 from meshbook.runtime.rdma.handle import Handle, Lease
+from meshbook.runtime.snapshots import items_of
 
 WORDS_A_BLOCK = 512
 
@@ -85,7 +86,7 @@ class Leases:
 
     def of(self, lender: Instance) -> list[int]:
         """What this actor has lent. O(n) in all leases: asked when an actor ends."""
-        return [number for number, lent in list(self._lent.items()) if lent.lender == lender]
+        return [number for number, lent in items_of(self._lent) if lent.lender == lender]
 
     def all(self) -> list[int]:
         with self._lock:

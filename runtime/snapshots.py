@@ -1,0 +1,19 @@
+"""What a table holds at one moment, while other threads change it."""
+
+from __future__ import annotations
+
+from collections.abc import ItemsView
+from typing import TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def items_of(table: dict[K, V]) -> ItemsView[K, V]:
+    """The keys and values of a dict that others may change meanwhile, without a lock.
+
+    `list(table.items())` makes a tuple of each. Before Python 3.12 that may start a garbage collection, in which
+    finalizers run and other threads have their turn: "dictionary changed size during iteration". A copy is made in one
+    step.
+    """
+    return table.copy().items()

@@ -1,0 +1,39 @@
+"""Tables that others change while somebody reads them."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+from meshbook.runtime.node.calls import CallTable
+from meshbook.runtime.snapshots import items_of
+
+
+class Finalized:
+    """Garbage that changes a table when it is collected, as another thread might that has its turn then."""
+
+    def __init__(self, change: Any) -> None:
+        self.change, self.itself = change, self
+
+    def __del__(self) -> None:
+        self.change()
+
+
+def test_a_collection_may_change_the_table_meanwhile() -> None:
+    table = {number: str(number) for number in range(10_000)}
+    gc.collect()
+    Finalized(lambda: table.update({-1: "new"}))
+    assert all(str(number) == text for number, text in items_of(table) if number >= 0)
+
+
+class Taker:
+    def settle(self, *answer: Any) -> None: ...
+
+
+def test_whoever_waits_for_a_process_is_told_though_others_ask_meanwhile() -> None:
+    calls, taker = CallTable(), Taker()
+    calls.open(taker, ["dead", "alive"] * 5_000)  # type: ignore[arg-type]  # it is only handed back
+    gc.collect()
+    Finalized(lambda: calls.open(taker, ["alive"]))
+    found = calls.take_all("dead")
+    assert [index for _, index in found] == list(range(0, 10_000, 2))
