@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parent
-COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 pytestmark = pytest.mark.kernel
 
 
-def shown_by(name: str, folder: Path) -> dict[str, str]:
-    """Run the notebook with the kernel that it names; what a person reads below each cell, by the cell's id."""
-    notebook = nbformat.read(FOLDER / name, as_version=4)
-    NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(folder)}}).execute()
-    return {cell.id: "".join(map(text_of, cell.outputs)) for cell in notebook.cells if cell.cell_type == "code"}
-
-
-def text_of(output: Any) -> str:
-    if output.output_type == "stream":
-        return str(output.text)
-    if output.output_type == "error":
-        return COLOURS.sub("", "\n".join(output.traceback))
-    return str(output.data.get("text/plain", ""))
-
-
-def test_views_of_ipyparallel(tmp_path: Path) -> None:
-    shown = shown_by("ipyparallel_views.ipynb", tmp_path)
+def test_views_of_ipyparallel(executed: Callable[[Path], Any]) -> None:
+    shown = executed(FOLDER / "ipyparallel_views.ipynb").shown
     assert shown["cluster"] == "[0, 1, 2, 3]"
     assert shown["apply"] == "[(True, 0), (True, 10), (True, 20), (True, 30)]"
     assert shown["dictionary"] == "([5, 5, 5, 5], [1, 2], [[5, [1, 2]], [5, [1, 2]]])"
@@ -44,8 +27,8 @@ def test_views_of_ipyparallel(tmp_path: Path) -> None:
     assert shown["caught"] == "[ranks 0-3] ZeroDivisionError: division by zero\n"
 
 
-def test_magics_of_ipyparallel(tmp_path: Path) -> None:
-    shown = shown_by("ipyparallel_magics.ipynb", tmp_path)
+def test_magics_of_ipyparallel(executed: Callable[[Path], Any]) -> None:
+    shown = executed(FOLDER / "ipyparallel_magics.ipynb").shown
     assert shown["lines"] == "".join(f"[{rank}] engine {rank}\n" for rank in range(4))
     assert shown["cells"] == "[0] 10\n[1] 20\n[2] 30\n[3] 40"
     assert shown["some"] == "[1] b is 20\n[2] b is 30\n"
@@ -58,8 +41,8 @@ def test_magics_of_ipyparallel(tmp_path: Path) -> None:
     assert shown["fails"].startswith("[rank 2] ZeroDivisionError: division by zero\n")
 
 
-def test_training_as_with_nbdistributed(tmp_path: Path) -> None:
-    shown = shown_by("nbdistributed_training.ipynb", tmp_path)
+def test_training_as_with_nbdistributed(executed: Callable[[Path], Any]) -> None:
+    shown = executed(FOLDER / "nbdistributed_training.ipynb").shown
     assert shown["hello"] == "[0] Rank 0 of 2, group of 2\n[1] Rank 1 of 2, group of 2\n"
     assert "mean 3" in shown["reduce"]
     assert shown["train"].endswith("[0-1] True")
@@ -70,8 +53,8 @@ def test_training_as_with_nbdistributed(tmp_path: Path) -> None:
     assert shown["here"] == "False"
 
 
-def test_cells_that_say_where_they_run_as_with_nbdistributed(tmp_path: Path) -> None:
-    shown = shown_by("nbdistributed_by_hand.ipynb", tmp_path)
+def test_cells_that_say_where_they_run_as_with_nbdistributed(executed: Callable[[Path], Any]) -> None:
+    shown = executed(FOLDER / "nbdistributed_by_hand.ipynb").shown
     assert shown["local"] == "42"
     assert shown["data"] == "[0] 6\n[1] 22\n[2] 38"
     assert shown["some"] == "[0] rank 0 has [0, 1, 2, 3]\n[2] rank 2 has [8, 9, 10, 11]\n"

@@ -4,49 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "fault_tolerance.ipynb"
-COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(300)]
 
 
-def texts(notebook: nbformat.NotebookNode) -> dict[str, str]:
-    """What a person reads below each cell, by the cell's id."""
-    return {
-        cell.id: COLOURS.sub("", "\n".join(map(text_of, cell.outputs)))
-        for cell in notebook.cells
-        if cell.cell_type == "code"
-    }
-
-
-def text_of(output: Any) -> str:
-    if output.output_type == "stream":
-        return str(output.text)
-    if output.output_type == "error":
-        return "\n".join(output.traceback)
-    return str(output.data.get("text/plain", ""))
-
-
+@pytest.mark.kernel
+@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("sklearn_once")
-def test_it_runs_and_shows_what_it_promises(tmp_path: Path) -> None:
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    client = NotebookClient(
-        notebook, timeout=120, kernel_name="meshbook", resources={"metadata": {"path": str(tmp_path)}}
-    )
-    client.execute()  # raises where a cell fails that is not marked for it
-    shown = texts(notebook)
-
-    failing = {cell.id for cell in notebook.cells if "raises-exception" in cell.metadata.get("tags", ())}
-    failed = {
-        cell.id for cell in notebook.cells if any(each.output_type == "error" for each in cell.get("outputs", ()))
-    }
-    assert failed == failing == {"killed", "stuck"}
+def test_it_runs_and_shows_what_it_promises(executed: Callable[[Path], Any], tmp_path: Path) -> None:
+    page = executed(NOTEBOOK)
+    shown = page.shown
+    assert page.failed == page.may_fail == {"killed", "stuck"}
     assert re.search(r"rank 2 \(pid \d+\) died during the cell: SIGKILL", shown["killed"])
     assert "rank 2 dead" in shown["status-dead"]
     assert "rank 2 is back" in shown["heal"]

@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "tour.ipynb"
-COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def cells_of(notebook: nbformat.NotebookNode) -> dict[str, Any]:
-    return {cell.id: cell for cell in notebook.cells if cell.cell_type == "code"}
-
-
-def text_of(cell: Any) -> str:
-    """What a person reads below a cell."""
-    return COLOURS.sub("", "\n".join(map(_text_of_output, cell.outputs)))
-
-
-def _text_of_output(output: Any) -> str:
-    if output.output_type == "stream":
-        return str(output.text)
-    if output.output_type == "error":
-        return "\n".join(output.traceback)
-    return str(output.data.get("text/plain", ""))
-
-
-def check(notebook: nbformat.NotebookNode) -> None:
+def check(page: Any) -> None:
     """What the tour promises is there."""
-    cells = cells_of(notebook)
-    failed = {name for name, cell in cells.items() if any(each.output_type == "error" for each in cell.outputs)}
-    assert failed == {name for name in cells if name.startswith("fails-")}
-    shown = {name: text_of(cell) for name, cell in cells.items()}
+    shown = page.shown
+    assert page.failed == {name for name in shown if name.startswith("fails-")}
     promised = {
         "start": "mesh: 4 ranks (gpus=4)",
         "cell": "[3] tensor([0, 3, 6])",
@@ -68,19 +46,14 @@ def check(notebook: nbformat.NotebookNode) -> None:
 
 
 @pytest.mark.kernel
-def test_it_runs_and_shows_what_it_promises(tmp_path: Path) -> None:
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    client = NotebookClient(
-        notebook, timeout=60, kernel_name="meshbook", resources={"metadata": {"path": str(tmp_path)}}
-    )
-    client.execute()  # raises where a cell fails that is not marked for it
-    check(notebook)
+def test_it_runs_and_shows_what_it_promises(executed: Callable[[Path], Any], tmp_path: Path) -> None:
+    check(executed(NOTEBOOK))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_page_that_is_committed_has_its_outputs() -> None:
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    check(notebook)
-    numbers = [cell.execution_count for cell in cells_of(notebook).values()]
+def test_the_page_that_is_committed_has_its_outputs(committed: Callable[[Path], Any]) -> None:
+    page = committed(NOTEBOOK)
+    check(page)
+    numbers = [cell.execution_count for cell in page.cells.values()]
     assert numbers == list(range(1, len(numbers) + 1))
     assert NOTEBOOK.stat().st_size < 400_000
