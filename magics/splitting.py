@@ -79,7 +79,7 @@ def _taker_of_sequence(data: Any) -> Take:
     try:
         data[0:0]
         return lambda start, end: data[start:end]
-    except Exception:
+    except Exception:  # whatever a class raises that has no slices
         if not hasattr(data, "__getitem__"):
             kind = type(data).__name__
             raise Unmergeable(

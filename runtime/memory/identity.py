@@ -41,10 +41,8 @@ def is_used(pid: int) -> bool:
     """Whether there is a process of this number."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # it is somebody else's
-        pass
+    except OSError as error:
+        return isinstance(error, PermissionError)  # it is there, and somebody else's
     return True
 
 

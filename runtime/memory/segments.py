@@ -187,7 +187,7 @@ class Pool:
         """Wait for so long until all that was sent is in its receiver's hands, and let go of it. Idempotent."""
         end = time.monotonic() + seconds
         while time.monotonic() < end and self._is_awaited():
-            time.sleep(0.002)
+            time.sleep(0.002)  # receivers take no note of who waits: they change a word in memory
         with self._lock:
             self._closed = True
             self._sweep()

@@ -162,7 +162,7 @@ class Submission:
             each = self._operations[index]
             try:
                 transfers.move(Job(each.handle, 0, each.local, self._deadline), is_write=each.is_write)
-            except Exception as error:
+            except Exception as error:  # told with all others, when the last has ended
                 with self._lock:
                     self._errors[index] = error
 

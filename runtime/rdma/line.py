@@ -81,9 +81,8 @@ class Line:
         time = _TIME.pack(seconds, max(1000, int((left - seconds) * 1e6)))  # none at all would be no limit
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, limit, time)
-            yield
-        except BlockingIOError:
-            pass
+            with contextlib.suppress(BlockingIOError):
+                yield
         except OSError as error:
             raise ConnectionError(f"the connection broke: {error}") from error
 

@@ -149,7 +149,7 @@ class Receiver(Actor):
 def _answer(port: Port[Handle], work: Callable[[], Handle]) -> None:
     try:
         handle = work()
-    except Exception as error:
+    except Exception as error:  # whoever waits for the copy is told of anything
         port.exception(error)
     else:
         port.send(handle)
@@ -223,7 +223,7 @@ class Reception:
                 reached, there = self._ask(have)
                 have = self._read(there, local, have, reached)
                 self._arrival.reach(handle, have)
-        except Exception:
+        except Exception:  # the source has the rest, whatever keeps the other copy from giving it
             self._deadline.check(lambda: f"fetching {local.size:,} bytes")
         return have
 

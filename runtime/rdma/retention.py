@@ -85,7 +85,7 @@ class Retention:
         """Wait so long until nobody is at what is kept; what somebody still is at."""
         end, pause = time.monotonic() + seconds, FIRST_LOOK
         while self._kept and time.monotonic() < end:
-            time.sleep(pause)
+            time.sleep(pause)  # those at it are other processes, and tell nobody when they are done
             pause = min(2 * pause, LAST_LOOK)
             self._let_go_of_unused()
         with self._lock:

@@ -77,7 +77,7 @@ class RDMAService(Actor):
         def use() -> None:
             try:
                 do(_part(lent.local, offset, size))
-            except Exception as error:
+            except Exception as error:  # whoever asked is told of anything
                 port.exception(error)
             finally:
                 lent.users.discard(user)

@@ -45,7 +45,7 @@ class Threads:
         while (work := self._work.get()) is not None:
             try:
                 work()
-            except Exception:
+            except Exception:  # it must not end the thread, which others count on
                 logger.exception("something that was given to a thread failed")
             del work  # what it keeps is not kept while the thread waits
             with self._lock:

@@ -55,7 +55,7 @@ class Transfers:
             while self._is_short(job.local, way := self._choose(job)):
                 if self._try(way, job, is_write=is_write, checksum=checksum):
                     return Future.completed(None)
-        except Exception as error:
+        except Exception as error:  # as it would be told from another thread
             return Future.failed(error)
         return self.run(move, job.deadline, lambda: _tell(job, is_write=is_write))
 

@@ -143,7 +143,7 @@ class _Transfer:
         """Tell whoever waits that it is in vain, where that is known."""
         try:
             self.job.deadline.check(lambda: what(self.job))
-        except Exception as error:
+        except Exception as error:  # that its time is over, or whatever it was cancelled for
             settle(self.outcome, error)
         if self.mover.has_ended(self.job.handle):
             settle(self.outcome, gone(self.job.handle))

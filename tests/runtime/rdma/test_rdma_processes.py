@@ -23,7 +23,14 @@ import pytest
 from meshbook import Actor, RDMABuffer, endpoint
 from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.config import Settings
-from meshbook.runtime.errors import BufferDropped, CallCancelled, OwnerGone, TransferError, TransferTimeout
+from meshbook.runtime.errors import (
+    BufferDropped,
+    CallCancelled,
+    OwnerGone,
+    SupervisionError,
+    TransferError,
+    TransferTimeout,
+)
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.rdma.ways import process_memory
 
@@ -154,7 +161,7 @@ def session(shared: tuple[Session, Any, Any]) -> Iterator[Session]:
 def owner(session: Session, shared: tuple[Session, Any, Any]) -> Iterator[Any]:
     made: Any = shared[1].spawn("owner", Owner)
     yield made
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(SupervisionError):  # the test may have ended it
         made.stop().get(PATIENCE)
 
 
@@ -162,7 +169,7 @@ def owner(session: Session, shared: tuple[Session, Any, Any]) -> Iterator[Any]:
 def peer(session: Session, shared: tuple[Session, Any, Any]) -> Iterator[Any]:
     made: Any = shared[2].spawn("peer", Owner)
     yield made
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(SupervisionError):  # the test may have ended it
         made.stop().get(PATIENCE)
 
 
@@ -171,7 +178,7 @@ def mortal(session: Session) -> Iterator[Any]:
     """An owner in a process of its own."""
     procs = session.host.spawn_procs()
     yield procs.spawn("mortal", Owner)
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(SupervisionError):  # the test may have ended it
         procs.stop().get(PATIENCE)
 
 

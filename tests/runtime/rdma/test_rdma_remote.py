@@ -18,7 +18,7 @@ import pytest
 from meshbook import Actor, RDMABuffer, endpoint
 from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.config import OVERRIDES, Settings
-from meshbook.runtime.errors import ActorError
+from meshbook.runtime.errors import ActorError, SupervisionError
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.rdma.pieces import PIECE
 
@@ -114,7 +114,7 @@ def peers(shared: tuple[Session, dict[str, Any]]) -> dict[str, Any]:
 def owner(session: Session) -> Iterator[Any]:
     procs = session.host.spawn_procs()
     yield procs.spawn("owner", Owner)
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(SupervisionError):  # the test may have ended it
         procs.stop().get(PATIENCE)
 
 
