@@ -156,6 +156,19 @@ def test_who_has_ended_reads_nothing_any_more(pool):
     assert lend(pool)[0].token == lent.token
 
 
+def test_who_was_taken_for_ended_gives_nothing_back_of_who_came_after_him(pool, mappings):
+    segment = pool.take(PARTS, sum(LENGTHS))
+    reference = pool.lend(segment, msgspec.structs.replace(own_mark(), started=1), is_shared=True)
+    pool.done(segment)
+    views = mappings.open(msgspec.structs.replace(reference, reader=own_mark()), LENGTHS)
+    pool.trim()
+    (second,) = lend(pool)
+    del views
+    (third,) = lend(pool)
+    assert second.token == reference.token
+    assert third.token != second.token
+
+
 def test_a_message_is_opened_once(pool, mappings):
     (reference,) = lend(pool)
     mappings.open(reference, LENGTHS)

@@ -223,6 +223,19 @@ def test_an_agent_that_does_not_know_the_key_is_not_believed(memory: Memory, cli
         thread.join()
 
 
+def test_who_sends_nothing_of_what_he_wants_to_write_is_waited_for_no_longer_than_he_said(
+    serving: MemoryServer, memory: Memory
+) -> None:
+    door = serving.open("127.0.0.1")
+    line = connect(door)
+    be_admitted(line, door.key, Deadline(PATIENCE))
+    request = protocol.Request(memory.handle(), 0, SIZE, is_write=True, seconds=0.05)
+    line.send(protocol.pack_request(request), Deadline(PATIENCE))
+    with pytest.raises(ConnectionError):
+        line.receive(1, Deadline(PATIENCE))
+    line.close()
+
+
 @pytest.mark.parametrize("data", [struct.pack("<I", 1 << 31), struct.pack("<I", 7) + b"garbage"], ids=["huge", "none"])
 def test_a_request_that_is_none_ends_the_connection(serving: MemoryServer, data: bytes) -> None:
     door = serving.open("127.0.0.1")
