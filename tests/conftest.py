@@ -56,16 +56,18 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Of every process that loads this file: also of the one that only hands tests to others (pytest-xdist)."""
+    shutil.rmtree(SCRATCH, ignore_errors=True)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _run_leaves_nothing_behind() -> Iterator[None]:
     RUNTIME_DIR.mkdir(mode=0o700)
     yield
-    try:
-        _end_and_complain(_all_processes(), "the test run")
-        left = sorted(str(path.relative_to(RUNTIME_DIR)) for path in RUNTIME_DIR.iterdir())
-        assert not left, f"run directories left behind in MESHBOOK_RUNTIME_DIR: {left}"
-    finally:
-        shutil.rmtree(SCRATCH, ignore_errors=True)
+    _end_and_complain(_all_processes(), "the test run")
+    left = sorted(str(path.relative_to(RUNTIME_DIR)) for path in RUNTIME_DIR.iterdir())
+    assert not left, f"run directories left behind in MESHBOOK_RUNTIME_DIR: {left}"
 
 
 @pytest.fixture(autouse=True)

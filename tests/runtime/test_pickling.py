@@ -32,6 +32,9 @@ class Point:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Point) and other.x == self.x
 
+    def __repr__(self) -> str:
+        return f"Point({self.x})"
+
     __hash__ = None  # type: ignore[assignment]
 
 

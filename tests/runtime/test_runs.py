@@ -20,6 +20,9 @@ class Odd:
     def __hash__(self) -> int:
         return 0
 
+    def __repr__(self) -> str:
+        return "Odd()"
+
 
 class Text(str):
     pass

@@ -204,7 +204,9 @@ def test_a_class_that_travels_by_value(session: Any) -> None:
 # -- what is not ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrong", [None, len, Counter.add, Counter().add, "add"], ids=repr)
+@pytest.mark.parametrize(
+    "wrong", [None, len, Counter.add, Counter().add, "add"], ids=["None", "builtin", "function", "method", "text"]
+)
 def test_other_things_are_no_methods_of_a_spawned_actor(wrong: Any) -> None:
     with pytest.raises(ValueError, match="expected an method of a spawned actor, not"):
         as_endpoint(wrong)
