@@ -288,7 +288,8 @@ def wait_for_ranks(process: subprocess.Popen[str], count: int) -> None:
         assert process.stdout.readline().endswith("] ready\n")
 
 
-SLEEPS = "import time\nprint('ready')\ntime.sleep(1000)\n"
+# In short sleeps: a signal that comes between Python's last look and the sleep itself is heard when that is over.
+SLEEPS = "import time\nprint('ready')\nwhile True: time.sleep(0.01)\n"
 
 
 @pytest.mark.parametrize(
@@ -297,7 +298,7 @@ SLEEPS = "import time\nprint('ready')\ntime.sleep(1000)\n"
         (SLEEPS, "", r"ranks? 0(-1)? interrupted at train.py:[23]"),
         # Who is deaf in a collective is freed by the end of the one that it waits for.
         (
-            BEGIN + "print('ready')\nif rank == 0: time.sleep(1000)\n" + STUCK,
+            BEGIN + "print('ready')\nwhile rank == 0: time.sleep(0.01)\n" + STUCK,
             "torch.distributed",
             r"rank 0 interrupted at train.py:\d+",
         ),
@@ -320,7 +321,8 @@ def test_a_script_may_save_its_work_when_interrupted(launch: Launch) -> None:
         import time
         try:
             print("ready")
-            time.sleep(1000)
+            while True:
+                time.sleep(0.01)
         except KeyboardInterrupt:
             print("saved")
     """
@@ -338,7 +340,7 @@ def test_the_second_ctrl_c_kills(launch: Launch) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         print("ready")
         while True:
-            time.sleep(1000)
+            time.sleep(0.01)
     """
     process = launch("--procs", "1", "train.py", train=source)
     wait_for_ranks(process, 1)
