@@ -5,6 +5,7 @@ A test that leaves a process behind fails, by name. So does a run that leaves a 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import os
@@ -56,9 +57,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_unconfigure() -> None:
-    """Of every process that loads this file: also of the one that only hands tests to others (pytest-xdist)."""
-    shutil.rmtree(SCRATCH, ignore_errors=True)
+@atexit.register
+def _clear_away(owner: int = os.getpid()) -> None:
+    """Of each process that loads this file. Its shells, which write their history down at its end, do so before."""
+    if os.getpid() == owner:  # no child
+        shutil.rmtree(SCRATCH, ignore_errors=True)
 
 
 @pytest.fixture(scope="session", autouse=True)
