@@ -43,8 +43,10 @@ demo: setup ## train on four worker processes: runs notebooks/quickstart.ipynb, 
 lab: setup ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir=notebooks
 
+# Two processes run tests, each file in one of them: most tests wait for others to start or to end. In the order of the
+# files, for Playwright keeps an event loop on the main thread and its tests come last.
 test: setup chromium ## run all tests; those in a browser only where there is a Chromium
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: setup ## lint, formatting, types
 	$(BIN)/ruff check .
