@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import math
 import sys
 import threading
@@ -22,6 +23,7 @@ from meshbook.runtime.traces import without_ours
 
 T = TypeVar("T")
 U = TypeVar("U")
+logger = logging.getLogger(__name__)
 _UNDECODED: Any = object()
 
 
@@ -135,7 +137,10 @@ class Future(Generic[T]):
         if self._helper is not None:
             self._helper.poke()
         for callback in callbacks:
-            callback()
+            try:
+                callback()
+            except Exception:  # others wait for the same answer, and maybe for what else this thread has to tell
+                logger.exception("somebody could not be told that an answer is there")
 
     def when_done(self, callback: Callable[[], None]) -> None:
         """Call back once, from the thread that settles the future, or at once if it is settled."""

@@ -30,6 +30,7 @@ from meshbook.runtime.node.identity import NOWHERE, instance_of, point_of
 from meshbook.runtime.node.inline import InlineActor
 from meshbook.runtime.node.routes import Routes
 from meshbook.runtime.node.running import Running, Spans
+from meshbook.runtime.node.telling import tell_all
 from meshbook.runtime.snapshots import items_of
 from meshbook.runtime.telemetry.spans import Row, is_recorded
 from meshbook.runtime.wire import pickling
@@ -231,8 +232,7 @@ class Directory:
 
     def actor_over(self, instance: Instance, error: SupervisionError) -> None:
         """An actor here is gone. For one that was given up before its turn that is when its turn comes."""
-        for listener in self._home.when_over:
-            listener(instance)
+        tell_all(self._home.when_over, instance)
         key = instance.key
         with self._replacing:
             if (heir := self._heirs.get(key)) is not None:

@@ -10,6 +10,7 @@ drops what comes from anybody else, counting it. What it does for others is in t
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 import time
@@ -36,6 +37,7 @@ from meshbook.runtime.node.pressure import Pressure
 from meshbook.runtime.node.reception import Reception
 from meshbook.runtime.node.routes import Routes, loss
 from meshbook.runtime.node.supervision import ACTORS_A_LIFE, OnFault, Supervision, log_fault
+from meshbook.runtime.node.telling import tell_all
 from meshbook.runtime.telemetry.capture import Capture
 from meshbook.runtime.telemetry.events import Event, Kind
 from meshbook.runtime.telemetry.output import TELEMETRY
@@ -296,8 +298,7 @@ class Node:
             self._directory.early.expect(node, life * ACTORS_A_LIFE)
             self.bulk.forget(node)
             self._routes.begin_again(address, life)
-            for listener in list(self.when_reborn):
-                listener(node)
+            tell_all(self.when_reborn, node)
         return True
 
     def _note_down(self, report: ExitReport) -> None:
@@ -313,15 +314,16 @@ class Node:
             self._pressure.forget(node)
             self.bulk.forget(node)
             self._fail_all(node, lambda: loss(report))
-            self._directory.lose_spawner(node)
-            self._supervision.lose(report)
-            for listener in list(self.when_down):
-                listener(report)
+            tell_all((self._lose_spawner, self._supervision.lose, *self.when_down), report)
         return None
 
+    def _lose_spawner(self, report: ExitReport) -> None:
+        self._directory.lose_spawner(report.node)
+
     def _fail_all(self, node: str | None, error: Callable[[], BaseException]) -> None:
+        # They are out of the table: whoever is not told now never is.
         for asker, index in self._calls.take_all(node):
-            asker.refuse(index, error())
+            tell_all((functools.partial(asker.refuse, index),), error())
 
     # -- when another process becomes a node ---------------------------------------
 
