@@ -1,12 +1,15 @@
 """Which way leads to a buffer, and why: the first that does not refuse, of those in the order of speed.
 
-What a way turned out not to do (`Unsuitable`) is kept for that owner, so it is tried once. Decides, and moves nothing.
+What a way turned out not to do (`Unsuitable`) is kept for that owner, so it is tried once; what may pass is kept for a
+while. Decides, and moves nothing.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,10 +17,11 @@ from dataclasses import dataclass
 from meshbook.runtime.errors import TransferError
 from meshbook.runtime.memory.identity import ProcessMark
 from meshbook.runtime.rdma.handle import Handle
-from meshbook.runtime.rdma.ways import Mover, Way
+from meshbook.runtime.rdma.ways import Mover, Unsuitable, Way
 
 logger = logging.getLogger(__name__)
 
+AGAIN = 10.0  # seconds after which a way is tried again, where what was in its way may pass
 REMEMBERED = 4096  # failures that are kept; of owners that have ended, too, so the oldest go
 LEFT_OUT = "left out by MESHBOOK_RDMA_WAYS"
 SPARE = "leads there as well, and is slower"
@@ -39,7 +43,12 @@ class Chooser:
     """The ways of one process of this run. `allowed` are names, empty: all."""
 
     def __init__(
-        self, ways: Sequence[Way], allowed: Sequence[str] = (), forbid: Forbid = lambda way, to: "", run: str = ""
+        self,
+        ways: Sequence[Way],
+        allowed: Sequence[str] = (),
+        forbid: Forbid = lambda way, to: "",
+        run: str = "",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if unknown := set(allowed) - {way.name for way in ways}:
             names = ", ".join(way.name for way in ways)
@@ -48,8 +57,9 @@ class Chooser:
         self._allowed = allowed
         self._forbid = forbid
         self._run = run
+        self._clock = clock
         self._lock = threading.Lock()  # guards the next two
-        self._failed: OrderedDict[tuple[ProcessMark, str, str], str] = OrderedDict()
+        self._failed: OrderedDict[tuple[ProcessMark, str, str], tuple[str, float]] = OrderedDict()  # until when
         self._told: set[tuple[str, str]] = set()
 
     def choose(self, handle: Handle, local: str | None) -> Way:
@@ -65,10 +75,13 @@ class Chooser:
         reasons = "\n".join(f"    {way.name}: {self._refusal(way, handle, local)}" for way in self._ways)
         raise TransferError(f"no way leads to the buffer of {handle.actor} on {handle.owner.node}:\n{reasons}")
 
-    def note(self, way: Mover, handle: Handle, why: str) -> None:
+    def note(self, way: Mover, handle: Handle, error: Unsuitable) -> None:
         """This way does not lead to memory like this of this owner. Each reason is logged once."""
+        why, until = str(error), math.inf
+        if error.may_pass:
+            why, until = f"{why} (tried again after {AGAIN:g} s)", self._clock() + AGAIN
         with self._lock:
-            self._failed[handle.process, handle.device, way.name] = why
+            self._failed[handle.process, handle.device, way.name] = why, until
             if len(self._failed) > REMEMBERED:
                 self._failed.popitem(last=False)
             is_new = (way.name, why) not in self._told and len(self._told) < REMEMBERED
@@ -93,6 +106,8 @@ class Chooser:
     def _refusal(self, way: Way, handle: Handle, local: str | None) -> str:
         if self._allowed and way.name not in self._allowed:
             return LEFT_OUT
-        if self._failed and (why := self._failed.get((handle.process, handle.device, way.name))):
-            return why
+        if self._failed and (failed := self._failed.get((handle.process, handle.device, way.name))) is not None:
+            why, until = failed
+            if self._clock() < until:
+                return why
         return way.refusal(handle, local) or self._forbid(way, handle)

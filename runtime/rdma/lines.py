@@ -183,19 +183,25 @@ class LinesToAgent:
             self.check_living()
             if isinstance(error, TimeoutError):
                 deadline.check(lambda: f"connecting to the memory server of {self._agent.node} at {at}")
-            self.trouble = f"its host agent's memory server at {at} cannot be reached ({error}): is there a firewall?"
-            raise Unsuitable(self.trouble) from error
+            why = f"its host agent's memory server at {at} cannot be reached ({error}): is there a firewall?"
+            raise self._unsuitable(why, error) from error
         line = Line(connection)
         try:
             be_admitted(line, door.key, deadline)
         except RefusedMessage as error:
-            self.trouble = f"at {at} is not the memory server of its host agent: {error}"
             line.close()
-            raise Unsuitable(self.trouble) from error
+            raise self._unsuitable(f"at {at} is not the memory server of its host agent: {error}", error) from error
         except BaseException:
             line.close()
             raise
         return line
+
+    def _unsuitable(self, why: str, error: BaseException) -> Unsuitable:
+        """That no connection leads there, noted for all owners on this host, unless it may pass."""
+        found = Unsuitable(why, error)
+        if not found.may_pass:
+            self.trouble = why
+        return found
 
     def _find_door(self, deadline: Deadline) -> Door:
         """Asked once: an agent keeps its server for as long as it lives."""
@@ -211,8 +217,8 @@ class LinesToAgent:
                     f"{deadline.seconds:g} s"
                 ) from None
             except ActorError as error:
-                self.trouble = f"its host agent cannot serve memory: {error.exception or error}"
-                raise Unsuitable(self.trouble) from error
+                cause = error.exception or error
+                raise self._unsuitable(f"its host agent cannot serve memory: {cause}", cause) from error
             except SupervisionError as error:
                 self.check_living()
                 raise Unsuitable(f"its host agent does not answer: {error}") from error

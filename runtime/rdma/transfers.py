@@ -107,8 +107,8 @@ class Transfers:
         start = now()
         try:
             (way.write if is_write else way.read)(job)
-        except Unsuitable as why:
-            self._chooser.note(way, job.handle, str(why))
+        except Unsuitable as error:
+            self._chooser.note(way, job.handle, error)
             return False
         self._note(job, way, start, is_write=is_write)
         if checksum and job.local.size:

@@ -12,6 +12,7 @@ The first five are one-sided: they go on while the owner holds the GIL, sleeps, 
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,9 +23,20 @@ from meshbook.runtime.errors import TransferTimeout
 from meshbook.runtime.memory.local import Local
 from meshbook.runtime.rdma.handle import Handle, Lease
 
+# Errors of the system that may be over soon: a want of descriptors, memory or room, a server that does not listen yet.
+ROOM = errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN
+PASSING = frozenset({*ROOM, errno.ECONNREFUSED})
+
 
 class Unsuitable(Exception):
-    """A way does not lead there after all: the text says why. The next one is taken, from then on for this owner."""
+    """A way does not lead there after all: the text says why. The next one is taken, from then on for this owner.
+
+    What the system's `error` says may pass: then the way is tried again after a while.
+    """
+
+    def __init__(self, why: str, error: BaseException | None = None) -> None:
+        super().__init__(why)
+        self.may_pass = isinstance(error, OSError) and error.errno in PASSING
 
 
 class Deadline:

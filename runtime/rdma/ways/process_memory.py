@@ -63,7 +63,7 @@ class ProcessMemory:
             return self._in_progress.at(lease, job.deadline.left)
         except OSError as error:
             why = f"no word can be left for the owner in {lease.folder} ({error.strerror})"
-            raise Unsuitable(why) from error
+            raise Unsuitable(why, error) from error
 
     def check(self, handle: Handle) -> None:
         """BufferDropped or OwnerGone unless it is lent at this moment; Unsuitable where that cannot be read."""

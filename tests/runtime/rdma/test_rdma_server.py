@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -377,6 +379,15 @@ def test_where_no_connection_leads_there_is_another_way(memory: Memory, client: 
         client.door = Door("127.0.0.1", unused.getsockname()[1], bytes(32))
         with pytest.raises(Unsuitable, match="cannot be reached"):
             way.read(job(memory, np.zeros(1, np.uint8)))
+    assert way.refusal(memory.handle(), None) == "", "somebody may listen there soon"
+
+
+def test_where_none_will_lead_it_is_not_tried_again(
+    memory: Memory, client: Client, way: HostAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "create_connection", Mock(side_effect=OSError(errno.EHOSTUNREACH, "No route to host")))
+    with pytest.raises(Unsuitable, match=r"No route to host.*is there a firewall"):
+        way.read(job(memory, np.zeros(1, np.uint8)))
     assert "cannot be reached" in way.refusal(memory.handle(), None)
 
 

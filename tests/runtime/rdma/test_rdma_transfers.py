@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -115,9 +116,21 @@ def test_what_a_way_turned_out_not_to_do_is_kept_for_that_owner_and_logged_once(
     near, far = ways = [Memory("near"), Memory("far")]
     chooser = Chooser(ways)
     for pid in (1, 1, 2, 3):
-        chooser.note(near, handle_of(pid), "it is closed")
+        chooser.note(near, handle_of(pid), Unsuitable("it is closed"))
     assert [record.getMessage().count("it is closed") for record in caplog.records] == [1]
     assert [chooser.choose(handle_of(pid), None) for pid in (1, 2, 3, 4)] == [near, far, far, near]
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSPC, errno.ECONNREFUSED])
+def test_a_way_is_tried_again_once_what_was_in_its_way_may_have_passed(number: int) -> None:
+    near, far = ways = [Memory("near"), Memory("far")]
+    now = 100.0
+    chooser = Chooser(ways, clock=lambda: now)
+    chooser.note(near, handle_of(), Unsuitable("there was no room", OSError(number, "no room")))
+    assert chooser.choose(handle_of(), None) is far
+    assert chooser.explain(handle_of(), None)[0].reason == "there was no room (tried again after 10 s)"
+    now += 10.0
+    assert chooser.choose(handle_of(), None) is near
 
 
 def test_ways_that_are_left_out() -> None:
