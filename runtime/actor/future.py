@@ -21,6 +21,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 from meshbook.runtime.actor.context import CURRENT, Waiter
 from meshbook.runtime.traces import without_ours
 
+LOOK_SECONDS = 1.0  # that the main thread waits at most before it looks for a Ctrl-C
 T = TypeVar("T")
 U = TypeVar("U")
 logger = logging.getLogger(__name__)
@@ -226,9 +227,17 @@ class Future(Generic[T]):
                 self._helper.lead(self.done)
             else:
                 self._helper.attend(self._is_settled)
-        if not self._latch.acquire(timeout=-1 if timeout is None else timeout):
-            raise TimeoutError
+        self._acquire_latch(math.inf if timeout is None else timeout)
         self._latch.release()
+
+    def _acquire_latch(self, left: float) -> None:
+        # A Ctrl-C that comes between Python's last look for one and the wait itself is heard when that is over, and by
+        # the main thread alone.
+        most = LOOK_SECONDS if threading.current_thread() is threading.main_thread() else threading.TIMEOUT_MAX
+        while not self._latch.acquire(timeout=min(left, most)):
+            left -= most
+            if left <= 0:
+                raise TimeoutError
 
     def result(self, timeout: float | None = None) -> T:
         """The same as `get`."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import signal
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Coroutine
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from meshbook.runtime.actor import future as future_module
 from meshbook.runtime.actor.future import Future
 
 PATIENCE = 10.0
@@ -243,3 +246,20 @@ def test_repr() -> None:
         "<Future done>",
         "<Future failed>",
     ]
+
+
+def test_a_ctrl_c_that_came_just_before_the_wait_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one does that another thread took: nothing wakes the wait of the main thread."""
+    monkeypatch.setattr(future_module, "LOOK_SECONDS", 0.01)
+    main = threading.get_ident()
+
+    def take() -> None:
+        while not sys._current_frames()[main].f_code.co_name.endswith("latch"):
+            pass
+        signal.raise_signal(signal.SIGINT)
+
+    taker = threading.Thread(target=take)
+    taker.start()
+    with pytest.raises(KeyboardInterrupt):
+        Future.pending().get()
+    taker.join()
