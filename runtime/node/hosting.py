@@ -201,7 +201,11 @@ class HostedActor:
         name = f"meshbook actor {self.instance.name}"
         self._thread = threading.Thread(target=self.run, args=(constructed,), name=name, daemon=True)
         self._thread.pydev_do_not_trace = False  # type: ignore[attr-defined]  # user code: breakpoints belong here
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # there are too many already: nobody else would answer for it
+            constructed(self._fail(tell_raised(f"the start of {name_place(self.instance)}", error), error))
+            self._end()
 
     def run(self, constructed: Constructed = lambda error: None) -> None:
         """Construct the actor and serve it on the calling thread until it is stopped."""
@@ -211,10 +215,19 @@ class HostedActor:
         # One that was given up before its turn came is not made any more.
         if self._lost is None and self.construct(self._tell_constructed):
             self._serving = LoopServing(self) if is_async(type(self._actor)) else ThreadServing(self)
-            self._serving.run()
+            self._serve(self._serving)
         else:
             ThreadServing(self).part()
         self._end()
+
+    def _serve(self, serving: ThreadServing | LoopServing) -> None:
+        try:
+            serving.run()
+        except Exception as error:  # a fault of ours: nobody takes messages from its queue any more
+            logger.exception("%s could not be served any longer", self.instance)
+            self._cleans_up = False
+            self._fail(tell_raised(f"the serving of {name_place(self.instance)}", error), error)
+            ThreadServing(self).part()
 
     def construct(self, constructed: Constructed) -> bool:
         """Whether it could be made."""
@@ -377,7 +390,11 @@ class HostedActor:
             self._host.reply_lost(call.sender, call.call, self._lost)
         else:
             what = f"the result of {self.instance.name}.{call.endpoint}"
-            self._host.reply(call.sender, call.call, value, what, call.place[0])
+            try:
+                self._host.reply(call.sender, call.call, value, what, call.place[0])
+            except Exception as error:  # there may be no memory for it: who asked hears that, and the actor goes on
+                where = f"the sending of the result of {name_place(self.instance, call.endpoint)}"
+                self._host.reply_error(call.sender, call.call, tell_raised(where, error), error)
 
     def raised(self, call: Call, error: Exception) -> None:
         where = name_place(self.instance, call.endpoint)

@@ -435,3 +435,48 @@ def test_an_inline_actor_survives_its_errors(session: Any) -> None:
     fails(reference.run.call_one(raises, ValueError("no")), "ValueError: no", ActorError)
     reference.run.broadcast(raises, ValueError("no"))
     assert answers(reference)
+
+
+# -- what an actor cannot do ----------------------------------------------------------
+
+
+def test_a_result_that_cannot_be_sent_is_told_and_the_actor_goes_on(session: Any, any_probe: Any) -> None:
+    """There may be no memory for its frame."""
+    [node] = session.workers(1)
+    mesh = session.spawn(any_probe, on=[node])
+    mesh.initialized.get(PATIENCE)
+    reply, node.reply = node.reply, lambda *answer: raises(MemoryError())
+    fails(mesh.run.call_one(len, "abc"), r"the sending of the result of \S+\.run\(\).* raised MemoryError", ActorError)
+    node.reply = reply
+    assert answers(mesh)
+
+
+def test_an_actor_that_cannot_be_served_any_longer_has_failed(session: Any, any_probe: Any, caplog: Any) -> None:
+    [node] = session.workers(1)
+    mesh = session.spawn(any_probe, on=[node])
+    mesh.initialized.get(PATIENCE)
+    node.reply_error = lambda *answer: raises(RuntimeError("a fault of ours"))
+    mesh.run.broadcast(len, "")
+    unanswered = mesh.run.call_one(raises, ValueError("no"))
+    fails(mesh.run.call_one(len, ""), "the serving of .* raised RuntimeError: a fault of ours")
+    assert not unanswered.done()
+
+
+def test_an_actor_for_which_there_is_no_thread(
+    session: Any, any_probe: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    [node] = session.workers(1)
+    start = threading.Thread.start
+
+    def try_to_start(thread: threading.Thread) -> None:
+        if thread.name.startswith("meshbook actor"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", try_to_start)
+    mesh = session.spawn(any_probe, on=[node])
+    fails(mesh.initialized, "the start of .* raised RuntimeError: can't start new thread")
+    fails(mesh.run.call_one(len, ""), "can't start new thread")
+    mesh.stop().get(PATIENCE)
+    monkeypatch.undo()
+    assert answers(session.spawn(any_probe, on=[node]))
