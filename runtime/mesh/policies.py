@@ -83,11 +83,14 @@ class Respawning:
         process = charge.node_of(failure.crashed_ranks[-1])  # its rank may be another one by then
         # In the surroundings of the code that spawned the mesh: it is healed, and shown, on behalf of that.
         settle = functools.partial(charge.context.copy().run, self._settle, charge, process, failure, otherwise)
-        with self._lock:
-            self._waiting.put(settle)
-            if not self._is_running:
-                self._is_running = True
-                threading.Thread(target=self._run, name="meshbook respawning", daemon=True).start()
+        try:
+            with self._lock:
+                if not self._is_running:
+                    threading.Thread(target=self._run, name="meshbook respawning", daemon=True).start()
+                    self._is_running = True
+                self._waiting.put(settle)
+        except RuntimeError as error:  # there are too many threads already
+            otherwise(failure.also(f"it could not be respawned: {error}"))
 
     def _run(self) -> None:
         while True:

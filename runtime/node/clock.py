@@ -31,10 +31,11 @@ class Clock:
                 return
             heapq.heappush(self._due, (time.monotonic() + seconds, next(self._order), callback))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="meshbook clock", daemon=True)
+                thread = threading.Thread(target=self._run, name="meshbook clock", daemon=True)
                 # A debugger that stops all threads must not stop the time.
-                self._thread.pydev_do_not_trace = True  # type: ignore[attr-defined]
-                self._thread.start()
+                thread.pydev_do_not_trace = True  # type: ignore[attr-defined]
+                thread.start()
+                self._thread = thread  # only now: where there are too many threads, whoever comes next tries again
             self._changed.notify()
 
     def close(self) -> None:

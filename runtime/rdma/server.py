@@ -94,11 +94,18 @@ class MemoryServer:
                 raise OSError("the memory server is closed")
             if (listening := self._doors.get(ip)) is None:
                 family = socket.AF_INET6 if ":" in ip else socket.AF_INET
-                listening = self._doors[ip] = socket.create_server((ip, 0), family=family, backlog=BACKLOG)
-                threading.Thread(
-                    target=self._accept, args=(listening,), name="meshbook memory server", daemon=True
-                ).start()
+                listening = socket.create_server((ip, 0), family=family, backlog=BACKLOG)
+                self._begin_to_accept(listening)
+                self._doors[ip] = listening
             return Door(ip, listening.getsockname()[1], self._key)
+
+    def _begin_to_accept(self, listening: socket.socket) -> None:
+        thread = threading.Thread(target=self._accept, args=(listening,), name="meshbook memory server", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # there are too many already: who connected there would wait for nobody
+            listening.close()
+            raise OSError(str(error)) from error
 
     def close(self) -> None:
         """Serve nobody any more. Idempotent."""

@@ -39,7 +39,18 @@ class Threads:
                 self._count += 1
                 self._idle += 1
         if is_short:
+            self._start()
+
+    def _start(self) -> None:
+        try:
             threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        except RuntimeError:  # there are too many already, of whomever
+            with self._lock:
+                self._count -= 1
+                self._idle -= 1
+                is_in_vain = not self._count  # else one of those that there are does it
+            if is_in_vain:
+                raise
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:

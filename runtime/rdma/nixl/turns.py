@@ -41,7 +41,7 @@ class Turns:
     def __init__(self, name: str) -> None:
         self._name = name
         self._new: queue.SimpleQueue[tuple[Course, Future[Any]] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # guards the next two
+        self._lock = threading.RLock()  # guards the next two; under it, garbage may drop a buffer
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
@@ -51,10 +51,18 @@ class Turns:
             if self._is_closed:
                 settle(outcome, _leaving())
                 return
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
-        self._new.put((course, outcome))
+            try:
+                self._begin()
+            except RuntimeError as error:  # there are too many threads already
+                settle(outcome, TransferError(f"the thread for it cannot be started: {error}"))
+                return
+            self._new.put((course, outcome))  # under the lock: what comes after the end of all would wait for ever
+
+    def _begin(self) -> None:
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            thread.start()
+            self._thread = thread
 
     def _run(self) -> None:
         under_way: list[Under] = []

@@ -1,0 +1,144 @@
+"""At the limit of threads: whoever asks hears of it, and what could not be started then is started later."""
+
+from __future__ import annotations
+
+import contextvars
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any, cast
+
+import pytest
+
+from meshbook.runtime.actor.failure import MeshFailure
+from meshbook.runtime.errors import TransferError
+from meshbook.runtime.mesh.policies import Respawning, Restarts
+from meshbook.runtime.node.clock import Clock
+from meshbook.runtime.node.ledger import Charge
+from meshbook.runtime.rdma.nixl.turns import Course, Turns
+from meshbook.runtime.rdma.server import MemoryServer
+from meshbook.runtime.rdma.threads import Threads
+
+PATIENCE = 10.0
+TOO_MANY = "can't start new thread"
+
+
+class Limit:
+    """While it is reached, no thread can be started."""
+
+    def __init__(self) -> None:
+        self.is_reached = True
+        self._start = threading.Thread.start
+
+    def start(self, thread: threading.Thread) -> None:
+        if self.is_reached:
+            raise RuntimeError(TOO_MANY)
+        self._start(thread)
+
+
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> Limit:
+    made = Limit()
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: made.start(thread))
+    return made
+
+
+@pytest.fixture
+def done() -> queue.SimpleQueue[str]:
+    return queue.SimpleQueue()
+
+
+def check_tries_again(limit: Limit, ask: Callable[[], object], done: queue.SimpleQueue[str]) -> None:
+    with pytest.raises(RuntimeError, match=TOO_MANY):
+        ask()
+    limit.is_reached = False
+    ask()
+    assert done.get(timeout=PATIENCE) == "done"
+
+
+def test_the_clock(limit: Limit, done: queue.SimpleQueue[str]) -> None:
+    clock = Clock()
+    check_tries_again(limit, lambda: clock.later(0.0, lambda: done.put("done")), done)
+    clock.close()
+
+
+def test_a_clock_that_never_ran_is_closed(limit: Limit) -> None:
+    clock = Clock()
+    with pytest.raises(RuntimeError, match=TOO_MANY):
+        clock.later(0.0, print)
+    clock.close()
+
+
+@pytest.mark.parametrize("times", [1, 5])
+def test_threads_for_transfers(limit: Limit, done: queue.SimpleQueue[str], times: int) -> None:
+    """However often that failed, as many as are allowed can be started then."""
+    threads = Threads(1, "transfers")
+    for _ in range(times - 1):
+        with pytest.raises(RuntimeError, match=TOO_MANY):
+            threads.do(print)
+    check_tries_again(limit, lambda: threads.do(lambda: done.put("done")), done)
+    threads.close()
+
+
+def test_one_thread_does_what_was_meant_for_two(limit: Limit, done: queue.SimpleQueue[str]) -> None:
+    threads, gate = Threads(2, "transfers"), threading.Event()
+    limit.is_reached = False
+    threads.do(lambda: gate.wait(PATIENCE))
+    limit.is_reached = True
+    threads.do(lambda: done.put("done"))
+    gate.set()
+    assert done.get(timeout=PATIENCE) == "done"
+    threads.close()
+
+
+def test_turns(limit: Limit) -> None:
+    def course() -> Course:
+        yield True
+
+    turns = Turns("turns")
+    first: Future[None] = Future()
+    turns.start(course(), first)
+    with pytest.raises(TransferError, match=TOO_MANY):
+        first.result(PATIENCE)
+    limit.is_reached = False
+    second: Future[None] = Future()
+    turns.start(course(), second)
+    assert second.result(PATIENCE) is None
+    turns.close()
+
+
+@pytest.fixture
+def server() -> Iterator[MemoryServer]:
+    made = MemoryServer(cast("Any", None), "folder", lambda mark: True)
+    yield made
+    made.close()
+
+
+def test_the_memory_server(limit: Limit, server: MemoryServer) -> None:
+    """Who is told a door finds somebody there: else he would wait until his time is over."""
+    with pytest.raises(OSError, match=TOO_MANY):
+        server.open("127.0.0.1")
+    limit.is_reached = False
+    door = server.open("127.0.0.1")
+    with socket.create_connection((door.ip, door.port), PATIENCE) as connection:
+        assert connection.recv(1)
+
+
+def test_respawning(limit: Limit) -> None:
+    """The owner hears of the failure as without a policy, and the next one is respawned."""
+    failures: list[MeshFailure] = []
+    charge = Charge(
+        *("mesh-1", "mesh", "", {"mesh-1.0": 0}, cast("Any", None), cast("Any", None)),
+        contextvars.copy_context(),
+        cast("Any", None),
+    )
+    policy = Respawning("respawn", Restarts())
+    policy.take(charge, charge.failure(0, "it died"), failures.append)
+    assert "it could not be respawned: can't start new thread" in failures[0].report()
+    limit.is_reached = False
+    looked = threading.Event()
+    charge.has_failed_on = lambda node: looked.set()  # type: ignore[assignment, method-assign, func-returns-value]
+    policy.take(charge, charge.tell("it died"), failures.append)
+    assert looked.wait(PATIENCE)
