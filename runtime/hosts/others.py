@@ -6,6 +6,7 @@ What happens to a process is told by its own agent to all others, and by these t
 from __future__ import annotations
 
 import functools
+import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from meshbook.runtime.transport.home import Home, LaneRequest, describe, host_of
 from meshbook.runtime.wire.messages import Address
 
 NOWHERE = Extent((), ())
+logger = logging.getLogger(__name__)
 
 
 class OtherHosts:
@@ -120,7 +122,11 @@ class OtherHosts:
 
     def _run_errands(self) -> None:
         while True:
-            self._errands.get()()
+            errand = self._errands.get()
+            try:
+                errand()
+            except Exception:  # the next ones tell of deaths, and of hosts that are silent
+                logger.exception("an errand for other hosts could not be done")
 
     def close(self, why: str) -> None:
         """This host leaves the run."""

@@ -1,0 +1,27 @@
+"""What the agent of one host does on behalf of the others."""
+
+from __future__ import annotations
+
+import queue
+from pathlib import Path
+from typing import Any, cast
+
+from meshbook.runtime.hosts.others import OtherHosts
+from meshbook.runtime.transport.home import Home
+
+PATIENCE = 10.0
+
+
+class Gateway:
+    def start(self, home: Home, events: Any) -> None: ...
+
+
+def test_an_errand_that_fails_keeps_no_other_from_being_done(caplog: Any) -> None:
+    """One that could not be told of an end must not keep all others from hearing of it."""
+    others = OtherHosts(cast("Any", None), Home.of_first_host(Path("/run")))
+    others.open(cast("Any", Gateway()))
+    done: queue.SimpleQueue[str] = queue.SimpleQueue()
+    others.run(lambda: cast("Any", None).call())
+    others.run(lambda: done.put("done"))
+    assert done.get(timeout=PATIENCE) == "done"
+    assert caplog.messages == ["an errand for other hosts could not be done"]
