@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence, Set
@@ -9,6 +11,8 @@ from dataclasses import dataclass, field
 
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.rdma.leases import Lent
+
+logger = logging.getLogger(__name__)
 
 FIRST_LOOK, LAST_LOOK = 0.001, 0.5  # seconds between two looks; each waits twice as long as the one before
 Later = Callable[[float, Callable[[], object]], None]
@@ -50,12 +54,19 @@ class Retention:
         return None if kept is None else kept.released
 
     def _look(self) -> None:
-        self._let_go_of_unused()
-        self._look_again()
+        try:
+            self._let_go_of_unused()
+        except OSError as error:  # no descriptor is left to look with: it is kept, and looked for later
+            logger.debug("whether anybody is at dropped memory cannot be seen now: %s", error)
+        finally:
+            self._look_again()
 
     def _let_go_of_unused(self) -> None:
         for each in self._take_unused():
-            self._release(each.lent)
+            try:
+                self._release(each.lent)
+            except Exception:  # who has dropped it waits, and so do those who have dropped the others
+                logger.exception("memory that was dropped could not be withdrawn")
             each.released.resolve(lambda: None)
 
     def _take_unused(self) -> list[_Kept]:
@@ -87,6 +98,7 @@ class Retention:
         while self._kept and time.monotonic() < end:
             time.sleep(pause)  # those at it are other processes, and tell nobody when they are done
             pause = min(2 * pause, LAST_LOOK)
-            self._let_go_of_unused()
+            with contextlib.suppress(OSError):  # as above
+                self._let_go_of_unused()
         with self._lock:
             return [each.lent for each in self._kept.values()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 import subprocess
@@ -296,6 +297,35 @@ def test_memory_is_kept_while_somebody_is_at_it(
     assert futures[0].done()
     assert not clock.due
     assert released == [free, used_here, busy]
+
+
+def test_memory_is_kept_while_nobody_can_see_who_is_at_it(clock: Clock, released: list[Lent]) -> None:
+    """At the limit of descriptors the pages of others cannot be read. The look is made up for."""
+    answers: list[set[int] | OSError] = [OSError(errno.EMFILE, ""), OSError(errno.EMFILE, ""), set()]
+
+    def look() -> set[int]:
+        if isinstance(answer := answers.pop(0), OSError):
+            raise answer
+        return answer
+
+    retention, lent = Retention(look, released.append, clock.later), dropped(1)
+    (future,) = retention.keep(lent)
+    clock.tick()
+    assert not future.done()
+    clock.tick()
+    assert future.done()
+    assert released == lent
+
+
+def test_what_cannot_be_withdrawn_holds_up_nobody(clock: Clock, caplog: Any) -> None:
+    """Neither those who have dropped it, nor others."""
+
+    def fail(lent: Lent) -> None:
+        raise RuntimeError("can't start new thread")
+
+    futures = Retention(set, fail, clock.later).keep(dropped(2))
+    assert all(future.done() for future in futures)
+    assert len(caplog.messages) == 2
 
 
 def test_what_somebody_is_still_at_in_the_end_is_told(retention: Retention, in_use: set[int]) -> None:
