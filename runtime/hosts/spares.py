@@ -38,10 +38,12 @@ class Spare:
 
     def tell(self, word: bytes) -> None:
         """The last word to it: that it is called, or none."""
-        if self.call >= 0:
-            os.write(self.call, word)
-            os.close(self.call)
-            self.call = -1
+        # Two threads may come here at the same time: it ends by itself while its mesh is stopped. So it is taken away
+        # first, or the second one would close a descriptor that is somebody else's by then.
+        call, self.call = self.call, -1
+        if call >= 0:
+            os.write(call, word)
+            os.close(call)
 
 
 @dataclass
