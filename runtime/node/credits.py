@@ -47,7 +47,7 @@ class Outstanding(Generic[W]):
     def __init__(self, window: Window) -> None:
         self._most: float = window.messages
         self._largest: float = window.size
-        self._lock = threading.Lock()  # guards all of these
+        self._lock = threading.RLock()  # guards all of these; under it, a finalizer of the user's may send
         self._sent: dict[Queue, _Sent[W]] = {}
 
     def __len__(self) -> int:

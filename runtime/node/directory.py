@@ -68,7 +68,8 @@ class Directory:
         self._routes = routes
         self._actors: dict[str, HostedActor] = {}
         self._heirs: dict[str, Heir] = {}  # actors that begin once those which they replace are over
-        self._replacing = threading.Lock()  # guards _heirs, and who of two actors is meant by a key
+        # Guards _heirs, and who of two actors is meant by a key. Under it, a finalizer of the user's may send.
+        self._replacing = threading.RLock()
         self._ended: OrderedDict[str, str] = OrderedDict()  # why actors are no more; the oldest are forgotten
         self.early = EarlyMessages()
         self._watch = Watch(home.address.node, self._who_runs, home.send_probe, home.later)

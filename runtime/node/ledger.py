@@ -71,7 +71,9 @@ class Ledger:
     """The charges of one node."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards the charges and what is in them
+        # Guards the charges and what is in them. Under it, a finalizer of the user's may stop a mesh: so whoever goes
+        # through them has a copy.
+        self._lock = threading.RLock()
         self._charges: dict[str, Charge] = {}
 
     def __len__(self) -> int:
@@ -87,17 +89,17 @@ class Ledger:
     def of(self, owner: str) -> list[Charge]:
         """What an actor owns, the newest first: what was spawned on a mesh comes before that mesh."""
         with self._lock:
-            return [charge for charge in reversed(self._charges.values()) if charge.owner == owner]
+            return [charge for charge in reversed(list(self._charges.values())) if charge.owner == owner]
 
     def processes(self) -> list[Charge]:
         """The process meshes, the oldest first."""
         with self._lock:
-            return [charge for charge in self._charges.values() if charge.are_processes]
+            return [charge for charge in list(self._charges.values()) if charge.are_processes]
 
     def actors(self) -> list[Charge]:
         """The actor meshes."""
         with self._lock:
-            return [charge for charge in self._charges.values() if not charge.are_processes]
+            return [charge for charge in list(self._charges.values()) if not charge.are_processes]
 
     def fail(self, key: str, node: str, report: str) -> tuple[Charge, MeshFailure] | None:
         """An actor there has failed; None where nobody answers for it any more, or it has failed before."""
@@ -134,7 +136,7 @@ class Ledger:
     def lose(self, node: str, report: str, *, stopped: bool) -> list[tuple[Charge, MeshFailure]]:
         """A process has ended: what that means to whom. Nobody hears of the process who hears of actors in it."""
         with self._lock:
-            touched = [charge for charge in self._charges.values() if node in charge.ranks]
+            touched = [charge for charge in list(self._charges.values()) if node in charge.ranks]
             if stopped:
                 self._drop_all(touched, {node})
                 return []
@@ -146,7 +148,9 @@ class Ledger:
     def processes_on(self, node: str) -> Charge | None:
         """The process mesh of which this node is one, where it was spawned from here."""
         with self._lock:
-            return next((each for each in self._charges.values() if each.are_processes and node in each.ranks), None)
+            return next(
+                (each for each in list(self._charges.values()) if each.are_processes and node in each.ranks), None
+            )
 
     def forget(self, nodes: Collection[str]) -> None:
         """These processes have ended, however that was, and will not come again."""
@@ -167,7 +171,7 @@ class Ledger:
         """Which actors are to be created again: all in the processes that are, and in the others those that failed."""
         with self._lock:
             found = []
-            for charge in self._charges.values():
+            for charge in list(self._charges.values()):
                 ranks = [] if charge.are_processes else _to_renew(charge, reborn, alive)
                 if ranks:
                     charge.failed = [rank for rank in charge.failed if rank not in ranks]

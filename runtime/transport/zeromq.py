@@ -45,7 +45,9 @@ class ZmqTransport:
         self._door = self._connect_door()
         self._peers: dict[str, _Peer] = {}
         self._lives: dict[str, int] = {}  # of peers that were there before
-        self._peers_lock = threading.Lock()  # guards these, and _closed: one socket per peer, none after close
+        # Guards these, and _closed: one socket per peer, none after close. Garbage may be collected under it, and what
+        # the user lets his finalizers send goes out from the thread that has it: so here, and with a peer's own lock.
+        self._peers_lock = threading.RLock()
         self._closed = False
         self._ended = False  # of the receiving thread: the inbox has been read to its end
 
@@ -176,7 +178,7 @@ class _Peer:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], node: str, url: str, settings: Settings) -> None:
         self._context = context
         self._node = node
-        self._lock = threading.Lock()  # guards _socket
+        self._lock = threading.RLock()  # guards _socket
         self._gone = False
         self._url = url
         self._most = settings.high_water_mark
