@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -39,6 +40,7 @@ PIECE_CHARACTERS = 100  # what a piece takes in memory besides its text: `print(
 WAIT_SECONDS = 1.0
 
 Send = Callable[[OutputChunk], None]
+logger = logging.getLogger(__name__)
 
 
 class Capture:
@@ -69,6 +71,7 @@ class Capture:
         self._sending = threading.Lock()  # guards _files, _screens and the order in which chunks leave
         self._screens = Screens()
         self._ended = False
+        self._has_failed = False
         self._forked = False
         self._thread = threading.Thread(target=self._run, name="meshbook output", daemon=True)
         self._thread.pydev_do_not_trace = True  # type: ignore[attr-defined]
@@ -151,14 +154,24 @@ class Capture:
         while not self._ended:
             idle = time.monotonic() - self._sent_at > IDLE_SECONDS
             self._bell.acquire(timeout=FOLLOW_SECONDS if idle else FLUSH_SECONDS)
-            with self._sending:
-                self._send_waiting()
-                for writer, emission in self._screens.due(time.monotonic()):
-                    self._send(*writer, emission)
-                if time.monotonic() - followed_at >= FOLLOW_SECONDS:
-                    self._send_files()
-                    self._last_words.trim()
-                    followed_at = time.monotonic()
+            is_due = time.monotonic() - followed_at >= FOLLOW_SECONDS
+            try:
+                self._send_now(follow=is_due)
+            except Exception:  # of what is written later the user wants to see something, too
+                if not self._has_failed:
+                    self._has_failed = True
+                    logger.exception("output of this process could not be sent")
+            if is_due:
+                followed_at = time.monotonic()
+
+    def _send_now(self, *, follow: bool) -> None:
+        with self._sending:
+            self._send_waiting()
+            for writer, emission in self._screens.due(time.monotonic()):
+                self._send(*writer, emission)
+            if follow:
+                self._send_files()
+                self._last_words.trim()
 
     def _send_all(self) -> None:
         self._send_waiting()

@@ -351,3 +351,24 @@ result.write(chunks[-1].text)
 """
     said, _ = run_installed(tmp_path, source)
     assert said == "['early']late"
+
+
+def test_what_cannot_be_sent_costs_no_later_line(tmp_path: Path) -> None:
+    """It may be that a full disk, or somebody who closed our files, is in the way for a moment. It is told of once."""
+    source = """
+def fail():
+    raise OSError("not now")
+
+trim, capture._last_words.trim = capture._last_words.trim, fail
+print("first")
+wait_for("first")
+wait_for("OSError: not now")
+capture._last_words.trim = trim
+print("second")
+wait_for("second")
+capture.close()
+result.write("".join(chunk.text for chunk in chunks if chunk.stream == "stdout"))
+"""
+    said, past = run_installed(tmp_path, source)
+    assert said == "first\nsecond\n"
+    assert past == ""
