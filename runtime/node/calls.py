@@ -305,7 +305,7 @@ class Gather:
     def _fail(self, index: int) -> None:
         error = self._errors[index]
         if isinstance(error, CallError) and not self.future.done():
-            error.failures = dict(sorted(self._errors.items()))
+            error.failures = dict(sorted(items_of(self._errors)))
             error.results = self._partial()
         self.future.fail(error)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-from meshbook.runtime.node.calls import CallTable
+from meshbook.runtime.errors import ActorError, SupervisionError
+from meshbook.runtime.geometry import Extent
+from meshbook.runtime.node.calls import CallTable, Gather
 from meshbook.runtime.snapshots import items_of
 
 
@@ -37,3 +39,15 @@ def test_whoever_waits_for_a_process_is_told_though_others_ask_meanwhile() -> No
     Finalized(lambda: calls.open(taker, ["alive"]))
     found = calls.take_all("dead")
     assert [index for _, index in found] == list(range(0, 10_000, 2))
+
+
+def test_the_errors_of_other_ranks_are_told_though_one_more_comes_meanwhile() -> None:
+    asker = Gather(Extent.of(ranks=20_000).region)
+    for rank in range(1, 10_000):
+        asker.refuse(rank, ActorError(f"rank {rank}"))
+    gc.collect()
+    Finalized(lambda: asker.refuse(15_000, ActorError("meanwhile")))
+    asker.refuse(0, SupervisionError("lost"))
+    error = asker.future.exception(0)
+    assert isinstance(error, SupervisionError)
+    assert len(error.failures) == 10_000
