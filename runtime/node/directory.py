@@ -111,7 +111,7 @@ class Directory:
 
     def release_actors(self) -> None:
         """Let go of the actors' objects, once all have ended, so that their finalisers run."""
-        for hosted in self._actors.values():
+        for hosted in list(self._actors.values()):  # their finalisers take time, in which one more may be spawned here
             hosted.release()
 
     def _host(

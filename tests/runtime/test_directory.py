@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
 
+from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.errors import SupervisionError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.actors import ActorMesh
@@ -147,3 +150,24 @@ def test_a_call_that_is_taken_back_between_its_queue_and_its_beginning_never_beg
     assert probe.noted.call_one().get(PATIENCE) == []
     assert taken_back == ["note"]
     assert not unwanted.done()
+
+
+class Farewell(Actor):
+    """Does something when its object goes."""
+
+    def __init__(self, do: Callable[[], object]) -> None:
+        self.do = do
+
+    def __del__(self) -> None:
+        self.do()
+
+
+def test_an_actor_may_be_spawned_while_those_before_are_let_go(session: Any) -> None:
+    """Their finalisers may take any time, and whoever spawns has not heard yet that the process leaves."""
+    (worker,) = session.workers(1)
+    late: list[Any] = []
+    for number in range(2):
+        made = worker.host(f"early-{number}", lambda: Farewell(lambda: late.append(worker.host("late", Probe))))
+        contextvars.copy_context().run(made.construct, lambda error: None)
+    worker.release_actors()
+    assert len(late) == 2
