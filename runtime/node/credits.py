@@ -90,14 +90,14 @@ class Outstanding(Generic[W]):
     def forget(self, node: str) -> list[W]:
         """A node has ended, and its queues with it; who waited for room in them."""
         with self._lock:
-            gone = [queue for queue in self._sent if queue[0] == node]
-            return [waiter for queue in gone for waiter in self._sent.pop(queue).waiting]
+            gone = [self._sent.pop(queue, None) for queue in list(self._sent) if queue[0] == node]
+            return [waiter for sent in gone if sent is not None for waiter in sent.waiting]
 
     def close(self) -> list[W]:
         """From now on there is always room, since nothing is sent any more; who waited."""
         with self._lock:
             self._most = self._largest = math.inf
-            return [waiter for sent in self._sent.values() for waiter in sent.waiting]
+            return [waiter for sent in list(self._sent.values()) for waiter in sent.waiting]
 
     def leave(self, queue: Queue, waiter: W) -> None:
         """Somebody does not wait any more."""

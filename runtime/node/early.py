@@ -41,13 +41,14 @@ class EarlyMessages:
     def close(self, spawner: str, number: int) -> list[Early]:
         """All that this spawner had numbered up to here has come, or never will: what was kept for the latter."""
         self._highest[spawner] = max(self._highest.get(spawner, -1), number + SLACK)
-        keys = [key for key in self._waiting if spawner_of(key) == spawner and _number(key) <= number]
-        return [early for key in keys for early in self._waiting.pop(key)]
+        return self._take([key for key in list(self._waiting) if spawner_of(key) == spawner and _number(key) <= number])
 
     def give_up(self, spawner: str) -> list[Early]:
         """This spawner sends nothing any more: what was kept for its actors."""
-        keys = [key for key in self._waiting if spawner_of(key) == spawner]
-        return [early for key in keys for early in self._waiting.pop(key)]
+        return self._take([key for key in list(self._waiting) if spawner_of(key) == spawner])
+
+    def _take(self, keys: list[str]) -> list[Early]:
+        return [early for key in keys for early in self._waiting.pop(key, ())]
 
 
 def _number(key: str) -> int:

@@ -187,7 +187,7 @@ class Ledger:
         charge.ranks = {node: rank for node, rank in charge.ranks.items() if rank not in gone}
         charge.failed = [rank for rank in charge.failed if rank not in gone]
         if not charge.ranks:
-            del self._charges[charge.key]
+            self._charges.pop(charge.key, None)
 
 
 def _to_renew(charge: Charge, reborn: Collection[str], alive: Collection[str]) -> list[int]:
