@@ -145,7 +145,8 @@ class Supervision:
         begun = []
         for charge, ranks in lost:
             nodes = {rank: node for node, rank in charge.ranks.items()}
-            begun += [(nodes[rank], future) for rank, future in zip(ranks, charge.again(ranks), strict=True)]
+            if left := [rank for rank in ranks if rank in nodes]:  # the others were stopped since somebody looked
+                begun += [(nodes[rank], future) for rank, future in zip(left, charge.again(left), strict=True)]
         with self._numbering:
             number = self._number - 1
         for address in reborn if number >= 0 else ():

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import contextvars
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import pytest
 
+from meshbook.runtime.actor.future import Future
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import CallTimeout, ExitReport, ProcessDied, SupervisionError
 from meshbook.runtime.node.calls import Each, Target
 from meshbook.runtime.node.keeper import KEEPER
+from meshbook.runtime.node.ledger import Charge
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport.zeromq import ZmqTransport
 from meshbook.runtime.wire.messages import Down, Hello
@@ -133,6 +137,27 @@ def test_it_neither_numbers_its_calls_nor_names_its_actors_as_before(session: An
     names = {made.name_actor("x") for made in (node, again) for _ in range(3)}
     numbers = {made.open_port(once=False)[0] for made in (node, again) for _ in range(3)}
     assert (len(names), len(numbers)) == (6, 6)
+
+
+@pytest.mark.parametrize(("stopped", "again"), [(["worker-0"], [1]), (["worker-0", "worker-1"], None)])
+def test_actors_that_are_stopped_while_they_are_healed(session: Any, stopped: list[str], again: list[int]) -> None:
+    """They stay stopped, and the healing of all others goes on."""
+    made: dict[str, list[int]] = {}
+    ledger, nothing = session.controller.ledger, cast("Any", None)
+
+    def create(key: str, ranks: Sequence[int]) -> list[Future[Any]]:
+        made[key] = list(ranks)
+        return [Future.completed(None) for _ in ranks]
+
+    for key in ("one", "other"):
+        ranks, create_it = {"worker-0": 0, "worker-1": 1}, functools.partial(create, key)
+        ledger.add(Charge(key, key, "", ranks, nothing, nothing, contextvars.copy_context(), create_it))
+    lost = ledger.heal_actors(reborn={"worker-0", "worker-1"})
+    ledger.end("one", stopped)
+    begun = session.controller.create_again(lost, reborn=[])
+    assert made.get("one") == again
+    assert made["other"] == [0, 1]
+    assert len(begun) == 2 + len(again or ())
 
 
 def test_what_is_not_created_again_is_not_waited_for(session: Any, rebirth: Any) -> None:
