@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import mmap
 import threading
 from collections.abc import Callable, Collection
@@ -11,6 +13,7 @@ from typing import Any
 from meshbook.runtime.memory import pages
 from meshbook.runtime.memory.local import Local, local_memory
 from meshbook.runtime.rdma.handle import Handle
+from meshbook.runtime.snapshots import items_of
 
 Lend = Callable[[Local, Handle], Handle]
 Source = tuple[str, int, int]  # the node of the owner, its life, and the number of the lease
@@ -33,34 +36,35 @@ class Copy:
 
 
 class Copies:
-    """The copies of one process: one of each buffer, or of each name. Safe from any thread."""
+    """The copies of one process: one of each buffer, or of each name. Safe from any thread.
+
+    To lend memory, and to end that, may take long, and sends messages: neither is done under the lock, for which
+    whoever receives may wait.
+    """
 
     def __init__(self, lend: Lend, end: Callable[[int], object]) -> None:
         self._lend = lend
         self._end = end
-        self._lock = threading.RLock()  # guards the next two; again by `let_go`, when it drops one
+        self._lock = threading.RLock()  # guards the next two; under it, garbage may drop a buffer
         self._copies: dict[Any, Copy] = {}  # by the name, else by the source
         self._keys: dict[Source, Any] = {}
+        self._dropped: collections.deque[Copy] = collections.deque()  # that are still to be ended
 
     def take(self, source: Handle, name: str, *, fresh: bool) -> Copy:
         """Where a broadcast of this buffer goes: the memory of the last one, where the size is the same.
 
         MemoryError where there is not enough.
         """
-        with self._lock:
-            key = name or source_of(source)
-            if self._keys.get(source_of(source), key) != key:
-                self._drop(self._keys[source_of(source)])
-            before = self._copies.get(key)
-            if before is None or fresh or before.local.size != source.size:
-                copy = self._make(source)
-                self._drop(key)
-            else:
-                copy = before
-                self._keys.pop(source_of(copy.source), None)
-                copy.source = source
-            self._copies[key], self._keys[source_of(source)] = copy, key
-            return copy
+        key = name or source_of(source)
+        copy = None if fresh else self._use_again(key, source)
+        if copy is None:
+            made = self._make(source)
+            with self._lock:  # another thread may have come before
+                copy = (None if fresh else self._use_again(key, source)) or self._put(key, made)
+                if copy is not made:
+                    self._dropped.append(made)
+        self._end_dropped()
+        return copy
 
     def find(self, source: Handle) -> Copy | None:
         """The copy of this buffer, if all of it is here."""
@@ -72,12 +76,38 @@ class Copies:
         """The buffer is lent no more, and its copies go with it. Who has a tensor of one keeps the memory."""
         with self._lock:
             self._drop(self._keys.get(source))
+        self._end_dropped()
 
     def let_go(self, numbers: Collection[int]) -> None:
         """What was lent under these numbers is lent no more: no copy that was dropped stays."""
         with self._lock:
-            for key in [key for key, copy in self._copies.items() if copy.handle.lease.number in numbers]:
-                self._drop(key)
+            for key, copy in items_of(self._copies):
+                if copy.handle.lease.number in numbers:
+                    self._drop(key)
+        self._end_dropped()
+
+    def _use_again(self, key: Any, source: Handle) -> Copy | None:
+        """The copy of this key, for this buffer now, if it is as large."""
+        with self._lock:
+            copy = self._copies.get(key)
+            if copy is None or copy.local.size != source.size:
+                return None
+            self._leave_others(key, source)
+            self._keys.pop(source_of(copy.source), None)
+            copy.source = source
+            self._keys[source_of(source)] = key
+            return copy
+
+    def _put(self, key: Any, made: Copy) -> Copy:
+        self._leave_others(key, made.source)
+        self._drop(key)
+        self._copies[key], self._keys[source_of(made.source)] = made, key
+        return made
+
+    def _leave_others(self, key: Any, source: Handle) -> None:
+        """Of one buffer there is one copy."""
+        if (other := self._keys.get(source_of(source), key)) != key:
+            self._drop(other)
 
     def _make(self, source: Handle) -> Copy:
         local = local_memory(mmap.mmap(-1, source.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), "the copy")
@@ -87,4 +117,10 @@ class Copies:
     def _drop(self, key: Any) -> None:
         if (copy := self._copies.pop(key, None)) is not None:
             self._keys.pop(source_of(copy.source), None)
-            self._end(copy.handle.lease.number)
+            self._dropped.append(copy)
+
+    def _end_dropped(self) -> None:
+        """Once the lock is free. To end one lets go of it here as well: so this comes again, in its middle."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self._end(self._dropped.popleft().handle.lease.number)

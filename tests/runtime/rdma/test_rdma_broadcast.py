@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -115,6 +117,32 @@ def test_a_name_hands_memory_of_the_same_size_on() -> None:
     assert ended == [164]
     copies.take(larger, "", fresh=False)  # of one buffer there is one copy
     assert ended == [164, 165]
+
+
+def test_whoever_receives_does_not_wait_for_memory_that_is_lent() -> None:
+    """To have it registered may take seconds. Meanwhile another thread may look, drop, and be first with the same."""
+    ended = list[int]()
+    source, other, numbers = handle_of(1), handle_of(2), itertools.count(100)
+
+    def meanwhile() -> None:
+        assert copies.find(source) is None
+        copies.let_go([99])
+        copies.forget(("a", 0, 3))
+        taken.append(copies.take(other, "weights", fresh=False))
+
+    def lend(local: Local, lent: Handle) -> Handle:
+        if not taken:
+            thread = threading.Thread(target=meanwhile, daemon=True)
+            taken.append(thread)
+            thread.start()
+            thread.join(10)
+        return handle_of(next(numbers))
+
+    taken = list[Any]()
+    copies = Copies(lend, ended.append)
+    copy = copies.take(source, "weights", fresh=False)
+    assert copy is taken[1]
+    assert ended == [101]  # made in vain
 
 
 def test_who_follows_a_buffer_that_was_dropped_before_is_told_at_once() -> None:
