@@ -93,8 +93,9 @@ class Copies:
             if copy is None or copy.local.size != source.size:
                 return None
             self._leave_others(key, source)
-            self._keys.pop(source_of(copy.source), None)
-            copy.source = source
+            if copy.source != source:
+                self._keys.pop(source_of(copy.source), None)
+                copy.source, copy.is_whole = source, False  # what is in it is of the buffer before
             self._keys[source_of(source)] = key
             return copy
 

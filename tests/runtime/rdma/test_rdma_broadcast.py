@@ -109,7 +109,10 @@ def test_a_name_hands_memory_of_the_same_size_on() -> None:
     copies = Copies(lambda local, source: handle_of(100 + source.size), ended.append)
     first, second, larger = handle_of(1), handle_of(2), handle_of(3, 65)
     copy = copies.take(first, "weights", fresh=False)
+    copy.is_whole = True
+    assert copies.take(first, "weights", fresh=False) is copies.find(first)
     assert copies.take(second, "weights", fresh=False) is copy
+    assert copies.find(second) is None  # as long as the bytes of the first are in it
     copy.is_whole = True
     assert (copies.find(first), copies.find(second)) == (None, copy)
     copies.forget(("a", 0, 1))  # of which it is a copy no more
