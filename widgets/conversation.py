@@ -23,6 +23,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from meshbook.runtime.geometry.ranges import format_ranks
+from meshbook.runtime.queues import get_within
 from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS, METRICS
 from meshbook.widgets.board import Answer, Board
 from meshbook.widgets.model import DashboardModel, Update
@@ -105,7 +106,7 @@ class Conversation:
         """Until it is time to tick or to send."""
         seconds = max(0.0, self._next_at() - self._clock())
         try:
-            self._guard(self._mail.get(timeout=seconds if seconds < math.inf else None))
+            self._guard(get_within(self._mail, seconds) if seconds < math.inf else self._mail.get())
             while True:
                 self._guard(self._mail.get_nowait())
         except queue.Empty:

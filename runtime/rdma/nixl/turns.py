@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from meshbook.runtime.errors import TransferError
+from meshbook.runtime.queues import get_within
 
 Course: TypeAlias = Generator[bool, None, None]
 SPIN = 200e-6  # seconds for which it looks without a pause: what is shorter is not worth one
@@ -80,7 +81,7 @@ class Turns:
         if pause == 0:
             time.sleep(0)  # other threads have their turn; a wait of the queue would take 50 us at least
             return self._new.get_nowait()
-        return self._new.get(timeout=pause)
+        return self._new.get() if pause is None else get_within(self._new, pause)
 
     def close(self) -> None:
         """What is under way fails."""
