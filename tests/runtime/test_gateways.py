@@ -206,7 +206,8 @@ def test_a_stream_that_is_over_leaves_nothing_and_does_no_harm(hosts: Callable[[
     first.gateway.close_stream("there", 0)
     here.send(other.address, b"4")
     assert received(other, 1) == [b"4"]
-    assert not lane.exists()
+    while lane.exists():  # what it is told and what it is sent a gateway takes in any order
+        pass
     late = first.node("late")
     late.send(there.address, b"5")
     assert first.notes.next() == ("stranded", LaneRequest(there.address, 0, late.address))
