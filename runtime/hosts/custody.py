@@ -50,6 +50,7 @@ logger = logging.getLogger(__name__)
 
 State = Literal["held", "detached", "offered"]
 REQUEST_SECONDS = 5.0  # for a line of somebody at the door
+PAUSE_SECONDS = 0.5  # after one that could not be let in
 
 
 class Custody:
@@ -156,7 +157,12 @@ class Custody:
 
     def _attend_door(self, door: socket.socket) -> None:
         while True:
-            visitor, _ = door.accept()
+            try:
+                visitor, _ = door.accept()
+            except OSError as error:  # no descriptor is left, for now
+                logger.warning("nobody can be let in at the door: %s", error)
+                time.sleep(PAUSE_SECONDS)  # who knocks waits for longer
+                continue
             try:
                 self._serve(visitor)
             except (OSError, msgspec.DecodeError):
