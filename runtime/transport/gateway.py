@@ -152,7 +152,7 @@ class Gateway:
 
     def _serve_once(self) -> None:
         ready = {socket for socket, _ in self._poller.poll(LOOK_MS)}
-        if self._bell in ready:
+        if self._bell in ready or not self._commands.empty():  # one of the last may have failed before the others
             self._obey()
         if self._door in ready:
             self._open_lanes()

@@ -519,3 +519,19 @@ def test_garbage_with_the_right_key_is_refused(
     here, there = first.node("here"), second.node("there")
     here.send(there.address, b"it is me")
     assert received(there, 2)[1] == b"it is me"
+
+
+def test_what_is_asked_after_something_that_fails_is_done_as_well(
+    hosts: Callable[[int], list[Host]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both are heard by one ring of the bell."""
+
+    def fail() -> None:
+        raise RuntimeError("on purpose")
+
+    (host,) = hosts(1)
+    done: queue.SimpleQueue[str] = queue.SimpleQueue()
+    host.gateway._commands.put(fail)
+    host.gateway._do(lambda: done.put("done"))
+    assert done.get(timeout=PATIENCE) == "done"
+    assert caplog.messages == ["the gateway could not handle something"]
