@@ -18,6 +18,7 @@ from typing import Any
 
 from meshbook.runtime.hosts.linux import exit_through_c, flush_c_output
 from meshbook.runtime.rdma.nixl.agent import is_loaded as nixl_is_loaded
+from meshbook.runtime.snapshots import items_of
 
 
 def spare_finalizers() -> None:
@@ -47,7 +48,8 @@ def leave(code: int) -> None:
 def _clear(namespace: dict[str, Any]) -> None:
     """Objects first, then the functions, classes and modules that their finalisers use."""
     code = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
-    objects = [name for name, value in namespace.items() if name[:2] != "__" and not isinstance(value, code)]
+    found = items_of(namespace)  # in which threads of the user's that have not ended may still make names
+    objects = [name for name, value in found if name[:2] != "__" and not isinstance(value, code)]
     for name in objects:
         namespace.pop(name, None)
     gc.collect()

@@ -7,6 +7,7 @@ from typing import Any
 
 from meshbook.runtime.errors import ActorError, SupervisionError
 from meshbook.runtime.geometry import Extent
+from meshbook.runtime.hosts import ending
 from meshbook.runtime.node.calls import CallTable, Gather
 from meshbook.runtime.snapshots import items_of
 
@@ -51,3 +52,22 @@ def test_the_errors_of_other_ranks_are_told_though_one_more_comes_meanwhile() ->
     error = asker.future.exception(0)
     assert isinstance(error, SupervisionError)
     assert len(error.failures) == 10_000
+
+
+class Odd:
+    """A value that makes a name when it is looked at, as a thread might that has its turn then."""
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        self.namespace = namespace
+
+    @property
+    def __class__(self) -> Any:
+        self.namespace["late"] = 1
+        return Odd
+
+
+def test_the_names_of_a_process_that_ends_are_let_go_though_a_thread_makes_one_more() -> None:
+    namespace: dict[str, Any] = {"__name__": "__main__", "number": 1}
+    namespace["odd"] = Odd(namespace)
+    ending._clear(namespace)
+    assert namespace == {}
