@@ -97,9 +97,9 @@ class LinesToAgent:
     def _take(self, deadline: Deadline) -> Line:
         self.check_living()
         with self._changed:
-            while not self._free and self._count >= MOST_LINES and not self._closed:
-                if not self._changed.wait(deadline.left):
-                    raise TransferTimeout(f"no connection to {self._agent.node} was free after {deadline.seconds:g} s")
+            # Whoever is woken just when his time is over takes it all the same: nobody else would be woken.
+            if not self._changed.wait_for(self._may_take, deadline.left):
+                raise TransferTimeout(f"no connection to {self._agent.node} was free after {deadline.seconds:g} s")
             if self._closed:
                 raise ConnectionError("the agent has ended, or this process is about to leave")
             while self._free:
@@ -111,6 +111,9 @@ class LinesToAgent:
                 self._count -= 1
             self._count += 1
         return self._make(deadline)
+
+    def _may_take(self) -> bool:
+        return bool(self._free) or self._count < MOST_LINES or self._closed
 
     def _make(self, deadline: Deadline) -> Line:
         try:
