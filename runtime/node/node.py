@@ -37,7 +37,7 @@ from meshbook.runtime.node.pressure import Pressure
 from meshbook.runtime.node.reception import Reception
 from meshbook.runtime.node.routes import Routes, loss
 from meshbook.runtime.node.supervision import ACTORS_A_LIFE, OnFault, Supervision, log_fault
-from meshbook.runtime.node.telling import tell_all
+from meshbook.runtime.node.telling import tell, tell_all
 from meshbook.runtime.telemetry.capture import Capture
 from meshbook.runtime.telemetry.events import Event, Kind
 from meshbook.runtime.telemetry.output import TELEMETRY
@@ -323,7 +323,7 @@ class Node:
     def _fail_all(self, node: str | None, error: Callable[[], BaseException]) -> None:
         # They are out of the table: whoever is not told now never is.
         for asker, index in self._calls.take_all(node):
-            tell_all((functools.partial(asker.refuse, index),), error())
+            tell(functools.partial(asker.refuse, index), error())
 
     # -- when another process becomes a node ---------------------------------------
 

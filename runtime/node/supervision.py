@@ -21,7 +21,7 @@ from meshbook.runtime.node.calls import Target
 from meshbook.runtime.node.hosting import HostedActor
 from meshbook.runtime.node.ledger import Charge, Ledger, Policy
 from meshbook.runtime.node.routes import Routes
-from meshbook.runtime.node.telling import tell_all
+from meshbook.runtime.node.telling import tell
 from meshbook.runtime.telemetry.events import Kind
 from meshbook.runtime.traces import name_cells
 from meshbook.runtime.wire.messages import Address
@@ -100,7 +100,7 @@ class Supervision:
             self._happened("failed", procs, [procs.ranks[report.node]], str(report))
         if procs is None or procs.policy is None:
             for charge, failure in told:
-                tell_all((functools.partial(self._supervise, charge),), failure)
+                tell(functools.partial(self._supervise, charge), failure)
         else:
             procs.policy.take(procs, procs.tell(str(report)), functools.partial(self._pass_on_all, procs.policy, told))
 

@@ -11,9 +11,14 @@ logger = logging.getLogger(__name__)
 
 
 def tell_all(listeners: Iterable[Callable[[T], object]], news: T) -> None:
-    """Call each with the news. One that raises is logged: the others wait for it, and nobody says it again."""
+    """Call each with the news, as `tell` does."""
     for listener in list(listeners):  # it may take itself out of them
-        try:
-            listener(news)
-        except Exception:
-            logger.exception("somebody could not be told of %s", news)
+        tell(listener, news)
+
+
+def tell(listener: Callable[[T], object], news: T) -> None:
+    """Call it with the news. What it raises is logged."""
+    try:
+        listener(news)
+    except Exception:  # others wait for what comes after it, and nobody says it again
+        logger.exception("somebody could not be told of %s", news)

@@ -139,6 +139,6 @@ def test_respawning(limit: Limit) -> None:
     assert "it could not be respawned: can't start new thread" in failures[0].report()
     limit.is_reached = False
     looked = threading.Event()
-    charge.has_failed_on = lambda node: looked.set()  # type: ignore[assignment, method-assign, func-returns-value]
+    charge.has_failed_on = lambda node: looked.set()
     policy.take(charge, charge.tell("it died"), failures.append)
     assert looked.wait(PATIENCE)
