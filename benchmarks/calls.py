@@ -1,26 +1,27 @@
-"""What a call to one worker costs: round trip and pipelined, from threads, loops and other actors, beside bare ZeroMQ.
+"""Measures calls to one worker: round trips and pipelines, from threads, loops and other actors, beside bare ZeroMQ.
 
     python benchmarks/calls.py [--rounds N] [--json FILE]
 
-The bare limit (`bare.py`) of an async caller is a ping-pong by pyzmq's own asyncio sockets, and that of an actor which
-calls another one is the ping-pong of any two processes.
+The base of a blocking caller is a ping-pong of blocking sockets (`bare.py`), that of a coroutine a ping-pong of pyzmq's
+asyncio sockets. Two workers are two processes like any others, so the base of a call between actors is the blocking
+ping-pong, of async actors too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from bare import Bare
-from report import Report, arguments, percentiles, seconds_of, spread
+from report import Aim, Report, arguments
+from rounds import TURNS, Comparison, Turn, format_spread, run_rounds, timed, timed_async
 
 from meshbook import Actor, close_session, endpoint, this_host
 
-CALLS = 2000  # of one percentile
+CALLS = 2000 // TURNS  # of one turn
 OUTSTANDING = 5000
-ROUND_TRIP = "at most 2; 1.5"
+RATE = "calls/s"
 
 
 class Echo(Actor):
@@ -31,115 +32,103 @@ class Echo(Actor):
         return value
 
     @endpoint
-    def call_other(self, other: Any, times: int) -> list[float]:
-        """Call another actor so often, one after the other: the seconds of each."""
-        taken = []
-        for _ in range(times):
-            start = time.perf_counter()
-            other.echo.call_one(1).get()
-            taken.append(time.perf_counter() - start)
-        return taken
+    def call_other(self, other: Any, count: int) -> list[float]:
+        """Call another actor `count` times, one after the other; returns the seconds of each call."""
+        return list(timed(lambda: other.echo.call_one(1).get(), count)())
 
 
 class AsyncEcho(Actor):
-    """The same on an event loop."""
+    """The worker's side, on an event loop."""
 
     @endpoint
     async def echo(self, value: int) -> int:
         return value
 
     @endpoint
-    async def call_other(self, other: Any, times: int) -> list[float]:
-        taken = []
-        for _ in range(times):
-            start = time.perf_counter()
-            await other.echo.call_one(1)
-            taken.append(time.perf_counter() - start)
-        return taken
+    async def call_other(self, other: Any, count: int) -> list[float]:
+        return await timed_async(lambda: other.echo.call_one(1), count)
 
 
-async def percentiles_async(work: Callable[[], Awaitable[object]], times: int) -> tuple[float, float]:
-    """As `percentiles`, of what is awaited."""
-    taken = []
-    for _ in range(times):
-        start = time.perf_counter()
-        await work()
-        taken.append(time.perf_counter() - start)
-    return spread(taken)
+def compare_round_trips(bare: Bare, echo: Any) -> Comparison:
+    return Comparison(
+        "sync call",
+        timed(bare.call, CALLS),
+        timed(lambda: echo.call_one(1).get(), CALLS),
+        ratio_aim=Aim(1.4),
+        aim=Aim(100),
+    )
 
 
-def measure_sync(report: Report, bare: Bare, echo: Any) -> None:
-    """A caller that waits by `.get()`."""
-    limit, limit_slow = percentiles(bare.call, CALLS)
-    middle, slow = percentiles(lambda: echo.call_one(1).get(), CALLS)
-    report.put("round trip, bare zmq, p50", limit * 1e6, "us")
-    report.put("round trip, call_one, p50", middle * 1e6, "us")
-    report.put("round trip, ratio of p50", middle / limit, "x bare", ROUND_TRIP)
-    report.put("round trip, bare zmq, p99", limit_slow * 1e6, "us")
-    report.put("round trip, call_one, p99", slow * 1e6, "us")
+def compare_awaited(bare: Bare, echo: Any, runner: asyncio.Runner) -> Comparison:
+    """`bare` is used by no other comparison: its socket belongs to the loop from here on."""
+
+    async def open_on_loop() -> Any:
+        return bare.on_a_loop()
+
+    socket = runner.run(open_on_loop())
+    return Comparison(
+        "awaited call",
+        lambda: runner.run(timed_async(lambda: bare.call_async(socket), CALLS)),
+        lambda: runner.run(timed_async(lambda: echo.call_one(1), CALLS)),
+        ratio_aim=Aim(1.5),
+        base_name="bare zmq.asyncio",
+    )
 
 
-async def measure_async(report: Report, bare: Bare, echo: Any) -> None:
-    """A caller that awaits."""
-    socket = bare.on_a_loop()
-    limit, _ = await percentiles_async(lambda: bare.call_async(socket), CALLS)
-    middle, slow = await percentiles_async(lambda: echo.call_one(1), CALLS)
-    report.put("awaited, bare zmq.asyncio, p50", limit * 1e6, "us")
-    report.put("awaited, call_one, p50", middle * 1e6, "us")
-    report.put("awaited, ratio of p50", middle / limit, "x bare", ROUND_TRIP)
-    report.put("awaited, call_one, p99", slow * 1e6, "us")
+def compare_actors(kind: str, bare: Bare, actors: Any, ratio_aim: Aim) -> Comparison:
+    caller, other = actors.slice(gpus=0), actors.slice(gpus=1)
+    return Comparison(
+        f"actor to actor, {kind}",
+        timed(bare.call, CALLS),
+        lambda: caller.call_other.call_one(other, CALLS).get(),
+        ratio_aim=ratio_aim,
+    )
 
 
-def measure_pipelined(report: Report, bare: Bare, echo: Any) -> None:
+def compare_outstanding(bare: Bare, echo: Any, runner: asyncio.Runner) -> list[Comparison]:
     """All calls are sent before the first answer is read."""
 
-    def pipeline() -> None:
+    def call_all() -> None:
         for answer in [echo.call_one(1) for _ in range(OUTSTANDING)]:
             answer.get()
 
-    async def pipeline_async() -> float:
+    async def await_all() -> list[float]:
         start = time.perf_counter()
         for answer in [echo.call_one(1) for _ in range(OUTSTANDING)]:
             await answer
-        return time.perf_counter() - start
+        return [time.perf_counter() - start]
 
-    limit = OUTSTANDING / seconds_of(lambda: bare.pipeline(OUTSTANDING))
-    middle = OUTSTANDING / seconds_of(pipeline)
-    awaited = OUTSTANDING / asyncio.run(pipeline_async())
-    report.put(f"{OUTSTANDING} outstanding, bare zmq", limit, "calls/s")
-    report.put(f"{OUTSTANDING} outstanding, call_one", middle, "calls/s", "at least 20,000; 50,000")
-    report.put(f"{OUTSTANDING} outstanding, ratio", middle / limit, "x bare")
-    report.put(f"{OUTSTANDING} outstanding, awaited", awaited, "calls/s")
+    def compare(name: str, ours: Turn, aim: Aim | str, ratio_aim: Aim | str) -> Comparison:
+        base = timed(lambda: bare.pipeline(OUTSTANDING))
+        return Comparison(name, base, ours, RATE, per_run=OUTSTANDING, aim=aim, ratio_aim=ratio_aim)
 
-
-def measure_actors(report: Report, bare: Bare, kind: str, one: Any, other: Any) -> None:
-    """An actor that calls one of another process."""
-    limit, _ = percentiles(bare.call, CALLS)
-    middle, slow = spread(one.call_other.call_one(other, CALLS).get())
-    report.put(f"actor to actor, {kind}, bare zmq, p50", limit * 1e6, "us")
-    report.put(f"actor to actor, {kind}, p50", middle * 1e6, "us")
-    report.put(f"actor to actor, {kind}, ratio of p50", middle / limit, "x bare", "1.6")
-    report.put(f"actor to actor, {kind}, p99", slow * 1e6, "us")
+    return [
+        compare(f"{OUTSTANDING} outstanding", timed(call_all), Aim(60_000, is_least=True), Aim(0.5, is_least=True)),
+        compare(f"{OUTSTANDING} outstanding, awaited", lambda: runner.run(await_all()), "", ""),
+    ]
 
 
 def main() -> None:
-    options = arguments("Calls beside a bare ZeroMQ ping-pong.", rounds=7)
-    report, bare = Report(), Bare()
+    options = arguments("Calls to one worker beside a bare ZeroMQ ping-pong.", rounds=7)
+    report, bare, bare_async = Report(), Bare(), Bare()
     workers = this_host().spawn_procs(per_host={"gpus": 2})
-    pairs: dict[str, Any] = {"sync": workers.spawn("echo", Echo), "async": workers.spawn("async", AsyncEcho)}
-    echo = pairs["sync"].slice(gpus=0).echo
-    for work in (lambda: echo.call_one(1).get(), bare.call):
-        percentiles(work, CALLS // 4)  # warm
-    for _ in range(options.rounds):
-        measure_sync(report, bare, echo)
-        asyncio.run(measure_async(report, bare, echo))
-        measure_pipelined(report, bare, echo)
-        for kind, pair in pairs.items():
-            measure_actors(report, bare, kind, pair.slice(gpus=0), pair.slice(gpus=1))
+    sync_actors: Any = workers.spawn("echo", Echo)
+    async_actors: Any = workers.spawn("async", AsyncEcho)
+    echo = sync_actors.slice(gpus=0).echo
+    with asyncio.Runner() as runner:
+        comparisons = [
+            compare_round_trips(bare, echo),
+            compare_awaited(bare_async, echo, runner),
+            compare_actors("sync", bare, sync_actors, Aim(1.5)),
+            compare_actors("async", bare, async_actors, Aim(1.6)),
+            *compare_outstanding(bare, echo, runner),
+        ]
+        run_rounds(report, comparisons, options.rounds)
     workers.stop().get()
     close_session()
     bare.close()
-    report.present("calls to one worker, interleaved", options)
+    bare_async.close()
+    report.present("calls to one worker, in turns", options, format_spread(report, comparisons))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What it costs to speak to several workers: a call that all of them answer, and broadcasts that none does.
+"""Measures calls that several workers answer, and broadcasts that none answers, beside bare ZeroMQ.
 
     python benchmarks/fans.py [--rounds N] [--json FILE]
 
-The bare limit (`bare.py`) sends to as many processes and reads as many answers. Broadcasts are counted until all have
-come: the last message of each side is a call. With more workers than cores, all figures include waiting for a core.
+The base (`bare.py`) sends to as many processes and reads as many answers. Broadcasts are counted until all have
+arrived: the last message of each side is a call. With more workers than cores, all figures include waiting for a core.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from __future__ import annotations
 from typing import Any
 
 from bare import Bare
-from report import Report, arguments, percentiles, seconds_of
+from report import Aim, Report, arguments
+from rounds import TURNS, Comparison, format_spread, run_rounds, timed
 
 from meshbook import Actor, close_session, endpoint, this_host
 
 RANKS = (2, 4, 8, 16, 32)
-AIMS = {8: "0.6", 32: "2.2"}
-CALLS = 1600  # of one percentile, divided by the ranks
+RATIO_AIMS = {8: Aim(1.3), 32: Aim(1.5)}
+AIMS = {8: Aim(0.3), 32: Aim(2)}
+CALLS = 1600 // TURNS  # of one turn, divided by the ranks
+FEWEST_CALLS = 40
 LISTENERS = 4
 BROADCASTS = 5000
 
@@ -38,55 +41,57 @@ class Listener(Actor):
 
     @endpoint
     def heard(self) -> int:
-        """How much since the last time it was asked."""
+        """Return the sum of all notes since the last call of this."""
         heard, self._heard = self._heard, 0
         return heard
 
 
-def measure_calls(report: Report, bare: Bare, listeners: Any, ranks: int) -> None:
+def compare_calls(bare: Bare, listeners: Any, ranks: int) -> Comparison:
     echo = listeners.slice(gpus=slice(0, ranks)).echo
-    times = max(CALLS // ranks, 100)
-    limit, _ = percentiles(lambda: bare.call_each(ranks), times)
-    middle, slow = percentiles(lambda: echo.call(1).get(), times)
-    report.put(f"call on {ranks} ranks, bare zmq, p50", limit * 1e3, "ms")
-    report.put(f"call on {ranks} ranks, p50", middle * 1e3, "ms", AIMS.get(ranks, ""))
-    report.put(f"call on {ranks} ranks, ratio of p50", middle / limit, "x bare")
-    report.put(f"call on {ranks} ranks, p99", slow * 1e3, "ms")
+    count = max(CALLS // ranks, FEWEST_CALLS)
+    return Comparison(
+        f"call on {ranks} ranks",
+        timed(lambda: bare.call_each(ranks), count),
+        timed(lambda: echo.call(1).get(), count),
+        "ms",
+        ratio_aim=RATIO_AIMS.get(ranks, ""),
+        aim=AIMS.get(ranks, ""),
+    )
 
 
-def measure_broadcasts(report: Report, bare: Bare, listeners: Any) -> None:
-    four = listeners.slice(gpus=slice(0, LISTENERS))
+def compare_broadcasts(bare: Bare, listeners: Any) -> Comparison:
+    few = listeners.slice(gpus=slice(0, LISTENERS))
 
     def broadcast() -> None:
         for _ in range(BROADCASTS):
-            four.note.broadcast(1)
-        heard = list(four.heard.call().get().values())
+            few.note.broadcast(1)
+        heard = list(few.heard.call().get().values())
         assert heard == [BROADCASTS] * LISTENERS, heard
 
-    limit = BROADCASTS / seconds_of(lambda: bare.cast(BROADCASTS))
-    middle = BROADCASTS / seconds_of(broadcast)
-    report.put(f"broadcasts to {LISTENERS}, bare zmq", limit, "/s")
-    report.put(f"broadcasts to {LISTENERS}", middle, "/s", "20,000")
-    report.put(f"broadcasts to {LISTENERS}, ratio", middle / limit, "x bare")
+    return Comparison(
+        f"broadcasts to {LISTENERS} ranks",
+        timed(lambda: bare.cast(BROADCASTS)),
+        timed(broadcast),
+        "casts/s",
+        per_run=BROADCASTS,
+        ratio_aim=Aim(0.7, is_least=True),
+        aim=Aim(40_000, is_least=True),
+    )
 
 
 def main() -> None:
-    options = arguments("Calls on several workers, and broadcasts.", rounds=7)
+    options = arguments("Calls on several workers, and broadcasts, beside bare ZeroMQ.", rounds=7)
     report, crowd, few = Report(), Bare(max(RANKS)), Bare(LISTENERS)
     workers = this_host().spawn_procs(per_host={"gpus": max(RANKS)})
     listeners: Any = workers.spawn("listener", Listener)
-    for _ in range(20):  # warm
-        crowd.call_each(max(RANKS))
-        listeners.echo.call(1).get()
-    for _ in range(options.rounds):
-        for ranks in RANKS:
-            measure_calls(report, crowd, listeners, ranks)
-        measure_broadcasts(report, few, listeners)
+    comparisons = [compare_calls(crowd, listeners, ranks) for ranks in RANKS]
+    comparisons.append(compare_broadcasts(few, listeners))
+    run_rounds(report, comparisons, options.rounds)
     workers.stop().get()
     close_session()
     crowd.close()
     few.close()
-    report.present("calls on several workers and broadcasts, interleaved", options)
+    report.present("calls on several workers and broadcasts, in turns", options, format_spread(report, comparisons))
 
 
 if __name__ == "__main__":

@@ -8,11 +8,27 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Aim:
+    """A bound for the median of a figure. The table marks a miss; no benchmark fails because of one."""
+
+    bound: float
+    is_least: bool = False
+
+    def __str__(self) -> str:
+        return f"at {'least' if self.is_least else 'most'} {_short(self.bound)}"
+
+    def holds_for(self, value: float) -> bool:
+        return value >= self.bound if self.is_least else value <= self.bound
 
 
 class Report:
@@ -21,9 +37,9 @@ class Report:
     def __init__(self) -> None:
         self._rounds: dict[str, list[float]] = {}
         self._units: dict[str, str] = {}
-        self._aims: dict[str, str] = {}
+        self._aims: dict[str, Aim | str] = {}
 
-    def put(self, name: str, value: float, unit: str, aim: str = "") -> None:
+    def put(self, name: str, value: float, unit: str, aim: Aim | str = "") -> None:
         """Note one round's figure; `aim` is shown beside it, and never enforced."""
         self._rounds.setdefault(name, []).append(value)
         self._units[name] = unit
@@ -46,19 +62,39 @@ class Report:
         """That of the last round."""
         return self._rounds[name][-1]
 
+    def spread_between_rounds(self, name: str) -> float:
+        """The largest figure of a round divided by the smallest; 1 where they are equal, infinite where one is 0."""
+        least, most = min(self._rounds[name]), max(self._rounds[name])
+        return most / least if least else (1.0 if most == least else math.inf)
+
     def table(self) -> str:
-        """One line a figure: median, least and most of the rounds, and what we aim at."""
-        rows = [("", "median", "min .. max", "unit", "aim")]
+        """One line a figure: the median, smallest and largest of the rounds, their spread, and the aim."""
+        rows = [("", "median", "min .. max", "max/min", "unit", "aim")]
         for name, values in self._rounds.items():
-            spread = f"{_short(min(values))} .. {_short(max(values))}"
-            rows.append((name, _short(statistics.median(values)), spread, self._units[name], self._aims[name]))
+            limits = f"{_short(min(values))} .. {_short(max(values))}"
+            spread = f"{self.spread_between_rounds(name):.2f}"
+            rows.append(
+                (name, _short(statistics.median(values)), limits, spread, self._units[name], self._verdict(name))
+            )
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join(_line(row, widths) for row in rows)
+
+    def _verdict(self, name: str) -> str:
+        """The aim, and whether the median misses it."""
+        aim = self._aims[name]
+        is_missed = isinstance(aim, Aim) and not aim.holds_for(statistics.median(self._rounds[name]))
+        return f"{aim}, MISSED" if is_missed else str(aim)
 
     def write(self, file: Path) -> None:
         """All rounds of all figures as JSON."""
         figures = {
-            name: {"unit": self._units[name], "median": statistics.median(values), "rounds": values}
+            name: {
+                "unit": self._units[name],
+                "aim": str(self._aims[name]),
+                "median": statistics.median(values),
+                "spread": self.spread_between_rounds(name),
+                "rounds": values,
+            }
             for name, values in self._rounds.items()
         }
         file.write_text(json.dumps(figures, indent=2) + "\n")
@@ -70,7 +106,7 @@ def _short(value: float) -> str:
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:
     name, *figures = (
-        cell.ljust(width) if index in (0, 3, 4) else cell.rjust(width)
+        cell.ljust(width) if index in (0, 4, 5) else cell.rjust(width)
         for index, (cell, width) in enumerate(zip(row, widths, strict=True))
     )
     return "  ".join((name, *figures)).rstrip()
