@@ -1,13 +1,15 @@
-"""What a `%%mesh` cell costs through a real kernel, beside a local cell of the same kernel and ipyparallel's `%%px`.
+"""Measures `%%mesh` cells through a real kernel, beside local cells of the same kernel and ipyparallel's `%%px`.
 
     python benchmarks/cells.py [--rounds N] [--json FILE]
 
-From the execute request to the kernel's idle, as a front end sees it. Then how long a cell takes to fail once one of
-its workers is killed, or once it is interrupted. Without ipyparallel its lines are left out.
+All times are from the execute request to the kernel's idle, as a front end sees them: of cells that assign or evaluate,
+of one that prints 100,000 lines, and of cells that fail because a worker is killed or the cell is interrupted. Without
+ipyparallel its lines are left out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import signal
@@ -15,19 +17,30 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jupyter_client.manager import start_new_kernel
-from report import Report, arguments, seconds_of
+from report import Aim, Report, arguments, seconds_of
+from rounds import TURNS, Comparison, format_spread, run_rounds, timed
 
 CELL = "x = 1"
 TIMES = 40  # cells of one median
+RANKS = (2, 4, 8)
+LINES = 100_000
+PRINT = f"for number in range({LINES}): print(f'L{{number:06d}};')"
+# The cell, on how many ranks, and how many times a local cell it may take.
+ON_MESHES: tuple[tuple[str, int, Aim | str], ...] = (
+    (CELL, 2, ""),
+    (CELL, 4, Aim(1.4)),
+    (CELL, 8, Aim(1.8)),
+    ("1 + 1", 8, Aim(2.2)),
+)
 PATIENCE = 120.0  # seconds
 SETTLED = 0.5  # seconds until a cell certainly sleeps
 SLEEP = "%%mesh pair\nimport time\ntime.sleep(600)"
 CLUSTER = "import ipyparallel as ipp\nengines = ipp.Cluster(n=8).start_and_connect_sync(activate=True)"
-LOCAL = f"local cell `{CELL}`"
+STOP_CLUSTER = "engines.cluster.stop_cluster_sync()"
 
 
 class Notebook:
@@ -74,22 +87,41 @@ class Notebook:
         self._manager.shutdown_kernel()
 
 
-def measure_cells(report: Report, notebook: Notebook) -> float:
-    """The time of a cell on eight ranks, in seconds."""
-    local = notebook.median(CELL)
-    report.put(LOCAL, local * 1e3, "ms", "3.7")
-    for ranks, aim in ((2, ""), (4, "at most 2; 1.4"), (8, "1.6")):
-        took = notebook.median(f"%%mesh of{ranks}\n{CELL}")
-        report.put(f"%%mesh on {ranks} ranks", took * 1e3, "ms")
-        report.put(f"%%mesh on {ranks} ranks, ratio", took / local, "x local", aim)
-    return took
+def compare_cells(notebook: Notebook, code: str, ranks: int, ratio_aim: Aim | str) -> Comparison:
+    notebook.run_well(f"%%mesh of{ranks}\n{code}")  # what is timed is not checked, and a cell that fails is quick
+    return Comparison(
+        f"cell `{code}` on {ranks} ranks",
+        timed(lambda: notebook.run(code), TIMES // TURNS),
+        timed(lambda: notebook.run(f"%%mesh of{ranks}\n{code}"), TIMES // TURNS),
+        "ms",
+        ratio_aim=ratio_aim,
+        base_name="local cell",
+    )
 
 
-def measure_peer(report: Report, stock: Notebook, ours: float) -> None:
-    report.put(f"{LOCAL}, stock kernel", stock.median(CELL) * 1e3, "ms")
-    theirs = stock.median(f"%%px\n{CELL}")
-    report.put("%%px of ipyparallel on 8 engines", theirs * 1e3, "ms", "26.5")
-    report.put("%%mesh on 8 ranks, ratio to it", ours / theirs, "x %%px", "at most 0.33")
+def compare_output(notebook: Notebook) -> Comparison:
+    def print_on_a_rank() -> list[float]:
+        taken = seconds_of(lambda: notebook.run(f"%%mesh of2[0] -o printed\n{PRINT}"))
+        arrived = notebook.run_well("answer = printed[0].stdout.count(';')")
+        assert int(arrived) == LINES, f"{arrived} of {LINES} lines arrived"
+        return [taken]
+
+    return Comparison(
+        f"{LINES:,} lines of one rank",
+        timed(lambda: notebook.run(PRINT)),
+        print_on_a_rank,
+        "s",
+        aim=Aim(0.25),
+        base_name="local cell",
+    )
+
+
+def measure_peer(report: Report, stock: Notebook) -> None:
+    report.put(f"local cell `{CELL}`, stock kernel", stock.median(CELL) * 1e3, "ms")
+    theirs = stock.median(f"%%px\n{CELL}") * 1e3
+    report.put("%%px of ipyparallel on 8 engines", theirs, "ms", "26.5")
+    ours = report.latest(f"cell `{CELL}` on 8 ranks")
+    report.put("%%mesh on 8 ranks, ratio to it", ours / theirs, "x %%px", Aim(0.33))
 
 
 def measure_end(report: Report, notebook: Notebook, name: str, aim: str, end: Callable[[], None]) -> None:
@@ -113,32 +145,33 @@ def measure_ends(report: Report, notebook: Notebook) -> None:
     notebook.run_well("%mesh down pair")
 
 
-def start_peer() -> Notebook | None:
+@contextlib.contextmanager
+def start_peer() -> Iterator[Notebook | None]:
     if importlib.util.find_spec("ipyparallel") is None:
         print("ipyparallel is not installed: its lines are left out", file=sys.stderr)
-        return None
-    stock = Notebook("python3")
-    stock.run_well(CLUSTER)
-    return stock
+        yield None
+        return
+    with contextlib.closing(Notebook("python3")) as stock:
+        stock.run_well(CLUSTER)
+        try:
+            yield stock
+        finally:
+            stock.run(STOP_CLUSTER)  # engines outlive the kernel that started them
 
 
 def main() -> None:
-    options = arguments("Cells on a mesh, through a kernel.", rounds=5)
+    options = arguments("Cells on a mesh, through a kernel.", rounds=7)
     report = Report()
-    notebook, stock = Notebook("meshbook"), start_peer()
-    for ranks in (2, 4, 8):
-        notebook.run_well(f"%mesh up --gpus {ranks} --name of{ranks}")
-        notebook.run_well(f"%%mesh of{ranks}\n{CELL}")
-    for _ in range(options.rounds):
-        ours = measure_cells(report, notebook)
-        measure_ends(report, notebook)
+    with contextlib.closing(Notebook("meshbook")) as notebook, start_peer() as stock:
+        for ranks in RANKS:
+            notebook.run_well(f"%mesh up --gpus {ranks} --name of{ranks}")
+        comparisons = [compare_cells(notebook, *each) for each in ON_MESHES]
+        comparisons.append(compare_output(notebook))
+        others = [lambda: measure_ends(report, notebook)]
         if stock is not None:
-            measure_peer(report, stock, ours)
-    if stock is not None:
-        stock.run("engines.cluster.stop_cluster_sync()")
-        stock.close()
-    notebook.close()
-    report.present(f"cells through a kernel, medians of {TIMES}", options)
+            others.append(lambda: measure_peer(report, stock))
+        run_rounds(report, comparisons, options.rounds, *others)
+    report.present(f"cells through a kernel, medians of {TIMES}", options, format_spread(report, comparisons))
 
 
 if __name__ == "__main__":
