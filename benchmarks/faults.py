@@ -1,11 +1,11 @@
-"""What a fault costs: until a caller knows of a death, until a mesh is healed, until an interrupted cell is over.
+"""Measures faults: from a SIGKILL to the caller's exception, to a healed mesh, and from an interrupt to the cell's end.
 
     python benchmarks/faults.py [--rounds N] [--json FILE]
 
-The bare limit of a death is a child of this very process, which has torch as workers have, and whose end a pidfd tells:
-most of it is the time in which the system takes the child's memory apart, before it tells anybody. Dask and Ray stand
-beside it where they are installed. Healing is from the SIGKILL of one rank of eight until a call of all is answered
-again; interrupts are through a real kernel, from the request to the kernel's idle.
+The base of a death is a child of this very process, with torch loaded as in workers, and a pidfd: most of its time is
+what the system takes to free the child's memory before it reports the end. Dask and Ray stand beside it where they are
+installed. Healing is from the SIGKILL of one rank of eight until a call of all is answered again; interrupts are
+through a real kernel, from the request to the kernel's idle.
 """
 
 from __future__ import annotations
@@ -24,13 +24,17 @@ from typing import Any
 import peers
 import torch.distributed  # noqa: F401  # for the bare child to have it
 from cells import Notebook
-from report import Report, arguments
+from report import Aim, Report, arguments
+from rounds import TURNS, Comparison, format_spread, run_rounds
 
 import meshbook
 from meshbook import Actor, ProcMesh, SupervisionError, close_session, endpoint, this_host
 
 RANKS = 8
-TIMES = 15  # deaths of one median
+DEATHS = 16  # of one median
+HEALINGS = 5
+DEATHS_OF_PEERS = 5
+KNOWN_WITHIN = Aim(5)  # milliseconds
 SETTLED = 0.05  # seconds until a call certainly waits
 SURELY_RUNS = 0.5  # seconds until a cell does
 PREPARE = "%%mesh\nimport time, torch, torch.distributed as dist"
@@ -54,11 +58,11 @@ class Member(Actor):
         time.sleep(600)
 
 
-# -- until a caller knows ----------------------------------------------------------
+# -- until a caller has the exception ---------------------------------------------
 
 
 def bare_death() -> float:
-    """A child that sleeps is killed; until `poll` tells of its end."""
+    """Kill a child that sleeps; returns the seconds until `poll` reports its end."""
     child = os.fork()
     if child == 0:
         signal.pause()
@@ -76,7 +80,7 @@ def bare_death() -> float:
 
 
 def death(mesh: ProcMesh, members: Any) -> float:
-    """The same of a worker, for a thread that waits by `.get()`."""
+    """Kill a worker; returns the seconds until a thread that waits by `.get()` has the exception."""
     pid = members.slice(gpus=1).pid.call_one().get()
     waiting = members.slice(gpus=1).sleep.call_one()
     time.sleep(SETTLED)
@@ -90,7 +94,7 @@ def death(mesh: ProcMesh, members: Any) -> float:
 
 
 async def awaited_death(mesh: ProcMesh, members: Any) -> float:
-    """The same for a coroutine that awaits."""
+    """Kill a worker; returns the seconds until a coroutine that awaits has the exception."""
     pid = await members.slice(gpus=1).pid.call_one()
     waiting = members.slice(gpus=1).sleep.call_one()
     await asyncio.sleep(SETTLED)
@@ -103,18 +107,18 @@ async def awaited_death(mesh: ProcMesh, members: Any) -> float:
     return taken
 
 
-def put_median(report: Report, name: str, die: Callable[[], float], aim: str = "", times: int = TIMES) -> float:
-    middle = statistics.median(die() for _ in range(times))
-    report.put(name, middle * 1e3, "ms", aim)
-    return middle
+def compare_deaths(mesh: ProcMesh, members: Any) -> list[Comparison]:
+    """Each worker that was killed is healed before the next death; the time taken leaves that out."""
+    count = range(DEATHS // TURNS)
 
+    def compare(name: str, die: Callable[[], float]) -> Comparison:
+        base, ours = (lambda: [bare_death() for _ in count]), (lambda: [die() for _ in count])
+        return Comparison(name, base, ours, "ms", aim=KNOWN_WITHIN, base_name="bare pidfd")
 
-def measure_deaths(report: Report, mesh: ProcMesh, members: Any) -> None:
-    limit = put_median(report, "SIGKILL, bare pidfd, torch in the process", bare_death)
-    known = put_median(report, "SIGKILL, until a waiting caller knows", lambda: death(mesh, members), "under 10; 5")
-    report.put("SIGKILL, ratio", known / limit, "x bare")
-    coroutine = "SIGKILL, until an awaiting caller knows"
-    put_median(report, coroutine, lambda: asyncio.run(awaited_death(mesh, members)), "under 10; 5")
+    return [
+        compare("SIGKILL to the exception, waiting", lambda: death(mesh, members)),
+        compare("SIGKILL to the exception, awaiting", lambda: asyncio.run(awaited_death(mesh, members))),
+    ]
 
 
 def measure_others(report: Report) -> None:
@@ -124,7 +128,8 @@ def measure_others(report: Report) -> None:
             if die is None:
                 print(f"{name} is not installed: n/a", file=sys.stderr)
             else:
-                put_median(report, f"SIGKILL, {name}", die, times=5)
+                taken = statistics.median(die() for _ in range(DEATHS_OF_PEERS))
+                report.put(f"SIGKILL, {name}", taken * 1e3, "ms")
 
 
 # -- until a mesh is healed --------------------------------------------------------
@@ -150,7 +155,7 @@ def healing(mesh: ProcMesh, members: Any, spares: int) -> tuple[float, float]:
 
 def measure_healing(report: Report, meshes: dict[int, tuple[ProcMesh, Any]]) -> None:
     for spares, (mesh, members) in meshes.items():
-        taken = [healing(mesh, members, spares) for _ in range(TIMES // 3)]
+        taken = [healing(mesh, members, spares) for _ in range(HEALINGS)]
         suffix = " with a spare" if spares else ""
         whole = f"SIGKILL, until all {RANKS} answer again{suffix}"
         report.put(whole, statistics.median(each[0] for each in taken) * 1e3, "ms", "under 500")
@@ -182,7 +187,7 @@ def open_notebook() -> Notebook:
 
 
 def main() -> None:
-    options = arguments("Deaths, healing and interrupts.", rounds=5)
+    options = arguments("Deaths, healing and interrupts.", rounds=7)
     meshbook.unhandled_fault_hook = lambda failure: None  # type: ignore[attr-defined]  # each of them is on purpose
     report = Report()
     measure_others(report)
@@ -190,14 +195,12 @@ def main() -> None:
     for spares in (0, 1):
         mesh = this_host().spawn_procs(per_host={"gpus": RANKS}, spares=spares)
         meshes[spares] = mesh, mesh.spawn("members", Member)
-    notebook = open_notebook()
-    for _ in range(options.rounds):
-        measure_deaths(report, *meshes[0])
-        measure_healing(report, meshes)
-        measure_interrupts(report, notebook)
-    notebook.close()
+    comparisons = compare_deaths(*meshes[0])
+    with contextlib.closing(open_notebook()) as notebook:
+        others = (lambda: measure_healing(report, meshes), lambda: measure_interrupts(report, notebook))
+        run_rounds(report, comparisons, options.rounds, *others)
     close_session()
-    report.present(f"faults, medians of {TIMES}", options)
+    report.present(f"faults, medians of {DEATHS}", options, format_spread(report, comparisons))
 
 
 if __name__ == "__main__":
