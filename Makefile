@@ -16,11 +16,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 FIND_CHROMIUM := for name in chromium chromium-browser google-chrome google-chrome-stable; do \
 	command -v $$name >/dev/null && exit; done; false
 
-.PHONY: help setup chromium demo lab test check bench soak chaos clean
+.PHONY: help setup chromium demo lab test test-pythons check bench soak chaos clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
 
 setup: $(READY) ## make .venv with everything in it; costs nothing when it is up to date
 
@@ -48,6 +48,9 @@ lab: setup ## open the notebooks in JupyterLab
 test: setup chromium ## run all tests; those in a browser only where there is a Chromium
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
+test-pythons: ## run the tests that need no torch on Python 3.12 and 3.13, where these are installed
+	@.ci/test-pythons 3.12 3.13
+
 check: setup ## lint, formatting, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -64,5 +67,5 @@ chaos: setup ## half an hour of work and of transfers under faults: fails where 
 	$(BIN)/python benchmarks/chaos_transfers.py
 
 clean: ## remove what the targets above made, .venv too
-	rm -rf $(VENV) demo-output build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-3.* demo-output build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import importlib.util
 import os
 import queue
 import shutil
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -49,6 +50,48 @@ hypothesis.settings.load_profile("meshbook")
 
 # A test run is no script that ends at the first fault; one may also come when the test that caused it has ended.
 set_unhandled_fault_hook(lambda failure: None)
+
+
+# -- where torch is not installed: `make test-pythons` ---------------------------------------
+
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+# Left out together with torch, because they are as large: .ci/requirements.py.
+LEFT_OUT = {"torch", "duckdb", "pandas", "polars", "pyarrow"}
+# What these tests start imports torch, except in modules that are marked `without_torch`.
+START_TORCH = {"end_to_end", "kernel"}
+
+
+class ModuleWithoutTorch(pytest.Module):
+    """A test module that is skipped where it imports one of the packages that are left out."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        try:
+            return list(super().collect())
+        except self.CollectError as error:
+            cause = error.__cause__
+            if isinstance(cause, ModuleNotFoundError) and cause.name in LEFT_OUT:
+                pytest.skip(f"{self.path.name} imports {cause.name}, which is not installed", allow_module_level=True)
+            raise
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    return None if HAS_TORCH else ModuleWithoutTorch.from_parent(parent, path=module_path)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if HAS_TORCH:
+        return
+    kept: list[pytest.Item] = []
+    deselected: list[pytest.Item] = []
+    for item in items:
+        (deselected if _starts_torch(item) else kept).append(item)
+    config.hook.pytest_deselected(items=deselected)
+    items[:] = kept
+
+
+def _starts_torch(item: pytest.Item) -> bool:
+    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    return folder in START_TORCH and item.get_closest_marker("without_torch") is None
 
 
 def pytest_collection_finish() -> None:

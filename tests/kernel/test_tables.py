@@ -10,6 +10,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.kernel.conftest import Notebook
 
+pytest.importorskip("duckdb")  # and with it the other packages of tables; .ci/requirements.py leaves them out
 pytestmark = [pytest.mark.kernel, pytest.mark.without_torch]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import resource
 import sys
 from collections.abc import Iterator
@@ -123,6 +124,7 @@ def test_the_worst_level_counts() -> None:
     assert worst_of([Finding("note", "", ""), Finding("problem", "", ""), Finding("ok", "", "")]) == "problem"
 
 
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 def test_this_machine_can_be_examined() -> None:
     found = examine(check for check in CHECKS if check is not a_worker)
     assert not [finding for finding in found if "could not be looked at" in finding.text]
