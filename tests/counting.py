@@ -125,8 +125,8 @@ def _read_fields(file: Path) -> dict[str, str]:
 class SystemCalls:
     """Counts the system calls of these processes by name during a `with` block, of threads that begin in it as well.
 
-    Skips the test where strace is missing or may not attach. A call that has not returned at the end of the block is not
-    counted, also where its effect is visible already: an answer may arrive before the `write` that sent it returns.
+    Skips the test where strace is missing or may not attach. A call that has not returned at the end of the block is
+    not counted, even if its effect is visible: an answer may arrive before the `write` that sent it returns.
     """
 
     def __init__(self, processes: Iterable[int]) -> None:
