@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from meshbook.runtime.hosts.memory import counts_as_kernel
-from meshbook.runtime.telemetry.vitals import SECONDS, STALE_AFTER
+from meshbook.runtime.telemetry.vitals import STALE_AFTER
 
 DRIVER = Path("/proc/driver/nvidia/version")
 WSL_DRIVER = Path("/dev/dxg")
@@ -80,30 +80,37 @@ def _bytes(told: int | None) -> float:
 
 
 class GpuWatch:
-    """Reads the GPUs once a second, on a thread of its own: a driver in trouble may hang, and nothing else must.
+    """Reads the GPUs when asked to, on a thread of its own: a driver in trouble may hang, and nothing else must.
 
     Where there is no driver, or NVML cannot be started, there is nothing to read. `close()` does not wait for NVML.
     """
 
     def __init__(self) -> None:
         self._reading = NOTHING
-        self._closed = threading.Event()
+        self._pause = 0.0  # between two readings, as last asked for
+        self._wanted = threading.Event()  # a reading, or the end
+        self._closed = False
         self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Begin, unless it has begun."""
+    def refresh(self, seconds: float) -> None:
+        """Read the GPUs again if the last reading is so old. Returns at once."""
+        self._pause = seconds
         if self._thread is None and (DRIVER.exists() or WSL_DRIVER.exists()):
             self._thread = threading.Thread(target=self._run, name="meshbook GPUs", daemon=True)
             self._thread.start()
+        # A little less: whoever asks every `seconds` must not be early by a microsecond.
+        if time.monotonic() - self._reading.at > 0.9 * seconds:
+            self._wanted.set()
 
     def close(self) -> None:
-        self._closed.set()
+        self._closed = True
+        self._wanted.set()
 
     @property
     def reading(self) -> GpuReading:
-        """What was read last; nothing where that is too old."""
+        """The last reading; nothing where that is too old."""
         reading = self._reading
-        return reading if time.monotonic() - reading.at < STALE_AFTER else NOTHING
+        return reading if time.monotonic() - reading.at < self._pause + STALE_AFTER else NOTHING
 
     def _run(self) -> None:
         import pynvml  # here, for it is read only where there is a driver
@@ -113,8 +120,7 @@ class GpuWatch:
         except pynvml.NVMLError:
             return
         knows_all = counts_as_kernel()
-        is_closed = False
-        while not is_closed:
+        while self._wanted.wait() and not self._closed:
+            self._wanted.clear()
             with contextlib.suppress(pynvml.NVMLError):  # a GPU that is lost, or is being reset
                 self._reading = read_gpus(pynvml, time.monotonic(), knows_all=knows_all)
-            is_closed = self._closed.wait(SECONDS)

@@ -1,4 +1,8 @@
-"""The heartbeat of a worker: a thread that writes on its page, once a second, what nobody else says in time."""
+"""The heartbeat of a worker: the one thread that wakes while the worker is idle.
+
+Once a second, and a little less often while the worker is idle, it writes on the page what no other thread writes in
+time, and looks whether C code or a subprocess has written output.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import threading
 from pathlib import Path
 
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.telemetry.vitals import SECONDS, Words
+from meshbook.runtime.telemetry.vitals import IDLE_BEAT_SECONDS, SECONDS, Activity, Words
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +44,10 @@ class Heartbeat:
 
     def _run(self) -> None:
         while not self._closed:
-            self._changed.wait(SECONDS)
+            is_idle = self._node.signs.activity == Activity.IDLE
+            if self._node.capture is not None:
+                self._node.capture.look(is_idle=is_idle)
+            self._changed.wait(IDLE_BEAT_SECONDS if is_idle else SECONDS)
             self._changed.clear()
             self._beat()
 

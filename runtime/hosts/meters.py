@@ -10,6 +10,7 @@ import array
 import contextlib
 import logging
 import math
+import queue
 import socket
 import threading
 import time
@@ -22,6 +23,7 @@ import msgspec
 import psutil
 
 from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.geometry import Extent
@@ -29,12 +31,23 @@ from meshbook.runtime.hosts.gpus import GpuReading, GpuWatch
 from meshbook.runtime.node.calls import Each, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.telemetry.page import PageReader, Reading, Traffic
-from meshbook.runtime.telemetry.vitals import SECONDS, STALE_AFTER, VITALS, Activity, Batch, Words
+from meshbook.runtime.telemetry.vitals import (
+    COLUMNS,
+    IDLE_BATCH_SECONDS,
+    LATE_AFTER,
+    SECONDS,
+    STALE_AFTER,
+    VITALS,
+    Activity,
+    Batch,
+    Words,
+)
 
 logger = logging.getLogger(__name__)
 
 METERS = "meters"  # the actor of every host agent
 NOWHERE = Extent((), ())
+GPU_IDLE_SECONDS = 10.0  # between two readings of the GPUs while everything on the host is idle
 CPU_SECONDS = 0.9  # at least, over which processor time is measured: the system counts it in hundredths
 
 STOPPED = psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP
@@ -193,8 +206,8 @@ def _take_rates(before: _Before, page: Reading, now: float) -> None:
 class Meters(Actor):
     """Sends what is measured on this host to the controller, from a thread of its own until it is stopped.
 
-    A batch is sent once the one before it was taken in: a controller that is busy gets fewer, and while a run is
-    detached none is kept.
+    A batch is sent once the one before it was answered: a busy controller gets fewer, and while a run is detached none
+    is kept. The answer is the pace: how many seconds to wait until the next batch. The thread does not wake for it.
     """
 
     def __init__(self, node: Node, living: Callable[[], list[Living]], meter: Meter) -> None:
@@ -203,52 +216,77 @@ class Meters(Actor):
         self._meter = meter
         self._gpus = GpuWatch()
         self._asked: Future[float] | None = None
-        self._interval = SECONDS
-        self._news = threading.Event()  # an answer, or the end
-        self._closed = threading.Event()
+        self._pace = SECONDS  # that the controller wants
+        self._ordered: queue.SimpleQueue[float] = queue.SimpleQueue()  # by `pace`; newer than an answer that is here
+        self._is_quiet = False  # the last batch, see `is_quiet`
+        self._news = threading.Event()  # an order, or the end
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name="meshbook meters", daemon=True)
         self._thread.start()
 
+    @endpoint
+    def pace(self, seconds: float) -> None:
+        """Send a batch now, and from now on one every so many seconds."""
+        self._ordered.put(seconds)
+        self._news.set()
+
     def __cleanup__(self, error: BaseException | None) -> None:
-        self._closed.set()
+        self._closed = True
         self._news.set()
         self._gpus.close()
         self._thread.join()
         self._meter.pages.close()
 
     def _run(self) -> None:
-        while not self._closed.is_set():
+        while not self._closed:
             begun = time.monotonic()
+            self._take_answer()
             try:
                 self._tick()
             except Exception:  # what cannot be measured must not end the measuring of all else
                 logger.exception("the processes of %s could not be measured", self._meter.host)
                 self._meter.tell_all()
-            self._news.wait(self._interval)
+            self._news.wait(max(0.0, begun + interval(self._pace, is_quiet=self._is_quiet) - time.monotonic()))
             self._news.clear()
-            self._take_answer()  # which may say that it is time already
-            self._closed.wait(max(0.0, begun + self._interval - time.monotonic()))
 
     def _tick(self) -> None:
-        if self._asked is not None or not (workers := self._living()):
+        if self._asked is not None:
             return
-        self._gpus.start()
+        if not (workers := self._living()):
+            self._is_quiet = True
+            return
+        self._gpus.refresh(GPU_IDLE_SECONDS if self._is_quiet and self._pace >= SECONDS else SECONDS)
         batch = self._meter.measure(workers, self._gpus.reading, time.monotonic())
+        self._is_quiet = is_quiet(batch)
         asker = Each(1)
         self._node.call([Target(self._node.controller, VITALS)], "measured", ((batch,), {}), NOWHERE, asker)
         self._asked = asker.futures[0]
-        self._asked.when_done(self._news.set)
 
     def _take_answer(self) -> None:
-        """Learn how long to wait, if the last batch was taken in."""
-        if (asked := self._asked) is None or not asked.done():
-            return
-        self._asked = None
-        try:
-            self._interval = asked.get()
-        except MeshbookError:  # another process is the controller now, or none
-            self._interval = SECONDS
-            self._meter.tell_all()
+        """Take the pace from the last batch's answer, if it is here, and then from the last order."""
+        if (asked := self._asked) is not None and asked.done():
+            self._asked = None
+            try:
+                self._pace = asked.get()
+            except MeshbookError:  # another process is the controller now, or none
+                self._pace = SECONDS
+                self._meter.tell_all()
+        while not self._ordered.empty():
+            self._pace = self._ordered.get()
+
+
+def is_quiet(batch: Batch) -> bool:
+    """Whether every process in a batch is idle, with no message waiting and a heartbeat that is not late."""
+    rows = array.array("f")
+    rows.frombytes(batch.numbers)
+    width = len(COLUMNS)
+    queued, activities, ages = (rows[COLUMNS.index(name) :: width] for name in ("queued", "activity", "age"))
+    return max(ages, default=0.0) < LATE_AFTER and not (any(activities) or any(count > 0 for count in queued))
+
+
+def interval(pace: float, *, is_quiet: bool) -> float:
+    """Seconds until the next batch: at least as many as the controller wants, and more on an idle host."""
+    return max(pace, IDLE_BATCH_SECONDS) if is_quiet and pace >= SECONDS else pace
 
 
 def make_meter(host: str, folder: Path) -> Meter:

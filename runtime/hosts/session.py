@@ -27,6 +27,7 @@ from meshbook.runtime.hosts.controllers import CONTROLLERS, Controllers
 from meshbook.runtime.hosts.faults import Faults
 from meshbook.runtime.hosts.launch import AGENT, AgentBirth, RunFolder, make_folder
 from meshbook.runtime.hosts.launchers import AgentProcess, agent_environment
+from meshbook.runtime.hosts.meters import METERS
 from meshbook.runtime.hosts.metrics import export_of
 from meshbook.runtime.hosts.remote import RemoteHosts
 from meshbook.runtime.hosts.roster import ROSTER, Roster
@@ -77,6 +78,7 @@ class Session:
         self._agent_address = Address(AGENT, f"{self._inbox_prefix()}{AGENT}")
         self._closing = threading.Lock()  # taken once, by whoever closes first
         self._has_left = False  # and the run goes on
+        self._trouble = "the host agent ended, and its workers with it; close_session() makes room for a new one"
         try:
             self.node = self._make_node()
             self._agent = self._start_agent()
@@ -157,7 +159,10 @@ class Session:
     # -- watching ----------------------------------------------------------------
 
     def _watch_agent(self) -> None:
-        trouble = self._wait_for_agent()
+        """Wait until the agent has ended, and report its end and that of its workers."""
+        answer = self._ask_agent("gpus")
+        # The wait has no timeout: with one, `Popen.wait` looks twenty times a second.
+        self.node.later(self.settings.launch_timeout, lambda: self._end_late_agent(answer))
         returncode = self._agent.wait()
         if self._has_left:  # the run lived on without us
             return
@@ -167,7 +172,7 @@ class Session:
             pid=self._agent.pid,
             returncode=returncode,
             stderr=tuple(said),
-            hint="\n".join(filter(None, (explain_limit(said, self.folder.path) if returncode else "", trouble))),
+            hint="\n".join(filter(None, (explain_limit(said, self.folder.path) if returncode else "", self._trouble))),
             stopped=self._why_stopped(),
         )
         if not report.stopped:
@@ -183,22 +188,20 @@ class Session:
             return "the session ended"
         return "its host was shut down" if self.host.is_shut_down else ""
 
-    def _wait_for_agent(self) -> str:
-        """Return why the agent ended, once it has; one that is not there in time is ended."""
-        seconds = self.settings.launch_timeout
-        answer = self._ask_agent("gpus")
-        try:
-            self._agent.wait(seconds)
-        except subprocess.TimeoutExpired:
-            if not answer.done():
-                self._agent.kill()
-                return f"it had not started after {seconds:g} s (MESHBOOK_LAUNCH_TIMEOUT)"
-            self._agent.wait()
-        return "the host agent ended, and its workers with it; close_session() makes room for a new one"
+    def _end_late_agent(self, answer: Future[Any]) -> None:
+        """Kill an agent that has not answered by now; for the node's clock."""
+        if not answer.done():
+            self._trouble = f"it had not started after {self.settings.launch_timeout:g} s (MESHBOOK_LAUNCH_TIMEOUT)"
+            self._agent.kill()
 
     def watch(self, on: bool) -> None:
-        """Somebody begins, or ceases, to look at `history`, which hears four times a second while anybody does."""
+        """Count one dashboard more, or one less. While any is open the agents measure four times a second."""
         self.history.watch(on)
+        if on:
+            others = [host.address for host in self.remote if host.address is not None]
+            meters = [Target(agent, METERS) for agent in (self._agent_address, *others)]
+            # The answers are dropped: an agent that has ended needs no pace, and a later one asks for it.
+            self.node.call(meters, "pace", ((self.history.interval,), {}), NOWHERE, Each(len(meters)))
 
     def workers(self) -> list[Address]:
         """All processes of this run that have not ended, as far as there is a way to them from here."""

@@ -5,6 +5,9 @@
 
 What is written over itself, a progress bar, is sent in its last state (`screens`).
 
+In an idle process the thread sleeps. A stream that is written to wakes it at once. The heartbeat wakes it when one of
+the files has grown.
+
 Python's streams know on whose behalf they are written to (the context). A cell that ends flushes on its own thread, so
 that nothing of it can come after its reply.
 """
@@ -31,7 +34,7 @@ from meshbook.runtime.telemetry.streams import RankStream
 from meshbook.runtime.telemetry.terminal import Emission
 
 FLUSH_SECONDS = 0.05
-IDLE_SECONDS = 1.0  # of silence, after which only the files are looked at, and that less often
+IDLE_SECONDS = 1.0  # of silence, after which the thread looks less often, or sleeps
 FLUSH_CHARACTERS = 32 << 10
 FOLLOW_SECONDS = 0.2
 CHUNK_CHARACTERS = 1 << 20  # a chunk that has grown to this is sent, and the next one begun
@@ -68,6 +71,9 @@ class Capture:
         self._sent_at = 0.0
         self._bell = threading.Lock()  # acquired: silent. A lock can be rung from a signal handler, an Event cannot
         self._bell.acquire()
+        self._is_urgent = False  # the bell was rung to have something sent at once
+        self._asleep = False  # the thread waits for the bell alone
+        self._is_idle = False  # the process, as the heartbeat says
         self._sending = threading.Lock()  # guards _files, _screens and the order in which chunks leave
         self._screens = Screens()
         self._ended = False
@@ -94,6 +100,7 @@ class Capture:
         """Send everything that has been written so far, by Python or by anything else in this process."""
         with self._sending:
             self._send_all()
+            self._wake_for_screens()
 
     def end(self, origin: str) -> None:
         """A cell has ended: send everything, and what it has shown stays."""
@@ -101,6 +108,7 @@ class Capture:
             self._send_all()
             for writer, emission in self._screens.end(origin):
                 self._send(*writer, emission)
+            self._wake_for_screens()
 
     def choose(self, options: LogOptions) -> None:
         """Let this hold for what is written from now on; what was written before leaves with the options of before."""
@@ -119,14 +127,30 @@ class Capture:
         self._waiting.append((origin or self.main_origin(), stream, text))
         if self._size >= FLUSH_CHARACTERS or (text.endswith("\n") and self._is_quiet()):
             self.ring()
+        elif self._asleep:
+            self._wake()
         if self._size >= WAITING_CHARACTERS:
             self._wait_for_room()
         return None
 
     def ring(self) -> None:
         """Let the thread send now."""
+        self._is_urgent = True
+        self._wake()
+
+    def look(self, *, is_idle: bool) -> None:
+        """Wake the thread if a file has grown, or if this process is not idle; for the heartbeat."""
+        self._is_idle = is_idle
+        if self._asleep and (not is_idle or any(file.has_news for file in self._files)):
+            self._wake()
+
+    def _wake_for_screens(self) -> None:
+        if self._asleep and not self._screens.is_settled:
+            self._wake()
+
+    def _wake(self) -> None:
         if self._bell.locked():
-            with contextlib.suppress(RuntimeError):  # somebody else rang in between
+            with contextlib.suppress(RuntimeError):  # another thread rang in between
                 self._bell.release()
 
     def _is_quiet(self) -> bool:
@@ -152,8 +176,7 @@ class Capture:
     def _run(self) -> None:
         followed_at = 0.0
         while not self._ended:
-            idle = time.monotonic() - self._sent_at > IDLE_SECONDS
-            self._bell.acquire(timeout=FOLLOW_SECONDS if idle else FLUSH_SECONDS)
+            self._wait()
             is_due = time.monotonic() - followed_at >= FOLLOW_SECONDS
             try:
                 self._send_now(follow=is_due)
@@ -163,6 +186,25 @@ class Capture:
                     logger.exception("output of this process could not be sent")
             if is_due:
                 followed_at = time.monotonic()
+
+    def _wait(self) -> None:
+        """Wait until there may be something to send."""
+        is_silent = time.monotonic() - self._sent_at > IDLE_SECONDS
+        if is_silent and self._is_idle:
+            self._sleep()
+            is_silent = False  # a piece that rang may be the first of a line, and the rest is about to come
+        if not self._is_urgent:
+            self._bell.acquire(timeout=FOLLOW_SECONDS if is_silent else FLUSH_SECONDS)
+        self._is_urgent = False
+
+    def _sleep(self) -> None:
+        """Wait for the bell, unless a screen has something to send later."""
+        # First say that this thread sleeps, then look: what comes in between is seen, or rings.
+        with self._sending:
+            self._asleep = self._screens.is_settled
+        if self._asleep and not (self._waiting or self._ended):
+            self._bell.acquire()
+        self._asleep = False
 
     def _send_now(self, *, follow: bool) -> None:
         with self._sending:

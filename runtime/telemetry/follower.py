@@ -47,6 +47,11 @@ class Follower:
         if self._position - self._freed > PUNCH_BYTES:
             self._free(self._position - KEPT_BYTES)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether the file has another length than what has been read of it."""
+        return os.fstat(self._descriptor).st_size != self._position
+
     def close(self) -> None:
         os.close(self._descriptor)
 

@@ -78,10 +78,7 @@ class History:
         return ProcessDetail(node, words.pid, host, loads, words.collective, words.pause)
 
     def watch(self, on: bool) -> None:
-        """Somebody begins, or ceases, to look; while anybody does there are four batches a second.
-
-        From the next batch on: within a second.
-        """
+        """Count one dashboard more, or one less; while any is open, answers ask for four batches a second."""
         with self._lock:
             self._watchers = max(0, self._watchers + (1 if on else -1))
 

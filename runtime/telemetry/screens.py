@@ -65,6 +65,11 @@ class Screens:
             yield writer, self._settle(writer)
             self._screens.pop(writer, None)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether `due` has nothing to send, now or later, until something is written."""
+        return not any(each.held is not None or each.terminal.is_at_rest for each in self._screens.values())
+
     def held(self, now: float) -> Iterator[tuple[Writer, Emission]]:
         """All that waits."""
         for writer, screen in self._screens.items():

@@ -24,9 +24,10 @@ from meshbook.runtime.telemetry.page import (
     TRAFFIC,
     Page,
     Traffic,
+    activity_of,
     fit,
 )
-from meshbook.runtime.telemetry.vitals import Words
+from meshbook.runtime.telemetry.vitals import Activity, Words
 
 OPTIMIZER = "torch.optim.optimizer"
 
@@ -56,6 +57,12 @@ class Signs:
         self.pause = pause
         self._page.numbers[PAUSES] = bool(pause)
         self.when_changed()
+
+    @property
+    def activity(self) -> Activity:
+        """What this process does, as its page says."""
+        numbers = self._page.numbers
+        return activity_of(numbers[CELLS] + numbers[ENDPOINTS], numbers[COLLECTIVES], numbers[PAUSES])
 
     def step(self, seconds: float) -> None:
         """A step of training took so long."""

@@ -32,8 +32,13 @@ METRICS: Final[tuple[Metric, ...]] = (
 COLUMNS: Final = (*METRICS, "activity", "age")  # of a `Batch`
 HISTORY_SECONDS = 300  # that are kept of each metric, a value a second
 STALE_AFTER = 5.0  # seconds without a sign of life
-SECONDS = 1.0  # between two batches of a host
-WATCHED_SECONDS = 0.25  # the same while somebody looks
+SECONDS = 1.0  # between two batches of a host, and between two heartbeats of a process
+WATCHED_SECONDS = 0.25  # between two batches while a dashboard is open
+# The same while everything on the host is idle and no dashboard is open: so a process wakes less than once a second,
+# with room for an answer. The sum is well below STALE_AFTER.
+IDLE_BATCH_SECONDS = 2.5
+IDLE_BEAT_SECONDS = 1.25
+LATE_AFTER = 2.0  # seconds without a heartbeat, after which a host is measured each second again
 
 
 class Activity(IntEnum):

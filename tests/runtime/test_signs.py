@@ -196,6 +196,7 @@ class Talkative:
         self.signs = Signs()
         self.recorder = types.SimpleNamespace(open={})
         self.address = types.SimpleNamespace(node="m.0")
+        self.capture = None
 
     def loads(self) -> list[tuple[str, int, str]]:
         return [("a name that is no text \udc80", 0, "")]
