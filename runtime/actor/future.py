@@ -13,15 +13,19 @@ import logging
 import math
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from meshbook.runtime.actor.context import CURRENT, Waiter
+from meshbook.runtime.actor.waking import SignalBell
 from meshbook.runtime.traces import without_ours
 
-LOOK_SECONDS = 1.0  # that the main thread waits at most before it looks for a Ctrl-C
+LOOK_SECONDS = (
+    1.0  # that the main thread waits for a lock; a Ctrl-C may be seen only then. After that a signal wakes it
+)
 T = TypeVar("T")
 U = TypeVar("U")
 logger = logging.getLogger(__name__)
@@ -231,13 +235,35 @@ class Future(Generic[T]):
         self._latch.release()
 
     def _acquire_latch(self, left: float) -> None:
-        # A Ctrl-C that comes between Python's last look for one and the wait itself is heard when that is over, and by
-        # the main thread alone.
-        most = LOOK_SECONDS if threading.current_thread() is threading.main_thread() else threading.TIMEOUT_MAX
+        """Wait for the latch; TimeoutError after so many seconds."""
+        is_main = threading.current_thread() is threading.main_thread()
+        most = LOOK_SECONDS if is_main else threading.TIMEOUT_MAX
         while not self._latch.acquire(timeout=min(left, most)):
             left -= most
             if left <= 0:
                 raise TimeoutError
+            if is_main and (bell := _make_bell()) is not None:
+                self._await_bell_or_latch(bell, time.monotonic() + left)
+                return
+
+    def _await_bell_or_latch(self, bell: SignalBell, end: float) -> None:
+        """Go on waiting for the latch on the main thread, where a signal ends the wait as well."""
+        try:
+            bell.listen()
+            self._postpone(bell.ring)
+            # Not the latch: another thread may hold it for a moment, and no ring follows.
+            while not self._done:
+                if (left := end - time.monotonic()) <= 0:
+                    raise TimeoutError
+                bell.wait(left)
+        finally:
+            bell.close()
+            self._withdraw(bell.ring)
+        self._latch.acquire()
+
+    def _withdraw(self, callback: Callable[[], None]) -> None:
+        with self._guard:
+            self._callbacks = tuple(each for each in self._callbacks if each != callback)
 
     def result(self, timeout: float | None = None) -> T:
         """The same as `get`."""
@@ -313,6 +339,12 @@ class Future(Generic[T]):
     def __repr__(self) -> str:
         state = "pending" if not self._done else "failed" if self._error is not None else "done"
         return f"<Future {state}>"
+
+
+def _make_bell() -> SignalBell | None:
+    with contextlib.suppress(OSError):  # no descriptor is left: the main thread looks once a second
+        return SignalBell()
+    return None
 
 
 def check_timeout(timeout: float | None, name: str = "a timeout") -> None:
