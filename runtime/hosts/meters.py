@@ -253,7 +253,7 @@ class Meters(Actor):
         if self._asked is not None:
             return
         if not (workers := self._living()):
-            self._is_quiet = True
+            self._is_quiet = False  # a mesh that starts is seen within a second
             return
         self._gpus.refresh(GPU_IDLE_SECONDS if self._is_quiet and self._pace >= SECONDS else SECONDS)
         batch = self._meter.measure(workers, self._gpus.reading, time.monotonic())

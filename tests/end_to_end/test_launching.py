@@ -7,6 +7,7 @@ import contextlib
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import sysconfig
 import threading
@@ -31,7 +32,7 @@ from meshbook import (
 )
 from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.config import Settings
-from meshbook.runtime.errors import ProcessDied
+from meshbook.runtime.errors import MeshbookError, ProcessDied
 from meshbook.runtime.hosts.session import Session
 
 PATIENCE = 60.0
@@ -271,6 +272,16 @@ def test_a_command_that_waits_instead_is_killed(start_session):
     host = start_session(launch_timeout=4.0).host
     text = died(host.spawn_procs(bootstrap_command=BootstrapCommand("sleep", args=["1000"])))
     assert "it was not a worker after 4 s (MESHBOOK_LAUNCH_TIMEOUT): sleep 1000" in text
+
+
+def test_an_agent_that_does_not_answer_is_killed(start_session, monkeypatch):
+    def launch(self: Session) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(["sleep", "1000"], stdin=subprocess.PIPE)
+
+    monkeypatch.setattr(Session, "_launch", launch)
+    session = start_session(launch_timeout=0.5)
+    with pytest.raises(MeshbookError, match=r"it had not started after 0.5 s \(MESHBOOK_LAUNCH_TIMEOUT\)"):
+        session.host.spawn_procs().initialized.get(PATIENCE)
 
 
 @pytest.mark.parametrize("victim", ["the controller", "the agent", "the fork server"])

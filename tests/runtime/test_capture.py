@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from meshbook.runtime.actor.context import CURRENT, Context, Instance
 from meshbook.runtime.config import PACKAGE
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.telemetry.capture import Capture, whole
+from meshbook.runtime.telemetry.capture import IDLE_SECONDS, Capture, whole
 from meshbook.runtime.telemetry.last_words import last_words
 from meshbook.runtime.telemetry.output import OutputChunk
 from meshbook.runtime.telemetry.streams import RankStream
@@ -243,6 +244,74 @@ def test_threads_do_not_mix_their_lines_and_lose_none(captured: Captured) -> Non
     lines = "".join(chunk.text for chunk in captured.chunks).splitlines()
     for who in "abcd":
         assert [line for line in lines if line[0] == who] == [f"{who}{number}" for number in range(500)]
+
+
+class Sleeping(Captured):
+    """A capture whose thread sends, and sleeps as that of an idle process does."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._came = threading.Condition()
+        self.capture._send_chunk = self._add
+        self.capture._sent_at = -IDLE_SECONDS
+        self.capture.look(is_idle=True)
+        self.capture._thread.start()
+
+    def _add(self, chunk: OutputChunk) -> None:
+        with self._came:
+            self.chunks.append(chunk)
+            self._came.notify_all()
+
+    def wait_for(self, text: str) -> None:
+        """Wait until this was sent, in text that is final or in rows that may change."""
+        with self._came:
+            assert self._came.wait_for(lambda: text in self._sent(), PATIENCE), self.chunks
+
+    def _sent(self) -> str:
+        return "".join(chunk.text + (chunk.live or "") for chunk in self.chunks)
+
+    def wait_asleep(self) -> None:
+        end = time.monotonic() + PATIENCE
+        while not self.capture._asleep:
+            assert time.monotonic() < end
+            self.capture._thread.join(0.01)
+
+
+@pytest.fixture
+def sleeping(tmp_path: Path) -> Iterator[Sleeping]:
+    sleeping = Sleeping(tmp_path)
+    sleeping.wait_asleep()
+    yield sleeping
+    sleeping.capture.close()
+
+
+@pytest.mark.parametrize("text", ["a line\n", "no end", "bar\r", "x" * 100_000])
+def test_what_is_written_wakes_the_thread_that_sends(sleeping: Sleeping, as_cell: Any, text: str) -> None:
+    as_cell("cell")
+    sleeping.capture.stdout.write(text)
+    sleeping.wait_for(text.rstrip())
+
+
+def test_the_heartbeat_wakes_the_thread_for_a_file_that_has_grown(sleeping: Sleeping, tmp_path: Path) -> None:
+    sleeping.capture.look(is_idle=True)
+    assert sleeping.capture._asleep
+    (tmp_path / "node.err").write_bytes(b"from C\n")
+    sleeping.capture.look(is_idle=True)
+    sleeping.wait_for("from C")
+    sleeping.wait_asleep()
+
+
+def test_a_busy_process_is_followed_without_the_heartbeat(sleeping: Sleeping, tmp_path: Path) -> None:
+    sleeping.capture.look(is_idle=False)
+    (tmp_path / "node.out").write_bytes(b"from C\n")
+    sleeping.wait_for("from C")
+
+
+def test_a_flush_beside_the_thread_that_sleeps_leaves_no_rows_behind(sleeping: Sleeping, tmp_path: Path) -> None:
+    sleeping.capture.main_origin = lambda: "cell"
+    (tmp_path / "node.out").write_bytes(b"first\rsecond\n")
+    sleeping.capture.flush()  # the rows may still change, and become final a second later
+    sleeping.wait_for("second")
 
 
 # In a process of its own: an installed capture takes the streams over, and a fork concerns all threads.

@@ -4,23 +4,40 @@ from __future__ import annotations
 
 import math
 import os
+import queue
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from meshbook.runtime.hosts import gpus
+from meshbook.runtime.hosts import gpus, meters
 from meshbook.runtime.hosts.gpus import NOTHING, GpuReading, GpuUse, read_gpus
-from meshbook.runtime.hosts.meters import Living, Meter, SystemProcesses, Usage
+from meshbook.runtime.hosts.meters import Living, Meter, SystemProcesses, Usage, interval, is_quiet
+from meshbook.runtime.node.calls import Each
 from meshbook.runtime.telemetry.page import PageReader
 from meshbook.runtime.telemetry.signs import Signs
-from meshbook.runtime.telemetry.vitals import COLUMNS, Activity, Batch, Words
+from meshbook.runtime.telemetry.vitals import (
+    COLUMNS,
+    IDLE_BATCH_SECONDS,
+    IDLE_BEAT_SECONDS,
+    LATE_AFTER,
+    SECONDS,
+    STALE_AFTER,
+    WATCHED_SECONDS,
+    Activity,
+    Batch,
+    Words,
+)
+from meshbook.runtime.wire.messages import Address
 
+PATIENCE = 10.0
 WORDS = Words(7)
 
 
@@ -155,6 +172,80 @@ def test_this_very_process_is_measured() -> None:
     assert usage.rss > 1 << 20
     assert processes.runs(os.getpid())
     assert processes.usage((1 << 24) + 1) is None  # as workers have that are threads
+
+
+@pytest.mark.parametrize(
+    ("activity", "queued", "ages", "expected"),
+    [
+        (Activity.IDLE, 0.0, (0.1, 1.9), True),
+        (Activity.IDLE, math.nan, (0.1, 1.9), True),  # it has no page to say so
+        (Activity.RUNNING, 0.0, (0.1, 0.1), False),
+        (Activity.PAUSED, 0.0, (0.1, 0.1), False),
+        (Activity.IDLE, 1.0, (0.1, 0.1), False),
+        (Activity.IDLE, 0.0, (0.1, LATE_AFTER), False),
+        (Activity.IDLE, 0.0, (0.1, math.inf), False),  # it has not begun
+    ],
+)
+def test_a_host_is_quiet_while_all_processes_are_idle(
+    activity: Activity, queued: float, ages: tuple[float, float], expected: bool
+) -> None:
+    rows = [[0.0 for _ in COLUMNS] for _ in ages]
+    for row, age in zip(rows, ages, strict=True):
+        row[COLUMNS.index("age")] = age
+    rows[0][COLUMNS.index("activity")], rows[0][COLUMNS.index("queued")] = activity, queued
+    numbers = np.array(rows, np.float32).tobytes()
+    assert is_quiet(Batch("host", ("m.0", "m.1"), (0, 0), numbers)) == expected
+
+
+@pytest.mark.parametrize(
+    ("pace", "quiet", "seconds"),
+    [
+        (SECONDS, False, SECONDS),
+        (SECONDS, True, IDLE_BATCH_SECONDS),
+        (WATCHED_SECONDS, True, WATCHED_SECONDS),
+        (WATCHED_SECONDS, False, WATCHED_SECONDS),
+    ],
+)
+def test_only_a_quiet_host_without_a_dashboard_is_measured_less_often(pace: float, quiet: bool, seconds: float) -> None:
+    assert interval(pace, is_quiet=quiet) == seconds
+
+
+def test_silence_is_told_before_an_idle_process_seems_stale() -> None:
+    assert IDLE_BEAT_SECONDS < LATE_AFTER
+    assert IDLE_BEAT_SECONDS + IDLE_BATCH_SECONDS < STALE_AFTER
+    assert LATE_AFTER + IDLE_BATCH_SECONDS < STALE_AFTER
+
+
+class Controller:
+    """As much of a node as meters need; the test answers for the controller."""
+
+    def __init__(self) -> None:
+        self.controller = Address("controller", "memory://controller")
+        self.questions: queue.SimpleQueue[Each] = queue.SimpleQueue()
+
+    def call(self, targets: Any, endpoint: str, arguments: Any, extent: Any, asker: Each) -> None:
+        self.questions.put(asker)
+
+    def answer(self, pace: float) -> None:
+        """Answer the next batch."""
+        self.questions.get(timeout=PATIENCE).answer(0, lambda: pace)
+
+
+def test_a_dashboard_that_opens_ends_the_wait_of_an_idle_host(
+    meter: Meter, processes: Processes, tick: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meters, "IDLE_BATCH_SECONDS", 1000.0)
+    processes.uses[7] = Usage(0.0, 1e9)
+    tick(time.monotonic())
+    node: Any = Controller()
+    sender = meters.Meters(node, lambda: [living()], meter)
+    try:
+        node.answer(SECONDS)
+        sender.pace(WATCHED_SECONDS)
+        for _ in range(3):
+            node.answer(WATCHED_SECONDS)
+    finally:
+        sender.__cleanup__(None)
 
 
 # -- GPUs --------------------------------------------------------------------------------------
