@@ -101,7 +101,7 @@ def test_an_idle_mesh_wakes_at_most_once_a_second_per_process(session: Session, 
     assert max(wakes.values()) <= MOST_WAKES, wakes
 
 
-def test_a_dashboard_that_opens_is_told_at_once_and_often(
+def test_an_open_dashboard_raises_the_pace_of_an_idle_host(
     session: Session, idle_mesh: ProcMesh, batches: Batches
 ) -> None:
     session.watch(True)

@@ -210,7 +210,7 @@ def test_only_a_quiet_host_without_a_dashboard_is_measured_less_often(pace: floa
     assert interval(pace, is_quiet=quiet) == seconds
 
 
-def test_silence_is_told_before_an_idle_process_seems_stale() -> None:
+def test_an_idle_process_is_measured_before_it_seems_stale() -> None:
     assert IDLE_BEAT_SECONDS < LATE_AFTER
     assert IDLE_BEAT_SECONDS + IDLE_BATCH_SECONDS < STALE_AFTER
     assert LATE_AFTER + IDLE_BATCH_SECONDS < STALE_AFTER
