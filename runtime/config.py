@@ -18,6 +18,8 @@ from typing import Any
 import msgspec
 
 PREFIX = "MESHBOOK_"
+TORCH = "torch,torch.distributed,torch.nn,numpy"
+CELLS = "meshbook.runtime.cells.preload"
 PACKAGE = Path(__file__).parent.parent  # the folder of the importable package, by whichever way it was found
 
 
@@ -39,8 +41,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     rdma_ways: str = ""  # that bulk data may go, by name, separated by commas; empty: all of `runtime.rdma.ways`
     prometheus_port: int = 0  # at which the controller serves metrics on its loopback interface; 0: it does not
     enable_log_forwarding: bool = False  # whether the controller shows what ranks print; in a notebook it does
-    # What the fork server imports, so that workers have it at birth. Names, not imports: see design of the floors.
-    preload: str = "torch,torch.distributed,torch.nn,numpy,meshbook.runtime.cells.preload"
+    # What the warm fork server imports, so that workers have it at birth. Names, not imports: see design of the floors.
+    preload: str = f"{TORCH},{CELLS}"
+    # Whether the warm server is only for meshes of a program that uses torch (`runtime.mesh.warmth`). True in a script
+    # that leaves `preload` alone.
+    preload_for_torch: bool = False
     # Handed down and used by nobody here: what the rooms above want every process to know. Set by no variable.
     extra: dict[str, str | int | float | bool | None] = {}
 
@@ -166,8 +171,15 @@ def inherited_settings() -> Settings | None:
 
 
 def settings_in_force() -> Settings:
-    """The settings of what this process starts from now on."""
-    return OVERRIDES.over(_Beginning.settings or Settings.from_environment(enable_log_forwarding=in_a_notebook()))
+    """Return the settings of what this process starts from now on."""
+    if (inherited := _Beginning.settings) is not None:
+        return OVERRIDES.over(inherited)
+    if in_a_notebook():
+        return OVERRIDES.over(Settings.from_environment(enable_log_forwarding=True))
+    settings = OVERRIDES.over(Settings.from_environment(preload=TORCH))  # a script has no cells
+    if PREFIX + "PRELOAD" in os.environ or settings.preload != TORCH:
+        return settings
+    return msgspec.structs.replace(settings, preload_for_torch=True)
 
 
 def runtime_root(settings: Settings) -> Path:

@@ -33,6 +33,13 @@ _SIGNS: tuple[tuple[str, Scarce], ...] = (
 )
 
 
+def count_cores() -> int:
+    """Return how many processor cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def what_is_scarce(text: str) -> Scarce | None:
     """Which limit a text of the system's is about, if it is about one."""
     return next((scarce for sign, scarce in _SIGNS if sign in text), None)

@@ -13,8 +13,7 @@ from pathlib import Path
 import psutil
 
 from meshbook.magics.doctor.finding import Finding
-from meshbook.runtime.hosts.machine import count_cores
-from meshbook.runtime.resources import FILES_A_PEER, SPARE_FILES
+from meshbook.runtime.resources import FILES_A_PEER, SPARE_FILES, count_cores
 
 GIB = 1 << 30
 LEAST_SHARED = 1 * GIB

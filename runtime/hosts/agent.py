@@ -11,8 +11,9 @@ import secrets
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -34,6 +35,7 @@ from meshbook.runtime.hosts.others import OtherHosts
 from meshbook.runtime.hosts.profiler import PROFILER, Profiler
 from meshbook.runtime.hosts.reserve import OnSpare
 from meshbook.runtime.hosts.roster import ROSTER
+from meshbook.runtime.hosts.server import Server, fork_server
 from meshbook.runtime.hosts.workers import Ask, OnExit, Workers
 from meshbook.runtime.mesh.birth import Birth, World
 from meshbook.runtime.mesh.hosts import HOST, HostActor
@@ -61,20 +63,38 @@ def main() -> None:
     line = LineReader(sys.stdin.fileno())
     birth = msgspec.json.decode(line.first(), type=AgentBirth)
     if birth.away is None:
-        serve(birth, RunFolder(Path(birth.folder)), None, line)
+        folder = RunFolder(Path(birth.folder))
+        serve(birth, folder, None, line, fork_servers(birth, folder))
         return
     try:
         folder = make_folder(birth.settings, secrets.token_hex(4))
+        servers = fork_servers(birth, folder)
         away = birth.away
         ip = away.address or address_towards(away.towards)
         gateway = Gateway(away.keys, birth.settings, entrance_at=ip)
     except (OSError, MeshbookError) as error:
         answer(AgentAnswer(error=str(error)))
         sys.exit(1)
-    serve(birth, folder, gateway, line)
+    serve(birth, folder, gateway, line, servers)
 
 
-def serve(birth: AgentBirth, folder: RunFolder, gateway: Gateway | None, line: LineReader) -> None:
+def fork_servers(birth: AgentBirth, folder: RunFolder) -> dict[bool, Server]:
+    """Fork the first fork server, where it has nothing to import: it is ready at once.
+
+    Call this before the process has a thread or a ZeroMQ context, which no fork server may have.
+    """
+    if birth.is_warm and birth.settings.preload:
+        return {}
+    return {birth.is_warm: fork_server(folder, birth.settings)}
+
+
+def serve(
+    birth: AgentBirth,
+    folder: RunFolder,
+    gateway: Gateway | None,
+    line: LineReader,
+    servers: Mapping[bool, Server],
+) -> None:
     """Be this agent until its controller is gone, then end the process. With a gateway: on another host."""
     home = Home.of_first_host(folder.path)
     if gateway is not None:
@@ -82,7 +102,11 @@ def serve(birth: AgentBirth, folder: RunFolder, gateway: Gateway | None, line: L
     node = Node(ZmqTransport(birth.node, home, birth.settings), birth.run, birth.settings)
     provide_client(lambda: Context(Instance("agent", "agent", NOWHERE.point(0), node)))
     others = OtherHosts(node, home)
-    workers = attend(node, birth, folder.path, lambda *ways: Workers(folder.path, birth.settings, *ways), others)
+
+    def make_workers(*ways: Any) -> Workers:
+        return Workers(folder.path, birth.settings, *ways, servers=servers)
+
+    workers = attend(node, birth, folder.path, make_workers, others)
     if gateway is not None:
         others.open(gateway)
         gateway.link(home.first, dial=False)

@@ -1,4 +1,7 @@
-"""The fork server: a single-threaded process that imports what workers need, and forks one per request.
+"""A fork server: a single-threaded process that has imported what workers need, and forks one per request.
+
+The warm one is a new interpreter, which imports `Settings.preload`. The plain one is a fork of the agent, made before
+the agent has a second thread: it has imported meshbook alone, and is ready at once.
 
 Hard rule: it never computes. A matrix product, a CUDA call, a ZeroMQ context or a thread in here would leave locks and
 pools behind that hang every child at its first use of them.
@@ -60,7 +63,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def main() -> None:
-    """Serve; in a child, become a worker. The child leaves `serve` by returning, so that its stack is clean."""
+    """Import what the command line names, then serve."""
     channel = socket.socket(fileno=int(sys.argv[1]))
     agent, folder, names = int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
     # While it imports, it cannot notice that its agent ends; afterwards it does, and then it has workers to end first.
@@ -69,7 +72,13 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     preload(names.split(","))
     outlive_parent()
+    serve(channel, folder)
+
+
+def serve(channel: socket.socket, folder: Path) -> None:
+    """Fork workers until the agent hangs up; does not return. A child becomes the worker, and ends as that."""
     server = os.getpid()
+    # A child leaves the loop by returning, so that its stack is clean.
     birth = ForkServer(channel).serve()
     if birth is None:
         end_descendants()
@@ -79,6 +88,15 @@ def main() -> None:
         execute(birth, folder)
     become(birth)
     standby.run(birth, folder)
+
+
+def serve_in_fork(channel: socket.socket, folder: Path, log: Path) -> None:
+    """Be the plain fork server in a fresh child of the agent; does not return."""
+    os.setsid()
+    adopt_orphans()
+    _redirect(log, log)
+    preload([])
+    serve(channel, folder)
 
 
 def preload(names: list[str]) -> None:
@@ -186,7 +204,8 @@ def begin(birth: Birth, folder: Path, server: int) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    _redirect(folder, birth.address.node)
+    node = birth.address.node
+    _redirect(folder / f"{node}.out", folder / f"{node}.err")
     with contextlib.suppress(OSError):
         os.chdir(birth.world.directory)
     bind(birth.start.binding.cpus)
@@ -203,13 +222,13 @@ def become(birth: Birth) -> None:
         numpy_random.seed()
 
 
-def _redirect(folder: Path, node: str) -> None:
-    """Standard input from nowhere; output and errors into files, which never block and outlive a killed process."""
+def _redirect(output: Path, errors: Path) -> None:
+    """Read standard input from nowhere; write output and errors into files, which never block and outlive a kill."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    for descriptor, suffix in ((1, "out"), (2, "err")):
-        target = os.open(folder / f"{node}.{suffix}", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+    for descriptor, file in ((1, output), (2, errors)):
+        target = os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
         os.dup2(target, descriptor)
         os.close(target)
 

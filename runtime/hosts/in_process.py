@@ -163,7 +163,8 @@ class ThreadWorkers(Workers):
     board: PatientSwitchboard
     _limit: float | None = None
 
-    def _make_server(self) -> Starter:
+    def _make_server(self, *, is_warm: bool) -> Starter:
+        del is_warm  # every mesh of such a run is born warm
         self._starter = ThreadStarter(self.board, self._folder)
         return self._starter
 
@@ -205,6 +206,7 @@ class ThreadStarter:
     """Starts threads for workers and tells how they end, as a fork server does it with processes."""
 
     events = selectors.EVENT_READ
+    pid = 0  # it is no process
 
     def __init__(self, board: PatientSwitchboard, folder: Path) -> None:
         self._board = board

@@ -26,6 +26,7 @@ class AgentBirth(msgspec.Struct, frozen=True, kw_only=True):
     controller: Address
     settings: Settings
     folder: str = ""  # of the run; on another host than the first the agent makes one
+    is_warm: bool = True  # whether it starts the warm fork server at once, or the plain one
     away: Away | None = None
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Set
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -36,14 +37,14 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def end_descendants(seconds: float = 1.0) -> None:
+def end_descendants(seconds: float = 1.0, spared: Set[int] = frozenset()) -> None:
     """SIGKILL all descendants of a process that adopts orphans, and wait until they are gone.
 
-    Generation by generation: with its parent dead a grandchild becomes a child. Who is stuck in the system longer than
-    this is left to it.
+    Generation by generation: with its parent dead a grandchild becomes a child. A process that the system holds for
+    longer than `seconds` is left to it. The children in `spared`, and theirs, stay.
     """
     end = time.monotonic() + seconds
-    while (children := _children()) and time.monotonic() < end:
+    while (children := _children() - spared) and time.monotonic() < end:
         for pid in children:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -84,11 +85,11 @@ def _prctl(option: int, argument: int) -> None:
         ctypes.CDLL(None).prctl(option, argument, 0, 0, 0)
 
 
-def _children() -> list[int]:
-    pids: list[int] = []
+def _children() -> set[int]:
+    pids: set[int] = set()
     with contextlib.suppress(OSError):
         for task in Path("/proc/self/task").iterdir():
-            pids += map(int, (task / "children").read_text().split())
+            pids.update(map(int, (task / "children").read_text().split()))
     return pids
 
 

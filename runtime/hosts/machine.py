@@ -27,13 +27,6 @@ def _driver_gpus() -> int:
         return sum(1 for entry in Path("/dev").glob("nvidia[0-9]*"))
 
 
-def count_cores() -> int:
-    """The processor cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def free_port(ip: str = "127.0.0.1") -> int:
     """A TCP port that was free a moment ago at this address of ours."""
     with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as probe:

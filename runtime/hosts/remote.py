@@ -32,6 +32,7 @@ from meshbook.runtime.hosts.launchers import AgentProcess, Launcher
 from meshbook.runtime.hosts.machine import own_addresses
 from meshbook.runtime.hosts.roster import Roster
 from meshbook.runtime.mesh.hosts import HOST, HostMesh
+from meshbook.runtime.mesh.warmth import is_agent_warm
 from meshbook.runtime.node.calls import Each, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.queues import get_within
@@ -126,7 +127,12 @@ class RemoteHosts:
         log = self._folder / f"{node}.log"
         away = Away(host=name, keys=keys, address=address, towards=tuple(own_addresses()))
         birth = AgentBirth(
-            run=self._node.run, node=node, controller=self._node.address, settings=self._settings, away=away
+            run=self._node.run,
+            node=node,
+            controller=self._node.address,
+            settings=self._settings,
+            is_warm=is_agent_warm(self._settings),
+            away=away,
         )
         try:
             process = launcher.start(name, [python or sys.executable, "-P", "-m", AGENT_MODULE], log)

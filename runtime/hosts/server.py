@@ -6,47 +6,86 @@ import binascii
 import os
 import pickle
 import selectors
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from meshbook.runtime.config import Settings
-from meshbook.runtime.hosts.forkserver import Answer
+from meshbook.runtime.hosts.forkserver import Answer, serve_in_fork
+from meshbook.runtime.hosts.launch import RunFolder
 from meshbook.runtime.mesh.birth import Birth
 from meshbook.runtime.telemetry.last_words import last_lines
 
 _decode = msgspec.json.Decoder(Answer).decode
+WARM_LOG = "forkserver.log"
+PLAIN_LOG = "plain-forkserver.log"
 HUGE = "glibc.malloc.hugetlb"
 EXIT_SECONDS = 1.0  # what lies between its hanging up and its end
+POLL_SECONDS = 0.002
+
+
+class ServerProcess(Protocol):
+    """What a `Server` needs of its process: a `Popen`, or a `Fork`."""
+
+    pid: int
+
+    def wait(self, timeout: float | None = None) -> int: ...
+    def kill(self) -> None: ...
+
+
+class Fork:
+    """A child of this process that runs no other program."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._returncode: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return its exit code as `Popen.wait` does. TimeoutExpired where it runs on."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while (returncode := self._poll()) is None:
+            if end is not None and time.monotonic() >= end:
+                raise subprocess.TimeoutExpired("fork", timeout or 0.0)
+            time.sleep(POLL_SECONDS)
+        return returncode
+
+    def _poll(self) -> int | None:
+        if self._returncode is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # `end_descendants` has reaped it
+                self._returncode = 0
+            else:
+                self._returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self._returncode
+
+    def kill(self) -> None:
+        if self._poll() is None:  # else the number may be that of another process
+            os.kill(self.pid, signal.SIGKILL)
 
 
 class Server:
-    """One fork server. It dies with the thread that makes this object."""
+    """One fork server. It dies with the thread that started it."""
 
-    def __init__(self, folder: Path, settings: Settings) -> None:
-        self._settings = settings
-        self._log = folder / "forkserver.log"
+    def __init__(self, process: ServerProcess, channel: socket.socket, log: Path, log_lines: int) -> None:
+        self.channel = channel
+        self.channel.setblocking(False)
+        self._process = process
+        self._log = log
+        self._log_lines = log_lines  # that a report of its end has
         self._rest = b""
         self._unsent = bytearray()  # while it imports, it does not read
-        self.channel, theirs = socket.socketpair()
-        self.channel.setblocking(False)
-        with theirs, open(self._log, "wb") as log:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-P", "-m", "meshbook.runtime.hosts.forkserver"),
-                    *(str(theirs.fileno()), str(os.getpid()), str(folder), settings.preload),
-                ],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env=os.environ | {"GLIBC_TUNABLES": with_huge_pages(os.environ.get("GLIBC_TUNABLES", ""))},
-            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def events(self) -> int:
@@ -97,8 +136,41 @@ class Server:
         except subprocess.TimeoutExpired:
             return "the fork server hung up"
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        log = "\n".join(last_lines(self._log, self._settings.stderr_lines))
+        log = "\n".join(last_lines(self._log, self._log_lines))
         return f"the fork server ended ({how})\n{log}".rstrip()
+
+
+def execute_server(folder: Path, settings: Settings, *, is_warm: bool) -> Server:
+    """Start a fork server as a new interpreter; a warm one imports `Settings.preload`."""
+    log_file = folder / (WARM_LOG if is_warm else PLAIN_LOG)
+    channel, theirs = socket.socketpair()
+    with theirs, open(log_file, "wb") as log:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-P", "-m", "meshbook.runtime.hosts.forkserver"),
+                *(str(theirs.fileno()), str(os.getpid()), str(folder), settings.preload if is_warm else ""),
+            ],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=os.environ | {"GLIBC_TUNABLES": with_huge_pages(os.environ.get("GLIBC_TUNABLES", ""))},
+        )
+    return Server(process, channel, log_file, settings.stderr_lines)
+
+
+def fork_server(folder: RunFolder, settings: Settings) -> Server:
+    """Start the plain fork server: a fork of this process, which must have one thread and no ZeroMQ context yet."""
+    log = folder.path / PLAIN_LOG
+    channel, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        channel.close()
+        folder.disown()
+        serve_in_fork(theirs, folder.path, log)
+    theirs.close()
+    return Server(Fork(pid), channel, log, settings.stderr_lines)
 
 
 def with_huge_pages(tunables: str) -> str:

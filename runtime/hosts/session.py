@@ -34,6 +34,7 @@ from meshbook.runtime.hosts.roster import ROSTER, Roster
 from meshbook.runtime.mesh.hosts import HOST, HostMesh
 from meshbook.runtime.mesh.places import Places
 from meshbook.runtime.mesh.procs import ProcMesh
+from meshbook.runtime.mesh.warmth import is_agent_warm
 from meshbook.runtime.node.calls import Each, Gather, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.station import Station
@@ -121,6 +122,7 @@ class Session:
             controller=self.node.address,
             folder=str(self.folder.path),
             settings=self.settings,
+            is_warm=is_agent_warm(self.settings),
         )
         process = self._launch()
         assert process.stdin is not None

@@ -163,12 +163,14 @@ class Spares:
         with self._lock:
             return [mesh for mesh, stock in self._stocks.items() if owner in ("", stock.like.world.owner)]
 
-    def lose_all(self) -> None:
-        """Their fork server has ended, and they with it."""
+    def lose_all(self, *, is_warm: bool) -> None:
+        """Forget the spares of the warm or of the plain fork server: it has ended, and they with it."""
         with self._lock:
             waiting = itertools.chain.from_iterable(stock.spares.values() for stock in self._stocks.values())
-            spares = [*self._by_pid.values(), *waiting, *self._unstarted.values()]
-            self._unstarted.clear()
+            known = [*self._by_pid.values(), *waiting, *self._unstarted.values()]
+            spares = [spare for spare in known if spare.birth.world.is_warm == is_warm]
+            for spare in spares:
+                self._unstarted.pop(spare.node, None)
         for spare in spares:
             self.ended(spare)
 

@@ -34,13 +34,13 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.ending import leave, run_finalisers
 from meshbook.runtime.hosts.heartbeat import Heartbeat
 from meshbook.runtime.hosts.linux import buffer_c_output_by_line
-from meshbook.runtime.hosts.machine import count_cores
 from meshbook.runtime.mesh.birth import Birth
 from meshbook.runtime.mesh.places import places_of
 from meshbook.runtime.mesh.process import PROCESS, ProcessActor
 from meshbook.runtime.node.calls import Gather, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.station import Station
+from meshbook.runtime.resources import count_cores
 from meshbook.runtime.telemetry.capture import CHUNK_CHARACTERS, Capture
 from meshbook.runtime.telemetry.logs import print_logs
 from meshbook.runtime.telemetry.output import TELEMETRY, LogOptions, OutputChunk

@@ -2,7 +2,9 @@
 
     start -> request -> fork server -> Started ... Exited -> on_exit
 
-What concerns the fork server happens on the agent's main thread (`serve`); it dies with the thread that makes it.
+There are up to two fork servers: a warm one, which has imported `Settings.preload`, and a plain one, which has not. The
+births of a mesh say from which one its workers come (`World.is_warm`). What concerns the fork servers happens on the
+agent's main thread (`serve`); they die with the thread that makes them.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -29,9 +31,9 @@ from meshbook.runtime.hosts.linux import end_descendants
 from meshbook.runtime.hosts.memory import Memory
 from meshbook.runtime.hosts.meters import Living
 from meshbook.runtime.hosts.reserve import OnSpare, Reserve
-from meshbook.runtime.hosts.server import Server
+from meshbook.runtime.hosts.server import execute_server
 from meshbook.runtime.hosts.standby import place_file
-from meshbook.runtime.mesh.birth import Birth
+from meshbook.runtime.mesh.birth import Birth, World
 from meshbook.runtime.resources import explain_limit
 from meshbook.runtime.telemetry.last_words import last_lines, last_words, remove_files
 from meshbook.runtime.wire.messages import Address
@@ -45,6 +47,8 @@ class Starter(Protocol):
 
     channel: socket.socket
 
+    @property
+    def pid(self) -> int: ...
     @property
     def events(self) -> int: ...
     def ask(self, births: Iterable[Birth]) -> None: ...
@@ -71,7 +75,7 @@ class Worker:
     owner: str
     settings: Settings  # of its mesh
     command: str = ""  # that starts it; empty: it is forked
-    requested: bool = False  # of the present fork server
+    server: Starter | None = None  # that was asked for it
     pid: int = 0
     stopping: str = ""
     killed: bool = False  # by us
@@ -90,7 +94,8 @@ class Workers:
 
     `ask_to_leave` sends a worker the message that ends it. `on_exit` is told of each end, with the addresses of those
     that live on: O(workers) messages an end, fine for the hundreds that one host has. `on_spare` is told what
-    becomes of spares.
+    becomes of spares. `servers` are the fork servers that run already, by whether each is warm; without any, `serve`
+    starts the warm one.
     """
 
     def __init__(
@@ -100,6 +105,8 @@ class Workers:
         ask_to_leave: Ask,
         on_exit: OnExit,
         on_spare: OnSpare,
+        *,
+        servers: Mapping[bool, Starter] | None = None,
     ) -> None:
         self._folder = folder
         self._settings = settings
@@ -108,22 +115,22 @@ class Workers:
         self._lock = threading.Lock()  # guards _by_node, _by_pid, and the life of each worker
         self._by_node: dict[str, Worker] = {}
         self._by_pid: dict[int, Worker] = {}
-        self._requests: queue.SimpleQueue[tuple[str, Sequence[Birth]]] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[tuple[World, Sequence[Birth]]] = queue.SimpleQueue()
         self._reserve = Reserve(folder, settings, lambda pid, number: self._send_signal(pid, number), on_spare)
         self._memory = Memory()
         self._bell, self._ringer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._server: Starter | None = None
+        self._servers: dict[bool, Starter] = dict(servers or {})
         self._selector = selectors.DefaultSelector()
         self._finished = False
 
     # -- from the host actor -------------------------------------------------
 
     def start(self, births: Sequence[Birth]) -> None:
-        """Ask for these workers; the fork server starts them once it is warm."""
+        """Ask for these workers of one mesh; its fork server starts them once it has imported what they need."""
         workers = [_worker_of(birth) for birth in births]
         with self._lock:
             self._by_node |= {worker.address.node: worker for worker in workers}
-        self._requests.put((births[0].world.mesh, births))
+        self._requests.put((births[0].world, births))
         self._ring()
 
     def stop(self, nodes: Iterable[str], reason: str, fence: str = "") -> list[Worker]:
@@ -158,9 +165,9 @@ class Workers:
         self._reserve.dismiss(self._reserve.meshes(owner=node))  # also of a mesh whose ranks have all died
 
     def keep_spares(self, like: Birth, count: int) -> None:
-        """From now on so many processes wait to become a rank of the mesh of this birth, until it is stopped."""
+        """Keep so many processes waiting to become a rank of the mesh of this birth, until the mesh is stopped."""
         self._reserve.keep(like, count)
-        self._requests.put((like.world.mesh, []))
+        self._requests.put((like.world, []))
         self._ring()
 
     def count_spares(self, mesh: str) -> int:
@@ -253,17 +260,20 @@ class Workers:
     # -- on the agent's main thread --------------------------------------------
 
     def serve(self, line: Lifeline) -> None:
-        """Run the fork server and hear it until the line is over; then end everything at once."""
+        """Run the fork servers and read their answers until the line is over; then end everything at once."""
         watched = self._look_at(line, -1)
         self._selector.register(self._bell, selectors.EVENT_READ)
-        self._start_server()
+        for server in self._servers.values():
+            self._selector.register(server.channel, server.events)
+        if not self._servers:
+            self._start_server(is_warm=True)
         while not self._finished:
             ready = {key.fd for key, _ in self._selector.select()}
             if watched in ready and line.is_over():
                 break
             watched = self._look_at(line, watched)
-            if self._server is not None:
-                self._attend(self._server)
+            for server in list(self._servers.values()):
+                self._attend(server)
             if self._bell in ready:
                 os.read(self._bell, 4096)
                 self._pass_requests()
@@ -280,8 +290,8 @@ class Workers:
                 self._selector.register(present, selectors.EVENT_READ)
         return present
 
-    def _start_server(self) -> Starter:
-        server = self._server = self._make_server()
+    def _start_server(self, *, is_warm: bool) -> Starter:
+        server = self._servers[is_warm] = self._make_server(is_warm=is_warm)
         self._selector.register(server.channel, server.events)
         return server
 
@@ -292,24 +302,24 @@ class Workers:
             self._server_ended(server)
             return
         for answer in answers:
-            self._take(answer)
+            self._take(server, answer)
         self._selector.modify(server.channel, server.events)
 
     def _pass_requests(self) -> None:
         while not self._requests.empty():
-            mesh, births = self._requests.get()
+            world, births = self._requests.get()
             with self._lock:
                 workers = [self._by_node[birth.address.node] for birth in births]
-                for worker in workers:
-                    worker.requested = True
             try:
-                # One that has ended is replaced only now: one that cannot even start would be started for ever.
-                server = self._server or self._start_server()
+                # A server that has ended is replaced only now: one that cannot start would be started for ever.
+                server = self._servers.get(world.is_warm) or self._start_server(is_warm=world.is_warm)
             except OSError as error:
                 self._end_all(workers, f"the fork server did not start: {error}")
                 continue
+            for worker in workers:
+                worker.server = server
             server.ask([birth for birth in births if not self._start_from_spare(birth)])
-            self._fill_up(server, mesh)
+            self._fill_up(server, world.mesh)
 
     def _start_from_spare(self, birth: Birth) -> bool:
         if (pid := self._reserve.take(birth)) == 0:
@@ -322,9 +332,9 @@ class Workers:
         server.ask(self._reserve.missing(mesh))
         self._selector.modify(server.channel, server.events)
 
-    def _take(self, answer: Answer) -> None:
+    def _take(self, server: Starter, answer: Answer) -> None:
         if not isinstance(answer, Started):
-            self._exited(answer)
+            self._exited(server, answer)
         elif answer.node not in self._by_node:
             self._reserve.started(answer)
         elif answer.error:
@@ -342,15 +352,15 @@ class Workers:
         if worker.command:
             self._watch(self._kill_mute, worker)
 
-    def _exited(self, exited: Exited) -> None:
+    def _exited(self, server: Starter, exited: Exited) -> None:
         with self._lock:
             worker = self._by_pid.pop(exited.pid, None)
             self._send_signal(exited.pid, signal.SIGKILL)  # what it started, and left behind
         if worker is not None:
             worker.peak = exited.peak
             self._end(worker, exited.returncode, self._why_unborn(worker))
-        elif (mesh := self._reserve.exited(exited)) and self._server is not None:
-            self._fill_up(self._server, mesh)
+        elif mesh := self._reserve.exited(exited):
+            self._fill_up(server, mesh)
 
     def _why_unborn(self, worker: Worker) -> str:
         """Nothing for one that became a worker before it ended."""
@@ -359,16 +369,18 @@ class Workers:
         return f"it ended before it was a worker; its command: {worker.command}"
 
     def _server_ended(self, server: Starter) -> None:
-        """Its workers die with the fork server; what they had started comes to us."""
+        """Report the workers of a fork server as ended: they die with it. Their own children come to this process."""
         trouble = server.why_ended()
         self._selector.unregister(server.channel)
-        self._server = None
+        is_warm = self._servers.get(True) is server
+        del self._servers[is_warm]
         server.end()
         self._end_orphans()
         with self._lock:
-            workers = [worker for worker in self._by_node.values() if worker.requested]
-            self._by_pid.clear()
-        self._reserve.lose_all()
+            workers = [worker for worker in self._by_node.values() if worker.server is server]
+            for worker in workers:
+                self._by_pid.pop(worker.pid, None)
+        self._reserve.lose_all(is_warm=is_warm)
         self._end_all(workers, trouble)
 
     def _end_all(self, workers: Iterable[Worker], trouble: str) -> None:
@@ -411,9 +423,10 @@ class Workers:
         return explain_limit([line for file in files for line in last_lines(file)], self._folder)
 
     def _kill_all(self) -> None:
-        """The controller is gone: no time for goodbyes."""
-        if self._server is not None:
-            self._server.end()  # first, so that nothing is forked behind our back
+        """Kill everything: the controller is gone."""
+        for server in self._servers.values():
+            server.end()  # first, so that nothing is forked behind our back
+        self._servers.clear()
         with self._lock:
             for pid in self._by_pid:
                 self._send_signal(pid, signal.SIGKILL)
@@ -421,14 +434,14 @@ class Workers:
 
     # -- the operating system; `in_process` has none ------------------------------
 
-    def _make_server(self) -> Starter:
-        return Server(self._folder, self._settings)
+    def _make_server(self, *, is_warm: bool) -> Starter:
+        return execute_server(self._folder, self._settings, is_warm=is_warm)
 
     def _send_signal(self, pid: int, number: int) -> None:
         _signal_group(pid, number)
 
     def _end_orphans(self) -> None:
-        end_descendants()
+        end_descendants(spared={server.pid for server in self._servers.values()})
 
 
 def _worker_of(birth: Birth) -> Worker:

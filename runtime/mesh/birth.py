@@ -39,6 +39,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str = ""  # of the interpreter that this search path belongs to
     installed: tuple[str, ...] = ()  # the part of the search path that is that interpreter's own
     settings: Settings
+    is_warm: bool = True  # whether the processes are forked from the server that has imported `Settings.preload`
     bootstrap: bytes = b""  # a pickled callable that runs before any actor
     nodes: tuple[Address, ...] = ()  # of this mesh, by rank, where it was resized; else they are named by their ranks
     rendezvous: dict[str, str] = {}  # MASTER_ADDR and MASTER_PORT, which the agent finds

@@ -30,6 +30,7 @@ from meshbook.runtime.mesh.ownership import Ownership, own
 from meshbook.runtime.mesh.policies import OnFailure, Restarts, policy_of
 from meshbook.runtime.mesh.process import PROCESS
 from meshbook.runtime.mesh.procs import ProcMesh
+from meshbook.runtime.mesh.warmth import is_born_warm
 from meshbook.runtime.node.calls import Target
 from meshbook.runtime.resources import find_room_for_peers
 from meshbook.runtime.transport.home import host_of
@@ -214,9 +215,10 @@ class HostMesh(MeshTrait):
             raise LaunchError(trouble)
         policy = policy_of(on_failure, restarts)
         spare_start = start_of_spares(starts) if spares else None
+        is_warm = is_born_warm(OVERRIDES.over_mesh(current_node().settings), local)
         all_births: list[Birth] = []
         for index, agent in enumerate(self._picked()):
-            world = self._world(mesh, extent, agent, bootstrap, env)
+            world = self._world(mesh, extent, agent, bootstrap, env, is_warm=is_warm)
             all_births += [self._birth(world, index * local + place, place, local, starts) for place in range(local)]
         births, nodes = Births(all_births, ask_for, plan), [birth.address for birth in all_births]
         births.start(range(len(nodes)))
@@ -248,6 +250,8 @@ class HostMesh(MeshTrait):
         agent: Address,
         bootstrap: Callable[[], Any] | None,
         env: Mapping[str, str] | None,
+        *,
+        is_warm: bool = True,
     ) -> World:
         node = current_node()
         search_path = inherited_path()
@@ -267,6 +271,7 @@ class HostMesh(MeshTrait):
             prefix=sys.prefix,
             installed=installed_path(search_path),
             settings=OVERRIDES.over_mesh(node.settings),
+            is_warm=is_warm,
             bootstrap=b"" if bootstrap is None else bytes(pickling.dumps(bootstrap, "bootstrap")[0]),
             python=self._python,
             is_fake_host=self._is_fake,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from meshbook.runtime.actor.context import CURRENT
+from meshbook.runtime.config import Settings
 from meshbook.runtime.hosts.session import Session, close_session, current_session
 from meshbook.runtime.mesh.hosts import HostMesh
 from meshbook.runtime.mesh.procs import ProcMesh
@@ -20,10 +21,13 @@ SpawnProcs = Callable[..., ProcMesh]
 
 @pytest.fixture(scope="module", autouse=True)
 def _preload(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Where a module is marked `without_torch`, fork servers do not import that: it is most of what a start costs."""
+    """Fork servers import torch, except in a module marked `without_torch`: the import is most of what a start costs.
+
+    Said by the variable: otherwise it would depend on whether a test has imported torch into this process.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        if request.node.get_closest_marker("without_torch") is not None:
-            patch.setenv("MESHBOOK_PRELOAD", "")
+        is_without = request.node.get_closest_marker("without_torch") is not None
+        patch.setenv("MESHBOOK_PRELOAD", "" if is_without else Settings().preload)
         yield
 
 

@@ -40,7 +40,9 @@ class Member(Actor):
 @pytest.fixture(scope="module", autouse=True)
 def _session() -> Iterator[None]:
     """The agent and the fork server are there from now on, so that no test is blamed for them."""
-    warm = this_host().spawn_procs()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MESHBOOK_PRELOAD", "")
+        warm = this_host().spawn_procs()
     warm.initialized.get(PATIENCE)
     warm.stop().get(PATIENCE)
     yield
