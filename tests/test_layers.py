@@ -47,6 +47,7 @@ FLOORS: dict[str, int] = {
     "meshbook.runtime.traces": 0,
     "meshbook.runtime.amounts": 0,
     "meshbook.runtime.texts": 0,
+    "meshbook.runtime.imports": 0,
     "meshbook.runtime.queues": 0,
     "meshbook.runtime.snapshots": 0,
     "meshbook.runtime": 0,  # the package itself: a docstring

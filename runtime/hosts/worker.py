@@ -34,6 +34,7 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.ending import leave, run_finalisers
 from meshbook.runtime.hosts.heartbeat import Heartbeat
 from meshbook.runtime.hosts.linux import buffer_c_output_by_line
+from meshbook.runtime.imports import when_imported
 from meshbook.runtime.mesh.birth import Birth
 from meshbook.runtime.mesh.places import places_of
 from meshbook.runtime.mesh.process import PROCESS, ProcessActor
@@ -82,8 +83,7 @@ def run(birth: Birth, folder: Path, *, is_prepared: bool = False) -> None:
     node.take_place = functools.partial(move, node)
     heartbeat = Heartbeat(node, folder, birth.life)
     os.register_at_fork(after_in_child=node.signs.close)  # the page is of this process alone
-    watch_collectives(node.recorder, node.signs)
-    watch_steps(node.signs)
+    when_imported("torch", functools.partial(watch_torch, node))
     print_logs(logging.INFO if birth.world.settings.enable_log_forwarding else None)
     ready = is_prepared or prepare(birth)
     if ready:
@@ -186,15 +186,20 @@ async def _wait_for(made: Any) -> None:
 def limit_threads(birth: Birth) -> None:
     """Share the cores among the workers of this mesh on this host; OMP_NUM_THREADS of the user's wins.
 
-    The variable is for processes that the worker starts. torch is here already, and has to be told. Known limit: so is
-    numpy's OpenBLAS, which has no such call and uses all cores.
+    torch reads the variable when it is loaded, which may have been in the fork server; so its own call follows. Known
+    limit: numpy's OpenBLAS has no such call, and uses all cores where the fork server has loaded it.
     """
     given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     sharers = 1 if birth.start.binding.has_own_cores else birth.local_size
     threads = int(given) if given.isdecimal() and int(given) else max(1, count_cores() // sharers)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(threads)
+    when_imported("torch", lambda: sys.modules["torch"].set_num_threads(threads))
+
+
+def watch_torch(node: Node) -> None:
+    """Record collectives and training steps of this process, which has imported torch."""
+    watch_collectives(node.recorder, node.signs)
+    watch_steps(node.signs)
 
 
 class MainThread:

@@ -1,17 +1,17 @@
 """Whether the workers of a mesh are born warm: forked from the server that has imported torch.
 
-Whoever uses torch wants that: the workers share it, and none has to import it. Whoever does not would wait a second or
-two for nothing. So a script gets warm workers only where it uses torch, as far as that can be known at the spawn.
+Workers of a program that uses torch share it then, and need not import it. Another program would wait a second or two
+for nothing. So a script gets warm workers only where it uses torch, as far as that can be known at the spawn.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 
 from meshbook.runtime.config import PACKAGE, Settings
 from meshbook.runtime.mesh.birth import installed_path
@@ -21,39 +21,35 @@ _IMPORT = re.compile(rb"^[ \t]*(?:import|from)[ \t]+torch\b", re.MULTILINE)
 
 
 def is_born_warm(settings: Settings, workers: int) -> bool:
-    """Return whether so many workers a host, which are spawned from here now, come from the warm fork server.
+    """Return whether so many workers on a host, spawned from here now, come from the warm fork server.
 
-    Where torch is not imported yet, but may be later (an import in a function), the number decides: as many workers
-    as there are cores import it at the same time, and have it as soon as from the warm server. More would take longer.
+    Where a function imports torch that has not run yet, the number decides. As many workers as there are cores can
+    import it at the same time, and have it as soon as from the warm server; more of them would take longer.
     Known limit: the cores are those of this host.
     """
-    if not settings.preload_for_torch or is_torch_imported():
+    if is_agent_warm(settings):
         return True
-    return workers > count_cores() and imports_torch_later()
+    return workers > count_cores() and imports_torch_later(list(sys.modules.values()))
 
 
 def is_agent_warm(settings: Settings) -> bool:
-    """Return whether an agent that is started now should start with the warm fork server."""
-    return not settings.preload_for_torch or is_torch_imported()
+    """Return whether an agent that is started now starts with the warm fork server."""
+    return not settings.preload_for_torch or "torch" in sys.modules
 
 
-def is_torch_imported() -> bool:
-    """Return whether this process has torch."""
-    return "torch" in sys.modules
-
-
-def imports_torch_later() -> bool:
-    """Return whether a function of the user's modules imports torch."""
-    return any(_IMPORT.search(source) for source in _sources())
-
-
-def _sources() -> Iterator[bytes]:
-    """The sources of the user's modules that this process has imported."""
+def imports_torch_later(modules: Iterable[ModuleType]) -> bool:
+    """Return whether code of the user's in these modules, maybe in a function, imports torch."""
     not_the_users = tuple(f"{entry}{os.sep}" for entry in (PACKAGE, *installed_path(sys.path)))
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if not isinstance(file, str) or not file.endswith(".py") or file.startswith(not_the_users):
-            continue
-        if "site-packages" not in file:
-            with contextlib.suppress(OSError):
-                yield Path(file).read_bytes()
+    files = {file for module in modules if isinstance(file := getattr(module, "__file__", None), str)}
+    return any(
+        _IMPORT.search(_read(file))
+        for file in files
+        if file.endswith(".py") and not file.startswith(not_the_users) and "site-packages" not in file
+    )
+
+
+def _read(file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError:  # it was removed, or lies in an archive
+        return b""

@@ -29,14 +29,17 @@ import os
 with open(os.environ["TORCH_IMPORTS"], "a") as imports:
     print(os.getpid(), file=imports)
 
+threads = None
+
 def set_num_threads(count):
-    pass
+    global threads
+    threads = count
 
 class Tensor:
     pass
 """
 PROBE = """
-import os, sys
+import importlib, os, sys
 from meshbook import Actor, endpoint, events, this_host
 
 sys.modules["meshbook"].unhandled_fault_hook = lambda failure: None
@@ -51,8 +54,12 @@ class Probe(Actor):
         return looks(spawn(1))
 
     @endpoint
-    def use(self, name):
-        __import__(name)
+    def import_torch(self):
+        return import_torch().threads
+
+def import_torch():
+    # By a call: a script with an import statement would be known to use torch.
+    return importlib.import_module("torch")
 
 def spawn(gpus, **options):
     return this_host().spawn_procs(per_host={"gpus": gpus}, **options)
@@ -155,7 +162,7 @@ def test_healed_and_added_workers_come_from_the_server_of_their_mesh(tell, spare
 
         plain = spawn(2, spares={spares})
         tell(looks(plain))
-        import torch
+        import_torch()
         warm = spawn(2, spares={spares})
         tell(looks(warm))
         tell(*change(plain))
@@ -186,7 +193,7 @@ def test_the_end_of_one_server_is_not_that_of_the_other(tell, victim):
             return probes
 
         plain = probes_on(spawn(1))
-        import torch
+        import_torch()
         warm = probes_on(spawn(1))
         input()
         for probes in [plain, warm][::int(os.environ["ORDER"])]:
@@ -236,10 +243,11 @@ def test_an_import_in_a_function(tell, workers, is_warm):
 
         procs = spawn({workers})
         tell(looks(procs))
-        procs.spawn("user", Probe).use.call("torch").get(60)
-        tell(looks(procs))
+        threads = procs.spawn("user", Probe).import_torch.call().get(60)
+        tell(looks(procs), list(threads.values()))
     """)
-    [before], [after] = script.hear(), script.hear()
+    [before], [after, threads] = script.hear(), script.hear()
+    assert threads == [1] * workers
     assert have_torch(before) == {is_warm}
     assert have_torch(after) == {True}
     assert script.importers() == ([*parents(before)] if is_warm else [pid for pid, _, _ in before])
@@ -250,7 +258,7 @@ def test_meshes_of_workers(tell):
     script = tell("""
         probe = spawn(1).spawn("probe", Probe)
         tell(probe.spawn_nested.call_one().get(60))
-        probe.use.call_one("torch").get(60)
+        probe.import_torch.call_one().get(60)
         tell(probe.spawn_nested.call_one().get(60))
     """)
     [without], [with_torch] = script.hear(), script.hear()
