@@ -35,7 +35,8 @@ from meshbook.runtime.hosts.others import OtherHosts
 from meshbook.runtime.hosts.profiler import PROFILER, Profiler
 from meshbook.runtime.hosts.reserve import OnSpare
 from meshbook.runtime.hosts.roster import ROSTER
-from meshbook.runtime.hosts.server import Server, fork_server
+from meshbook.runtime.hosts.server import Server, execute_server, fork_server
+from meshbook.runtime.hosts.start_agent import LOG, Started
 from meshbook.runtime.hosts.workers import Ask, OnExit, Workers
 from meshbook.runtime.mesh.birth import Birth, World
 from meshbook.runtime.mesh.hosts import HOST, HostActor
@@ -55,20 +56,22 @@ from meshbook.runtime.wire.messages import Address
 NOWHERE = Extent((), ())
 
 
-def main() -> None:
-    """Serve until the controller is gone."""
+def main(said: bytes = b"", server: Started | None = None) -> None:
+    """Serve until the controller is gone. On the controller's host `start_agent` calls it, with what that has read and
+    the fork server that it has started.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's
     raise_limit_of_files()  # ours, and that of the workers, who may talk to each other
     adopt_orphans()  # what workers started and left behind comes here, and is ended with the run
-    line = LineReader(sys.stdin.fileno())
+    line = LineReader(sys.stdin.fileno(), said)
     birth = msgspec.json.decode(line.first(), type=AgentBirth)
     if birth.away is None:
         folder = RunFolder(Path(birth.folder))
-        serve(birth, folder, None, line, fork_servers(birth, folder))
+        serve(birth, folder, None, line, first_servers(birth, folder, server))
         return
     try:
         folder = make_folder(birth.settings, secrets.token_hex(4))
-        servers = fork_servers(birth, folder)
+        servers = first_servers(birth, folder, server)
         away = birth.away
         ip = away.address or address_towards(away.towards)
         gateway = Gateway(away.keys, birth.settings, entrance_at=ip)
@@ -78,13 +81,15 @@ def main() -> None:
     serve(birth, folder, gateway, line, servers)
 
 
-def fork_servers(birth: AgentBirth, folder: RunFolder) -> dict[bool, Server]:
-    """Fork the first fork server, where it has nothing to import: it is ready at once.
+def first_servers(birth: AgentBirth, folder: RunFolder, started: Started | None) -> dict[bool, Server]:
+    """The fork server that this agent begins with, by whether it is warm; one with nothing to import is forked here.
 
     Call this before the process has a thread or a ZeroMQ context, which no fork server may have.
     """
+    if started is not None:
+        return {birth.is_warm: Server(*started, folder.path / LOG, birth.settings.stderr_lines)}
     if birth.is_warm and birth.settings.preload:
-        return {}
+        return {birth.is_warm: execute_server(folder.path, birth.settings, is_warm=True)}
     return {birth.is_warm: fork_server(folder, birth.settings)}
 
 

@@ -39,7 +39,7 @@ from meshbook.runtime.hosts.linux import (
     skip_exit_handlers_so_far,
 )
 from meshbook.runtime.mesh.birth import Birth
-from meshbook.runtime.resources import explain_limit
+from meshbook.runtime.resources import explain_limit, raise_limit_of_files
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
@@ -70,6 +70,7 @@ def main() -> None:
     die_with_parent(agent)
     adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise_limit_of_files()  # of the workers: the agent may not have got to it when it started this process
     preload(names.split(","))
     outlive_parent()
     serve(channel, folder)

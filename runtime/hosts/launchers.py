@@ -13,6 +13,9 @@ from typing import IO, Protocol
 
 from meshbook.runtime.config import PACKAGE
 
+# A script and its arguments. The name of what it runs is for those who look at the list of processes.
+START_AGENT = (str(PACKAGE / "runtime" / "hosts" / "start_agent.py"), "meshbook.runtime.hosts.agent")
+
 
 class AgentProcess(Protocol):
     """An agent as its session sees it: a `Popen`, or what stands for one.

@@ -137,11 +137,11 @@ def wait_for_door(folder: Path) -> None:
 
 
 class LineReader:
-    """Reads a lifeline as it comes. `take` returns what has come since; None at the end."""
+    """Reads a lifeline as it comes; `rest` was read before. `take` returns the lines since; None at the end."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, rest: bytes = b"") -> None:
         self.descriptor = descriptor
-        self._rest = b""
+        self._rest = rest
 
     def first(self) -> bytes:
         """Wait for the first line."""

@@ -9,7 +9,6 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,13 +19,12 @@ import msgspec
 from meshbook.runtime.config import Settings
 from meshbook.runtime.hosts.forkserver import Answer, serve_in_fork
 from meshbook.runtime.hosts.launch import RunFolder
+from meshbook.runtime.hosts.start_agent import LOG, execute_forkserver
 from meshbook.runtime.mesh.birth import Birth
 from meshbook.runtime.telemetry.last_words import last_lines
 
 _decode = msgspec.json.Decoder(Answer).decode
-WARM_LOG = "forkserver.log"
 PLAIN_LOG = "plain-forkserver.log"
-HUGE = "glibc.malloc.hugetlb"
 EXIT_SECONDS = 1.0  # what lies between its hanging up and its end
 POLL_SECONDS = 0.002
 
@@ -142,22 +140,9 @@ class Server:
 
 def execute_server(folder: Path, settings: Settings, *, is_warm: bool) -> Server:
     """Start a fork server as a new interpreter; a warm one imports `Settings.preload`."""
-    log_file = folder / (WARM_LOG if is_warm else PLAIN_LOG)
-    channel, theirs = socket.socketpair()
-    with theirs, open(log_file, "wb") as log:
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-P", "-m", "meshbook.runtime.hosts.forkserver"),
-                *(str(theirs.fileno()), str(os.getpid()), str(folder), settings.preload if is_warm else ""),
-            ],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            env=os.environ | {"GLIBC_TUNABLES": with_huge_pages(os.environ.get("GLIBC_TUNABLES", ""))},
-        )
-    return Server(process, channel, log_file, settings.stderr_lines)
+    log = folder / (LOG if is_warm else PLAIN_LOG)
+    process, channel = execute_forkserver(log, settings.preload if is_warm else "")
+    return Server(process, channel, log, settings.stderr_lines)
 
 
 def fork_server(folder: RunFolder, settings: Settings) -> Server:
@@ -171,13 +156,3 @@ def fork_server(folder: RunFolder, settings: Settings) -> Server:
         serve_in_fork(theirs, folder.path, log)
     theirs.close()
     return Server(Fork(pid), channel, log, settings.stderr_lines)
-
-
-def with_huge_pages(tunables: str) -> str:
-    """These tunables of the C library (glibc manual, 39.2), and huge pages for what it allocates.
-
-    A fork copies the page tables of what torch left in memory, and an end takes them apart before anybody hears of it:
-    huge pages are a third of that. A worker's own environment does not have it. What the user has said stays.
-    """
-    known = tunables.split(":") if tunables else []
-    return ":".join(known if any(HUGE in each for each in known) else [*known, f"{HUGE}=1"])

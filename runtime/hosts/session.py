@@ -26,8 +26,8 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.controllers import CONTROLLERS, Controllers
 from meshbook.runtime.hosts.faults import Faults
 from meshbook.runtime.hosts.launch import AGENT, AgentBirth, RunFolder, make_folder
-from meshbook.runtime.hosts.launchers import AgentProcess, agent_environment
 from meshbook.runtime.hosts.meters import METERS
+from meshbook.runtime.hosts.launchers import START_AGENT, AgentProcess, agent_environment
 from meshbook.runtime.hosts.metrics import export_of
 from meshbook.runtime.hosts.remote import RemoteHosts
 from meshbook.runtime.hosts.roster import ROSTER, Roster
@@ -145,7 +145,7 @@ class Session:
     def _launch(self) -> AgentProcess:
         with open(self.folder.path / "agent.log", "wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-P", "-m", "meshbook.runtime.hosts.agent"],
+                [sys.executable, "-P", *START_AGENT],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

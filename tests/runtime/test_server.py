@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshbook.runtime.hosts.server import with_huge_pages
+from meshbook.runtime.hosts.start_agent import with_huge_pages
 
 
 @pytest.mark.parametrize(

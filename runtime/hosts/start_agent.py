@@ -1,0 +1,66 @@
+"""The first code of the agent on the controller's host: it starts the warm fork server, then the agent proper.
+
+It is run by its path, and imports nothing of meshbook at first: imports are most of what a start costs, and so those of
+the agent and those of the fork server run at the same time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+LOG = "forkserver.log"
+HUGE = "glibc.malloc.hugetlb"
+
+Started = tuple[subprocess.Popen[bytes], socket.socket]  # a fork server, and the channel to it
+
+
+def main() -> None:
+    """Read the agent's birth, the first line of standard input, and be that agent."""
+    said = b""
+    while b"\n" not in said and (data := os.read(0, 65536)):
+        said += data
+    birth = json.loads(said.partition(b"\n")[0])
+    is_warm = birth["is_warm"] and birth["settings"]["preload"]
+    server = execute_forkserver(Path(birth["folder"], LOG), birth["settings"]["preload"]) if is_warm else None
+    # Weight: this import is what the fork server must not wait for.
+    from meshbook.runtime.hosts import agent
+
+    agent.main(said, server)
+
+
+def execute_forkserver(log_file: Path, preload: str) -> Started:
+    """Start a fork server as a new interpreter that imports these modules. Its log lies in the folder of the run."""
+    channel, theirs = socket.socketpair()
+    with theirs, open(log_file, "wb") as log:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-P", "-m", "meshbook.runtime.hosts.forkserver"),
+                *(str(theirs.fileno()), str(os.getpid()), str(log_file.parent), preload),
+            ],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=os.environ | {"GLIBC_TUNABLES": with_huge_pages(os.environ.get("GLIBC_TUNABLES", ""))},
+        )
+    return process, channel
+
+
+def with_huge_pages(tunables: str) -> str:
+    """These tunables of the C library (glibc manual, 39.2), and huge pages for what it allocates.
+
+    A fork copies the page tables of what torch left in memory, and an end takes them apart before anybody hears of it:
+    huge pages are a third of that. A worker's own environment does not have it. What the user has said stays.
+    """
+    known = tunables.split(":") if tunables else []
+    return ":".join(known if any(HUGE in each for each in known) else [*known, f"{HUGE}=1"])
+
+
+if __name__ == "__main__":
+    main()
