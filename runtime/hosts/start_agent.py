@@ -6,6 +6,7 @@ the agent and those of the fork server run at the same time.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
@@ -27,9 +28,12 @@ def main() -> None:
     birth = json.loads(said.partition(b"\n")[0])
     is_warm = birth["is_warm"] and birth["settings"]["preload"]
     server = execute_forkserver(Path(birth["folder"], LOG), birth["settings"]["preload"]) if is_warm else None
+    gc.disable()  # as in the fork server: what is imported stays
     # Weight: this import is what the fork server must not wait for.
     from meshbook.runtime.hosts import agent
 
+    gc.freeze()
+    gc.enable()
     agent.main(said, server)
 
 
