@@ -4,11 +4,13 @@
 
 The bare limit is a process that imports nothing more: so many `os.fork()` from a process that has torch, each child
 answering by a pipe. A cold start (agent and fork server are started too, and torch imported) stands beside it, and so
-does what a user without a fork server pays: as many fresh interpreters that import torch.
+does what a user without a fork server pays: as many fresh interpreters that import torch. Then two scripts, each from
+the start of its interpreter to the answers of all workers: one without torch and one that imports it.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
@@ -18,8 +20,10 @@ from typing import Any
 from report import Report, arguments, seconds_of
 
 from meshbook import Actor, ProcMesh, close_session, endpoint, this_host
+from meshbook.runtime.config import Settings
 
 WORKERS = 8
+PRELOAD = "MESHBOOK_PRELOAD"
 FORK = """
 import os, sys, time
 import torch, torch.distributed, numpy
@@ -41,6 +45,19 @@ for line in sys.stdin:
         os.waitpid(pid, 0)
     os.close(inbox)
     os.close(outbox)
+"""
+
+SCRIPT = """
+from meshbook import Actor, endpoint, this_host
+
+class Probe(Actor):
+    @endpoint
+    def answer(self):
+        return 1
+
+procs = this_host().spawn_procs(per_host={"gpus": COUNT})
+procs.spawn("probe", Probe).answer.call().get()
+print("answered", flush=True)
 """
 
 
@@ -95,6 +112,22 @@ def import_torch(count: int) -> None:
         process.wait()
 
 
+def run_script(source: str) -> float:
+    """Seconds until this script prints a line."""
+    environment = {name: value for name, value in os.environ.items() if name != PRELOAD}
+    words = [sys.executable, "-c", source]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        return seconds_of(process.stdout.readline)
+
+
+def measure_scripts(report: Report) -> None:
+    taken = run_script(SCRIPT.replace("COUNT", "2"))
+    report.put("script without torch, 2 workers", taken, "s", "0.6")
+    taken = run_script("import torch\n" + SCRIPT.replace("COUNT", str(WORKERS)))
+    report.put(f"script that imports torch, {WORKERS} workers", taken, "s")
+
+
 def first_answers(meshes: list[ProcMesh]) -> Any:
     mesh = this_host().spawn_procs(per_host={"gpus": WORKERS})
     meshes.append(mesh)
@@ -126,8 +159,10 @@ def measure_warm(report: Report, bare: Bare) -> None:
 def main() -> None:
     options = arguments("Workers: from the request to the first answer, and their memory.", rounds=7)
     report = Report()
+    os.environ[PRELOAD] = Settings().preload  # this script uses torch on the workers alone
     for _ in range(max(1, options.rounds // 3)):
         measure_cold(report)
+        measure_scripts(report)
     bare = Bare()
     bare.fork(1)
     this_host().spawn_procs().initialized.get()  # the fork server is warm from here on
