@@ -20,9 +20,6 @@ PATIENCE = 60.0
 RANKS = 8
 WINDOW_SECONDS = 10
 MOST_WAKES = WINDOW_SECONDS  # of a process: one a second
-# Threads by the names that the system has of them. ZeroMQ's I/O thread wakes twice for each message; these are not
-# counted until the transport does without it. Then this becomes empty, and can be deleted.
-NOT_COUNTED = ("ZMQbg/",)
 pytestmark = [
     pytest.mark.process,
     pytest.mark.without_torch,
@@ -36,8 +33,6 @@ def count_wakes(pid: int) -> int:
 
 
 def wakes_of(thread: Path) -> int:
-    if (thread / "comm").read_text().startswith(NOT_COUNTED):
-        return 0
     status = dict(line.split(":", 1) for line in (thread / "status").read_text().splitlines())
     return int(status["voluntary_ctxt_switches"])
 

@@ -26,7 +26,7 @@ class FakeSession:
         self.answers: list[Future[bool]] | None = None
         self.ended: list[str] = []
         self.forgotten: list[str] = []
-        self.node = SimpleNamespace(when_down=[], when_reborn=[])
+        self.node = SimpleNamespace(peers=SimpleNamespace(when_down=[], when_reborn=[]))
         self.output = SimpleNamespace(forget=self.forgotten.append)
         self.history = SimpleNamespace(forget=lambda mesh: None)
         self.events: list[Any] = []
@@ -38,7 +38,7 @@ class FakeSession:
         return FakeProcs(self, Extent.of(**per_host), name)
 
     def report(self, report: ExitReport) -> None:
-        for callback in list(self.node.when_down):
+        for callback in list(self.node.peers.when_down):
             callback(report)
 
 
@@ -265,7 +265,7 @@ def test_nobody_listens_for_a_mesh_that_has_ended(meshes: Meshes, session: FakeS
     up(meshes, "other", 1)
     session.report(ExitReport("other.0", 4711, -9))
     meshes.down("other")
-    assert (session.node.when_down, session.node.when_reborn) == ([], [])
+    assert (session.node.peers.when_down, session.node.peers.when_reborn) == ([], [])
 
 
 def test_a_rank_that_was_healed_is_not_dead(meshes: Meshes, session: FakeSession) -> None:
@@ -273,7 +273,7 @@ def test_a_rank_that_was_healed_is_not_dead(meshes: Meshes, session: FakeSession
     session.report(ExitReport("mesh.1", 4711, -9))
     mesh.busy[1] = 3
     mesh.names[1] = ("model",)
-    for listener in session.node.when_reborn:
+    for listener in session.node.peers.when_reborn:
         listener("mesh.1")
     assert (mesh.dead, mesh.busy, mesh.lost) == ({}, {}, {1: ("model",)})
     assert list(state_of(mesh))[1:] == ["  rank 1 was started again; it lost 1 name: model"]

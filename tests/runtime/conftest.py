@@ -23,12 +23,13 @@ from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.in_process import let_go
 from meshbook.runtime.mesh.actors import ActorMesh
-from meshbook.runtime.node.calls import Gather, Target
+from meshbook.runtime.node.call_table import AllReplies, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.home import Home
 from meshbook.runtime.transport.memory import Switchboard
-from meshbook.runtime.transport.zeromq import ZmqTransport
+from meshbook.runtime.transport.unix import UnixTransport
+from meshbook.runtime.wire.frames import Buffer
 
 A = TypeVar("A", bound=Actor)
 Connect = Callable[[str, Settings], Transport]
@@ -143,13 +144,22 @@ class Session:
         actor = f"{cls.__name__}-{next(self._serial)}"
         targets = [Target(node.address, actor) for node in nodes]
         extent = Extent.of(gpus=len(nodes))
-        asker = Gather(extent.region)
-        self.controller.spawn(targets, (cls, args, {}), extent, asker)
+        asker = AllReplies(extent.region)
+        self.controller.calls.spawn(targets, (cls, args, {}), extent, asker)
         initialized = asker.future.then(lambda _: None)
         return cast("A", ActorMesh(cls.__name__, cls, targets, extent.region, initialized))
 
     def spawn_probe(self, *on: Node) -> Probe:
         return self.spawn(Probe, on=list(on) or None)
+
+    def spawn_counted(self, node: Node | None = None) -> Probe:
+        """A probe with a key as actors of the user have it: flow control counts the messages to it."""
+        chosen = node or self.workers(1)[0]
+        targets = [Target(chosen.address, self.controller.supervision.name_actor("probe"))]
+        asker = AllReplies(NOWHERE.region)
+        self.controller.calls.spawn(targets, (Probe, (), {}), NOWHERE, asker)
+        initialized = asker.future.then(lambda _: None)
+        return cast("Probe", ActorMesh("probe", Probe, targets, NOWHERE.region, initialized))
 
     def refer(self, cls: type[A], actor: str, node: Node) -> A:
         """The handle of an actor that need not exist."""
@@ -158,12 +168,29 @@ class Session:
     def declare_down(self, node: Node) -> ExitReport:
         """Tell the controller that this worker was killed, as its agent would."""
         report = ExitReport(node.address.node, 4711, -9)
-        self.controller.announce_down(report, ())
+        self.controller.peers.announce_down(report, ())
         return report
 
     def close(self) -> None:
         for node in self._nodes:
             let_go(node)
+
+
+class Received:
+    """The frames that a transport receives, in their order. Starts the transport."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._frames: queue.SimpleQueue[Buffer] = queue.SimpleQueue()
+        transport.accept = self._frames.put
+        transport.start()
+
+    def take(self, count: int) -> list[bytes]:
+        """Wait for this many frames and return them."""
+        return [bytes(self._frames.get(timeout=PATIENCE)) for _ in range(count)]
+
+    def is_empty(self) -> bool:
+        """Whether `take` would wait now."""
+        return self._frames.empty()
 
 
 @pytest.fixture
@@ -174,13 +201,13 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(made, ignore_errors=True)
 
 
-@pytest.fixture(params=["memory", "zmq"])
+@pytest.fixture(params=["memory", "unix"])
 def connect(request: pytest.FixtureRequest, folder: Path) -> Connect:
     """Makes a transport for a node of this name."""
     if request.param == "memory":
         board = Switchboard()
         return lambda name, settings: board.transport(name, settings.high_water_mark)
-    return lambda name, settings: ZmqTransport(name, Home.of_first_host(folder), settings)
+    return lambda name, settings: UnixTransport(name, Home.of_first_host(folder), settings)
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from meshbook.runtime.errors import MessageLost, SupervisionError
-from meshbook.runtime.node.credits import size_of
+from meshbook.runtime.node.flow_control import size_of
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport.home import Home
-from meshbook.runtime.transport.zeromq import ZmqTransport
+from meshbook.runtime.transport.unix import UnixTransport
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Elsewhere, is_whole, unpack
 from meshbook.runtime.wire.messages import Address, Reply
@@ -25,8 +25,8 @@ LARGE = bytes(range(256)) * 4096
 
 
 @pytest.fixture
-def connect(folder: Path) -> Callable[..., ZmqTransport]:
-    return lambda name, settings: ZmqTransport(name, Home.of_first_host(folder), settings)
+def connect(folder: Path) -> Callable[..., UnixTransport]:
+    return lambda name, settings: UnixTransport(name, Home.of_first_host(folder), settings)
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,9 @@ import pytest
 
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import DeadlockError
-from meshbook.runtime.node.calls import Target
+from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.node.deadlock import Step, Watch, draw
-from meshbook.runtime.node.running import Running
+from meshbook.runtime.node.execution import Execution
 from meshbook.runtime.wire.messages import Address
 
 MANY = 12  # looks, when nothing is to come of them
@@ -46,7 +46,7 @@ class Net:
         self._futures: dict[str, Future[Any]] = {}
 
     def _watch(self, node: str) -> Watch:
-        def who() -> Iterator[tuple[str, Running]]:
+        def who() -> Iterator[tuple[str, Execution]]:
             return ((f"{name}-1@c", self._running[name]) for name, place in self._where.items() if place == node)
 
         return Watch(
@@ -56,11 +56,11 @@ class Net:
             lambda seconds, callback: self._due.append(callback),
         )
 
-    def _begin(self, name: str) -> Running:
-        running = Running(
+    def _begin(self, name: str) -> Execution:
+        running = Execution(
             lambda target: False,
             describe=lambda: name,
-            later=lambda seconds, callback: None,
+            call_later=lambda seconds, callback: None,
             watch=lambda: self._watches[self._where[name]].wake(),
         )
         running.enter(("asker", 1), "work")

@@ -22,15 +22,15 @@ from meshbook.runtime.hosts.faults import (
     set_unhandled_fault_hook,
     unhandled_fault_hook,
 )
-from meshbook.runtime.node.ledger import Charge
+from meshbook.runtime.node.ledger import OwnedMesh
 
 PATIENCE = 10.0
 CELL: contextvars.ContextVar[str] = contextvars.ContextVar("cell", default="none")
 
 
-def fault(number: int = 0) -> tuple[Charge, MeshFailure]:
+def fault(number: int = 0) -> tuple[OwnedMesh, MeshFailure]:
     """Rank `number` of a mesh that was spawned in the context of now."""
-    charge = Charge(
+    charge = OwnedMesh(
         *("trainer-1", "trainer", "", {}),
         stop=lambda reason: Future.completed(None),
         handle=lambda: None,

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import math
 import signal
-import socket
 import sys
 import threading
 import warnings
@@ -15,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from meshbook.runtime.actor import future as future_module
+from meshbook.runtime import queues
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.actor.waking import SignalBell
 
 PATIENCE = 10.0
 
@@ -252,11 +250,11 @@ def test_repr() -> None:
 
 def test_a_ctrl_c_that_came_just_before_the_wait_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one does that another thread took: nothing wakes the wait of the main thread."""
-    monkeypatch.setattr(future_module, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(queues, "LOOK_SECONDS", 0.01)
     main = threading.get_ident()
 
     def take() -> None:
-        while not sys._current_frames()[main].f_code.co_name.endswith("latch"):
+        while sys._current_frames()[main].f_code.co_qualname != "Latch.wait":
             pass
         signal.raise_signal(signal.SIGINT)
 
@@ -265,66 +263,3 @@ def test_a_ctrl_c_that_came_just_before_the_wait_ends_it(monkeypatch: pytest.Mon
     with pytest.raises(KeyboardInterrupt):
         Future.pending().get()
     taker.join()
-
-
-def test_the_main_thread_waits_without_waking(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(future_module, "LOOK_SECONDS", 0.01)
-    waits: list[float] = []
-
-    class Counting(SignalBell):
-        def wait(self, seconds: float) -> None:
-            waits.append(seconds)
-            super().wait(seconds)
-
-    monkeypatch.setattr(future_module, "SignalBell", Counting)
-    future: Future[int] = Future.pending()
-
-    def answer() -> None:
-        while not waits:
-            pass
-        future.resolve(lambda: 5)
-
-    thread = threading.Thread(target=answer)
-    thread.start()
-    assert future.get() == 5
-    thread.join()
-    assert waits == [math.inf]
-    with pytest.raises(TimeoutError):
-        Future.pending().get(timeout=0.05)
-    assert len(waits) == 2
-    assert 0 < waits[1] <= 0.05
-
-
-def test_an_event_loop_gets_the_signals_of_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(future_module, "LOOK_SECONDS", 0.0)
-    future: Future[int] = Future.pending()
-    ours, theirs = socket.socketpair()
-    for end in (ours, theirs):
-        end.setblocking(False)
-    handled: list[int] = []
-
-    def handle(number: int, frame: object) -> None:
-        handled.append(number)
-        future.resolve(lambda: 5)
-
-    handler = signal.signal(signal.SIGUSR1, handle)
-    before = signal.set_wakeup_fd(theirs.fileno())
-    thread = threading.Thread(target=signal.raise_signal, args=(signal.SIGUSR1,))
-
-    class Late(SignalBell):
-        def wait(self, seconds: float) -> None:
-            thread.start()
-            super().wait(seconds)
-
-    monkeypatch.setattr(future_module, "SignalBell", Late)
-    try:
-        assert future.get() == 5
-        assert signal.set_wakeup_fd(before) == theirs.fileno()
-        assert ours.recv(10) == bytes([signal.SIGUSR1])
-    finally:
-        signal.set_wakeup_fd(before)
-        signal.signal(signal.SIGUSR1, handler)
-        thread.join()
-        ours.close()
-        theirs.close()
-    assert handled == [signal.SIGUSR1]

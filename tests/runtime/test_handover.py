@@ -11,10 +11,10 @@ import pytest
 from meshbook.runtime.actor.context import CURRENT, Context, Instance
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import SupervisionError
-from meshbook.runtime.node.calls import Each
-from meshbook.runtime.node.credits import size_of
+from meshbook.runtime.node.call_table import PerRank
+from meshbook.runtime.node.flow_control import size_of
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.transport.zeromq import ZmqTransport
+from meshbook.runtime.transport.unix import UnixTransport
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import is_whole
 from meshbook.runtime.wire.messages import Handover, Reply
@@ -30,7 +30,7 @@ def succeed(session: Any) -> Succeed:
     def make(peers: list[Node], *, is_asked: bool = True) -> Node:
         before: Node = session.controller
         if is_asked:
-            for answer in before.ask_to_hold([peer.address for peer in peers]):
+            for answer in before.peers.ask_to_hold([peer.address for peer in peers]):
                 answer.get(PATIENCE)
         return leave_to_another(session, peers)
 
@@ -40,19 +40,17 @@ def succeed(session: Any) -> Succeed:
 def leave_to_another(session: Any, peers: list[Node]) -> Node:
     before: Node = session.controller
     before.close()
-    if isinstance(before._transport, ZmqTransport):
-        before._transport.terminate()  # it removes its socket's file: that must not be the next one's
     made = Node(session._connect("controller", Settings()), "run", Settings(), before.life + 1, takes_over=True)
     session.controller = made
     session._nodes.append(made)
     for peer in peers:
-        made.trust(peer.address)
+        made.routes.trust(peer.address)
     return made
 
 
 def begin(node: Node, peers: list[Node]) -> Node:
     node.start()
-    node.greet([peer.address for peer in peers])
+    node.peers.greet([peer.address for peer in peers])
     return node
 
 
@@ -84,8 +82,8 @@ def test_what_is_sent_meanwhile_comes_to_the_next_one_in_order(session: Any, suc
     [(_, target, number)] = held.inquiry.unanswered()
     successor = succeed([node])
     gate.open()
-    asker = Each(1)
-    successor.adopt([target], [number], "run", asker)
+    asker = PerRank(1)
+    successor.calls.adopt([target], [number], "run", asker)
     begin(successor, [node])
     assert asker.futures[0].get(PATIENCE) == "an answer"
 
@@ -102,11 +100,11 @@ def test_what_is_in_shared_memory_for_the_one_before_comes_to_the_next(session: 
     body = pickling.dumps(value, "a value")
     to = session.controller.address
     frame = node.bulk.pack(Reply(node.address.node, number, "ok"), body, size_of(body), to)
-    assert is_whole(frame) == (not isinstance(node._transport, ZmqTransport))
+    assert is_whole(frame) == (not isinstance(node._transport, UnixTransport))
     successor = succeed([node])
-    node._routes.send(to, frame)
-    asker = Each(1)
-    successor.adopt([target], [number], "run", asker)
+    node.routes.send(to, frame)
+    asker = PerRank(1)
+    successor.calls.adopt([target], [number], "run", asker)
     begin(successor, [node])
     assert asker.futures[0].get(PATIENCE) == value
 
@@ -119,8 +117,8 @@ def test_who_asked_the_one_before_is_told(session: Any, succeed: Succeed, gate: 
     [(_, target, number)] = asked.inquiry.unanswered()
     gate.wait_entered()
     successor = succeed([node])
-    asker = Each(1)
-    successor.adopt([target], [number], "run", asker)
+    asker = PerRank(1)
+    successor.calls.adopt([target], [number], "run", asker)
     begin(successor, [node])
     assert "handed over while the call was open" in asker.futures[0].get(PATIENCE)
     gate.open()
@@ -134,10 +132,10 @@ def test_one_that_stays_after_all(session: Any) -> None:
     """It has asked the others to hold what they send, and then cannot go."""
     [node] = session.workers(1)
     probe = session.spawn_probe(node)
-    [held] = session.controller.ask_to_hold([node.address])
+    [held] = session.controller.peers.ask_to_hold([node.address])
     held.get(PATIENCE)
     asked = probe.run.call_one(len, "four")
-    session.controller.greet([node.address])
+    session.controller.peers.greet([node.address])
     assert asked.get(PATIENCE) == 4
 
 
@@ -160,5 +158,5 @@ def test_one_that_hears_of_it_too_late_sends_to_the_next(session: Any, succeed: 
     with session_of(session):
         again = call_again(session, probe)
         assert again.noted.call_one().get(PATIENCE) == ["before"]
-        node._on_handover(Handover("controller", 1, life=0), ())
+        node.peers.on_handover(Handover("controller", 1, life=0), ())
         assert again.noted.call_one().get(PATIENCE) == ["before"]

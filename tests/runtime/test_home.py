@@ -7,38 +7,30 @@ from pathlib import Path
 import pytest
 
 from meshbook.runtime.hosts import machine
-from meshbook.runtime.transport.home import Home, LaneRequest, describe, host_of
+from meshbook.runtime.transport.home import Home, describe, host_of
 from meshbook.runtime.wire.messages import Address
 
 FIRST = Home.of_first_host(Path("/run/f"))
 SECOND = Home(Path("/run/s"), "tcp://10.0.0.2:7000/", FIRST.first)
-HERE = {"first": FIRST.address("here"), "second": SECOND.address("here")}
 
 
 @pytest.mark.parametrize(
     ("home", "to", "elsewhere", "socket"),
     [
-        (FIRST, "ipc:///run/f/node", False, "ipc:///run/f/node"),
-        (FIRST, "ipc:///run/of-another-run/node", False, "ipc:///run/of-another-run/node"),
+        (FIRST, "unix:///run/f/node", False, "/run/f/node"),
+        (FIRST, "unix:///run/of-another-run/node", False, "/run/of-another-run/node"),
         (FIRST, "tcp://10.0.0.2:7000/node", True, ""),
-        (SECOND, "tcp://10.0.0.2:7000/node", False, "ipc:///run/s/node"),
+        (SECOND, "tcp://10.0.0.2:7000/node", False, "/run/s/node"),
         (SECOND, "tcp://10.0.0.3:7000/node", True, ""),
-        (SECOND, "ipc:///run/f/node", True, ""),
-        (SECOND, "ipc:///run/of-another-run/node", False, "ipc:///run/of-another-run/node"),
+        (SECOND, "unix:///run/f/node", True, ""),
+        (SECOND, "unix:///run/of-another-run/node", False, "/run/of-another-run/node"),
     ],
 )
 def test_a_node_is_near_or_elsewhere(home: Home, to: str, elsewhere: bool, socket: str) -> None:
     address = Address("node", to)
     assert home.is_elsewhere(address) == elsewhere
     if not elsewhere:
-        assert home.nearest(address) == socket
-
-
-def test_a_lane_is_one_for_each_life_of_a_node() -> None:
-    requests = [LaneRequest(SECOND.address(node), life, HERE["first"]) for node in ("a", "b") for life in (0, 1)]
-    lanes = {FIRST.lane(request) for request in requests}
-    assert len(lanes) == 4
-    assert all(lane.startswith("ipc:///run/f/lane-") for lane in lanes)
+        assert home.path_of(address) == Path(socket)
 
 
 def test_an_address_names_its_host() -> None:

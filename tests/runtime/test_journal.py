@@ -8,7 +8,7 @@ import pytest
 
 from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.hosts.journal import Journal, read_messages, read_output
-from meshbook.runtime.node.keeper import KEEPER
+from meshbook.runtime.node.control import CONTROL
 from meshbook.runtime.telemetry.output import TELEMETRY
 from meshbook.runtime.wire.frames import pack, unpack
 from meshbook.runtime.wire.messages import Call, Credit, Down, Message, Reply
@@ -50,12 +50,12 @@ def test_output_is_kept_by_process_and_the_newest_of_it(tmp_path: Path) -> None:
 KEPT: dict[str, Message] = {
     "a wanted answer": Reply("mesh.0", 7, "ok"),
     "an end": Down("agent", ExitReport("mesh.1", 4711, -9)),
-    "an actor that failed": Call("mesh.0", 0, KEEPER, "failed", NOWHERE, ""),
+    "an actor that failed": Call("mesh.0", 0, CONTROL, "failed", NOWHERE, ""),
     "an event": Call("mesh.0", 0, TELEMETRY, "happened", NOWHERE, ""),
 }
 NOT_KEPT: dict[str, Message] = {
     "another answer": Reply("mesh.0", 8, "ok"),
-    "a question": Call("mesh.0", 9, KEEPER, "where", NOWHERE, ""),
+    "a question": Call("mesh.0", 9, CONTROL, "where", NOWHERE, ""),
     "a call to an actor": Call("mesh.0", 9, "here-1@controller", "add", NOWHERE, ""),
     "room": Credit("mesh.0", "echo-1@controller", 1, 1),
 }

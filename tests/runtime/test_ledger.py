@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.node.ledger import Charge, Ledger
+from meshbook.runtime.node.ledger import Ledger, OwnedMesh
 
 NODES = ("p.0", "p.1", "p.2")
 
 
-def charge(key: str, *nodes: str, owner: str = "", are_processes: bool = False) -> Charge:
+def charge(key: str, *nodes: str, owner: str = "", are_processes: bool = False) -> OwnedMesh:
     ranks = {node: rank for rank, node in enumerate(nodes)}
     here = contextvars.copy_context()
-    return Charge(
+    return OwnedMesh(
         *(key, key, owner, ranks),
         stop=lambda reason: Future.completed(None),
         handle=lambda: key,

@@ -20,7 +20,7 @@ import pytest
 from meshbook.runtime.hosts import gpus, meters
 from meshbook.runtime.hosts.gpus import NOTHING, GpuReading, GpuUse, read_gpus
 from meshbook.runtime.hosts.meters import Living, Meter, SystemProcesses, Usage, interval, is_quiet
-from meshbook.runtime.node.calls import Each
+from meshbook.runtime.node.call_table import PerRank
 from meshbook.runtime.telemetry.page import PageReader
 from meshbook.runtime.telemetry.signs import Signs
 from meshbook.runtime.telemetry.vitals import (
@@ -221,9 +221,10 @@ class Controller:
 
     def __init__(self) -> None:
         self.controller = Address("controller", "memory://controller")
-        self.questions: queue.SimpleQueue[Each] = queue.SimpleQueue()
+        self.questions: queue.SimpleQueue[PerRank] = queue.SimpleQueue()
+        self.calls = self
 
-    def call(self, targets: Any, endpoint: str, arguments: Any, extent: Any, asker: Each) -> None:
+    def send(self, targets: Any, endpoint: str, arguments: Any, extent: Any, asker: PerRank) -> None:
         self.questions.put(asker)
 
     def answer(self, pace: float) -> None:

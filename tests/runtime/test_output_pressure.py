@@ -11,8 +11,8 @@ import pytest
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
-from meshbook.runtime.node.calls import Target
-from meshbook.runtime.node.pressure import LONG
+from meshbook.runtime.node.call_table import Target
+from meshbook.runtime.node.flow_control import LONG
 from meshbook.runtime.telemetry.output import TELEMETRY
 from tests.runtime.conftest import NOWHERE, PATIENCE, Gate
 
@@ -41,15 +41,15 @@ def test_output_that_is_not_taken_in_waits_in_its_process(
 ) -> None:
     session = make_session(queue_messages=MOST)
     log = Log(gate)
-    session.controller.host_inline(TELEMETRY, log)
+    session.controller.actors.host_inline(TELEMETRY, log)
     (worker,) = session.workers(1)
     waits: queue.SimpleQueue[float] = queue.SimpleQueue()
-    monkeypatch.setattr(worker, "later", lambda seconds, callback: waits.put(seconds))
+    monkeypatch.setattr(worker.flow, "_call_later", lambda seconds, callback: waits.put(seconds))
     target = [Target(session.controller.address, TELEMETRY)]
 
     def write() -> None:
         for number in [*range(5 * MOST), -1]:
-            worker.call(target, "output", ((number,), {}), NOWHERE, None)
+            worker.calls.send(target, "output", ((number,), {}), NOWHERE, None)
 
     writing = threading.Thread(target=write)
     writing.start()

@@ -12,11 +12,10 @@ import pytest
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import CallTimeout, ExitReport, ProcessDied, SupervisionError
-from meshbook.runtime.node.calls import Each, Target
-from meshbook.runtime.node.keeper import KEEPER
-from meshbook.runtime.node.ledger import Charge
+from meshbook.runtime.node.call_table import PerRank, Target
+from meshbook.runtime.node.control import CONTROL
+from meshbook.runtime.node.ledger import OwnedMesh
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.transport.zeromq import ZmqTransport
 from meshbook.runtime.wire.messages import Down, Hello
 from tests.runtime.conftest import NOWHERE, PATIENCE, Probe
 
@@ -29,8 +28,6 @@ def rebirth(session: Any) -> Callable[..., Node]:
 
     def make(node: Node, life: int = 1) -> Node:
         node.close()
-        if isinstance(node._transport, ZmqTransport):
-            node._transport.terminate()  # it removes its socket's file: that must not be the next one's
         chosen = Settings()
         made = Node(session._connect(node.address.node, chosen), "run", chosen, life)
         made.start()
@@ -47,7 +44,7 @@ def call_back(session: Any, node: Node) -> Any:
 
 
 def declare_down(session: Any) -> None:
-    session.controller._on_down(Down("agent", BEFORE), ())
+    session.controller.peers.on_down(Down("agent", BEFORE), ())
 
 
 def test_told_of_the_end_and_then_of_the_new_life(session: Any, rebirth: Any) -> None:
@@ -58,8 +55,8 @@ def test_told_of_the_end_and_then_of_the_new_life(session: Any, rebirth: Any) ->
     with pytest.raises(ProcessDied):
         session.spawn_probe(node).run.call_one(len, "").get(PATIENCE)
     again = rebirth(node)
-    session.controller.begin_again(again.address, 1)
-    assert session.controller.report_of("worker-0") is None
+    session.controller.peers.begin_again(again.address, 1)
+    assert session.controller.peers.report_of("worker-0") is None
     assert call_back(session, again).get(PATIENCE) == 4
 
 
@@ -69,11 +66,11 @@ def test_told_of_the_new_life_first(session: Any, rebirth: Any, gate: Any) -> No
     held = session.spawn_probe(node).run.call_one(gate.pass_through)
     gate.wait_entered()
     again = rebirth(node)
-    session.controller.begin_again(again.address, 1)
+    session.controller.peers.begin_again(again.address, 1)
     with pytest.raises(SupervisionError, match="it has ended, and was started again"):
         held.get(PATIENCE)
     declare_down(session)
-    assert session.controller.report_of("worker-0") is None
+    assert session.controller.peers.report_of("worker-0") is None
     assert call_back(session, again).get(PATIENCE) == 4
     gate.open()
 
@@ -85,11 +82,11 @@ def test_told_of_the_new_life_by_itself(session: Any, rebirth: Any) -> None:
     declare_down(session)
     again = rebirth(node)
     told: list[str] = []
-    session.controller.when_reborn.append(told.append)
-    asker = Each(1)
-    again.call([Target(session.controller.address, KEEPER)], "where", (("nobody", "x", 1), {}), NOWHERE, asker)
+    session.controller.peers.when_reborn.append(told.append)
+    asker = PerRank(1)
+    again.calls.send([Target(session.controller.address, CONTROL)], "where", (("nobody", "x", 1), {}), NOWHERE, asker)
     assert asker.futures[0].get(PATIENCE) == "not there yet"
-    session.controller.begin_again(again.address, 1)
+    session.controller.peers.begin_again(again.address, 1)
     assert told == ["worker-0"]
     assert call_back(session, again).get(PATIENCE) == 4
 
@@ -99,8 +96,8 @@ def test_one_that_had_never_answered_speaks_before_its_end_is_told(session: Any,
     deaf = Node(session._connect("worker-0", Settings()), "run", Settings())  # it receives nothing
     lost = session.refer(Probe, "nobody", deaf).run.call_one(len, "")
     again = rebirth(deaf)
-    asker = Each(1)
-    again.call([Target(session.controller.address, KEEPER)], "where", (("nobody", "x", 1), {}), NOWHERE, asker)
+    asker = PerRank(1)
+    again.calls.send([Target(session.controller.address, CONTROL)], "where", (("nobody", "x", 1), {}), NOWHERE, asker)
     assert asker.futures[0].get(PATIENCE) == "not there yet"
     declare_down(session)
     with pytest.raises(SupervisionError):  # that it has ended, or of the next one that it has no such actor
@@ -113,7 +110,7 @@ def test_what_was_sent_to_one_that_has_ended_takes_no_room_in_the_next_one(make_
     session = make_session(queue_messages=1)
     deaf = Node(session._connect("worker-0", Settings()), "run", Settings())
     session.refer(Probe, "nobody@controller", deaf).run.broadcast(len, "")
-    session.controller._on_hello(Hello(deaf.address, "run", life=1), ())
+    session.controller.peers.on_hello(Hello(deaf.address, "run", life=1), ())
     declare_down(session)
     with pytest.raises(CallTimeout, match="had no answer"):  # it was sent
         session.refer(Probe, "nobody@controller", deaf).run.within(0.1).call_one(len, "").get(PATIENCE)
@@ -127,15 +124,15 @@ def test_who_knows_no_life_before_takes_it_as_it_is(session: Any) -> None:
     node.start()
     session._nodes.append(node)
     assert call_back(session, node).get(PATIENCE) == 4
-    assert session.controller.report_of("worker-9") is None
+    assert session.controller.peers.report_of("worker-9") is None
 
 
 def test_it_neither_numbers_its_calls_nor_names_its_actors_as_before(session: Any, rebirth: Any) -> None:
     """So that nothing that was meant for the one before is taken for its own."""
     [node] = session.workers(1)
     again = rebirth(node)
-    names = {made.name_actor("x") for made in (node, again) for _ in range(3)}
-    numbers = {made.open_port(once=False)[0] for made in (node, again) for _ in range(3)}
+    names = {made.supervision.name_actor("x") for made in (node, again) for _ in range(3)}
+    numbers = {made.ports.open(once=False)[0] for made in (node, again) for _ in range(3)}
     assert (len(names), len(numbers)) == (6, 6)
 
 
@@ -151,10 +148,10 @@ def test_actors_that_are_stopped_while_they_are_healed(session: Any, stopped: li
 
     for key in ("one", "other"):
         ranks, create_it = {"worker-0": 0, "worker-1": 1}, functools.partial(create, key)
-        ledger.add(Charge(key, key, "", ranks, nothing, nothing, contextvars.copy_context(), create_it))
+        ledger.add(OwnedMesh(key, key, "", ranks, nothing, nothing, contextvars.copy_context(), create_it))
     lost = ledger.heal_actors(reborn={"worker-0", "worker-1"})
     ledger.end("one", stopped)
-    begun = session.controller.create_again(lost, reborn=[])
+    begun = session.controller.supervision.create_again(lost, reborn=[])
     assert made.get("one") == again
     assert made["other"] == [0, 1]
     assert len(begun) == 2 + len(again or ())
@@ -164,10 +161,10 @@ def test_what_is_not_created_again_is_not_waited_for(session: Any, rebirth: Any)
     """A message may come before its actor does, but for that somebody must be about to create it."""
     [node] = session.workers(1)
     again = rebirth(node)
-    session.controller.begin_again(again.address, 1)
-    numbered = [session.controller.name_actor("old") for _ in range(2)]
+    session.controller.peers.begin_again(again.address, 1)
+    numbered = [session.controller.supervision.name_actor("old") for _ in range(2)]
     waiting = session.refer(Probe, numbered[0], again).run.call_one(len, "")
-    session.controller.create_again([], reborn=[again.address])
+    session.controller.supervision.create_again([], reborn=[again.address])
     for future in (waiting, session.refer(Probe, numbered[1], again).run.call_one(len, "")):
         with pytest.raises(SupervisionError, match="it was stopped, or never spawned"):
             future.get(PATIENCE)

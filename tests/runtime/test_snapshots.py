@@ -8,7 +8,7 @@ from typing import Any
 from meshbook.runtime.errors import ActorError, SupervisionError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts import ending
-from meshbook.runtime.node.calls import CallTable, Gather
+from meshbook.runtime.node.call_table import AllReplies, CallTable
 from meshbook.runtime.snapshots import items_of
 
 
@@ -43,7 +43,7 @@ def test_whoever_waits_for_a_process_is_told_though_others_ask_meanwhile() -> No
 
 
 def test_the_errors_of_other_ranks_are_told_though_one_more_comes_meanwhile() -> None:
-    asker = Gather(Extent.of(ranks=20_000).region)
+    asker = AllReplies(Extent.of(ranks=20_000).region)
     for rank in range(1, 10_000):
         asker.refuse(rank, ActorError(f"rank {rank}"))
     gc.collect()

@@ -14,7 +14,7 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.actors import ActorMesh
-from meshbook.runtime.node.calls import Gather, Target
+from meshbook.runtime.node.call_table import AllReplies, Target
 from meshbook.runtime.telemetry.spans import Recorder, Recording, Row, Span, is_recorded, now, span
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def row(start: int, end: int, name: str = "step") -> Row:
 
 
 def recording_of(node: Any) -> Recording:
-    found: Recording = node.recording(0)
+    found: Recording = node.recorder.recording(0)
     return found
 
 
@@ -64,9 +64,9 @@ class AsyncWorker(Actor):
 
 def spawn(session: Session, cls: type[Any], node: Any) -> Any:
     """As a mesh of processes spawns: under a key that names who did."""
-    targets = [Target(node.address, session.controller.name_actor(cls.__name__))]
-    asker = Gather(NOWHERE.region)
-    session.controller.spawn(targets, (cls, (), {}), NOWHERE, asker)
+    targets = [Target(node.address, session.controller.supervision.name_actor(cls.__name__))]
+    asker = AllReplies(NOWHERE.region)
+    session.controller.calls.spawn(targets, (cls, (), {}), NOWHERE, asker)
     asker.future.get()
     return ActorMesh(cls.__name__, cls, targets, NOWHERE.region)
 
@@ -130,11 +130,18 @@ def test_what_has_not_ended_is_there_too(session: Session, gate: Gate) -> None:
 
 
 @pytest.mark.parametrize("cls", [Worker, AsyncWorker])
-def test_an_actor_that_waits_for_another_says_so(session: Session, cls: type[Any]) -> None:
+def test_an_actor_that_waits_for_another_says_so(session: Session, cls: type[Any], gate: Gate) -> None:
     one, other = session.workers(2)
-    others = spawn(session, cls, other)
-    assert spawn(session, cls, one).ask.call_one(others).get() == 42
-    found = recording_of(one)
+    others = spawn(session, Worker, other)
+    held = others.work.call_one(gate)  # so that there is a wait
+    gate.wait_entered()
+    asked = spawn(session, cls, one).ask.call_one(others)
+    while not of_kind(recording_of(one), "wait"):
+        pass
+    gate.open()
+    assert (held.get(), asked.get()) == (None, 42)
+    while (found := recording_of(one)) and any(span.is_open for span in found.spans):
+        pass  # a span ends after the answer
     (run,), (wait,) = of_kind(found, "run"), of_kind(found, "wait")
     assert run.start <= wait.start <= wait.end <= run.end
     assert [call.name for call in of_kind(found, "call")] == ["answer"]
@@ -155,7 +162,7 @@ def test_collectives_are_recorded_and_stay_the_same_functions() -> None:
 import sys
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.actors import ActorMesh
-from meshbook.runtime.node.calls import Gather, Target
+from meshbook.runtime.node.call_table import Gather, Target
 from meshbook.runtime.telemetry.signs import Signs
 from meshbook.runtime.telemetry.spans import Recorder
 from meshbook.runtime.telemetry.spans_of_collectives import watch_collectives

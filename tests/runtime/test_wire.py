@@ -17,7 +17,7 @@ LIMIT = 1 << 20
 PLACE = (1, ("hosts", "gpus"), (1, 2))
 CALL = Call("w.0", 7, "trainer-0", "step", PLACE, "cell 3")
 MESSAGES: list[Message] = [
-    Hello(Address("w.0", "ipc:///tmp/w.0"), "run"),
+    Hello(Address("w.0", "unix:///tmp/w.0"), "run"),
     Spawn("w.0", 1, "trainer-0", PLACE, "", None, True),
     Spawn("w.0", 1, "inner-0@w.0", PLACE, "", Creator("b", "B", PLACE, Creator("a", "A", PLACE))),
     CALL,

@@ -15,11 +15,11 @@ import pytest
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.errors import TransferError
 from meshbook.runtime.mesh.policies import Respawning, Restarts
-from meshbook.runtime.node.clock import Clock
-from meshbook.runtime.node.ledger import Charge
+from meshbook.runtime.node.ledger import OwnedMesh
 from meshbook.runtime.rdma.nixl.turns import Course, Turns
 from meshbook.runtime.rdma.server import MemoryServer
 from meshbook.runtime.rdma.threads import Threads
+from meshbook.runtime.transport.io_loop import IoLoop
 
 PATIENCE = 10.0
 TOO_MANY = "can't start new thread"
@@ -58,17 +58,13 @@ def check_tries_again(limit: Limit, ask: Callable[[], object], done: queue.Simpl
     assert done.get(timeout=PATIENCE) == "done"
 
 
-def test_the_clock(limit: Limit, done: queue.SimpleQueue[str]) -> None:
-    clock = Clock()
-    check_tries_again(limit, lambda: clock.later(0.0, lambda: done.put("done")), done)
-    clock.close()
-
-
-def test_a_clock_that_never_ran_is_closed(limit: Limit) -> None:
-    clock = Clock()
+def test_an_io_loop_that_cannot_start_is_closed(limit: Limit, done: queue.SimpleQueue[str]) -> None:
+    loop = IoLoop()
     with pytest.raises(RuntimeError, match=TOO_MANY):
-        clock.later(0.0, print)
-    clock.close()
+        loop.start()
+    loop.call_soon(lambda: done.put("callback"))
+    loop.close()
+    assert done.get(timeout=PATIENCE) == "callback"
 
 
 @pytest.mark.parametrize("times", [1, 5])
@@ -129,7 +125,7 @@ def test_the_memory_server(limit: Limit, server: MemoryServer) -> None:
 def test_respawning(limit: Limit) -> None:
     """The owner hears of the failure as without a policy, and the next one is respawned."""
     failures: list[MeshFailure] = []
-    charge = Charge(
+    charge = OwnedMesh(
         *("mesh-1", "mesh", "", {"mesh-1.0": 0}, cast("Any", None), cast("Any", None)),
         contextvars.copy_context(),
         cast("Any", None),

@@ -11,7 +11,7 @@ import pytest
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.worker import MainThread, Process
 from meshbook.runtime.mesh.process import PROCESS
-from meshbook.runtime.node.calls import Target
+from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.node.node import Node
 
 PATIENCE = 10.0
@@ -25,7 +25,9 @@ class Worker:
         self.node = node
         self.left: queue.SimpleQueue[str] = queue.SimpleQueue()
         main = MainThread()
-        node.host(PROCESS, lambda: Process(node, main, None), class_name="ProcessActor").start(lambda error: None)
+        node.actors.host(PROCESS, lambda: Process(node, main, None), class_name="ProcessActor").start(
+            lambda error: None
+        )
         self._thread = threading.Thread(target=self._run, args=(main,))
         self._thread.start()
 
@@ -34,7 +36,7 @@ class Worker:
         self.left.put("left")
 
     def tell(self, sender: Node, endpoint: str, *arguments: str) -> None:
-        sender.call([Target(self.node.address, PROCESS)], endpoint, (arguments, {}), NOWHERE, None)
+        sender.calls.send([Target(self.node.address, PROCESS)], endpoint, (arguments, {}), NOWHERE, None)
 
     def join(self) -> None:
         self._thread.join(PATIENCE)

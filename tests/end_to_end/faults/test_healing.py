@@ -233,7 +233,7 @@ def test_what_an_owner_asked_for_who_has_died_is_not_started(spawn_procs: Any, s
     world = msgspec.structs.replace(like.world, owner=owner.nodes[0].node)
     ask_for(world.agent, [msgspec.structs.replace(like, address=late, world=world)]).get(PATIENCE)
     when_ended(session.node, [late.node]).get(PATIENCE)
-    assert "its owner has ended" in session.node.report_of(late.node).stopped
+    assert "its owner has ended" in session.node.peers.report_of(late.node).stopped
 
 
 def test_callers_under_fire_get_their_answers(spawn_procs: Any, session: Session) -> None:
@@ -354,3 +354,21 @@ def test_a_rank_that_is_stopped_holds_up_no_heal(
     procs.slice(gpus=0).kill(signal.SIGCONT).get(PATIENCE)
     after = pids(probe)
     assert (after[0], after[2]) == (before[0], before[2])
+
+
+def test_two_healed_ranks_lose_nothing_that_they_send_each_other(spawn_procs: Callable[..., ProcMesh]) -> None:
+    """The second one starts after the first was healed, so it has heard of no restart when it connects."""
+    procs = spawn_procs(2)
+    probe: Any = procs.spawn("probe", Probe)
+    for rank in range(2):
+        probe.slice(gpus=rank).run.broadcast(os.kill, pids(probe)[rank], signal.SIGKILL)
+        with pytest.raises(SupervisionError):
+            probe.slice(gpus=rank).count.call_one().get(PATIENCE)
+        procs.heal().get(PATIENCE)
+    first, second = probe.slice(gpus=0), probe.slice(gpus=1)
+
+    def pour(other: Any) -> list[int]:
+        answers = [other.count.call_one() for _ in range(500)]
+        return [answer.get(PATIENCE) for answer in answers]
+
+    assert second.run.call_one(pour, first).get(PATIENCE) == list(range(1, 501))

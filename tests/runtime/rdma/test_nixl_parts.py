@@ -101,7 +101,7 @@ class World:
 
 
 def make_handle(lease: Lease, address: int, size: int) -> Handle:
-    owner = Address("owner", "ipc://nowhere/owner")
+    owner = Address("owner", "unix://nowhere/owner")
     return Handle(owner, 0, "the actor", ProcessMark(1, 1, "elsewhere"), None, lease, address, size)
 
 
@@ -281,7 +281,7 @@ def test_a_peer_of_which_too_much_is_known_is_met_anew(monkeypatch: pytest.Monke
 
 def test_why_it_is_not_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     handle = World(100).handle
-    ours: Any = types.SimpleNamespace(address=Address("ours", "ipc://nowhere/ours"), life=0, run="run")
+    ours: Any = types.SimpleNamespace(address=Address("ours", "unix://nowhere/ours"), life=0, run="run")
 
     def refusal(handle: Handle, device: str = "cpu", *, is_worker: bool = True, is_forced: bool = True) -> str:
         return Nixl(ours, Leases(), is_worker=is_worker, is_forced=is_forced).refusal(handle, device)

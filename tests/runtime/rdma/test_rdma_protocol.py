@@ -15,7 +15,7 @@ from meshbook.runtime.rdma.handle import Handle, Lease
 from meshbook.runtime.rdma.ways import Unsuitable
 from meshbook.runtime.wire.messages import Address
 
-OWNER = Address("procs-1.0", "ipc:///run/procs-1.0")
+OWNER = Address("procs-1.0", "unix:///run/procs-1.0")
 HANDLE = Handle(OWNER, 0, "<root>.<Owner o{}>", ProcessMark(7, 8, "boot:pid"), None, Lease(64, 5), 4096, 100)
 KEY = b"k" * 32
 

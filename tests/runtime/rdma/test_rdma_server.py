@@ -64,20 +64,21 @@ class Client:
 
     def __init__(self, serve: Callable[[Address], Door]) -> None:
         self.door: Door = serve(OWNER)
+        self.peers = self.calls = self.loop = self  # as much of each as is needed here
         self.when_down: list[Any] = []
         self.due: list[Any] = []
         self.report: Any = None
         self.address = OWNER
         self.ask: Callable[[Any], None] = lambda asker: asker.answer(0, lambda: self.door)
 
-    def call(self, targets: Any, endpoint: str, arguments: Any, extent: Any, asker: Any) -> None:
+    def send(self, targets: Any, endpoint: str, arguments: Any, extent: Any, asker: Any) -> None:
         assert (endpoint, targets[0].address) == ("door", AGENT)
         self.ask(asker)
 
     def report_of(self, node: str) -> Any:
         return self.report
 
-    def later(self, seconds: float, callback: Any) -> None:
+    def call_later(self, seconds: float, callback: Any) -> None:
         self.due.append(callback)
 
 

@@ -77,7 +77,8 @@ class Time:
 
     def __init__(self, world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self._due: list[Callable[[], object]] = []
-        monkeypatch.setattr(world.session.node, "later", lambda seconds, callback: self._due.append(callback))
+        calls = world.session.node.calls
+        monkeypatch.setattr(calls, "call_later", lambda seconds, callback: self._due.append(callback))
 
     def go_on(self) -> None:
         self._due.pop(0)()

@@ -357,7 +357,9 @@ def silent(in_memory: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     procs = in_memory.procs(1)
     procs.initialized.get(PATIENCE)
     with monkeypatch.context() as patch:
-        patch.setattr(in_memory.session.node, "spawn", lambda *arguments, **keywords: pytest.fail("it was spawned"))
+        patch.setattr(
+            in_memory.session.node.calls, "spawn", lambda *arguments, **keywords: pytest.fail("it was spawned")
+        )
         yield procs
 
 

@@ -24,7 +24,7 @@ from meshbook.runtime.errors import CallCancelled, CallTimeout, DeadlockError, P
 from meshbook.runtime.hosts import session as sessions
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.mesh.actors import current_node
-from meshbook.runtime.node.pressure import LONG
+from meshbook.runtime.node.flow_control import LONG
 from tests.runtime.semantics.conftest import PATIENCE, World
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -109,13 +109,13 @@ class AsyncSource(Actor):
 
 
 class Waits:
-    """Tells of each wait for room of the test's own node: they ask the clock to complain later."""
+    """Tells of each wait for room of the test's own node: each sets a timer to complain."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.when_one_begins: Callable[[], object] = lambda: None
         self._begun: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         node = current_node()
-        later = node.later
+        later = node.flow._call_later
 
         def note(seconds: float, callback: Callable[[], object]) -> None:
             if seconds == LONG:
@@ -124,7 +124,7 @@ class Waits:
             else:
                 later(seconds, callback)
 
-        monkeypatch.setattr(node, "later", note)
+        monkeypatch.setattr(node.flow, "_call_later", note)
 
     def wait_for_one(self) -> Callable[[], object]:
         """A wait has begun; what is to be called when it has lasted for long."""
@@ -383,7 +383,7 @@ def test_ctrl_c_ends_the_wait(sink: Any, gate: Any, waits: Waits, do: Any) -> No
 def test_the_log_tells_of_a_long_wait(sink: Any, gate: Any, waits: Waits, do: Any, caplog: Any) -> None:
     """Once of each queue, with the remedy."""
     held(sink, gate)
-    caplog.set_level(logging.WARNING, "meshbook.runtime.node.pressure")
+    caplog.set_level(logging.WARNING, "meshbook.runtime.node.flow_control")
     sending = do(lambda: [sink.take.broadcast(number) for number in range(MOST + 1)])
     complain = waits.wait_for_one()
     complain()

@@ -224,7 +224,7 @@ def test_29_the_client_keeps_nothing_of_meshes_that_ended(world: Any) -> None:
 
     def kept() -> tuple[int, ...]:
         host = len(world.host._ownership.meshes)
-        return len(node.ledger), len(node._calls), len(node.when_down), len(node.actors()), host
+        return len(node.ledger), len(node.table), len(node.peers.when_down), len(node.actors.names()), host
 
     procs = world.procs(1)
     procs.initialized.get(PATIENCE)

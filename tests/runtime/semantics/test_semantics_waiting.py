@@ -87,7 +87,7 @@ def period(world: Any, monkeypatch: pytest.MonkeyPatch) -> float:
 def let_looks_pass(world: Any, period: float) -> None:
     """Return after a few looks at who waits."""
     looked = threading.Event()
-    world.session.node.later(4 * period, looked.set)
+    world.session.node.loop.call_later(4 * period, looked.set)
     assert looked.wait(PATIENCE)
 
 

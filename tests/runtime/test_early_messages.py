@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from meshbook.runtime.node.early import SLACK, EarlyMessages
+from meshbook.runtime.node.actors import SLACK, EarlyMessages
 from meshbook.runtime.wire.messages import Call, Stop
 
 

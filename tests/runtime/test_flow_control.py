@@ -1,4 +1,4 @@
-"""The accounting of credits: who may send, who waits, and that a sender always comes to know of room."""
+"""Flow control: how much may be sent, which threads wait, and that a sender always learns of room."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshbook.runtime.node.credits import Outstanding, Owed, Window, is_counted, size_of
+from meshbook.runtime.node.flow_control import Outstanding, Owed, Window, is_counted, size_of
 
 QUEUE = ("worker", "sink-1@controller")
 OTHER = ("worker", "sink-2@controller")
@@ -38,7 +38,7 @@ def test_a_message_goes_while_there_is_room(sizes: list[int], admitted: int) -> 
 def test_one_message_always_goes(window: Window) -> None:
     sending: Outstanding[str] = Outstanding(window)
     assert [sending.spend(QUEUE, 10), sending.spend(QUEUE, 10)] == [True, False]
-    assert Owed(window).take("controller", 10) == [1, 10]
+    assert Owed(window).take("controller", 10) == (1, 10)
 
 
 def test_each_queue_has_its_own_window() -> None:
@@ -107,10 +107,10 @@ def test_a_node_that_ends_wakes_who_waits_for_it() -> None:
 
 def test_what_is_owed_is_said_in_batches_of_half_a_window() -> None:
     owed = Owed(Window(6, 100))
-    assert [owed.take("a", 1) for _ in range(6)] == [None, None, [3, 3]] * 2
-    assert [owed.take("a", 20), owed.take("b", 49), owed.take("a", 30)] == [None, None, [2, 50]]
-    assert owed.close() == {"b": [1, 49]}
-    assert owed.take("b", 5) == [1, 5]
+    assert [owed.take("a", 1) for _ in range(6)] == [None, None, (3, 3)] * 2
+    assert [owed.take("a", 20), owed.take("b", 49), owed.take("a", 30)] == [None, None, (2, 50)]
+    assert owed.close() == {"b": (1, 49)}
+    assert owed.take("b", 5) == (1, 5)
     assert owed.close() == {}
 
 
@@ -150,7 +150,7 @@ def test_a_sender_that_waits_always_comes_to_know_of_room(most: int, size: int, 
 
 
 @pytest.mark.parametrize(
-    ("actor", "counted"), [("trainer-3@controller", True), ("a-0@procs-04d1.3", True), ("keeper", False)]
+    ("actor", "counted"), [("trainer-3@controller", True), ("a-0@procs-04d1.3", True), ("control", False)]
 )
 def test_the_actors_of_the_runtime_are_not_counted(actor: str, counted: bool) -> None:
     assert is_counted(actor) is counted

@@ -13,8 +13,8 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.errors import SupervisionError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.actors import ActorMesh
-from meshbook.runtime.node import directory
-from meshbook.runtime.node.calls import Gather, Target
+from meshbook.runtime.node import actors
+from meshbook.runtime.node.call_table import AllReplies, Target
 from meshbook.runtime.node.node import Node
 from tests.runtime.conftest import PATIENCE, Gate, Probe
 
@@ -23,15 +23,15 @@ HERE = Extent((), ())
 
 def spawn(spawner: Node, node: Node, *, key: str = "") -> Probe:
     """A probe whose key tells who spawned it, and how many that had spawned before."""
-    target = [Target(node.address, key or spawner.name_actor("probe"))]
-    asker = Gather(HERE.region)
-    spawner.spawn(target, (Probe, (), {}), HERE, asker)
+    target = [Target(node.address, key or spawner.supervision.name_actor("probe"))]
+    asker = AllReplies(HERE.region)
+    spawner.calls.spawn(target, (Probe, (), {}), HERE, asker)
     return cast("Probe", ActorMesh("probe", Probe, target, HERE.region, asker.future.then(lambda _: None)))
 
 
 def test_whoever_ended_is_never_taken_for_one_still_to_come(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many others have ended since, a call to one of the last that its spawner sent is answered."""
-    monkeypatch.setattr(directory, "REMEMBERED", 2)
+    monkeypatch.setattr(actors, "REMEMBERED", 2)
     (worker,) = session.workers(1)
     probes: list[Any] = [spawn(session.controller, worker) for _ in range(6)]
     for probe in probes:
@@ -42,12 +42,12 @@ def test_whoever_ended_is_never_taken_for_one_still_to_come(session: Any, monkey
 
 
 def test_only_so_many_ends_are_remembered(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory, "REMEMBERED", 2)
+    monkeypatch.setattr(actors, "REMEMBERED", 2)
     (worker,) = session.workers(1)
     old: Any = spawn(session.controller, worker)
     old.stop("enough").get(PATIENCE)
     for _ in range(100):  # numbers that are taken elsewhere
-        session.controller.name_actor("other")
+        session.controller.supervision.name_actor("other")
     for _ in range(3):
         newer: Any = spawn(session.controller, worker)
         newer.stop("enough").get(PATIENCE)
@@ -58,15 +58,15 @@ def test_only_so_many_ends_are_remembered(session: Any, monkeypatch: pytest.Monk
 def test_what_a_process_sends_itself_while_its_actors_come_arrives(session: Any, gate: Gate) -> None:
     """From many threads: each calls actors that another one is about to spawn, in its own process."""
     node = session.controller
-    keys = [node.name_actor("probe") for _ in range(40)]
+    keys = [node.supervision.name_actor("probe") for _ in range(40)]
     answers: list[Any] = []
 
     def call() -> None:
         gate.pass_through()
         for key in keys:
             mesh: Any = ActorMesh("probe", Probe, [Target(node.address, key)], HERE.region)
-            asker = Gather(HERE.region)
-            node.call(mesh._picked, "run", ((len, "abc"), {}), HERE, asker)
+            asker = AllReplies(HERE.region)
+            node.calls.send(mesh._picked, "run", ((len, "abc"), {}), HERE, asker)
             answers.append(asker.future)
 
     threads = [threading.Thread(target=call) for _ in range(4)]
@@ -101,11 +101,11 @@ def test_an_actor_that_is_given_up_before_its_turn_is_never_made(make_session: A
     """It was to replace one that is still at its cleanup, which stays the only one of that name until it is over."""
     session, made = make_session(stop_timeout=0.01), Gate()
     (worker,) = session.workers(1)
-    target = [Target(worker.address, session.controller.name_actor("lingering"))]
+    target = [Target(worker.address, session.controller.supervision.name_actor("lingering"))]
 
     def spawn_lingering() -> Any:
-        asker = Gather(HERE.region)
-        session.controller.spawn(target, (Lingering, (made, gate), {}), HERE, asker)
+        asker = AllReplies(HERE.region)
+        session.controller.calls.spawn(target, (Lingering, (made, gate), {}), HERE, asker)
         return ActorMesh("lingering", Lingering, target, HERE.region, asker.future.then(lambda _: None))
 
     first = spawn_lingering()
@@ -132,20 +132,18 @@ def test_a_call_that_is_taken_back_between_its_queue_and_its_beginning_never_beg
     (worker,) = session.workers(1)
     probe: Any = session.spawn(any_probe, on=[worker])
     probe.initialized.get(PATIENCE)
-    hosted = worker._directory.find(probe._picked[0].actor)
+    hosted = worker.actors.find(probe._picked[0].actor)
     taken_back: list[Any] = []
 
     def take_back(item: Any) -> Any:
-        if item is not None and not taken_back and (call := item[0]).endpoint == "note":
+        if item is not None and not taken_back and getattr(call := item[0], "endpoint", "") == "note":
             taken_back.append(call.endpoint)
-            hosted.break_off(call.sender, call.call)
+            hosted.cancel(call.sender, call.call)
         return item
 
-    for name in ("get", "get_nowait"):
-        take = getattr(hosted.queue, name)
-        monkeypatch.setattr(hosted.queue, name, lambda take=take: take_back(take()))
-    if any_probe is Probe:
-        probe.noted.call_one().get(PATIENCE)  # the thread may have stood in the queue's own `get`
+    count_out = hosted.queue.count_out  # each message passes it when it is out of the queue
+    monkeypatch.setattr(hosted.queue, "count_out", lambda item: take_back(count_out(item)))
+    probe.noted.call_one().get(PATIENCE)  # the thread may have been inside the queue's `get` when it was replaced
     unwanted = probe.note.call_one("unwanted")
     assert probe.noted.call_one().get(PATIENCE) == []
     assert taken_back == ["note"]
@@ -166,8 +164,12 @@ def test_an_actor_may_be_spawned_while_those_before_are_let_go(session: Any) -> 
     """Their finalisers may take any time, and whoever spawns has not heard yet that the process leaves."""
     (worker,) = session.workers(1)
     late: list[Any] = []
+
+    def spawn_late() -> None:
+        late.append(worker.actors.host("late", Probe))
+
     for number in range(2):
-        made = worker.host(f"early-{number}", lambda: Farewell(lambda: late.append(worker.host("late", Probe))))
+        made = worker.actors.host(f"early-{number}", lambda: Farewell(spawn_late))
         contextvars.copy_context().run(made.construct, lambda error: None)
-    worker.release_actors()
+    worker.actors.release_all()
     assert len(late) == 2

@@ -14,7 +14,7 @@ import pytest
 
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import DeadlockError
-from meshbook.runtime.node.running import Running
+from meshbook.runtime.node.execution import Execution
 
 PATIENCE = 10.0
 KEY, OTHER = ("asker", 1), ("asker", 2)
@@ -45,15 +45,15 @@ def asked(*targets: str) -> tuple[Future[Any], Question]:
 
 
 class Actor:
-    """An actor named `me`, at nothing; notes what its Running asks of others."""
+    """An actor named `me`, at nothing; notes what its Execution asks of others."""
 
     def __init__(self) -> None:
         self.due: list[Callable[[], object]] = []
         self.watched = 0
-        self.running = Running(
+        self.running = Execution(
             lambda target: target == "me",
             describe=lambda: "<me>",
-            later=lambda seconds, callback: self.due.append(callback),
+            call_later=lambda seconds, callback: self.due.append(callback),
             watch=self._watch,
         )
 
@@ -67,22 +67,22 @@ def actor() -> Actor:
 
 
 @pytest.fixture
-def running(actor: Actor) -> Running:
+def running(actor: Actor) -> Execution:
     return actor.running
 
 
 # -- what it is at -------------------------------------------------------------------------
 
 
-def test_one_that_is_idle_is_at_nothing(running: Running) -> None:
+def test_one_that_is_idle_is_at_nothing(running: Execution) -> None:
     assert running.waiting() is None
     assert running.where() == ""
     assert not running.is_at(KEY)
-    assert not running.break_off(KEY)
+    assert not running.cancel(KEY)
     assert not running.is_broken
 
 
-def test_it_is_at_a_message_from_its_beginning_to_its_end(running: Running) -> None:
+def test_it_is_at_a_message_from_its_beginning_to_its_end(running: Execution) -> None:
     running.enter(KEY, "step")
     assert running.is_at(KEY)
     assert not running.is_at(OTHER)
@@ -94,11 +94,11 @@ def test_it_is_at_a_message_from_its_beginning_to_its_end(running: Running) -> N
     assert running.is_at(OTHER)
 
 
-def of_the_user(running: Running) -> str:
+def of_the_user(running: Execution) -> str:
     return running.where()
 
 
-def test_where_it_is_names_the_endpoint_and_the_innermost_line_of_the_users(running: Running) -> None:
+def test_where_it_is_names_the_endpoint_and_the_innermost_line_of_the_users(running: Execution) -> None:
     running.enter(KEY, "step")
     line = of_the_user.__code__.co_firstlineno + 1
     assert of_the_user(running) == f"step(), in of_the_user() at {__file__}:{line}"
@@ -106,7 +106,7 @@ def test_where_it_is_names_the_endpoint_and_the_innermost_line_of_the_users(runn
     assert of_the_user(running) == f"of_the_user(), at {__file__}:{line}"
 
 
-def test_where_a_task_is(running: Running) -> None:
+def test_where_a_task_is(running: Execution) -> None:
     async def inner(event: asyncio.Event) -> None:
         await event.wait()
 
@@ -127,7 +127,7 @@ def test_where_a_task_is(running: Running) -> None:
     assert asyncio.run(look()) == f"step(), in inner() at {__file__}:{line}"
 
 
-def test_where_a_task_is_that_does_not_await(running: Running) -> None:
+def test_where_a_task_is_that_does_not_await(running: Execution) -> None:
     async def inner() -> str:
         return running.where()
 
@@ -142,7 +142,7 @@ def test_where_a_task_is_that_does_not_await(running: Running) -> None:
 # -- what it waits for ---------------------------------------------------------------------
 
 
-def test_a_wait_lasts_from_its_beginning_to_its_end(actor: Actor, running: Running) -> None:
+def test_a_wait_lasts_from_its_beginning_to_its_end(actor: Actor, running: Execution) -> None:
     running.enter(KEY, "step")
     first, _ = asked("other")
     assert running.begin_wait(first, blocking=True, bounded=False)
@@ -159,7 +159,7 @@ def test_a_wait_lasts_from_its_beginning_to_its_end(actor: Actor, running: Runni
     assert actor.watched == 2
 
 
-def test_a_wait_for_what_is_here_is_none(running: Running) -> None:
+def test_a_wait_for_what_is_here_is_none(running: Execution) -> None:
     running.enter(KEY, "step")
     future, _ = asked("other")
     running.begin_wait(future, blocking=True, bounded=False)
@@ -167,7 +167,7 @@ def test_a_wait_for_what_is_here_is_none(running: Running) -> None:
     assert running.waiting() is None
 
 
-def test_a_wait_with_a_limit_is_nobodys_business(actor: Actor, running: Running) -> None:
+def test_a_wait_with_a_limit_is_nobodys_business(actor: Actor, running: Execution) -> None:
     running.enter(KEY, "step")
     future, _ = asked("other")
     assert running.begin_wait(future, blocking=True, bounded=True)
@@ -176,13 +176,13 @@ def test_a_wait_with_a_limit_is_nobodys_business(actor: Actor, running: Running)
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-def test_who_is_at_no_message_keeps_nobody_waiting(running: Running, blocking: bool) -> None:
+def test_who_is_at_no_message_keeps_nobody_waiting(running: Execution, blocking: bool) -> None:
     future, _ = asked("other")
     assert not running.begin_wait(future, blocking=blocking, bounded=False)
     assert running.waiting() is None
 
 
-def test_a_thread_that_the_endpoint_started_waits_on_its_own(running: Running) -> None:
+def test_a_thread_that_the_endpoint_started_waits_on_its_own(running: Execution) -> None:
     running.enter(KEY, "step")
     found: list[bool] = []
     thread = threading.Thread(
@@ -194,7 +194,7 @@ def test_a_thread_that_the_endpoint_started_waits_on_its_own(running: Running) -
     assert running.waiting() is None
 
 
-def test_a_task_that_the_endpoint_started_waits_on_its_own(running: Running) -> None:
+def test_a_task_that_the_endpoint_started_waits_on_its_own(running: Execution) -> None:
     """By `await`; if it blocks, it blocks the loop, and the endpoint with it."""
     future, _ = asked("other")
 
@@ -219,7 +219,7 @@ def test_a_task_that_the_endpoint_started_waits_on_its_own(running: Running) -> 
 
 
 @pytest.mark.parametrize("targets", [["me"], ["other", "me"]])
-def test_who_waits_for_itself_is_told_at_once(actor: Actor, running: Running, targets: list[str]) -> None:
+def test_who_waits_for_itself_is_told_at_once(actor: Actor, running: Execution, targets: list[str]) -> None:
     running.enter(KEY, "step")
     future, _ = asked(*targets)
     with pytest.raises(DeadlockError, match="<me> waits for its own answer"):
@@ -232,17 +232,17 @@ def test_who_waits_for_itself_is_told_at_once(actor: Actor, running: Running, ta
 # -- breaking off --------------------------------------------------------------------------
 
 
-def test_only_the_present_message_is_broken_off(running: Running) -> None:
+def test_only_the_present_message_is_broken_off(running: Execution) -> None:
     running.enter(KEY, "step")
-    assert not running.break_off(OTHER)
+    assert not running.cancel(OTHER)
     assert not running.is_broken
 
 
-def test_what_it_waits_for_is_cancelled_and_the_wait_ends_by_that(running: Running) -> None:
+def test_what_it_waits_for_is_cancelled_and_the_wait_ends_by_that(running: Execution) -> None:
     running.enter(KEY, "step")
     future, question = asked("other")
     running.begin_wait(future, blocking=True, bounded=False)
-    assert running.break_off(KEY)
+    assert running.cancel(KEY)
     assert question.is_cancelled
     with pytest.raises(asyncio.CancelledError):
         running.end_wait()
@@ -252,19 +252,19 @@ def test_what_it_waits_for_is_cancelled_and_the_wait_ends_by_that(running: Runni
     assert not running.is_broken, "the next message is not touched"
 
 
-def test_who_is_broken_off_begins_no_wait(running: Running) -> None:
+def test_who_is_broken_off_begins_no_wait(running: Execution) -> None:
     running.enter(KEY, "step")
-    running.break_off(KEY)
+    running.cancel(KEY)
     with pytest.raises(asyncio.CancelledError):
         running.begin_wait(asked("other")[0], blocking=True, bounded=False)
 
 
 def test_a_thread_inside_the_runtime_is_tried_again_as_long_as_it_is_at_the_message(
-    actor: Actor, running: Running
+    actor: Actor, running: Execution
 ) -> None:
     """The test's own thread is inside, as long as it calls these."""
     running.enter(KEY, "step")
-    running.break_off(KEY)
+    running.cancel(KEY)
     [again] = actor.due
     again()
     assert len(actor.due) == 2
@@ -275,7 +275,7 @@ def test_a_thread_inside_the_runtime_is_tried_again_as_long_as_it_is_at_the_mess
     assert not running.is_broken
 
 
-def test_a_task_is_cancelled_before_what_it_waits_for(running: Running) -> None:
+def test_a_task_is_cancelled_before_what_it_waits_for(running: Execution) -> None:
     future, question = asked("other")
     order: list[str] = []
     cancel = question.cancel
@@ -298,16 +298,16 @@ def test_a_task_is_cancelled_before_what_it_waits_for(running: Running) -> None:
             running.end_wait()
             running.leave()
 
-    async def break_off() -> None:
+    async def cancel_it() -> None:
         task = asyncio.create_task(step())
         await asyncio.sleep(0)
-        assert running.break_off(KEY)
+        assert running.cancel(KEY)
         assert task.cancelling() == 1
-        assert running.break_off(KEY)
+        assert running.cancel(KEY)
         assert task.cancelling() == 1, "once is enough"
         await asyncio.wait([task])
         assert task.cancelled()
 
-    asyncio.run(break_off())
+    asyncio.run(cancel_it())
     assert order == ["its question", "its question", "the task"]
     assert running.is_broken

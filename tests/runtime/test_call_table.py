@@ -325,5 +325,5 @@ def test_an_argument_that_cannot_travel_is_an_error_at_the_call(make_session: An
     mesh.initialized.get(PATIENCE)
     with pytest.raises((PickleError, MessageTooLarge), match=said):
         mesh.takes.call(value)
-    assert not len(session.controller._calls)
+    assert not len(session.controller.table)
     assert mesh.add.call_one(1).get(PATIENCE) == 1
