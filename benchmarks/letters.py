@@ -84,7 +84,7 @@ class Desk:
         gc.collect()
         node = context().actor_instance.node
         box = self._inbox
-        return Audit(self._name, os.getpid(), node.open_calls, dict(self._outbox.sent), box.received, box.faults)
+        return Audit(self._name, os.getpid(), node.calls.pending, dict(self._outbox.sent), box.received, box.faults)
 
 
 class Peer(Actor):

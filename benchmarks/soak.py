@@ -258,7 +258,7 @@ def look(work: Work) -> Sight:
         footprints={name: footprint(process) for name, process in named.items()},
         processes=len(controller.children(recursive=True)),
         files=len(list(current_session().folder.path.iterdir())),
-        open_calls=context().actor_instance.node.open_calls + sum(audit.open_calls for audit in audits),
+        open_calls=context().actor_instance.node.calls.pending + sum(audit.open_calls for audit in audits),
         letters=sum(sum(audit.received.values()) for audit in audits),
     )
 

@@ -236,13 +236,13 @@ class Meshes:
 
         def unwatch() -> None:
             mesh.unwatch = _nothing
-            node.when_down.remove(look)
-            node.when_reborn.remove(welcome)
+            node.peers.when_down.remove(look)
+            node.peers.when_reborn.remove(welcome)
 
         mesh.unwatch = unwatch
         mesh.open_dashboard = lambda: self.open_dashboard(mesh.name)
-        node.when_down.append(look)
-        node.when_reborn.append(welcome)
+        node.peers.when_down.append(look)
+        node.peers.when_reborn.append(welcome)
         mesh.procs.after_heal(lambda procs, ranks: mesh.follow(procs))
 
     def down(self, name: str | None = None, *, now: bool = False) -> NotebookMesh:

@@ -39,7 +39,7 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.geometry.ranges import format_label
-from meshbook.runtime.node.calls import Each
+from meshbook.runtime.node.call_table import PerRank
 
 LEAVING_SECONDS = 2.0  # that the loop of a cell has to say how far that is
 TICK = 0.25  # seconds between looks at what there is to show
@@ -312,9 +312,9 @@ class CellRun:
             for rank in sorted(progress.outcomes, key=progress.place_of):
                 self._note(rank, progress.outcomes[rank])
         self._attendance.resume(progress.calls, has_failed=bool(progress.failed))
-        answers = Each(len(progress.calls))
+        answers = PerRank(len(progress.calls))
         [*targets] = (self._cells_of((rank,))._picked[0] for rank in progress.calls)
-        self.cell.session.node.adopt(targets, list(progress.calls.values()), "run", answers)
+        self.cell.session.node.calls.adopt(targets, list(progress.calls.values()), "run", answers)
         self._expect(dict(zip(progress.calls, answers.futures, strict=True)))
 
     # -- from the receiving thread -------------------------------------------------

@@ -19,8 +19,8 @@ from meshbook.runtime.actor.context import name_of
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.mesh.actors import ActorMesh
-from meshbook.runtime.node.calls import Target
-from meshbook.runtime.node.keeper import KEEPER, Keeper
+from meshbook.runtime.node.call_table import Target
+from meshbook.runtime.node.control import CONTROL, ControlActor
 from meshbook.runtime.telemetry.lanes import Window
 from meshbook.runtime.telemetry.spans import Mark, Recording, Span, now
 from meshbook.runtime.transport.home import host_of
@@ -168,7 +168,7 @@ async def take_trace(
     """
     if not session.node.recorder.on:
         raise MeshError("nothing is recorded, since MESHBOOK_SPANS is 0")
-    own = session.node.recording(0)
+    own = session.node.recorder.recording(0)
     chosen = choose(times, [span for span in own.spans if is_use(span)], number=number, last=last)
     start = chosen[0].start
     addresses = [each for each in session.workers() if only is None or each.node in only]
@@ -271,7 +271,7 @@ async def _ask(session: Session, addresses: Sequence[Address], since: int) -> li
 
 
 def _keeper(address: Address) -> Any:
-    return ActorMesh(KEEPER, Keeper, [Target(address, KEEPER)], Extent((), ()).region)
+    return ActorMesh(CONTROL, ControlActor, [Target(address, CONTROL)], Extent((), ()).region)
 
 
 async def _clocks(here: Address, addresses: Sequence[Address]) -> dict[str, Clock]:

@@ -153,8 +153,8 @@ class Run:
         self._procs: ProcMesh = session.host.spawn_procs(per_host={PROCS: course.size}, name="spmd")
         self._ranks = {address.node: rank for rank, address in enumerate(self._procs.nodes)}
         # First listen, then look: an end in between is heard of either way.
-        session.node.when_down.append(self._heard_of_end)
-        for report in filter(None, map(session.node.report_of, self._ranks)):
+        session.node.peers.when_down.append(self._heard_of_end)
+        for report in filter(None, map(session.node.peers.report_of, self._ranks)):
             self._heard_of_end(report)
         self._actors = self._procs.spawn_on_main("spmd", SPMDActor)
         for part in (self._procs, self._actors):

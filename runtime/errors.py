@@ -28,6 +28,7 @@ Foreign errors become one of these at the seam where they enter, chained to what
 from __future__ import annotations
 
 import concurrent.futures
+import pickle
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -73,14 +74,24 @@ class CallError(MeshbookError):
 
 
 class ActorError(CallError):
-    """An endpoint raised an exception. `exception` is the original where it could be pickled, else None."""
+    """An endpoint raised an exception."""
 
-    def __init__(self, message: str, exception: BaseException | None = None) -> None:
+    def __init__(self, message: str, exception: BaseException | bytes | None = None) -> None:
         super().__init__(message)
-        self.exception = exception
+        self._exception = exception  # maybe pickled: the thread that asks for it unpickles it
+
+    @property
+    def exception(self) -> BaseException | None:
+        """The original exception; None where it could not be pickled, or its class does not exist in this process."""
+        if isinstance(self._exception, bytes):
+            try:
+                self._exception = pickle.loads(self._exception)
+            except Exception:
+                self._exception = None
+        return self._exception  # type: ignore[return-value]
 
     def _parts(self) -> tuple[Any, ...]:
-        return self.args[0], self.exception
+        return self.args[0], self._exception
 
 
 class DeadlockError(CallError):

@@ -1,19 +1,103 @@
-"""Waiting at a `SimpleQueue` for a limited time."""
+"""Waiting for other threads: the threads that must not wait, one-shot events, and time limits for a `SimpleQueue`."""
 
 from __future__ import annotations
 
+import math
 import queue
+import threading
+from _thread import allocate_lock
+from collections import deque
+from collections.abc import Callable, Sized
 from typing import TypeVar
 
 T = TypeVar("T")
+LOOK_SECONDS = 1.0  # after this time the main thread interrupts a wait to notice a Ctrl-C; later less often
+LONGEST_LOOK_SECONDS = 8.0
+
+# The I/O threads of this process. A user's finalizer can run on them. A wait there would never end, since the same
+# thread delivers the awaited message.
+NEVER_WAITING: set[int] = set()
+
+
+def may_wait() -> bool:
+    """Whether the calling thread may wait for messages."""
+    return threading.get_ident() not in NEVER_WAITING
+
+
+class Latch:
+    """A one-shot event that costs one lock: any thread releases it, one thread waits for it."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = allocate_lock()
+        self._lock.acquire()
+
+    def release(self) -> None:
+        """End the wait; may be called again."""
+        try:
+            self._lock.release()
+        except RuntimeError:
+            return  # released before
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until `release`; return False on timeout. On the main thread Ctrl-C raises here.
+
+        A signal that arrives between Python's last check for signals and the wait itself is noticed only when the wait
+        ends. Only the main thread handles signals, so it interrupts its wait now and then.
+        """
+        acquire = self._lock.acquire
+        if threading.current_thread() is not threading.main_thread():
+            return acquire(timeout=-1 if seconds is None else min(seconds, threading.TIMEOUT_MAX))
+        left = math.inf if seconds is None else seconds
+        pause = LOOK_SECONDS
+        while left > pause:
+            if acquire(timeout=pause):
+                return True
+            left -= pause
+            pause = min(2 * pause, LONGEST_LOOK_SECONDS)
+        return acquire(timeout=left)
+
+
+class HighWaterMark:
+    """Makes senders wait while a queue is longer than its limit. An I/O thread never waits here."""
+
+    __slots__ = ("_items", "_waiting", "limit")
+
+    def __init__(self, items: Sized, limit: int) -> None:
+        self._items = items
+        self.limit = limit
+        self._waiting: deque[Latch] = deque()
+
+    def wait(self, is_over: Callable[[], bool]) -> None:
+        """Wait until the queue is short enough, or `is_over`."""
+        while len(self._items) > self.limit and not is_over() and may_wait():
+            latch = Latch()
+            # Add the latch, then check again: otherwise a `notify` between check and wait would be missed.
+            self._waiting.append(latch)
+            if len(self._items) > self.limit and not is_over():
+                latch.wait()
+
+    def notify(self) -> None:
+        """Wake the waiting senders; called after items were taken out."""
+        if self._waiting and len(self._items) <= self.limit:
+            self.wake_all()
+
+    def wake_all(self) -> None:
+        """Wake the waiting senders regardless of the length; each checks again."""
+        while self._waiting:
+            try:
+                self._waiting.popleft().release()
+            except IndexError:
+                return
 
 
 def get_within(items: queue.SimpleQueue[T], seconds: float) -> T:
-    """What comes next; queue.Empty where nothing comes in time. For the only thread that takes from this queue.
+    """Return the next item; raise queue.Empty on timeout. Only one thread may take from this queue.
 
-    Python's own `get` may wait for ever (3.11 to 3.13): where its time is over when it has seen that the last call to
-    `put` is outdated, it goes on with what is left, which is less than nothing, and that means no limit. A `get_nowait`
-    that fails has seen it before.
+    Python's own `get` may wait for ever (3.11 to 3.13). If its time is over when it has consumed the stale wakeup of an
+    earlier `put`, it continues with the remaining time, which is negative and means no limit. A `get_nowait` that fails
+    consumes the stale wakeup before.
     """
     try:
         return items.get_nowait()

@@ -90,7 +90,11 @@ def watch_session(session: Session, wake: Callable[[], object]) -> Callable[[], 
     def hear(report: Any) -> None:
         wake()
 
-    heard: tuple[list[Any], ...] = (session.node.when_down, session.node.when_reborn, session.events.when_added)
+    heard: tuple[list[Any], ...] = (
+        session.node.peers.when_down,
+        session.node.peers.when_reborn,
+        session.events.when_added,
+    )
     for listeners in heard:
         listeners.append(hear)
     session.watch(True)

@@ -19,7 +19,7 @@ from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.mesh.actors import ActorMesh, current_node
 from meshbook.runtime.mesh.process import PROCESS, ProcessActor
 from meshbook.runtime.mesh.procs import ProcMesh
-from meshbook.runtime.node.calls import Target
+from meshbook.runtime.node.call_table import Target
 from meshbook.testing.plan import Event, Range, Rates, plan
 from meshbook.testing.report import Injected, Report
 
@@ -152,7 +152,7 @@ class _Ranks:
     def begin(self, event: Event) -> str:
         """Do it; "done", or why not."""
         (address,) = self._parts[event.rank].nodes
-        if current_node().report_of(address.node) is not None:
+        if current_node().peers.report_of(address.node) is not None:
             return "it was dead"
         return _try(functools.partial(self._begin, event)) or "done"
 

@@ -162,7 +162,7 @@ def context() -> Context:
     The first use in a client starts its runtime.
     """
     found = CURRENT.get()
-    return found if found is not None else _client_context()
+    return found if found is not None else client_context()
 
 
 def current_rank() -> Point:
@@ -196,7 +196,7 @@ def provide_client(boot: Callable[[], Context]) -> None:
     _Door.client = boot
 
 
-def _client_context() -> Context:
+def client_context() -> Context:
     if _Door.client is None:
         raise RuntimeError("no meshbook client in this process: import meshbook, not its parts, to get one on demand")
     return _Door.client()

@@ -89,7 +89,7 @@ class Deferred(Future[T]):
         self._run()
         return super().__await__()
 
-    def when_done(self, callback: Callable[[], None]) -> None:
+    def when_done(self, callback: Callable[[], object]) -> None:
         self._run()
         super().when_done(callback)
 
@@ -124,9 +124,8 @@ class Deferred(Future[T]):
     # -- running -------------------------------------------------------------
 
     def _claim(self) -> Callable[[], Coroutine[Any, Any, T]] | None:
-        """The body, for the one who gets here first."""
-        with self._guard:
-            body, self._body = self._body, None
+        """Return the body to the first thread that asks."""
+        body, self._body = self._body, None  # no call in between, so no other thread either
         return body
 
     def _run(self) -> None:

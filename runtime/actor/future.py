@@ -1,50 +1,36 @@
 """`Future`: an answer that is still on its way, waited for by `.get()` or by `await`.
 
-Not a `concurrent.futures.Future`: creating one costs a single lock here, and the value is decoded by whoever asks for
-it first, so that the receiving thread stays free.
+Not a `concurrent.futures.Future`: it takes no lock to create, settle or wait, so finalizers and signal handlers may do
+all three, and the first reader decodes the value, so that the I/O thread unpickles nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import math
 import sys
 import threading
-import time
 import warnings
+from _thread import RLock
 from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from meshbook.runtime.actor.context import CURRENT, Waiter
-from meshbook.runtime.actor.waking import SignalBell
+from meshbook.runtime.queues import Latch, may_wait
 from meshbook.runtime.traces import without_ours
 
-LOOK_SECONDS = (
-    1.0  # that the main thread waits for a lock; a Ctrl-C may be seen only then. After that a signal wakes it
-)
 T = TypeVar("T")
 U = TypeVar("U")
 logger = logging.getLogger(__name__)
 _UNDECODED: Any = object()
 
 
-class Helper(Protocol):
-    """Where answers come in (`runtime.node.reception`): a thread that waits for one may as well receive it."""
-
-    def lead(self, ready: Callable[[], bool]) -> None: ...
-    def attend(self, ready: Callable[[], bool]) -> None: ...
-    def poke(self) -> None: ...
-
-
-class Inquiry(Protocol):
+class PendingCall(Protocol):
     """The question that a future is the answer of (`runtime.node.calls`); `index` counts the targets it was put to."""
 
-    @property
-    def helper(self) -> Helper | None: ...  # None: the answer does not come in from elsewhere
     def cancel(self, index: int | None) -> bool: ...
     def owing(self, index: int | None) -> list[Any]: ...
 
@@ -53,20 +39,19 @@ class Future(Generic[T]):
     """The answer to a call, made by endpoints and meshes: wait with `.get()` in scripts and cells, or `await` it."""
 
     __slots__ = (
-        *("_callbacks", "_decode", "_done", "_error", "_guard", "_helper", "_index", "_inquiry", "_latch", "_trace"),
+        *("_callbacks", "_decode", "_decoding", "_done", "_error", "_index", "_inquiry", "_trace", "_unsettled"),
         *("_value", "__weakref__"),
     )
 
-    _callbacks: tuple[Callable[[], None], ...]
+    _callbacks: list[Callable[[], object]]  # the settling thread and the waiting ones share it
     _decode: Callable[[], T] | None
+    _decoding: RLock  # one thread decodes; re-entrant, as a finalizer may read the same future in the middle of that
     _done: bool
     _error: BaseException | None
-    _guard: threading.Lock  # guards _decode, _value and _callbacks: one thread decodes, no callback is forgotten
-    _helper: Helper | None
-    _inquiry: Inquiry | None
+    _inquiry: PendingCall | None
     _index: int | None  # of the target that answers; None where several do
-    _latch: threading.Lock  # held until the future is settled
-    _trace: TracebackType | None  # of the error, as it came here; each who observes it adds his own lines to that
+    _trace: TracebackType | None  # of the error, as it came here; each reader adds its own lines to that
+    _unsettled: list[None]  # the thread that takes its one item settles the future
     _value: Any
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
@@ -76,18 +61,16 @@ class Future(Generic[T]):
     def pending(cls) -> Future[T]:
         """A future that some answer will resolve (for the runtime)."""
         self = cls.__new__(cls)
-        self._helper = None
         self._inquiry = None
         self._index = None
-        self._latch = threading.Lock()
-        self._latch.acquire()
-        self._guard = threading.Lock()
+        self._decoding = RLock()
         self._done = False
         self._decode = None
         self._value = _UNDECODED
         self._error = None
         self._trace = None
-        self._callbacks = ()
+        self._callbacks = []
+        self._unsettled = [None]
         return self
 
     @classmethod
@@ -104,21 +87,17 @@ class Future(Generic[T]):
 
     # -- the runtime's side ------------------------------------------------
 
-    def helped_by(self, helper: Helper) -> None:
-        """Say where the answer comes in."""
-        self._helper = helper
-
-    def asked(self, inquiry: Inquiry, index: int | None) -> None:
-        """Say which question this is the answer of; the answer comes in where that was asked."""
-        self._inquiry, self._index, self._helper = inquiry, index, inquiry.helper
+    def asked(self, inquiry: PendingCall, index: int | None) -> None:
+        """Say which question this is the answer of."""
+        self._inquiry, self._index = inquiry, index
 
     @property
-    def inquiry(self) -> Inquiry | None:
+    def inquiry(self) -> PendingCall | None:
         """The question that it answers."""
         return self._inquiry
 
     def owing(self) -> list[Any]:
-        """Who has not answered yet, as `(target, endpoint, number of the call)`."""
+        """The targets that have not answered yet, as `(target, endpoint, number of the call)`."""
         return [] if self._inquiry is None else self._inquiry.owing(self._index)
 
     def resolve(self, decode: Callable[[], T]) -> None:
@@ -130,47 +109,40 @@ class Future(Generic[T]):
         self._settle(None, error)
 
     def _settle(self, decode: Callable[[], T] | None, error: BaseException | None) -> None:
-        with self._guard:
-            if self._done:
+        try:
+            self._unsettled.pop()
+        except IndexError:
+            return  # settled before
+        if error is not None:
+            self._error, self._trace = error, without_ours(error.__traceback__)
+        else:
+            self._decode = decode
+        self._done = True
+        self._run_callbacks()
+
+    def _run_callbacks(self) -> None:
+        # Callbacks that were added before `_done` run here; later ones run on the thread that adds them.
+        callbacks = self._callbacks
+        while callbacks:
+            try:
+                callback = callbacks.pop(0)
+            except IndexError:  # another thread has taken it
                 return
-            self._decode, self._error = decode, error
-            if error is not None:
-                self._trace = without_ours(error.__traceback__)
-            self._done = True
-            callbacks, self._callbacks = self._callbacks, ()
-        self._latch.release()
-        if self._helper is not None:
-            self._helper.poke()
-        for callback in callbacks:
             try:
                 callback()
-            except Exception:  # others wait for the same answer, and maybe for what else this thread has to tell
-                logger.exception("somebody could not be told that an answer is there")
+            except Exception:  # others wait for the same answer
+                logger.exception("a callback of a future failed")
 
-    def when_done(self, callback: Callable[[], None]) -> None:
+    def when_done(self, callback: Callable[[], object]) -> None:
         """Call back once, from the thread that settles the future, or at once if it is settled."""
-        if self._postpone(callback):
-            if self._helper is not None:
-                self._helper.attend(self._is_settled)
-        else:
-            callback()
-
-    @property
-    def _is_settled(self) -> Callable[[], bool]:
-        """What asks that and, kept by who receives for longer than the future is wanted, keeps no value alive."""
-        return functools.partial(_is_free, self._latch)
-
-    def _postpone(self, callback: Callable[[], None]) -> bool:
-        """Whether the answer is still to come, and the callback with it."""
-        with self._guard:
-            if not self._done:
-                self._callbacks = (*self._callbacks, callback)
-            return not self._done
+        self._callbacks.append(callback)
+        if self._done:
+            self._run_callbacks()
 
     def then(self, make: Callable[[T], U]) -> Future[U]:
         """A future of what `make` makes of this one's value; its error is this one's."""
         twin: Future[U] = Future.pending()
-        twin._helper, twin._inquiry, twin._index = self._helper, self._inquiry, self._index
+        twin._inquiry, twin._index = self._inquiry, self._index
 
         def settle() -> None:
             if (error := self._error) is not None:
@@ -178,8 +150,7 @@ class Future(Generic[T]):
             else:
                 twin.resolve(lambda: make(self._result()))
 
-        if not self._postpone(settle):
-            settle()
+        self.when_done(settle)
         return twin
 
     # -- the user's side ---------------------------------------------------
@@ -226,44 +197,15 @@ class Future(Generic[T]):
             waiter.end_wait()
 
     def _await_latch(self, timeout: float | None) -> None:
-        if self._helper is not None:
-            if timeout is None:
-                self._helper.lead(self.done)
-            else:
-                self._helper.attend(self._is_settled)
-        self._acquire_latch(math.inf if timeout is None else timeout)
-        self._latch.release()
-
-    def _acquire_latch(self, left: float) -> None:
-        """Wait for the latch; TimeoutError after so many seconds."""
-        is_main = threading.current_thread() is threading.main_thread()
-        most = LOOK_SECONDS if is_main else threading.TIMEOUT_MAX
-        while not self._latch.acquire(timeout=min(left, most)):
-            left -= most
-            if left <= 0:
+        if not may_wait():
+            raise RuntimeError("a finalizer that Python runs on the I/O thread cannot wait for an answer")
+        latch = Latch()
+        self.when_done(latch.release)
+        if not latch.wait(timeout):
+            with contextlib.suppress(ValueError):  # released just now
+                self._callbacks.remove(latch.release)
+            if not self._done:
                 raise TimeoutError
-            if is_main and (bell := _make_bell()) is not None:
-                self._await_bell_or_latch(bell, time.monotonic() + left)
-                return
-
-    def _await_bell_or_latch(self, bell: SignalBell, end: float) -> None:
-        """Go on waiting for the latch on the main thread, where a signal ends the wait as well."""
-        try:
-            bell.listen()
-            self._postpone(bell.ring)
-            # Not the latch: another thread may hold it for a moment, and no ring follows.
-            while not self._done:
-                if (left := end - time.monotonic()) <= 0:
-                    raise TimeoutError
-                bell.wait(left)
-        finally:
-            bell.close()
-            self._withdraw(bell.ring)
-        self._latch.acquire()
-
-    def _withdraw(self, callback: Callable[[], None]) -> None:
-        with self._guard:
-            self._callbacks = tuple(each for each in self._callbacks if each != callback)
 
     def result(self, timeout: float | None = None) -> T:
         """The same as `get`."""
@@ -282,7 +224,9 @@ class Future(Generic[T]):
 
     def _decoded(self) -> BaseException | None:
         """Make the value, once; the error, where there is none."""
-        with self._guard:
+        if self._value is not _UNDECODED or self._error is not None:
+            return self._error
+        with self._decoding:
             if self._value is _UNDECODED and self._error is None:
                 assert self._decode is not None
                 try:
@@ -341,12 +285,6 @@ class Future(Generic[T]):
         return f"<Future {state}>"
 
 
-def _make_bell() -> SignalBell | None:
-    with contextlib.suppress(OSError):  # no descriptor is left: the main thread looks once a second
-        return SignalBell()
-    return None
-
-
 def check_timeout(timeout: float | None, name: str = "a timeout") -> None:
     """ValueError, or TypeError, for what is no time limit; None is without one."""
     if timeout is not None and not isinstance(timeout, int | float):
@@ -367,7 +305,3 @@ def _is_in_a_cell() -> bool:
     kernels = sys.modules.get("ipykernel.kernelapp")
     on_main = threading.current_thread() is threading.main_thread()
     return on_main and kernels is not None and kernels.IPKernelApp.initialized()
-
-
-def _is_free(latch: threading.Lock) -> bool:
-    return not latch.locked()

@@ -41,7 +41,7 @@ class Port(Generic[T]):
     def _send(self, value: T, rank: int) -> None:
         self._refuse_second()
         node: Node = context().actor_instance.node
-        node.send_to_port(self._address, self._number, rank, value, returns=self.return_undeliverable)
+        node.ports.send(self._address, self._number, rank, value, returns=self.return_undeliverable)
         self._note_sent()
 
     def exception(self, error: BaseException) -> None:
@@ -52,7 +52,7 @@ class Port(Generic[T]):
         _check_exception(error)
         self._refuse_second()
         node: Node = context().actor_instance.node
-        node.fail_port(self._address, self._number, error, returns=self.return_undeliverable)
+        node.ports.fail(self._address, self._number, error, returns=self.return_undeliverable)
         self._note_sent()
 
     def _refuse_second(self) -> None:
@@ -144,8 +144,8 @@ class Channel(Generic[T]):
 
 def _open(once: bool, take: Callable[[Any], Any]) -> tuple[Port[Any], PortReceiver[Any]]:
     node: Node = context().actor_instance.node
-    number, mailbox = node.open_port(once=once)
-    return Port(node.address, number, once), PortReceiver(mailbox, lambda: node.close_port(number), take)
+    number, mailbox = node.ports.open(once=once)
+    return Port(node.address, number, once), PortReceiver(mailbox, lambda: node.ports.close(number), take)
 
 
 def _check_exception(error: object) -> None:
@@ -169,7 +169,5 @@ class Node(Protocol):
 
     @property
     def address(self) -> Any: ...
-    def open_port(self, *, once: bool) -> tuple[int, Mailbox]: ...
-    def close_port(self, number: int) -> None: ...
-    def send_to_port(self, to: Any, number: int, rank: int, value: Any, *, returns: bool) -> None: ...
-    def fail_port(self, to: Any, number: int, error: BaseException, *, returns: bool) -> None: ...
+    @property
+    def ports(self) -> Any: ...  # `runtime.node.ports.Ports`

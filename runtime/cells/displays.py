@@ -9,7 +9,7 @@ from typing import Any
 from meshbook.runtime.actor.context import current_origin
 from meshbook.runtime.cells.widgets import without_widgets
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.node.calls import Target
+from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.telemetry.output import SHOWN, TELEMETRY, Chunk, ClearChunk, DisplayChunk, LogOptions
 
 REMEMBERED_DISPLAYS = 1000
@@ -61,4 +61,4 @@ class Displays:
 
     def _send(self, chunk: Chunk) -> None:
         target = Target(self._node.controller, TELEMETRY)
-        self._node.call([target], "output", ((chunk,), {}), Extent((), ()), None)
+        self._node.calls.send([target], "output", ((chunk,), {}), Extent((), ()), None)

@@ -23,7 +23,7 @@ from meshbook.runtime.actor.context import current_origin
 from meshbook.runtime.cells.interrupts import INTERRUPTS
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.node.calls import Each, Target
+from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.telemetry.questions import QUESTIONS, Answer, Kind, Question
 
@@ -74,7 +74,7 @@ class Prompts:
     def _wait_for_answer(self, question: Question) -> Answer:
         if self._node.capture is not None:
             self._node.capture.flush()  # what was printed before it is shown before it
-        asked, answered = Each(1), threading.Event()
+        asked, answered = PerRank(1), threading.Event()
         self._tell("ask", question, asker=asked)
         (future,) = asked.futures
         future.when_done(answered.set)
@@ -90,8 +90,8 @@ class Prompts:
             return Answer("eof", f"the notebook is gone: {error}")
         return answer
 
-    def _tell(self, endpoint: str, *arguments: Any, asker: Each | None = None) -> None:
-        self._node.call([Target(self._node.controller, QUESTIONS)], endpoint, (arguments, {}), NOWHERE, asker)
+    def _tell(self, endpoint: str, *arguments: Any, asker: PerRank | None = None) -> None:
+        self._node.calls.send([Target(self._node.controller, QUESTIONS)], endpoint, (arguments, {}), NOWHERE, asker)
 
     @contextmanager
     def _paused(self, question: Question) -> Iterator[None]:

@@ -41,8 +41,8 @@ from meshbook.runtime.hosts.workers import Ask, OnExit, Workers
 from meshbook.runtime.mesh.birth import Birth, World
 from meshbook.runtime.mesh.hosts import HOST, HostActor
 from meshbook.runtime.mesh.process import PROCESS
-from meshbook.runtime.node.calls import Each, Target
-from meshbook.runtime.node.keeper import KEEPER
+from meshbook.runtime.node.call_table import PerRank, Target
+from meshbook.runtime.node.control import CONTROL
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.station import Station
 from meshbook.runtime.resources import raise_limit_of_files
@@ -50,7 +50,8 @@ from meshbook.runtime.telemetry.events import Kind
 from meshbook.runtime.transport.curve import KeyPair
 from meshbook.runtime.transport.gateway import Gateway
 from meshbook.runtime.transport.home import Home, host_of
-from meshbook.runtime.transport.zeromq import ZmqTransport
+from meshbook.runtime.transport.io_loop import IoLoop
+from meshbook.runtime.transport.unix import UnixTransport
 from meshbook.runtime.wire.messages import Address
 
 NOWHERE = Extent((), ())
@@ -67,18 +68,19 @@ def main(said: bytes = b"", server: Started | None = None) -> None:
     birth = msgspec.json.decode(line.first(), type=AgentBirth)
     if birth.away is None:
         folder = RunFolder(Path(birth.folder))
-        serve(birth, folder, None, line, first_servers(birth, folder, server))
+        serve(birth, folder, None, line, first_servers(birth, folder, server), IoLoop())
         return
     try:
         folder = make_folder(birth.settings, secrets.token_hex(4))
         servers = first_servers(birth, folder, server)
         away = birth.away
         ip = away.address or address_towards(away.towards)
-        gateway = Gateway(away.keys, birth.settings, entrance_at=ip)
+        loop = IoLoop()
+        gateway = Gateway(away.keys, birth.settings, entrance_at=ip, loop=loop)
     except (OSError, MeshbookError) as error:
         answer(AgentAnswer(error=str(error)))
         sys.exit(1)
-    serve(birth, folder, gateway, line, servers)
+    serve(birth, folder, gateway, line, servers, loop)
 
 
 def first_servers(birth: AgentBirth, folder: RunFolder, started: Started | None) -> dict[bool, Server]:
@@ -99,12 +101,13 @@ def serve(
     gateway: Gateway | None,
     line: LineReader,
     servers: Mapping[bool, Server],
+    loop: IoLoop,
 ) -> None:
     """Be this agent until its controller is gone, then end the process. With a gateway: on another host."""
     home = Home.of_first_host(folder.path)
     if gateway is not None:
         home = Home(folder.path, gateway.prefix, host_of(birth.controller))
-    node = Node(ZmqTransport(birth.node, home, birth.settings), birth.run, birth.settings)
+    node = Node(UnixTransport(birth.node, home, birth.settings, loop), birth.run, birth.settings)
     provide_client(lambda: Context(Instance("agent", "agent", NOWHERE.point(0), node)))
     others = OtherHosts(node, home)
 
@@ -137,10 +140,10 @@ def attend(
 ) -> Workers:
     """Make this node that of an agent, which takes messages from now on; the caller serves the workers."""
     node.controller = birth.controller
-    node.trust(birth.controller)
+    node.routes.trust(birth.controller)
 
     def ask_to_leave(worker: Address, reason: str, fence: str) -> None:
-        node.call([Target(worker, PROCESS)], "stop", ((reason, fence), {}), NOWHERE, None)
+        node.calls.send([Target(worker, PROCESS)], "stop", ((reason, fence), {}), NOWHERE, None)
 
     telling = threading.Lock()  # so that nobody hears of a new life before the end of the one before
 
@@ -151,14 +154,14 @@ def attend(
         others.forget(report)
         with telling:
             report = dataclasses.replace(report, host=host)
-            node.announce_down(report, [birth.controller, *others.agents, *living])
+            node.peers.announce_down(report, [birth.controller, *others.agents, *living])
             born.discard(report.node)
 
     def pass_on(report: ExitReport) -> None:
         """The end of somebody on another host: nobody else tells it to the workers here, or ends what he owned."""
 
         def tell() -> None:
-            node.announce_down(report, workers.addresses())
+            node.peers.announce_down(report, workers.addresses())
             workers.stop_owned_by(report.node)
 
         if report.node not in born:
@@ -166,21 +169,21 @@ def attend(
             others.run(tell)
 
     def on_spare(kind: Kind, mesh: str, ranks: Sequence[int], text: str) -> None:
-        node.tell_event(kind, mesh, mesh, ranks, text)
+        node.send_event(kind, mesh, mesh, ranks, text)
 
     workers = make_workers(ask_to_leave, on_exit, on_spare)
     others.end = workers.finish
-    node.when_down.append(pass_on)
+    node.peers.when_down.append(pass_on)
     station = node.station = Station(node, folder, node.address)
     station.serve_host(others.ip_towards, Kinship(folder).includes)
-    node.host_inline(MEETINGS, Meetings(others.new_rendezvous))
-    node.host(HOST, lambda: Agent(node, workers, telling, born, others), class_name="HostActor").start(
+    node.actors.host_inline(MEETINGS, Meetings(others.new_rendezvous))
+    node.actors.host(HOST, lambda: Agent(node, workers, telling, born, others), class_name="HostActor").start(
         lambda error: None
     )
-    node.host(OBSERVER, lambda: Observer(workers.pid_of)).start(lambda error: None)
+    node.actors.host(OBSERVER, lambda: Observer(workers.pid_of)).start(lambda error: None)
     meter = make_meter(host, folder)
-    node.host(METERS, lambda: Meters(node, workers.living, meter)).start(lambda error: None)
-    node.host(PROFILER, lambda: Profiler(workers.pid_of)).start(lambda error: None)
+    node.actors.host(METERS, lambda: Meters(node, workers.living, meter)).start(lambda error: None)
+    node.actors.host(PROFILER, lambda: Profiler(workers.pid_of)).start(lambda error: None)
     node.start()
     return workers
 
@@ -202,26 +205,27 @@ class Agent(HostActor):
         owner = births[0].world.owner
         # Before anybody is told of a birth: it fails where the host that is asked is lost meanwhile.
         rendezvous = self._others.network | self._rendezvous_of(births[0].world)
-        if self._node.report_of(owner) is not None:  # it has asked, and died
+        if self._node.peers.report_of(owner) is not None:  # it has asked, and died
             for birth in births:
                 self._tell_unborn(birth, f"its owner has ended ({owner})")
             return
         # Said before it is done: should this process be killed now, the controller still knows who is lost with it.
         roster = Target(self._node.controller, ROSTER)
         names = [birth.address.node for birth in births]
-        self._node.call([roster], "born", ((self._node.address.node, names), {}), NOWHERE, None)
+        self._node.calls.send([roster], "born", ((self._node.address.node, names), {}), NOWHERE, None)
         self._born.update(names)
         for birth in births:
             if birth.life:
                 self._tell_reborn(birth)
-        lives = self._node.lives() if self._others.has_gateway else {}
+        # A process that is born now has heard of no restart, and must not take a process for one before it.
+        lives = self._node.routes.lives()
         self._workers.start([_informed(birth, rendezvous, lives) for birth in births])
-        if self._node.report_of(owner) is not None:  # it has died meanwhile, when there was nothing to end yet
+        if self._node.peers.report_of(owner) is not None:  # it has died meanwhile, when there was nothing to end yet
             self._workers.stop_owned_by(owner)
 
     def _tell_unborn(self, birth: Birth, why: str) -> None:
         report = ExitReport(birth.address.node, 0, None, stopped=why, life=birth.life)
-        self._node.announce_down(report, [self._node.controller, *self._workers.addresses()])
+        self._node.peers.announce_down(report, [self._node.controller, *self._workers.addresses()])
 
     def _tell_reborn(self, birth: Birth) -> None:
         """Everybody forgets its end before it can be heard of."""
@@ -229,22 +233,24 @@ class Agent(HostActor):
             self._tell_of_life(birth.address, birth.life, [self._node.controller])
             hosts = [Target(agent, HOST) for agent in self._others.agents]
             if hosts:
-                self._node.call(hosts, "reborn", ((birth.address, birth.life), {}), NOWHERE, None)
+                self._node.calls.send(hosts, "reborn", ((birth.address, birth.life), {}), NOWHERE, None)
 
     def _tell_of_life(self, address: Address, life: int, others: Sequence[Address]) -> None:
-        self._node.note_reborn(address, life)
-        keepers = [Target(each, KEEPER) for each in (*others, *self._workers.addresses())]
+        self._node.peers.note_reborn(address, life)
+        keepers = [Target(each, CONTROL) for each in (*others, *self._workers.addresses())]
         if keepers:
-            self._node.call(keepers, "reborn", ((address, life), {}), NOWHERE, None)
+            self._node.calls.send(keepers, "reborn", ((address, life), {}), NOWHERE, None)
 
     def _rendezvous_of(self, world: World) -> dict[str, str]:
         """That of the ranks of this mesh which live, else a new one; on several hosts the first living one's."""
         if len(world.agents) == 1:
             known = self._workers.rendezvous_of(world.mesh)
             return known if known is not None else self._others.new_rendezvous()
-        asker = Each(1)
-        living = (agent for agent in world.agents if self._node.report_of(agent.node) is None)  # this one among them
-        self._node.call([Target(next(living), MEETINGS)], "find", ((world.mesh,), {}), NOWHERE, asker)
+        asker = PerRank(1)
+        living = (
+            agent for agent in world.agents if self._node.peers.report_of(agent.node) is None
+        )  # this one among them
+        self._node.calls.send([Target(next(living), MEETINGS)], "find", ((world.mesh,), {}), NOWHERE, asker)
         found: dict[str, str] = asker.futures[0].get()
         return found
 
@@ -254,7 +260,7 @@ class Agent(HostActor):
     def open_gateway(self, keys: KeyPair) -> None:
         """Be ready for other hosts; the agents of those have a gateway from the beginning."""
         if not self._others.has_gateway:
-            self._others.open(Gateway(keys, self._node.settings))
+            self._others.open(Gateway(keys, self._node.settings, loop=self._node.loop))
 
     @endpoint(explicit_response_port=True)
     def link(self, port: Port[None], agent: Address, dial: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 import signal
@@ -82,8 +83,8 @@ class AttachedSession(Session):
         token = CURRENT.set(self.context)
         try:
             for peer in self._estate.peers:
-                self.node.trust(peer)
-            self.node.restore(left.lives, left.ended)
+                self.node.routes.trust(peer)
+            self.node.routes.restore(left.lives, left.ended)
             self.roster.adopt(left.roster)
             self.output.restore(left.output)
             for event in left.events:
@@ -95,7 +96,7 @@ class AttachedSession(Session):
             CURRENT.reset(token)
         self._agent_line().write(msgspec.json.encode(Took()) + b"\n")
         super()._begin()
-        self.node.greet(self.node.peers())
+        self.node.peers.greet(self.node.peers.known())
 
     def _replay(self) -> None:
         journal = self._path / JOURNAL
@@ -106,7 +107,7 @@ class AttachedSession(Session):
             (chunk,), _ = pickling.loads(body, TELEMETRY)
             self.output.replay(chunk)
         for frame in read_messages(journal):
-            self.node.replay(frame)
+            self.node.loop.run(functools.partial(self.node.accept, frame))
 
     def _agent_line(self) -> IO[bytes]:
         assert self._agent.stdin is not None
@@ -121,7 +122,6 @@ class AttachedSession(Session):
         """It could not be taken over: leave it as it was."""
         self._has_left = True
         self.node.close()
-        self.node.terminate()
         self._hang_up()
         self.folder.close()
 

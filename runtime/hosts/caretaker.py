@@ -31,27 +31,27 @@ class Caretaker(Node):
     def __init__(self, transport: Transport, run: str, settings: Settings, life: int, journal: Journal) -> None:
         super().__init__(transport, run, settings, life, takes_over=True)
         self._journal = journal
+        transport.accept = self._note_and_accept
         self.bulk.refuses = "what comes for a detached run is kept in a file, as it is"
-        self.host_inline(TELEMETRY, Unheard())
-        self.host_inline(ROSTER, Roster())
+        self.actors.host_inline(TELEMETRY, Unheard())
+        self.actors.host_inline(ROSTER, Roster())
 
     def begin(self, peers: Sequence[Address]) -> None:
         """Receive, and have these send what they have held."""
         for peer in peers:
-            self.trust(peer)
+            self.routes.trust(peer)
         self.start()
-        self.greet(peers)
+        self.peers.greet(peers)
 
-    def _accept(self, frame: Buffer) -> None:
+    def _note_and_accept(self, frame: Buffer) -> None:
         self._journal.note(frame)
-        super()._accept(frame)
+        self.dispatch.accept(frame)
 
     def leave(self) -> list[Address]:
         """Make room for the next controller; who is there for it."""
-        peers = self.peers()
+        peers = self.peers.known()
         wait_for_silence(self, peers)
         self.close()
-        self.terminate()  # by then the socket's file is gone, and cannot be taken for the next one's
         return peers
 
 
@@ -70,7 +70,7 @@ class Unheard(Actor):
 def wait_for_silence(node: Node, peers: Sequence[Address]) -> None:
     """Have these nodes send nothing here any more, and take in what they have sent."""
     end = time.monotonic() + HOLD_SECONDS
-    for held in node.ask_to_hold(peers):
+    for held in node.peers.ask_to_hold(peers):
         try:
             held.exception(timeout=max(0.0, end - time.monotonic()))
         except (TimeoutError, MeshbookError):

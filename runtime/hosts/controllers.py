@@ -16,7 +16,7 @@ from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.errors import ActorError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.actors import TAKEN, ActorMesh, current_node
-from meshbook.runtime.node.calls import Target
+from meshbook.runtime.node.call_table import Target
 
 A = TypeVar("A", bound=Actor)
 CONTROLLERS = "controllers"  # the actor that every client hosts

@@ -44,7 +44,7 @@ from meshbook.runtime.hosts.lifeline import (
 from meshbook.runtime.hosts.workers import Workers
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport.home import Home
-from meshbook.runtime.transport.zeromq import ZmqTransport
+from meshbook.runtime.transport.unix import UnixTransport
 
 logger = logging.getLogger(__name__)
 
@@ -123,10 +123,10 @@ class Custody:
     def _limit(self, order: Detach) -> None:
         self._since = time.time()
         self._open_door()
-        self._node.later(order.seconds, functools.partial(self._time_is_over, order))
+        self._node.loop.call_later(order.seconds, functools.partial(self._time_is_over, order))
 
     def _take_care(self, order: Detach, life: int) -> None:
-        transport = ZmqTransport("controller", Home.of_first_host(self._folder), self._birth.settings)
+        transport = UnixTransport("controller", Home.of_first_host(self._folder), self._birth.settings)
         former = self._journal if self._state == "offered" else None
         journal = Journal(self._folder / JOURNAL, order.calls if former is None else former.wanted)
         if former is not None:
@@ -140,7 +140,7 @@ class Custody:
             if self._order is not order:
                 return
             if self._state == "offered":  # it has until it is over, or has failed
-                self._node.later(1.0, functools.partial(self._time_is_over, order))
+                self._node.loop.call_later(1.0, functools.partial(self._time_is_over, order))
                 return
         logger.warning("the run ends: it was detached for %g s, and nobody has attached to it", order.seconds)
         self._workers.finish()

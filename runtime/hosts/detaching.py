@@ -82,14 +82,14 @@ def _detach(session: Session, seconds: float, contribute: Contribute) -> Detach:
     _wait_until_up(session)
     session.stop_actors()
     node = session.node
-    peers = node.peers()
+    peers = node.peers.known()
     wait_for_silence(node, peers)
     try:
         part = contribute(session)
         left = _gather(session, part)
         (session.folder.path / ESTATE).write_bytes(pickle.dumps(left))
     except BaseException:
-        node.greet(peers)
+        node.peers.greet(peers)
         raise
     order = Detach(
         life=node.life,
@@ -131,7 +131,7 @@ def _wait_until_up(session: Session) -> None:
     session.host.initialized.get(seconds)
     for charge in session.node.ledger.of(CLIENT):
         # Who has said something is up; it need not answer now, when it may be stopped, or at work in C.
-        if charge.are_processes and any(session.node.find_node(node) is None for node in charge.ranks):
+        if charge.are_processes and any(session.node.routes.find(node) is None for node in charge.ranks):
             with contextlib.suppress(MeshbookError):  # one that has died is told of otherwise
                 charge.handle().initialized.get(seconds)
 
@@ -142,8 +142,8 @@ def _gather(session: Session, part: Part) -> Left:
         run=session.run,
         settings=session.settings,
         life=node.life,
-        lives=node.all_lives(),
-        ended=node.ended,
+        lives=node.routes.all_lives(),
+        ended=node.peers.ended,
         roster=session.roster.all,
         events=list(session.events),
         output=session.output.estates(),

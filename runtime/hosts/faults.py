@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 from meshbook.runtime.actor.failure import MeshFailure
-from meshbook.runtime.node.ledger import Charge
+from meshbook.runtime.node.ledger import OwnedMesh
 
 PATIENCE = 1.0  # seconds for a hook, when the session is closed meanwhile
 Hook: TypeAlias = Callable[[MeshFailure], object]
@@ -72,12 +72,12 @@ class Faults:
     """The faults of one session, each taken to the hook once, on a thread of their own: it may use the runtime."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[Charge, MeshFailure] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[OwnedMesh, MeshFailure] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards the thread
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def report(self, charge: Charge, failure: MeshFailure) -> None:
+    def report(self, charge: OwnedMesh, failure: MeshFailure) -> None:
         """Take a fault; never waits."""
         with self._lock:
             if self._closed:

@@ -63,7 +63,9 @@ class Heartbeat:
     def _tell(self) -> None:
         node = self._node
         node.signs.collectives(len(node.recorder.open))  # two threads that tell of theirs may do so in the wrong order
-        actors = tuple((name[:MOST_CHARACTERS], queued, at[:MOST_CHARACTERS]) for name, queued, at in node.loads())
+        actors = tuple(
+            (name[:MOST_CHARACTERS], queued, at[:MOST_CHARACTERS]) for name, queued, at in node.actors.loads()
+        )
         node.signs.tick(Words(os.getpid(), actors, self._collective(), node.signs.pause), node.traffic())
 
     def _collective(self) -> str:

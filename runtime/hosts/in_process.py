@@ -36,7 +36,7 @@ from meshbook.runtime.hosts.worker import NOWHERE, bootstrap, client_of, make_no
 from meshbook.runtime.hosts.workers import Starter, Worker, Workers
 from meshbook.runtime.mesh.birth import Birth
 from meshbook.runtime.mesh.process import PROCESS
-from meshbook.runtime.node.calls import Each, Target
+from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.station import Station
 from meshbook.runtime.transport import Transport
@@ -295,7 +295,7 @@ class ThreadWorker:
         if ready and not self._ending.locked():
             serve(self._node, self._birth)
         self._has_left = True
-        self._node.release_actors()
+        self._node.actors.release_all()
         self._node.station.close(patience=0)
         self.end(0 if ready else 1)
 
@@ -322,13 +322,13 @@ class ThreadWorker:
     def hear_of_the_end(self, others: Iterable[str]) -> None:
         """Let go of who waits for the end of other workers: of a mesh that an actor here owns."""
         for other in others:
-            self._node.announce_down(ExitReport(other, 0, None, stopped=SHUT_DOWN), ())
+            self._node.peers.announce_down(ExitReport(other, 0, None, stopped=SHUT_DOWN), ())
 
     def release(self) -> None:
         """Let its threads go."""
-        if PROCESS in self._node.actors() and not self._has_left:
+        if PROCESS in self._node.actors.names() and not self._has_left:
             process = [Target(self._node.address, PROCESS)]
-            self._node.call(process, "stop", ((SHUT_DOWN,), {}), NOWHERE, None)
+            self._node.calls.send(process, "stop", ((SHUT_DOWN,), {}), NOWHERE, None)
         self._node.station.close(patience=0)
         let_go(self._node)
         if self._thread.ident is not None:
@@ -338,5 +338,5 @@ class ThreadWorker:
 def let_go(node: Node) -> None:
     """Close a node and end its actors, each once it is through with what it does."""
     node.close()
-    targets = [Target(node.address, name) for name in node.actors()]
-    node.stop(targets, SHUT_DOWN, Each(len(targets)))
+    targets = [Target(node.address, name) for name in node.actors.names()]
+    node.calls.stop(targets, SHUT_DOWN, PerRank(len(targets)))

@@ -14,14 +14,14 @@ from typing import IO, Any
 
 from meshbook.runtime.errors import RefusedMessage
 from meshbook.runtime.hosts.roster import ROSTER
-from meshbook.runtime.node.keeper import KEEPER
+from meshbook.runtime.node.control import CONTROL
 from meshbook.runtime.telemetry.output import TELEMETRY
 from meshbook.runtime.wire.frames import Buffer, unpack
 from meshbook.runtime.wire.messages import Call, Down, Reply
 
 KEPT_BYTES = 32 << 20  # of the output of one process, at least
 NEWS = {
-    KEEPER: {"failed", "over", "reborn"},
+    CONTROL: {"failed", "over", "reborn"},
     TELEMETRY: {"happened"},
     ROSTER: {"born", "silent"},
 }

@@ -28,7 +28,7 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.gpus import GpuReading, GpuWatch
-from meshbook.runtime.node.calls import Each, Target
+from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.telemetry.page import PageReader, Reading, Traffic
 from meshbook.runtime.telemetry.vitals import (
@@ -258,8 +258,8 @@ class Meters(Actor):
         self._gpus.refresh(GPU_IDLE_SECONDS if self._is_quiet and self._pace >= SECONDS else SECONDS)
         batch = self._meter.measure(workers, self._gpus.reading, time.monotonic())
         self._is_quiet = is_quiet(batch)
-        asker = Each(1)
-        self._node.call([Target(self._node.controller, VITALS)], "measured", ((batch,), {}), NOWHERE, asker)
+        asker = PerRank(1)
+        self._node.calls.send([Target(self._node.controller, VITALS)], "measured", ((batch,), {}), NOWHERE, asker)
         self._asked = asker.futures[0]
 
     def _take_answer(self) -> None:

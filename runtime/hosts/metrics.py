@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from meshbook.runtime.node.ledger import Charge
+from meshbook.runtime.node.ledger import OwnedMesh
 from meshbook.runtime.telemetry.exporters.readings import MeshReading, MetricsError, Read
 
 if TYPE_CHECKING:  # libraries of theirs are loaded where somebody wants them
@@ -27,7 +27,7 @@ PORT = 9464  # which OpenTelemetry's own exporters for Prometheus use
 class Readings:
     """Reads how the ranks are of all meshes that this process has spawned. Any thread may call it."""
 
-    def __init__(self, charges: Callable[[], Sequence[Charge]], history: History) -> None:
+    def __init__(self, charges: Callable[[], Sequence[OwnedMesh]], history: History) -> None:
         self._charges = charges
         self._history = history
         self._hosts: dict[str, str] = {}  # by node: the dead tell it no more
@@ -47,7 +47,7 @@ class Readings:
         detail = self._history.detail(node)
         return detail.host if detail is not None else ""
 
-    def _read(self, charge: Charge) -> MeshReading:
+    def _read(self, charge: OwnedMesh) -> MeshReading:
         """Of those that have been measured: who is just being born is not up yet, and not down either."""
         hosts = self._hosts
         ranks = sorted((rank, node) for node, rank in charge.ranks.items() if node in hosts)
@@ -116,7 +116,7 @@ def export_of(session: Session) -> MetricsExport:
     """What this session exports: nothing yet, unless its settings say so."""
     own = session.node.address.node
 
-    def charges() -> list[Charge]:
+    def charges() -> list[OwnedMesh]:
         return [charge for charge in session.node.ledger.processes() if own not in charge.ranks]
 
     export = MetricsExport(Readings(charges, session.history), session.run)

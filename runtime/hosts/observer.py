@@ -21,7 +21,7 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.procs import ProcMesh
-from meshbook.runtime.node.calls import Target
+from meshbook.runtime.node.call_table import Target
 
 OBSERVER = "observer"  # the actor of every host agent
 SPY_PATIENCE = 2.0  # seconds for py-spy, which takes some 20 ms

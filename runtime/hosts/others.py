@@ -17,7 +17,7 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.launch import AGENT
 from meshbook.runtime.hosts.machine import address_towards, free_port, interface_of
 from meshbook.runtime.hosts.roster import ROSTER
-from meshbook.runtime.node.calls import Target
+from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport.gateway import Gateway
 from meshbook.runtime.transport.home import Home, LaneRequest, describe, host_of, ip_of
@@ -96,7 +96,7 @@ class OtherHosts:
         assert self._gateway is not None
         host = host_of(agent)
         self._agents[host] = agent
-        self._node.trust(agent)
+        self._node.routes.trust(agent)
         self._linked[host] = linked
         self._gateway.link(host, dial=dial)
 
@@ -145,7 +145,7 @@ class OtherHosts:
             return
         roster = Target(self._node.controller, ROSTER)
         arguments: tuple[Any, Any] = ((host, seconds, self._node.address.node), {})
-        self.run(functools.partial(self._node.call, [roster], "silent", arguments, NOWHERE, None))
+        self.run(functools.partial(self._node.calls.send, [roster], "silent", arguments, NOWHERE, None))
 
     def dismissed(self, host: str, why: str) -> None:
         if self._is_away:
@@ -158,8 +158,8 @@ class OtherHosts:
     def stranded(self, request: LaneRequest) -> None:
         node = request.to.node
         hint = f"its host ({describe(host_of(request.to))}) is no part of this run, or not any more"
-        report = self._node.report_of(node)
+        report = self._node.peers.report_of(node)
         if report is None and host_of(request.to) in self._agents:
             return  # it is there again, as the sender is about to hear
         report = report or ExitReport(node, 0, None, hint=hint)
-        self.run(functools.partial(self._node.announce_down, report, [request.sender]))
+        self.run(functools.partial(self._node.peers.announce_down, report, [request.sender]))

@@ -24,7 +24,7 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.observer import find_spy
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.procs import ProcMesh
-from meshbook.runtime.node.calls import Target
+from meshbook.runtime.node.call_table import Target
 
 PROFILER = "profiler"  # the actor of every host agent
 MOST_SECONDS = 3600  # after which it ends by itself

@@ -33,7 +33,7 @@ from meshbook.runtime.hosts.machine import own_addresses
 from meshbook.runtime.hosts.roster import Roster
 from meshbook.runtime.mesh.hosts import HOST, HostMesh
 from meshbook.runtime.mesh.warmth import is_agent_warm
-from meshbook.runtime.node.calls import Each, Target
+from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.queues import get_within
 from meshbook.runtime.telemetry.last_words import last_lines
@@ -187,7 +187,7 @@ class RemoteHosts:
         known = [host for host in self if host.address is not None]
         for host in hosts:
             assert host.address is not None
-            self._node.trust(host.address)
+            self._node.routes.trust(host.address)
             linked.append((host, self._ask(self._first, "link", host.address, True)))
         self._wait_linked(linked, "the controller's host")
         for index, host in enumerate(hosts):
@@ -231,7 +231,9 @@ class RemoteHosts:
         # Two hosts that do not hear each other, while both are heard here: maybe one is only found out a moment later.
         asker = next((host for host in self if host.node == by), None)
         if silent is not None and asker is not None:
-            self._node.later(self._settings.host_timeout, functools.partial(self._part, silent, asker, seconds))
+            self._node.loop.call_later(
+                self._settings.host_timeout, functools.partial(self._part, silent, asker, seconds)
+            )
 
     def _part(self, one: RemoteHost, other: RemoteHost, seconds: float) -> None:
         """These two cannot go on in one run: the later one leaves it."""
@@ -271,13 +273,13 @@ class RemoteHosts:
             host=host.name,
         )
         if not report.stopped:
-            self._node.tell_event("host lost", host.name, "", [], str(report))
+            self._node.send_event("host lost", host.name, "", [], str(report))
         others = [other.address for other in self if other.address is not None]
         agents = [self._first, *others]
         # The guests first: who waits for the end of the host waits for theirs, too.
         for node in self._roster.guests_of(host.node):
-            self._node.announce_down(report.of_guest(node), agents)
-        self._node.announce_down(report, agents)
+            self._node.peers.announce_down(report.of_guest(node), agents)
+        self._node.peers.announce_down(report, agents)
         self._tell_lost(host, report.cause)
 
     def _tell_lost(self, host: RemoteHost, why: str) -> None:
@@ -322,13 +324,13 @@ class RemoteHosts:
     # -- asking ------------------------------------------------------------------------------
 
     def _ask(self, agent: Address, endpoint: str, *arguments: Any) -> Future[Any]:
-        asker = Each(1)
-        self._node.call([Target(agent, HOST)], endpoint, (arguments, {}), NOWHERE, asker)
+        asker = PerRank(1)
+        self._node.calls.send([Target(agent, HOST)], endpoint, (arguments, {}), NOWHERE, asker)
         return asker.futures[0]
 
     def _tell(self, agent: Address, endpoint: str, *arguments: Any) -> None:
         with contextlib.suppress(MeshbookError):
-            self._node.call([Target(agent, HOST)], endpoint, (arguments, {}), NOWHERE, None)
+            self._node.calls.send([Target(agent, HOST)], endpoint, (arguments, {}), NOWHERE, None)
 
 
 def _is_settled_within(future: Future[Any], seconds: float) -> bool:

@@ -26,8 +26,8 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.controllers import CONTROLLERS, Controllers
 from meshbook.runtime.hosts.faults import Faults
 from meshbook.runtime.hosts.launch import AGENT, AgentBirth, RunFolder, make_folder
-from meshbook.runtime.hosts.meters import METERS
 from meshbook.runtime.hosts.launchers import START_AGENT, AgentProcess, agent_environment
+from meshbook.runtime.hosts.meters import METERS
 from meshbook.runtime.hosts.metrics import export_of
 from meshbook.runtime.hosts.remote import RemoteHosts
 from meshbook.runtime.hosts.roster import ROSTER, Roster
@@ -35,7 +35,7 @@ from meshbook.runtime.mesh.hosts import HOST, HostMesh
 from meshbook.runtime.mesh.places import Places
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.mesh.warmth import is_agent_warm
-from meshbook.runtime.node.calls import Each, Gather, Target
+from meshbook.runtime.node.call_table import AllReplies, PerRank, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.station import Station
 from meshbook.runtime.resources import explain_limit
@@ -48,7 +48,7 @@ from meshbook.runtime.telemetry.questions import QUESTIONS, QuestionDesk
 from meshbook.runtime.telemetry.vitals import VITALS
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.home import Home
-from meshbook.runtime.transport.zeromq import ZmqTransport
+from meshbook.runtime.transport.unix import UnixTransport
 from meshbook.runtime.wire.messages import Address
 
 S = TypeVar("S", bound="Session")
@@ -105,13 +105,13 @@ class Session:
     def _make_node(self) -> Node:
         node = self._new_node()
         node.station = Station(node, self.folder.path, self._agent_address)
-        node.host_inline(TELEMETRY, TelemetryActor(self.output, self.events))
-        node.host_inline(VITALS, VitalsActor(self.history))
-        node.host_inline(QUESTIONS, self.questions)
-        node.host_inline(ROSTER, self.roster)
-        node.host(CONTROLLERS, Controllers, class_name="Controllers").start(lambda error: None)
-        node.when_down += [self.roster.ended, self.output.ended, self.history.ended]
-        node.when_reborn.append(self.output.reborn)
+        node.actors.host_inline(TELEMETRY, TelemetryActor(self.output, self.events))
+        node.actors.host_inline(VITALS, VitalsActor(self.history))
+        node.actors.host_inline(QUESTIONS, self.questions)
+        node.actors.host_inline(ROSTER, self.roster)
+        node.actors.host(CONTROLLERS, Controllers, class_name="Controllers").start(lambda error: None)
+        node.peers.when_down += [self.roster.ended, self.output.ended, self.history.ended]
+        node.peers.when_reborn.append(self.output.reborn)
         node.on_fault = self._faults.report
         return node
 
@@ -137,10 +137,10 @@ class Session:
         return Node(self._connect("controller"), self.run, self.settings)
 
     def _inbox_prefix(self) -> str:
-        return f"ipc://{self.folder.path}/"
+        return f"unix://{self.folder.path}/"
 
     def _connect(self, node: str) -> Transport:
-        return ZmqTransport(node, Home.of_first_host(self.folder.path), self.settings)
+        return UnixTransport(node, Home.of_first_host(self.folder.path), self.settings)
 
     def _launch(self) -> AgentProcess:
         with open(self.folder.path / "agent.log", "wb") as log:
@@ -164,7 +164,7 @@ class Session:
         """Wait until the agent has ended, and report its end and that of its workers."""
         answer = self._ask_agent("gpus")
         # The wait has no timeout: with one, `Popen.wait` looks twenty times a second.
-        self.node.later(self.settings.launch_timeout, lambda: self._end_late_agent(answer))
+        self.node.loop.call_later(self.settings.launch_timeout, lambda: self._end_late_agent(answer))
         returncode = self._agent.wait()
         if self._has_left:  # the run lived on without us
             return
@@ -178,11 +178,11 @@ class Session:
             stopped=self._why_stopped(),
         )
         if not report.stopped:
-            self.node.tell_event("host lost", AGENT, "", [], str(report))
+            self.node.send_event("host lost", AGENT, "", [], str(report))
         # The guests first: who waits for the end of the host waits for theirs, too.
         for node in self.roster.guests_of(AGENT):
-            self.node.announce_down(report.of_guest(node), ())
-        self.node.announce_down(report, ())
+            self.node.peers.announce_down(report.of_guest(node), ())
+        self.node.peers.announce_down(report, ())
         self.remote.lose_all(f"the controller's host agent ended, and the way to other hosts with it: {report.cause}")
 
     def _why_stopped(self) -> str:
@@ -203,11 +203,11 @@ class Session:
             others = [host.address for host in self.remote if host.address is not None]
             meters = [Target(agent, METERS) for agent in (self._agent_address, *others)]
             # The answers are dropped: an agent that has ended needs no pace, and a later one asks for it.
-            self.node.call(meters, "pace", ((self.history.interval,), {}), NOWHERE, Each(len(meters)))
+            self.node.calls.send(meters, "pace", ((self.history.interval,), {}), NOWHERE, PerRank(len(meters)))
 
     def workers(self) -> list[Address]:
         """All processes of this run that have not ended, as far as there is a way to them from here."""
-        known = [self.node.find_node(name) for name in self.roster.workers()]
+        known = [self.node.routes.find(name) for name in self.roster.workers()]
         return [address for address in known if address is not None]
 
     @property
@@ -218,11 +218,11 @@ class Session:
     @property
     def has_lost_agent(self) -> bool:
         """Whether the host agent has ended, so that nothing can be started any more."""
-        return self.node.report_of(AGENT) is not None
+        return self.node.peers.report_of(AGENT) is not None
 
     def _ask_agent(self, endpoint: str, *arguments: Any) -> Future[Any]:
-        asker = Each(1)
-        self.node.call([Target(self._agent_address, HOST)], endpoint, (arguments, {}), NOWHERE, asker)
+        asker = PerRank(1)
+        self.node.calls.send([Target(self._agent_address, HOST)], endpoint, (arguments, {}), NOWHERE, asker)
         return asker.futures[0]
 
     # -- the end -----------------------------------------------------------------
@@ -268,7 +268,6 @@ class Session:
         self.host.note_end()
         self.node.station.close()
         self.node.close(why)
-        self.node.terminate()  # by then the socket's file is gone, and cannot be taken for the next one's
         assert self._agent.stdin is not None
         self._agent.stdin.write(order)
         self._agent.stdin.flush()
@@ -278,10 +277,10 @@ class Session:
 
     def stop_actors(self) -> None:
         """End the actors of this very process, so that they can clean up."""
-        targets = [Target(self.node.address, key) for key in self.node.actors()]
+        targets = [Target(self.node.address, key) for key in self.node.actors.names()]
         if targets:
-            everyone = Gather(Extent(("actors",), (len(targets),)).region)
-            self.node.stop(targets, "the session ended", everyone)
+            everyone = AllReplies(Extent(("actors",), (len(targets),)).region)
+            self.node.calls.stop(targets, "the session ended", everyone)
             with contextlib.suppress(TimeoutError, MeshbookError):
                 everyone.future.get(timeout=STOP_SECONDS)
 
@@ -302,13 +301,17 @@ class _Current:
 
     session: Session | None = None
     shutdown: Future[None] | None = None  # once this process is to be a client no more
-    lock = threading.Lock()  # guards the starting: two threads must not start two
+    # Guards the starting: two threads must not start two. Re-entrant, as a finalizer or signal handler that runs during
+    # the start may use a handle; `starting` refuses it.
+    lock = threading.RLock()
+    starting = False
 
 
 def _in_forked_child() -> None:
     session, _Current.session = _Current.session, None
     _Current.shutdown = None
-    _Current.lock = threading.Lock()
+    _Current.lock = threading.RLock()
+    _Current.starting = False
     if session is not None:
         session.disown()
 
@@ -326,10 +329,18 @@ def _check_not_shut_down() -> None:
 
 def current_session() -> Session:
     """The session of this process, started on first use. RuntimeError after `shutdown_context()`."""
+    if (session := _Current.session) is not None:
+        return session  # without the lock: this is looked up for each call
     with _Current.lock:
         _check_not_shut_down()
         if _Current.session is None:
-            _Current.session = Session()
+            if _Current.starting:
+                raise RuntimeError("a finalizer or signal handler used meshbook while its session was being started")
+            _Current.starting = True
+            try:
+                _Current.session = Session()
+            finally:
+                _Current.starting = False
             atexit.register(close_session)
         return _Current.session
 

@@ -38,7 +38,7 @@ from meshbook.runtime.imports import when_imported
 from meshbook.runtime.mesh.birth import Birth
 from meshbook.runtime.mesh.places import places_of
 from meshbook.runtime.mesh.process import PROCESS, ProcessActor
-from meshbook.runtime.node.calls import Gather, Target
+from meshbook.runtime.node.call_table import AllReplies, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.station import Station
 from meshbook.runtime.resources import count_cores
@@ -51,7 +51,7 @@ from meshbook.runtime.telemetry.traffic import Moved
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.disturbed import DisturbedTransport
 from meshbook.runtime.transport.home import Home, host_of
-from meshbook.runtime.transport.zeromq import ZmqTransport
+from meshbook.runtime.transport.unix import UnixTransport
 from meshbook.runtime.wire import pickling
 
 NOWHERE = Extent((), ())
@@ -74,7 +74,7 @@ def run(birth: Birth, folder: Path, *, is_prepared: bool = False) -> None:
     begin_with(birth.world.settings)
     limit_threads(birth)
     home = Home(folder, host_of(birth.address), host_of(birth.world.controller))
-    transport = ZmqTransport(birth.address.node, home, birth.world.settings)
+    transport = UnixTransport(birth.address.node, home, birth.world.settings)
     link = DisturbedTransport(transport, birth.world.settings.high_water_mark)
     node = make_node(link, birth)
     node.station = Station(node, folder, birth.world.agent, is_worker=True)
@@ -88,13 +88,12 @@ def run(birth: Birth, folder: Path, *, is_prepared: bool = False) -> None:
     ready = is_prepared or prepare(birth)
     if ready:
         serve(node, birth, link)
-    node.release_actors()
+    node.actors.release_all()
     run_finalisers()  # they may still print, and call others
     capture.close()
     heartbeat.close()
     node.station.close(patience=0)  # the memory goes with the process
     node.close()
-    transport.terminate()
     leave(0 if ready else 1)
 
 
@@ -103,10 +102,10 @@ def make_node(transport: Transport, birth: Birth) -> Node:
     world = birth.world
     node = Node(transport, world.run, world.settings, birth.life)
     node.controller, node.place, node.places = world.controller, birth, places_of(birth)
-    node.trust(world.controller)
-    node.trust(world.agent)
+    node.routes.trust(world.controller)
+    node.routes.trust(world.agent)
     node.guide = world.agent
-    node.expect(birth.lives)
+    node.routes.expect(birth.lives)
     node.take_place = functools.partial(take_place, node)
     return node
 
@@ -141,7 +140,7 @@ def make_capture(node: Node, birth: Birth, folder: Path) -> Capture:
     target = [Target(node.controller, TELEMETRY)]
 
     def send(chunk: OutputChunk) -> None:
-        node.call(target, "output", ((chunk,), {}), NOWHERE, None)
+        node.calls.send(target, "output", ((chunk,), {}), NOWHERE, None)
 
     # A character has four bytes at most; the rest is for what else is in the message.
     size = max(1, min(CHUNK_CHARACTERS, node.settings.max_message_bytes // 8))
@@ -167,7 +166,7 @@ def serve(node: Node, birth: Birth, link: DisturbedTransport | None = None) -> N
     main = MainThread()
     node.run_on_main = main.submit
     place = Extent(birth.world.labels, birth.world.sizes).point(birth.rank)
-    process = node.host(PROCESS, lambda: Process(node, main, link), rank=place, class_name="ProcessActor")
+    process = node.actors.host(PROCESS, lambda: Process(node, main, link), rank=place, class_name="ProcessActor")
     process.start(lambda error: None)
     node.start()
     main.run()
@@ -267,12 +266,12 @@ class Process(ProcessActor):
         self._node.is_leaving = True
         # Every actor ends after the messages it has been sent; the last of them lets the main thread go. One that does
         # not end in time is the agent's business.
-        targets = [Target(self._node.address, name) for name in self._node.actors() if name != PROCESS]
+        targets = [Target(self._node.address, name) for name in self._node.actors.names() if name != PROCESS]
         if not targets:
             self._main.end()
             return
-        everyone = Gather(Extent(("actors",), (len(targets),)).region)
-        self._node.stop(targets, reason, everyone)
+        everyone = AllReplies(Extent(("actors",), (len(targets),)).region)
+        self._node.calls.stop(targets, reason, everyone)
         everyone.future.when_done(self._main.end)
 
     @endpoint

@@ -123,11 +123,29 @@ class Segment:
         os.close(self.descriptor)
 
 
+class Exclusive:
+    """A lock that refuses the thread that holds it: OSError. So a finalizer that runs under it takes another way."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holder = 0
+
+    def __enter__(self) -> None:
+        if self._holder == threading.get_ident():
+            raise OSError(errno.EDEADLK, "a finalizer interrupts this thread while it takes shared memory")
+        self._lock.acquire()
+        self._holder = threading.get_ident()
+
+    def __exit__(self, *_: object) -> None:
+        self._holder = 0
+        self._lock.release()
+
+
 class Pool:
     """The segments of one process. `trim` wants to be called now and then while it says that there are some."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards all of these, but the data of segments
+        self._lock = Exclusive()  # guards all of these, but the data of segments
         self._owner = own_mark()
         self._busy: list[Segment] = []
         self._idle: list[Segment] = []

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from meshbook.runtime import texts
 from meshbook.runtime.actor.base import Actor
-from meshbook.runtime.actor.context import context
+from meshbook.runtime.actor.context import CURRENT, client_context
 from meshbook.runtime.actor.endpoint import Arguments, Endpoint, endpoints_of
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.redefinition import check_replacement, find_redefined
@@ -19,7 +19,16 @@ from meshbook.runtime.actor.undecorated import PlainMethod
 from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.errors import CallError, ProcessDied, SupervisionError
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
-from meshbook.runtime.node.calls import Arrivals, Conversions, Each, Endings, Fold, Gather, Target
+from meshbook.runtime.node.call_table import (
+    AllReplies,
+    AsCompleted,
+    ClassReloads,
+    Endings,
+    PerRank,
+    Reduction,
+    SingleReply,
+    Target,
+)
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.traces import Line, calling_place
 from meshbook.runtime.wire import pickling
@@ -30,7 +39,8 @@ _dice = random.SystemRandom()  # the user's seed is the user's, and forks would 
 
 def current_node() -> Node:
     """The node of the actor or client that runs here."""
-    return context().actor_instance.node  # type: ignore[no-any-return]
+    here = CURRENT.get()
+    return (here if here is not None else client_context()).actor_instance.node  # type: ignore[no-any-return]
 
 
 class ActorMesh(MeshTrait):
@@ -58,6 +68,9 @@ class ActorMesh(MeshTrait):
     @property
     def region(self) -> Region:
         return self._region
+
+    def __len__(self) -> int:
+        return len(self._picked)
 
     @property
     def initialized(self) -> Future[None]:
@@ -111,54 +124,57 @@ class ActorMesh(MeshTrait):
         return self._region.extent
 
     def _call(self, endpoint: str, arguments: Arguments, limit: float | None = None) -> Future[ValueMesh[Any]]:
-        asker = Gather(self._region, self._explainer(endpoint))
-        current_node().call(self._picked, endpoint, arguments, self._extent, asker, within=limit)
+        asker = AllReplies(self._region, self._explainer(endpoint))
+        current_node().calls.send(self._picked, endpoint, arguments, self._extent, asker, within=limit)
         if limit is not None:
             self._limit(asker.future, endpoint, limit)
         return asker.future
 
     def _call_each(self, endpoint: str, arguments: Arguments) -> Sequence[Future[Any]]:
-        asker = Each(len(self._picked), self._explainer(endpoint))
-        current_node().call(self._picked, endpoint, arguments, self._extent, asker)
+        asker = PerRank(len(self._picked), self._explainer(endpoint))
+        current_node().calls.send(self._picked, endpoint, arguments, self._extent, asker)
         return asker.futures
 
     def _call_rank(self, rank: int, endpoint: str, arguments: Arguments, limit: float | None) -> Future[Any]:
-        asker = Each(1, self._explainer(endpoint))
-        picked = self._picked[rank : rank + 1]
-        current_node().call(picked, endpoint, arguments, self._extent, asker, first=rank, within=limit)
+        asker = SingleReply(self._explainer(endpoint))
+        current_node().calls.send_one(self._picked[rank], endpoint, arguments, self._extent, asker, rank, limit)
         if limit is not None:
-            self._limit(asker.futures[0], endpoint, limit, first=rank)
-        return asker.futures[0]
+            self._limit(asker.future, endpoint, limit, first=rank)
+        return asker.future
 
     def _call_one(self, endpoint: str, arguments: Arguments, limit: float | None = None) -> Future[Any]:
-        return self._call_rank(0, endpoint, arguments, limit)
+        if limit is not None:
+            return self._call_rank(0, endpoint, arguments, limit)
+        asker = SingleReply(self._explainer(endpoint, depth=3))
+        current_node().calls.send_one(self._picked[0], endpoint, arguments, self._extent, asker)
+        return asker.future
 
     def _choose(self, endpoint: str, arguments: Arguments, limit: float | None = None) -> Future[Any]:
         return self._call_rank(self._draw(), endpoint, arguments, limit)
 
     def _draw(self) -> int:
         """A rank at random; but one that is lost, if that is known here: then the mesh has failed, and not by luck."""
-        lost = current_node().find_lost(self._picked)
+        lost = current_node().supervision.find_lost(self._picked)
         return lost if lost is not None else _dice.randrange(len(self._picked))
 
     def _limit(self, future: Future[Any], endpoint: str, seconds: float, first: int = 0) -> None:
         name = f"{self._name}.{endpoint}"
-        current_node().limit(future, seconds, name=name, count=len(self._picked), first=first)
+        current_node().calls.limit(future, seconds, name=name, count=len(self._picked), first=first)
 
     def _stream(self, endpoint: str, arguments: Arguments) -> Sequence[Future[Any]]:
-        asker = Arrivals(len(self._picked), self._explainer(endpoint))
-        current_node().call(self._picked, endpoint, arguments, self._extent, asker)
+        asker = AsCompleted(len(self._picked), self._explainer(endpoint))
+        current_node().calls.send(self._picked, endpoint, arguments, self._extent, asker)
         return asker.futures
 
     def _fold(
         self, endpoint: str, arguments: Arguments, combine: Callable[[list[Callable[[], Any]]], Any]
     ) -> Future[Any]:
-        asker = Fold(len(self._picked), combine, self._explainer(endpoint))
-        current_node().call(self._picked, endpoint, arguments, self._extent, asker)
+        asker = Reduction(len(self._picked), combine, self._explainer(endpoint))
+        current_node().calls.send(self._picked, endpoint, arguments, self._extent, asker)
         return asker.future
 
     def _broadcast(self, endpoint: str, arguments: Arguments) -> None:
-        current_node().call(self._picked, endpoint, arguments, self._extent, None)
+        current_node().calls.send(self._picked, endpoint, arguments, self._extent, None)
 
     def _send(
         self, endpoint: str, arguments: Arguments, *, chosen: bool, port: tuple[Any, int], has_port: bool
@@ -166,12 +182,12 @@ class ActorMesh(MeshTrait):
         first = self._draw() if chosen else 0
         node, targets = current_node(), self._picked[first : first + 1] if chosen else self._picked
         if not port[1]:
-            node.call(targets, endpoint, arguments, self._extent, None, first=first)
+            node.calls.send(targets, endpoint, arguments, self._extent, None, first=first)
         elif has_port:  # it may answer several times
-            node.call(targets, endpoint, arguments, self._extent, None, first=first, port=port)
+            node.calls.send(targets, endpoint, arguments, self._extent, None, first=first, port=port)
         else:
             explain = self._explainer(endpoint)
-            node.call_for_port(targets, endpoint, arguments, self._extent, port, first=first, explain=explain)
+            node.calls.send_for_port(targets, endpoint, arguments, self._extent, port, first=first, explain=explain)
 
     def _undecorated(self, has_port: bool) -> ActorMesh:
         """This mesh as the one whose plain methods are called."""
@@ -195,10 +211,10 @@ class ActorMesh(MeshTrait):
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """End the actors of this mesh (a slice: of this slice) after the messages they have been sent so far."""
         node = current_node()
-        asker = Endings(self._region, lambda index: node.has_ended(self._picked[index].address))
+        asker = Endings(self._region, lambda index: node.routes.has_ended(self._picked[index].address))
         for key in self._keys:
             node.ledger.end(key, {target.address.node for target in self._picked})
-        node.stop(self._picked, reason, asker)
+        node.calls.stop(self._picked, reason, asker)
         return asker.future.then(lambda _: None)
 
     def reload(self, cls: type[Actor] | None = None) -> Future[None]:
@@ -228,10 +244,10 @@ class ActorMesh(MeshTrait):
                 self._know(old)
 
         self._know(new)
-        asker = Conversions(self._region, self._explainer("reload", depth=3), undo)
+        asker = ClassReloads(self._region, self._explainer("reload", depth=3), undo)
         targets = [dataclasses.replace(target, manner="reload") for target in self._picked]
         try:
-            current_node().call(targets, "reload", arguments, self._extent, asker)
+            current_node().calls.send(targets, "reload", arguments, self._extent, asker)
         except BaseException:
             undo()
             raise

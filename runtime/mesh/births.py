@@ -90,5 +90,5 @@ class Births:
         for rank in ranks:
             before = self._births[rank]
             birth = self._births[rank] = msgspec.structs.replace(before, life=before.life + 1)
-            node.note_reborn(birth.address, birth.life)
+            node.peers.note_reborn(birth.address, birth.life)
         self.start(ranks)

@@ -23,9 +23,9 @@ from meshbook.runtime.mesh.ownership import Ownership, own
 from meshbook.runtime.mesh.policies import Respawning
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.mesh.spawned import Spawned
-from meshbook.runtime.node.asking import Creation
-from meshbook.runtime.node.ledger import Charge
+from meshbook.runtime.node.ledger import OwnedMesh
 from meshbook.runtime.node.node import Node
+from meshbook.runtime.node.outbound import Creation
 
 CLIENT = ""  # who owns them
 
@@ -81,7 +81,7 @@ def deeds_of(node: Node) -> Deeds:
     return Deeds(procs, actors, tuple(_pickled(policy.rule) for policy in policies))
 
 
-def _procs_deed(charge: Charge, policies: list[Any]) -> ProcsDeed:
+def _procs_deed(charge: OwnedMesh, policies: list[Any]) -> ProcsDeed:
     procs: ProcMesh = charge.handle()
     births = procs._ownership.births
     assert births is not None
@@ -97,7 +97,7 @@ def _procs_deed(charge: Charge, policies: list[Any]) -> ProcsDeed:
         )
 
 
-def _actors_deed(charge: Charge, policies: list[Any]) -> ActorsDeed:
+def _actors_deed(charge: OwnedMesh, policies: list[Any]) -> ActorsDeed:
     spawned: Spawned = charge.spawned
     return ActorsDeed(
         *(charge.key, charge.name, _pickled(spawned.cls), spawned.creation),

@@ -34,7 +34,7 @@ class HostOwnership:
     def _watch(self, mesh: ProcMesh) -> None:
         def look() -> None:
             newest = self.meshes[mesh.name]
-            if any(node.report_of(address.node) is None for address in newest.nodes):  # it was resized
+            if any(node.peers.report_of(address.node) is None for address in newest.nodes):  # it was resized
                 self._watch(newest)
             else:
                 del self.meshes[mesh.name]
@@ -59,15 +59,15 @@ def when_ended(node: Node, names: Sequence[str]) -> Future[None]:
 
     def look() -> None:
         if not missing:  # unless some were started again since
-            missing.update(name for name in names if node.report_of(name) is None)
+            missing.update(name for name in names if node.peers.report_of(name) is None)
         if not missing and not future.done():
             with contextlib.suppress(ValueError):  # two threads may come here
-                node.when_down.remove(note)
+                node.peers.when_down.remove(note)
             future.resolve(lambda: None)
 
     # First listen, then ask: an end in between is heard of either way.
-    node.when_down.append(note)
-    missing -= {name for name in names if node.report_of(name) is not None}
+    node.peers.when_down.append(note)
+    missing -= {name for name in names if node.peers.report_of(name) is not None}
     look()
     return future
 
@@ -79,7 +79,7 @@ def mark_unborn(asked: Future[None], births: Sequence[Birth]) -> None:
     def look() -> None:
         if (error := asked.exception()) is not None:
             for birth in births:
-                node.announce_down(_report_unborn(error, birth.address.node), birth.world.agents)
+                node.peers.announce_down(_report_unborn(error, birth.address.node), birth.world.agents)
 
     asked.when_done(look)
 

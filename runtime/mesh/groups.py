@@ -21,7 +21,7 @@ from meshbook.runtime.collectives.membership import Plan, Standing
 from meshbook.runtime.errors import GroupError, ProcessDied
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.process import PROCESS
-from meshbook.runtime.node.calls import Each, Target
+from meshbook.runtime.node.call_table import PerRank, Target
 
 if TYPE_CHECKING:
     from meshbook.runtime.mesh.procs import ProcMesh
@@ -197,7 +197,7 @@ def ask_processes(
 ) -> Sequence[Future[Any]]:
     """Ask the processes of a mesh or slice, on their control threads; one future each."""
     targets = [Target(address, PROCESS) for address in mesh.nodes]
-    asker = Each(len(targets))
-    node.call(targets, endpoint, (arguments, {}), mesh.extent, asker)
-    node.limit(asker.futures[0], limit, name=endpoint, count=len(targets), first=0)
+    asker = PerRank(len(targets))
+    node.calls.send(targets, endpoint, (arguments, {}), mesh.extent, asker)
+    node.calls.limit(asker.futures[0], limit, name=endpoint, count=len(targets), first=0)
     return asker.futures

@@ -17,10 +17,10 @@ from typing import Any
 
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import ProcessDied, SupervisionError
-from meshbook.runtime.node.asking import Creation
-from meshbook.runtime.node.calls import Each
-from meshbook.runtime.node.ledger import Charge
+from meshbook.runtime.node.call_table import PerRank
+from meshbook.runtime.node.ledger import OwnedMesh
 from meshbook.runtime.node.node import Node
+from meshbook.runtime.node.outbound import Creation
 from meshbook.runtime.wire.messages import Address
 
 Ask = Callable[[Sequence[Address]], Sequence[Future[Any]]]
@@ -29,7 +29,7 @@ Afterwards = Callable[[list[int]], Sequence[Future[Any]]]
 
 def heal(
     node: Node,
-    charge: Charge,
+    charge: OwnedMesh,
     nodes: Sequence[Address],
     ask_ready: Ask,
     afterwards: Callable[[list[int], list[int]], Sequence[Future[Any]]],
@@ -43,14 +43,14 @@ def heal(
     """
     healed: Future[list[int]] = Future.pending()
     tell_when_healed(node, charge, healed)
-    with node.noting:  # an end that is being noted is noted to its end: its calls have failed, and no later ones will
-        earlier, charge.healing = charge.healing, healed
-        dead = node.ledger.heal(charge.key, only)
+    earlier, charge.healing = charge.healing, healed
+    # On the I/O thread: it notes the end of a process completely, so its calls have failed and no later ones will.
+    dead = node.loop.run(lambda: node.ledger.heal(charge.key, only))
     try:
         charge.again(dead)
         reborn = [nodes[rank] for rank in dead]
         waiting = [*ask_ready(reborn)] if reborn else []
-        created = node.create_again(_find_lost(node, nodes, reborn, only), reborn=reborn)
+        created = node.supervision.create_again(_find_lost(node, nodes, reborn, only), reborn=reborn)
     except BaseException as error:
         healed.fail(error)
         raise
@@ -66,21 +66,26 @@ def heal(
 
 def _find_lost(
     node: Node, nodes: Sequence[Address], reborn: Sequence[Address], only: Collection[int] | None
-) -> list[tuple[Charge, list[int]]]:
+) -> list[tuple[OwnedMesh, list[int]]]:
     """Which actors are to be created again. Those in a process that has died since are for the next heal."""
-    with node.noting:
-        alive = {address.node for address in nodes if node.report_of(address.node) is None} if only is None else ()
+
+    def find() -> list[tuple[OwnedMesh, list[int]]]:
+        alive = (
+            {address.node for address in nodes if node.peers.report_of(address.node) is None} if only is None else ()
+        )
         return node.ledger.heal_actors(reborn={address.node for address in reborn}, alive=alive)
 
+    return node.loop.run(find)
 
-def tell_when_healed(node: Node, charge: Charge, healed: Future[list[int]]) -> None:
+
+def tell_when_healed(node: Node, charge: OwnedMesh, healed: Future[list[int]]) -> None:
     """Note it as an event, where there was something to heal and that went well."""
     begun = time.monotonic()
 
     def tell() -> None:
         if healed.exception() is None and (ranks := healed.get()):
             seconds = time.monotonic() - begun
-            node.tell_event("healed", charge.name, charge.procs, ranks, f"in {seconds:.3f} s")
+            node.send_event("healed", charge.name, charge.procs, ranks, f"in {seconds:.3f} s")
 
     healed.when_done(tell)
 
@@ -92,8 +97,8 @@ def create_again(node: Node, name: str, creation: Creation, ranks: Sequence[int]
         text = f"Creating {name} again failed, {error}"
         return ProcessDied(text, error.report) if isinstance(error, ProcessDied) else SupervisionError(text)
 
-    asker = Each(len(ranks), explain)
-    node.create(creation, ranks, asker, again=True)
+    asker = PerRank(len(ranks), explain)
+    node.calls.create(creation, ranks, asker, again=True)
     if (charge := node.ledger.get(creation.targets[0].actor)) is not None:
         charge.healing = Future.pending()
         resolve_after(charge.healing, asker.futures, None)

@@ -31,7 +31,7 @@ from meshbook.runtime.mesh.policies import OnFailure, Restarts, policy_of
 from meshbook.runtime.mesh.process import PROCESS
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.mesh.warmth import is_born_warm
-from meshbook.runtime.node.calls import Target
+from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.resources import find_room_for_peers
 from meshbook.runtime.transport.home import host_of
 from meshbook.runtime.wire import pickling
@@ -355,7 +355,7 @@ class HostMesh(MeshTrait):
         # Each agent ignores the names that are not its own.
         self._hosts_of(nodes).stop_procs.call(names, reason, fence)
         targets = [Target(node, PROCESS) for node in nodes]
-        current_node().call(targets, "fence", ((fence,), {}), Extent((), ()), None)
+        current_node().calls.send(targets, "fence", ((fence,), {}), Extent((), ()), None)
         return ended
 
     def _signal_procs(self, nodes: Sequence[Address], number: int, sender: str) -> Future[None]:

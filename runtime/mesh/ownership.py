@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from meshbook.runtime.actor.context import context
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.mesh.groups import Groups
-from meshbook.runtime.node.ledger import Charge, Policy
+from meshbook.runtime.node.ledger import OwnedMesh, Policy
 from meshbook.runtime.traces import Line, calling_place
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def own(
     are_processes: bool = False,
     policy: Policy | None = None,
     spawned: Spawned | None = None,
-) -> Charge:
+) -> OwnedMesh:
     """Note that whoever runs here answers for a mesh.
 
     `ranks` by node; `handle` makes a handle of it, and not the one that the user has; `again` starts ranks again.
@@ -68,7 +68,7 @@ def own(
         return handle().stop(reason)
 
     here = Line.of(calling_place(2))
-    charge = Charge(
+    charge = OwnedMesh(
         *(key, name, owner, ranks, stop, handle, contextvars.copy_context(), again),
         spawned_at=here if here.is_of_user else None,
         are_processes=are_processes,

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.mesh.actors import current_node
-from meshbook.runtime.node.ledger import Charge
+from meshbook.runtime.node.ledger import OwnedMesh
 from meshbook.runtime.node.node import Node
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Respawning:
         """What makes another one like it."""
         return self._on_failure, self._restarts
 
-    def take(self, charge: Charge, failure: MeshFailure, otherwise: Callable[[MeshFailure], None]) -> None:
+    def take(self, charge: OwnedMesh, failure: MeshFailure, otherwise: Callable[[MeshFailure], None]) -> None:
         """Take a failure in. `otherwise` gets it back where nothing comes of it."""
         process = charge.node_of(failure.crashed_ranks[-1])  # its rank may be another one by then
         # In the surroundings of the code that spawned the mesh: it is healed, and shown, on behalf of that.
@@ -104,7 +104,7 @@ class Respawning:
                 logger.exception("a failed rank could not be respawned")
 
     def _settle(
-        self, charge: Charge, process: str, failure: MeshFailure, otherwise: Callable[[MeshFailure], None]
+        self, charge: OwnedMesh, process: str, failure: MeshFailure, otherwise: Callable[[MeshFailure], None]
     ) -> None:
         if not charge.has_failed_on(process):  # it was healed with others, or stopped
             return
@@ -115,7 +115,7 @@ class Respawning:
         if remark is None:
             return
         if remark:
-            node.tell_event("given up", charge.name, charge.procs, failure.crashed_ranks[-1:], remark)
+            node.send_event("given up", charge.name, charge.procs, failure.crashed_ranks[-1:], remark)
         otherwise(failure.also(remark))
 
     def _decide(self, failure: MeshFailure) -> str | None:
@@ -128,9 +128,9 @@ class Respawning:
             return None
         return "" if verdict == "raise" else f'on_failure was asked, and answered {verdict!r}: "raise" or "respawn"'
 
-    def _respawn(self, node: Node, charge: Charge, process: str) -> str | None:
+    def _respawn(self, node: Node, charge: OwnedMesh, process: str) -> str | None:
         """Start it again; what kept us from it, if something did."""
-        is_dead = charge.are_processes or node.report_of(process) is not None
+        is_dead = charge.are_processes or node.peers.report_of(process) is not None
         procs = node.ledger.processes_on(process) if is_dead else None
         if is_dead and procs is None:
             return "it cannot be respawned from here: its process belongs to another owner"
@@ -140,11 +140,11 @@ class Respawning:
         if not self._budget.take(lost.key, rank, time.monotonic()):
             limit = self._restarts
             return f"it was respawned as often as allowed: {limit.most} in {limit.within:g} s"
-        node.tell_event("respawned", lost.name, lost.procs, [rank], "by the policy of its mesh")
+        node.send_event("respawned", lost.name, lost.procs, [rank], "by the policy of its mesh")
         return _start_again(node, lost, rank)
 
 
-def _start_again(node: Node, lost: Charge, rank: int) -> str | None:
+def _start_again(node: Node, lost: OwnedMesh, rank: int) -> str | None:
     try:
         if lost.are_processes:
             lost.handle()._heal([rank])

@@ -26,8 +26,9 @@ from meshbook.runtime.mesh.process import PROCESS
 from meshbook.runtime.mesh.resizing import Change, check_sizes
 from meshbook.runtime.mesh.spawned import Spawned
 from meshbook.runtime.mesh.traffic import ask_transfers
-from meshbook.runtime.node.calls import Each, Gather, Target
-from meshbook.runtime.node.ledger import Charge
+from meshbook.runtime.node.call_table import AllReplies, PerRank, Target
+from meshbook.runtime.node.ledger import OwnedMesh
+from meshbook.runtime.node.outbound import plan
 from meshbook.runtime.telemetry.output import LogOptions
 from meshbook.runtime.telemetry.spans import is_recorded
 from meshbook.runtime.telemetry.traffic import TransferTable
@@ -126,8 +127,8 @@ class ProcMesh(MeshTrait):
         node = current_node()
         if set(self.nodes) == {node.address}:
             return Future.completed(True)  # a client hosts no actor that could say so
-        asker = Gather(self.extent.region, _explain_start)
-        node.call([Target(each, PROCESS) for each in self.nodes], "ready", ((), {}), self.extent, asker)
+        asker = AllReplies(self.extent.region, _explain_start)
+        node.calls.send([Target(each, PROCESS) for each in self.nodes], "ready", ((), {}), self.extent, asker)
         return asker.future.then(lambda pids: True)
 
     def __await__(self) -> Generator[Any, None, Self]:
@@ -186,18 +187,18 @@ class ProcMesh(MeshTrait):
         if self._ownership.stopped is not None:
             raise RuntimeError(f"{texts.PROCS_STOPPED}: {self._name}; spawn_procs() of its hosts makes another one")
         node = current_node()
-        actor = node.name_actor(name)
+        actor = node.supervision.name_actor(name)
         targets = [Target(address, actor) for address in self.nodes]
         if not is_recorded(f"{cls.__module__}.{cls.__qualname__}"):
             node.recorder.quiet.add(actor)
-        creation = node.plan(targets, (cls, args, kwargs), self.extent, on_main=on_main)
-        asker = Gather(self.extent.region)
+        creation = plan(targets, (cls, args, kwargs), self.extent, on_main=on_main)
+        asker = AllReplies(self.extent.region)
         mesh = ActorMesh(name, cls, targets, self.extent.region, asker.future.then(lambda _: None))
         ranks = {address.node: rank for rank, address in enumerate(self.nodes)}
         spawned = Spawned(node, name, cls, creation)
         own(actor, name, ranks, spawned.handle, spawned.again, policy=self._policy, spawned=spawned)
         try:
-            node.create(creation, range(len(targets)), asker)
+            node.calls.create(creation, range(len(targets)), asker)
         except BaseException:
             node.ledger.end(actor, ranks)
             raise
@@ -257,7 +258,7 @@ class ProcMesh(MeshTrait):
             self._hosts._ownership.add(current)
         return healed
 
-    def _to_change(self, what: str) -> tuple[ProcMesh, Charge]:
+    def _to_change(self, what: str) -> tuple[ProcMesh, OwnedMesh]:
         """This mesh as it is now; RuntimeError or ValueError where it cannot be changed from here."""
         if not self._owned:
             raise ValueError(f"ProcMesh is not owned; must be {what} by an owner")
@@ -293,16 +294,17 @@ class ProcMesh(MeshTrait):
             births = self._ownership.births
             if before == after or births is None:
                 return current
-            with current_node().noting:
-                change = Change(current_node(), self._name, births, before, after)
-                resized = current._twin(change.nodes, after.region, owned=True, policy=current._policy)
-                self._ownership.current = resized
+            node = current_node()
+            # On the I/O thread, which notes the end of a process completely before it does this.
+            change = node.loop.run(lambda: Change(node, self._name, births, before, after))
+            resized = current._twin(change.nodes, after.region, owned=True, policy=current._policy)
+            self._ownership.current = resized
             follow_up = functools.partial(resized._follow_up, reborn=(), was=before.nelements)
             done = change.begin(self._hosts, _ask_ready, follow_up)
             resized._initialized = done.then(lambda ranks: True)
             self._hosts._ownership.add(resized)
         text = f"from {dict(before)} to {dict(after)}"
-        current_node().tell_event("resized", charge.name, charge.procs, change.new, text)
+        current_node().send_event("resized", charge.name, charge.procs, change.new, text)
         return resized
 
     def all_of(self, actors: A) -> A:
@@ -423,7 +425,7 @@ class ProcMesh(MeshTrait):
         (MESHBOOK_ENABLE_LOG_FORWARDING; in notebooks it does).
         """
         _check_logging(stream_to_client, aggregate_window_sec, level)
-        node, everyone = current_node(), Gather(self.extent.region)
+        node, everyone = current_node(), AllReplies(self.extent.region)
         streams = node.settings.enable_log_forwarding if self._streams is None else self._streams
         if stream_to_client and not streams:
             text = "stream_to_client=True has no effect: MESHBOOK_ENABLE_LOG_FORWARDING was off at the spawn"
@@ -433,7 +435,7 @@ class ProcMesh(MeshTrait):
             return
         options = LogOptions(stream_to_client and streams, aggregate_window_sec)
         targets = [Target(each, PROCESS) for each in self.nodes]
-        node.call(targets, "set_logging", ((level, options), {}), self.extent, everyone)
+        node.calls.send(targets, "set_logging", ((level, options), {}), self.extent, everyone)
         await everyone.future
 
     def kill(self, number: int = signal.SIGKILL, *, sender: str = "") -> Future[None]:
@@ -470,8 +472,8 @@ def _check_logging(stream: bool, window: float | None, level: int) -> None:
 
 def _ask_ready(nodes: Sequence[Address]) -> Sequence[Future[Any]]:
     """Ask these processes whether they take messages."""
-    targets, asker = [Target(each, PROCESS) for each in nodes], Each(len(nodes), _explain_start)
-    current_node().call(targets, "ready", ((), {}), Extent.of(ranks=len(nodes)), asker)
+    targets, asker = [Target(each, PROCESS) for each in nodes], PerRank(len(nodes), _explain_start)
+    current_node().calls.send(targets, "ready", ((), {}), Extent.of(ranks=len(nodes)), asker)
     return asker.futures
 
 

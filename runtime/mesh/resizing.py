@@ -13,8 +13,8 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.ends import when_ended
 from meshbook.runtime.mesh.healing import Afterwards, Ask, go_on_after, resolve_after
 from meshbook.runtime.mesh.spawned import Spawned
-from meshbook.runtime.node.calls import Target
-from meshbook.runtime.node.keeper import KEEPER
+from meshbook.runtime.node.call_table import Target
+from meshbook.runtime.node.control import CONTROL
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.wire.messages import Address
 
@@ -98,8 +98,8 @@ class Change:
         keys = [spawned.key for spawned in self._followers]
         for rank in self.staying:
             at = rank, self._after.labels, self._after.sizes
-            keeper = [Target(self.nodes[rank], KEEPER)]
-            self._node.call(keeper, "moved", ((self._births[rank], at, keys), {}), NOWHERE, None)
+            keeper = [Target(self.nodes[rank], CONTROL)]
+            self._node.calls.send(keeper, "moved", ((self._births[rank], at, keys), {}), NOWHERE, None)
 
     def _stop_removed(self, hosts: HostMesh) -> list[Future[Any]]:
         if not self.removed:

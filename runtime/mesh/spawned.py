@@ -11,9 +11,9 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.healing import create_again, resolve_after
-from meshbook.runtime.node.asking import Creation
-from meshbook.runtime.node.calls import Each, Target
+from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
+from meshbook.runtime.node.outbound import Creation
 from meshbook.runtime.wire.messages import Address
 
 
@@ -62,9 +62,9 @@ class Spawned:
 
     def extend(self, ranks: Sequence[int]) -> Sequence[Future[Any]]:
         """Create these, which have not been there before: a future each, of how that went."""
-        asker = Each(len(ranks))
+        asker = PerRank(len(ranks))
         if ranks:
-            self._node.create(self._creation, ranks, asker)
+            self._node.calls.create(self._creation, ranks, asker)
         self._initialized = Future.pending()
         resolve_after(self._initialized, asker.futures, None)
         return asker.futures

@@ -1,8 +1,8 @@
-"""Large bodies of messages: to processes of the same host they go through shared memory, and the frame says where.
+"""Large message bodies: shared memory carries them to processes of the same host; the frame holds a reference.
 
-Only to those that have said they can open ours. The first large message to a process goes in its frame, with an offer
-to the keeper there: it tries, and tells. So what does not work (another pid namespace, say) costs nothing but the time
-that it took before, and wherever a segment cannot be had, the body goes in the frame.
+A peer must first confirm that it can open the memory of this process. The first large message to a peer travels in its
+frame, together with an offer to its control actor, which tries to open a probe and replies. If that fails (for example
+in another pid namespace), or no segment can be allocated, bodies travel in their frames as before.
 """
 
 from __future__ import annotations
@@ -10,59 +10,58 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from meshbook.runtime.memory.identity import ProcessMark, own_mark
 from meshbook.runtime.memory.layout import Reference, starts_of
 from meshbook.runtime.memory.mappings import Mappings
 from meshbook.runtime.memory.segments import Pool, Segment
-from meshbook.runtime.node.clock import Later
 from meshbook.runtime.node.routes import Routes
 from meshbook.runtime.transport.home import host_of
+from meshbook.runtime.transport.io_loop import CallLater
 from meshbook.runtime.transport.memory import SCHEME
 from meshbook.runtime.wire.frames import Body, Buffer, Elsewhere, Lost, is_whole, pack, pack_elsewhere, unpack
 from meshbook.runtime.wire.messages import Address, Message
 
 logger = logging.getLogger(__name__)
 
-TICK = 5.0  # seconds between two looks at what is not used any more
+TICK = 5.0  # seconds between two releases of unused memory
 PROBE_BYTES = 1
-ROOM = 1 << 16  # bytes of the limit of a message that its header may take
-LAST_SECONDS = 0.3  # that a node that closes waits for what it has sent to be opened; what is in sockets has as long
+ROOM = 1 << 16  # bytes of the message limit that are reserved for the header
+LAST_SECONDS = 0.3  # time that a closing node waits for peers to open its bodies; sockets get as long to drain
 
 
 class Bulk:
-    """The bodies of one node that do not travel in frames. `tell` tells the keeper of a node something."""
+    """The message bodies of one node that travel outside frames. `tell` notifies the control actor of a node."""
 
-    def __init__(self, routes: Routes, tell: Callable[..., None], later: Later, *, least: int, limit: int) -> None:
-        # From so many bytes on; among the threads of one process there is nothing to be gained.
+    def __init__(
+        self, routes: Routes, tell: Callable[..., None], call_later: CallLater, *, least: int, limit: int
+    ) -> None:
+        # Smallest body for shared memory, in bytes; never used between the threads of one process.
         self.least: float = least if least and not routes.own.url.startswith(SCHEME) else math.inf
-        self.refuses = ""  # why this process wants its messages in frames
+        self.refuses = ""  # the reason if this process accepts bodies in frames only
         self._routes = routes
         self._limit = limit
         self._tell = tell
-        self._later = later
-        self._lock = threading.Lock()  # guards what is made when it is first needed, and the ticking
-        self._pool: Pool | None = None
-        self._probe: tuple[Segment, ProcessMark] | None = None
-        self._mappings: Mappings | None = None
+        self._call_later = call_later
+        self._pool = Pool()
+        self._mappings = Mappings()
+        self._probes: list[Segment] = []  # one, made on first use; two threads may make two
         self._is_ticking = False
         self._closed = False
         self._numbers = itertools.count(1)
-        self._peers: dict[str, ProcessMark | int] = {}  # who reads ours; or the number of the offer that was made
+        self._peers: dict[str, ProcessMark | int] = {}  # the mark of a peer that reads ours, or the number of the offer
         self._complained: set[str] = set()
 
     # -- sending --------------------------------------------------------------------
 
     def takes(self, size: int) -> bool:
-        """Whether a body of so many bytes may go another way than in its frame."""
+        """Whether a body of this size may travel outside its frame."""
         return self.least <= size <= self._limit - ROOM
 
     def pack(self, message: Message, body: Body, size: int, to: Address) -> Buffer:
-        """One frame of a message with a body of so many bytes. Raises MessageTooLarge."""
+        """Return the frame of a message with a body of `size` bytes. Raises MessageTooLarge."""
         with self.shipment(body, size, [to]) as frame_for:
             return frame_for(message, to)
 
@@ -70,22 +69,25 @@ class Bulk:
     def shipment(
         self, body: Body, size: int, receivers: Sequence[Address]
     ) -> Iterator[Callable[[Message, Address], Buffer]]:
-        """What packs messages to these nodes that have one body, which is copied once for all of them."""
+        """Yield a function that packs messages with this body for these nodes; the body is copied once for all."""
         readers = self._readers(receivers) if self.takes(size) else {}
-        taken = self._fill(body) if readers else None
+        segment = self._fill(body) if readers else None
 
         def in_frame(message: Message, to: Address) -> Buffer:
             return pack(message, body, self._limit)
 
-        if taken is None:
+        if segment is None:
             yield in_frame
             return
-        pool, segment = taken
+        pool = self._pool
         lengths = [memoryview(part).nbytes for part in body]
 
         def frame_for(message: Message, to: Address) -> Buffer:
             reader = readers.get(to.node)
-            reference = pool.lend(segment, reader, is_shared=len(receivers) == 1) if reader is not None else None
+            try:
+                reference = pool.lend(segment, reader, is_shared=len(receivers) == 1) if reader is not None else None
+            except OSError:  # called by a finalizer that interrupts another message
+                reference = None
             if reference is None:
                 return in_frame(message, to)
             self._routes.bytes += size
@@ -97,12 +99,12 @@ class Bulk:
             pool.done(segment)
 
     def keep(self, frame: Buffer) -> Buffer:
-        """A frame that is to wait for another process than it was made for: with all in it."""
+        """Return a frame that contains its body, so that another process than the intended one can receive it."""
         if is_whole(frame):
             return frame
         message, body = unpack(frame)
         assert isinstance(body, Elsewhere)
-        parts = self._pool.parts_of(body.reference, body.lengths) if self._pool is not None else None
+        parts = self._pool.parts_of(body.reference, body.lengths)
         return frame if parts is None else pack(message, parts, self._limit)
 
     def _readers(self, receivers: Sequence[Address]) -> dict[str, ProcessMark]:
@@ -115,48 +117,40 @@ class Bulk:
             self._offer(to)
         return known if isinstance(known, ProcessMark) else None
 
-    def _fill(self, body: Body) -> tuple[Pool, Segment] | None:
+    def _fill(self, body: Body) -> Segment | None:
         lengths = [memoryview(part).nbytes for part in body]
         try:
-            pool = self._own_pool()
-            segment = pool.take(body, starts_of(lengths)[-1])
+            segment = self._pool.take(body, starts_of(lengths)[-1])
         except OSError as error:  # no descriptors, no memory
             logger.debug("a message of %s bytes goes in its frame: %s", f"{sum(lengths):,}", error)
             return None
         self._tick_soon()
-        return pool, segment
+        return segment
 
-    def _own_pool(self) -> Pool:
-        with self._lock:
-            if self._pool is None:
-                self._pool = Pool()
-            return self._pool
-
-    # -- who can read what this node has ------------------------------------------------
+    # -- peers that can read the memory of this node ------------------------------------
 
     def _offer(self, to: Address) -> None:
         number = next(self._numbers)
-        if self._peers.setdefault(to.node, number) == number:  # else another thread has just done it
+        if self._peers.setdefault(to.node, number) == number:  # else another thread has just made an offer
             try:
                 self._tell(to, "offered", self._routes.own, number, self._make_probe())
             except OSError as error:
                 self._complain(f"large messages go through sockets: {error}")
 
     def _make_probe(self) -> Reference:
-        """A segment for nobody, that is there as long as this node."""
-        with self._lock:
-            if self._probe is None:
-                self._probe = Segment(PROBE_BYTES), own_mark()
-            segment, own = self._probe
-            return Reference(own, segment.descriptor, segment.token, segment.size, segment.address, own, 0, 0, False)
+        """Return a reference to a segment that lives as long as this node; a peer opens it as a test."""
+        if not self._probes:
+            self._probes.append(Segment(PROBE_BYTES))
+        segment, own = self._probes[0], own_mark()
+        return Reference(own, segment.descriptor, segment.token, segment.size, segment.address, own, 0, 0, False)
 
     def heed_offer(self, sender: Address, number: int, probe: Reference) -> None:
-        """Another node asks whether this one can read its segments."""
-        why = self.refuses or self._own_mappings().can_open(probe)
+        """Try to open the probe of another node and reply to its offer."""
+        why = self.refuses or self._mappings.can_open(probe)
         self._tell(sender, "accepted", self._routes.own.node, number, own_mark(), why)
 
     def heed_answer(self, node: str, number: int, reader: ProcessMark, why: str) -> None:
-        """What a node says to the offer of this number; `why` it cannot, if so."""
+        """Handle the reply to an offer; `why` is the reason if the peer cannot open the probe, else empty."""
         if why:
             self._complain(
                 f"large messages to {node} go through sockets, as it cannot map memory of this process: {why}"
@@ -165,7 +159,7 @@ class Bulk:
             self._peers[node] = reader
 
     def forget(self, node: str) -> None:
-        """Another process is that node now, or will be."""
+        """Forget what is known of a peer, because another process becomes that node."""
         self._peers.pop(node, None)
 
     def _complain(self, text: str) -> None:
@@ -177,9 +171,9 @@ class Bulk:
     # -- receiving --------------------------------------------------------------------
 
     def open(self, body: Elsewhere) -> Body:
-        """The parts of a body that is not in its frame; who reads one that cannot be reached gets an error."""
+        """Return the parts of a body outside its frame. If it is unreachable, unpickling the result raises an error."""
         try:
-            parts = self._own_mappings().open(body.reference, body.lengths)
+            parts = self._mappings.open(body.reference, body.lengths)
         except OSError as error:
             return Lost.body(body.size, self._explain(body.reference, error))
         self._tick_soon()
@@ -191,38 +185,23 @@ class Bulk:
             return f"process {owner} of this host, which sent it, has ended, and its memory with it; ask again"
         return f"its {reference.size:,} bytes are in memory of process {owner}: {error}"
 
-    def _own_mappings(self) -> Mappings:
-        with self._lock:
-            if self._mappings is None:
-                self._mappings = Mappings()
-            return self._mappings
-
-    # -- by and by, and the end ----------------------------------------------------------
+    # -- periodic release, and the end ---------------------------------------------------
 
     def _tick_soon(self) -> None:
-        with self._lock:
-            if self._is_ticking or self._closed:
-                return
+        if not self._is_ticking and not self._closed:
             self._is_ticking = True
-        self._later(TICK, self._tick)
+            self._call_later(TICK, self._tick)
 
     def _tick(self) -> None:
-        with self._lock:
-            self._is_ticking = False
-            kept: list[Any] = [each for each in (self._pool, self._mappings) if each is not None]
-        left = [each.trim() for each in kept]
+        self._is_ticking = False
+        left = [self._pool.trim(), self._mappings.trim()]
         if any(left):
             self._tick_soon()
 
     def close(self) -> None:
-        """What was sent is still waited for a moment; views of what came stay."""
-        with self._lock:
-            self._closed = True
-            pool, mappings, probe = self._pool, self._mappings, self._probe
-            self._probe = None
-        if pool is not None:
-            pool.close(LAST_SECONDS)
-        if mappings is not None:
-            mappings.close()
-        if probe is not None:
-            probe[0].close()
+        """Release all memory. Waits `LAST_SECONDS` for peers to open what was sent; received views stay valid."""
+        self._closed = True
+        self._pool.close(LAST_SECONDS)
+        self._mappings.close()
+        while self._probes:
+            self._probes.pop().close()

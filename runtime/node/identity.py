@@ -1,4 +1,4 @@
-"""Who spawned whom, as it travels: an actor knows its creator, and that one's, wherever they live."""
+"""Conversion of actor identities for the wire. An actor knows its chain of creators, on any node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NOWHERE = Extent((), ())
 
 
 def creator_of(instance: Instance) -> Creator | None:
-    """An instance as it travels; None for a client."""
+    """Return the wire form of an instance; None for a client."""
     if instance.control is None and instance.node is not None:
         return None
     place = instance.rank.rank, instance.rank.extent.labels, instance.rank.extent.sizes
@@ -19,7 +19,7 @@ def creator_of(instance: Instance) -> Creator | None:
 
 
 def instance_of(creator: Creator | None) -> Instance | None:
-    """The instance of an actor elsewhere, as far as its descendants know it."""
+    """Return the instance of a remote actor, with the fields that its descendants know."""
     if creator is None:
         return None
     return Instance(creator.key, creator.class_name, point_of(creator.place), None, None, instance_of(creator.creator))

@@ -1,7 +1,7 @@
-"""Who answers for which mesh: the meshes that actors of this node, or its client, have spawned. Pure bookkeeping.
+"""The ledger of the meshes that actors of this node, or its client, have spawned, with their owners. Does no I/O.
 
-A failure of a mesh is its owner's business, and what an actor owns ends with it. A rank that has failed stays in the
-ledger, since it may be healed, until its mesh is stopped. O(meshes) when a node is lost or healed.
+The owner of a mesh handles its failures; the meshes of an actor end with the actor. A failed rank stays in the ledger
+until its mesh is stopped, since it may be healed. O(meshes) when a node is lost or healed.
 """
 
 from __future__ import annotations
@@ -18,91 +18,91 @@ from meshbook.runtime.traces import Line
 
 
 class Policy(Protocol):
-    """Decides what becomes of a failure, somewhere else and later: none of its own business is done meanwhile."""
+    """Decides how to handle a failure. The decision runs later, outside the caller."""
 
-    def take(self, charge: Charge, failure: MeshFailure, otherwise: Callable[[MeshFailure], None]) -> None:
-        """Take it in. `otherwise` gets the failure back where nothing comes of it. Never waits."""
+    def take(self, charge: OwnedMesh, failure: MeshFailure, otherwise: Callable[[MeshFailure], None]) -> None:
+        """Accept a failure without waiting. Call `otherwise` with it if the policy does not handle it."""
 
 
 @dataclass(eq=False)
-class Charge:
-    """A mesh that was spawned here. It is forgotten rank by rank, as those are stopped."""
+class OwnedMesh:
+    """A mesh that was spawned here. Its ranks are removed one by one as they are stopped."""
 
     key: str  # the name of its actors in their processes, or of the process mesh
-    name: str  # what the user calls it
+    name: str  # the user's name for it
     owner: str  # the key of the actor that spawned it, empty for the client
-    ranks: dict[str, int]  # by node; those that have not been stopped
+    ranks: dict[str, int]  # ranks by node, without the stopped ones
     stop: Callable[[str], Future[Any]]
-    handle: Callable[[], Any]  # makes a handle of it; not the one that the user has, and may drop
-    context: Context  # of the code that spawned it: its faults are shown where that ran
+    handle: Callable[[], Any]  # makes a new handle; the user may drop the original one
+    context: Context  # of the spawning code: failures are shown where that code ran
     again: Callable[[Sequence[int]], Any]  # starts these ranks again
-    spawned_at: Line | None = None  # by the user's code
+    spawned_at: Line | None = None  # the line of user code
     are_processes: bool = False
-    on_failure: Callable[[MeshFailure], object] | None = None  # who is told first; a true answer means handled
-    policy: Policy | None = None  # what then decides
-    spawned: Any = None  # of actors: a `runtime.mesh.spawned.Spawned`
-    failed: list[int] = field(default_factory=list)  # and not healed since
-    healing: Future[Any] | None = None  # the last time that it was healed
+    on_failure: Callable[[MeshFailure], object] | None = None  # called first; a true result means handled
+    policy: Policy | None = None  # decides next
+    spawned: Any = None  # of an actor mesh: a `runtime.mesh.spawned.Spawned`
+    failed: list[int] = field(default_factory=list)  # ranks that failed and were not healed since
+    healing: Future[Any] | None = None  # of the last heal
 
     def failure(self, rank: int, report: str) -> MeshFailure:
-        """Note that a rank has failed."""
+        """Mark a rank as failed and return the failure."""
         self.failed.append(rank)
         return self.tell(report)
 
     def tell(self, report: str) -> MeshFailure:
-        """What its owner is told of the rank that has failed last."""
+        """Return the failure of the rank that failed last, for the owner."""
         return MeshFailure(self.name, self.failed, report, self.handle, self.spawned_at)
 
     @property
     def procs(self) -> str:
-        """The name of the process mesh, or of the first one, that it is on."""
+        """The name of this process mesh, or of the first one that the actors run on."""
         return self.key if self.are_processes else next(iter(self.ranks), "").rpartition(".")[0]
 
     def has_failed_on(self, node: str) -> bool:
-        """Whether its rank there has failed, and was not healed since."""
+        """Whether the rank on this node has failed and was not healed since."""
         return self.ranks.get(node) in self.failed
 
     def node_of(self, rank: int) -> str:
-        """The process of a rank; none where that was stopped."""
+        """Return the node of a rank, or "" if the rank was stopped."""
         return next((node for node, each in self.ranks.items() if each == rank), "")
 
 
 class Ledger:
-    """The charges of one node."""
+    """The owned meshes of one node."""
 
     def __init__(self) -> None:
-        # Guards the charges and what is in them. Under it, a finalizer of the user's may stop a mesh: so whoever goes
-        # through them has a copy.
+        # Guards the charges and their fields. A user's finalizer may stop a mesh while this thread holds the lock, so
+        # loops iterate over a copy.
         self._lock = threading.RLock()
-        self._charges: dict[str, Charge] = {}
+        self._charges: dict[str, OwnedMesh] = {}
 
     def __len__(self) -> int:
         return len(self._charges)
 
-    def add(self, charge: Charge) -> None:
+    def add(self, charge: OwnedMesh) -> None:
         with self._lock:
             self._charges[charge.key] = charge
 
-    def get(self, key: str) -> Charge | None:
+    def get(self, key: str) -> OwnedMesh | None:
         return self._charges.get(key)
 
-    def of(self, owner: str) -> list[Charge]:
-        """What an actor owns, the newest first: what was spawned on a mesh comes before that mesh."""
+    def of(self, owner: str) -> list[OwnedMesh]:
+        """Return the meshes of an owner, the newest first: a mesh precedes the mesh that it was spawned on."""
         with self._lock:
             return [charge for charge in reversed(list(self._charges.values())) if charge.owner == owner]
 
-    def processes(self) -> list[Charge]:
-        """The process meshes, the oldest first."""
+    def processes(self) -> list[OwnedMesh]:
+        """Return the process meshes, the oldest first."""
         with self._lock:
             return [charge for charge in list(self._charges.values()) if charge.are_processes]
 
-    def actors(self) -> list[Charge]:
-        """The actor meshes."""
+    def actors(self) -> list[OwnedMesh]:
+        """Return the actor meshes."""
         with self._lock:
             return [charge for charge in list(self._charges.values()) if not charge.are_processes]
 
-    def fail(self, key: str, node: str, report: str) -> tuple[Charge, MeshFailure] | None:
-        """An actor there has failed; None where nobody answers for it any more, or it has failed before."""
+    def fail(self, key: str, node: str, report: str) -> tuple[OwnedMesh, MeshFailure] | None:
+        """Mark the actor on this node as failed; return None if its mesh is unknown or the failure is already noted."""
         with self._lock:
             charge = self._charges.get(key)
             rank = charge.ranks.get(node) if charge is not None else None
@@ -111,7 +111,7 @@ class Ledger:
             return charge, charge.failure(rank, report)
 
     def failed_nodes(self, key: str) -> Collection[str]:
-        """The processes in which ranks of a mesh have failed."""
+        """Return the nodes on which ranks of a mesh have failed."""
         charge = self._charges.get(key)
         if charge is None or not charge.failed:
             return ()
@@ -119,22 +119,25 @@ class Ledger:
             return {node for node, rank in charge.ranks.items() if rank in charge.failed}
 
     def end(self, key: str, nodes: Collection[str]) -> None:
-        """A mesh is stopped there, or about to be: nothing of it there is a failure any more."""
+        """Remove the ranks of a mesh on these nodes, which stop: their end is no failure from now on."""
         with self._lock:
             charge = self._charges.get(key)
             if charge is not None:
                 self._drop(charge, nodes)
 
     def move(self, key: str, ranks: dict[str, int]) -> None:
-        """A mesh was resized: its ranks by node now. What has failed has, by whichever rank."""
+        """Replace the ranks of a resized mesh. A failed process stays failed under its new rank."""
         with self._lock:
             charge = self._charges[key]
             failed = [node for node, rank in charge.ranks.items() if rank in charge.failed]
             charge.ranks = ranks
             charge.failed = [ranks[node] for node in failed]
 
-    def lose(self, node: str, report: str, *, stopped: bool) -> list[tuple[Charge, MeshFailure]]:
-        """A process has ended: what that means to whom. Nobody hears of the process who hears of actors in it."""
+    def lose(self, node: str, report: str, *, stopped: bool) -> list[tuple[OwnedMesh, MeshFailure]]:
+        """Note the end of a process and return the failures to report.
+
+        An owner that gets failures of actors in the process gets none of the process itself.
+        """
         with self._lock:
             touched = [charge for charge in list(self._charges.values()) if node in charge.ranks]
             if stopped:
@@ -145,20 +148,20 @@ class Ledger:
             told = [(charge, charge.failure(charge.ranks[node], report)) for charge in well]
             return [each for each in told if not (each[0].are_processes and each[0].owner in with_actors)]
 
-    def processes_on(self, node: str) -> Charge | None:
-        """The process mesh of which this node is one, where it was spawned from here."""
+    def processes_on(self, node: str) -> OwnedMesh | None:
+        """Return the process mesh that contains this node, if it was spawned from here."""
         with self._lock:
             return next(
                 (each for each in list(self._charges.values()) if each.are_processes and node in each.ranks), None
             )
 
     def forget(self, nodes: Collection[str]) -> None:
-        """These processes have ended, however that was, and will not come again."""
+        """Remove these processes, which have ended for good."""
         with self._lock:
             self._drop_all(list(self._charges.values()), nodes)
 
     def heal(self, key: str, only: Collection[int] | None = None) -> list[int]:
-        """A mesh is to be healed: which of its ranks, or of these, have failed, in order. From now on they are well."""
+        """Mark the failed ranks of a mesh, or those among `only`, as healed; return them in order."""
         with self._lock:
             charge = self._charges.get(key)
             if charge is None:
@@ -167,8 +170,11 @@ class Ledger:
             charge.failed = [rank for rank in charge.failed if rank not in failed]
             return sorted(failed)
 
-    def heal_actors(self, *, reborn: Collection[str], alive: Collection[str] = ()) -> list[tuple[Charge, list[int]]]:
-        """Which actors are to be created again: all in the processes that are, and in the others those that failed."""
+    def heal_actors(self, *, reborn: Collection[str], alive: Collection[str] = ()) -> list[tuple[OwnedMesh, list[int]]]:
+        """Mark actors as healed and return those to create again.
+
+        These are all actors in `reborn` processes, and the failed ones in processes that are `alive`.
+        """
         with self._lock:
             found = []
             for charge in list(self._charges.values()):
@@ -178,11 +184,11 @@ class Ledger:
                     found.append((charge, ranks))
             return found
 
-    def _drop_all(self, charges: Iterable[Charge], nodes: Collection[str]) -> None:
+    def _drop_all(self, charges: Iterable[OwnedMesh], nodes: Collection[str]) -> None:
         for charge in charges:
             self._drop(charge, nodes)
 
-    def _drop(self, charge: Charge, nodes: Collection[str]) -> None:
+    def _drop(self, charge: OwnedMesh, nodes: Collection[str]) -> None:
         gone = {rank for node, rank in charge.ranks.items() if node in nodes}
         charge.ranks = {node: rank for node, rank in charge.ranks.items() if rank not in gone}
         charge.failed = [rank for rank in charge.failed if rank not in gone]
@@ -190,6 +196,6 @@ class Ledger:
             self._charges.pop(charge.key, None)
 
 
-def _to_renew(charge: Charge, reborn: Collection[str], alive: Collection[str]) -> list[int]:
+def _to_renew(charge: OwnedMesh, reborn: Collection[str], alive: Collection[str]) -> list[int]:
     failed = set(charge.failed)
     return sorted(rank for node, rank in charge.ranks.items() if node in reborn or (rank in failed and node in alive))

@@ -1,11 +1,11 @@
-"""What is said of an actor that raised, failed or was stopped: the root cause first, then where, then who fell with it.
+"""Error texts for an actor that raised, failed or was stopped: root cause, then location, then the failed callers.
 
     trainer.step() on rank {'gpus': 0/2} (procs-04d1.0, pid 4711) raised ZeroDivisionError: division by zero
     Traceback (most recent call last): ...
     which failed outer.fit() (controller, pid 4700):
       File ...
 
-Text alone: what follows from it is for `hosting`.
+This file only makes texts; `hosted_actor` decides what to do.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from meshbook.runtime.traces import format_error, format_frames, headline
 
 
 def name_place(instance: Instance, endpoint: str = "") -> str:
-    """`trainer.step() on rank {'gpus': 0/2} (procs-04d1.0, pid 4711)`; said in the process that it names."""
+    """Return `trainer.step() on rank {'gpus': 0/2} (procs-04d1.0, pid 4711)`. Call this in the actor's process."""
     what = f"{instance.name}.{endpoint}()" if endpoint else instance.name
     rank = f" on rank {instance.rank}" if len(instance.rank) else ""
     return f"{what}{rank} ({instance.proc_id}, pid {os.getpid()})"
 
 
 def tell_raised(where: str, error: BaseException) -> str:
-    """What was raised, and the user's lines; an error that the call of another actor brought here as it came."""
+    """Return the text of an exception with the user's lines. An error from another actor's call is kept as it is."""
     if isinstance(error, CallError) and error.__cause__ is None and error.__context__ is None:
         told = str(error) if isinstance(error, ActorError) else f"{type(error).__name__}: {error}"
         frames = format_frames(error)
@@ -42,13 +42,13 @@ def tell_raised(where: str, error: BaseException) -> str:
 
 
 def _folder_of_output() -> str:
-    """Where the file is that descriptor 1 writes to; that it is full is no business of the user's code."""
+    """Return the folder of the file that stdout writes to: when full, it is not the fault of user code."""
     path = Path("/proc/self/fd/1")
     return str(path.resolve().parent) if path.is_file() else ""
 
 
 def _tell_memory() -> str:
-    """How much this process has had, and may have."""
+    """Return a text with the peak memory and the memory limit of this process."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     had = f"this process has had up to {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MiB of memory"
     if limit == resource.RLIM_INFINITY:
@@ -57,11 +57,11 @@ def _tell_memory() -> str:
 
 
 def tell_failed(instance: Instance, report: str, why: str = "") -> str:
-    """An actor has failed, since what the report tells has happened; `why` that had to be the end of it."""
+    """Return the text of an actor's failure: the report, and `why` this ended the actor."""
     failed = texts.actor_failed(instance, instance.proc_id)
     return f"{report}\n{failed}: {why}" if why else f"{report}\n{failed}"
 
 
 def tell_stopped(instance: Instance, reason: str) -> str:
-    """An actor was told to end."""
+    """Return the text of an actor that was stopped."""
     return f"The actor {instance} in {instance.proc_id} is stopped: {reason}"

@@ -1,12 +1,13 @@
-"""Where the other nodes are, which of them have ended, and the sending of frames to them.
+"""Addresses of the other nodes, the reports of ended ones, and the sending of frames.
 
-A node is known from its Hello, or because its address came with something else. Of one that has ended the report is
-kept, until it is started again under the same name.
+A node is known from its Hello, or because another message carried its address. The report of an ended node is kept
+until the node is started again under the same name.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 
 from meshbook.runtime import texts
@@ -18,34 +19,34 @@ from meshbook.runtime.wire.messages import Address
 
 
 class Routes:
-    """The address book of one node. `deliver` takes the frames that it sends to itself."""
+    """The address book of one node; sends frames to the nodes in it."""
 
-    def __init__(self, transport: Transport, deliver: Callable[[Buffer], None]) -> None:
+    def __init__(self, transport: Transport) -> None:
         self.own = transport.address
         self.down: dict[str, ExitReport] = {}  # how nodes ended
         self._transport = transport
-        self._deliver = deliver
         self._book: dict[str, Address] = {self.own.node: self.own}
-        self._lives: dict[str, int] = {}  # of nodes that were heard of: how many they have had before the present one
-        self._of_ended_runs: set[str] = set()  # the URLs of nodes that somebody still has handles of
+        self._lives: dict[str, int] = {}  # the current incarnation of each known node, counted from 0
+        self._of_ended_runs: set[str] = set()  # URLs of nodes of ended runs that handles still refer to
         self._asked_after: set[str] = {self.own.node}
-        # Asks what has become of a node: of those that ended before this one began nobody tells it.
+        self._ready: set[str] = set()  # other nodes that were asked after and have not ended
+        # Asks for the state of a node: no Down arrives for a node that ended before this one began.
         self.ask_after: Callable[[str], None] = lambda node: None
-        self.messages = self.bytes = 0  # that went to others
+        self.messages = self.bytes = 0  # sent to other nodes
         self._closed = False
 
     def close(self) -> None:
-        """From now on who finds no way is told that this node has ended, and not the other one."""
+        """Make `why_gone` report from now on that this node has ended, instead of the other one."""
         self._closed = True
 
     # -- the book ------------------------------------------------------------------
 
     def trust(self, peer: Address) -> None:
-        """Know a peer before its Hello: one whose address came from the launcher."""
+        """Add a peer before its Hello: the launcher has sent its address."""
         self._book[peer.node] = peer
 
     def learn(self, peer: Address) -> None:
-        """Note an address that came with something else; what a node says of itself counts more."""
+        """Add an address that another message carried; the address in a node's own Hello takes precedence."""
         self._book.setdefault(peer.node, peer)
 
     def knows(self, node: str) -> bool:
@@ -55,55 +56,56 @@ class Routes:
         return self._book.get(node)
 
     def address_of(self, node: str) -> Address:
-        """Where a node is that is known to be in the book."""
+        """Return the address of a node that must be in the book."""
         return self._book[node]
 
     def has_ended(self, address: Address) -> bool:
-        """Whether a node is known to have ended, maybe with its whole run."""
+        """Whether a node is known to have ended, alone or with its whole run."""
         return address.node in self.down or address.url in self._of_ended_runs
 
     def report_of(self, node: str) -> ExitReport | None:
-        """How a node ended, where it has."""
+        """Return the report of a node that has ended, else None."""
         return self.down.get(node)
 
-    # -- ends, and new beginnings ------------------------------------------------------
+    # -- ends and restarts -------------------------------------------------------------
 
     def greet(self, peer: Address, life: int) -> bool:
-        """Take up what a node says of itself; whether it may be one that had ended, and is there again."""
+        """Register a node from its Hello; return whether it may be a restart of a node that was known before."""
         self._book[peer.node] = peer
         if peer.node in self._lives or peer.node in self.down:
             return True
         self._lives[peer.node] = life
         if life:
-            # Maybe this node has written to the one before, which never answered: the connection has found the new one
-            # by itself, and that takes nothing from who has not greeted it.
+            # This node may have written to the incarnation before, which never answered. Then the connection reaches
+            # the new incarnation by itself, which accepts nothing from this node before its Hello.
             self._transport.remember(peer.node, life)
             with contextlib.suppress(PeerGone):
                 self._transport.send(peer, self._transport.greeting)
         return False
 
     def is_former(self, report: ExitReport) -> bool:
-        """Whether this is the end of a life before the present one, told late."""
+        """Whether this is a late report about an incarnation before the current one."""
         return 0 <= report.life < self._lives.get(report.node, 0)
 
     def is_new(self, node: str, life: int) -> bool:
-        """Whether this life of a node is one that was not heard of yet."""
+        """Whether this incarnation of a node is newer than the known one."""
         return life > self._lives.get(node, 0)
 
     def end(self, report: ExitReport) -> None:
-        """A node has ended: nothing goes there any more."""
+        """Mark a node as ended: nothing is sent there any more."""
         self.down[report.node] = report
+        self._ready.discard(report.node)
         self._transport.forget(report.node)
 
     def begin_again(self, address: Address, life: int) -> None:
-        """A node that had ended is started again."""
+        """Register the restart of a node that had ended."""
         self._lives[address.node] = life
         self._book[address.node] = address
         del self.down[address.node]
         self._transport.remember(address.node, life)
 
     def succeed(self, address: Address, life: int) -> bool:
-        """Another process is this node now, and goes on with what the one before did; whether that is news."""
+        """Register a process that takes over a running node; return whether that incarnation was unknown."""
         is_news = self.is_new(address.node, life)
         if is_news:
             self._lives[address.node] = life
@@ -112,39 +114,39 @@ class Routes:
         return is_news
 
     def hold(self, to: Address, last: Buffer, keep: Callable[[Buffer], Buffer]) -> None:
-        """Send this frame, and nothing after it until another process is that node; `keep` makes it fit for that."""
+        """Send this frame and hold later ones until another process is that node; `keep` converts the held ones."""
         self._transport.hold(to, last, keep)
 
     def release(self, to: Address) -> None:
-        """Send what was held for this node, if something is."""
+        """Send the held frames of this node, if any."""
         self._transport.release(to, anew=False)
 
     @property
     def book(self) -> dict[str, Address]:
-        """Where the nodes are that are known, this one among them."""
+        """The addresses of all known nodes, including this one."""
         return dict(self._book)
 
     def all_lives(self) -> dict[str, int]:
-        """Of the nodes that were heard of, how many they have had before the present one."""
+        """Return the current incarnation of each known node."""
         return dict(self._lives)
 
     def greet_again(self, to: Address) -> None:
-        """Say Hello to a node that may wait for it."""
+        """Send Hello to a node that may wait for it."""
         with contextlib.suppress(PeerGone):
             self._transport.send(to, self._transport.greeting)
 
     def lives(self) -> dict[str, int]:
-        """Of the nodes that have been there before: how many times."""
+        """Return the incarnations of the restarted nodes that have not ended."""
         return {node: life for node, life in items_of(self._lives) if life and node not in self.down}
 
     def expect(self, lives: dict[str, int]) -> None:
-        """Know of these, before anything was heard of them."""
+        """Register the incarnations of nodes before their first message."""
         for node, life in lives.items():
             self._lives[node] = life
             self._transport.remember(node, life)
 
     def restore(self, lives: dict[str, int], down: dict[str, ExitReport]) -> None:
-        """Know what the process has known that was this node before."""
+        """Restore the state of the process that was this node before."""
         self.expect(lives)
         for report in down.values():
             self.end(report)
@@ -152,30 +154,47 @@ class Routes:
     # -- sending -------------------------------------------------------------------------
 
     def send(self, to: Address, frame: Buffer) -> None:
-        """Send a frame from the calling thread. PeerGone where nobody takes it: `why_gone` has the words for that."""
-        if to.node in self.down:
-            raise PeerGone
-        if to.node not in self._asked_after:
-            self.meet(to.node)
-        if to.node != self.own.node:
+        """Send a frame from the calling thread. Raises PeerGone if that is impossible; `why_gone` makes the error."""
+        if to.node in self._ready or self._is_for_others(to, frame):
             self._transport.send(to, frame)
             size = len(frame)
-            # Two threads do not meet in these, for there is no call in them; at worst a message would not be counted.
+            # Without a call between the read and the write, no other thread interferes.
             self.messages += 1
             self.bytes += size
-        elif to.url == self.own.url:
-            self._deliver(frame)
-        else:  # another controller of this process, before this one
+
+    def send_soon(self, to: Address, frame: Buffer) -> None:
+        """Send a frame like `send`, but on the I/O thread, which sends many frames at once."""
+        if to.node in self._ready or self._is_for_others(to, frame):
+            self._transport.send_soon(to, frame)
+            size = len(frame)
+            self.messages += 1
+            self.bytes += size
+
+    def _is_for_others(self, to: Address, frame: Buffer) -> bool:
+        """Whether a frame must be sent; deliver a frame for this node itself. Raises PeerGone for an ended node."""
+        node = to.node
+        if node in self.down:
+            raise PeerGone
+        self.meet(node)
+        if node != self.own.node:
+            self._ready.add(node)
+            if node in self.down:  # the node ended after the first check
+                self._ready.discard(node)
+            return True
+        if to.url != self.own.url:  # an earlier controller of this process
             raise RunEnded("its run has ended: this process called close_session()")
+        # Deliver on the I/O thread as well: it alone owns the state that the handlers change.
+        self._transport.loop.call_soon(functools.partial(self._transport.accept, frame))
+        return False
 
     def meet(self, node: str) -> None:
-        """Somebody here counts on this node for the first time: it may have ended long ago."""
+        """Ask for the state of a node on its first use here, as it may have ended long ago."""
         if node not in self._asked_after:
             self._asked_after.add(node)
             self.ask_after(node)
 
     def why_gone(self, to: Address, gone: PeerGone) -> SupervisionError:
-        """What it means to who asked that nothing can be sent there."""
+        """Convert an unreachable peer into the caller's error."""
         report = self.down.get(to.node)
         if report is not None:
             return loss(report)
@@ -188,5 +207,5 @@ class Routes:
 
 
 def loss(report: ExitReport) -> SupervisionError:
-    """What an ended node means to who asked it: a fault, or that it had been stopped on purpose."""
+    """Convert the end of a node into the caller's error; ProcessDied unless it was stopped on purpose."""
     return SupervisionError(str(report)) if report.stopped else ProcessDied(str(report), report)

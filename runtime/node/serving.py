@@ -1,12 +1,13 @@
-"""How an actor is served: on a thread of its own, or on an event loop. One message at a time, until it is lost.
+"""Serve an actor on its own thread or on an event loop: one message at a time, until the actor is lost.
 
-What concerns the actor and is no message (a mesh of its own has failed, a message of its own came back) is a `Notice`;
-a thread takes it up between messages, a loop while the present message awaits something.
+Events that are not messages are `Notice`s: an owned mesh has failed, a sent message was returned. A thread handles
+them between messages; a loop handles them while the current message awaits something.
 """
 
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import contextvars
 import inspect
@@ -19,20 +20,19 @@ from typing import Any, Protocol
 
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.node.backlog import Backlog, Item
-from meshbook.runtime.node.running import Key, Running
+from meshbook.runtime.node.execution import Execution, Key
 from meshbook.runtime.wire.frames import Body
 from meshbook.runtime.wire.messages import Call, Stop
 
 logger = logging.getLogger(__name__)
 
-Step = Callable[[], Any]  # what it returns is waited for, where that is a future or an awaitable
-YIELD_EVERY = 16  # messages an async actor may handle in a row before its other tasks get a turn
+Step = Callable[[], Any]  # if it returns a future or an awaitable, the server waits for that
+YIELD_EVERY = 16  # messages that an async actor handles in a row before its other tasks run
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Call a hook of the actor, if it has one, with this; `conclude` takes its verdict, or what it raised."""
+    """A call of an optional hook of the actor; `conclude` gets the hook's result, or its exception."""
 
     hook: str
     about: Any
@@ -40,24 +40,38 @@ class Notice:
     conclude: Callable[[Any, BaseException | None], None]
 
 
-class Served(Protocol):
-    """What serving needs of the actor that is served."""
+Item = tuple[Call | Stop, Body]
 
-    queue: Backlog  # a ring: look at the notices, or whether all is over
+
+class Messages(Protocol):
+    """The part of `Inbox` that serving needs. `ring` makes `get` return None, to check notices and the loss."""
+
+    def get(self) -> Item | None: ...
+    def get_nowait(self) -> Item | None: ...
+    def empty(self) -> bool: ...
+    def ring(self) -> None: ...
+
+
+class Served(Protocol):
+    """The part of `HostedActor` that serving needs."""
+
+    reasons: list[Any]  # why the actor is lost; empty while it is not
+    notices: collections.deque[Notice]
+    unwanted: set[Key]  # calls that were cancelled before they began
 
     @property
-    def is_lost(self) -> bool: ...
+    def queue(self) -> Messages: ...
+
     @property
     def is_mixed(self) -> bool: ...
     def is_concurrent(self, call: Call) -> bool: ...
     def is_sync(self, call: Call) -> bool: ...
     def is_reload(self, call: Call) -> bool: ...
     async def restore(self) -> None: ...
-    def take_notice(self) -> Notice | None: ...
     def hook(self, notice: Notice) -> Any: ...
     def is_unwanted(self, call: Call) -> bool: ...
-    def context_of(self, call: Call, running: Running | None) -> Context: ...
-    def make_running(self, *, is_alone: bool) -> Running: ...
+    def context_of(self, call: Call, execution: Execution | None) -> Context: ...
+    def make_execution(self, *, is_alone: bool) -> Execution: ...
     def begin(self, call: Call, body: Body) -> Any: ...
     def returned(self, call: Call, value: Any) -> None: ...
     def raised(self, call: Call, error: Exception) -> None: ...
@@ -65,56 +79,53 @@ class Served(Protocol):
     def cancelled(self, call: Call, error: BaseException, *, wanted: bool) -> None: ...
     def handle_stop(self, stop: Stop) -> None: ...
     def refuse(self, message: Call | Stop, body: Body) -> None: ...
-    def partings(self) -> Iterator[Step]: ...
-    def wait_for_work(self) -> None: ...
+    def cleanup_steps(self) -> Iterator[Step]: ...
 
 
 class ThreadServing:
-    """Serves on the calling thread."""
+    """Serves an actor on the calling thread."""
 
     def __init__(self, actor: Served) -> None:
         self._actor = actor
-        self.running = actor.make_running(is_alone=True)
-        self.thread = threading.get_ident()  # that takes the messages
+        self.execution = actor.make_execution(is_alone=True)
+        self.thread = threading.get_ident()  # the thread that takes the messages
 
     def run(self) -> None:
-        """Serve until the actor is lost, and let it part."""
+        """Serve until the actor is lost, then run its cleanup steps."""
         actor = self._actor
-        self._heed_all()  # those from before it was served
-        while not actor.is_lost:
-            actor.wait_for_work()
-            item = actor.queue.get()
-            self._heed_all()
-            if item is not None and not actor.is_lost:
-                self.handle(*item)
-            elif item is not None:
-                actor.refuse(*item)
+        get, reasons, notices = actor.queue.get, actor.reasons, actor.notices
+        self._handle_notices()  # from before the actor was served
+        while not reasons:
+            item = get()
+            if notices:
+                self._handle_notices()
+            if item is None:
+                continue
+            message, body = item
+            if reasons:
+                actor.refuse(message, body)
+            elif isinstance(message, Stop):
+                actor.handle_stop(message)
+            else:
+                self._run(message, body)
         self.part()
 
-    def handle(self, message: Call | Stop, body: Body) -> None:
-        """Run one message here and now."""
-        actor = self._actor
-        if isinstance(message, Stop):
-            actor.handle_stop(message)
-        else:
-            self._run(message, body)
-
     def _run(self, call: Call, body: Body) -> None:
-        actor, running = self._actor, self.running
-        token = CURRENT.set(actor.context_of(call, running))
-        running.enter((call.sender, call.call), call.endpoint)
+        actor, execution = self._actor, self.execution
+        token = CURRENT.set(actor.context_of(call, execution))
+        execution.enter((call.sender, call.call), call.endpoint)
         try:
             try:
-                if actor.is_unwanted(call):
-                    running.drop()
+                if actor.unwanted and actor.is_unwanted(call):
+                    execution.drop()
                 value = actor.begin(call, body)
             finally:
-                running.leave()
+                execution.leave()
         except Exception as error:
             actor.raised(call, error)
         except asyncio.CancelledError as error:
-            running.leave()  # it may have come while we left
-            actor.cancelled(call, error, wanted=running.is_broken)
+            execution.leave()  # the first `leave` may have been interrupted
+            actor.cancelled(call, error, wanted=execution.is_broken)
         except BaseException as error:
             actor.died(call, error)
         else:
@@ -122,11 +133,12 @@ class ThreadServing:
         finally:
             CURRENT.reset(token)
 
-    def _heed_all(self) -> None:
-        while not self._actor.is_lost and (notice := self._actor.take_notice()) is not None:
-            self._heed(notice)
+    def _handle_notices(self) -> None:
+        actor = self._actor
+        while not actor.reasons and actor.notices:
+            self._handle_notice(actor.notices.popleft())
 
-    def _heed(self, notice: Notice) -> None:
+    def _handle_notice(self, notice: Notice) -> None:
         token = CURRENT.set(notice.context)
         try:
             verdict, error = self._actor.hook(notice), None
@@ -137,8 +149,8 @@ class ThreadServing:
         notice.conclude(verdict, error)
 
     def part(self) -> None:
-        """Do what is to be done at the end, one after the other; what fails is logged."""
-        for step in self._actor.partings():
+        """Run the cleanup steps in order; log those that fail."""
+        for step in self._actor.cleanup_steps():
             try:
                 made = step()
                 if isinstance(made, Future):
@@ -147,47 +159,47 @@ class ThreadServing:
                 logger.exception("while an actor was ended")
 
     def wake(self) -> None:
-        """A notice is there, or the actor is lost."""
+        """Wake the thread for a notice, or because the actor is lost."""
         self._actor.queue.ring()
 
     def posted(self) -> None:
-        """A message is in the queue."""
+        """Do nothing: the queue wakes the thread for a message."""
 
-    def break_off(self, key: Key) -> bool:
-        """Break off this message if it is the present one; whether it is."""
-        return self.running.break_off(key)
+    def cancel(self, key: Key) -> bool:
+        """Cancel this message if it is the current one; return whether it is."""
+        return self.execution.cancel(key)
 
-    def at(self, key: Key) -> Running | None:
-        """What handles this message now, if anything does."""
-        return self.running if self.running.is_at(key) else None
+    def at(self, key: Key) -> Execution | None:
+        """Return the execution that handles this message now, or None."""
+        return self.execution if self.execution.is_at(key) else None
 
-    def all(self) -> list[Running]:
-        """All that may handle messages now."""
-        return [self.running]
+    def all(self) -> list[Execution]:
+        """Return the executions that may be handling messages."""
+        return [self.execution]
 
 
 class LoopServing:
-    """Serves on an event loop of its own, on the calling thread."""
+    """Serves an actor on an event loop that runs on the calling thread."""
 
     def __init__(self, actor: Served) -> None:
         self._actor = actor
-        self.running = actor.make_running(is_alone=True)
-        self.thread = 0  # that takes the messages
+        self.execution = actor.make_execution(is_alone=True)
+        self.thread = 0  # the thread that takes the messages
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._arrived: asyncio.Event | None = None
         self._asleep = False
-        self._tasks: dict[asyncio.Task[None], Running | None] = {}  # of overlapping endpoints, and of notices
+        self._tasks: dict[asyncio.Task[None], Execution | None] = {}  # tasks of overlapping endpoints and of notices
         self._is_handling = False
-        # The sync endpoints of a class that mixes both kinds, for the actor's own thread; None: that was all.
+        # Sync endpoints of a class that mixes sync and async ones, to run on the actor's own thread; None ends it.
         self._aside: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
     def run(self) -> None:
-        """Serve until the actor is lost, and let it part."""
+        """Serve until the actor is lost, then run its cleanup steps."""
         if not self._actor.is_mixed:
             asyncio.run(self._run())
             return
-        # The sync endpoints stay on the thread of the constructor, and the loop gets another one.
+        # Sync endpoints stay on the thread of the constructor; the loop gets another thread.
         here = contextvars.copy_context()
         loop = threading.Thread(
             target=here.run, args=(self._run_beside,), name=f"{threading.current_thread().name}, loop", daemon=True
@@ -206,13 +218,13 @@ class LoopServing:
     async def _run(self) -> None:
         self.thread = threading.get_ident()
         self._loop, self._task, self._arrived = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
-        with contextlib.suppress(asyncio.CancelledError):  # while it slept: by `wake`, since it was lost
+        with contextlib.suppress(asyncio.CancelledError):  # `_look` cancels this task when the actor is lost
             await self._restore()
             await self._serve()
         await self._part()
 
     async def _restore(self) -> None:
-        self._is_handling = True  # it is broken off where the actor is lost meanwhile
+        self._is_handling = True  # so that `_look` cancels it if the actor is lost meanwhile
         try:
             await self._actor.restore()
         finally:
@@ -220,8 +232,8 @@ class LoopServing:
 
     async def _serve(self) -> None:
         actor, served = self._actor, 0
-        self._take_notices()  # those from before there was a loop
-        while not actor.is_lost:
+        self._take_notices()  # from before the loop existed
+        while not actor.reasons:
             if (item := await self._next()) is not None:
                 await self._handle(*item)
             served += 1
@@ -229,14 +241,14 @@ class LoopServing:
                 await asyncio.sleep(0)
 
     async def _next(self) -> Item | None:
-        """The next message; None where something else is to be looked at."""
+        """Wait for the next message and return it; None once the actor is lost."""
         assert self._arrived is not None
-        while not self._actor.is_lost:
+        while not self._actor.reasons:
             try:
                 return self._actor.queue.get_nowait()
             except queue.Empty:
                 self._arrived.clear()
-                # First say that we sleep, then look once more: a message posted in between is seen either way.
+                # Set `_asleep` before the last check, so that a message posted in between is never missed.
                 self._asleep = True
                 if self._actor.queue.empty():
                     await self._arrived.wait()
@@ -259,15 +271,15 @@ class LoopServing:
     # -- messages ------------------------------------------------------------------
 
     async def _run_alone(self, call: Call, body: Body) -> None:
-        """Nothing else is handled meanwhile."""
+        """Run a message that must not overlap with others."""
         assert self._task is not None
-        running, is_sync = self.running, self._actor.is_sync(call)
-        CURRENT.set(self._actor.context_of(call, running))
-        await self._run_call(call, body, running, aside=is_sync)
-        if running.is_broken and not self._actor.is_lost:
-            self._task.uncancel()  # that was for the message; the actor goes on
+        execution, is_sync = self.execution, self._actor.is_sync(call)
+        CURRENT.set(self._actor.context_of(call, execution))
+        await self._run_call(call, body, execution, aside=is_sync)
+        if execution.is_broken and not self._actor.reasons:
+            self._task.uncancel()  # only the message was cancelled; the actor continues
 
-    async def _run_call(self, call: Call, body: Body, running: Running, *, aside: bool = False) -> None:
+    async def _run_call(self, call: Call, body: Body, execution: Execution, *, aside: bool = False) -> None:
         actor = self._actor
         try:
             if aside:
@@ -275,35 +287,35 @@ class LoopServing:
                 if error is not None:
                     raise error
             else:
-                value = await self._run_here(call, body, running)
+                value = await self._run_here(call, body, execution)
         except Exception as error:
             actor.raised(call, error)
         except asyncio.CancelledError as error:
-            actor.cancelled(call, error, wanted=running.is_broken)
+            actor.cancelled(call, error, wanted=execution.is_broken)
         except BaseException as error:
             actor.died(call, error)
         else:
             actor.returned(call, value)
 
-    async def _run_here(self, call: Call, body: Body, running: Running) -> Any:
-        running.enter_task((call.sender, call.call), call.endpoint)
+    async def _run_here(self, call: Call, body: Body, execution: Execution) -> Any:
+        execution.enter_task((call.sender, call.call), call.endpoint)
         try:
             if self._actor.is_unwanted(call):
-                running.drop()
+                execution.drop()
             if self._actor.is_reload(call):
                 await self._let_finish()
             value = self._actor.begin(call, body)
             return await value if inspect.isawaitable(value) else value
         finally:
-            running.leave()
+            execution.leave()
 
     async def _let_finish(self) -> None:
-        """Wait until the overlapping endpoints that have begun are over."""
-        if tasks := [task for task, running in self._tasks.items() if running is not None]:
+        """Wait until the overlapping endpoints that have begun have ended."""
+        if tasks := [task for task, execution in self._tasks.items() if execution is not None]:
             await asyncio.wait(tasks)
 
     async def _run_aside(self, call: Call, body: Body) -> tuple[Any, BaseException | None]:
-        """A sync endpoint on the actor's own thread, beside the loop: its value, or what it raised."""
+        """Run a sync endpoint on the actor's own thread, beside the loop; return its value and its exception."""
         assert self._loop is not None
         loop, here = self._loop, contextvars.copy_context()
         ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
@@ -312,17 +324,17 @@ class LoopServing:
             ended.set_result((value, error))
 
         def work() -> None:
-            self.running.enter((call.sender, call.call), call.endpoint)
+            self.execution.enter((call.sender, call.call), call.endpoint)
             value, error = None, None
             try:
                 try:
                     if self._actor.is_unwanted(call):
-                        self.running.drop()
+                        self.execution.drop()
                     value = self._actor.begin(call, body)
                 finally:
-                    self.running.leave()
+                    self.execution.leave()
             except BaseException as raised:
-                self.running.leave()  # it may have been broken off while it left
+                self.execution.leave()  # the first `leave` may have been interrupted
                 error = raised
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(settle, value, error)
@@ -330,35 +342,35 @@ class LoopServing:
         self._aside.put(lambda: here.run(work))
         try:
             return await asyncio.shield(ended)
-        except asyncio.CancelledError:  # the actor is lost; but what is under way on its thread ends before it parts
+        except asyncio.CancelledError:  # cleanup steps must not run while the endpoint is still on its thread
             await ended
             raise
 
     def _begin_task(self, call: Call, body: Body) -> None:
-        running = self._actor.make_running(is_alone=False)
+        execution = self._actor.make_execution(is_alone=False)
 
         def end(task: asyncio.Task[None]) -> None:
             self._tasks.pop(task, None)
-            if task.cancelled():  # before its first step, so that nothing of `_run_call` has run
+            if task.cancelled():  # before its first step, so `_run_call` has not run at all
                 self._actor.cancelled(call, asyncio.CancelledError(), wanted=True)
 
         async def run() -> None:
-            CURRENT.set(self._actor.context_of(call, running))
-            await self._run_call(call, body, running)
+            CURRENT.set(self._actor.context_of(call, execution))
+            await self._run_call(call, body, execution)
 
         task = asyncio.create_task(run())
-        self._tasks[task] = running
+        self._tasks[task] = execution
         task.add_done_callback(end)
 
     # -- notices and the end ---------------------------------------------------------
 
     def _take_notices(self) -> None:
-        while not self._actor.is_lost and (notice := self._actor.take_notice()) is not None:
-            task = asyncio.create_task(self._heed(notice))
+        while not self._actor.reasons and self._actor.notices:
+            task = asyncio.create_task(self._handle_notice(self._actor.notices.popleft()))
             self._tasks[task] = None
             task.add_done_callback(lambda task: self._tasks.pop(task, None))
 
-    async def _heed(self, notice: Notice) -> None:
+    async def _handle_notice(self, notice: Notice) -> None:
         CURRENT.set(notice.context)
         try:
             verdict = self._actor.hook(notice)
@@ -370,12 +382,12 @@ class LoopServing:
             notice.conclude(verdict, None)
 
     async def _part(self) -> None:
-        """End the overlapping tasks, then do what is to be done at the end; what fails is logged."""
+        """Cancel the overlapping tasks, then run the cleanup steps in order; log those that fail."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for step in self._actor.partings():
+        for step in self._actor.cleanup_steps():
             try:
                 made = step()
                 if inspect.isawaitable(made):
@@ -386,12 +398,12 @@ class LoopServing:
     # -- from other threads ------------------------------------------------------------
 
     def posted(self) -> None:
-        """A message is in the queue."""
+        """Wake the loop for a message in the queue."""
         if self._asleep:
             self._call_soon(self._ring)
 
     def wake(self) -> None:
-        """A notice is there, or the actor is lost."""
+        """Wake the loop for a notice, or because the actor is lost."""
         self._call_soon(self._look)
 
     def _ring(self) -> None:
@@ -400,27 +412,27 @@ class LoopServing:
 
     def _look(self) -> None:
         self._take_notices()
-        if self._actor.is_lost and self._is_handling and self._task is not None:
-            self._is_handling = False  # once is enough
+        if self._actor.reasons and self._is_handling and self._task is not None:
+            self._is_handling = False  # cancel only once
             self._task.cancel()
         self._ring()
 
-    def break_off(self, key: Key) -> bool:
-        """Break off this message if it is being handled; whether it may be."""
-        running = self.at(key)
-        if running is not None:
-            self._call_soon(lambda: running.break_off(key))
-        return running is not None
+    def cancel(self, key: Key) -> bool:
+        """Cancel this message if it is being handled; return whether it seemed to be."""
+        execution = self.at(key)
+        if execution is not None:
+            self._call_soon(lambda: execution.cancel(key))
+        return execution is not None
 
-    def at(self, key: Key) -> Running | None:
-        """What handles this message now, if anything does."""
-        return next((running for running in self.all() if running.is_at(key)), None)
+    def at(self, key: Key) -> Execution | None:
+        """Return the execution that handles this message now, or None."""
+        return next((execution for execution in self.all() if execution.is_at(key)), None)
 
-    def all(self) -> list[Running]:
-        """All that may handle messages now."""
-        return [self.running, *(running for running in list(self._tasks.values()) if running is not None)]
+    def all(self) -> list[Execution]:
+        """Return the executions that may be handling messages."""
+        return [self.execution, *(execution for execution in list(self._tasks.values()) if execution is not None)]
 
     def _call_soon(self, callback: Callable[[], object]) -> None:
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended: the queue is being refused
+            with contextlib.suppress(RuntimeError):  # the loop has ended: queued messages are being refused
                 self._loop.call_soon_threadsafe(callback)

@@ -16,7 +16,7 @@ from meshbook.runtime.actor.settled import when_settled
 from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.errors import TransferError, TransferTimeout
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.node.calls import Each, Target
+from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.rdma.followers import NOWHERE, RECEIVER, ask_to_be_told
 from meshbook.runtime.rdma.handle import Handle
 from meshbook.runtime.rdma.receiving import PIECE, Order
@@ -99,13 +99,13 @@ class Broadcast:
             above = None if parent is None else (self._receivers[parent].address, (number, parent))
             order = Order((number, rank), self._source, self._seconds, above, name, fresh, each.into)
             self._futures.append(self._call(each.address, "receive", order))
-        self._node.later(self._seconds + GRACE, self._give_up)
+        self._node.loop.call_later(self._seconds + GRACE, self._give_up)
         when_settled(self._futures, self._settle)
         return self._done
 
     def _call(self, address: Address, endpoint: str, *arguments: Any) -> Future[Any]:
-        asker = Each(1)
-        self._node.call([Target(address, RECEIVER)], endpoint, (arguments, {}), NOWHERE, asker)
+        asker = PerRank(1)
+        self._node.calls.send([Target(address, RECEIVER)], endpoint, (arguments, {}), NOWHERE, asker)
         return asker.futures[0]
 
     def _give_up(self) -> None:

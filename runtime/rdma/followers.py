@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.node.calls import Target
+from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.rdma.copies import source_of
 from meshbook.runtime.rdma.handle import Handle
 from meshbook.runtime.rdma.leases import Leases, Lent
@@ -50,9 +50,9 @@ class Followers:
 def tell_to_forget(node: Any, source: Handle, receivers: list[Address]) -> None:
     """Let these processes drop their copies of a buffer. Those that have ended have none."""
     for address in receivers:
-        node.call([Target(address, RECEIVER)], "forget", ((source_of(source),), {}), NOWHERE, None)
+        node.calls.send([Target(address, RECEIVER)], "forget", ((source_of(source),), {}), NOWHERE, None)
 
 
 def ask_to_be_told(node: Any, source: Handle, receivers: list[Address]) -> None:
     """Let the owner of a buffer tell these processes when it is lent no more."""
-    node.call([Target(source.owner, RECEIVER)], "follow", ((source, receivers), {}), NOWHERE, None)
+    node.calls.send([Target(source.owner, RECEIVER)], "follow", ((source, receivers), {}), NOWHERE, None)

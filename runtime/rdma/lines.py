@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from meshbook.runtime.errors import ActorError, ExitReport, OwnerGone, RefusedMessage, SupervisionError, TransferTimeout
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.node.calls import Each, Target
+from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.line import Line, be_admitted
 from meshbook.runtime.rdma.server import MEMORY, Door
@@ -31,7 +31,7 @@ class Lines:
         self._lock = threading.Lock()  # guards the next two
         self._agents: dict[str, LinesToAgent] = {}
         self._closed = False
-        node.when_down.append(self._ended)
+        node.peers.when_down.append(self._ended)
 
     def to(self, agent: Address) -> LinesToAgent:
         with self._lock:
@@ -141,7 +141,7 @@ class LinesToAgent:
             if self._is_due or not self._free:
                 return
             self._is_due = True
-        self._node.later(IDLE_SECONDS, self._close_idle)
+        self._node.loop.call_later(IDLE_SECONDS, self._close_idle)
 
     def _forget(self, line: Line) -> None:
         with self._changed:
@@ -174,7 +174,7 @@ class LinesToAgent:
 
     def check_living(self) -> None:
         """OwnerGone where the agent has ended, and all processes of its host with it."""
-        if (report := self._node.report_of(self._agent.node)) is not None:
+        if (report := self._node.peers.report_of(self._agent.node)) is not None:
             raise OwnerGone(f"the host agent of the buffer's owner has ended, and its host is lost: {report.cause}")
 
     def _connect(self, deadline: Deadline) -> Line:
@@ -209,8 +209,8 @@ class LinesToAgent:
     def _find_door(self, deadline: Deadline) -> Door:
         """Asked once: an agent keeps its server for as long as it lives."""
         if self._door is None:
-            asker = Each(1)
-            self._node.call([Target(self._agent, MEMORY)], "door", ((self._node.address,), {}), NOWHERE, asker)
+            asker = PerRank(1)
+            self._node.calls.send([Target(self._agent, MEMORY)], "door", ((self._node.address,), {}), NOWHERE, asker)
             try:
                 asker.futures[0].wait_here(deadline.left)
                 self._door = asker.futures[0].get()

@@ -19,7 +19,7 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.errors import BufferDropped, OwnerGone, TransferError, TransferTimeout
 from meshbook.runtime.memory.local import Local
-from meshbook.runtime.node.calls import Each, Target
+from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.rdma.copies import Copies, Copy, Source
 from meshbook.runtime.rdma.followers import NOWHERE, RECEIVER, Followers
 from meshbook.runtime.rdma.handle import Handle
@@ -133,7 +133,7 @@ class Receiver(Actor):
             if arrival is None:
                 arrival = self._arrivals[part] = Arrival()
                 here = contextvars.copy_context()  # the clock has none, and ports are answered by somebody
-                self._station.node.later(seconds + 1, lambda: here.run(self._over, part))
+                self._station.node.loop.call_later(seconds + 1, lambda: here.run(self._over, part))
             return arrival
 
     def _over(self, part: Part) -> None:
@@ -231,9 +231,9 @@ class Reception:
         assert self._order.parent is not None
         address, part = self._order.parent
         within = self._deadline.left / 2  # the rest is for the source, where this one does not answer
-        asker = Each(1)
+        asker = PerRank(1)
         question: Any = (part, have, self._deadline.left), {}
-        self._station.node.call([Target(address, RECEIVER)], "wait", question, NOWHERE, asker)
+        self._station.node.calls.send([Target(address, RECEIVER)], "wait", question, NOWHERE, asker)
         answer: tuple[int, Handle] = asker.futures[0].get(within)
         return answer
 

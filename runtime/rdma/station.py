@@ -18,7 +18,7 @@ from meshbook.runtime.memory.form import Form
 from meshbook.runtime.memory.gpu import name_everywhere
 from meshbook.runtime.memory.identity import ProcessMark, own_mark
 from meshbook.runtime.memory.local import CPU, Local
-from meshbook.runtime.node.calls import Each, Target
+from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.backend import Fallback
 from meshbook.runtime.rdma.chooser import Chooser
@@ -67,18 +67,18 @@ class Station:
         self.chooser = Chooser(self.ways, allowed, self._fallback.forbid, node.run)
 
         def later(seconds: float, callback: Callable[[], object]) -> None:
-            node.later(seconds, callback)  # by the clock of then: tests have their own
+            node.loop.call_later(seconds, callback)  # by the clock of then: tests have their own
 
         self._retention = Retention(lambda: leases_in_use(self._folder), self._release, later)
         self.traffic = Traffic(node.address.node)
         # A thread of its own: what takes seconds there must not hold up transfers, nor have more than one core.
         self._paging = Threads(1, "meshbook large pages")
         self.transfers = Transfers(self.chooser, later, node.recorder, self._note)
-        node.when_over.append(self._end_of)
+        node.actors.when_ended.append(self._end_of)
         self.copies = Copies(self._lend_copy, self.end)
         self._followers = Followers(self.leases, lambda source, receivers: tell_to_forget(node, source, receivers))
-        node.host_inline(RDMA, RDMAService(self))
-        node.host_inline(RECEIVER, Receiver(self, self._followers))
+        node.actors.host_inline(RDMA, RDMAService(self))
+        node.actors.host_inline(RECEIVER, Receiver(self, self._followers))
         self._server: MemoryServer | None = None  # of an agent
 
     def _make_ways(self, allowed: list[str], *, is_worker: bool) -> list[Way]:
@@ -96,7 +96,7 @@ class Station:
     def _cuda_ipc(self, memory: ProcessMemory) -> CudaIpc:
         way = CudaIpc(memory, lambda handle: ask_to_be_told(self._node, handle, [self._node.address]))
         self._forgetters.append(way.forget)
-        self._node.when_down.append(lambda report: way.forget(report.node))
+        self._node.peers.when_down.append(lambda report: way.forget(report.node))
         return way
 
     def forget(self, source: Source) -> None:
@@ -119,7 +119,7 @@ class Station:
         `ip_towards` says at which address of ours a node reaches this host.
         """
         self._server = MemoryServer(ProcessMemory(self.in_progress), str(self._folder), is_ours)
-        self._node.host_inline(MEMORY, Doorkeeper(self._server, ip_towards))
+        self._node.actors.host_inline(MEMORY, Doorkeeper(self._server, ip_towards))
 
     # -- the owner's side ------------------------------------------------------------------
 
@@ -189,8 +189,8 @@ class Station:
         """Have its owner lend it no more. One that has ended does not any more."""
         if (handle.owner, handle.life) == (self._node.address, self._node.life):
             return self.end(handle.lease.number)
-        asked = Each(1)
-        self._node.call([Target(handle.owner, RDMA)], "drop", ((handle.lease.number,), {}), NOWHERE, asked)
+        asked = PerRank(1)
+        self._node.calls.send([Target(handle.owner, RDMA)], "drop", ((handle.lease.number,), {}), NOWHERE, asked)
         return _whatever_comes(asked.futures[0])
 
     def explain(self, handle: Handle) -> str:

@@ -1,10 +1,11 @@
-"""Bytes from node to node: one narrow seam, two backends (`memory`, `zeromq`). Knows frames, not what is in them."""
+"""The transport interface between nodes, with three backends: `memory`, `unix`, and `gateway` between hosts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Protocol
 
+from meshbook.runtime.transport.io_loop import IoLoop
 from meshbook.runtime.wire.frames import Buffer
 from meshbook.runtime.wire.messages import Address
 
@@ -14,48 +15,45 @@ class PeerGone(ConnectionError):
 
 
 class RunEnded(PeerGone):
-    """The peer was of a run that has ended: whoever holds its address has it from there."""
+    """The peer belongs to a run that has ended."""
+
+
+Accept = Callable[[Buffer], None]
 
 
 class Transport(Protocol):
-    """An inbox with an address, and the way to other inboxes.
+    """An inbox with an address, and connections to other inboxes, on one I/O thread.
 
-    Frames from one sender arrive in the order sent. `greeting` is sent first on every new connection. Queues are
-    bounded: `send` waits while the receiver is behind.
+    Frames from one sender arrive in the order sent. `greeting` is sent first on every new connection. `send` and
+    `send_soon` take no lock, so finalizers and signal handlers may call them. They queue the frame if the receiver is
+    slow, and wait while a queue is over its high-water mark (never on an I/O thread).
     """
 
     address: Address
     greeting: Buffer
+    loop: IoLoop
+    accept: Accept  # gets each frame that arrives, on the I/O thread; must not wait
+
+    def start(self) -> None:
+        """Start the I/O thread and the receiving."""
 
     def send(self, to: Address, frame: Buffer) -> None:
-        """Queue a frame; from any thread. Raises PeerGone after `forget`, or once this transport is closed."""
+        """Send a frame, from the calling thread if that does not block. Raises PeerGone after `forget` or `close`."""
 
-    def receive(self) -> Buffer | None:
-        """The next frame, waiting for it; an empty one after `knock`, None once closed. For one thread at a time."""
-
-    def receive_nowait(self) -> Buffer | None:
-        """The same without waiting; an empty frame where there is none."""
-
-    def knock(self) -> None:
-        """Make `receive` return, from any thread and from a signal handler."""
+    def send_soon(self, to: Address, frame: Buffer) -> None:
+        """Send a frame on the I/O thread, together with others; in order with `send`."""
 
     def forget(self, node: str) -> None:
-        """Give a peer up: drop what is queued for it and wake who waits to send to it."""
+        """Give up a peer: drop its queue and wake the threads that wait to send to it."""
 
-    def remember(self, node: str, life: int) -> None:
-        """Take a peer up again that was given up: it is there anew, at the same address. Nothing for any other.
-
-        `life` counts those that it has had; what is sent from now on is for this one.
-        """
+    def remember(self, node: str, incarnation: int) -> None:
+        """Connect again to a peer that was restarted at the same address. Does nothing for any other peer."""
 
     def hold(self, to: Address, last: Buffer, keep: Callable[[Buffer], Buffer]) -> None:
-        """Send this frame to a peer, and keep what is sent there afterwards, as `keep` makes it, until `release`."""
+        """Send this frame to a peer and hold the later ones, each converted by `keep`, until `release`."""
 
     def release(self, to: Address, *, anew: bool) -> None:
-        """Send what was kept for a peer. `anew`: another process is that peer now, to be greeted first."""
+        """Send the held frames. With `anew`, another process is that peer now and gets the greeting first."""
 
     def close(self) -> None:
-        """Stop `receive`, deliver what was queued as far as peers take it at once, and release everything."""
-
-    def terminate(self) -> None:
-        """After `close`, once `receive` has returned None: wait until all of it has been released."""
+        """Send the queued frames that peers accept at once, end the I/O thread, and release all resources."""

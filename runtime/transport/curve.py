@@ -1,7 +1,7 @@
-"""CURVE: who may connect from other hosts, and the count of those who may not.
+"""CURVE authentication of peers on other hosts, and detection of failed handshakes.
 
-A run has one pair of keys, which its agents get through the launcher, never by argv. Whoever has it is of the run; of
-anybody else nothing is read.
+A run has one key pair. The launcher passes it to the agents, never in argv. A peer with the keys belongs to the run;
+nothing is read from any other peer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _EVENTS = functools.reduce(
 
 
 class KeyPair(msgspec.Struct, frozen=True):
-    """A CURVE key pair (Z85 text, as `zmq.curve_keypair` makes it)."""
+    """A CURVE key pair (Z85 text, as returned by `zmq.curve_keypair`)."""
 
     public: bytes
     secret: bytes
@@ -39,19 +39,19 @@ class KeyPair(msgspec.Struct, frozen=True):
 
 
 def guard(socket: Socket, keys: KeyPair) -> None:
-    """Let only those connect who have the keys of the run. Before `bind`, with a `Guard` in the same context."""
+    """Accept only peers with the keys of the run. Call before `bind`; needs a `Guard` in the same context."""
     socket.curve_server = True
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
 
 
 def authenticate(socket: Socket, keys: KeyPair) -> None:
-    """Connect as one of the run, and only to one of the run."""
+    """Set the keys of the run on a socket, so that it connects only to sockets with the same keys."""
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
     socket.curve_serverkey = keys.public
 
 
 class Guard:
-    """Checks the keys of those who connect to guarded sockets of this context, on a thread of its own."""
+    """Checks the keys of peers that connect to guarded sockets of this context, on its own thread."""
 
     def __init__(self, context: zmq.Context[Socket], keys: KeyPair) -> None:
         self._keys = keys
@@ -60,7 +60,7 @@ class Guard:
         self._authenticator.configure_curve_callback(credentials_provider=self)
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Asked by the authenticator; by this name."""
+        """Return whether a key is valid. The authenticator requires this name."""
         del domain
         return key == self._keys.public
 
@@ -69,21 +69,22 @@ class Guard:
 
 
 class Handshakes:
-    """Who tries to connect to a guarded socket, and why some are not let in."""
+    """Monitors the handshakes on a guarded socket."""
 
     def __init__(self, socket: Socket) -> None:
         self.monitor: Socket = socket.get_monitor_socket(_EVENTS)
-        self._begun: list[int] = []  # descriptors of connections that are at their handshake
+        self._begun: list[int] = []  # descriptors of connections in their handshake
 
     def failures(self) -> Iterator[str]:
-        """Why each of those was refused that have been since."""
+        """Yield the reason of each handshake that failed since the last call."""
         while self.monitor.poll(0):
             happened = recv_monitor_message(self.monitor)
             event, descriptor = happened["event"], happened["value"]
             if event == zmq.EVENT_ACCEPTED:
                 self._begun.append(descriptor)
             elif event != zmq.EVENT_DISCONNECTED:
-                # Which one it was is not told. Of two at a time the other may be taken for it: the sum is the same.
+                # The event does not name the connection. Of two concurrent ones this may drop the wrong one, but the
+                # count stays right.
                 del self._begun[:1]
                 if event in _FAILURES:
                     yield _FAILURES[event]

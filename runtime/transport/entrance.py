@@ -1,6 +1,6 @@
-"""The lines between gateways: the socket where those of other hosts come in, and the one that goes out to such a place.
+"""The sockets between gateways: the entrance, which accepts other hosts, and the socket that dials an entrance.
 
-Who has not the keys of the run is not let in, and is counted; the first of each kind is logged.
+A peer without the keys of the run is refused and counted; the first refusal of each kind is logged.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from meshbook.runtime.wire.frames import Buffer
 logger = logging.getLogger(__name__)
 
 Context = zmq.Context[zmq.Socket[bytes]]
-LINGER_MS = 100  # for the last word
-MOST_BYTES = PIECE_BYTES + (1 << 20)  # of a message: a piece, or the positions of many streams
-BATCH = 100  # messages that are read before others get their turn
+LINGER_MS = 100  # for the last messages of a closing socket
+MOST_BYTES = PIECE_BYTES + (1 << 20)  # largest message: a piece, or the positions of many streams
+BATCH = 100  # messages to read from one socket before the others
 
 
 @dataclass(frozen=True)
 class Received:
-    """A message and the bytes beside it; `line` is what an answer goes by."""
+    """A message with its data; a reply goes through `line`."""
 
     message: AnyLinkMessage
     data: Buffer
@@ -37,14 +37,14 @@ class Received:
 
 
 class Line:
-    """A way to another gateway, for as long as its connection stands; what is sent last may get lost with that."""
+    """One connection to another gateway; the last messages may be lost when it breaks."""
 
     def __init__(self, socket: zmq.Socket[bytes], who: bytes | None = None) -> None:
         self._socket = socket
-        self.who = who  # of the socket's peers; None where it has but one
+        self.who = who  # the routing id of the peer; None for a socket with one peer
 
     def send(self, message: LinkMessage, data: Buffer = b"") -> bool:
-        """Whether the connection still stood, as far as that is known."""
+        """Send a message; return False if the connection is known to be broken."""
         frame = pack(message, data)
         try:
             self._socket.send_multipart([frame] if self.who is None else [self.who, frame], zmq.NOBLOCK, copy=False)
@@ -56,7 +56,7 @@ class Line:
 
 
 class Strangers:
-    """Counts what is refused, and logs the first of each kind. `by` says who refuses it."""
+    """Counts refused peers and messages, and logs the first of each kind. `by` names the refusing part in the log."""
 
     def __init__(self, by: str = "the gateway") -> None:
         self.count = 0
@@ -71,7 +71,7 @@ class Strangers:
 
 
 class Entrance:
-    """Where the gateways of other hosts connect: `tcp://<ip>:<port>`, for those with the keys of the run alone."""
+    """Listens for the gateways of other hosts on `tcp://<ip>:<port>`; accepts only peers with the keys of the run."""
 
     def __init__(self, context: Context, ip: str, keys: KeyPair, strangers: Strangers) -> None:
         self._strangers = strangers
@@ -80,7 +80,7 @@ class Entrance:
         self._handshakes = Handshakes(self.socket)
         self.monitor = self._handshakes.monitor
         self.socket.linger, self.socket.sndhwm, self.socket.maxmsgsize = LINGER_MS, 0, MOST_BYTES
-        self.socket.router_mandatory = True  # so that it is told when a peer has gone
+        self.socket.router_mandatory = True  # so that a send to a vanished peer raises
         guard(self.socket, keys)
         address = f"[{ip}]" if ":" in ip else ip
         self.socket.ipv6 = ":" in ip
@@ -92,15 +92,15 @@ class Entrance:
 
     @property
     def prefix(self) -> str:
-        """What the addresses of this host begin with."""
+        """The prefix of the addresses of this host."""
         return self.socket.getsockopt_string(zmq.LAST_ENDPOINT) + "/"
 
     def read(self) -> Iterator[Received]:
-        """What has come, at most a batch of it."""
+        """Yield the received messages, at most `BATCH`."""
         return _read(self.socket, self._strangers)
 
     def note_strangers(self) -> None:
-        """Count who was not let in, once the monitor has something to say."""
+        """Count the peers whose handshake has failed, as the monitor reports them."""
         for why in self._handshakes.failures():
             self._strangers.refuse(why)
 
@@ -112,13 +112,13 @@ class Entrance:
 
 
 class Dialled:
-    """A connection to the entrance of another host. When it breaks, another one takes its place."""
+    """One connection to the entrance of another host. It does not reconnect: the neighbour dials a new one."""
 
     def __init__(self, context: Context, prefix: str, keys: KeyPair, strangers: Strangers) -> None:
         self._strangers = strangers
         self.socket = context.socket(zmq.DEALER)
         self.socket.linger, self.socket.sndhwm, self.socket.maxmsgsize = LINGER_MS, 0, MOST_BYTES
-        self.socket.reconnect_ivl = -1  # by itself it would go on as if nothing had got lost in between
+        self.socket.reconnect_ivl = -1  # an automatic reconnect would hide lost messages
         self.socket.routing_id = secrets.token_bytes(8)
         self.socket.ipv6 = "[" in prefix
         authenticate(self.socket, keys)
@@ -126,7 +126,7 @@ class Dialled:
         self.line = Line(self.socket)
 
     def read(self) -> Iterator[Received]:
-        """What has come, at most a batch of it."""
+        """Yield the received messages, at most `BATCH`."""
         return _read(self.socket, self._strangers)
 
     def close(self, *, linger: bool = False) -> None:

@@ -1,172 +1,173 @@
-"""The gateway of a host: all that its processes send to other hosts goes through it, and all that comes from there.
+"""The gateway of a host: the frames between its processes and other hosts go through it.
 
-    a process -> lane (ipc) -> gateway ==== link (TCP, CURVE) ==== gateway -> inbox (ipc) -> a process
+    a process -> lane -> gateway ==== link (TCP, CURVE) ==== gateway -> inbox -> a process
 
-There is one where a run has more than one host, as a thread of the host's agent, where no code of the user's runs. It
-reads a lane only while the link has room for its node, so a slow receiver slows its senders and nobody else. What a
-link has to keep and to tell is decided in `link` and `window`, how long a host has been silent in `pulse`.
+Each host of a run with several hosts has one, on the I/O thread of its agent, which runs no user code. The gateway
+reads a lane only while the link has room for its node, so a slow receiver slows only its own senders. `link` and
+`window` decide what a link keeps and sends; `pulse` measures how long a host has been silent.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
-import queue
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import msgspec
 import zmq
 
 from meshbook.runtime.config import Settings
+from meshbook.runtime.queues import Latch
 from meshbook.runtime.transport.curve import KeyPair
 from meshbook.runtime.transport.entrance import Context, Dialled, Entrance, Received, Strangers
 from meshbook.runtime.transport.home import GATEWAY, Home, LaneRequest, describe, host_of
-from meshbook.runtime.transport.lanes import Inboxes, Lanes
+from meshbook.runtime.transport.io_loop import IN, IoLoop
+from meshbook.runtime.transport.lanes import Inboxes, Key, Lanes
 from meshbook.runtime.transport.link import Attach, Attached, Bye, Noted, Part, Refused
 from meshbook.runtime.transport.neighbour import Neighbour
 from meshbook.runtime.transport.streams import Lives, is_stream, stream_to
+from meshbook.runtime.wire.frames import Buffer
 
 logger = logging.getLogger(__name__)
 
-LOOK_MS = 50  # how often silence is looked at
-FAREWELL_SECONDS = 1.0  # for the other hosts to note that this one leaves
+LOOK_SECONDS = 0.05  # period of the check for silent hosts
+FAREWELL_SECONDS = 1.0  # time limit for the other hosts to acknowledge Bye
 CLOSE_SECONDS = 2.0
 
 
 class Events(Protocol):
-    """What a gateway tells its agent; on its own thread, which must not wait."""
+    """The callbacks of a gateway. They run on the I/O thread and must not wait."""
 
     def attached(self, host: str) -> None:
-        """The link to this host stands for the first time."""
+        """Handle the first connection of the link to this host."""
 
     def silent(self, host: str, seconds: float) -> None:
-        """This host has not been heard for the grace time. It is given up."""
+        """Handle the loss of a host that was silent for the grace time."""
 
     def dismissed(self, host: str, why: str) -> None:
-        """This host says that we are no part of the run any more."""
+        """Handle Refused: for that host, this host is no longer part of the run."""
 
     def left(self, host: str, why: str) -> None:
-        """This host says that it leaves the run."""
+        """Handle Bye: that host leaves the run."""
 
     def stranded(self, request: LaneRequest) -> None:
-        """A process here wants to reach a node that has ended, or is on a host that is not of the run (any more)."""
+        """Handle a request for a node that has ended, or whose host is not part of the run."""
 
 
 @dataclass
 class Leaving:
-    """A gateway ends when nobody has to note it any more, or at that time."""
+    """The state of a closing gateway: it ends when all hosts have acknowledged Bye, or at `until`."""
 
     why: str
-    waiting: set[str]  # hosts
+    waiting: set[str]  # hosts that have not acknowledged
     until: float
 
 
 class Gateway:
-    """See the module. `entrance_at` is the IP address to listen on; without one no other host can connect here."""
+    """The gateway of one host. `entrance_at` is the IP address to listen on; without it no host can connect here.
 
-    def __init__(self, keys: KeyPair, settings: Settings, *, entrance_at: str = "") -> None:
+    `loop` is the I/O loop of the agent, which starts it; without one the gateway runs its own.
+    """
+
+    def __init__(self, keys: KeyPair, settings: Settings, *, entrance_at: str = "", loop: IoLoop | None = None) -> None:
         self._keys = keys
         self._settings = settings
         self._context: Context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 16_384)
         self.strangers = Strangers()
         self._entrance = Entrance(self._context, entrance_at, keys, self.strangers) if entrance_at else None
-        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._calling = threading.Lock()  # guards _bell
-        self._bell, self._ringer = self._pair()
-        self._poller = zmq.Poller()
+        self._own_loop = IoLoop("meshbook gateway") if loop is None else None
+        self._loop = loop or self._own_loop or IoLoop()
         self._neighbours: dict[str, Neighbour] = {}  # by prefix
         self._gone: list[Neighbour] = []
         self._given_up: dict[str, str] = {}  # hosts, and why
         self._lives = Lives()
-        self._lanes = Lanes(self._context, self._poller)
         self._leaving: Leaving | None = None
-        self._thread = threading.Thread(target=self._run, name="meshbook gateway", daemon=True)
+        self._left = Latch()
+        self._has_ended = False
+        self._is_scheduled = False  # `_serve` is about to run
 
     @property
     def prefix(self) -> str:
-        """What the addresses of this host begin with, where others can connect."""
+        """The prefix of the addresses of this host; needs an entrance."""
         assert self._entrance is not None
         return self._entrance.prefix
 
     def start(self, home: Home, events: Events) -> None:
-        """Begin to serve the processes of this host."""
+        """Start to serve the processes of this host."""
         self._home, self._events = home, events
-        self._inboxes = Inboxes(self._context, self._poller, home.socket, self._settings.high_water_mark)
-        self._door = self._context.socket(zmq.PULL)
-        self._door.bind(home.socket(GATEWAY))
-        self._thread.start()
+        self._inboxes = Inboxes(self._loop, home.path, self._hand_over_more)
+        self._lanes = Lanes(self._loop, home.path(GATEWAY), self._settings.max_message_bytes, self)
+        self._loop.run(self._begin)
+        if self._own_loop is not None:
+            self._own_loop.start()
+
+    def _begin(self) -> None:
+        self._lanes.start()
+        if self._entrance is not None:
+            self._watch(self._entrance.socket)
+            self._watch(self._entrance.monitor)
+        self._look()
 
     def link(self, host: str, *, dial: bool) -> None:
-        """Have a link to the gateway of this host; who dials, the other must listen."""
+        """Add a link to the gateway of this host. With `dial` this side connects, else the other one must."""
         self._do(lambda: self._add(host, dial=dial))
 
     def give_up(self, host: str, why: str) -> None:
-        """This host is no part of the run any more: drop what is for it, and refuse it."""
+        """Remove a host from the run: drop its frames and refuse its connections."""
         self._do(lambda: self._give_up(host, why))
 
     def forget(self, node: str, life: int) -> None:
-        """This life of a process of this host has ended: drop what is for it. It may have another one."""
+        """Drop the frames for an ended incarnation of a process of this host. A later one may follow."""
         self._do(lambda: self._forget(node, life))
 
     def close_stream(self, node: str, life: int) -> None:
-        """This life of a process of another host has ended: nothing goes there any more."""
+        """Stop sending to an ended incarnation of a process of another host."""
         self._do(lambda: self._note_end(node, life))
 
     def close(self, why: str) -> None:
-        """Tell the other gateways that this host leaves, and end once they know."""
+        """Send Bye to the other gateways, and end once they have acknowledged it."""
         self._do(lambda: self._leave(why))
-        self._thread.join(CLOSE_SECONDS)
-
-    def _pair(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-        bell, ringer = self._context.socket(zmq.PULL), self._context.socket(zmq.PUSH)
-        bell.bind("inproc://bell")
-        ringer.connect("inproc://bell")
-        return bell, ringer
+        self._left.wait(CLOSE_SECONDS)
+        if self._own_loop is not None:
+            self._own_loop.close()
 
     def _do(self, command: Callable[[], None]) -> None:
-        self._commands.put(command)
-        with self._calling, contextlib.suppress(zmq.ZMQError):  # full of rings, or ended
-            self._ringer.send(b"", zmq.NOBLOCK)
+        if not self._has_ended:
+            self._loop.call_soon(command)
+            self._loop.call_soon(self._serve)
 
-    # -- the thread --------------------------------------------------------------------
+    # -- the I/O thread ----------------------------------------------------------------
 
-    def _run(self) -> None:
-        self._poller.register(self._bell, zmq.POLLIN)
-        self._poller.register(self._door, zmq.POLLIN)
-        if self._entrance is not None:
-            self._poller.register(self._entrance.socket, zmq.POLLIN)
-            self._poller.register(self._entrance.monitor, zmq.POLLIN)
-        while not self._has_left():
-            try:
-                self._serve_once()
-            except Exception:
-                # A fault of ours in one message must not cut this host off.
-                logger.exception("the gateway could not handle something")
-        self._end()
+    def _watch(self, socket: zmq.Socket[bytes]) -> None:
+        """Read the links whenever ZeroMQ signals on this socket.
 
-    def _serve_once(self) -> None:
-        ready = {socket for socket, _ in self._poller.poll(LOOK_MS)}
-        if self._bell in ready or not self._commands.empty():  # one of the last may have failed before the others
-            self._obey()
-        if self._door in ready:
-            self._open_lanes()
-        self._read_links(ready)
-        self._read_lanes(ready)
-        for node in self._inboxes.ready(ready):
-            self._hand_over_more(node)
+        The descriptor is edge-triggered: it may not signal while messages wait. So `_serve` reads until there are
+        none, and runs again after every call of ZeroMQ.
+        """
+        self._loop.register(int(socket.fd), IN, lambda flags: self._serve())
+
+    def _serve_soon(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._serve)
+
+    def _serve(self) -> None:
+        self._is_scheduled = False
+        if self._has_ended:
+            return
+        if self._read_links():
+            self._serve_soon()
         self._look_after_links(time.monotonic())
+        if self._has_left():
+            self._end()
 
-    def _obey(self) -> None:
-        while self._bell.poll(0):
-            self._bell.recv()
-        while not self._commands.empty():
-            self._commands.get()()
+    def _look(self) -> None:
+        if not self._has_ended:
+            self._serve()
+            self._loop.call_later(LOOK_SECONDS, self._look)
 
     def _leave(self, why: str) -> None:
         waiting = {host for host, each in self._neighbours.items() if each.link.was_attached and not each.is_leaving}
@@ -178,25 +179,31 @@ class Gateway:
         leaving = self._leaving
         if leaving is None:
             return False
-        leaving.waiting &= self._neighbours.keys()  # without those that were given up meanwhile
+        leaving.waiting &= self._neighbours.keys()  # without hosts that were given up meanwhile
         return not leaving.waiting or time.monotonic() > leaving.until
 
     def _end(self) -> None:
+        self._has_ended = True
+        self._lanes.end()
+        self._inboxes.end()
         for neighbour in self._neighbours.values():
             neighbour.hang_up(linger=True)
         if self._entrance is not None:
+            self._loop.unregister(int(self._entrance.socket.fd))
+            self._loop.unregister(int(self._entrance.monitor.fd))
             self._entrance.close()
         self._context.destroy()
+        self._left.release()
 
     # -- links ---------------------------------------------------------------------------
 
     def _add(self, host: str, *, dial: bool) -> None:
         if host in self._neighbours:
             return
-        self._given_up.pop(host, None)  # one that was lost had this very port
+        self._given_up.pop(host, None)  # a lost host may have had the same port
         make = functools.partial(Dialled, self._context, host, self._keys, self.strangers) if dial else None
         grace = self._settings.host_timeout
-        self._neighbours[host] = Neighbour(self._home.prefix, host, grace, self._poller, make)
+        self._neighbours[host] = Neighbour(self._home.prefix, host, grace, make, self._watch, self._loop.unregister)
 
     def _give_up(self, host: str, why: str) -> None:
         self._given_up[host] = why
@@ -205,16 +212,19 @@ class Gateway:
             self._gone.append(neighbour)
         self._lanes.close_all_to(host)
 
-    def _read_links(self, ready: set[object]) -> None:
+    def _read_links(self) -> bool:
+        """Handle the received messages of all links, at most a batch of each; return whether there were any."""
+        found = False
         if self._entrance is not None:
-            if self._entrance.monitor in ready:
-                self._entrance.note_strangers()
-            if self._entrance.socket in ready:
-                for received in self._entrance.read():
-                    self._take_from_entrance(received)
+            self._entrance.note_strangers()
+            for received in self._entrance.read():
+                found = True
+                self._take_from_entrance(received)
         for neighbour in list(self._neighbours.values()):
-            for received in neighbour.read(ready):
+            for received in neighbour.read():
+                found = True
                 self._take(neighbour, received)
+        return found
 
     def _take_from_entrance(self, received: Received) -> None:
         host = received.message.host if isinstance(received.message, Attach) else ""
@@ -228,7 +238,7 @@ class Gateway:
             self.strangers.refuse("it belongs to no link")
 
     def _on(self, received: Received) -> Neighbour | None:
-        """Whose connection that is; nobody's where the other host has made another one since."""
+        """Return the neighbour that uses this connection; None if the other host has replaced it."""
         return next((each for each in self._neighbours.values() if each.is_on(received.line)), None)
 
     def _take(self, neighbour: Neighbour, received: Received) -> None:
@@ -244,16 +254,16 @@ class Gateway:
             return self._take_part(neighbour, received, message.stream)
         was_attached = neighbour.link.was_attached
         for stream in neighbour.take(received):
-            self._lanes.watch((neighbour.host, stream), neighbour.link)
+            self._resume_lane(neighbour, stream)
         if neighbour.link.was_attached and not was_attached:
             self._events.attached(neighbour.host)
         if self._leaving is not None and isinstance(message, Attach | Attached):
-            neighbour.take_leave(self._leaving.why)  # what was said on the connection before may not have arrived
+            neighbour.take_leave(self._leaving.why)  # the Bye on the connection before may be lost
         return None
 
     def _take_bye(self, neighbour: Neighbour, received: Received, why: str) -> None:
         received.line.send(Noted())
-        self._note_farewell(neighbour)  # who leaves as well does not wait for us
+        self._note_farewell(neighbour)  # a host that leaves too may end before it sends Noted
         if not neighbour.is_leaving:
             neighbour.is_leaving = True
             self._events.left(neighbour.host, why)
@@ -269,7 +279,7 @@ class Gateway:
             neighbour.hear()
         else:
             neighbour.take(received)
-            # What is for one that comes after the present one waits until the end of that is told here.
+            # Frames for a later incarnation wait until the gateway learns that the current one has ended.
             if self._lives.is_present(stream):
                 self._inboxes.hand_over(neighbour.link, stream)
 
@@ -283,37 +293,40 @@ class Gateway:
     def _grace_of(self, neighbour: Neighbour) -> float:
         if neighbour.link.was_attached:
             return self._settings.host_timeout
-        return 2 * self._settings.launch_timeout  # longer than the controller waits, who knows what to say
+        return 2 * self._settings.launch_timeout  # longer than the controller's limit, whose error says more
 
-    # -- the ways to processes here ------------------------------------------------------------
+    # -- lanes and inboxes of processes here ---------------------------------------------------
 
-    def _open_lanes(self) -> None:
-        while self._door.poll(0):
-            try:
-                request = msgspec.msgpack.decode(self._door.recv(), type=LaneRequest)
-            except (msgspec.DecodeError, msgspec.ValidationError) as error:
-                self.strangers.refuse(f"no request for a lane: {error}")
-                continue
-            self._open_lane(request)
-
-    def _open_lane(self, request: LaneRequest) -> None:
-        host, stream = host_of(request.to), stream_to(request.to.node, request.life)
-        neighbour = self._neighbours.get(host)
-        if neighbour is None or self._lives.is_former(stream):
+    def open_lane(self, request: LaneRequest) -> Key | None:
+        """Return the key of the requested lane; None if its node cannot be reached."""
+        host, stream = host_of(request.to), stream_to(request.to.node, request.incarnation)
+        if host not in self._neighbours or self._lives.is_former(stream):
             self._events.stranded(request)
-        else:
-            self._lanes.open((host, stream), self._home.lane(request))
-            self._lanes.watch((host, stream), neighbour.link)
+            return None
+        return host, stream
 
-    def _read_lanes(self, ready: set[object]) -> None:
-        for lane in self._lanes.ready(ready):
-            neighbour = self._neighbours[lane.key[0]]
-            self._lanes.read(lane, neighbour.link, neighbour.put)
+    def forward(self, key: Key, frame: Buffer) -> bool:
+        """Send a frame of a lane to the other host; return whether there is room for another one."""
+        host, stream = key
+        if (neighbour := self._neighbours.get(host)) is None:
+            return False
+        neighbour.put(stream, frame)
+        self._serve_soon()  # ZeroMQ was called
+        return neighbour.link.has_room(stream)
+
+    def refuse_lane(self, why: str) -> None:
+        """Count a connection that does not request a lane."""
+        self.strangers.refuse(why)
+
+    def _resume_lane(self, neighbour: Neighbour, stream: str) -> None:
+        if neighbour.link.has_room(stream):
+            self._lanes.resume((neighbour.host, stream))
 
     def _hand_over_more(self, node: str) -> None:
-        """The process takes messages again, or is another one."""
+        """Deliver waiting frames to a process that reads again, or to its successor."""
         for neighbour in self._neighbours.values():
             self._inboxes.hand_over(neighbour.link, self._lives.present(node))
+        self._serve_soon()
 
     def _forget(self, node: str, life: int) -> None:
         self._note_end(node, life)

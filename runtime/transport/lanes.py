@@ -1,126 +1,140 @@
-"""The ways between a gateway and the processes of its host: lanes, by which they send, and inboxes, where they get."""
+"""The connections between a gateway and the processes of its host, for the I/O thread only.
+
+lanes     from a process here to one incarnation of a node of another host
+inboxes   to the nodes here
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
-import zmq
+import msgspec
 
-from meshbook.runtime.transport.entrance import BATCH, Context
-from meshbook.runtime.transport.home import IPC
+from meshbook.runtime.transport.home import LaneRequest
+from meshbook.runtime.transport.io_loop import IoLoop
 from meshbook.runtime.transport.link import Link
 from meshbook.runtime.transport.streams import node_of
+from meshbook.runtime.transport.unix import Listener, Peer, Reader, StreamSocket
 from meshbook.runtime.wire.frames import Buffer
-
-LANE_MARK = 64  # messages that wait in a lane; more wait at their sender
-RECONNECT_MS = 5  # to a process that has not bound its inbox yet
-LONGEST_RECONNECT_MS = 50
 
 Key = tuple[str, str]  # a host, and a stream to a node of it
 
 
-@dataclass
-class Lane:
-    """What the processes of this host send to one life of a node of another."""
+class Lane(NamedTuple):
+    """One connection of a process here."""
 
     key: Key
-    url: str
-    socket: zmq.Socket[bytes]
+    reader: Reader
+
+
+class Forwarding(Protocol):
+    """The part of the gateway that lanes need."""
+
+    def open_lane(self, request: LaneRequest) -> Key | None:
+        """Return the key of the requested lane; None if its node cannot be reached."""
+
+    def forward(self, key: Key, frame: Buffer) -> bool:
+        """Forward a frame; return whether there is room for another one."""
+
+    def refuse_lane(self, why: str) -> None:
+        """Count a connection that does not request a lane."""
 
 
 class Lanes:
-    """Those of one gateway, for its thread alone."""
+    """The lanes of one gateway. A lane is read only while its stream has room: its senders wait meanwhile."""
 
-    def __init__(self, context: Context, poller: zmq.Poller) -> None:
-        self._context = context
-        self._poller = poller
-        self._lanes: dict[Key, Lane] = {}
+    def __init__(self, loop: IoLoop, path: Path, most_bytes: int, gateway: Forwarding) -> None:
+        self._loop = loop
+        self._most_bytes = most_bytes
+        self._gateway = gateway
+        self._lanes: dict[Key, list[Lane]] = {}
+        self._listener = Listener(loop, path, self._open_reader)
+        loop.close_in_child.append(self._listener.close_in_child)
 
-    def open(self, key: Key, url: str) -> None:
-        """Have this lane, at this socket. Again is no error."""
-        if key not in self._lanes:
-            socket = self._context.socket(zmq.PULL)
-            socket.rcvhwm = LANE_MARK
-            socket.bind(url)
-            self._lanes[key] = Lane(key, url, socket)
+    def start(self) -> None:
+        """Start to accept connections."""
+        self._listener.start()
 
-    def watch(self, key: Key, link: Link) -> None:
-        """Read it from now on while there is room for its stream."""
-        if (lane := self._lanes.get(key)) is not None:
-            self._poller.register(lane.socket, zmq.POLLIN if link.has_room(key[1]) else 0)
+    def _open_reader(self, connected: StreamSocket) -> Reader:
+        reader = Reader(self._loop, connected, self._most_bytes, lambda frame: self._open(reader, frame))
+        return reader
 
-    def ready(self, sockets: set[object]) -> list[Lane]:
-        """Those of these sockets."""
-        return [lane for lane in self._lanes.values() if lane.socket in sockets]
+    def _open(self, reader: Reader, frame: Buffer) -> None:
+        """Open the lane that the first frame of a connection requests."""
+        try:
+            request = msgspec.msgpack.decode(frame, type=LaneRequest)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            self._gateway.refuse_lane(f"no request for a lane: {error}")
+            return reader.close()
+        if (key := self._gateway.open_lane(request)) is None:
+            return reader.close()
+        lane = Lane(key, reader)
+        self._lanes.setdefault(key, []).append(lane)
+        reader.when_closed.append(lambda: self._forget(lane))
+        reader.accept = lambda frame: self._forward(lane, frame)
+        return None
 
-    def read(self, lane: Lane, link: Link, put: Callable[[str, Buffer], None]) -> None:
-        """Put what has come into the link, as long as that has room."""
-        stream = lane.key[1]
-        for _ in range(BATCH):
-            if not link.has_room(stream):
-                break
-            try:
-                frame = lane.socket.recv(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                break
-            put(stream, frame.buffer)
-        self.watch(lane.key, link)
+    def _forward(self, lane: Lane, frame: Buffer) -> None:
+        if not self._gateway.forward(lane.key, frame):
+            lane.reader.pause()
+
+    def _forget(self, lane: Lane) -> None:
+        if lane in (lanes := self._lanes.get(lane.key, [])):
+            lanes.remove(lane)
+
+    def resume(self, key: Key) -> None:
+        """Read the lanes of this stream again, as it has room."""
+        for lane in self._lanes.get(key, ()):
+            lane.reader.resume()
 
     def close(self, key: Key) -> None:
-        """Nothing goes there any more."""
-        if (lane := self._lanes.pop(key, None)) is not None:
-            self._poller.register(lane.socket, 0)
-            lane.socket.close(0)
-            Path(lane.url.removeprefix(IPC)).unlink(missing_ok=True)  # which ZeroMQ leaves behind
+        """Close the lanes of this stream."""
+        for lane in list(self._lanes.pop(key, ())):
+            lane.reader.close()
 
     def close_all_to(self, host: str) -> None:
-        """Nothing goes to this host any more."""
+        """Close all lanes to this host."""
         for key in [key for key in self._lanes if key[0] == host]:
             self.close(key)
 
+    def end(self) -> None:
+        """Close all connections and stop listening."""
+        self._listener.close()
+
 
 class Inboxes:
-    """The inboxes of the processes here, as far as something has come for them. For the gateway's thread alone."""
+    """The connections to the nodes here, each opened for the first frame."""
 
-    def __init__(
-        self, context: Context, poller: zmq.Poller, url_of: Callable[[str], str], high_water_mark: int
-    ) -> None:
-        self._context = context
-        self._poller = poller
-        self._url_of = url_of
-        self._high_water_mark = high_water_mark
-        self._inboxes: dict[str, zmq.Socket[bytes]] = {}  # by node
-
-    def ready(self, sockets: set[object]) -> list[str]:
-        """The nodes that had taken no more, and have room now."""
-        nodes = [node for node, inbox in self._inboxes.items() if inbox in sockets]
-        for node in nodes:
-            self._poller.register(self._inboxes[node], 0)
-        return nodes
+    def __init__(self, loop: IoLoop, path_of: Callable[[str], Path], has_room: Callable[[str], None]) -> None:
+        self._loop = loop
+        self._path_of = path_of
+        self._has_room = has_room  # called with a node that accepts frames again
+        self._inboxes: dict[str, Peer] = {}
 
     def hand_over(self, link: Link, stream: str) -> None:
-        """Give a process what has come for it by this link, as far as it takes it."""
+        """Send a node the frames that this link has received for it, until its queue fills."""
         while (frame := link.first(stream)) is not None:
             inbox = self._inbox(node_of(stream))
-            try:
-                inbox.send(frame, zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                self._poller.register(inbox, zmq.POLLOUT)
+            if inbox.queue:
                 return
+            inbox.send(frame)
             link.took(stream)
 
     def close(self, node: str) -> None:
-        """The process has ended: drop what waits for it."""
+        """Drop the connection and the queued frames of a process that has ended."""
         if (inbox := self._inboxes.pop(node, None)) is not None:
-            self._poller.register(inbox, 0)
-            inbox.close(0)
+            inbox.abandon()
 
-    def _inbox(self, node: str) -> zmq.Socket[bytes]:
+    def end(self) -> None:
+        """Close all connections."""
+        for node in list(self._inboxes):
+            self.close(node)
+
+    def _inbox(self, node: str) -> Peer:
         if (inbox := self._inboxes.get(node)) is None:
-            inbox = self._inboxes[node] = self._context.socket(zmq.PUSH)
-            inbox.sndhwm, inbox.linger = self._high_water_mark, 0
-            inbox.reconnect_ivl, inbox.reconnect_ivl_max = RECONNECT_MS, LONGEST_RECONNECT_MS
-            inbox.connect(self._url_of(node))
+            path = str(self._path_of(node))
+            inbox = self._inboxes[node] = Peer(self._loop, node, path, limit=0)
+            inbox.on_drained = lambda: self._has_room(node)
         return inbox

@@ -1,16 +1,15 @@
-"""A link between two hosts: what they say to each other, and what each has to keep and to tell. Pure: no socket.
+"""The protocol of a link between two hosts: its messages, and the state that each side keeps. Uses no socket.
 
-    Attach, Attached   the beginning of a connection: how far each side has received each stream
-    Part               a piece of a frame of one stream; its bytes travel beside it
-    Taken              up to where the streams have been taken
-    Ping               nothing, so that silence means something
-    Refused, Bye       this host is no part of the run any more; this host leaves it
-    Noted              the answer to Bye: whoever leaves stays until then, since an end of a connection may overtake
-                       what came last on it
+    Attach, Attached   begin a connection: the position up to which each side has received each stream
+    Part               a piece of a frame of one stream, followed by its bytes
+    Taken              acknowledges the streams up to a position
+    Ping               heartbeat
+    Refused, Bye       the receiver is no longer part of the run; the sender leaves the run
+    Noted              the reply to Bye: a leaving host waits for it, since the end of a connection may overtake the
+                       last messages on it
 
-A connection may break at any moment, and another one goes on where it ended: what was not received is sent again, and
-what was received twice is dropped. So all that the nodes of one host send to a node of the other arrives, once, in
-order, as long as both hosts live.
+When a connection breaks, the next one resumes its streams: unreceived pieces are sent again, duplicates are dropped. So
+every frame that one host sends to a node of the other arrives exactly once and in order, as long as both hosts live.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ Positions = dict[str, int]  # by stream
 
 
 class LinkMessage(msgspec.Struct, frozen=True, array_like=True, tag_field="k"):
-    """The base of all of them."""
+    """Base class of the messages of a link."""
 
 
 class Attach(LinkMessage, frozen=True, tag="a"):
-    """From the side that connects. `attempt` counts its connections: a later one holds."""
+    """Begins a connection. `attempt` counts the connections of the dialling side; the latest one counts."""
 
     host: str
     attempt: int
@@ -40,14 +39,14 @@ class Attach(LinkMessage, frozen=True, tag="a"):
 
 
 class Attached(LinkMessage, frozen=True, tag="b"):
-    """The answer; from here on pieces travel."""
+    """The reply to Attach; from here on pieces may be sent."""
 
     attempt: int
     received: Positions
 
 
 class Part(LinkMessage, frozen=True, tag="p"):
-    """A piece of this stream."""
+    """A piece of a stream."""
 
     stream: str
     number: int
@@ -55,29 +54,29 @@ class Part(LinkMessage, frozen=True, tag="p"):
 
 
 class Taken(LinkMessage, frozen=True, tag="t"):
-    """An acknowledgement."""
+    """Acknowledges streams up to these positions."""
 
     positions: Positions
 
 
 class Ping(LinkMessage, frozen=True, tag="i"):
-    """I am here."""
+    """A heartbeat."""
 
 
 class Refused(LinkMessage, frozen=True, tag="r"):
-    """You are no part of this run any more: end."""
+    """Tells the receiver that it is no longer part of the run and must end."""
 
     why: str
 
 
 class Bye(LinkMessage, frozen=True, tag="e"):
-    """I leave the run."""
+    """The sender leaves the run."""
 
     why: str
 
 
 class Noted(LinkMessage, frozen=True, tag="n"):
-    """I know that you leave."""
+    """The reply to Bye."""
 
 
 AnyLinkMessage = Attach | Attached | Part | Taken | Ping | Refused | Bye | Noted
@@ -87,16 +86,16 @@ _decoder = msgspec.msgpack.Decoder(AnyLinkMessage)
 
 
 def pack(message: LinkMessage, data: Buffer = b"") -> bytes:
-    """One frame: the length of the message, the message, and the bytes beside it.
+    """Return one frame: the length of the message, the message, and the data.
 
-    One and not several: libzmq 4.3.5 aborts the process where a connection breaks between the parts of a message.
+    A single part, because libzmq 4.3.5 aborts the process if a connection breaks between the parts of a message.
     """
     header = _encode(message)
     return b"".join((_LENGTH.pack(len(header)), header, data))
 
 
 def unpack(frame: Buffer) -> tuple[AnyLinkMessage, memoryview]:
-    """The message, and the bytes beside it without copying them. RefusedMessage for anything else."""
+    """Return the message and a view of the data. Raises RefusedMessage for an invalid frame."""
     view = memoryview(frame)
     try:
         (length,) = _LENGTH.unpack_from(view)
@@ -110,66 +109,66 @@ def unpack(frame: Buffer) -> tuple[AnyLinkMessage, memoryview]:
 
 
 class Link:
-    """This end of a link: the streams both ways, whatever connection carries them."""
+    """This end of a link: the streams in both directions, independent of the current connection."""
 
     def __init__(self) -> None:
         self.is_attached = False
         self.was_attached = False  # ever
         self._out: dict[str, Outflow] = {}
         self._in: dict[str, Inflow] = {}
-        self._changed: set[str] = set()  # streams to here, of which the other side may not know all
+        self._changed: set[str] = set()  # incoming streams with positions that may be unacknowledged
 
     # -- connections ---------------------------------------------------------------
 
     def positions(self) -> Positions:
-        """How far each stream to here has been received, for an `Attach` or its answer."""
+        """Return the position up to which each incoming stream was received, for `Attach` and `Attached`."""
         return {stream: inflow.received for stream, inflow in self._in.items()}
 
     def attach(self, received: Positions) -> None:
-        """A connection stands; the other side has told how far it has received."""
+        """Resume the streams on a new connection, from the positions that the other side has received."""
         self.is_attached = self.was_attached = True
         for stream, outflow in self._out.items():
             outflow.resume(received.get(stream, 0))
 
     def detach(self) -> None:
-        """The connection is given up. Nothing is sent until the next one stands."""
+        """Stop sending until the next connection is attached."""
         self.is_attached = False
 
     # -- out -------------------------------------------------------------------------
 
     def has_room(self, stream: str) -> bool:
-        """Whether a frame should be put into this stream now."""
+        """Whether this stream accepts another frame now."""
         return stream not in self._out or self._out[stream].has_room
 
     def put(self, stream: str, frame: Buffer) -> None:
-        """Send a frame by this stream, once it is due."""
+        """Queue a frame in this stream."""
         if (outflow := self._out.get(stream)) is None:
             outflow = self._out[stream] = Outflow()
         outflow.put(frame)
 
     def due(self, stream: str) -> Iterator[tuple[Part, Buffer]]:
-        """What is to be sent by this stream now."""
+        """Yield the pieces of this stream to send now."""
         if self.is_attached and (outflow := self._out.get(stream)) is not None:
             for piece in outflow.due():
                 yield Part(stream, piece.number, piece.ends), piece.data
 
     def all_due(self) -> Iterator[tuple[Part, Buffer]]:
-        """What is to be sent now, by whatever stream."""
+        """Yield the pieces of all streams to send now."""
         for stream in list(self._out):
             yield from self.due(stream)
 
     def acknowledge(self, taken: Positions) -> None:
-        """The other side has taken the streams up to there."""
+        """Drop the pieces that the other side has acknowledged."""
         for stream, number in taken.items():
             if (outflow := self._out.get(stream)) is not None:
                 outflow.acknowledge(number)
 
     def outflows(self) -> set[str]:
-        """The streams to the other host."""
+        """Return the names of the streams to the other host."""
         return set(self._out)
 
     def drop(self, stream: str) -> None:
-        """This stream, either way, is over: what is in it is for nobody."""
+        """Drop a stream in both directions, with its content."""
         self._out.pop(stream, None)
         self._in.pop(stream, None)
         self._changed.discard(stream)
@@ -177,24 +176,24 @@ class Link:
     # -- in --------------------------------------------------------------------------
 
     def take_in(self, part: Part, data: Buffer) -> None:
-        """Note a piece that came. Gap where one before it is missing: the connection is of no use then."""
+        """Add a received piece. Raises Gap if an earlier one is missing: then the connection must be replaced."""
         if (inflow := self._in.get(part.stream)) is None:
             inflow = self._in[part.stream] = Inflow()
         self._changed.add(part.stream)
         inflow.take_in(Piece(part.number, data, part.ends))
 
     def first(self, stream: str) -> Buffer | None:
-        """The frame that the node should get next to which this stream leads."""
+        """Return the next frame for the node of this stream, or None."""
         inflow = self._in.get(stream)
         return inflow.first if inflow is not None else None
 
     def took(self, stream: str) -> None:
-        """It has got it."""
+        """Remove the first frame of this stream, which the node has received."""
         self._changed.add(stream)
         self._in[stream].took()
 
     def news(self, *, anyway: bool = False) -> Taken | None:
-        """What the other side should know to be taken; None where it knows all, unless `anyway`."""
+        """Return the acknowledgement to send, or None if nothing is new; with `anyway`, of all streams."""
         streams = self._in if anyway else self._changed
         found = {stream: taken for stream in streams if (taken := self._in[stream].news(anyway=anyway)) is not None}
         self._changed.clear()

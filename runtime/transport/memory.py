@@ -1,79 +1,91 @@
-"""Nodes of one process, joined by queues: a whole mesh for a test, with real threads and real frames."""
+"""Transport between nodes of one process, through queues: for tests of a whole mesh with real threads and frames."""
 
 from __future__ import annotations
 
-import queue
-import threading
+import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from meshbook.runtime.transport import PeerGone
+from meshbook.runtime.queues import HighWaterMark
+from meshbook.runtime.transport import Accept, PeerGone
+from meshbook.runtime.transport.io_loop import IoLoop
 from meshbook.runtime.wire.frames import Buffer
 from meshbook.runtime.wire.messages import Address
 
+logger = logging.getLogger(__name__)
+
 SCHEME: Final = "memory://"
-BLOCKED_POLL = 0.05  # seconds after which a blocked sender looks whether its peer has been given up
 
 
 class Switchboard:
-    """The inboxes of one process, by node id."""
+    """The inboxes of one process, by node."""
 
     def __init__(self) -> None:
         self._inboxes: dict[str, Inbox] = {}
 
     def transport(self, node: str, high_water_mark: int = 10_000) -> MemoryTransport:
-        """A transport for a new node of this name."""
+        """Return the transport of a new node with this name."""
         inbox = self._inboxes[node] = Inbox(high_water_mark)
         return MemoryTransport(node, self, inbox)
 
     def find(self, node: str) -> Inbox:
+        """Return the inbox of a node. Raises PeerGone if there is none."""
         try:
             return self._inboxes[node]
         except KeyError:
             raise PeerGone(f"no node {node} in this process") from None
 
     def remove(self, node: str) -> None:
+        """Forget the inbox of a node that has ended."""
         self._inboxes.pop(node, None)
 
     def renew(self, node: str) -> None:
-        """Be ready for a node that comes again."""
+        """Prepare for the restart of a node."""
 
 
 class Inbox:
-    """A bounded queue. A SimpleQueue, whose `put` may interrupt a `get` of the same thread: `knock` needs that."""
+    """The queued frames of one node. Its I/O thread takes them out."""
 
     def __init__(self, limit: int) -> None:
-        self._frames: queue.SimpleQueue[Buffer | None] = queue.SimpleQueue()
-        self._free = threading.Semaphore(limit)
-        self.has_ended = False  # nobody will read what comes now
+        self._frames: deque[Buffer] = deque()
+        self._mark = HighWaterMark(self._frames, limit)
+        self._loop: IoLoop | None = None
+        self.accept: Accept = _ignore
+        self.has_ended = False
 
-    def put(self, frame: Buffer, timeout: float) -> bool:
-        """Queue a frame; False where no place for it became free in time."""
+    def put(self, frame: Buffer, is_over: Callable[[], bool]) -> None:
+        """Add a frame, then wait while there are too many, or until `is_over`. Does nothing after `end`."""
         if self.has_ended:
-            return True
-        if not self._free.acquire(timeout=timeout):
-            return False
-        self._frames.put(frame)
-        return True
+            return
+        self._frames.append(frame)
+        if self._loop is not None:
+            self._loop.call_soon(self._drain)
+        if len(self._frames) > self._mark.limit:
+            self._mark.wait(lambda: self.has_ended or is_over())
 
-    def get(self, *, wait: bool) -> Buffer | None:
-        """The next frame; an empty one for a knock, and where there is none and `wait` is false."""
-        try:
-            frame = self._frames.get(wait)
-        except queue.Empty:
-            return b""
-        if frame:
-            self._free.release()
-        elif frame is None:
-            self._frames.put(None)  # the end stays the end
-        return frame
+    def start(self, loop: IoLoop) -> None:
+        """Start to pass the frames to `accept`, on this loop."""
+        self._loop = loop
+        loop.call_soon(self._drain)
 
-    def knock(self) -> None:
-        self._frames.put(b"")
+    def _drain(self) -> None:
+        for _ in range(len(self._frames)):
+            try:
+                self.accept(self._frames.popleft())
+            except Exception:  # one failed message must not stop the others
+                logger.exception("a message could not be handled")
+            self._mark.notify()
+
+    def wake_senders(self) -> None:
+        """Wake the waiting senders, so that they check again."""
+        self._mark.wake_all()
 
     def end(self) -> None:
+        """Drop all frames and accept no more."""
         self.has_ended = True
-        self._frames.put(None)
+        self._frames.clear()
+        self._mark.wake_all()
 
 
 class MemoryTransport:
@@ -82,76 +94,84 @@ class MemoryTransport:
     def __init__(self, node: str, board: Switchboard, inbox: Inbox) -> None:
         self.address = Address(node, SCHEME + node)
         self.greeting: Buffer = b""
+        self.loop = IoLoop()
         self._board = board
         self._inbox = inbox
         self._greeted: set[str] = set()
         self._gone: set[str] = set()
         self._closed = False
-        self._holding = threading.Lock()  # guards _held
         self._held: dict[str, list[Buffer]] = {}
 
+    @property
+    def accept(self) -> Accept:
+        return self._inbox.accept
+
+    @accept.setter
+    def accept(self, accept: Accept) -> None:
+        self._inbox.accept = accept
+
+    def start(self) -> None:
+        self._inbox.start(self.loop)
+        self.loop.start()
+
     def send(self, to: Address, frame: Buffer) -> None:
-        if not (self._held and self._keep(to.node, frame)):
+        if (held := self._held.get(to.node)) is not None:
+            held.append(frame)
+        else:
             self._send(to, frame)
 
-    def _keep(self, node: str, frame: Buffer) -> bool:
-        with self._holding:
-            if (held := self._held.get(node)) is not None:
-                held.append(frame)
-        return held is not None
+    send_soon = send
 
     def _send(self, to: Address, frame: Buffer) -> None:
-        inbox = self._board.find(to.node)
-        if to.node not in self._greeted:
-            # Two threads may both greet: a second Hello does no harm, a missing one would.
-            self._put(inbox, to.node, self.greeting)
-            self._greeted.add(to.node)
-        # A frame is private to its message, so handing it over is as good as copying it.
-        self._put(inbox, to.node, frame)
+        node = to.node
+        inbox = self._board.find(node)
+        if self._is_gone(node):
+            raise PeerGone(f"node {node} was given up, or this one is closed")
+        if node not in self._greeted:
+            # Two threads may both greet: a duplicate Hello is harmless, a missing one is not.
+            inbox.put(self.greeting, lambda: self._is_gone(node))
+            self._greeted.add(node)
+        inbox.put(frame, lambda: self._is_gone(node))
+        if self._is_gone(node):
+            raise PeerGone(f"node {node} was given up, or this one is closed")
 
-    def _put(self, inbox: Inbox, node: str, frame: Buffer) -> None:
-        while not (self._closed or node in self._gone):
-            if inbox.put(frame, BLOCKED_POLL):
-                return
-            self._board.find(node)  # raises once the slow receiver has gone
-        raise PeerGone(f"node {node} was given up, or this one is closed")
-
-    def receive(self) -> Buffer | None:
-        return self._inbox.get(wait=True)
-
-    def receive_nowait(self) -> Buffer | None:
-        return self._inbox.get(wait=False)
-
-    def knock(self) -> None:
-        self._inbox.knock()
+    def _is_gone(self, node: str) -> bool:
+        return self._closed or node in self._gone
 
     def forget(self, node: str) -> None:
         self._gone.add(node)
+        try:
+            self._board.find(node).wake_senders()
+        except PeerGone:
+            return
 
-    def remember(self, node: str, life: int) -> None:
+    def remember(self, node: str, incarnation: int) -> None:
         self._board.renew(node)
         if node in self._gone:
-            self._greeted.discard(node)  # whoever is there now has not been
+            self._greeted.discard(node)  # the new process has not received a greeting
             self._gone.discard(node)
 
     def hold(self, to: Address, last: Buffer, keep: Callable[[Buffer], Buffer]) -> None:
-        with self._holding:
-            self._held[to.node] = []
-            self._send(to, last)
+        self._held[to.node] = []
+        self._send(to, last)
 
     def release(self, to: Address, *, anew: bool) -> None:
-        if not anew and not self._held:
-            return
-        with self._holding:
-            if anew:
-                self._greeted.discard(to.node)
-            for frame in ((self.greeting,) if anew else ()) + tuple(self._held.pop(to.node, ())):
-                self._send(to, frame)
+        held = self._held.pop(to.node, [])
+        if anew:
+            self._greeted.discard(to.node)
+        for frame in ((self.greeting,) if anew else ()) + tuple(held):
+            self._send(to, frame)
 
     def close(self) -> None:
+        if self._closed:
+            return
         self._closed = True
         self._board.remove(self.address.node)
         self._inbox.end()
+        for inbox in list(self._board._inboxes.values()):
+            inbox.wake_senders()
+        self.loop.close()
 
-    def terminate(self) -> None:
-        pass  # `close` is all
+
+def _ignore(frame: Buffer) -> None:
+    return None

@@ -1,4 +1,4 @@
-"""Another host, as the gateway of this one sees it: the link, the connection that carries it now, and its silence."""
+"""Another host as seen by the gateway: the link, its current connection, and how long the host has been silent."""
 
 from __future__ import annotations
 
@@ -14,23 +14,32 @@ from meshbook.runtime.transport.pulse import Pulse
 from meshbook.runtime.transport.window import Gap
 from meshbook.runtime.wire.frames import Buffer
 
-BEATS = 7  # how often a host says something within the grace time
-BROKEN = 0.35  # of the grace time: after such a silence a connection is given up for another one
-FIRST_TRY = 0.2  # seconds until a connection that does not stand is given up for another one
-NEXT_TRY = 1.5  # times as long for the next one: the other host may be busy
+BEATS = 7  # heartbeats within the grace time
+BROKEN = 0.35  # fraction of the grace time: after such a silence the gateway replaces the connection
+FIRST_TRY = 0.2  # seconds until an attempt to connect is replaced by another one
+NEXT_TRY = 1.5  # factor for the time of the next attempt: the other host may be busy
 LONGEST_TRY = 5.0
-REMEMBERED = 100  # lines that were given up
+REMEMBERED = 100  # former lines to remember
 
 
 class Neighbour:
-    """For the gateway's thread alone. `dial` makes a connection; without it the other host makes them."""
+    """The link to another host, for the I/O thread only. `dial` makes connections; without it the other host does."""
 
-    def __init__(self, here: str, host: str, grace: float, poller: zmq.Poller, dial: Callable[[], Dialled] | None):
+    def __init__(
+        self,
+        here: str,
+        host: str,
+        grace: float,
+        dial: Callable[[], Dialled] | None,
+        watch: Callable[[zmq.Socket[bytes]], None],
+        unwatch: Callable[[int], None],
+    ) -> None:
         self.host = host
         self.link = Link()
         self._here = here
         self._grace = grace
-        self._poller = poller
+        self._watch = watch
+        self._unwatch = unwatch
         self._dial = dial
         self._dialled: Dialled | None = None
         self._line: Line | None = None
@@ -39,21 +48,21 @@ class Neighbour:
         self._again_at = 0.0
         self._try = FIRST_TRY
         self._pulse = Pulse(time.monotonic())
-        self.is_leaving = False  # it said so
+        self.is_leaving = False  # the host has sent Bye
 
     # -- the connection ------------------------------------------------------------------
 
     def is_on(self, line: Line) -> bool:
-        """Whether this line is the one that carries the link now."""
+        """Whether this line carries the link now."""
         return self._line is not None and self._line.who == line.who
 
     def was_on(self, line: Line) -> bool:
-        """Whether it was one of the last that did; some of what came by it may be found only now."""
+        """Whether this line carried the link recently; some of its messages may be read only now."""
         return line.who in self._former
 
-    def read(self, ready: set[object]) -> Iterator[Received]:
-        """What has come on the connection from here, if that is among these sockets."""
-        if self._dialled is not None and self._dialled.socket in ready:
+    def read(self) -> Iterator[Received]:
+        """Yield the messages received on the connection that was dialled from here."""
+        if self._dialled is not None:
             yield from self._dialled.read()
 
     def look_after(self, now: float) -> float:
@@ -75,37 +84,37 @@ class Neighbour:
         self.hang_up()
         self._attempt += 1
         self._dialled = self._dial()
-        self._poller.register(self._dialled.socket, zmq.POLLIN)
+        self._watch(self._dialled.socket)
         self._line = self._dialled.line
         self._send(Attach(self._here, self._attempt, self.link.positions()))
         self._again_at = now + self._try
         self._try = min(self._try * NEXT_TRY, LONGEST_TRY)
 
     def hang_up(self, *, linger: bool = False) -> None:
-        """Close the connection from here; with `linger` what was said last still leaves."""
+        """Close the connection; with `linger` the last messages are still sent."""
         self._lose()
         if self._dialled is not None:
-            self._poller.unregister(self._dialled.socket)
+            self._unwatch(int(self._dialled.socket.fd))
             self._dialled.close(linger=linger)
             self._dialled = None
 
     def refuse(self, why: str) -> None:
-        """The last word to a host that is given up."""
+        """Send Refused to a host that this one has given up, and close the connection."""
         self._send(Refused(why))
         self.hang_up(linger=True)
 
     def take_leave(self, why: str) -> None:
-        """Say that this host leaves; the other one notes it, unless the connection breaks."""
+        """Send Bye; the other host replies with Noted, unless the connection breaks."""
         self._send(Bye(why))
 
-    # -- what comes ------------------------------------------------------------------------
+    # -- receiving -------------------------------------------------------------------------
 
     def hear(self) -> None:
-        """Something came from there."""
+        """Reset the silence: the host has sent something."""
         self._pulse.hear(time.monotonic())
 
     def take(self, received: Received) -> set[str]:
-        """Handle a message; in the streams that are returned something has changed: there is room, or a frame."""
+        """Handle a message and return the streams that now have room or a frame."""
         self.hear()
         message = received.message
         if isinstance(message, Part):
@@ -139,12 +148,12 @@ class Neighbour:
     def _attach(self, received: dict[str, int]) -> set[str]:
         self.link.attach(received)
         if (news := self.link.news(anyway=True)) is not None:
-            self._send(news)  # what was told on the connection before may not have arrived
+            self._send(news)  # the acknowledgement on the connection before may be lost
         for part, data in self.link.all_due():
             self._send(part, data)
         return self.link.outflows()
 
-    # -- what goes -------------------------------------------------------------------------
+    # -- sending ---------------------------------------------------------------------------
 
     def put(self, stream: str, frame: Buffer) -> None:
         """Send a frame to the other host."""
@@ -152,7 +161,7 @@ class Neighbour:
         self.flush(stream)
 
     def flush(self, stream: str) -> None:
-        """Send what is due by this stream."""
+        """Send the pieces of this stream that are due."""
         for part, data in self.link.due(stream):
             self._send(part, data)
 
@@ -161,7 +170,7 @@ class Neighbour:
             self._lose()
 
     def _lose(self) -> None:
-        """This connection is of no use any more. Who dials makes another one, soon or when it hears nothing."""
+        """Drop the connection. The dialling side makes another one, soon or when it receives nothing."""
         self.link.detach()
         if self._line is not None:
             self._former.append(self._line.who)

@@ -1,14 +1,14 @@
-"""How long another host has been silent, counted while this one listened. Pure: time is passed in."""
+"""Heartbeat state of another host: how long it has been silent while this host listened. Time is passed in."""
 
 from __future__ import annotations
 
-STALL = 0.5  # seconds without a look after which it was us who did not listen
+STALL = 0.5  # a longer pause between two looks, in seconds, means that this process did not run
 
 
 class Pulse:
-    """The silence of one host.
+    """The silence of one host, and the heartbeats to it.
 
-    A process that was stopped, or got no processor, has heard nobody meanwhile, and must not blame others for it.
+    A process that was stopped or got no CPU time has received nothing meanwhile. That time is not the peer's silence.
     """
 
     def __init__(self, now: float) -> None:
@@ -17,18 +17,18 @@ class Pulse:
         self._beaten = now
 
     def hear(self, now: float) -> None:
-        """Something came from there."""
+        """Reset the silence: the host has sent something."""
         self._heard = now
 
     def silence(self, now: float) -> float:
-        """The seconds since something came. To be asked often: what lies between two looks, if long, does not count."""
+        """Return the seconds since the last message. Call this often: a pause over `STALL` does not count."""
         if (pause := now - self._looked) > STALL:
             self._heard = min(now, self._heard + pause)
         self._looked = now
         return now - self._heard
 
     def is_due(self, now: float, interval: float) -> bool:
-        """Whether it is time to say something; asked so, it counts as said."""
+        """Whether a heartbeat is due; if so, counts it as sent."""
         if now - self._beaten < interval:
             return False
         self._beaten = now

@@ -1,48 +1,48 @@
-"""The streams of links: one for each life of a node, as what is for one life must not come to the next. Pure."""
+"""Names of the streams of links. Each incarnation of a node has its own stream: its frames never reach the next one."""
 
 from __future__ import annotations
 
 import re
 
-_NAME = re.compile(r"[\w.-]+#\d+")  # the node's name is that of its socket, too
+_NAME = re.compile(r"[\w.-]+#\d+")  # the node's name is also that of its socket
 
 
 def stream_to(node: str, life: int) -> str:
-    """The name of a stream on a link; `life` counts those that the node has had before."""
+    """Return the name of the stream to an incarnation of a node; `life` counts the earlier ones."""
     return f"{node}#{life}"
 
 
 def node_of(stream: str) -> str:
-    """The node that it leads to."""
+    """Return the node that a stream leads to."""
     return stream.partition("#")[0]
 
 
 def is_stream(name: str) -> bool:
-    """Whether that is a name of a stream, and not anything."""
+    """Whether this is a valid name of a stream."""
     return _NAME.fullmatch(name) is not None
 
 
 class Lives:
-    """Which lives of nodes have ended, as far as one gateway knows."""
+    """The incarnations of nodes that are known to have ended, for one gateway."""
 
     def __init__(self) -> None:
-        self._ended: dict[str, int] = {}  # how many, by node
+        self._ended: dict[str, int] = {}  # number of ended incarnations, by node
 
     def end(self, node: str, life: int) -> None:
-        """This one has ended."""
+        """Note the end of this incarnation and of all earlier ones."""
         self._ended[node] = max(self._ended.get(node, 0), life + 1)
 
     def present(self, node: str) -> str:
-        """The stream to the life that the node has now, or has next."""
+        """Return the stream to the current incarnation of a node, or to its next one."""
         return stream_to(node, self._ended.get(node, 0))
 
     def is_present(self, stream: str) -> bool:
-        """Whether it leads to that."""
+        """Whether this is the stream to the current incarnation of its node, or to its next one."""
         node, life = _parse(stream)
         return life == self._ended.get(node, 0)
 
     def is_former(self, stream: str) -> bool:
-        """Whether it leads to one that has ended: it is used by somebody who has not heard of that yet."""
+        """Whether this stream leads to an ended incarnation; its sender does not know that yet."""
         node, life = _parse(stream)
         return life < self._ended.get(node, 0)
 

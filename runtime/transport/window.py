@@ -1,8 +1,8 @@
-"""One stream of a link between hosts, for one receiving node: numbered pieces, kept until they are taken. Pure.
+"""The sliding window of one stream of a link: numbered pieces, kept until they are acknowledged. Does no I/O.
 
-A large frame travels in pieces, so that nothing else has to wait for the whole of it, and so that whoever receives it
-over a slow line hears something all the time. The window bounds what is under way, and what waits at the other end for
-a node that is slow to take it: that is how its slowness comes back to its senders.
+A stream leads to one receiving node. A large frame is sent in pieces, so that other frames need not wait for all of it
+and a slow line never looks silent. The window bounds the unacknowledged bytes: those in flight and those that the
+receiving host holds for a slow node. So a slow node slows its senders.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WINDOW_PIECES = 4096
 
 
 class Piece(NamedTuple):
-    """A part of a frame; `ends` with the last one."""
+    """A part of a frame; `ends` marks the last one."""
 
     number: int
     data: Buffer
@@ -26,11 +26,11 @@ class Piece(NamedTuple):
 
 
 class Gap(Exception):
-    """A piece came before another one that is missing."""
+    """A piece arrived while an earlier one is missing."""
 
 
 class Outflow:
-    """The sending end. Frames are put in, pieces come out when they are due, and stay until they are acknowledged."""
+    """The sending end: cuts frames into pieces, and keeps each piece until it is acknowledged."""
 
     def __init__(self, window_bytes: int = WINDOW_BYTES, piece_bytes: int = PIECE_BYTES) -> None:
         self._window = window_bytes
@@ -38,20 +38,20 @@ class Outflow:
         self._number = 0
         self._waiting: deque[Piece] = deque()
         self._under_way: deque[Piece] = deque()
-        self._bytes = 0  # under way
+        self._bytes = 0  # in flight
 
     @property
     def has_room(self) -> bool:
-        """Whether a frame should be put in: the ones before have left."""
+        """Whether another frame should be put in: all earlier pieces have been sent."""
         return not self._waiting
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything that was put in has been taken at the other end."""
+        """Whether the other end has acknowledged everything."""
         return not (self._waiting or self._under_way)
 
     def put(self, frame: Buffer) -> None:
-        """Cut a frame into pieces. They share its memory."""
+        """Queue a frame, cut into pieces that share its memory."""
         view = memoryview(frame)
         for start in range(0, max(1, len(view)), self._piece_bytes):
             self._number += 1
@@ -59,7 +59,7 @@ class Outflow:
             self._waiting.append(Piece(self._number, view[start:end], end >= len(view)))
 
     def due(self) -> list[Piece]:
-        """What is to be sent now; it is under way from here on."""
+        """Return the pieces to send now, and count them as in flight."""
         due = []
         while self._waiting and self._fits(self._waiting[0]):
             piece = self._waiting.popleft()
@@ -70,16 +70,16 @@ class Outflow:
 
     def _fits(self, piece: Piece) -> bool:
         if not self._under_way:
-            return True  # whatever its size: else it would never go
+            return True  # also a piece larger than the window, which would otherwise never be sent
         return self._bytes + len(piece.data) <= self._window and len(self._under_way) < WINDOW_PIECES
 
     def acknowledge(self, number: int) -> None:
-        """Everything up to this number has been taken. An older number than before means nothing."""
+        """Drop the pieces up to this number. An outdated number has no effect."""
         while self._under_way and self._under_way[0].number <= number:
             self._bytes -= len(self._under_way.popleft().data)
 
     def resume(self, received: int) -> None:
-        """A new connection: what the other end has not received is due again."""
+        """Queue the pieces again that the other end has not received, for a new connection."""
         while self._under_way and self._under_way[-1].number > received:
             piece = self._under_way.pop()
             self._bytes -= len(piece.data)
@@ -87,17 +87,17 @@ class Outflow:
 
 
 class Inflow:
-    """The receiving end. Pieces come in, whole frames wait here until they are taken, one after the other."""
+    """The receiving end: joins pieces to frames, and holds the frames until the node takes them."""
 
     def __init__(self) -> None:
-        self.received = 0  # the last number; none before it is missing
-        self._told = 0  # what the other end knows to be taken
-        self._whole: Buffer = b""  # the frame that is not whole yet
+        self.received = 0  # number of the last piece; none before it is missing
+        self._told = 0  # the last acknowledged number
+        self._whole: Buffer = b""  # the incomplete frame
         self._begun = 1  # the number of its first piece
-        self._frames: deque[tuple[int, Buffer]] = deque()  # whole ones, each with the number of its first piece
+        self._frames: deque[tuple[int, Buffer]] = deque()  # complete frames, each with the number of its first piece
 
     def take_in(self, piece: Piece) -> None:
-        """Note a piece; one that came before is dropped. Gap where one before it is missing."""
+        """Add a piece; drop a duplicate. Raises Gap if an earlier piece is missing."""
         if piece.number <= self.received:
             return
         if piece.number > self.received + 1:
@@ -114,21 +114,21 @@ class Inflow:
             return
         if not isinstance(self._whole, bytearray):
             self._whole = bytearray(self._whole)
-        self._whole += data  # piece by piece: to join gigabytes at once would keep the gateway silent for seconds
+        self._whole += data  # piece by piece: joining gigabytes at the end would block the gateway for seconds
 
     @property
     def first(self) -> Buffer | None:
-        """The frame that is to be taken next."""
+        """The next frame for the node, or None."""
         return self._frames[0][1] if self._frames else None
 
     def took(self) -> None:
-        """The first frame has been taken."""
+        """Remove the first frame, which the node has taken."""
         self._frames.popleft()
 
     def news(self, *, anyway: bool = False) -> int | None:
-        """Up to where everything is taken, for an acknowledgement; None where the other end knows, unless `anyway`.
+        """Return the number to acknowledge, or None if it was sent before and not `anyway`.
 
-        The pieces of a frame that is not whole yet count as taken: it may be larger than the window.
+        The pieces of an incomplete frame count as taken, since a frame may be larger than the window.
         """
         taken = max(self._told, self._frames[0][0] - 1 if self._frames else self.received)
         if taken == self._told and not anyway:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -28,6 +29,8 @@ ALIGNMENT = 64
 HERE, ELSEWHERE = 0, 1
 _PREFIX = struct.Struct("<2sBBIQI")
 _LENGTH = struct.Struct("<Q")
+_NUMBER = struct.Struct(">Q")  # as msgpack has it
+_RANK = struct.Struct(">I")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(messages.Any).decode
 _decode_reference = msgspec.msgpack.Decoder(Reference).decode
@@ -97,6 +100,30 @@ def _pack_buffers(message: messages.Message, header: bytes, body: Body, limit: i
     for buffer, start, length in zip(buffers, starts, lengths, strict=True):
         view[start : start + length] = memoryview(buffer).cast("B")
     return frame
+
+
+class CallFrames:
+    """The frames of one call to several ranks: encoded once, of which only the number and the rank differ."""
+
+    # Encoded with all their bytes, since these numbers are so large.
+    _NUMBER: Final = (1 << 64) - 1
+    _RANK: Final = (1 << 32) - 1
+
+    def __init__(self, call: messages.Call, body: Body, limit: int) -> None:
+        _, labels, sizes = call.place
+        template = msgspec.structs.replace(call, call=self._NUMBER, place=(self._RANK, labels, sizes))
+        self._template = bytes(pack(template, body, limit))
+        # Both fields come before the first text that a user chooses (the name of the actor) or after it; the number is
+        # found first, since the sender's name in front of it is one of ours.
+        self._number_at = self._template.index(b"\xcf" + b"\xff" * 8) + 1
+        self._rank_at = self._template.index(b"\xce" + b"\xff" * 4, self._number_at + 8) + 1
+
+    def make(self, number: int, rank: int) -> bytearray:
+        """Return the frame for one rank."""
+        frame = bytearray(self._template)
+        _NUMBER.pack_into(frame, self._number_at, number)
+        _RANK.pack_into(frame, self._rank_at, rank)
+        return frame
 
 
 def pack_elsewhere(message: messages.Message, lengths: Sequence[int], reference: Reference) -> Buffer:

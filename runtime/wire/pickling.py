@@ -43,7 +43,7 @@ What = str | Callable[[], str]
 def dumps(value: Any, what: What) -> list[Buffer]:
     """The body of a message."""
     try:
-        if _is_plain(value):
+        if type(value) in _PLAIN or _is_plain(value):
             return [pickle.dumps(value, 5)]
         return _dumps_anything(value)
     except RecursionError as error:
@@ -117,7 +117,12 @@ def _is_plain(value: Any) -> bool:
     if kind in _PLAIN:
         return True
     if kind is tuple or kind is list:
-        return len(value) <= 8 and (_PLAIN.issuperset(map(type, value)) or all(map(_is_plain, value)))
+        if len(value) > 8:
+            return False
+        for part in value:  # noqa: SIM110 - a loop costs less than `all` for the few parts that a call has
+            if not (type(part) in _PLAIN or _is_plain(part)):
+                return False
+        return True
     if kind is dict:
         return not value or (len(value) <= 8 and all(map(_is_plain, value)) and all(map(_is_plain, value.values())))
     is_plain = getattr(kind, "_is_plain_on_wire", None)

@@ -12,7 +12,7 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import OwnerGone, SupervisionError, TransferError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.memory.local import Local
-from meshbook.runtime.node.calls import Each, Target
+from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.contents import parcel_of, put_bytes
 from meshbook.runtime.rdma.handle import Handle, Lease
@@ -96,9 +96,9 @@ class Message:
             raise OwnerGone(f"{handle.actor} ({handle.owner.node}) does not answer any more: {error}") from error
 
     def _call(self, job: Job, endpoint: str, offset: int, what: Any) -> Future[Any]:
-        asker = Each(1)
+        asker = PerRank(1)
         target = Target(job.handle.owner, RDMA)
-        self._node.call([target], endpoint, ((job.handle.lease.number, offset, what), {}), NOWHERE, asker)
+        self._node.calls.send([target], endpoint, ((job.handle.lease.number, offset, what), {}), NOWHERE, asker)
         return asker.futures[0]
 
     def offer(self, local: Local, lease: Lease) -> bytes | None:

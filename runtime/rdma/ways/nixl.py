@@ -104,7 +104,7 @@ class Nixl:
         if local is not None:
             self._turns.start(self._withdrawing(local), Future())
             if not is_guarded():
-                self._node.later(KEPT, lambda: local)
+                self._node.loop.call_later(KEPT, lambda: local)
 
     def _withdrawing(self, local: Local) -> Course:
         self._start().registered.let_go(Stretch.of(local))
@@ -154,7 +154,10 @@ class Nixl:
 
     def _has_ended(self, handle: Handle) -> bool:
         node = handle.owner.node
-        return self._node.report_of(node) is not None or self._node.lives().get(node, handle.life) > handle.life
+        return (
+            self._node.peers.report_of(node) is not None
+            or self._node.routes.lives().get(node, handle.life) > handle.life
+        )
 
     def close(self) -> None:
         self._turns.close()

@@ -1,4 +1,4 @@
-"""What an actor can be asked: the endpoints of its class, and for a call that says so its plain methods."""
+"""The callable methods of an actor: the endpoints of its class, and plain methods for calls with a `manner`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from meshbook.runtime.actor.undecorated import find_undecorated
 from meshbook.runtime.wire.messages import Call
 
 
-class Repertoire:
-    """The endpoints of one actor, looked up once; of None, which has none."""
+class EndpointTable:
+    """The endpoints of one actor, looked up once. The table of None is empty."""
 
     def __init__(self, actor: Any) -> None:
         cls = type(actor)
@@ -23,14 +23,16 @@ class Repertoire:
         self._concurrent = frozenset(name for name, method in endpoints.items() if method.is_concurrent)
         self._sync = frozenset(name for name, method in endpoints.items() if not method.is_async)
         self._ported = frozenset(name for name, method in endpoints.items() if method.has_port)
-        self.is_mixed: bool = is_mixed(cls)  # whether some methods run on a loop, and others on a thread beside it
+        # Endpoints that return their result, by name: nearly every call is of one of these.
+        self.plain = {name: method for name, method in self._methods.items() if name not in self._ported}
+        self.is_mixed: bool = is_mixed(cls)  # whether the class has async and sync endpoints
 
     def is_concurrent(self, call: Call) -> bool:
-        """Whether the calls of this endpoint overlap."""
+        """Whether calls of this endpoint may overlap."""
         return not call.manner and call.endpoint in self._concurrent
 
     def is_sync(self, call: Call) -> bool:
-        """Whether an actor that is served on a loop has to run this beside it."""
+        """Whether an actor that is served on a loop must run this call on its other thread."""
         if call.manner == "reload":
             return False
         if call.manner:
@@ -38,11 +40,11 @@ class Repertoire:
         return call.endpoint in self._sync
 
     def is_ported(self, call: Call) -> bool:
-        """Whether the endpoint answers by a port."""
+        """Whether the endpoint replies through a port."""
         return call.manner == "port" if call.manner else call.endpoint in self._ported
 
     def find(self, call: Call) -> Callable[..., Any]:
-        """The method that is called. AttributeError, with the endpoints that there are."""
+        """Return the called method. Raises AttributeError, which lists the endpoints."""
         if call.manner:
             method: Callable[..., Any] = find_undecorated(type(self._actor), call.endpoint).__get__(self._actor)
             return method

@@ -1,7 +1,7 @@
-"""The message that an actor is at: who sent it, what it waits for, and how to break it off.
+"""The execution of one message by an actor: its key, the future that it waits for, and its cancellation.
 
-A sync endpoint is broken off by an exception that Python raises in its thread. That may not happen inside the runtime,
-where a frame might be in hand: there the wait is ended instead, or the attempt is put off for a moment.
+A sync endpoint is cancelled by an asynchronous exception in its thread. The exception must not hit runtime code, where
+it could lose a frame. There the cancellation ends the current wait instead, or retries after `MOMENT`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import ctypes
 import itertools
 import sys
 import threading
+from _thread import RLock
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,17 +23,18 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import DeadlockError
 from meshbook.runtime.telemetry.spans import CELLS, Kind, Recorder, Row, is_recorded, now
 from meshbook.runtime.traces import OWN
+from meshbook.runtime.transport.io_loop import CallLater
 
-Key = tuple[str, int]  # who asked, and the number of the call
-MOMENT = 0.005  # seconds until another attempt to break off a thread that is inside the runtime
+Key = tuple[str, int]  # the node of the caller, and the call number
+MOMENT = 0.005  # seconds between attempts to cancel a thread that is inside the runtime
 _serial = itertools.count(1)
 _LIBRARY = f"{Path(threading.__file__).parent}/"
-_CALLS_ENDPOINTS = "_begin"  # of HostedActor: what that calls is the user's
+_CALLS_ENDPOINTS = "_begin"  # the method of HostedActor that calls user code
 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Records what an actor is at."""
+    """Records the spans of one actor."""
 
     recorder: Recorder
     actor: str
@@ -40,54 +42,57 @@ class Spans:
 
     @classmethod
     def of(cls, recorder: Recorder, instance: Instance) -> Spans | None:
-        """None where nothing is to be recorded of this actor."""
+        """Return the spans of an actor, or None if it is not recorded."""
         if not (recorder.on and spawner_of(instance.key) and is_recorded(instance.class_name)):
             return None
         return cls(recorder, instance.key, instance.class_name == CELLS)
 
     def row(self, start: int, end: int, thread: int, endpoint: str, origin: str, key: Key) -> Row:
-        """The span of a message."""
+        """Return the span of a message."""
         kind: Kind = "cell" if self.runs_cells and endpoint == "run" else "run"
         return kind, start, end, thread, endpoint, origin, (*key, self.actor)
 
 
-class Running:
-    """Where one thread or task of an actor is. `later` is the node's clock, `watch` looks after those that wait."""
+class Execution:
+    """Tracks the message that one thread or task of an actor handles. `watch` starts the deadlock watch."""
 
     def __init__(
         self,
         is_own: Callable[[Any], bool],
         *,
         describe: Callable[[], str],
-        later: Callable[[float, Callable[[], object]], None],
+        call_later: CallLater,
         watch: Callable[[], None],
         is_alone: bool = True,
         spans: Spans | None = None,
     ) -> None:
         self._spans = spans
         self._origin = ""
-        self._since = 0  # when the message began, and when the present wait did
-        self._waits_since = 0
-        self.is_alone = is_alone  # whether its actor begins no other message meanwhile
-        self._is_own = is_own  # whether a target would have to wait for this very message
+        self._since = 0  # when the current message began
+        self._waits_since = 0  # when the current wait began
+        self.is_alone = is_alone  # whether the actor begins no other message meanwhile
+        self._is_own = is_own  # whether a call to this target waits for this message to end
         self._describe = describe
-        self._later = later
+        self._call_later = call_later
         self._watch = watch
-        self._guard = threading.Lock()  # guards all of these: who breaks a message off must not hit the next one
+        # Guards all of these, so that a cancellation does not hit the next message. Re-entrant: a finalizer or a signal
+        # handler may call an endpoint, and wait, in the middle of `begin_wait` or `end_wait`.
+        self._guard = RLock()
         self._key: Key | None = None
         self._thread = 0
         self._task: asyncio.Task[Any] | None = None
-        self._broken = False  # this message is being broken off
+        self._broken = False  # this message is being cancelled
         self._waiting: Future[Any] | None = None
         self.endpoint = ""
-        self.serial = 0  # of the present wait
-        self.suspected: dict[Any, int] = {}  # for who watches: what was seen in rings with this wait, and when first
+        self.serial = 0  # number of the current wait
+        # For the deadlock watch: the steps seen in cycles with this wait, each with the look that saw it first.
+        self.suspected: dict[Any, int] = {}
 
     # -- from the actor's own thread or task ------------------------------------
 
     def enter(self, key: Key, endpoint: str) -> None:
-        """A message begins, here."""
-        # Without the guard: who breaks a message off looks for its key, which is said last.
+        """Begin a message on the calling thread."""
+        # Needs no guard: a cancellation compares the key, which is set last.
         self.endpoint, self._broken, self._task = endpoint, False, None
         self._thread = threading.get_ident()
         if self._spans is not None:
@@ -95,7 +100,7 @@ class Running:
         self._key = key
 
     def enter_task(self, key: Key, endpoint: str) -> None:
-        """A message begins in the current task."""
+        """Begin a message in the current task."""
         self.endpoint, self._broken, self._task = endpoint, False, asyncio.current_task()
         self._thread = threading.get_ident()
         if self._spans is not None:
@@ -103,12 +108,12 @@ class Running:
         self._key = key
 
     def drop(self) -> NoReturn:
-        """It is not to be done: it was taken back before it began."""
+        """Raise CancelledError for a message that was cancelled before it began."""
         self._broken = True
         raise asyncio.CancelledError
 
     def leave(self) -> None:
-        """It has ended; can be said twice. From here on nothing breaks it off."""
+        """End the message: from here on it cannot be cancelled. May be called twice."""
         with self._guard:
             key, self._key = self._key, None
             if self._broken and self._task is None:
@@ -118,7 +123,7 @@ class Running:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the message that has just ended was broken off."""
+        """Whether the last message was cancelled."""
         return self._broken
 
     def begin_wait(self, future: Future[Any], *, blocking: bool, bounded: bool) -> bool:
@@ -135,7 +140,7 @@ class Running:
             self.serial = 0 if bounded else next(_serial)
             self._waits_since = now()
             self._waiting = future
-        if not bounded:  # such a wait ends by itself
+        if not bounded:  # a wait with a time limit ends by itself
             self._watch()
         return True
 
@@ -156,13 +161,13 @@ class Running:
     # -- from others ---------------------------------------------------------------
 
     def waiting(self) -> tuple[int, Future[Any]] | None:
-        """The present wait, if it has no time limit and nothing came yet: its number, and for what."""
+        """Return the serial and the future of the current wait, if it has no time limit and is not done."""
         with self._guard:
             future = self._waiting
             return (self.serial, future) if future is not None and self.serial and not future.done() else None
 
     def under_way(self) -> Iterator[Row]:
-        """The spans of the present message, and of its wait."""
+        """Return the spans of the current message and of its wait."""
         spans, key, thread, endpoint = self._spans, self._key, self._thread, self.endpoint
         if spans is not None and key is not None:
             yield spans.row(self._since, 0, thread, endpoint, self._origin, key)
@@ -171,15 +176,15 @@ class Running:
 
     @property
     def present(self) -> str:
-        """The endpoint that runs; empty: none."""
+        """The running endpoint, or ""."""
         return self.endpoint if self._key is not None else ""
 
     def is_at(self, key: Key) -> bool:
-        """Whether this is the present message."""
+        """Whether this is the current message."""
         return self._key == key
 
-    def break_off(self, key: Key) -> bool:
-        """Break off this message, if it is the present one. For a task: on its loop only."""
+    def cancel(self, key: Key) -> bool:
+        """Cancel this message if it is the current one; return whether it is. For a task, call this on its loop."""
         with self._guard:
             if self._key != key:
                 return False
@@ -187,15 +192,15 @@ class Running:
             waiting = self._waiting
             if self._task is not None:
                 if is_first:
-                    self._task.cancel()  # before what it waits for is: it shall feel this, and not the other
+                    self._task.cancel()  # before its future, so that the task gets this cancellation and not that one
             elif waiting is None and not self._inject():
-                self._later(MOMENT, lambda: self.break_off(key))
+                self._call_later(MOMENT, lambda: self.cancel(key))
         if waiting is not None:
-            waiting.cancel()  # what this one waits for is not wanted either
+            waiting.cancel()  # the call that this message waits for is not needed either
         return True
 
     def _inject(self) -> bool:
-        """Raise in the thread, unless it is inside the runtime. While we look it does not move: we hold the GIL."""
+        """Raise in the thread unless it is inside the runtime. The GIL keeps the thread in place meanwhile."""
         frame = sys._current_frames().get(self._thread)
         if frame is None or _is_inside(frame):
             return False
@@ -203,7 +208,7 @@ class Running:
         return True
 
     def where(self) -> str:
-        """The innermost line of the user's that is being run, as `step(), at train.py:12`; empty while it is idle."""
+        """Return the innermost running line of user code, like `step(), at train.py:12`, or "" while idle."""
         if self._key is None:
             return ""
         task, thread, endpoint = self._task, self._thread, self.endpoint
@@ -215,7 +220,7 @@ class Running:
 
 
 def _is_inside(frame: FrameType | None) -> bool:
-    """Whether a thread is in our code, or in what that calls, and not in the endpoint."""
+    """Whether a thread is in runtime code or in a function called by it, rather than in the endpoint."""
     while frame is not None and not frame.f_code.co_filename.startswith(OWN):
         frame = frame.f_back
     return frame is None or frame.f_code.co_name != _CALLS_ENDPOINTS
@@ -226,14 +231,17 @@ def _is_of_user(code: CodeType) -> bool:
 
 
 def _users_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame of the user's, from this one outwards."""
+    """Return the innermost frame of user code, from this one outwards."""
     while frame is not None and not _is_of_user(frame.f_code):
         frame = frame.f_back
     return frame
 
 
 def _users_frame_of(task: asyncio.Task[Any], thread: int) -> FrameType | None:
-    """The same of a task, whether it runs in this thread or awaits something: then its frames know no way back."""
+    """Return the innermost user frame of a task, running or suspended.
+
+    The frames of a suspended task are not linked by `f_back`, so this follows `cr_await` inwards.
+    """
     coroutine: Any = task.get_coro()
     if getattr(coroutine, "cr_running", False):
         return _users_frame(sys._current_frames().get(thread))
@@ -247,6 +255,6 @@ def _users_frame_of(task: asyncio.Task[Any], thread: int) -> FrameType | None:
 
 
 def _set_async_exception(thread: int, kind: type[BaseException] | None) -> None:
-    """Raise in a thread before its next line of Python; None takes back what was not raised yet."""
+    """Raise in a thread before its next bytecode; None discards an exception that is not raised yet."""
     exception = ctypes.py_object(kind) if kind is not None else None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), exception)

@@ -1,0 +1,423 @@
+"""The table of a node's pending calls, and the handlers of their replies. Uses no socket, no clock and no thread.
+
+O(pending) when a node dies; deaths are rare, and a few hundred thousand entries scan in milliseconds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.actor.values import Once, ValueMesh
+from meshbook.runtime.errors import CallCancelled, CallError, CallTimeout, SupervisionError
+from meshbook.runtime.geometry import Region
+from meshbook.runtime.snapshots import items_of
+from meshbook.runtime.wire.messages import Address, Manner
+
+Decode = Callable[[], Any]
+Explain = Callable[[BaseException], BaseException]
+NO_RANK = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The destination of a call: an actor on a node. `manner` selects a special kind of call there by name."""
+
+    address: Address
+    actor: str
+    manner: Manner = ""
+
+
+Unanswered = tuple[int, Target, int]  # the index of the target, the target, the call number
+ANY = -1  # stands for the index of any target: of a reply that any of them may send
+
+
+class ReplyHandler(Protocol):
+    """Receives replies, each with the index of its target among the targets of the call.
+
+    A port receives the rank of the sender as the index. NO_RANK tells a port that no further reply can arrive.
+    """
+
+    def answer(self, index: int, decode: Decode) -> None:
+        """Handle a value, which `decode` returns."""
+
+    def refuse(self, index: int, error: BaseException) -> None:
+        """Handle an error reply, or the fact that no reply can arrive any more."""
+
+
+class CallHandler(ReplyHandler, Protocol):
+    """Receives the replies to a call of several targets."""
+
+    def asked(self, inquiry: PendingCall) -> None:
+        """Receive the pending call, just before its messages are sent."""
+
+
+class CallTable:
+    """Pending calls by id, numbered from `first`. Each operation is one dictionary step, so threads need no lock."""
+
+    def __init__(self, first: int = 1) -> None:
+        self._ids = itertools.count(first)
+        self._pending: dict[int, tuple[ReplyHandler, int, str]] = {}
+        self._standing: dict[int, ReplyHandler] = {}  # ports: each receives any number of replies
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def open(self, asker: ReplyHandler, nodes: Sequence[str]) -> list[int]:
+        """Register one call per node and return their ids, in order."""
+        ids, pending, calls = [], self._pending, self._ids
+        for index, node in enumerate(nodes):
+            call = next(calls)
+            pending[call] = (asker, index, node)
+            ids.append(call)
+        return ids
+
+    def open_one(self, asker: ReplyHandler, node: str) -> int:
+        """Register a call to one node and return its id."""
+        call = next(self._ids)
+        self._pending[call] = (asker, 0, node)
+        return call
+
+    def adopt(self, asker: ReplyHandler, questions: Sequence[tuple[int, str]]) -> None:
+        """Register calls that an earlier process of this node has sent: (id, node that owes the reply)."""
+        for index, (call, node) in enumerate(questions):
+            self._pending[call] = (asker, index, node)
+
+    def open_port(self, asker: ReplyHandler, *, once: bool) -> int:
+        """Register a port and return its id. Any node may send to it; with `once` it receives only the first reply."""
+        number = next(self._ids)
+        if once:
+            self._pending[number] = (asker, NO_RANK, "")
+        else:
+            self._standing[number] = asker
+        return number
+
+    def is_open(self, call: int) -> bool:
+        """Whether this call still waits for its reply."""
+        return call in self._pending
+
+    def close_port(self, number: int) -> None:
+        self._standing.pop(number, None)
+        self._pending.pop(number, None)
+
+    def take(self, call: int, rank: int = NO_RANK) -> tuple[ReplyHandler, int] | None:
+        """Remove a call and return its handler, or return the handler of a port; None for an unknown id.
+
+        The second item is the index for the handler: that of the target for a call, `rank` for a port.
+        """
+        if (found := self._pending.pop(call, None)) is not None:
+            return found[0], rank if found[1] == NO_RANK else found[1]
+        asker = self._standing.get(call)
+        return (asker, rank) if asker is not None else None
+
+    def take_all(self, node: str | None = None) -> list[tuple[ReplyHandler, int]]:
+        """Remove and return the handlers of all calls to a node; without a node, of all calls and ports."""
+        ports = [] if node is not None else [self._standing.pop(number, None) for number in list(self._standing)]
+        ids = [call for call, (_, _, owed_by) in items_of(self._pending) if node is None or owed_by == node]
+        found = [self.take(call) for call in ids]
+        return [*filter(None, found), *((port, NO_RANK) for port in ports if port is not None)]
+
+
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """What all calls of a node share."""
+
+    table: CallTable
+    tell: Callable[[Target, int], None]  # sends a cancellation of this call to the target
+
+
+class PendingCall:
+    """A call of one or several targets, with one call number each."""
+
+    __slots__ = ("_calls", "_desk", "_endpoint", "_targets")
+
+    def __init__(self, desk: CallContext, targets: Sequence[Target], calls: Sequence[int], endpoint: str) -> None:
+        self._desk = desk
+        self._targets = targets
+        self._calls = calls
+        self._endpoint = endpoint
+
+    def owing(self, index: int | None) -> list[tuple[Target, str, int]]:
+        """Return the targets whose reply the waiting future is sure to need, each with the endpoint and call number.
+
+        `index` selects one target, None all of them. With ANY, a target is certain only if it is the last one.
+        """
+        owing = [(target, self._endpoint, call) for _, target, call in self._open(index)]
+        return [] if index == ANY and len(owing) > 1 else owing
+
+    def unanswered(self) -> list[Unanswered]:
+        """Return the targets that have not replied."""
+        return self._open(None)
+
+    def give_up(self, error: Callable[[], BaseException]) -> None:
+        """Fail the targets that have not replied, with an error of its own each."""
+        for _, _, call in self._open(None):
+            if (found := self._desk.table.take(call)) is not None:
+                found[0].refuse(found[1], error())
+
+    def cancel(self, index: int | None) -> bool:
+        """Cancel the call; return whether a reply was still pending."""
+        taken = False
+        for _, target, call in self._open(index):
+            if (found := self._desk.table.take(call)) is not None:
+                taken = True
+                found[0].refuse(found[1], CallCancelled(f"the call of {self._endpoint}() was cancelled"))
+                self._desk.tell(target, call)
+        return taken
+
+    def _open(self, index: int | None) -> list[Unanswered]:
+        every = list(zip(itertools.count(), self._targets, self._calls))  # not strict: the count is infinite
+        chosen = every if index is None or index == ANY else every[index : index + 1]
+        return [each for each in chosen if self._desk.table.is_open(each[2])]
+
+
+class PerRank:
+    """Stores the reply of each target in a future of its own. `explain` converts an error for the caller."""
+
+    __slots__ = ("_explain", "futures")
+
+    def __init__(self, count: int, explain: Explain = lambda error: error) -> None:
+        self.futures: list[Future[Any]] = [Future.pending() for _ in range(count)]
+        self._explain = explain
+
+    def asked(self, inquiry: PendingCall) -> None:
+        for index, future in enumerate(self.futures):
+            future.asked(inquiry, index)
+
+    def answer(self, index: int, decode: Decode) -> None:
+        self.futures[index].resolve(decode)
+
+    def refuse(self, index: int, error: BaseException) -> None:
+        self.futures[index].fail(self._explain(error))
+
+
+class SingleReply:
+    """Stores the reply of one target in a future."""
+
+    __slots__ = ("_explain", "future")
+
+    def __init__(self, explain: Explain = lambda error: error) -> None:
+        self.future: Future[Any] = Future.pending()
+        self._explain = explain
+
+    def asked(self, inquiry: PendingCall) -> None:
+        self.future.asked(inquiry, 0)
+
+    def answer(self, index: int, decode: Decode) -> None:
+        self.future.resolve(decode)
+
+    def refuse(self, index: int, error: BaseException) -> None:
+        self.future.fail(self._explain(error))
+
+
+class AsCompleted:
+    """Stores replies in order of arrival: the n-th future gets the n-th reply."""
+
+    __slots__ = ("_arrived", "_each")
+
+    def __init__(self, count: int, explain: Explain = lambda error: error) -> None:
+        self._each = PerRank(count, explain)
+        self._arrived = itertools.count()  # `next` is atomic: two threads may deliver replies
+
+    @property
+    def futures(self) -> list[Future[Any]]:
+        return self._each.futures
+
+    def asked(self, inquiry: PendingCall) -> None:
+        for future in self.futures:
+            # The target of the n-th reply is unknown, so cancelling one future cancels all pending ones.
+            future.asked(inquiry, ANY)
+
+    def answer(self, index: int, decode: Decode) -> None:
+        self._each.answer(next(self._arrived), decode)
+
+    def refuse(self, index: int, error: BaseException) -> None:
+        self._each.refuse(next(self._arrived), error)
+
+
+class RelayToPort:
+    """Forwards the replies and errors of several targets to a port of this node, as if sent from those ranks."""
+
+    __slots__ = ("_explain", "_first", "_number", "_table")
+
+    def __init__(self, table: CallTable, number: int, first: int, explain: Explain) -> None:
+        self._table = table
+        self._number = number
+        self._first = first  # the rank of the first target
+        self._explain = explain
+
+    def asked(self, inquiry: PendingCall) -> None:
+        pass  # the caller waits at the port
+
+    def answer(self, index: int, decode: Decode) -> None:
+        if (found := self._table.take(self._number, self._first + index)) is not None:
+            found[0].answer(found[1], decode)
+
+    def refuse(self, index: int, error: BaseException) -> None:
+        if (found := self._table.take(self._number, self._first + index)) is not None:
+            found[0].refuse(found[1], self._explain(error))
+
+
+class Reduction:
+    """Combines the values of all targets, in order of arrival, into one future; the first error fails it."""
+
+    def __init__(self, count: int, combine: Callable[[list[Decode]], Any], explain: Explain) -> None:
+        self.future: Future[Any] = Future.pending()
+        self._count = count
+        self._combine = combine
+        self._explain = explain
+        self._values: list[Decode] = []
+
+    def asked(self, inquiry: PendingCall) -> None:
+        self.future.asked(inquiry, None)
+
+    def answer(self, index: int, decode: Decode) -> None:
+        self._values.append(decode)
+        if len(self._values) == self._count:
+            self.future.resolve(lambda: self._combine(self._values))
+
+    def refuse(self, index: int, error: BaseException) -> None:
+        self.future.fail(self._explain(error))
+
+
+class AllReplies:
+    """Collects the replies of all ranks of a mesh into one future of a value mesh.
+
+    Waits for all ranks and then fails with the error of the lowest failing rank. A rank that is lost (a
+    SupervisionError) or cancelled ends the wait at once. The error carries the results and errors received by then.
+    """
+
+    def __init__(self, region: Region, explain: Explain = lambda error: error) -> None:
+        self.future: Future[ValueMesh[Any]] = Future.pending()
+        self._region = region
+        self._explain = explain
+        size = len(region.ranks())
+        self._values: list[Decode | None] = [None] * size
+        self._errors: dict[int, BaseException] = {}
+        self._missing = set(range(size))  # a set, so that a reply and a loss that race count once
+
+    def asked(self, inquiry: PendingCall) -> None:
+        self.future.asked(inquiry, None)
+
+    def answer(self, index: int, decode: Decode) -> None:
+        self._values[index] = Once(decode)
+        self._settle(index)
+
+    def refuse(self, index: int, error: BaseException) -> None:
+        self._errors[index] = self._explain(error)
+        if isinstance(error, SupervisionError | CallCancelled):
+            self._fail(index)
+        self._settle(index)
+
+    def _settle(self, index: int) -> None:
+        self._missing.discard(index)
+        if self._missing:
+            return
+        if self._errors:
+            self._fail(min(self._errors))
+            return
+        mesh: ValueMesh[Any] = ValueMesh(self._region, [value for value in self._values if value is not None])
+        self.future.resolve(lambda: mesh)
+
+    def _fail(self, index: int) -> None:
+        error = self._errors[index]
+        if isinstance(error, CallError) and not self.future.done():
+            error.failures = dict(sorted(items_of(self._errors)))
+            error.results = self._partial()
+        self.future.fail(error)
+
+    def _partial(self) -> ValueMesh[Any] | None:
+        """Return the values of the ranks that have replied; None if there are none."""
+        ranks = self._region.ranks()
+        there = {rank: value for rank, value in zip(ranks, self._values, strict=True) if value is not None}
+        if not there:
+            return None
+        return ValueMesh(self._region.pick(there), list(there.values()), base=tuple(there))
+
+
+class ClassReloads(AllReplies):
+    """Waits until all ranks of a mesh have replaced their class; calls `undo` if every rank has failed to."""
+
+    def __init__(self, region: Region, explain: Explain, undo: Callable[[], None]) -> None:
+        super().__init__(region, explain)
+        self._undo = undo
+
+    def _fail(self, index: int) -> None:
+        # Undo before the future is settled, so that the waiting caller finds the old state.
+        if not self._missing - self._errors.keys() and self._partial() is None:
+            self._undo()
+        super()._fail(index)
+
+
+class Endings(AllReplies):
+    """Waits until all ranks of a mesh have ended; `has_ended` returns whether the process of a rank has ended."""
+
+    def __init__(self, region: Region, has_ended: Callable[[int], bool]) -> None:
+        super().__init__(region)
+        self._has_ended = has_ended
+
+    def refuse(self, index: int, error: BaseException) -> None:
+        if self._has_ended(index):
+            self.answer(index, lambda: None)
+        else:
+            super().refuse(index, error)
+
+
+ANSWER_SECONDS = 0.5  # time limit for the unanswered ranks to report where they are
+
+
+class CallLimits(Protocol):
+    """The part of `Outbound` that `TimeLimit` needs."""
+
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> None: ...
+    def ask_where(self, silent: Sequence[Unanswered], asker: PerRank) -> None: ...
+
+
+class TimeLimit:
+    """Fails a call after `seconds`. `name` is the called endpoint, for the error; `first` is the first called rank."""
+
+    def __init__(
+        self, calls: CallLimits, inquiry: PendingCall, seconds: float, *, name: str, count: int, first: int
+    ) -> None:
+        self._calls = calls
+        self._inquiry = inquiry
+        self._seconds = seconds
+        self._name = name
+        self._count = count
+        self._first = first
+        calls.call_later(seconds, self._pass)
+
+    def _pass(self) -> None:
+        """Ask the ranks that have not replied where they are, after the time limit."""
+        if silent := self._inquiry.unanswered():
+            asker = PerRank(len(silent))
+            self._calls.ask_where(silent, asker)
+            places = asker.futures
+
+            def look() -> None:
+                if all(place.done() for place in places):
+                    self._end(silent, places)
+
+            for place in places:
+                place.when_done(look)
+            self._calls.call_later(ANSWER_SECONDS, lambda: self._end(silent, places))
+
+    def _end(self, silent: Sequence[Unanswered], places: Sequence[Future[str]]) -> None:
+        """Fail the pending calls. May run twice: a future keeps its first error."""
+        lines = [
+            f"    rank {self._first + index} ({target.address.node}) is {_say(place)}"
+            for (index, target, _), place in zip(silent, places, strict=True)
+        ]
+        count = f"{len(silent)} of {self._count} ranks" if self._count > 1 else "the actor"
+        text = "\n".join([f"{self._name}() had no answer from {count} after {self._seconds:g} s", *lines])
+        self._inquiry.give_up(lambda: CallTimeout(text))
+
+
+def _say(place: Future[Any]) -> str:
+    if not place.done():
+        return "silent: its process does not answer either (stopped, or it holds the interpreter's lock)"
+    error = place.exception()
+    return f"gone: {error}" if error is not None else str(place.get())

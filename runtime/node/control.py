@@ -1,0 +1,122 @@
+"""The control actor of every node: it handles the messages between nodes that are not calls of a user's actor.
+
+failed, over   the end of an actor that was spawned from here
+cancel, where  cancel or locate a call that was sent to an actor here
+undelivered    a message of an actor here could not be delivered
+probe          the deadlock watch follows a chain of waits
+reborn         a process that had ended is started again
+moved          the mesh of this process was resized, so its rank may have changed
+renewed        a node has spawned again all actors that it will spawn again in this restarted process
+recording      return the spans of this process; `clock` returns the time of its clock
+offered        a node asks whether this process can read its shared memory; `accepted` is the reply
+fate           a process that sends to another one for the first time asks whether and how that one has ended
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Protocol
+
+from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.actor.endpoint import endpoint
+from meshbook.runtime.memory.identity import ProcessMark
+from meshbook.runtime.memory.layout import Reference
+from meshbook.runtime.node.bulk import Bulk
+from meshbook.runtime.node.deadlock import Step
+from meshbook.runtime.telemetry.spans import Recorder, Recording, now
+from meshbook.runtime.wire.messages import Address, Place
+
+CONTROL = "control"
+
+
+class ControlledNode(Protocol):
+    """The part of `Node` that the control actor needs. None of it waits."""
+
+    bulk: Bulk
+    recorder: Recorder
+
+    @property
+    def actors(self) -> Any: ...  # `actors.ActorRegistry`
+    @property
+    def peers(self) -> Any: ...  # `peers.Peers`
+    @property
+    def supervision(self) -> Any: ...  # `supervision.Supervision`
+    def move(self, place: Any, at: Place, keys: Collection[str]) -> None: ...
+
+
+class ControlActor(Actor):
+    """Hosted inline: each message is handled before the node receives the next one."""
+
+    def __init__(self, node: ControlledNode) -> None:
+        self._node = node
+
+    @endpoint
+    def failed(self, key: str, node: str, report: str) -> None:
+        """Handle the failure of an actor on that node, spawned from here."""
+        self._node.supervision.owned_actor_failed(key, node, report)
+
+    @endpoint
+    def over(self, key: str, node: str) -> None:
+        """Handle the end of an actor on that node, spawned from here; its `__cleanup__` has run."""
+        self._node.supervision.owned_actor_over(key, node)
+
+    @endpoint
+    def undelivered(self, key: str, dest: str, error: str) -> None:
+        """Handle the return of an undeliverable message without a reply, sent by this actor."""
+        self._node.actors.message_returned(key, dest, error)
+
+    @endpoint
+    def cancel(self, key: str, sender: str, call: int) -> None:
+        """Cancel a call on behalf of its sender."""
+        self._node.actors.cancel(key, sender, call)
+
+    @endpoint
+    def where(self, key: str, sender: str, call: int) -> str:
+        """Describe where this call is: in the queue, or at a line of the user's code."""
+        where: str = self._node.actors.where_is(key, sender, call)
+        return where
+
+    @endpoint
+    def probe(self, path: list[Step], key: str) -> None:
+        """Follow a probe: the last actor of the path waits for this actor here."""
+        self._node.actors.follow(path, key)
+
+    @endpoint
+    def reborn(self, address: Address, life: int) -> None:
+        """Register that a process is about to restart at the same address, as this incarnation."""
+        self._node.peers.begin_again(address, life)
+
+    @endpoint
+    def moved(self, place: Any, at: Place, keys: list[str]) -> None:
+        """Set the place of this process (a `runtime.mesh.Birth`) and the point of these actors in the resized mesh."""
+        self._node.move(place, at, keys)
+
+    @endpoint
+    def renewed(self, spawner: str, number: int) -> None:
+        """Note that the spawner creates no other actors here up to this number."""
+        self._node.actors.close_early(spawner, number)
+
+    @endpoint
+    def offered(self, sender: Address, number: int, probe: Reference) -> None:
+        """Handle the offer of a node to send large messages through its shared memory; `probe` is a piece of it."""
+        self._node.bulk.heed_offer(sender, number, probe)
+
+    @endpoint
+    def accepted(self, node: str, number: int, reader: ProcessMark, why: str) -> None:
+        """Handle the reply to an offer: the process `reader` can read the memory, or `why` it cannot."""
+        self._node.bulk.heed_answer(node, number, reader, why)
+
+    @endpoint
+    def fate(self, node: str, asker: Address) -> None:
+        """Send `asker` the report of a node if it has ended; `asker` sends to that node for the first time."""
+        self._node.peers.report_fate(node, asker)
+
+    @endpoint
+    def recording(self, since: int) -> Recording:
+        """Return the spans of this process that ended at this time (nanoseconds of its clock) or later."""
+        return self._node.recorder.recording(since)
+
+    @endpoint
+    def clock(self) -> int:
+        """Return the monotonic clock of this process in nanoseconds."""
+        return now()

@@ -1,0 +1,86 @@
+"""Dispatch of received frames to the handlers of their messages. Runs on the I/O thread.
+
+A node knows a sender from its Hello; it drops and counts messages of unknown senders.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from meshbook.runtime.errors import RefusedMessage
+from meshbook.runtime.node.bulk import Bulk
+from meshbook.runtime.node.call_table import CallTable
+from meshbook.runtime.node.outbound import Outbound
+from meshbook.runtime.node.replies import rebuild_error
+from meshbook.runtime.node.routes import Routes
+from meshbook.runtime.telemetry.spans import Recorder, now
+from meshbook.runtime.wire import pickling
+from meshbook.runtime.wire.frames import Body, Buffer, Elsewhere, unpack
+from meshbook.runtime.wire.messages import Hello, Reply
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[Any, Body], None]
+MOST_KINDS = 100  # kinds of refused messages to log, each once
+
+
+class Dispatch:
+    """The handlers of a node, by the type of message."""
+
+    def __init__(
+        self,
+        routes: Routes,
+        table: CallTable,
+        calls: Outbound,
+        bulk: Bulk,
+        recorder: Recorder,
+        handlers: dict[type, Handler],
+    ) -> None:
+        self.messages = self.bytes = 0  # received
+        self.refused = 0  # dropped frames; the first of each kind is logged
+        self._routes = routes
+        self._table = table
+        self._calls = calls
+        self._bulk = bulk
+        self._recorder = recorder
+        self._handlers: dict[type, Handler] = {Reply: self._on_reply, **handlers}
+        self._logged: set[str] = set()
+
+    def accept(self, frame: Buffer) -> None:
+        """Handle one frame."""
+        self.messages += 1
+        self.bytes += len(frame)
+        try:
+            message, packed = unpack(frame)
+            if not isinstance(message, Hello) and not self._routes.knows(message.sender):
+                raise RefusedMessage(f"a {type(message).__name__} from {message.sender!r}, who has not said Hello")
+            self._handlers[type(message)](message, self._open(packed) if isinstance(packed, Elsewhere) else packed)
+        except RefusedMessage as error:
+            self._refuse(error)
+
+    def _open(self, body: Elsewhere) -> Body:
+        self.bytes += body.size
+        return self._bulk.open(body)
+
+    def _refuse(self, error: RefusedMessage) -> None:
+        self.refused += 1
+        kind = str(error)[:40]
+        if kind not in self._logged and len(self._logged) < MOST_KINDS:
+            self._logged.add(kind)
+            logger.warning("node %s refused a message: %s", self._routes.own.node, error)
+
+    def _on_reply(self, reply: Reply, body: Body) -> None:
+        found = self._table.take(reply.call, reply.rank)
+        if found is None:
+            # The port is closed, or the call has failed: its node was declared down while the reply was in flight.
+            return self._calls.return_message(reply, f"port {reply.call}", "nobody receives there any more")
+        if self._recorder.on:
+            self._recorder.mark((now(), "", reply.call))
+        asker, index = found
+        if reply.status == "ok":
+            asker.answer(index, lambda: pickling.loads(body, "the result of an endpoint"))
+        else:
+            asker.refuse(index, rebuild_error(reply.status, body))
+        return None

@@ -1,0 +1,360 @@
+"""Flow control by credits: limits how much one node may have waiting in the queue of an actor.
+
+The sending node counts what it has sent to each queue (`Outstanding`). The receiving node counts what was taken out
+(`Owed`) and reports it in batches of half a window (`Credit`). So a sender overestimates by less than half a window,
+and always gets a credit when there is room. A thread that sends to a full queue waits; an I/O thread never does.
+
+**No counter has a lock.** A check and the addition after it contain no call, so Python switches to no other thread
+between them and runs no finalizer there (CPython checks for those at calls and backward jumps).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
+
+from meshbook.runtime.actor.context import name_of
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.errors import CallCancelled, CallTimeout, QueueFull
+from meshbook.runtime.node.call_table import Target
+from meshbook.runtime.node.deadlock import FOR_ROOM
+from meshbook.runtime.node.routes import Routes
+from meshbook.runtime.queues import may_wait
+from meshbook.runtime.telemetry.output import TELEMETRY
+from meshbook.runtime.transport import PeerGone
+from meshbook.runtime.transport.io_loop import CallLater
+from meshbook.runtime.wire.frames import Body, pack
+from meshbook.runtime.wire.messages import Credit
+
+logger = logging.getLogger(__name__)
+
+W = TypeVar("W")
+Queue = tuple[str, str]  # the node of an actor, and its key
+LONG = 10.0  # seconds of waiting for room before a warning
+REMEDY = (
+    "Send less at once, wait for answers in between, or raise MESHBOOK_QUEUE_MESSAGES or MESHBOOK_QUEUE_BYTES where "
+    "the run starts."
+)
+
+
+class Window:
+    """The limits of one node in one queue: at least one message. A message may be sent while neither is reached."""
+
+    __slots__ = ("half_messages", "half_size", "messages", "size")
+
+    def __init__(self, messages: int, size: int) -> None:
+        self.messages = max(1, messages)
+        self.size = max(1, size)  # bytes of bodies
+        self.half_messages = self.messages / 2
+        self.half_size = self.size / 2
+
+
+class _Sent(Generic[W]):
+    """The messages and bytes sent to one queue and not yet taken out, and the waiters for room."""
+
+    __slots__ = ("is_dropped", "messages", "size", "waiting")
+
+    def __init__(self) -> None:
+        self.messages = 0
+        self.size = 0
+        self.waiting: list[W] = []
+        self.is_dropped = False  # this counter is no longer in use for the queue
+
+
+class Outstanding(Generic[W]):
+    """The sending side of a node. `spend` is for any thread, all else for the I/O thread. O(queues) at a node's end."""
+
+    def __init__(self, window: Window) -> None:
+        self._most: float = window.messages
+        self._largest: float = window.size
+        self._sent: dict[Queue, _Sent[W]] = {}
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+    def spend(self, queue: Queue, size: int, waiter: W | None = None) -> bool:
+        """Count a message in if there is room. Otherwise add the waiter, which `give_back` returns once there is."""
+        while True:
+            sent = self._sent.get(queue)
+            if sent is None:
+                sent = self._sent.setdefault(queue, _Sent())
+            most, largest = self._most, self._largest
+            # No call from here to the additions.
+            if sent.is_dropped:
+                continue
+            if sent.messages < most and sent.size < largest:
+                sent.messages += 1
+                sent.size += size
+                return True
+            if waiter is None:
+                return False
+            # Add the waiter, then check again: otherwise a `give_back` in between would be missed.
+            sent.waiting.append(waiter)
+            if not sent.is_dropped and (sent.messages >= self._most or sent.size >= self._largest):
+                return False
+            _remove(sent.waiting, waiter)
+
+    def overspend(self, queue: Queue, size: int) -> None:
+        """Count a message in without room, from a thread that must not wait."""
+        while True:
+            sent = self._sent.get(queue) or self._sent.setdefault(queue, _Sent())
+            if sent.is_dropped:
+                continue
+            sent.messages += 1
+            sent.size += size
+            return
+
+    def give_back(self, queue: Queue, messages: int, size: int) -> list[W]:
+        """Count messages out; return the waiters to wake. Reports of an earlier incarnation have no effect."""
+        sent = self._sent.get(queue)
+        if sent is None:
+            return []
+        sent.messages -= messages
+        sent.size -= size
+        if sent.messages <= 0:
+            sent.messages = 0
+            sent.size = 0
+            sent.is_dropped = True  # the queue is empty; the next message gets a new counter
+        elif sent.size < 0:
+            sent.size = 0
+        if sent.is_dropped:
+            self._sent.pop(queue, None)
+        if sent.is_dropped or (sent.messages < self._most and sent.size < self._largest):
+            return _take_all(sent.waiting)
+        return []
+
+    def forget(self, node: str) -> list[W]:
+        """Drop the queues of a node that has ended; return the waiters."""
+        woken: list[W] = []
+        for queue in [queue for queue in self._sent.copy() if queue[0] == node]:
+            if (sent := self._sent.pop(queue, None)) is not None:
+                sent.is_dropped = True
+                woken += _take_all(sent.waiting)
+        return woken
+
+    def close(self) -> list[W]:
+        """Remove the limits, since nothing is sent any more; return the waiters."""
+        self._most = self._largest = math.inf
+        return [waiter for sent in list(self._sent.values()) for waiter in _take_all(sent.waiting)]
+
+    def leave(self, queue: Queue, waiter: W) -> None:
+        """Forget a waiter."""
+        if (sent := self._sent.get(queue)) is not None:
+            _remove(sent.waiting, waiter)
+
+
+def _take_all(waiting: list[W]) -> list[W]:
+    taken = []
+    while waiting:
+        try:
+            taken.append(waiting.pop(0))
+        except IndexError:  # the waiting thread has just removed it
+            break
+    return taken
+
+
+def _remove(waiting: list[W], waiter: W) -> None:
+    try:
+        waiting.remove(waiter)
+    except ValueError:
+        return  # it was already woken
+
+
+class _Taken:
+    """The messages and bytes of one sender that were taken from one queue and not yet reported."""
+
+    __slots__ = ("messages", "size")
+
+    def __init__(self) -> None:
+        self.messages = 0
+        self.size = 0
+
+
+class Owed:
+    """The receiving side of one queue."""
+
+    def __init__(self, window: Window) -> None:
+        self._half_messages, self._half_size = window.half_messages, window.half_size
+        self._taken: dict[str, _Taken] = {}  # by sending node
+
+    def take(self, sender: str, size: int) -> tuple[int, int] | None:
+        """Count a message out; return the messages and bytes to report to the sender once a batch is complete."""
+        taken = self._taken.get(sender)
+        if taken is None:
+            taken = self._taken.setdefault(sender, _Taken())
+        half_messages, half_size = self._half_messages, self._half_size
+        # No call from here on.
+        taken.messages += 1
+        taken.size += size
+        if taken.messages < half_messages and taken.size < half_size:
+            return None
+        messages, due = taken.messages, taken.size
+        taken.messages = taken.size = 0
+        return messages, due
+
+    def close(self) -> dict[str, tuple[int, int]]:
+        """End the queue: return the unreported counts, by node. From now on each message is reported at once."""
+        self._half_messages = self._half_size = 0
+        owed = {}
+        for sender, taken in self._taken.copy().items():
+            messages, size = taken.messages, taken.size
+            taken.messages = taken.size = 0
+            if messages:
+                owed[sender] = messages, size
+        return owed
+
+
+def is_counted(actor: str) -> bool:
+    """Whether flow control counts the messages of an actor: a spawned one, or the one that receives output.
+
+    The other actors of the runtime never lag behind, and messages to them must not wait.
+    """
+    return "@" in actor or actor == TELEMETRY
+
+
+def size_of(body: Body) -> int:
+    """Return the bytes of a body, the same on both sides."""
+    if len(body) == 1:
+        return len(body[0])  # a pickle stream
+    return sum(memoryview(part).nbytes for part in body)
+
+
+class FlowControl:
+    """The room in the queues that this node sends to, and the credits for its own."""
+
+    def __init__(
+        self,
+        routes: Routes,
+        window: Window,
+        *,
+        limit: int,
+        call_later: CallLater,
+        serves_here: Callable[[str], bool],
+    ) -> None:
+        self.window = window
+        self._routes = routes
+        self._limit = limit
+        self._call_later = call_later
+        self._serves_here = serves_here  # whether the calling thread takes messages from this actor's queue
+        self._outstanding: Outstanding[Future[None]] = Outstanding(window)
+        self.spend = self._outstanding.spend
+        self._complained: set[Queue] = set()  # queues with a logged warning
+        self._waiting: set[int] = set()  # threads that wait for room
+
+    # -- sending --------------------------------------------------------------------
+
+    def find_room(self, target: Target, endpoint: str, size: int, deadline: float | None = None) -> None:
+        """Wait for room for a message that `spend` has refused, and count it in.
+
+        The thread waits even if it runs an event loop; otherwise its messages would pile up elsewhere. Raises
+        CallTimeout if there is no room before the deadline, QueueFull if only this thread could make room, and
+        DeadlockError if the actors wait for each other.
+        """
+        thread = threading.get_ident()
+        # A finalizer or signal handler that interrupts such a wait does not wait itself: they would pile up on the
+        # stack while the thread makes no progress.
+        if not may_wait() or thread in self._waiting:
+            self._outstanding.overspend((target.address.node, target.actor), size)
+            return
+        self._waiting.add(thread)
+        try:
+            self._wait(target, endpoint, size, deadline)
+        finally:
+            self._waiting.discard(thread)
+
+    def take_back(self, target: Target, size: int) -> None:
+        """Count out a message that was not sent."""
+        if is_counted(target.actor):
+            _wake(self._outstanding.give_back((target.address.node, target.actor), 1, size))
+
+    def _wait(self, target: Target, endpoint: str, size: int, deadline: float | None) -> None:
+        queue = target.address.node, target.actor
+        if target.address.node == self._routes.own.node and self._serves_here(target.actor):
+            raise QueueFull(
+                f"the queue of {name_of(target.actor)} is full: {self._most} are in it, and this thread, which sends "
+                f"{endpoint}(), is the one that takes them out. {REMEDY}"
+            )
+        while not self._outstanding.spend(queue, size, room := self._ask_for_room(target, endpoint)):
+            self._call_later(LONG, functools.partial(self._complain, target, endpoint, room))
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                room.wait_here(left)
+            except TimeoutError:
+                raise CallTimeout(
+                    f"{name_of(target.actor)}.{endpoint}() could not be sent to {target.address.node} in time: the "
+                    f"queue there is full, with {self._most}"
+                ) from None
+            finally:
+                self._outstanding.leave(queue, room)
+
+    def _ask_for_room(self, target: Target, endpoint: str) -> Future[None]:
+        """Return a future that resolves once there may be room."""
+        room: Future[None] = Future.pending()
+        room.asked(_Wait(target, endpoint, room), None)
+        return room
+
+    @property
+    def _most(self) -> str:
+        return f"{self.window.messages:,} messages or {self.window.size:,} bytes of one process"
+
+    def _complain(self, target: Target, endpoint: str, room: Future[None]) -> None:
+        queue = target.address.node, target.actor
+        if not room.done() and queue not in self._complained:
+            self._complained.add(queue)
+            logger.warning(
+                "a thread has waited for %g s to send %s.%s() to %s, where the queue is full, with %s. %s",
+                *(LONG, name_of(target.actor), endpoint, target.address.node, self._most, REMEDY),
+            )
+
+    # -- receiving --------------------------------------------------------------------
+
+    def grant(self, sender: str, actor: str, messages: int, size: int) -> None:
+        """Send a node the credit for what was taken from the queue of an actor here."""
+        if (to := self._routes.find(sender)) is not None:
+            try:
+                self._routes.send_soon(to, pack(Credit(self._routes.own.node, actor, messages, size), (), self._limit))
+            except PeerGone:
+                return  # no thread waits there any more
+
+    def on_credit(self, credit: Credit, body: Body) -> None:
+        """Count out the messages that were taken from the queue of an actor elsewhere."""
+        _wake(self._outstanding.give_back((credit.sender, credit.actor), credit.messages, credit.size))
+
+    # -- ends -------------------------------------------------------------------------
+
+    def forget(self, node: str) -> None:
+        """Wake the threads that wait for room on an ended node; they try to send and get the error."""
+        _wake(self._outstanding.forget(node))
+
+    def close(self) -> None:
+        """Wake all threads that wait for room, as this node has ended."""
+        _wake(self._outstanding.close())
+
+
+class _Wait:
+    """A thread's wait for room, as a pending call for the deadlock watch and for cancellation."""
+
+    def __init__(self, target: Target, endpoint: str, room: Future[None]) -> None:
+        self._owing = (target, endpoint, FOR_ROOM)
+        self._room = room
+
+    def owing(self, index: int | None) -> list[Any]:
+        return [self._owing]
+
+    def cancel(self, index: int | None) -> bool:
+        self._room.fail(CallCancelled(f"{self._owing[1]}() was not sent: the wait for room was cancelled"))
+        return True
+
+
+def _wake(waiting: Iterable[Future[None]]) -> None:
+    for room in waiting:
+        room.resolve(_nothing)
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,428 @@
+"""Outbound calls: calls, spawns, stops and notifications, registered in the call table and sent.
+
+A call is in the table before it is sent, so that a Down that arrives from then on fails it. A message without a reply
+has number 0. It names the actor that sent it, so that it can be returned if it cannot be delivered.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import get_ident
+from typing import Any
+
+from meshbook.runtime.actor.context import CURRENT, context, current_origin, name_of, spawner_of
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.errors import CallTimeout
+from meshbook.runtime.geometry import Extent
+from meshbook.runtime.node.bulk import Bulk
+from meshbook.runtime.node.call_table import (
+    CallContext,
+    CallHandler,
+    CallTable,
+    Explain,
+    PendingCall,
+    PerRank,
+    RelayToPort,
+    ReplyHandler,
+    SingleReply,
+    Target,
+    TimeLimit,
+    Unanswered,
+)
+from meshbook.runtime.node.control import CONTROL
+from meshbook.runtime.node.flow_control import FlowControl, is_counted, size_of
+from meshbook.runtime.node.identity import NOWHERE, creator_of
+from meshbook.runtime.node.replies import Replies
+from meshbook.runtime.node.routes import Routes
+from meshbook.runtime.telemetry.spans import Recorder, now
+from meshbook.runtime.transport import PeerGone
+from meshbook.runtime.transport.io_loop import CallLater
+from meshbook.runtime.wire import pickling
+from meshbook.runtime.wire.frames import Body, Buffer, CallFrames, pack
+from meshbook.runtime.wire.messages import Address, Call, Creator, Handover, Reply, Spawn, Stop
+
+Question = Spawn | Call | Stop | Handover
+SMALL_BYTES = 1 << 15
+ROOM_BYTES = 1 << 16  # for the rest of a frame with a small body
+CROWD = 6  # above this number of pending calls, the I/O thread sends
+
+
+@dataclass(frozen=True)
+class Creation:
+    """The recipe for the actors of a mesh. The owner keeps it, so that lost actors can be created again."""
+
+    targets: tuple[Target, ...]  # by rank
+    extent: Extent
+    body: Body  # a copy: later changes by the caller have no effect
+    origin: str
+    creator: Creator | None
+    on_main: bool
+
+
+def plan(targets: Sequence[Target], construct: tuple[type, Any, Any], extent: Extent, *, on_main: bool) -> Creation:
+    """Return a recipe that creates an actor at each target, any number of times, with the present arguments."""
+    body = pickling.dumps(construct, f"an argument of {construct[0].__qualname__}")
+    creator = creator_of(context().actor_instance)
+    kept = [part if isinstance(part, bytes) else bytes(part) for part in body]
+    return Creation(tuple(targets), extent, kept, current_origin(), creator, on_main)
+
+
+class Outbound:
+    """Sends the calls of a node. `returned` gets messages of actors here that could not be delivered."""
+
+    def __init__(
+        self,
+        routes: Routes,
+        table: CallTable,
+        replies: Replies,
+        flow: FlowControl,
+        bulk: Bulk,
+        recorder: Recorder,
+        *,
+        limit: int,
+        call_later: CallLater,
+        returned: Callable[[str, str, str], None],
+    ) -> None:
+        self._recorder = recorder
+        self._node = routes.own.node
+        self._routes = routes
+        self._table = table
+        self._replies = replies
+        self._flow = flow
+        self._bulk = bulk
+        self._limit = limit
+        self.call_later = call_later
+        self._returned = returned
+        self._desk = CallContext(table, self._send_cancel)
+
+    @property
+    def pending(self) -> int:
+        """The number of calls that wait for a reply."""
+        return len(self._table)
+
+    # -- with a reply ------------------------------------------------------------
+
+    def send(
+        self,
+        targets: Sequence[Target],
+        endpoint: str,
+        arguments: Any,
+        extent: Extent,
+        asker: CallHandler | None,
+        *,
+        first: int = 0,
+        port: tuple[Address, int] | None = None,
+        within: float | None = None,
+    ) -> None:
+        """Call each target: the ranks of `extent` from `first` on. Without `asker`, this node receives no reply.
+
+        With a port, each target replies there; the port gets no error if a process dies meanwhile. If the queue of a
+        target is full, the thread waits for room, for `within` seconds at most. Raises PickleError and MessageTooLarge
+        before anything is sent; QueueFull, DeadlockError.
+        """
+        started = now()
+        body = pickling.dumps(arguments, lambda: f"an argument of {name_of(targets[0].actor)}.{endpoint}")
+        node, origin, labels, sizes = self._node, current_origin(), extent.labels, extent.sizes
+        reply_to, number = port if port is not None else (None, 0)
+        calls = self._open(targets, asker, endpoint) if asker is not None else [number] * len(targets)
+        by = _sender(targets) if asker is None and port is None else ""
+        deadline = None if within is None else time.monotonic() + within
+
+        def make(index: int) -> Call:
+            target = targets[index]
+            place = first + index, labels, sizes
+            return Call(node, calls[index], target.actor, endpoint, place, origin, target.manner, reply_to, by)
+
+        if len(targets) != 1 or not self._transmit_at_once(targets[0], make(0), body):
+            self._transmit(targets, calls, make, body, deadline)
+        numbers = (calls[0], calls[-1]) if asker is not None else (0, 0)
+        self._record(started, targets[0].actor, endpoint, origin, *numbers)
+
+    def send_one(
+        self,
+        target: Target,
+        endpoint: str,
+        arguments: Any,
+        extent: Extent,
+        asker: SingleReply,
+        rank: int = 0,
+        within: float | None = None,
+    ) -> None:
+        """Call one target that replies here: `send` for the most frequent case."""
+        started = now()
+        body = pickling.dumps(arguments, lambda: f"an argument of {name_of(target.actor)}.{endpoint}")
+        origin, actor = current_origin(), target.actor
+        number = self._table.open_one(asker, target.address.node)
+        asker.future.asked(PendingCall(self._desk, (target,), (number,), endpoint), 0)
+        call = Call(self._node, number, actor, endpoint, (rank, extent.labels, extent.sizes), origin, target.manner)
+        if not self._transmit_at_once(target, call, body):
+            deadline = None if within is None else time.monotonic() + within
+            self._transmit((target,), (number,), lambda index: call, body, deadline)
+        self._record(started, actor, endpoint, origin, number, number)
+
+    def _record(self, started: int, actor: str, endpoint: str, origin: str, first: int, last: int) -> None:
+        recorder = self._recorder
+        if recorder.on and actor not in recorder.quiet and is_counted(actor):
+            recorder.add(("call", started, now(), get_ident(), endpoint, origin, (first, last, actor)))
+
+    def send_for_port(
+        self,
+        targets: Sequence[Target],
+        endpoint: str,
+        arguments: Any,
+        extent: Extent,
+        port: tuple[Address, int],
+        *,
+        first: int = 0,
+        explain: Explain,
+    ) -> None:
+        """Call each target once, like `send`; the replies go to a port of any node.
+
+        A port of this node also gets the error of every target that cannot reply.
+        """
+        if port[0].node == self._node:
+            relay = RelayToPort(self._table, port[1], first, explain)
+            self.send(targets, endpoint, arguments, extent, relay, first=first)
+        else:
+            self.send(targets, endpoint, arguments, extent, None, first=first, port=port)
+
+    def create(self, creation: Creation, ranks: Sequence[int], asker: CallHandler, *, again: bool = False) -> None:
+        """Create the actors of these ranks; `again` means that they replace lost ones.
+
+        `asker` gets the reply of each actor once it is constructed. Raises MessageTooLarge before anything is sent.
+        """
+        targets = [creation.targets[rank] for rank in ranks]
+        labels, sizes, origin = creation.extent.labels, creation.extent.sizes, current_origin() or creation.origin
+        calls = self._open(targets, asker, "__init__")
+
+        def make(index: int) -> Spawn:
+            return Spawn(
+                *(self._node, calls[index], targets[index].actor, (ranks[index], labels, sizes), origin),
+                creator=creation.creator,
+                on_main=creation.on_main,
+                again=again,
+            )
+
+        self._transmit(targets, calls, make, creation.body)
+
+    def spawn(
+        self,
+        targets: Sequence[Target],
+        construct: tuple[type, Any, Any],
+        extent: Extent,
+        asker: CallHandler,
+        *,
+        on_main: bool = False,
+    ) -> None:
+        """Create an actor at each target, on a thread of its own or on the process's main thread.
+
+        `asker` gets the reply of each actor once it is constructed. Raises PickleError and MessageTooLarge before
+        anything is sent.
+        """
+        self.create(plan(targets, construct, extent, on_main=on_main), range(len(targets)), asker)
+
+    def stop(self, targets: Sequence[Target], reason: str, asker: CallHandler) -> None:
+        """Stop the actors after the messages sent to them so far."""
+        calls = self._open(targets, asker, "stop")
+        self._transmit(targets, calls, lambda index: Stop(self._node, calls[index], targets[index].actor, reason), ())
+
+    def ask_to_hold(self, peers: Sequence[Address], asker: CallHandler, incarnation: int) -> None:
+        """Ask these nodes to send nothing here after their reply, until another process is this node."""
+        targets = [Target(peer, CONTROL) for peer in peers]
+        calls = self._open(targets, asker, "hold")
+        self._transmit(targets, calls, lambda index: Handover(self._node, calls[index], incarnation), ())
+
+    def adopt(self, targets: Sequence[Target], calls: Sequence[int], endpoint: str, asker: CallHandler) -> None:
+        """Wait for the replies to calls that were sent by the process that was this node before."""
+        self._table.adopt(asker, [(call, target.address.node) for target, call in zip(targets, calls, strict=True)])
+        asker.asked(PendingCall(self._desk, targets, calls, endpoint))
+
+    def limit(self, future: Future[Any], seconds: float, *, name: str, count: int, first: int) -> None:
+        """Set a time limit for a call, which then fails with CallTimeout."""
+        inquiry = future.inquiry
+        assert isinstance(inquiry, PendingCall)
+        TimeLimit(self, inquiry, seconds, name=name, count=count, first=first)
+
+    def ask_where(self, silent: Sequence[Unanswered], asker: PerRank) -> None:
+        """Ask the control actor of each target where its call is."""
+        controls = [Target(target.address, CONTROL) for _, target, _ in silent]
+        calls = self._open(controls, asker, "where")
+        for (_, target, number), control, call in zip(silent, controls, calls, strict=True):
+            message = Call(self._node, call, CONTROL, "where", (0, (), ()), "")
+            body = pickling.dumps(((target.actor, self._node, number), {}), "a question")
+            self._transmit([control], [call], lambda index, message=message: message, body)  # type: ignore[misc]
+
+    # -- without a reply ------------------------------------------------------------------
+
+    def notify(self, to: Address, endpoint: str, *arguments: Any) -> None:
+        """Send a message to the control actor of another node, or of this one."""
+        self.send([Target(to, CONTROL)], endpoint, (arguments, {}), NOWHERE, None)
+
+    def return_message(self, message: Call | Reply, recipient: str, why: str) -> None:
+        """Notify the actor that sent a message, if it is named, that the message could not be delivered."""
+        if message.by:
+            dest = f"{self._node}/{recipient}"
+            self.notify(self._routes.address_of(message.sender), "undelivered", message.by, dest, why)
+
+    def _send_cancel(self, target: Target, call: int) -> None:
+        self.notify(target.address, "cancel", target.actor, self._node, call)
+
+    # -- sending ---------------------------------------------------------------------------
+
+    def _open(self, targets: Sequence[Target], asker: CallHandler, endpoint: str) -> Sequence[int]:
+        calls = self._table.open(asker, [target.address.node for target in targets])
+        asker.asked(PendingCall(self._desk, targets, calls, endpoint))
+        return calls
+
+    def _transmit_at_once(self, target: Target, call: Call, body: Body) -> bool:
+        """Send a small call to one target with room in its queue, the most frequent case; else return False."""
+        size = len(body[0])
+        if len(body) > 1 or size >= self._bulk.least or size >= SMALL_BYTES or size + ROOM_BYTES > self._limit:
+            return False
+        flow = self._flow if is_counted(target.actor) else None
+        frame = pack(call, body, self._limit)
+        if flow is not None and not flow.spend((target.address.node, target.actor), size):
+            return False
+        try:
+            if not call.call or len(self._table) > CROWD:
+                self._routes.send_soon(target.address, frame)
+            else:
+                self._routes.send(target.address, frame)
+        except PeerGone as gone:
+            self._fail(target, call, size, gone)
+        except BaseException:  # Ctrl-C
+            self._flow.take_back(target, size)
+            self._withdraw(call)
+            raise
+        return True
+
+    def _transmit(
+        self,
+        targets: Sequence[Target],
+        calls: Sequence[int],
+        make: Callable[[int], Question],
+        body: Body,
+        deadline: float | None = None,
+    ) -> None:
+        """Send a message to each target. `make` returns it by index; messages differ only in number and rank."""
+        if not targets:
+            return
+        size, first = size_of(body), make(0)
+        is_call = isinstance(first, Call)
+        flow = self._flow if is_call and is_counted(targets[0].actor) else None
+        # The I/O thread sends messages in batches: those without a reply, and those sent while many replies are
+        # pending, which would interrupt this thread at each send.
+        is_crowded = len(self._table) > CROWD
+        send = self._routes.send_soon if is_crowded or (is_call and not calls[0]) else self._routes.send
+        reserved: Target | None = None  # has room for a message that is not sent yet
+        try:
+            if size >= self._bulk.least and self._bulk.takes(size):
+                self._transmit_in_bulk(targets, make, body, size, flow, deadline)
+                return
+            frames = None
+            if len(targets) > 1 and isinstance(first, Call) and _is_alike(targets):
+                frames, rank = CallFrames(first, body, self._limit), first.place[0]
+            for index, target in enumerate(targets):
+                frame: Buffer
+                if frames is not None:
+                    frame = frames.make(calls[index], rank + index)
+                else:
+                    frame = pack(make(index) if index else first, body, self._limit)
+                if (
+                    flow is None
+                    or flow.spend((target.address.node, target.actor), size)
+                    or self._finds_room(target, make(index), size, deadline)
+                ):
+                    reserved = target
+                    try:
+                        send(target.address, frame)
+                    except PeerGone as gone:
+                        self._fail(target, make(index), size, gone)
+                    reserved = None
+        except BaseException:  # the message cannot be packed, or the wait for room was cancelled
+            if reserved is not None:
+                self._flow.take_back(reserved, size)
+            for index in range(len(targets)):
+                self._withdraw(make(index))
+            raise
+
+    def _transmit_in_bulk(
+        self,
+        targets: Sequence[Target],
+        make: Callable[[int], Question],
+        body: Body,
+        size: int,
+        flow: FlowControl | None,
+        deadline: float | None,
+    ) -> None:
+        """Send like `_transmit`, through shared memory, which is lent only once there is room for the message."""
+        with self._bulk.shipment(body, size, [target.address for target in targets]) as frame_for:
+            for index, target in enumerate(targets):
+                message = make(index)
+                if (
+                    flow is None
+                    or flow.spend((target.address.node, target.actor), size)
+                    or self._finds_room(target, message, size, deadline)
+                ):
+                    frame = frame_for(message, target.address)
+                    try:
+                        self._routes.send(target.address, frame)
+                    except PeerGone as gone:
+                        self._fail(target, message, size, gone)
+
+    def _finds_room(self, target: Target, question: Question, size: int, deadline: float | None) -> bool:
+        """Wait until the target's queue has room; return False if the call has failed by then."""
+        assert isinstance(question, Call)
+        try:
+            self._flow.find_room(target, question.endpoint, size, deadline)
+        except CallTimeout as error:
+            if (found := self._withdraw(question)) is not None:
+                found[0].refuse(found[1], error)
+            return False
+        if self._is_wanted(question):
+            return True
+        self._flow.take_back(target, size)
+        return False
+
+    def _is_wanted(self, call: Call) -> bool:
+        # If its process has died and restarted during the wait, the call has failed, and the caller may repeat it.
+        return not call.call or call.reply_to is not None or self._table.is_open(call.call)
+
+    def _fail(self, target: Target, question: Question, size: int, gone: PeerGone) -> None:
+        """Handle a message that could not be sent: fail its call, or return it to the actor that sent it."""
+        to = target.address
+        error = self._routes.why_gone(to, gone)
+        if isinstance(question, Call):
+            self._flow.take_back(target, size)
+        if (found := self._withdraw(question)) is not None:
+            found[0].refuse(found[1], error)
+        elif isinstance(question, Call) and question.reply_to is not None:
+            self._routes.learn(question.reply_to)
+            self._replies.reply_lost(question.reply_to.node, question.call, error)
+        elif isinstance(question, Call):
+            self._returned(question.by, f"{to.node}/{question.actor}", str(error))
+
+    def _withdraw(self, question: Question) -> tuple[ReplyHandler, int] | None:
+        """Take a call out of the table; ignore a call for a port, whose number belongs to the node of the port."""
+        is_for_port = isinstance(question, Call) and question.reply_to is not None
+        return None if is_for_port else self._table.take(question.call)
+
+
+def _is_alike(targets: Sequence[Target]) -> bool:
+    """Whether the messages to these targets differ only in number and rank."""
+    first = targets[0]
+    return all(target.actor == first.actor and target.manner == first.manner for target in targets)
+
+
+def own_key() -> str:
+    """Return the key of the user's actor that runs this code, or "" for a client and for actors of the runtime."""
+    here = CURRENT.get()
+    key = here.actor_instance.key if here is not None else ""
+    return key if spawner_of(key) else ""
+
+
+def _sender(targets: Sequence[Target]) -> str:
+    """Return the key of the actor that gets an undeliverable broadcast back; "" for messages within the runtime."""
+    return own_key() if targets and spawner_of(targets[0].actor) else ""

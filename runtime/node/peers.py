@@ -1,0 +1,192 @@
+"""Handle the end, the restart and the handover of other nodes.
+
+Runs on the I/O thread, except the methods marked "for any thread". The listeners `when_down` and `when_reborn` are
+called on the I/O thread too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.errors import ExitReport, RefusedMessage, SupervisionError
+from meshbook.runtime.node.actors import ActorRegistry
+from meshbook.runtime.node.bulk import Bulk
+from meshbook.runtime.node.call_table import CallTable, PerRank
+from meshbook.runtime.node.flow_control import FlowControl
+from meshbook.runtime.node.listeners import notify, notify_all
+from meshbook.runtime.node.outbound import Outbound
+from meshbook.runtime.node.routes import Routes, loss
+from meshbook.runtime.node.supervision import ACTORS_A_LIFE, Supervision
+from meshbook.runtime.transport import PeerGone
+from meshbook.runtime.transport.io_loop import IoLoop
+from meshbook.runtime.wire import pickling
+from meshbook.runtime.wire.frames import Body, pack
+from meshbook.runtime.wire.messages import Address, Down, Handover, Hello, Reply
+
+
+class Peers:
+    """Tracks the state of the other nodes and handles its changes."""
+
+    def __init__(
+        self,
+        loop: IoLoop,
+        routes: Routes,
+        table: CallTable,
+        calls: Outbound,
+        flow: FlowControl,
+        bulk: Bulk,
+        actors: ActorRegistry,
+        supervision: Supervision,
+        *,
+        run: str,
+        life: int,
+        limit: int,
+    ) -> None:
+        self.when_down: list[Callable[[ExitReport], None]] = []
+        self.when_reborn: list[Callable[[str], None]] = []  # each gets the name of a node that had ended
+        self._loop = loop
+        self._routes = routes
+        self._table = table
+        self._calls = calls
+        self._flow = flow
+        self._bulk = bulk
+        self._actors = actors
+        self._supervision = supervision
+        self._run = run
+        self._life = life
+        self._limit = limit
+
+    # -- for any thread --------------------------------------------------------------
+
+    def report_of(self, node: str) -> ExitReport | None:
+        """Return the report of a node that has ended, else None."""
+        return self._routes.report_of(node)
+
+    def announce_down(self, report: ExitReport, to: Sequence[Address]) -> None:
+        """Handle the end of a node here, and send Down to these nodes."""
+        self._loop.run(lambda: self._note_down(report))
+        frame = pack(Down(self._routes.own.node, report), (), self._limit)
+        for peer in to:
+            with contextlib.suppress(PeerGone):
+                self._routes.send(peer, frame)
+
+    def note_reborn(self, address: Address, life: int) -> bool:
+        """Register the restart of a node; return False if that incarnation is already known."""
+        return self._loop.run(lambda: self._note_reborn(address, life))
+
+    def begin_again(self, address: Address, life: int) -> None:
+        """Register the restart of a node, and create again the actors that this node had spawned there."""
+        if self.note_reborn(address, life):
+            self._supervision.create_again(
+                self._supervision.ledger.heal_actors(reborn={address.node}), reborn=[address]
+            )
+
+    def ask_to_hold(self, peers: Sequence[Address]) -> list[Future[Any]]:
+        """Ask these nodes to hold their messages, because another process is about to be this node.
+
+        Returns a future per peer. Once it is settled, everything that the peer has sent has arrived. `greet` makes the
+        peers send again.
+        """
+        asker = PerRank(len(peers))
+        self._calls.ask_to_hold(peers, asker, self._life)
+        return asker.futures
+
+    def greet(self, peers: Sequence[Address]) -> None:
+        """Send Hello to these nodes, which then send their held messages and later ones."""
+        for peer in peers:
+            self._routes.greet_again(peer)
+
+    def known(self) -> list[Address]:
+        """Return the other known nodes that have not ended."""
+        own = self._routes.own.node
+        return [each for node, each in self._routes.book.items() if node != own and self.report_of(node) is None]
+
+    @property
+    def ended(self) -> dict[str, ExitReport]:
+        """The reports of the nodes that have ended."""
+        return dict(self._routes.down)
+
+    # -- messages --------------------------------------------------------------------
+
+    def on_hello(self, hello: Hello, body: Body) -> None:
+        if hello.run != self._run:
+            raise RefusedMessage(f"a Hello of another run from {hello.sender.node!r}")
+        if hello.takes_over:
+            return self._succeed(hello.sender, hello.life)
+        self._routes.release(hello.sender)  # if a handover was announced, it did not happen
+        if self._routes.greet(hello.sender, hello.life):
+            # The agent reports the restart too, but until then this process must not be mistaken for the ended one.
+            self.begin_again(hello.sender, hello.life)
+        return None
+
+    def on_down(self, down: Down, body: Body) -> None:
+        self._note_down(down.report)
+
+    def on_handover(self, handover: Handover, body: Body) -> None:
+        """Send nothing to a node after the reply to this, until another process is that node."""
+        if not self._routes.is_new(handover.sender, handover.life + 1):
+            return
+        peer = self._routes.address_of(handover.sender)
+        reply = Reply(self._routes.own.node, handover.call, "ok")
+        frame = pack(reply, pickling.dumps(None, "a reply"), self._limit)
+        # The next process cannot read bodies in shared memory that were lent to the present one: send them in frames.
+        self._bulk.forget(handover.sender)
+        with contextlib.suppress(PeerGone):
+            self._routes.hold(peer, frame, self._bulk.keep)
+
+    def report_fate(self, node: str, asker: Address) -> None:
+        """Send Down to `asker` if this node has ended."""
+        if (report := self.report_of(node)) is not None:
+            with contextlib.suppress(PeerGone):
+                self._routes.send(asker, pack(Down(self._routes.own.node, report), (), self._limit))
+
+    # -- changes ------------------------------------------------------------------------
+
+    def _note_down(self, report: ExitReport) -> None:
+        node = report.node
+        if self._routes.is_former(report):
+            # The node has restarted, and its Hello has arrived before this Down. Calls to the earlier incarnation fail.
+            self._flow.forget(node)
+            return self.fail_calls(node, lambda: loss(report))
+        if self.report_of(node) is not None:
+            return None
+        self._routes.end(report)
+        self._flow.forget(node)
+        self._bulk.forget(node)
+        self.fail_calls(node, lambda: loss(report))
+        notify_all((self._lose_spawner, self._supervision.lose, *self.when_down), report)
+        return None
+
+    def _lose_spawner(self, report: ExitReport) -> None:
+        self._actors.lose_spawner(report.node)
+
+    def _note_reborn(self, address: Address, life: int) -> bool:
+        node = address.node
+        if not self._routes.is_new(node, life):
+            return False
+        if self.report_of(node) is None:  # the restart was reported before the end
+            self._note_down(ExitReport(node, 0, None, hint="it has ended, and was started again"))
+        self._actors.early.expect(node, life * ACTORS_A_LIFE)
+        self._bulk.forget(node)
+        self._routes.begin_again(address, life)
+        notify_all(self.when_reborn, node)
+        return True
+
+    def _succeed(self, address: Address, life: int) -> None:
+        """Handle a process that takes over a node: the actors it has spawned here stay, and calls to it fail."""
+        node = address.node
+        self._bulk.forget(node)
+        if not self._routes.succeed(address, life):
+            return
+        self._flow.forget(node)
+        self.fail_calls(node, lambda: SupervisionError(f"{node} was handed over while the call was open"))
+        self._actors.close_early(node, life * ACTORS_A_LIFE - 1)
+
+    def fail_calls(self, node: str | None, error: Callable[[], BaseException]) -> None:
+        """Fail the pending calls to a node, or all pending calls."""
+        for asker, index in self._table.take_all(node):
+            notify(functools.partial(asker.refuse, index), error())

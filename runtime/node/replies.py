@@ -1,0 +1,104 @@
+"""Replies to other nodes: a value, an error, or the loss of the callee. The thread that has a reply sends it.
+
+An error is sent as its text and, if it survives pickling, the exception itself.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from meshbook.runtime.actor.ports import ResponsePort
+from meshbook.runtime.errors import ActorError, MeshbookError, MessageTooLarge, PickleError, SupervisionError
+from meshbook.runtime.node.bulk import Bulk
+from meshbook.runtime.node.flow_control import size_of
+from meshbook.runtime.node.routes import Routes
+from meshbook.runtime.traces import name_cells
+from meshbook.runtime.transport import PeerGone
+from meshbook.runtime.wire import pickling
+from meshbook.runtime.wire.frames import Body, Buffer, pack
+from meshbook.runtime.wire.messages import Reply
+
+
+class Replies:
+    """Sends the replies of a node. `limit` is the maximum size of a message in bytes."""
+
+    def __init__(self, routes: Routes, bulk: Bulk, limit: int) -> None:
+        self._routes = routes
+        self._bulk = bulk
+        self._node = routes.own.node
+        self._limit = limit
+
+    def reply(self, to: str, call: int, value: Any, what: pickling.What, rank: int = 0) -> None:
+        """Reply with a value; `what` describes it in the error if it cannot be pickled."""
+        try:
+            reply = Reply(self._node, call, "ok", rank)
+            body = pickling.dumps(value, what)
+            if len(body) == 1 and len(body[0]) < self._bulk.least:
+                frame = pack(reply, body, self._limit)
+            else:
+                frame = self._bulk.pack(reply, body, size_of(body), self._routes.address_of(to))
+        except MessageTooLarge as error:
+            text = what if isinstance(what, str) else what()
+            return self.reply_lost(to, call, SupervisionError(f"{text}: {error}"))
+        except MeshbookError as error:
+            return self.reply_error(to, call, str(error), error)
+        return self._send(to, frame)
+
+    def reply_error(self, to: str, call: int, text: str, error: BaseException) -> None:
+        """Reply that the endpoint raised."""
+        reply = Reply(self._node, call, "error")
+        self._send(to, pack_error(reply, text, pickle_exception(error), self._limit))
+
+    def reply_lost(self, to: str, call: int, error: SupervisionError) -> None:
+        """Reply that the callee is lost."""
+        self._send(to, pack_error(Reply(self._node, call, "lost"), str(error), None, self._limit))
+
+    def port_to(self, node: str, call: int, rank: int, settled: Callable[[], object]) -> ResponsePort[Any]:
+        """Return the port through which an endpoint replies to this call itself."""
+        return ResponsePort(self._routes.address_of(node), call, rank, settled)
+
+    def _send(self, to: str, frame: Buffer) -> None:
+        try:
+            self._routes.send(self._routes.address_of(to), frame)
+        except PeerGone:
+            return  # the caller is gone
+
+
+def pack_error(reply: Reply, text: str, exception: bytes | None, limit: int) -> Buffer:
+    """Return the frame of an error reply. If it exceeds the limit, only the beginning of the text is sent."""
+    try:
+        return pack(reply, pickling.dumps((text, exception), "an error"), limit)
+    except MessageTooLarge:
+        # The caller must at least get the failure. A character has four bytes at most.
+        beginning = f"{text[: limit // 8]}… [cut: the error is over MESHBOOK_MAX_MESSAGE_BYTES]"
+        return pack(reply, pickling.dumps((beginning, None), "an error"), limit)
+
+
+def pickle_exception(error: BaseException) -> bytes | None:
+    """Return the pickled exception, or None: many exceptions with their own constructor do not survive pickling."""
+    try:
+        body = pickling.dumps(error, "an exception")
+        data = b"".join(map(bytes, body)) if len(body) == 1 else None
+        if data is not None:
+            pickle.loads(data)
+        return data
+    except Exception:
+        return None
+
+
+def rebuild_error(status: str, body: Body) -> BaseException:
+    """Return the exception for the caller of an error reply with this status.
+
+    The I/O thread calls this. It unpickles a user's exception only if an actor has sent it to a port.
+    """
+    try:
+        text, data = pickling.loads(body, "an error")
+    except PickleError as error:
+        return ActorError(str(error))
+    text = name_cells(text)
+    if status == "lost":
+        return SupervisionError(text)
+    raised = ActorError(text, data)
+    return raised.exception if status == "sent" and raised.exception is not None else raised
