@@ -57,7 +57,7 @@ class Birth(msgspec.Struct, frozen=True, kw_only=True):
     world: World
     start: Start = Start()
     life: int = 0  # how many it has had before: it died, and its mesh was healed
-    lives: dict[str, int] = {}  # of nodes of other hosts that have been there before: how many times
+    lives: dict[str, int] = {}  # the incarnations of the nodes that were restarted before this process began
     is_spare: bool = False  # it has no rank yet, and takes the place of one that dies
     told: dict[str, str] = {}  # what was set in its environment later, of its rank and rendezvous
 
