@@ -90,10 +90,15 @@ def test_an_idle_mesh_wakes_at_most_once_a_second_per_process(session: Session, 
     children = {process.pid for process in agent.children(recursive=True)}
     assert len(children) == 1 + RANKS  # the fork server and the workers
     pids = [os.getpid(), agent.pid, *children]
-    before = {pid: count_wakes(pid) for pid in pids}
-    wait_as_a_script(WINDOW_SECONDS)
-    wakes = {pid: count_wakes(pid) - before[pid] for pid in pids}
-    assert max(wakes.values()) <= MOST_WAKES, wakes
+    counts = []
+    for _ in range(3):
+        before = {pid: count_wakes(pid) for pid in pids}
+        wait_as_a_script(WINDOW_SECONDS)
+        counts.append({pid: count_wakes(pid) - before[pid] for pid in pids})
+        # Where another program delays a heartbeat, the agent measures at the faster pace for a while: then once more.
+        if max(counts[-1].values()) <= MOST_WAKES:
+            return
+    raise AssertionError(counts)
 
 
 def test_an_open_dashboard_raises_the_pace_of_an_idle_host(

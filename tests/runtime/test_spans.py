@@ -162,7 +162,7 @@ def test_collectives_are_recorded_and_stay_the_same_functions() -> None:
 import sys
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.actors import ActorMesh
-from meshbook.runtime.node.call_table import Gather, Target
+from meshbook.runtime.node.call_table import AllReplies, Target
 from meshbook.runtime.telemetry.signs import Signs
 from meshbook.runtime.telemetry.spans import Recorder
 from meshbook.runtime.telemetry.spans_of_collectives import watch_collectives
