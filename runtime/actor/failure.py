@@ -11,7 +11,7 @@ from meshbook.runtime.traces import Line
 
 
 class MeshFailure:
-    """A rank of a mesh failed: its actor raised where nobody takes the error, or its process ended.
+    """A rank of a mesh failed: its actor raised where no caller takes the error, or its process ended.
 
     It goes to the actor that spawned the mesh (`__supervise__`), and where nobody handles it to the client's
     `unhandled_fault_hook`. It belongs to the process that it was made in, and cannot be pickled.

@@ -98,7 +98,7 @@ class GpuWatch:
         if self._thread is None and (DRIVER.exists() or WSL_DRIVER.exists()):
             self._thread = threading.Thread(target=self._run, name="meshbook GPUs", daemon=True)
             self._thread.start()
-        # A little less: whoever asks every `seconds` must not be early by a microsecond.
+        # A little less: a caller that asks every `seconds` must not come a microsecond early.
         if time.monotonic() - self._reading.at > 0.9 * seconds:
             self._wanted.set()
 

@@ -59,7 +59,7 @@ def execute_forkserver(log_file: Path, preload: str) -> Started:
 def with_huge_pages(tunables: str) -> str:
     """These tunables of the C library (glibc manual, 39.2), and huge pages for what it allocates.
 
-    A fork copies the page tables of what torch left in memory, and an end takes them apart before anybody hears of it:
+    A fork copies the page tables of what torch left in memory, and its end frees them before the parent is notified:
     huge pages are a third of that. A worker's own environment does not have it. What the user has said stays.
     """
     known = tunables.split(":") if tunables else []

@@ -55,7 +55,7 @@ class Dispatch:
         try:
             message, packed = unpack(frame)
             if not isinstance(message, Hello) and not self._routes.knows(message.sender):
-                raise RefusedMessage(f"a {type(message).__name__} from {message.sender!r}, who has not said Hello")
+                raise RefusedMessage(f"a {type(message).__name__} from {message.sender!r}, which has not sent a Hello")
             self._handlers[type(message)](message, self._open(packed) if isinstance(packed, Elsewhere) else packed)
         except RefusedMessage as error:
             self._refuse(error)
@@ -75,7 +75,7 @@ class Dispatch:
         found = self._table.take(reply.call, reply.rank)
         if found is None:
             # The port is closed, or the call has failed: its node was declared down while the reply was in flight.
-            return self._calls.return_message(reply, f"port {reply.call}", "nobody receives there any more")
+            return self._calls.return_message(reply, f"port {reply.call}", "the port is closed")
         if self._recorder.on:
             self._recorder.mark((now(), "", reply.call))
         asker, index = found

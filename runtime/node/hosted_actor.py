@@ -193,7 +193,7 @@ class HostedActor:
         def conclude(verdict: Any, error: BaseException | None) -> None:
             if error is not None:
                 raised = tell_raised(name_place(self.instance, "__supervise__"), error)
-                self._fail(f"{raised}\nwhen it was told that {failure.report()}", error)
+                self._fail(f"{raised}\nwhile it handled this failure: {failure.report()}", error)
             elif not verdict:
                 has_hook = getattr(self._actor, "__supervise__", None) is not None
                 why = "its __supervise__ has not handled that" if has_hook else "it has no __supervise__"
@@ -462,7 +462,9 @@ class HostedActor:
         elif call.call:
             self._node.replies.reply_error(call.sender, call.call, tell_raised(where, error), error)
         else:
-            self._fail(tell_raised(where, error), error, "it raised in a broadcast, where nobody takes the error")
+            self._fail(
+                tell_raised(where, error), error, "it raised in a broadcast, which has no caller to take the error"
+            )
 
     def died(self, call: Call, error: BaseException) -> None:
         where = name_place(self.instance, call.endpoint)

@@ -42,7 +42,7 @@ class Echo(Actor):
 
 
 class Held(Actor):
-    """Answers `hold` only once it is told to."""
+    """Answers `hold` only after `release`."""
 
     def __init__(self) -> None:
         self._entered, self._released = threading.Event(), threading.Event()

@@ -350,7 +350,7 @@ def test_a_failure_tells_of_the_root_and_then_of_each_owner(world: Any, faults: 
     assert lines[0].endswith(") raised ValueError: at the bottom")
     actors = [line for line in lines if line.startswith("The actor <root>.")]
     assert lines[-3:] == actors
-    assert actors[0].endswith("have failed: it raised in a broadcast, where nobody takes the error")
+    assert actors[0].endswith("have failed: it raised in a broadcast, which has no caller to take the error")
     assert all(
         line.endswith("have failed: its mesh chain has failed, and it has no __supervise__") for line in actors[1:]
     )
@@ -395,7 +395,7 @@ def test_an_owner_that_fails_by_its_hook_tells_both(world: Any, faults: Any) -> 
     report = faults.get(timeout=PATIENCE).report()
     assert report.startswith("careless.__supervise__() on rank {'gpus': 0/1} (")
     assert "raised LookupError: no idea" in report
-    assert "when it was told that chain.fail() (" in report
+    assert "while it handled this failure: chain.fail() (" in report
     assert "/meshbook/runtime/" not in report
     world.spawn(Deaf, 1, gpus=1, name="deaf").fail.broadcast()
     assert (
