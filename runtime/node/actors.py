@@ -70,11 +70,13 @@ class ActorRegistry:
         self, name: str, make: Callable[[], Actor], *, rank: Point | None = None, class_name: str = ""
     ) -> HostedActor:
         """Host an actor that this process creates itself; the caller runs it (`start` or `run`)."""
-        return self._host(HostedActor, name, make, rank, class_name)
+        hosted = self._actors[name] = self._make(HostedActor, name, make, rank, class_name)
+        return hosted
 
     def host_inline(self, name: str, actor: Actor) -> None:
         """Host an actor of the runtime whose endpoints run on the receiving thread and never wait."""
-        hosted = self._host(InlineActor, name, lambda: actor, None, type(actor).__qualname__)
+        hosted = self._make(InlineActor, name, lambda: actor, None, type(actor).__qualname__)
+        self._actors[name] = hosted
         # In a separate context, because `construct` sets the current actor.
         contextvars.copy_context().run(hosted.construct, lambda error: None)
 
@@ -104,18 +106,6 @@ class ActorRegistry:
         for hosted in list(self._actors.values()):  # a copy: an actor may be spawned while finalizers run
             hosted.release()
 
-    def _host(
-        self,
-        kind: type[HostedActor],
-        key: str,
-        make: Callable[[], Actor],
-        rank: Point | None,
-        class_name: str,
-        creator: Instance | None = None,
-    ) -> HostedActor:
-        hosted = self._actors[key] = self._make(kind, key, make, rank, class_name, creator)
-        return hosted
-
     def _make(
         self,
         kind: type[HostedActor],
@@ -123,7 +113,7 @@ class ActorRegistry:
         make: Callable[[], Actor],
         rank: Point | None,
         class_name: str,
-        creator: Instance | None,
+        creator: Instance | None = None,
     ) -> HostedActor:
         place = rank or NOWHERE.point(0)
         instance = Instance(key, class_name or "actor", place, self._node, self._node.place, creator)

@@ -105,7 +105,7 @@ def _pack_buffers(message: messages.Message, header: bytes, body: Body, limit: i
 class CallFrames:
     """The frames of one call to several ranks: encoded once, of which only the number and the rank differ."""
 
-    # Encoded with all their bytes, since these numbers are so large.
+    # The largest numbers: msgpack encodes them in full width, so every other number fits in their place.
     _NUMBER: Final = (1 << 64) - 1
     _RANK: Final = (1 << 32) - 1
 
@@ -113,8 +113,7 @@ class CallFrames:
         _, labels, sizes = call.place
         template = msgspec.structs.replace(call, call=self._NUMBER, place=(self._RANK, labels, sizes))
         self._template = bytes(pack(template, body, limit))
-        # Both fields come before the first text that a user chooses (the name of the actor) or after it; the number is
-        # found first, since the sender's name in front of it is one of ours.
+        # No text of the header contains these bytes, since UTF-8 has no 0xff. The header comes before the body.
         self._number_at = self._template.index(b"\xcf" + b"\xff" * 8) + 1
         self._rank_at = self._template.index(b"\xce" + b"\xff" * 4, self._number_at + 8) + 1
 
