@@ -150,7 +150,10 @@ class Session:
         return cast("A", ActorMesh(cls.__name__, cls, targets, extent.region, initialized))
 
     def spawn_probe(self, *on: Node) -> Probe:
-        return self.spawn(Probe, on=list(on) or None)
+        made = self.spawn(Probe, on=list(on) or None)
+        if self.controller in on:  # a message of another node may overtake the controller's Spawn to itself
+            cast("ActorMesh[Probe]", made).initialized.get(PATIENCE)
+        return made
 
     def spawn_counted(self, node: Node | None = None) -> Probe:
         """A probe with a key as actors of the user have it: flow control counts the messages to it."""
