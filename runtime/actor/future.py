@@ -39,19 +39,22 @@ class Future(Generic[T]):
     """The answer to a call, made by endpoints and meshes: wait with `.get()` in scripts and cells, or `await` it."""
 
     __slots__ = (
-        *("_callbacks", "_decode", "_decoding", "_done", "_error", "_index", "_inquiry", "_trace", "_unsettled"),
+        *("_callbacks", "_decode", "_decoding", "_done", "_error", "_index", "_inquiry", "_is_settled", "_trace"),
         *("_value", "__weakref__"),
     )
 
-    _callbacks: list[Callable[[], object]]  # the settling thread and the waiting ones share it
+    # A call creates one future, and thousands may be pending, which the garbage collector looks at again and again: so
+    # the list and the lock are created when they are first needed. Between the check for None and the assignment there
+    # is no call, so no other thread and no finalizer runs there.
+    _callbacks: list[Callable[[], object]] | None  # the settling thread and the waiting ones share it
     _decode: Callable[[], T] | None
-    _decoding: RLock  # one thread decodes; re-entrant, as a finalizer may read the same future in the middle of that
+    _decoding: RLock | None  # one thread decodes; re-entrant, as a finalizer may read the same future meanwhile
     _done: bool
     _error: BaseException | None
-    _inquiry: PendingCall | None
+    _inquiry: PendingCall | None  # None once the future is done
     _index: int | None  # of the target that answers; None where several do
+    _is_settled: bool  # a thread has begun to settle the future
     _trace: TracebackType | None  # of the error, as it came here; each reader adds its own lines to that
-    _unsettled: list[None]  # the thread that takes its one item settles the future
     _value: Any
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
@@ -63,14 +66,14 @@ class Future(Generic[T]):
         self = cls.__new__(cls)
         self._inquiry = None
         self._index = None
-        self._decoding = RLock()
+        self._decoding = None
+        self._is_settled = False
         self._done = False
         self._decode = None
         self._value = _UNDECODED
         self._error = None
         self._trace = None
-        self._callbacks = []
-        self._unsettled = [None]
+        self._callbacks = None
         return self
 
     @classmethod
@@ -93,36 +96,40 @@ class Future(Generic[T]):
 
     @property
     def inquiry(self) -> PendingCall | None:
-        """The question that it answers."""
+        """The question that it answers; None once the answer is here."""
         return self._inquiry
 
     def owing(self) -> list[Any]:
         """The targets that have not answered yet, as `(target, endpoint, number of the call)`."""
-        return [] if self._inquiry is None else self._inquiry.owing(self._index)
+        inquiry = self._inquiry
+        return [] if inquiry is None else inquiry.owing(self._index)
 
     def resolve(self, decode: Callable[[], T]) -> None:
         """The answer is here; `decode` makes the value when first asked, or raises. A second answer is ignored."""
-        self._settle(decode, None)
+        if self._is_settled:
+            return
+        self._is_settled = True
+        self._decode = decode
+        self._mark_done()
 
     def fail(self, error: BaseException) -> None:
         """No answer will come, for this reason."""
-        self._settle(None, error)
+        if self._is_settled:
+            return
+        self._is_settled = True
+        self._trace = without_ours(error.__traceback__)
+        self._error = error
+        self._mark_done()
 
-    def _settle(self, decode: Callable[[], T] | None, error: BaseException | None) -> None:
-        try:
-            self._unsettled.pop()
-        except IndexError:
-            return  # settled before
-        if error is not None:
-            self._error, self._trace = error, without_ours(error.__traceback__)
-        else:
-            self._decode = decode
+    def _mark_done(self) -> None:
         self._done = True
-        self._run_callbacks()
+        self._inquiry = None
+        if self._callbacks:
+            self._run_callbacks()
 
     def _run_callbacks(self) -> None:
         # Callbacks that were added before `_done` run here; later ones run on the thread that adds them.
-        callbacks = self._callbacks
+        callbacks = self._callbacks or []
         while callbacks:
             try:
                 callback = callbacks.pop(0)
@@ -135,6 +142,9 @@ class Future(Generic[T]):
 
     def when_done(self, callback: Callable[[], object]) -> None:
         """Call back once, from the thread that settles the future, or at once if it is settled."""
+        callbacks: list[Callable[[], object]] = []
+        if self._callbacks is None:
+            self._callbacks = callbacks
         self._callbacks.append(callback)
         if self._done:
             self._run_callbacks()
@@ -184,7 +194,8 @@ class Future(Generic[T]):
         An endpoint that has not begun never does; one that runs gets an `asyncio.CancelledError`, a sync one as soon as
         it is back from what it calls in C. False where the answer is here already, or nothing was asked.
         """
-        return not self._done and self._inquiry is not None and self._inquiry.cancel(self._index)
+        inquiry = self._inquiry
+        return not self._done and inquiry is not None and inquiry.cancel(self._index)
 
     def _wait(self, timeout: float | None) -> None:
         here = CURRENT.get()
@@ -203,7 +214,7 @@ class Future(Generic[T]):
         self.when_done(latch.release)
         if not latch.wait(timeout):
             with contextlib.suppress(ValueError):  # released just now
-                self._callbacks.remove(latch.release)
+                (self._callbacks or []).remove(latch.release)
             if not self._done:
                 raise TimeoutError
 
@@ -226,6 +237,9 @@ class Future(Generic[T]):
         """Make the value, once; the error, where there is none."""
         if self._value is not _UNDECODED or self._error is not None:
             return self._error
+        lock = RLock()
+        if self._decoding is None:
+            self._decoding = lock
         with self._decoding:
             if self._value is _UNDECODED and self._error is None:
                 assert self._decode is not None
@@ -233,7 +247,7 @@ class Future(Generic[T]):
                     self._value = self._decode()
                 except Exception as error:
                     self._error, self._trace = error, without_ours(error.__traceback__)
-                self._decode = None
+                self._decode = self._decoding = None
         return self._error
 
     def _result(self) -> T:

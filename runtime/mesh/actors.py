@@ -30,7 +30,7 @@ from meshbook.runtime.node.call_table import (
     Target,
 )
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.traces import Line, calling_place
+from meshbook.runtime.traces import Line, Place, calling_place
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.messages import Address
 
@@ -194,19 +194,9 @@ class ActorMesh(MeshTrait):
         targets = [dataclasses.replace(target, manner="port" if has_port else "method") for target in self._targets]
         return ActorMesh(self._name, self._cls, targets, self._region, self._initialized)
 
-    def _explainer(self, endpoint: str, depth: int = 4) -> Callable[[BaseException], BaseException]:
+    def _explainer(self, endpoint: str, depth: int = 4) -> _Explainer:
         # Above us are `_call` or its like, and a verb: who called that is at this depth, or higher. Each look costs.
-        place = calling_place(depth)
-
-        def explain(error: BaseException) -> BaseException:
-            if isinstance(error, SupervisionError):
-                text = f"{texts.endpoint_failed(self._name, endpoint)}, {error}"
-                error = ProcessDied(text, error.report) if isinstance(error, ProcessDied) else SupervisionError(text)
-            if isinstance(error, CallError) and (line := Line.of(place)).is_of_user:
-                error.called_at = line
-            return error
-
-        return explain
+        return _Explainer(self._name, endpoint, calling_place(depth))
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """End the actors of this mesh (a slice: of this slice) after the messages they have been sent so far."""
@@ -271,6 +261,25 @@ class ActorMesh(MeshTrait):
     def _reduce_for_wire(self) -> tuple[Any, ...]:
         """As part of a message: pending or not. A node keeps what comes for an actor before the actor does."""
         return ActorMesh, (self._name, self._cls, self._targets, self._region)
+
+
+class _Explainer:
+    """Converts the error of a call for its caller: which endpoint has failed, and the line that called it."""
+
+    __slots__ = ("_endpoint", "_name", "_place")
+
+    def __init__(self, name: str, endpoint: str, place: Place) -> None:
+        self._name = name
+        self._endpoint = endpoint
+        self._place = place
+
+    def __call__(self, error: BaseException) -> BaseException:
+        if isinstance(error, SupervisionError):
+            text = f"{texts.endpoint_failed(self._name, self._endpoint)}, {error}"
+            error = ProcessDied(text, error.report) if isinstance(error, ProcessDied) else SupervisionError(text)
+        if isinstance(error, CallError) and (line := Line.of(self._place)).is_of_user:
+            error.called_at = line
+        return error
 
 
 TAKEN = frozenset(dir(ActorMesh))  # names that no endpoint can have

@@ -12,7 +12,7 @@ import functools
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -26,7 +26,7 @@ from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.node.deadlock import Step, Watch
 from meshbook.runtime.node.execution import Execution, Spans
 from meshbook.runtime.node.flow_control import is_counted, size_of
-from meshbook.runtime.node.hosted_actor import HostedActor, HostingNode, sender_of
+from meshbook.runtime.node.hosted_actor import HostedActor, sender_of
 from meshbook.runtime.node.identity import NOWHERE, instance_of, point_of
 from meshbook.runtime.node.listeners import notify_all
 from meshbook.runtime.node.routes import Routes
@@ -36,6 +36,9 @@ from meshbook.runtime.traces import format_error
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body
 from meshbook.runtime.wire.messages import Call, Place, Spawn, Stop
+
+if TYPE_CHECKING:
+    from meshbook.runtime.node.node import Node
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +57,7 @@ class PendingReplacement(NamedTuple):
 class ActorRegistry:
     """The actors that a node hosts, by their keys."""
 
-    def __init__(self, node: HostingNode, routes: Routes, send_probe: Callable[[Target, list[Step]], None]) -> None:
+    def __init__(self, node: Node, routes: Routes, send_probe: Callable[[Target, list[Step]], None]) -> None:
         self.when_ended: list[Callable[[Instance], None]] = []  # callbacks for an actor that has ended
         self._node = node
         self._routes = routes

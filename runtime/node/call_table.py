@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.values import Once, ValueMesh
@@ -16,6 +16,9 @@ from meshbook.runtime.errors import CallCancelled, CallError, CallTimeout, Super
 from meshbook.runtime.geometry import Region
 from meshbook.runtime.snapshots import items_of
 from meshbook.runtime.wire.messages import Address, Manner
+
+if TYPE_CHECKING:
+    from meshbook.runtime.node.outbound import Outbound
 
 Decode = Callable[[], Any]
 Explain = Callable[[BaseException], BaseException]
@@ -194,23 +197,31 @@ class PerRank:
         self.futures[index].fail(self._explain(error))
 
 
-class SingleReply:
-    """Stores the reply of one target in a future."""
+class SingleReply(PendingCall):
+    """A call of one target, which stores the reply in a future. One object, since most calls are such calls."""
 
-    __slots__ = ("_explain", "future")
+    __slots__ = ("_call", "_explain", "_target", "future")
 
-    def __init__(self, explain: Explain = lambda error: error) -> None:
+    def __init__(self, explain: Explain) -> None:
         self.future: Future[Any] = Future.pending()
         self._explain = explain
 
-    def asked(self, inquiry: PendingCall) -> None:
-        self.future.asked(inquiry, 0)
+    def sent(self, desk: CallContext, target: Target, call: int, endpoint: str) -> None:
+        """Register the target and the call number, just before the message is sent."""
+        self._desk = desk
+        self._target = target
+        self._call = call
+        self._endpoint = endpoint
+        self.future.asked(self, 0)
 
     def answer(self, index: int, decode: Decode) -> None:
         self.future.resolve(decode)
 
     def refuse(self, index: int, error: BaseException) -> None:
         self.future.fail(self._explain(error))
+
+    def _open(self, index: int | None) -> list[Unanswered]:
+        return [(0, self._target, self._call)] if self._desk.table.is_open(self._call) else []
 
 
 class AsCompleted:
@@ -294,7 +305,7 @@ class AllReplies:
         self.future: Future[ValueMesh[Any]] = Future.pending()
         self._region = region
         self._explain = explain
-        size = len(region.ranks())
+        size = len(region)
         self._values: list[Decode | None] = [None] * size
         self._errors: dict[int, BaseException] = {}
         self._missing = set(range(size))  # a set, so that a reply and a loss that race count once
@@ -303,24 +314,25 @@ class AllReplies:
         self.future.asked(inquiry, None)
 
     def answer(self, index: int, decode: Decode) -> None:
-        self._values[index] = Once(decode)
-        self._settle(index)
+        self._values[index] = decode
+        self._missing.discard(index)
+        if not self._missing:
+            self._settle()
 
     def refuse(self, index: int, error: BaseException) -> None:
         self._errors[index] = self._explain(error)
         if isinstance(error, SupervisionError | CallCancelled):
             self._fail(index)
-        self._settle(index)
-
-    def _settle(self, index: int) -> None:
         self._missing.discard(index)
-        if self._missing:
-            return
+        if not self._missing:
+            self._settle()
+
+    def _settle(self) -> None:
         if self._errors:
             self._fail(min(self._errors))
             return
-        mesh: ValueMesh[Any] = ValueMesh(self._region, [value for value in self._values if value is not None])
-        self.future.resolve(lambda: mesh)
+        region, values = self._region, self._values
+        self.future.resolve(lambda: ValueMesh(region, list(map(Once, filter(None, values)))))
 
     def _fail(self, index: int) -> None:
         error = self._errors[index]
@@ -332,7 +344,7 @@ class AllReplies:
     def _partial(self) -> ValueMesh[Any] | None:
         """Return the values of the ranks that have replied; None if there are none."""
         ranks = self._region.ranks()
-        there = {rank: value for rank, value in zip(ranks, self._values, strict=True) if value is not None}
+        there = {rank: Once(value) for rank, value in zip(ranks, self._values, strict=True) if value is not None}
         if not there:
             return None
         return ValueMesh(self._region.pick(there), list(there.values()), base=tuple(there))
@@ -369,18 +381,11 @@ class Endings(AllReplies):
 ANSWER_SECONDS = 0.5  # time limit for the unanswered ranks to report where they are
 
 
-class CallLimits(Protocol):
-    """The part of `Outbound` that `TimeLimit` needs."""
-
-    def call_later(self, seconds: float, callback: Callable[[], object]) -> None: ...
-    def ask_where(self, silent: Sequence[Unanswered], asker: PerRank) -> None: ...
-
-
 class TimeLimit:
     """Fails a call after `seconds`. `name` is the called endpoint, for the error; `first` is the first called rank."""
 
     def __init__(
-        self, calls: CallLimits, inquiry: PendingCall, seconds: float, *, name: str, count: int, first: int
+        self, calls: Outbound, inquiry: PendingCall, seconds: float, *, name: str, count: int, first: int
     ) -> None:
         self._calls = calls
         self._inquiry = inquiry

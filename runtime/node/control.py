@@ -14,40 +14,26 @@ fate           a process that sends to another one for the first time asks wheth
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.memory.identity import ProcessMark
 from meshbook.runtime.memory.layout import Reference
-from meshbook.runtime.node.bulk import Bulk
 from meshbook.runtime.node.deadlock import Step
-from meshbook.runtime.telemetry.spans import Recorder, Recording, now
+from meshbook.runtime.telemetry.spans import Recording, now
 from meshbook.runtime.wire.messages import Address, Place
 
+if TYPE_CHECKING:
+    from meshbook.runtime.node.node import Node
+
 CONTROL = "control"
-
-
-class ControlledNode(Protocol):
-    """The part of `Node` that the control actor needs. None of it waits."""
-
-    bulk: Bulk
-    recorder: Recorder
-
-    @property
-    def actors(self) -> Any: ...  # `actors.ActorRegistry`
-    @property
-    def peers(self) -> Any: ...  # `peers.Peers`
-    @property
-    def supervision(self) -> Any: ...  # `supervision.Supervision`
-    def move(self, place: Any, at: Place, keys: Collection[str]) -> None: ...
 
 
 class ControlActor(Actor):
     """Hosted inline: each message is handled before the node receives the next one."""
 
-    def __init__(self, node: ControlledNode) -> None:
+    def __init__(self, node: Node) -> None:
         self._node = node
 
     @endpoint

@@ -5,6 +5,7 @@ A node knows a sender from its Hello; it drops and counts messages of unknown se
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -41,6 +42,7 @@ class Dispatch:
         self.messages = self.bytes = 0  # received
         self.refused = 0  # dropped frames; the first of each kind is logged
         self._routes = routes
+        self._knows = routes.knows
         self._table = table
         self._calls = calls
         self._bulk = bulk
@@ -54,13 +56,15 @@ class Dispatch:
         self.bytes += len(frame)
         try:
             message, packed = unpack(frame)
-            if not isinstance(message, Hello) and not self._routes.knows(message.sender):
+            if not (isinstance(message, Hello) or self._knows(message.sender)):
                 raise RefusedMessage(f"a {type(message).__name__} from {message.sender!r}, which has not sent a Hello")
-            self._handlers[type(message)](message, self._open(packed) if isinstance(packed, Elsewhere) else packed)
+            body = packed if type(packed) is list else self._open(packed)
+            self._handlers[type(message)](message, body)
         except RefusedMessage as error:
             self._refuse(error)
 
-    def _open(self, body: Elsewhere) -> Body:
+    def _open(self, body: Any) -> Body:
+        assert isinstance(body, Elsewhere)
         self.bytes += body.size
         return self._bulk.open(body)
 
@@ -80,7 +84,7 @@ class Dispatch:
             self._recorder.mark((now(), "", reply.call))
         asker, index = found
         if reply.status == "ok":
-            asker.answer(index, lambda: pickling.loads(body, "the result of an endpoint"))
+            asker.answer(index, functools.partial(pickling.loads, body, "the result of an endpoint"))
         else:
             asker.refuse(index, rebuild_error(reply.status, body))
         return None

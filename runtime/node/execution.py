@@ -15,10 +15,11 @@ from _thread import RLock
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any, NoReturn
 
-from meshbook.runtime.actor.context import Instance, current_origin, spawner_of
+from meshbook.runtime.actor.context import Instance, spawner_of
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import DeadlockError
 from meshbook.runtime.telemetry.spans import CELLS, Kind, Recorder, Row, is_recorded, now
@@ -37,6 +38,7 @@ class Spans:
     """Records the spans of one actor."""
 
     recorder: Recorder
+    add: Callable[[Row], None]  # that of the recorder
     actor: str
     runs_cells: bool
 
@@ -45,12 +47,12 @@ class Spans:
         """Return the spans of an actor, or None if it is not recorded."""
         if not (recorder.on and spawner_of(instance.key) and is_recorded(instance.class_name)):
             return None
-        return cls(recorder, instance.key, instance.class_name == CELLS)
+        return cls(recorder, recorder.add, instance.key, instance.class_name == CELLS)
 
     def row(self, start: int, end: int, thread: int, endpoint: str, origin: str, key: Key) -> Row:
         """Return the span of a message."""
         kind: Kind = "cell" if self.runs_cells and endpoint == "run" else "run"
-        return kind, start, end, thread, endpoint, origin, (*key, self.actor)
+        return kind, start, end, thread, endpoint, origin, *key, self.actor
 
 
 class Execution:
@@ -90,21 +92,13 @@ class Execution:
 
     # -- from the actor's own thread or task ------------------------------------
 
-    def enter(self, key: Key, endpoint: str) -> None:
-        """Begin a message on the calling thread."""
+    def enter(self, key: Key, endpoint: str, origin: str = "", task: asyncio.Task[Any] | None = None) -> None:
+        """Begin a message on the calling thread, or in this task, which is the current one."""
         # Needs no guard: a cancellation compares the key, which is set last.
-        self.endpoint, self._broken, self._task = endpoint, False, None
-        self._thread = threading.get_ident()
+        self.endpoint, self._broken, self._task, self._origin = endpoint, False, task, origin
+        self._thread = get_ident()
         if self._spans is not None:
-            self._since, self._origin = now(), current_origin()
-        self._key = key
-
-    def enter_task(self, key: Key, endpoint: str) -> None:
-        """Begin a message in the current task."""
-        self.endpoint, self._broken, self._task = endpoint, False, asyncio.current_task()
-        self._thread = threading.get_ident()
-        if self._spans is not None:
-            self._since, self._origin = now(), current_origin()
+            self._since = now()
         self._key = key
 
     def drop(self) -> NoReturn:
@@ -117,9 +111,9 @@ class Execution:
         with self._guard:
             key, self._key = self._key, None
             if self._broken and self._task is None:
-                _set_async_exception(threading.get_ident(), None)
+                _set_async_exception(get_ident(), None)
         if key is not None and (spans := self._spans) is not None:
-            spans.recorder.add(spans.row(self._since, now(), self._thread, self.endpoint, self._origin, key))
+            spans.add(spans.row(self._since, now(), self._thread, self.endpoint, self._origin, key))
 
     @property
     def is_broken(self) -> bool:
@@ -154,7 +148,7 @@ class Execution:
             raise asyncio.CancelledError
 
     def _is_here(self, blocking: bool) -> bool:
-        if self._key is None or threading.get_ident() != self._thread:
+        if self._key is None or get_ident() != self._thread:
             return False
         return blocking or (self._task is not None and asyncio.current_task() is self._task)
 
@@ -172,7 +166,7 @@ class Execution:
         if spans is not None and key is not None:
             yield spans.row(self._since, 0, thread, endpoint, self._origin, key)
             if self._waiting is not None:
-                yield "wait", self._waits_since, 0, thread, endpoint, self._origin, (spans.actor,)
+                yield "wait", self._waits_since, 0, thread, endpoint, self._origin, spans.actor
 
     @property
     def present(self) -> str:

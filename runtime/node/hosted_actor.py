@@ -16,7 +16,7 @@ import logging
 import queue
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from meshbook.runtime.actor.base import Actor, is_async
 from meshbook.runtime.actor.context import CURRENT, Context, Instance, spawner_of
@@ -27,42 +27,23 @@ from meshbook.runtime.node.endpoint_table import EndpointTable
 from meshbook.runtime.node.execution import Execution
 from meshbook.runtime.node.flow_control import FlowControl, Owed, is_counted, size_of
 from meshbook.runtime.node.ledger import OwnedMesh
-from meshbook.runtime.node.replies import Replies
 from meshbook.runtime.node.reports import name_place, tell_failed, tell_raised, tell_stopped
 from meshbook.runtime.node.serving import LoopServing, Notice, Step, ThreadServing
-from meshbook.runtime.telemetry.spans import Recorder, Row, now
+from meshbook.runtime.telemetry.spans import Row, now
 from meshbook.runtime.traces import format_error
-from meshbook.runtime.transport.io_loop import IoLoop
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body
 from meshbook.runtime.wire.messages import Call, Stop
 
+if TYPE_CHECKING:
+    from meshbook.runtime.node.node import Node
+
 logger = logging.getLogger(__name__)
 
+CROWD = 6  # above this number of waiting messages, the I/O thread sends the replies
 Make = Callable[[], Actor]
 Constructed = Callable[[SupervisionError | None], None]
 Item = tuple[Call | Stop, Body]
-
-
-class HostingNode(Protocol):
-    """What hosted actors and their registry need of the node."""
-
-    loop: IoLoop
-    replies: Replies
-    flow: FlowControl
-    recorder: Recorder
-    place: Any
-    run_on_main: Callable[[Callable[[], None]], None] | None
-    is_leaving: bool
-
-    @property
-    def calls(self) -> Any: ...  # `outbound.Outbound`
-    @property
-    def actors(self) -> Any: ...  # `actors.ActorRegistry`
-    @property
-    def supervision(self) -> Any: ...  # `supervision.Supervision`
-    @property
-    def patience(self) -> float: ...
 
 
 class Inbox:
@@ -77,11 +58,7 @@ class Inbox:
         self._key = key
         self._flow = flow
         self._owed = Owed(flow.window) if is_counted(key) else None
-        self.empty, self.size = self._items.empty, self._items.qsize
-
-    def put(self, message: Call | Stop, body: Body) -> None:
-        """Add a message; never waits."""
-        self._items.put((message, body))
+        self.put, self.empty, self.size = self._items.put, self._items.empty, self._items.qsize  # `put` never waits
 
     def ring(self) -> None:
         """Wake the thread that waits for the next message, so that it checks for other work."""
@@ -129,7 +106,7 @@ class Aborted(Exception):
 class HostedActor:
     """An actor and its inbox. `make` constructs the actor on its own thread."""
 
-    def __init__(self, node: HostingNode, instance: Instance, make: Make) -> None:
+    def __init__(self, node: Node, instance: Instance, make: Make) -> None:
         self.instance = instance
         instance.control = self
         self.queue = Inbox(instance.key, node.flow)
@@ -172,9 +149,10 @@ class HostedActor:
         """Add a message to the inbox; never waits."""
         if self._recorder is not None and isinstance(message, Call):
             self._recorder.mark((now(), message.sender, message.call))
-        self.queue.put(message, body)
-        if self._serving is not None:
-            self._serving.posted()
+        self.queue.put((message, body))
+        if (serving := self._serving) is not None:
+            if serving.is_asleep:
+                serving.wake_for_message()
         elif isinstance(message, Stop):
             self._node.loop.call_later(self._node.patience, lambda: self._abandon(message))
         if self.reasons:
@@ -404,14 +382,14 @@ class HostedActor:
     def begin(self, call: Call, body: Body) -> Any:
         """Run the endpoint; return the awaitable of an async one."""
         if not call.manner and (method := self._endpoints.plain.get(call.endpoint)) is not None:
-            args, kwargs = pickling.loads(body, lambda: f"an argument of {self.instance.name}.{call.endpoint}")
+            args, kwargs = pickling.loads(body, functools.partial(self._describe, "an argument", call))
             return self._begin(method, args, kwargs)
         if self.is_reload(call):
             return self._reload(body)
         ported = self._endpoints.is_ported(call)
         try:
             method = self._endpoints.find(call)
-            args, kwargs = pickling.loads(body, lambda: f"an argument of {self.instance.name}.{call.endpoint}")
+            args, kwargs = pickling.loads(body, functools.partial(self._describe, "an argument", call))
         except Exception as error:
             if not (ported and call.call):
                 raise
@@ -419,6 +397,9 @@ class HostedActor:
             self._node.replies.reply_error(call.sender, call.call, f"{type(error).__name__}: {error}", error)
             return None
         return self._begin(method, (self._port_of(call), *args) if ported else args, kwargs)
+
+    def _describe(self, what: str, call: Call) -> str:
+        return f"{what} of {self.instance.name}.{call.endpoint}"
 
     def _reload(self, body: Body) -> None:
         what = f"the new class of {self.instance.name}"
@@ -446,8 +427,10 @@ class HostedActor:
             self._node.replies.reply_lost(call.sender, call.call, self._lost)
         else:
             try:
-                what = lambda: f"the result of {self.instance.name}.{call.endpoint}"  # noqa: E731
-                self._node.replies.reply(call.sender, call.call, value, what, call.place[0])
+                what = functools.partial(self._describe, "the result", call)
+                # While many messages wait, the I/O thread sends the replies in batches.
+                soon = self.queue.size() > CROWD
+                self._node.replies.reply(call.sender, call.call, value, what, call.place[0], soon=soon)
             except Exception as error:  # for example out of memory: the caller gets the error, the actor continues
                 where = f"the sending of the result of {name_place(self.instance, call.endpoint)}"
                 self._node.replies.reply_error(call.sender, call.call, tell_raised(where, error), error)

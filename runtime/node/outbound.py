@@ -6,11 +6,14 @@ has number 0. It names the actor that sent it, so that it can be returned if it 
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
+
+import msgspec
 
 from meshbook.runtime.actor.context import CURRENT, context, current_origin, name_of, spawner_of
 from meshbook.runtime.actor.future import Future
@@ -123,22 +126,18 @@ class Outbound:
         before anything is sent; QueueFull, DeadlockError.
         """
         started = now()
-        body = pickling.dumps(arguments, lambda: f"an argument of {name_of(targets[0].actor)}.{endpoint}")
-        node, origin, labels, sizes = self._node, current_origin(), extent.labels, extent.sizes
+        body = pickling.dumps(arguments, functools.partial(_describe_argument, targets[0].actor, endpoint))
+        target, origin = targets[0], current_origin()
         reply_to, number = port if port is not None else (None, 0)
         calls = self._open(targets, asker, endpoint) if asker is not None else [number] * len(targets)
         by = _sender(targets) if asker is None and port is None else ""
-        deadline = None if within is None else time.monotonic() + within
-
-        def make(index: int) -> Call:
-            target = targets[index]
-            place = first + index, labels, sizes
-            return Call(node, calls[index], target.actor, endpoint, place, origin, target.manner, reply_to, by)
-
-        if len(targets) != 1 or not self._transmit_at_once(targets[0], make(0), body):
-            self._transmit(targets, calls, make, body, deadline)
+        place = first, extent.labels, extent.sizes
+        call = Call(self._node, calls[0], target.actor, endpoint, place, origin, target.manner, reply_to, by)
+        if len(targets) != 1 or not self._transmit_at_once(target, call, body):
+            deadline = None if within is None else time.monotonic() + within
+            self._transmit(targets, calls, functools.partial(_call_to, call, targets, calls), body, deadline, call)
         numbers = (calls[0], calls[-1]) if asker is not None else (0, 0)
-        self._record(started, targets[0].actor, endpoint, origin, *numbers)
+        self._record(started, target.actor, endpoint, origin, *numbers)
 
     def send_one(
         self,
@@ -152,10 +151,10 @@ class Outbound:
     ) -> None:
         """Call one target that replies here: `send` for the most frequent case."""
         started = now()
-        body = pickling.dumps(arguments, lambda: f"an argument of {name_of(target.actor)}.{endpoint}")
+        body = pickling.dumps(arguments, functools.partial(_describe_argument, target.actor, endpoint))
         origin, actor = current_origin(), target.actor
         number = self._table.open_one(asker, target.address.node)
-        asker.future.asked(PendingCall(self._desk, (target,), (number,), endpoint), 0)
+        asker.sent(self._desk, target, number, endpoint)
         call = Call(self._node, number, actor, endpoint, (rank, extent.labels, extent.sizes), origin, target.manner)
         if not self._transmit_at_once(target, call, body):
             deadline = None if within is None else time.monotonic() + within
@@ -165,7 +164,7 @@ class Outbound:
     def _record(self, started: int, actor: str, endpoint: str, origin: str, first: int, last: int) -> None:
         recorder = self._recorder
         if recorder.on and actor not in recorder.quiet and is_counted(actor):
-            recorder.add(("call", started, now(), get_ident(), endpoint, origin, (first, last, actor)))
+            recorder.add(("call", started, now(), get_ident(), endpoint, origin, first, last, actor))
 
     def send_for_port(
         self,
@@ -242,6 +241,8 @@ class Outbound:
     def limit(self, future: Future[Any], seconds: float, *, name: str, count: int, first: int) -> None:
         """Set a time limit for a call, which then fails with CallTimeout."""
         inquiry = future.inquiry
+        if inquiry is None:  # the reply is here already
+            return
         assert isinstance(inquiry, PendingCall)
         TimeLimit(self, inquiry, seconds, name=name, count=count, first=first)
 
@@ -305,11 +306,15 @@ class Outbound:
         make: Callable[[int], Question],
         body: Body,
         deadline: float | None = None,
+        first: Question | None = None,
     ) -> None:
-        """Send a message to each target. `make` returns it by index; messages differ only in number and rank."""
+        """Send a message to each target. `make` returns it by index; messages differ only in target and rank.
+
+        `first` is what `make` returns for index 0.
+        """
         if not targets:
             return
-        size, first = size_of(body), make(0)
+        size, first = size_of(body), first or make(0)
         is_call = isinstance(first, Call)
         flow = self._flow if is_call and is_counted(targets[0].actor) else None
         # The I/O thread sends messages in batches: those without a reply, and those sent while many replies are
@@ -410,10 +415,24 @@ class Outbound:
         return None if is_for_port else self._table.take(question.call)
 
 
+def _call_to(first: Call, targets: Sequence[Target], calls: Sequence[int], index: int) -> Call:
+    """Return the call to this target; `first` is that to the first one."""
+    rank, labels, sizes = first.place
+    to, place = targets[index], (rank + index, labels, sizes)
+    return msgspec.structs.replace(first, call=calls[index], actor=to.actor, place=place, manner=to.manner)
+
+
+def _describe_argument(actor: str, endpoint: str) -> str:
+    return f"an argument of {name_of(actor)}.{endpoint}"
+
+
 def _is_alike(targets: Sequence[Target]) -> bool:
     """Whether the messages to these targets differ only in number and rank."""
-    first = targets[0]
-    return all(target.actor == first.actor and target.manner == first.manner for target in targets)
+    actor, manner = targets[0].actor, targets[0].manner
+    for target in targets:  # noqa: SIM110 - this runs for each call, and a loop costs half of `all`
+        if target.actor != actor or target.manner != manner:
+            return False
+    return True
 
 
 def own_key() -> str:

@@ -26,6 +26,7 @@ class Routes:
         self.down: dict[str, ExitReport] = {}  # how nodes ended
         self._transport = transport
         self._book: dict[str, Address] = {self.own.node: self.own}
+        self.knows: Callable[[str], bool] = self._book.__contains__  # whether a node is in the book
         self._lives: dict[str, int] = {}  # the current incarnation of each known node, counted from 0
         self._of_ended_runs: set[str] = set()  # URLs of nodes of ended runs that handles still refer to
         self._asked_after: set[str] = {self.own.node}
@@ -48,9 +49,6 @@ class Routes:
     def learn(self, peer: Address) -> None:
         """Add an address that another message carried; the address in a node's own Hello takes precedence."""
         self._book.setdefault(peer.node, peer)
-
-    def knows(self, node: str) -> bool:
-        return node in self._book
 
     def find(self, node: str) -> Address | None:
         return self._book.get(node)

@@ -7,22 +7,24 @@ them between messages; a loop handles them while the current message awaits some
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
 import contextvars
 import inspect
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.node.execution import Execution, Key
 from meshbook.runtime.wire.frames import Body
 from meshbook.runtime.wire.messages import Call, Stop
+
+if TYPE_CHECKING:
+    from meshbook.runtime.node.hosted_actor import HostedActor
 
 logger = logging.getLogger(__name__)
 
@@ -43,49 +45,12 @@ class Notice:
 Item = tuple[Call | Stop, Body]
 
 
-class Messages(Protocol):
-    """The part of `Inbox` that serving needs. `ring` makes `get` return None, to check notices and the loss."""
-
-    def get(self) -> Item | None: ...
-    def get_nowait(self) -> Item | None: ...
-    def empty(self) -> bool: ...
-    def ring(self) -> None: ...
-
-
-class Served(Protocol):
-    """The part of `HostedActor` that serving needs."""
-
-    reasons: list[Any]  # why the actor is lost; empty while it is not
-    notices: collections.deque[Notice]
-    unwanted: set[Key]  # calls that were cancelled before they began
-
-    @property
-    def queue(self) -> Messages: ...
-
-    @property
-    def is_mixed(self) -> bool: ...
-    def is_concurrent(self, call: Call) -> bool: ...
-    def is_sync(self, call: Call) -> bool: ...
-    def is_reload(self, call: Call) -> bool: ...
-    async def restore(self) -> None: ...
-    def hook(self, notice: Notice) -> Any: ...
-    def is_unwanted(self, call: Call) -> bool: ...
-    def context_of(self, call: Call, execution: Execution | None) -> Context: ...
-    def make_execution(self, *, is_alone: bool) -> Execution: ...
-    def begin(self, call: Call, body: Body) -> Any: ...
-    def returned(self, call: Call, value: Any) -> None: ...
-    def raised(self, call: Call, error: Exception) -> None: ...
-    def died(self, call: Call, error: BaseException) -> None: ...
-    def cancelled(self, call: Call, error: BaseException, *, wanted: bool) -> None: ...
-    def handle_stop(self, stop: Stop) -> None: ...
-    def refuse(self, message: Call | Stop, body: Body) -> None: ...
-    def cleanup_steps(self) -> Iterator[Step]: ...
-
-
 class ThreadServing:
     """Serves an actor on the calling thread."""
 
-    def __init__(self, actor: Served) -> None:
+    is_asleep = False  # the queue wakes the thread for a message
+
+    def __init__(self, actor: HostedActor) -> None:
         self._actor = actor
         self.execution = actor.make_execution(is_alone=True)
         self.thread = threading.get_ident()  # the thread that takes the messages
@@ -113,7 +78,7 @@ class ThreadServing:
     def _run(self, call: Call, body: Body) -> None:
         actor, execution = self._actor, self.execution
         token = CURRENT.set(actor.context_of(call, execution))
-        execution.enter((call.sender, call.call), call.endpoint)
+        execution.enter((call.sender, call.call), call.endpoint, call.origin)
         try:
             try:
                 if actor.unwanted and actor.is_unwanted(call):
@@ -162,8 +127,7 @@ class ThreadServing:
         """Wake the thread for a notice, or because the actor is lost."""
         self._actor.queue.ring()
 
-    def posted(self) -> None:
-        """Do nothing: the queue wakes the thread for a message."""
+    wake_for_message = wake
 
     def cancel(self, key: Key) -> bool:
         """Cancel this message if it is the current one; return whether it is."""
@@ -181,14 +145,14 @@ class ThreadServing:
 class LoopServing:
     """Serves an actor on an event loop that runs on the calling thread."""
 
-    def __init__(self, actor: Served) -> None:
+    def __init__(self, actor: HostedActor) -> None:
         self._actor = actor
         self.execution = actor.make_execution(is_alone=True)
         self.thread = 0  # the thread that takes the messages
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._arrived: asyncio.Event | None = None
-        self._asleep = False
+        self.is_asleep = False
         self._tasks: dict[asyncio.Task[None], Execution | None] = {}  # tasks of overlapping endpoints and of notices
         self._is_handling = False
         # Sync endpoints of a class that mixes sync and async ones, to run on the actor's own thread; None ends it.
@@ -248,11 +212,11 @@ class LoopServing:
                 return self._actor.queue.get_nowait()
             except queue.Empty:
                 self._arrived.clear()
-                # Set `_asleep` before the last check, so that a message posted in between is never missed.
-                self._asleep = True
+                # Set `is_asleep` before the last check, so that a message posted in between is never missed.
+                self.is_asleep = True
                 if self._actor.queue.empty():
                     await self._arrived.wait()
-                self._asleep = False
+                self.is_asleep = False
         return None
 
     async def _handle(self, message: Call | Stop, body: Body) -> None:
@@ -298,7 +262,7 @@ class LoopServing:
             actor.returned(call, value)
 
     async def _run_here(self, call: Call, body: Body, execution: Execution) -> Any:
-        execution.enter_task((call.sender, call.call), call.endpoint)
+        execution.enter((call.sender, call.call), call.endpoint, call.origin, asyncio.current_task())
         try:
             if self._actor.is_unwanted(call):
                 execution.drop()
@@ -324,7 +288,7 @@ class LoopServing:
             ended.set_result((value, error))
 
         def work() -> None:
-            self.execution.enter((call.sender, call.call), call.endpoint)
+            self.execution.enter((call.sender, call.call), call.endpoint, call.origin)
             value, error = None, None
             try:
                 try:
@@ -397,10 +361,9 @@ class LoopServing:
 
     # -- from other threads ------------------------------------------------------------
 
-    def posted(self) -> None:
+    def wake_for_message(self) -> None:
         """Wake the loop for a message in the queue."""
-        if self._asleep:
-            self._call_soon(self._ring)
+        self._call_soon(self._ring)
 
     def wake(self) -> None:
         """Wake the loop for a notice, or because the actor is lost."""

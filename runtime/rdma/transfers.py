@@ -120,7 +120,7 @@ class Transfers:
         if self._recorder.on:
             name = "write to a buffer" if is_write else "read of a buffer"
             link = job.handle.owner.node, job.local.size, way.name
-            self._recorder.add(("transfer", start, end, get_ident(), name, current_origin(), link))
+            self._recorder.add(("transfer", start, end, get_ident(), name, current_origin(), *link))
         self._tell_done(job, way.name, (end - start) / 1e9, is_write)
 
     def close(self) -> None:

@@ -26,8 +26,9 @@ Kind = Literal["cell", "run", "call", "wait", "collective", "backward", "user", 
 # What holds it together with others. run: (the node that asked, the number of the call, actor); call: (the first number
 # of it, the last one, actor); collective: (its group); backward: the same, where gradients are reduced in it.
 Link = tuple[Any, ...]
-# As it is recorded; a span is made of it when somebody asks: kind, start, end, thread, name, origin, link.
-Row = tuple[Kind, int, int, int, str, str, Link]
+# A span as it is recorded: kind, start, end, thread, name, origin, and the parts of the link. One flat tuple, because
+# the garbage collector counts tuples.
+Row = tuple[Any, ...]
 now = monotonic_ns
 CELLS = "meshbook.runtime.cells.actor.CellActor"
 
@@ -94,16 +95,16 @@ class Recorder:
     def record(self, kind: Kind, name: str, start: int, link: Link = ()) -> None:
         """Record a span of the calling thread that ends now; for who is not in a hurry."""
         if self.on:
-            self.add((kind, start, now(), get_ident(), name, current_origin(), link))
+            self.add((kind, start, now(), get_ident(), name, current_origin(), *link))
 
     def recording(self, since: int) -> Recording:
         """All that ended at this time or later, and what has not ended yet."""
         asked = now()
         rows, marks = _copy(self._spans), _copy(self._marks)
         forgotten = rows[0][2] if self.on and len(rows) == self._spans.maxlen else since
-        spans = [Span(*row) for row in rows if row[2] >= since]
+        spans = [_span_of(row) for row in rows if row[2] >= since]
         begun = [*list(self.open.values()), *(row for find in self.busy for row in find())]
-        spans += [Span(*row, is_open=True) for row in (_until(row, asked) for row in begun)]
+        spans += [_span_of(_until(row, asked), is_open=True) for row in begun]
         return Recording(
             asked,
             max(since, forgotten),
@@ -112,6 +113,11 @@ class Recorder:
             {thread.ident: thread.name for thread in threading.enumerate() if thread.ident is not None},
             max(since, marks[0][0] if self.on and len(marks) == self._marks.maxlen else since),
         )
+
+
+def _span_of(row: Row, *, is_open: bool = False) -> Span:
+    kind, start, end, thread, name, origin, *link = row
+    return Span(kind, start, end, thread, name, origin, tuple(link), is_open)
 
 
 def _until(row: Row, time: int) -> Row:

@@ -69,13 +69,13 @@ def _recorded(function: Callable[..., Any], name: str, recorder: Recorder, signs
         group = kwargs.get("group") if len(args) <= place else args[place]
         start, origin, link = now(), current_origin(), (getattr(group, "group_name", ""),)
         try:
-            recorder.open[thread] = ("collective", start, 0, thread, name, origin, link)
+            recorder.open[thread] = ("collective", start, 0, thread, name, origin, *link)
             signs.collectives(len(recorder.open))
             return function(*args, **kwargs)
         finally:
             recorder.open.pop(thread, None)
             signs.collectives(len(recorder.open))
-            recorder.add(("collective", start, now(), thread, name, origin, link))
+            recorder.add(("collective", start, now(), thread, name, origin, *link))
 
     setattr(recorded, _MARK, True)
     return recorded
@@ -95,13 +95,13 @@ def _watch_waits(c10d: Any, recorder: Recorder, signs: Signs) -> None:
             return known(self, *args, **kwargs)
         start, origin = now(), current_origin()
         try:
-            recorder.open[thread] = ("collective", start, 0, thread, "work.wait", origin, ())
+            recorder.open[thread] = ("collective", start, 0, thread, "work.wait", origin)
             signs.collectives(len(recorder.open))
             return known(self, *args, **kwargs)
         finally:
             recorder.open.pop(thread, None)
             signs.collectives(len(recorder.open))
-            recorder.add(("collective", start, now(), thread, "work.wait", origin, ()))
+            recorder.add(("collective", start, now(), thread, "work.wait", origin))
 
     setattr(wait, _MARK, True)
     c10d.Work.wait = wait
@@ -128,7 +128,7 @@ def _watch_backward(recorder: Recorder) -> None:
         try:
             return run(*args, **kwargs)
         finally:
-            recorder.add(("backward", start, now(), thread, "backward", current_origin(), link))
+            recorder.add(("backward", start, now(), thread, "backward", current_origin(), *link))
 
     setattr(run_backward, _MARK, True)
     setattr(reducer, _PREPARE, prepare_for_backward)

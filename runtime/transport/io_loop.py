@@ -64,7 +64,7 @@ class IoLoop:
         self._timers: list[tuple[float, int, Callback]] = []  # a heap, for the I/O thread only
         self._new_timers: deque[tuple[float, int, Callback]] = deque()
         self._order = itertools.count()
-        self._asleep = False
+        self._asleep = 0  # the number of the wait that must be ended for new items, or 0
         self._wakes_at = math.inf  # when the current wait times out
         self._not_started = [None]  # a token: the thread that pops it starts the loop
         self._is_closing = False
@@ -145,10 +145,13 @@ class IoLoop:
 
     def _wake(self) -> None:
         # The I/O thread sets `_asleep`, then checks its queues; other threads append, then check `_asleep`. So no item
-        # is missed, and no system call is needed while the I/O thread is awake. Only the I/O thread changes `_asleep`:
-        # a Ctrl-C may stop this thread at any point, and the next caller must still ring.
-        if self._asleep and (bell := self._bell) is not None:
+        # is missed, and no system call is needed while the I/O thread is awake, or about to be.
+        if (wait := self._asleep) and (bell := self._bell) is not None:
             bell.ring()
+            # Only now, as a Ctrl-C may stop this thread at any point. Each wait has a number: by now the I/O thread may
+            # be in the next one, which needs a ring of its own. There is no call between the check and the assignment.
+            if self._asleep == wait:
+                self._asleep = 0
 
     # -- descriptors, from the I/O thread (or before `start`) --------------------------------
 
@@ -171,11 +174,11 @@ class IoLoop:
         try:
             while not self._is_closing:
                 timeout = self._run_timers() if new_timers or self._timers else None
-                self._asleep = True
+                self._asleep = self.wakeups + 1
                 if callbacks or new_timers:
                     timeout = 0.0
                 events = poll(timeout)
-                self._asleep = False
+                self._asleep = 0
                 self.wakeups += 1
                 for descriptor, flags in events:
                     if (handler := handlers.get(descriptor)) is not None:
@@ -226,7 +229,7 @@ class IoLoop:
 
         The epoll instance is shared with the parent, so nothing is unregistered.
         """
-        self._has_ended, self._ident, self._asleep, self._wakes_at = True, 0, False, math.inf
+        self._has_ended, self._ident, self._asleep, self._wakes_at = True, 0, 0, math.inf
         self._callbacks.clear()
         for close in self.close_in_child:
             close()

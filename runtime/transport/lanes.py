@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -18,6 +18,9 @@ from meshbook.runtime.transport.link import Link
 from meshbook.runtime.transport.streams import node_of
 from meshbook.runtime.transport.unix import Listener, Peer, Reader, StreamSocket
 from meshbook.runtime.wire.frames import Buffer
+
+if TYPE_CHECKING:
+    from meshbook.runtime.transport.gateway import Gateway
 
 Key = tuple[str, str]  # a host, and a stream to a node of it
 
@@ -29,23 +32,10 @@ class Lane(NamedTuple):
     reader: Reader
 
 
-class Forwarding(Protocol):
-    """The part of the gateway that lanes need."""
-
-    def open_lane(self, request: LaneRequest) -> Key | None:
-        """Return the key of the requested lane; None if its node cannot be reached."""
-
-    def forward(self, key: Key, frame: Buffer) -> bool:
-        """Forward a frame; return whether there is room for another one."""
-
-    def refuse_lane(self, why: str) -> None:
-        """Count a connection that does not request a lane."""
-
-
 class Lanes:
     """The lanes of one gateway. A lane is read only while its stream has room: its senders wait meanwhile."""
 
-    def __init__(self, loop: IoLoop, path: Path, most_bytes: int, gateway: Forwarding) -> None:
+    def __init__(self, loop: IoLoop, path: Path, most_bytes: int, gateway: Gateway) -> None:
         self._loop = loop
         self._most_bytes = most_bytes
         self._gateway = gateway

@@ -13,9 +13,9 @@ read the rest of the connection wrongly.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Sequence
-from typing import Final
 
 import msgspec
 
@@ -28,6 +28,9 @@ MAGIC = b"mb"
 ALIGNMENT = 64
 HERE, ELSEWHERE = 0, 1
 _PREFIX = struct.Struct("<2sBBIQI")
+_SIZES = struct.Struct("<IQI")  # the prefix without its first four bytes
+_USUAL = MAGIC + bytes((VERSION, HERE))  # those of a message whose body is in the frame
+SMALL_BYTES = 4096  # up to this size, a copy of a part of a frame is cheaper than a view
 _LENGTH = struct.Struct("<Q")
 _NUMBER = struct.Struct(">Q")  # as msgpack has it
 _RANK = struct.Struct(">I")
@@ -66,9 +69,10 @@ class Lost(bytes):
         return self.size
 
 
-def pack(message: messages.Message, body: Body, limit: int) -> Buffer:
-    """One frame of a message and its body. Raises MessageTooLarge over `limit` bytes."""
-    header = _encode(message)
+def pack(message: messages.Message, body: Body, limit: int, header: bytes | None = None) -> Buffer:
+    """One frame of a message and its body. Raises MessageTooLarge over `limit` bytes. `header`: the encoded message."""
+    if header is None:
+        header = _encode(message)
     if len(body) < 2:
         stream = body[0] if body else b""
         _check_size(len(header) + len(stream), limit, message)
@@ -102,20 +106,36 @@ def _pack_buffers(message: messages.Message, header: bytes, body: Body, limit: i
     return frame
 
 
+@functools.lru_cache(256)
+def _header_template(
+    sender: str,
+    actor: str,
+    endpoint: str,
+    shape: tuple[tuple[str, ...], tuple[int, ...]],
+    origin: str,
+    manner: messages.Manner,
+    reply_to: messages.Address | None,
+    by: str,
+) -> tuple[bytes, int, int]:
+    """The header of such calls, and the positions of the number and of the rank in it."""
+    # The largest numbers: msgpack encodes them in full width, so every other number fits in their place.
+    number, rank = (1 << 64) - 1, (1 << 32) - 1
+    header = _encode(messages.Call(sender, number, actor, endpoint, (rank, *shape), origin, manner, reply_to, by))
+    # No text contains these bytes, since UTF-8 has no 0xff.
+    number_at = header.index(b"\xcf" + b"\xff" * 8) + 1
+    return header, number_at, header.index(b"\xce" + b"\xff" * 4, number_at + 8) + 1
+
+
 class CallFrames:
     """The frames of one call to several ranks: encoded once, of which only the number and the rank differ."""
 
-    # The largest numbers: msgpack encodes them in full width, so every other number fits in their place.
-    _NUMBER: Final = (1 << 64) - 1
-    _RANK: Final = (1 << 32) - 1
-
     def __init__(self, call: messages.Call, body: Body, limit: int) -> None:
-        _, labels, sizes = call.place
-        template = msgspec.structs.replace(call, call=self._NUMBER, place=(self._RANK, labels, sizes))
-        self._template = bytes(pack(template, body, limit))
-        # No text of the header contains these bytes, since UTF-8 has no 0xff. The header comes before the body.
-        self._number_at = self._template.index(b"\xcf" + b"\xff" * 8) + 1
-        self._rank_at = self._template.index(b"\xce" + b"\xff" * 4, self._number_at + 8) + 1
+        header, number_at, rank_at = _header_template(
+            *(call.sender, call.actor, call.endpoint, call.place[1:], call.origin, call.manner, call.reply_to, call.by)
+        )
+        self._template = pack(call, body, limit, header)
+        start = _PREFIX.size + _LENGTH.size * max(0, len(body) - 1)
+        self._number_at, self._rank_at = start + number_at, start + rank_at
 
     def make(self, number: int, rank: int) -> bytearray:
         """Return the frame for one rank."""
@@ -140,6 +160,15 @@ def is_whole(frame: Buffer) -> bool:
 
 def unpack(frame: Buffer) -> tuple[messages.Any, list[Buffer] | Elsewhere]:
     """The message and the body of a frame, without copying buffers. Raises RefusedMessage for anything else."""
+    if _PREFIX.size <= len(frame) <= SMALL_BYTES and frame[:4] == _USUAL and type(frame) is bytes:
+        # Nearly every message. `bytes` instead of views: the garbage collector does not have to look at them.
+        header_length, stream_length, count = _SIZES.unpack_from(frame, 4)
+        start = _PREFIX.size + header_length
+        if not count and len(frame) == start + stream_length:
+            try:
+                return _decode(frame[_PREFIX.size : start]), [frame[start:]] if stream_length else []
+            except (msgspec.DecodeError, ValueError) as error:
+                raise RefusedMessage(f"a damaged message: {error}") from error
     view = memoryview(frame)
     try:
         magic, version, place, header_length, stream_length, count = _PREFIX.unpack_from(view)

@@ -15,7 +15,7 @@ from meshbook.runtime.errors import ExitReport
 Place = tuple[int, tuple[str, ...], tuple[int, ...]]  # rank, dimension names, sizes: a point of the called mesh
 
 
-class Address(msgspec.Struct, frozen=True, array_like=True):
+class Address(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where a node is reached: its id, and its URL, which begins with that of its host."""
 
     node: str
@@ -31,8 +31,8 @@ class Creator(msgspec.Struct, frozen=True, array_like=True):
     creator: Creator | None = None
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True, tag_field="k"):
-    """The base of all of them."""
+class Message(msgspec.Struct, frozen=True, array_like=True, tag_field="k", gc=False):
+    """The base of all of them. The garbage collector skips messages: they contain plain data, hence no cycles."""
 
 
 class Hello(Message, frozen=True, tag="h"):

@@ -111,7 +111,7 @@ def test_where_a_task_is(running: Execution) -> None:
         await event.wait()
 
     async def step(event: asyncio.Event) -> None:
-        running.enter_task(KEY, "step")
+        running.enter(KEY, "step", task=asyncio.current_task())
         await inner(event)
 
     async def look() -> str:
@@ -132,7 +132,7 @@ def test_where_a_task_is_that_does_not_await(running: Execution) -> None:
         return running.where()
 
     async def step() -> str:
-        running.enter_task(KEY, "step")
+        running.enter(KEY, "step", task=asyncio.current_task())
         return await inner()
 
     line = inner.__code__.co_firstlineno + 1
@@ -207,7 +207,7 @@ def test_a_task_that_the_endpoint_started_waits_on_its_own(running: Execution) -
         return ways
 
     async def step() -> list[bool]:
-        running.enter_task(KEY, "step")
+        running.enter(KEY, "step", task=asyncio.current_task())
         assert running.begin_wait(future, blocking=False, bounded=False)
         running.end_wait()
         return await asyncio.create_task(aside())
@@ -287,7 +287,7 @@ def test_a_task_is_cancelled_before_what_it_waits_for(running: Execution) -> Non
     question.cancel = note  # type: ignore[method-assign]
 
     async def step() -> None:
-        running.enter_task(KEY, "step")
+        running.enter(KEY, "step", task=asyncio.current_task())
         running.begin_wait(future, blocking=False, bounded=False)
         try:
             await asyncio.Event().wait()

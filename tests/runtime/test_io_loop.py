@@ -242,6 +242,23 @@ def test_many_callbacks_cost_few_wake_ups(loop: IoLoop) -> None:
     assert loop.wakeups - before <= 4
 
 
+def test_callbacks_of_one_sleep_ring_once(loop: IoLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the thread has not woken up yet; and the next sleep needs a ring of its own."""
+    bell = loop._bell
+    assert bell is not None
+    ring, rings = bell.ring, queue.SimpleQueue[None]()
+    for _ in range(2):
+        wait_until_asleep(loop)
+        monkeypatch.setattr(bell, "ring", lambda: rings.put(None))  # nothing wakes the thread
+        for _ in range(3):
+            loop.call_soon(lambda: None)
+        assert rings.qsize() == 1
+        rings.get()
+        monkeypatch.setattr(bell, "ring", ring)
+        ring()
+        loop.run(lambda: None)
+
+
 # -- the end -----------------------------------------------------------------------
 
 

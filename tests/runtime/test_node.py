@@ -479,3 +479,11 @@ def test_an_actor_for_which_there_is_no_thread(
     mesh.stop().get(PATIENCE)
     monkeypatch.undo()
     assert answers(session.spawn(any_probe, on=[node]))
+
+
+def test_a_time_limit_of_a_call_whose_answer_is_here(session: Any) -> None:
+    """The answer may come before the limit is set."""
+    answer = session.spawn_probe().run.call_one(len, "four")
+    assert answer.get(PATIENCE) == 4
+    session.controller.calls.limit(answer, 0.0, name="probe.run", count=1, first=0)
+    assert answer.get() == 4

@@ -25,7 +25,7 @@ NOWHERE = Extent((), ())
 
 
 def row(start: int, end: int, name: str = "step") -> Row:
-    return "run", start, end, 1, name, "", ()
+    return "run", start, end, 1, name, ""
 
 
 def recording_of(node: Any) -> Recording:
