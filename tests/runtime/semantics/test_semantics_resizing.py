@@ -176,7 +176,10 @@ def test_beyond_1_processes_know_their_place(processes: Any) -> None:
     port = before[0][1][4]
     members.slice(a=0).run.call(lambda member: os.environ.update(LOCAL_WORLD_SIZE="mine")).get(PATIENCE)
     procs = procs.resize(b=2)
+    assert procs.initialized.get(PATIENCE) is True
     after = values(procs.all_of(members).run.call(look))
+    assert after[0][1][4] != port  # the ranks of before may still meet at theirs
+    port = after[0][1][4]
     assert [environment for _, environment in after] == [
         ("0", "0", "4", "mine", port, "given"),
         *((str(rank), str(rank), "4", "4", port, "given") for rank in (1, 2, 3)),
