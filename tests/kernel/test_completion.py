@@ -67,6 +67,11 @@ def settle(notebook: Notebook, cell: str, expected: dict[str, str]) -> dict[str,
     return found
 
 
+def offers(notebook: Notebook, cell: str, wanted: str) -> bool:
+    """Whether a match is among others; asked again, as in `settle`."""
+    return any(wanted in complete(notebook, cell) for _ in range(50))
+
+
 @pytest.mark.parametrize(
     ("cell", "expected"),
     [
@@ -248,9 +253,9 @@ def test_a_rank_that_cannot_answer_has_told_what_it_had(notebook: Notebook, sign
     notebook.run(f"%%mesh\n{signs.definition}")
     cell = notebook.start(HOLDING.format(gate=gate.path))
     signs.wait_for("began")
-    assert "%%mesh\nmodel" in complete(notebook, "%%mesh\nmod|")
-    assert "%%mesh\nmodel.weight" in complete(notebook, "%%mesh\nmodel.|")
-    assert "%%mesh\nworld_size" in complete(notebook, "%%mesh\nworld|")
+    assert offers(notebook, "%%mesh\nmod|", "%%mesh\nmodel")
+    assert offers(notebook, "%%mesh\nmodel.|", "%%mesh\nmodel.weight")
+    assert offers(notebook, "%%mesh\nworld|", "%%mesh\nworld_size")
     assert settle(notebook, "%%mesh\nmodel.weight.|", {}) == {}
     assert cell.reply is None
     gate.open()

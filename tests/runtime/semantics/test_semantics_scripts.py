@@ -65,8 +65,15 @@ def folder() -> Iterator[Path]:
 
 
 def still_there(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Who lives when nobody should any more."""
-    return psutil.wait_procs(processes, timeout=AT_ONCE)[1]
+    """Those of these processes that still run after a while. An orphan has ended also where init has yet to reap it."""
+    return [process for process in psutil.wait_procs(processes, timeout=AT_ONCE)[1] if not has_ended(process)]
+
+
+def has_ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 # -- 19 --------------------------------------------------------------------------------
