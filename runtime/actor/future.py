@@ -39,13 +39,13 @@ class Future(Generic[T]):
     """The answer to a call, made by endpoints and meshes: wait with `.get()` in scripts and cells, or `await` it."""
 
     __slots__ = (
-        *("_callbacks", "_decode", "_decoding", "_done", "_error", "_index", "_inquiry", "_is_settled", "_trace"),
-        *("_value", "__weakref__"),
+        *("_callbacks", "_decode", "_decoding", "_done", "_error", "_index", "_inquiry", "_trace", "_value"),
+        "__weakref__",
     )
 
     # A call creates one future, and thousands may be pending, which the garbage collector looks at again and again: so
-    # the list and the lock are created when they are first needed. Between the check for None and the assignment there
-    # is no call, so no other thread and no finalizer runs there.
+    # the list and the lock are created when they are first needed. Between a check and the assignments after it there
+    # is no call, so no other thread, finalizer or signal handler runs there (unless a debugger traces these lines).
     _callbacks: list[Callable[[], object]] | None  # the settling thread and the waiting ones share it
     _decode: Callable[[], T] | None
     _decoding: RLock | None  # one thread decodes; re-entrant, as a finalizer may read the same future meanwhile
@@ -53,7 +53,6 @@ class Future(Generic[T]):
     _error: BaseException | None
     _inquiry: PendingCall | None  # None once the future is done
     _index: int | None  # of the target that answers; None where several do
-    _is_settled: bool  # a thread has begun to settle the future
     _trace: TracebackType | None  # of the error, as it came here; each reader adds its own lines to that
     _value: Any
 
@@ -67,7 +66,6 @@ class Future(Generic[T]):
         self._inquiry = None
         self._index = None
         self._decoding = None
-        self._is_settled = False
         self._done = False
         self._decode = None
         self._value = _UNDECODED
@@ -92,7 +90,9 @@ class Future(Generic[T]):
 
     def asked(self, inquiry: PendingCall, index: int | None) -> None:
         """Say which question this is the answer of."""
-        self._inquiry, self._index = inquiry, index
+        self._index = index
+        if not self._done:
+            self._inquiry = inquiry
 
     @property
     def inquiry(self) -> PendingCall | None:
@@ -106,24 +106,18 @@ class Future(Generic[T]):
 
     def resolve(self, decode: Callable[[], T]) -> None:
         """The answer is here; `decode` makes the value when first asked, or raises. A second answer is ignored."""
-        if self._is_settled:
+        if self._done:
             return
-        self._is_settled = True
-        self._decode = decode
-        self._mark_done()
+        self._decode, self._inquiry, self._done = decode, None, True
+        if self._callbacks:
+            self._run_callbacks()
 
     def fail(self, error: BaseException) -> None:
         """No answer will come, for this reason."""
-        if self._is_settled:
+        trace = without_ours(error.__traceback__)
+        if self._done:
             return
-        self._is_settled = True
-        self._trace = without_ours(error.__traceback__)
-        self._error = error
-        self._mark_done()
-
-    def _mark_done(self) -> None:
-        self._done = True
-        self._inquiry = None
+        self._error, self._trace, self._inquiry, self._done = error, trace, None, True
         if self._callbacks:
             self._run_callbacks()
 
@@ -247,7 +241,7 @@ class Future(Generic[T]):
                     self._value = self._decode()
                 except Exception as error:
                     self._error, self._trace = error, without_ours(error.__traceback__)
-                self._decode = self._decoding = None
+                self._decode = None
         return self._error
 
     def _result(self) -> T:

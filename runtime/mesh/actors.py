@@ -159,7 +159,7 @@ class ActorMesh(MeshTrait):
 
     def _limit(self, future: Future[Any], endpoint: str, seconds: float, first: int = 0) -> None:
         name = f"{self._name}.{endpoint}"
-        current_node().calls.limit(future, seconds, name=name, count=len(self._picked), first=first)
+        current_node().calls.limit([future], seconds, name=name, count=len(self._picked), first=first)
 
     def _stream(self, endpoint: str, arguments: Arguments) -> Sequence[Future[Any]]:
         asker = AsCompleted(len(self._picked), self._explainer(endpoint))

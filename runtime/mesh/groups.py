@@ -199,5 +199,5 @@ def ask_processes(
     targets = [Target(address, PROCESS) for address in mesh.nodes]
     asker = PerRank(len(targets))
     node.calls.send(targets, endpoint, (arguments, {}), mesh.extent, asker)
-    node.calls.limit(asker.futures[0], limit, name=endpoint, count=len(targets), first=0)
+    node.calls.limit(asker.futures, limit, name=endpoint, count=len(targets), first=0)
     return asker.futures

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CROWD = 6  # above this number of waiting messages, the I/O thread sends the replies
 Make = Callable[[], Actor]
 Constructed = Callable[[SupervisionError | None], None]
 Item = tuple[Call | Stop, Body]
@@ -428,9 +427,8 @@ class HostedActor:
         else:
             try:
                 what = functools.partial(self._describe, "the result", call)
-                # While many messages wait, the I/O thread sends the replies in batches.
-                soon = self.queue.size() > CROWD
-                self._node.replies.reply(call.sender, call.call, value, what, call.place[0], soon=soon)
+                # From this thread, at once: the reply is there also if the next message ends the process.
+                self._node.replies.reply(call.sender, call.call, value, what, call.place[0])
             except Exception as error:  # for example out of memory: the caller gets the error, the actor continues
                 where = f"the sending of the result of {name_place(self.instance, call.endpoint)}"
                 self._node.replies.reply_error(call.sender, call.call, tell_raised(where, error), error)

@@ -238,13 +238,12 @@ class Outbound:
         self._table.adopt(asker, [(call, target.address.node) for target, call in zip(targets, calls, strict=True)])
         asker.asked(PendingCall(self._desk, targets, calls, endpoint))
 
-    def limit(self, future: Future[Any], seconds: float, *, name: str, count: int, first: int) -> None:
-        """Set a time limit for a call, which then fails with CallTimeout."""
-        inquiry = future.inquiry
-        if inquiry is None:  # the reply is here already
-            return
-        assert isinstance(inquiry, PendingCall)
-        TimeLimit(self, inquiry, seconds, name=name, count=count, first=first)
+    def limit(self, futures: Sequence[Future[Any]], seconds: float, *, name: str, count: int, first: int) -> None:
+        """Set a time limit for a call, of which these are the futures; the pending ones then fail with CallTimeout."""
+        for future in futures:
+            if isinstance(inquiry := future.inquiry, PendingCall):  # else this reply is here already
+                TimeLimit(self, inquiry, seconds, name=name, count=count, first=first)
+                return
 
     def ask_where(self, silent: Sequence[Unanswered], asker: PerRank) -> None:
         """Ask the control actor of each target where its call is."""

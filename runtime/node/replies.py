@@ -30,11 +30,8 @@ class Replies:
         self._node = routes.own.node
         self._limit = limit
 
-    def reply(self, to: str, call: int, value: Any, what: pickling.What, rank: int = 0, *, soon: bool = False) -> None:
-        """Reply with a value; `what` describes it in the error if it cannot be pickled.
-
-        With `soon`, the I/O thread sends the reply, together with others.
-        """
+    def reply(self, to: str, call: int, value: Any, what: pickling.What, rank: int = 0) -> None:
+        """Reply with a value; `what` describes it in the error if it cannot be pickled."""
         try:
             reply = Reply(self._node, call, "ok", rank)
             body = pickling.dumps(value, what)
@@ -47,7 +44,7 @@ class Replies:
             return self.reply_lost(to, call, SupervisionError(f"{text}: {error}"))
         except MeshbookError as error:
             return self.reply_error(to, call, str(error), error)
-        return self._send(to, frame, soon=soon)
+        return self._send(to, frame)
 
     def reply_error(self, to: str, call: int, text: str, error: BaseException) -> None:
         """Reply that the endpoint raised."""
@@ -62,9 +59,9 @@ class Replies:
         """Return the port through which an endpoint replies to this call itself."""
         return ResponsePort(self._routes.address_of(node), call, rank, settled)
 
-    def _send(self, to: str, frame: Buffer, *, soon: bool = False) -> None:
+    def _send(self, to: str, frame: Buffer) -> None:
         try:
-            (self._routes.send_soon if soon else self._routes.send)(self._routes.address_of(to), frame)
+            self._routes.send(self._routes.address_of(to), frame)
         except PeerGone:
             return  # the caller is gone
 

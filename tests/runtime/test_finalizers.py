@@ -94,7 +94,6 @@ ANYWHERE = [
     *("node.flow_control:Outstanding.give_back", "node.flow_control:Owed.take", "node.flow_control:FlowControl.grant"),
     *("node.flow_control:FlowControl._ask_for_room", "node.hosted_actor:HostedActor.post"),
     *("actor.future:Future.pending", "actor.future:Future.when_done", "actor.future:Future.resolve"),
-    "actor.future:Future._mark_done",
     *("actor.future:Future._run_callbacks", "actor.future:Future._await_latch", "actor.future:Future._decoded"),
     *("queues:Latch.wait", "queues:Latch.release", "queues:Latch.__init__"),
     *("queues:HighWaterMark.wait", "queues:HighWaterMark.notify"),

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.config import Settings
-from meshbook.runtime.errors import ActorError, ExitReport, ProcessDied, SupervisionError
+from meshbook.runtime.errors import ActorError, CallTimeout, ExitReport, ProcessDied, SupervisionError
+from meshbook.runtime.node.call_table import PerRank, Target
+from meshbook.runtime.node.control import CONTROL
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.wire.frames import Buffer, pack, unpack
 from meshbook.runtime.wire.messages import Address, Call, Hello, Message, Reply, Spawn, Stop
-from tests.runtime.conftest import PATIENCE, Received
+from tests.runtime.conftest import NOWHERE, PATIENCE, Gate, Received
 
 
 def fails(future: Any, said: str, kind: type[BaseException] = SupervisionError) -> BaseException:
@@ -481,9 +484,37 @@ def test_an_actor_for_which_there_is_no_thread(
     assert answers(session.spawn(any_probe, on=[node]))
 
 
-def test_a_time_limit_of_a_call_whose_answer_is_here(session: Any) -> None:
-    """The answer may come before the limit is set."""
-    answer = session.spawn_probe().run.call_one(len, "four")
-    assert answer.get(PATIENCE) == 4
-    session.controller.calls.limit(answer, 0.0, name="probe.run", count=1, first=0)
-    assert answer.get() == 4
+def test_a_time_limit_where_one_rank_has_failed_already(session: Any, gate: Gate) -> None:
+    """Its future is settled before the limit is set; the limit holds for the others."""
+    gone, mute = session.workers(2)
+    session.declare_down(gone)
+    targets = [Target(node.address, CONTROL) for node in (gone, mute)]
+    futures = PerRank(2)
+    mute.loop.call_soon(gate.pass_through)
+    gate.wait_entered()
+    session.controller.calls.send(targets, "where", (("nobody", "x", 1), {}), NOWHERE, futures)
+    session.controller.calls.limit(futures.futures, 0.0, name="process.where", count=2, first=0)
+    assert isinstance(futures.futures[0].exception(PATIENCE), ProcessDied)
+    assert isinstance(futures.futures[1].exception(PATIENCE), CallTimeout)
+    gate.open()
+
+
+def test_a_reply_has_left_before_the_next_message_begins(session: Any, gate: Gate) -> None:
+    """Also while many messages wait, and without the I/O thread: the next message may end the process."""
+    [node] = session.workers(1)
+    probe, holding = session.spawn_probe(node), Gate()
+    futures = [probe.run.call_one(gate.pass_through)]
+    gate.wait_entered()
+    futures += [probe.run.call_one(len, "four") for _ in range(30)]
+    last = probe.run.call_one(gate.pass_through)
+    hosted, end = node.actors.find(cast(Any, probe)._targets[0].actor), time.monotonic() + PATIENCE
+    while hosted.queue.size() < 31:
+        assert time.monotonic() < end
+    node.loop.call_soon(holding.pass_through)
+    holding.wait_entered()
+    gate.open()
+    gate.wait_entered()
+    assert [future.get(PATIENCE) for future in futures] == [None, *[4] * 30]
+    holding.open()
+    gate.open()
+    assert last.get(PATIENCE) is None
