@@ -129,11 +129,13 @@ class Execution:
                 f"that it waits for is never begun. Call the method itself, or do not wait inside the endpoint."
             )
         with self._guard:
-            if self._broken:
-                raise asyncio.CancelledError
-            self.serial = 0 if bounded else next(_serial)
-            self._waits_since = now()
-            self._waiting = future
+            if not (is_broken := self._broken):
+                self.serial = 0 if bounded else next(_serial)
+                self._waits_since = now()
+                self._waiting = future
+        if is_broken:
+            future.cancel()  # as if the cancellation had come during the wait
+            raise asyncio.CancelledError
         if not bounded:  # a wait with a time limit ends by itself
             self._watch()
         return True

@@ -255,8 +255,10 @@ def test_what_it_waits_for_is_cancelled_and_the_wait_ends_by_that(running: Execu
 def test_who_is_broken_off_begins_no_wait(running: Execution) -> None:
     running.enter(KEY, "step")
     running.cancel(KEY)
+    future, question = asked("other")
     with pytest.raises(asyncio.CancelledError):
-        running.begin_wait(asked("other")[0], blocking=True, bounded=False)
+        running.begin_wait(future, blocking=True, bounded=False)
+    assert question.is_cancelled  # no other message needs its answer either
 
 
 def test_a_thread_inside_the_runtime_is_tried_again_as_long_as_it_is_at_the_message(
