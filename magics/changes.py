@@ -9,11 +9,12 @@ import asyncio
 import contextlib
 import contextvars
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from meshbook.magics.losses import tell_lost
+from meshbook.magics.course import ABORT_WITHIN
+from meshbook.magics.losses import tell_lost, tell_stuck
 from meshbook.magics.meshes import MeshError, NotebookMesh
 from meshbook.magics.rollcall import Whereabouts, answers_of, ask_ranks, call_roll, count_ranks, describe_roll
 from meshbook.runtime.actor.future import Future
@@ -23,6 +24,9 @@ from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.ends import when_ended
 
 DEATH_WITHIN = 10.0  # seconds for a killed process to be gone: who is stuck in the operating system may never be
+HEEDS_WITHIN = 1.0  # seconds for a rank that a cell ended without to heed one more interrupt
+FREED_WITHIN = 2.0  # seconds for ranks to end their cell after their process groups were broken
+PAUSE = 0.02  # between looks at ranks that are about to end their cell
 MOMENT = 1.0  # seconds, after which it is said what a verb waits for
 T = TypeVar("T")
 
@@ -34,6 +38,8 @@ def heal(mesh: NotebookMesh) -> str:
         healed = mesh.procs.heal().get()
     except (MeshbookError, RuntimeError) as error:
         raise MeshError(f"{mesh.name} could not be healed: {error}") from error
+    if not healed and mesh.stuck:
+        return f"no rank of {mesh.name} is dead; {tell_stuck(mesh, mesh.stuck)}"
     if not healed:
         return f"all {mesh.extent.nelements} ranks of {mesh.name} are well"
     return "\n".join(_tell_healed(mesh, healed, time.monotonic() - started))
@@ -84,7 +90,46 @@ def interrupt(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
     parts += [describe_roll(roll)] if roll else []
     mute = [rank for rank, where in roll.items() if where.said is None]
     advice = f"\n%mesh interrupt {','.join(map(str, mute))} --kill ends what does not answer" if mute else ""
+    if (stuck := mesh.stuck & set(heard)) and not _wait_freed(mesh, stuck, HEEDS_WITHIN):
+        advice += f"\n{tell_stuck(mesh, mesh.stuck & stuck)}"
     return ", ".join(parts) + advice
+
+
+def break_groups(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
+    """Break the process groups of the mesh, so that these ranks leave the collective in which they wait.
+
+    The groups of all ranks: a part of a group is of no use. The ranks keep their variables.
+    """
+    broken, running = wait_for(_break_groups(mesh, _alive(mesh, ranks)))
+    groups = f"broke process groups ({', '.join(sorted(broken))}): initialize them again"
+    parts = [groups if broken else f"{mesh.name} has no process group"]
+    if running:
+        parts.append(f"{describe_roll(running)}; %mesh interrupt {','.join(map(str, running))} --kill ends what runs")
+    else:
+        parts.append(f"{name_ranks(ranks)} {'runs' if len(ranks) == 1 else 'run'} no cell")
+    return "\n".join(parts)
+
+
+async def _break_groups(mesh: NotebookMesh, ranks: Sequence[int]) -> tuple[set[str], Mapping[int, Whereabouts]]:
+    """Which groups were broken, in words; the ranks that still run a cell after that, and where."""
+    answers = await answers_of(ask_ranks(mesh, ranks).abort_present.call_each(), ABORT_WITHIN)
+    (others,) = await answers_of([mesh.procs.abort_process_groups()], ABORT_WITHIN)
+    broken = {group for groups in (*answers, *(others or {}).values()) for group in groups or ()}
+    end = time.monotonic() + FREED_WITHIN
+    while True:
+        roll = await call_roll(mesh, ranks)
+        running = {rank: where for rank, where in roll.items() if where.said is None or not where.said.is_idle}
+        if not running or time.monotonic() > end:
+            return broken, running
+        await asyncio.sleep(PAUSE)
+
+
+def _wait_freed(mesh: NotebookMesh, ranks: Collection[int], seconds: float) -> bool:
+    """Whether these ranks, which a cell ended without, have answered by then."""
+    end = time.monotonic() + seconds
+    while mesh.stuck.intersection(ranks) and time.monotonic() < end:
+        time.sleep(PAUSE)
+    return not mesh.stuck.intersection(ranks)
 
 
 async def _interrupt(mesh: NotebookMesh, ranks: Sequence[int]) -> tuple[list[int], Mapping[int, Whereabouts]]:

@@ -5,7 +5,7 @@ Not for errors that ranks raise (`meshbook.runtime.cells.failures`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from meshbook.magics.meshes import MeshError, NotebookMesh
 from meshbook.magics.rollcall import Whereabouts
@@ -36,7 +36,7 @@ def error_of_lost(rank: int, error: MeshbookError) -> RankError:
 def error_of_silent(where: Whereabouts) -> RankError:
     """A rank that the cell ends without."""
     if where.said is not None:
-        message = "does not heed interrupts, and still runs the cell"
+        message = "does not heed interrupts, and still runs the cell; %mesh interrupt --break or --kill frees it"
     else:
         message = f"does not answer{f': {where.trouble}' if where.trouble else ''}"
     return RankError("interrupted", "no answer", message, where.frames)
@@ -66,11 +66,19 @@ def check_able(mesh: NotebookMesh, region: Region) -> None:
     ranks = set(region.ranks())
     if dead := sorted(ranks & mesh.dead.keys()):
         raise MeshError(f"{name_ranks(dead)} of {mesh.name} died ({_causes(mesh, dead)}). {_remedy(mesh, dead)}")
-    if busy := sorted(ranks & mesh.busy.keys()):
-        raise MeshError(
-            f"{name_ranks(busy)} of {mesh.name} did not answer in cell {mesh.busy[busy[0]]} and still run it. Wait, or "
-            f"run on the others with {_others(busy)}, or start afresh: %mesh interrupt --kill"
-        )
+    if stuck := ranks & mesh.stuck:
+        raise MeshError(f"{tell_stuck(mesh, stuck)}. Or run on the others with {_others(sorted(stuck))}")
+
+
+def tell_stuck(mesh: NotebookMesh, ranks: Collection[int]) -> str:
+    """Which cell these ranks still run, which has ended without them, and the commands that free them."""
+    cells = sorted({mesh.busy[rank] for rank in ranks})
+    what = f"cell {cells[0]}" if len(cells) == 1 else f"cells {', '.join(map(str, cells))}"
+    verb, them = ("runs", "it") if len(ranks) == 1 else ("run", "them")
+    return (
+        f"{name_ranks(ranks)} of {mesh.name} still {verb} {what}, which has ended without {them}. "
+        f"%mesh interrupt --break frees ranks that wait in a collective; %mesh interrupt --kill starts {them} again"
+    )
 
 
 def _causes(mesh: NotebookMesh, dead: Sequence[int]) -> str:

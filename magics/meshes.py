@@ -72,6 +72,11 @@ class NotebookMesh:
         return self.procs.extent
 
     @property
+    def stuck(self) -> set[int]:
+        """The living ranks that have not answered in a cell which is over, and still run it."""
+        return set(self.busy) - self.dead.keys()
+
+    @property
     def parts(self) -> list[ActorMesh]:
         """The actors that cells need on its ranks."""
         fields = (getattr(self, field.name) for field in dataclasses.fields(self))
@@ -106,9 +111,8 @@ class NotebookMesh:
         """`mesh: 4 ranks (gpus=4) on CPU`"""
         shape = ", ".join(f"{label}={size}" for label, size in self.extent.items())
         kind = "one GPU each" if self.has_gpus else "on CPU (no GPU here)"
-        busy = self.busy.keys() - self.dead.keys()
         state = f"; {name_ranks(self.dead)} dead" if self.dead else ""
-        state += f"; {name_ranks(busy)} busy" if busy else ""
+        state += f"; {name_ranks(self.stuck)} stuck" if self.stuck else ""
         count = self.extent.nelements
         return f"{self.name}: {count} {'rank' if count == 1 else 'ranks'} ({shape}), {kind}{state}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshbook.magics.losses import tell_lost
+from meshbook.magics.losses import tell_lost, tell_stuck
 from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.vitals import tell_vitals
 from meshbook.runtime.errors import MeshbookError
@@ -23,9 +23,8 @@ def state_of(mesh: NotebookMesh) -> Iterator[str]:
         yield f"  rank {rank}{pid} ended: {report.cause}"
     for working in mesh.at_work():
         yield f"  {working}"
-    for rank, cell in sorted(mesh.busy.items()):
-        if rank not in mesh.dead:
-            yield f"  rank {rank} did not answer in cell {cell}, and still runs it"
+    if mesh.stuck:
+        yield f"  {tell_stuck(mesh, mesh.stuck)}"
     for rank, names in sorted(mesh.lost.items()):
         if rank not in mesh.dead:
             yield f"  rank {rank} was started again; {tell_lost(names)}"

@@ -4,7 +4,8 @@
     an error, or a time limit     interrupt -> no answer for 1 s: abort
     at the end of all patience    leave: the cell ends without those that do not answer
 
-An abort that no person asked for is for those ranks alone that stand in a collective: what computes keeps its groups.
+An abort that no person asked for is for those ranks alone that are in a collective: what computes keeps its groups.
+A rank that is still silent half-way to the end is aborted all the same: it may wait where no frame shows a collective.
 
 Pure: it is told what happened and when, and says what is due. Not for doing it (`run`).
 """
@@ -95,6 +96,7 @@ class Steps:
             self._plan(Step.INTERRUPT, now)
         elif self._presses == 2:
             self._taken.pop(Step.ABORT, None)  # one that was not forced
+            self._due.pop(Step.LEAVE, None)
             self._taken.pop(Step.INTERRUPT, None)  # code that an interrupt comes upon unawares may swallow it
             self._plan(Step.INTERRUPT, now)
             self._plan(Step.ABORT, now)
@@ -114,8 +116,9 @@ class Steps:
         for step in Step:
             if self._due.get(step, math.inf) <= now and self.silent:
                 del self._due[step]
-                self._take(step, now)
-                orders.append(Order(step, tuple(sorted(self.silent)), forced=self._presses > 1))
+                forced = self._presses > 1 or (step is Step.ABORT and step in self._taken)
+                self._take(step, now, forced)
+                orders.append(Order(step, tuple(sorted(self.silent)), forced))
         return orders
 
     @property
@@ -129,12 +132,17 @@ class Steps:
         if step not in self._taken:
             self._due[step] = min(at, self._due.get(step, math.inf))
 
-    def _take(self, step: Step, now: float) -> None:
+    def _take(self, step: Step, now: float, forced: bool) -> None:
         self._taken[step] = now
+        end = now + self._until_the_end()
         if step is Step.INTERRUPT:
             self._plan(Step.ABORT, now + self._until_abort())
-        elif step is not Step.LEAVE:
-            self._due[Step.LEAVE] = now + self._until_the_end()
+        elif step is Step.ABORT:
+            self._plan(Step.LEAVE, end)
+            if not forced:
+                self._due[Step.ABORT] = (now + end) / 2
+        elif step is Step.KILL:
+            self._due[Step.LEAVE] = end
 
     def _until_abort(self) -> float:
         if self._has_death and not self.is_wanted:

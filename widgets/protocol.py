@@ -86,8 +86,9 @@ class State(IntEnum):
     PAUSED = 3  # at a prompt, or in the debugger
     STARTING = 4
     ERROR = 5  # its last cell has failed
-    STALE = 6  # it gives no sign of life
-    DEAD = 7
+    STUCK = 6  # a cell has ended without its answer, and it still runs that
+    STALE = 7  # it gives no sign of life
+    DEAD = 8
 
 
 Channel = Literal["state", "rss", "cpu", "gpu_memory", "gpu", "step", "skew", "queued", "age"]

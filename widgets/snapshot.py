@@ -16,7 +16,7 @@ from meshbook.widgets.hosts import roll_up
 from meshbook.widgets.marks import MARKS, Mark, Picture, Row, picture_of
 from meshbook.widgets.protocol import State
 from meshbook.widgets.source import CellFacts, Look, MeshFacts, Pause
-from meshbook.widgets.states import states_of
+from meshbook.widgets.states import ILL, states_of
 from meshbook.widgets.worst import Worst, worst_of
 
 MOST_HOSTS = 8
@@ -110,7 +110,7 @@ def _told(worst: Worst) -> str:
 
 
 def _is_well(host: dict[str, Any]) -> bool:
-    return not host["counts"].keys() & {"dead", "stale", "error"}
+    return not host["counts"].keys() & {state.name.lower() for state in ILL}
 
 
 def _host(host: dict[str, Any]) -> tuple[str, ...]:

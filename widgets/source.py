@@ -47,7 +47,7 @@ class Conditions:
     """What the notebook knows of ranks, beside what their vitals say. Each is a set (or an array) of ranks.
 
     `error`: its last cell has failed, and no other one has begun there. `running`: it owes an answer to a cell.
-    `paused`: it waits for a person, in the debugger or at a prompt.
+    `paused`: it waits for a person, in the debugger or at a prompt. `stuck`: a cell has ended without its answer.
     """
 
     dead: Collection[int] = ()
@@ -55,6 +55,7 @@ class Conditions:
     error: Collection[int] = ()
     running: Collection[int] = ()
     paused: Collection[int] = ()
+    stuck: Collection[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from meshbook.widgets.protocol import State
 from meshbook.widgets.source import Conditions, Look
 
 States: TypeAlias = npt.NDArray[np.uint8]
-ILL = (State.DEAD, State.STALE, State.ERROR)  # the worst first
+ILL = (State.DEAD, State.STALE, State.STUCK, State.ERROR)  # the worst first
 
 
 def states_of(look: Look) -> States:
@@ -30,6 +30,7 @@ def _conditions(look: Look) -> Iterator[tuple[Any, State]]:
     yield indices(known.paused, size), State.PAUSED
     yield indices(known.starting, size), State.STARTING
     yield indices(known.error, size), State.ERROR
+    yield indices(known.stuck, size), State.STUCK
     yield _silent(look.vitals.age, known, size), State.STALE
     yield indices(known.dead, size), State.DEAD
 

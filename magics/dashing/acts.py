@@ -61,7 +61,7 @@ class Acts:
     def _change(self, action: Action, mesh: NotebookMesh, ranks: Sequence[int]) -> str:
         match action:
             case "interrupt":
-                return changes.interrupt(mesh, ranks)
+                return _interrupt(mesh, ranks)
             case "kill":
                 return kill(mesh, ranks)
             case "restart":
@@ -80,7 +80,7 @@ class Acts:
             return f"interrupted cell {self._notebook.cell_number}"
         if jobs := self._jobs(mesh):
             return f"interrupted {', '.join(job.title for job in jobs if job.cancel())}"
-        return changes.interrupt(mesh, ranks)
+        return _interrupt(mesh, ranks)
 
     def _present_cell(self, mesh: NotebookMesh) -> int | None:
         cell = cell_of(self._notebook, mesh)
@@ -108,6 +108,14 @@ class Acts:
         self._notebook.profiling.last = profile
         text = f"profiled {count_ranks(living)} for {PROFILE_SECONDS:g} s; %mesh profile --save FILE keeps it"
         return Answer({"text": text, "html": profile.summary.html()})
+
+
+def _interrupt(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
+    """Interrupt what these ranks run; of those that a cell ended without, which may have ignored one, break the process
+    groups as well."""
+    stuck = mesh.stuck.intersection(ranks)
+    said = changes.interrupt(mesh, ranks)
+    return changes.break_groups(mesh, sorted(stuck)) if mesh.stuck & stuck else said
 
 
 def kill(mesh: NotebookMesh, ranks: Sequence[int]) -> str:

@@ -143,7 +143,7 @@ def _conditions(mesh: NotebookMesh, runs: Sequence[CellRun]) -> Conditions:
     running = {rank for node in at_work if (rank := mesh.rank_of.get(node)) is not None}
     failed = {rank for rank in last.failed if mesh.fresh.get(rank) != last.serial}
     paused = {rank for run in runs for asking in run.pauses for rank in asking.ranks}
-    return Conditions(dead=set(mesh.dead), error=failed - running, running=running, paused=paused)
+    return Conditions(dead=set(mesh.dead), error=failed - running, running=running, paused=paused, stuck=mesh.stuck)
 
 
 def _pauses(runs: Sequence[CellRun]) -> Iterator[Pause]:

@@ -1,4 +1,4 @@
-"""`%mesh interrupt`: interrupt what ranks run, or end what hears nothing."""
+"""`%mesh interrupt`: interrupt what ranks run, break their process groups, or end what does not answer."""
 
 from __future__ import annotations
 
@@ -12,19 +12,31 @@ from meshbook.magics.verbs.verb import Verb, add_selection
 
 @dataclass(frozen=True)
 class Interrupt(Verb):
-    """Interrupt what these ranks run; `kill` ends those that are busy, and starts them again."""
+    """Interrupt what these ranks run.
+
+    `breaks`: break the process groups of their mesh, for ranks that wait in a collective. `kill`: end those that are
+    busy, and start them again.
+    """
 
     word = "interrupt"
     description = "Interrupt what ranks run; also while a cell waits for them."
 
     selection: str = "all"
     kill: bool = False
+    breaks: bool = False
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
         add_selection(parser)
-        parser.add_argument("--kill", action="store_true", help="end those that are busy, and start them again")
+        force = parser.add_mutually_exclusive_group()
+        force.add_argument(
+            "--break",
+            dest="breaks",
+            action="store_true",
+            help="break the process groups of the mesh: frees ranks that wait in a collective, which lose no variables",
+        )
+        force.add_argument("--kill", action="store_true", help="end those that are busy, and start them again")
 
     def run(self, notebook: Notebook) -> None:
-        act = changes.kill_busy if self.kill else changes.interrupt
+        act = changes.kill_busy if self.kill else changes.break_groups if self.breaks else changes.interrupt
         print(act(*notebook.ranks_of(self.selection)))

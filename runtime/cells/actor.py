@@ -221,6 +221,12 @@ class CellControl(Actor):
             return abort_groups()
 
     @endpoint
+    def abort_present(self) -> list[str]:
+        """Break the process groups of this process, whatever runs here; says which."""
+        with INTERRUPTS.aborting(INTERRUPTS.origin):
+            return abort_groups()
+
+    @endpoint
     def where(self) -> Standing:
         """Where the main thread is."""
         if not INTERRUPTS.origin:

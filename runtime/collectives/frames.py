@@ -14,6 +14,7 @@ DECORATOR = "wrapper"
 QUESTIONS = ("get_", "is_")  # `get_rank()` and its like wait for nobody
 # Steps of DistributedDataParallel in which ranks compare their models and copy that of the first.
 DDP = frozenset({"_verify_param_shape_across_processes", "_sync_module_states", "_sync_params_and_buffers"})
+DDP_MODULE = "torch/nn/parallel/distributed.py"
 BACKWARD = ("torch/autograd/graph.py", "_engine_run_backward")
 
 
@@ -21,9 +22,10 @@ def describe_collective(frames: Iterable[tuple[str, str]]) -> str | None:
     """The collective that a thread is in, as its caller names it: `all_reduce`, `barrier`, `init_process_group`.
 
     `frames` are the (file name, function name) of its stack, outermost first. `DistributedDataParallel` while such a
-    model is being made. `backward` for any backward pass: the gradients of such a model are reduced within it, in
-    C++, so it may wait there or compute. None where it is in no collective, as far as Python's frames tell: who waits
-    for the `Work` of an asynchronous operation is in a line of the user's own.
+    model is being made, or waits in its own code, as its second `forward` does when it rebuilds the buckets. `backward`
+    for any backward pass: the gradients of such a model are reduced within it, in C++, so it may wait there or compute.
+    None where it is in no collective, as far as Python's frames tell: who waits for the `Work` of an asynchronous
+    operation is in a line of the user's own.
     """
     stack = [(file.replace("\\", "/"), function) for file, function in frames]
     for file, function in stack:
@@ -31,6 +33,8 @@ def describe_collective(frames: Iterable[tuple[str, str]]) -> str | None:
             return function
         if function in DDP and "torch/" in file:
             return "DistributedDataParallel"
+    if stack and stack[-1][0].endswith(DDP_MODULE):
+        return "DistributedDataParallel"
     if stack and stack[-1][0].endswith(BACKWARD[0]) and stack[-1][1] == BACKWARD[1]:
         return "backward"
     return None

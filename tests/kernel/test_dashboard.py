@@ -214,6 +214,30 @@ def test_a_job_is_interrupted_where_no_cell_holds_the_notebook(shared: Notebook,
     assert shared.evaluate("job.cancelled()")
 
 
+def test_a_rank_that_its_cell_ended_without_is_stuck_and_can_be_interrupted(
+    kernel: str, open_notebook: Callable[..., Notebook], signs: Signs
+) -> None:
+    notebook = open_notebook(kernel)
+    notebook.run("%mesh up --gpus 2")
+    view = View(notebook)
+    view.open()
+    go = notebook.folder / "go"
+    cell = notebook.start(
+        f"%%mesh\n{signs.definition}\nimport os, signal, time\ntell('in')\nwhile rank == 0:\n"
+        f"    try:\n        while True: time.sleep(0.01)\n"
+        f"    except KeyboardInterrupt:\n        if os.path.exists({str(go)!r}): raise\n"
+        "    except BaseException: pass\n"
+        "os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else None"
+    )
+    signs.wait_for("in", 2)
+    notebook.wait_failed(cell)
+    view.wait(lambda state: state["counts"].get("stuck") == 1 and state["by_rank"][0] == State.STUCK)
+    assert "rank 0 at cell" in view.ask(kind="act", action="interrupt", sel="")["text"], "it still runs"
+    go.touch()
+    view.ask(kind="act", action="interrupt", sel="")
+    view.wait(lambda state: "stuck" not in state["counts"])
+
+
 def test_ranks_and_meshes_that_end_are_seen_and_come_back(kernel: str, open_notebook: Callable[..., Notebook]) -> None:
     notebook = open_notebook(kernel)
     notebook.run("%mesh up --gpus 4")

@@ -188,20 +188,84 @@ def test_a_third_interrupt_kills_a_rank_that_does_not_heed_the_others(
     )
 
 
-def test_a_rank_that_the_cell_ended_without_is_busy_until_it_is_killed(mesh: Notebook, signs: Signs) -> None:
-    cell = mesh.start(
-        "%%mesh\nwhile rank == 0:\n    try: tell('there'); time.sleep(600)\n    except KeyboardInterrupt: pass\n"
-        "import os, signal\nos.kill(os.getpid(), signal.SIGKILL) if rank == 1 else None"
-    )
+DEAF = (
+    "%%mesh\nkept = rank\nwhile rank == 0 and not os.path.exists('go'):\n"
+    "    try: tell('there'); time.sleep(0.01)\n    except KeyboardInterrupt: pass\n"
+    "os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else None"
+)
+
+
+def leave_rank_0(mesh: Notebook, signs: Signs, then: str = "") -> None:
+    """Let a cell end without rank 0, which heeds no interrupt."""
+    cell = mesh.start(f"{DEAF}\n{then}")
     mesh.wait_failed(cell, ENDS_WITHIN)
     signs.wait_for("there")
     assert cell.traceback.startswith("[rank 1] ProcessDied: ")
     assert "rank 0 fell as a consequence (no answer at cell" in cell.traceback
+    assert "%mesh interrupt --break" in cell.traceback
     mesh.run("%mesh heal")
-    busy = mesh.run_failing("%%mesh\nrank")
-    assert "rank 0 of mesh did not answer in cell" in busy.error["evalue"]
-    assert len(busy.traceback.splitlines()) == 1
-    assert "rank 0 busy" in mesh.run("%mesh").stdout
+
+
+def test_a_rank_that_the_cell_ended_without_is_stuck_until_it_is_killed(mesh: Notebook, signs: Signs) -> None:
+    leave_rank_0(mesh, signs)
+    stuck = mesh.run_failing("%%mesh\nrank")
+    assert "rank 0 of mesh still runs cell" in stuck.error["evalue"]
+    assert len(stuck.traceback.splitlines()) == 1
+    assert "rank 0 stuck" in mesh.run("%mesh").stdout
+    for command in ("%mesh heal", "%mesh interrupt", "%mesh status"):
+        assert "%mesh interrupt --break" in mesh.run(command).stdout
+    assert "rank 0 at cell" in mesh.run("%mesh interrupt --break").stdout, "it waits in no collective"
     assert mesh.run("%%mesh !0\nrank").result == "[1] 1\n[2] 2", "the others are free"
     assert mesh.run("%mesh interrupt --kill").stdout.startswith("rank 0 is back after ")
     assert mesh.run("%%mesh\nrank").result == "[0] 0\n[1] 1\n[2] 2"
+
+
+def test_a_rank_that_is_stuck_in_a_collective_after_its_cell_is_freed_without_loss(
+    mesh: Notebook, signs: Signs
+) -> None:
+    pid = pids_of_ranks(mesh)[0]
+    leave_rank_0(mesh, signs, "dist.init_process_group('gloo') if rank == 0 else None")
+    (mesh.folder / "go").touch()
+    wait_until_seen(pid, is_in("init_process_group"))
+    assert mesh.run("%mesh interrupt --break").stdout == (
+        "broke process groups (a process group that was being made): initialize them again\nranks 0-2 run no cell\n"
+    )
+    assert mesh.run("%%mesh 0\nkept").result == "[0] 0"
+    (mesh.folder / "go").unlink()
+
+
+# --- in the second step of a training ---
+
+TRAINING = """%%mesh
+dist.init_process_group('gloo')
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
+"""
+SECOND_STEP_FAILS = """
+for step in range(4):
+    if step == 1: assert rank != 2
+    model(torch.ones(2, 3)).sum().backward()
+"""
+
+
+def test_an_error_in_the_second_step_of_a_training_frees_the_others(mesh: Notebook) -> None:
+    mesh.run(TRAINING)
+    cell = mesh.run_failing(f"%%mesh\n{SECOND_STEP_FAILS}", ENDS_WITHIN)
+    number = cell.reply["execution_count"] if cell.reply else 0
+    assert cell.traceback.splitlines()[-3:] == [
+        f"ranks 0-1 fell as a consequence (KeyboardInterrupt in DistributedDataParallel (cell {number}:5))",
+        "",
+        "process groups were broken (gloo group of 3 ranks): initialize them again",
+    ]
+    mesh.run(TRAINING)
+
+
+def test_ranks_of_a_job_that_are_stuck_in_a_collective_are_freed_by_a_command(mesh: Notebook) -> None:
+    mesh.run(TRAINING)
+    mesh.run(f"%%mesh -a --on-error finish\n{SECOND_STEP_FAILS}")
+    stuck = "[0-1] main thread: in DistributedDataParallel"
+    mesh.wait_until(lambda: mesh.run("%mesh stack").stdout.startswith(stuck))
+    assert mesh.run("%mesh interrupt --break").stdout == (
+        "broke process groups (gloo group of 3 ranks): initialize them again\nranks 0-2 run no cell\n"
+    )
+    assert mesh.run_failing("%mesh result", ENDS_WITHIN).error["ename"] == "AssertionError"
+    mesh.run(TRAINING)

@@ -36,8 +36,9 @@ from meshbook.runtime.geometry import Extent
             [],
             {1: 5, 2: 5},
             [0, 1, 2],
-            "ranks 1-2 of mesh did not answer in cell 5 and still run it. Wait, or run on the others with %%mesh !1,2, "
-            "or start afresh: %mesh interrupt --kill",
+            "ranks 1-2 of mesh still run cell 5, which has ended without them. %mesh interrupt --break frees ranks "
+            "that wait in a collective; %mesh interrupt --kill starts them again. "
+            "Or run on the others with %%mesh !1,2",
         ),
     ],
 )
@@ -49,6 +50,7 @@ def test_the_dead_and_the_busy_are_refused(
         extent=Extent.of(gpus=4),
         dead={rank: ExitReport("", 1, -9) for rank in dead},
         busy=busy,
+        stuck=busy.keys() - set(dead),
         session=SimpleNamespace(has_lost_agent=False),
     )
     region = Extent.of(gpus=4).region.pick(ranks)

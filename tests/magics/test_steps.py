@@ -48,14 +48,14 @@ def _written(order: Order) -> tuple[str, str]:
         # a person in the debugger: an error waits for him, but his interrupt does not
         (
             [(1, "held", 0), (2, "raised", 1), (9, "let go", 0)],
-            [(9, "interrupt", "02"), (10.0, "abort", "02"), (15.0, "leave", "02")],
+            [(9, "interrupt", "02"), (10.0, "abort", "02"), (12.5, "abort!", "02"), (15.0, "leave", "02")],
         ),
         ([(1, "held", 0), (2, "died", 1), (3, "press", 0), (3, "done", 0), (3, "done", 2)], [(3, "interrupt", "02")]),
         # a person
         ([(1, "press", 0), (1.1, "done", 0), (1.1, "done", 1), (1.2, "done", 2)], [(1, "interrupt", "012")]),
         (
             [(1, "press", 0), (1.1, "done", 0)],
-            [(1, "interrupt", "012"), (6, "abort", "12"), (11, "leave", "12")],
+            [(1, "interrupt", "012"), (6, "abort", "12"), (8.5, "abort!", "12"), (11, "leave", "12")],
         ),
         (
             [(1, "press", 0), (1.1, "done", 0), (2, "press", 0)],
@@ -94,13 +94,19 @@ def _written(order: Order) -> tuple[str, str]:
         # an error
         ([(1, "raised", 0), (1.4, "done", 1), (1.4, "done", 2)], []),
         ([(1, "raised", 0), (1.6, "done", 1), (1.6, "done", 2)], [(1.5, "interrupt", "12")]),
-        ([(1, "raised", 0)], [(1.5, "interrupt", "12"), (2.5, "abort", "12"), (7.5, "leave", "12")]),
-        ([(1, "raised", 0), (1.4, "raised", 1)], [(1.5, "interrupt", "2"), (2.5, "abort", "2"), (7.5, "leave", "2")]),
+        (
+            [(1, "raised", 0)],
+            [(1.5, "interrupt", "12"), (2.5, "abort", "12"), (5.0, "abort!", "12"), (7.5, "leave", "12")],
+        ),
+        (
+            [(1, "raised", 0), (1.4, "raised", 1)],
+            [(1.5, "interrupt", "2"), (2.5, "abort", "2"), (5.0, "abort!", "2"), (7.5, "leave", "2")],
+        ),
         # a death
-        ([(1, "died", 0)], [(1, "interrupt", "12"), (1.3, "abort", "12"), (2.3, "leave", "12")]),
+        ([(1, "died", 0)], [(1, "interrupt", "12"), (1.3, "abort", "12"), (1.8, "abort!", "12"), (2.3, "leave", "12")]),
         (
             [(1, "raised", 0), (1.6, "died", 1)],
-            [(1.5, "interrupt", "12"), (1.9, "abort", "2"), (2.9, "leave", "2")],
+            [(1.5, "interrupt", "12"), (1.9, "abort", "2"), (2.4, "abort!", "2"), (2.9, "leave", "2")],
         ),
         # a person after an error
         (
@@ -116,7 +122,10 @@ def _written(order: Order) -> tuple[str, str]:
         # errors because of an interrupt change nothing
         ([(1, "press", 0), (1.1, "raised", 0), (3, "done", 1), (3, "done", 2)], [(1, "interrupt", "012")]),
         # a time limit: nobody is there to press again
-        ([(1, "time is up", 0)], [(1, "interrupt", "012"), (2, "abort", "012"), (7, "leave", "012")]),
+        (
+            [(1, "time is up", 0)],
+            [(1, "interrupt", "012"), (2, "abort", "012"), (4.5, "abort!", "012"), (7, "leave", "012")],
+        ),
         (
             [(1, "time is up", 0), (1.5, "press", 0)],
             [(1, "interrupt", "012"), (1.5, "interrupt!", "012"), (1.5, "abort!", "012"), (6.5, "leave!", "012")],

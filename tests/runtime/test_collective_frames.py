@@ -42,6 +42,15 @@ LOGGED = (f"{TORCH}/distributed/c10d_logger.py", "wrapper")
             [CELL, (f"{TORCH}/nn/parallel/distributed.py", "forward"), (f"{TORCH}/nn/modules/linear.py", "forward")],
             None,
         ),
+        # The second step of a training: `reducer._rebuild_buckets()`, in C++, waits for the other ranks.
+        (
+            [
+                CELL,
+                (f"{TORCH}/nn/parallel/distributed.py", "forward"),
+                (f"{TORCH}/nn/parallel/distributed.py", "_pre_forward"),
+            ],
+            "DistributedDataParallel",
+        ),
         (
             [
                 *(CELL, (f"{TORCH}/_tensor.py", "backward"), (f"{TORCH}/autograd/__init__.py", "backward")),

@@ -19,7 +19,7 @@ from meshbook.widgets.source import Bar, CellFacts, Conditions, Happening, Pause
 from meshbook.widgets.states import states_of
 from tests.widgets.conftest import Told, View, facts, look, vitals
 
-IDLE, RUNNING, COLLECTIVE, PAUSED, STARTING, ERROR, STALE, DEAD = State
+IDLE, RUNNING, COLLECTIVE, PAUSED, STARTING, ERROR, STUCK, STALE, DEAD = State
 
 
 def every(sel: str) -> list[int]:
@@ -40,6 +40,7 @@ def model_of(source: Told) -> DashboardModel:
         (Conditions(paused=[0]), [PAUSED, RUNNING, COLLECTIVE, PAUSED]),
         (Conditions(error=range(4)), [ERROR] * 4),
         (Conditions(dead=np.array([2]), error=range(4)), [ERROR, ERROR, DEAD, ERROR]),
+        (Conditions(running={0, 1}, error={1}, stuck={0, 1}), [STUCK, STUCK, COLLECTIVE, PAUSED]),
         (Conditions(starting={3}, dead={3}), [IDLE, RUNNING, COLLECTIVE, DEAD]),
         (Conditions(dead={4, 99, -1}), [IDLE, RUNNING, COLLECTIVE, PAUSED]),  # of a mesh that was larger
     ],

@@ -6,7 +6,7 @@ const ASKS_FOR = 4000; // milliseconds in which a second press confirms
 const PATIENCE = { interrupt: 30, kill: 30, restart: 300, heal: 300, stacks: 60, profile: 120 }; // seconds
 
 const ACTIONS = [
-  { name: "interrupt", title: "Interrupt", hint: "Ctrl-C on the ranks: the cell ends with KeyboardInterrupt" },
+  { name: "interrupt", title: "Interrupt", hint: "Ctrl-C on the ranks: the cell ends with KeyboardInterrupt. Frees ranks that are stuck" },
   { name: "kill", title: "Kill", hint: "End the processes at once; heal brings them back", confirms: true },
   {
     name: "restart",
@@ -23,8 +23,8 @@ const ACTIONS = [
 function reasonAgainst(action, { mesh, cell, counts }) {
   if (mesh === null) return "nothing is known of the mesh yet";
   if (!mesh.alive) return "the mesh is down";
-  if (action === "interrupt" && cell === null) return "no cell runs";
-  if (action === "interrupt" && !cell.interruptible) return "this cell cannot be interrupted";
+  if (action === "interrupt" && cell === null && !counts.stuck) return "no cell runs";
+  if (action === "interrupt" && cell !== null && !cell.interruptible) return "this cell cannot be interrupted";
   if (action === "heal" && !counts.dead) return "no rank is dead";
   return null;
 }

@@ -91,7 +91,7 @@ export class Painter {
     const margin = (this.#side * (1 - share)) / 2;
     this.#scratch.fillStyle = colour;
     this.#scratch.setTransform(scale, 0, 0, scale, margin, margin);
-    this.#scratch.fill(new Path2D((STATES[state] ?? STATES[6]).shape));
+    this.#scratch.fill(new Path2D((STATES[state] ?? STATES.find(({ name }) => name === "stale")).shape));
     this.#scratch.resetTransform();
   }
 }

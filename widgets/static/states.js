@@ -12,6 +12,7 @@ export const STATES = [
   { name: "paused", title: "paused", shape: "M3.5 2.5h3.2v11h-3.2zM9.3 2.5h3.2v11h-3.2z" },
   { name: "starting", title: "starting", shape: "M2.5 2.5h11v11h-11zM5 5v6h6v-6z" },
   { name: "error", title: "failed", shape: "M8 1.5L15 14H1z" },
+  { name: "stuck", title: "stuck", shape: "M4 1.5h8v2.6L9.4 8L12 11.9v2.6H4v-2.6L6.6 8L4 4.1z" },
   {
     name: "stale",
     title: "no sign of life",
@@ -24,7 +25,7 @@ export const STATES = [
   },
 ];
 
-const WORRYING = new Set([3, 5, 6, 7]);
+const WORRYING = new Set([3, 5, 6, 7, 8]);
 
 /** Whether a person should look at a rank in this state: it is marked whatever the grid shows. */
 export function isWorrying(state) {
