@@ -101,6 +101,7 @@ class CellRun:
             shown=self.cell.shown,
             quiet=options.quiet,
             group=options.group,
+            mesh=self.cell.label,
             limits=self.cell.limits,
         )
 
@@ -146,10 +147,10 @@ class CellRun:
         if self.cell.options.block:  # else `%mesh result` may show it once more
             self._printing.forget_final()
         if self._failed:
-            raise make_cell_error(self._errors(), self._failed, result, self._course.ending)
+            raise make_cell_error(self._errors(), self._failed, result, self._course.ending, self.cell.label)
         if self.cell.by_mode and not (has_shown or result.has_value):
             # A person may have forgotten that the mode is on, and nothing else says where this has run.
-            self.cell.publisher.publish([Stream("stdout", f"{format_label(self._ranks)} done\n")])
+            self.cell.publisher.publish([Stream("stdout", f"{self.cell.label}{format_label(self._ranks)} done\n")])
         return result
 
     def interrupt(self) -> None:
@@ -166,6 +167,12 @@ class CellRun:
     def ranks(self) -> Sequence[int]:
         """Those of the mesh that it runs on."""
         return self._ranks
+
+    @property
+    def answers(self) -> dict[int, RankError | None]:
+        """What each rank that has answered has failed with, or None."""
+        with self._lock:
+            return {rank: outcome.error for rank, outcome in self._outcomes.items()}
 
     @property
     def seconds(self) -> float:
@@ -384,7 +391,9 @@ class CellRun:
             return cells.fetch.call_one(self.origin).get().open()["value"]
 
         return MeshResult(
-            self.cell.region, dict(self._outcomes), Sources(self._printing.text, self._printing.displays, fetch)
+            self.cell.region,
+            dict(self._outcomes),
+            Sources(self._printing.text, self._printing.displays, fetch, self.cell.label),
         )
 
 

@@ -211,8 +211,10 @@ class Conversation:
         self._pulse.ticked(now)
 
     def _select(self, selector: str) -> Answer:
-        selected = self._model.select(selector)
-        self._stir()
+        try:
+            selected = self._model.select(selector)
+        finally:
+            self._stir()
         return Answer({"ranks": format_ranks(selected.ranks), "count": len(selected.ranks)})
 
     def _stir(self) -> None:

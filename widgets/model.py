@@ -101,7 +101,8 @@ class DashboardModel:
             self._due_at.pop("worst", None)
 
     def select(self, sel: str) -> Selected:
-        """Select the ranks that a selector means, none if it is empty; raises what `choose` raises."""
+        """Select the ranks that a selector means, none if it is empty or wrong; raises what `choose` raises."""
+        self.selected = Selected()
         ranks = self._choose(sel) if sel.strip() else ()
         self.selected = Selected(sel.strip(), tuple(sorted(int(rank) for rank in ranks)))
         self._due_at.pop("topology", None)

@@ -17,6 +17,7 @@ from meshbook.magics.dashing.bars import bars_of
 from meshbook.magics.dashing.cells import cell_of, runs_on
 from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.run import CellRun
+from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.telemetry.history import History
 from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS, METRICS, Metric, ProcessDetail, Vitals
@@ -142,8 +143,15 @@ def _conditions(mesh: NotebookMesh, runs: Sequence[CellRun]) -> Conditions:
     at_work = [node for nodes in mesh.queues.at_work().values() for node in nodes]
     running = {rank for node in at_work if (rank := mesh.rank_of.get(node)) is not None}
     failed = {rank for rank in last.failed if mesh.fresh.get(rank) != last.serial}
+    for run in runs:  # a rank that has failed is to be seen before the others are done
+        answers = run.answers
+        failed = (failed - answers.keys()) | {rank for rank, error in answers.items() if _is_failure(error)}
     paused = {rank for run in runs for asking in run.pauses for rank in asking.ranks}
     return Conditions(dead=set(mesh.dead), error=failed - running, running=running, paused=paused, stuck=mesh.stuck)
+
+
+def _is_failure(error: RankError | None) -> bool:
+    return error is not None and error.kind != "died"  # who has died is dead, until it is healed
 
 
 def _pauses(runs: Sequence[CellRun]) -> Iterator[Pause]:

@@ -180,10 +180,12 @@ def test_ranks_are_selected_by_mouse_keys_and_words(view: BarePage, kernel: Kern
     page.fill(".meshbook-field", "wrong")
     page.keyboard.press("Enter")
     page.wait_for_selector(".meshbook-status[data-kind=error] >> text='wrong' is no mesh")
+    page.wait_for_selector(".meshbook-count:empty", state="attached")
     assert [said["sel"] for said in view.heard("select")].count("wrong") == 1
     page.fill(".meshbook-field", "failed")
     page.keyboard.press("Enter")
     page.wait_for_selector(".meshbook-count >> text=1 of 16")
+    page.wait_for_selector(".meshbook-status:empty", state="attached")
     page.focus(".meshbook-chip[data-state=dead]")
     view.say(kernel.state(counts={"running": 15, "dead": 1}))
     page.wait_for_function("document.querySelector('.meshbook-chips').innerText.includes('15')")
@@ -214,8 +216,10 @@ def test_buttons_act_on_what_is_selected(view: BarePage, kernel: Kernel) -> None
     kill = page.locator("[data-action=kill]")
     kill.dblclick()
     assert kill.inner_text() == "Kill rank 14?"
+    page.wait_for_selector(".meshbook-status >> text=Press again to kill")
     page.keyboard.press("Escape")
     assert kill.inner_text() == "Kill"
+    page.wait_for_selector(".meshbook-status:empty", state="attached")
     for _ in range(3):
         page.keyboard.down("Enter")  # and is held
     page.keyboard.up("Enter")

@@ -203,6 +203,28 @@ def test_buttons_work_while_a_mesh_cell_runs(shared: Notebook, view: View, signs
     view.wait(lambda state: state["counts"] == {"idle": 4})
 
 
+def test_a_rank_that_failed_is_seen_before_the_others_are_done(shared: Notebook, view: View, signs: Signs) -> None:
+    view.open()
+    cell = shared.start(
+        f"%%mesh --on-error finish\n{signs.definition}\nimport threading\ntell('in')\nassert rank != 2\n"
+        "rank == 3 or threading.Event().wait(60)"
+    )
+    signs.wait_for("in", 4)
+    state = view.wait(lambda state: state["counts"] == {"running": 2, "error": 1, "idle": 1})
+    assert state["by_rank"][2] == State.ERROR
+    shared.interrupt()
+    shared.wait_failed(cell)
+    view.wait(lambda state: state["counts"] == {"error": 3, "idle": 1})
+
+
+def test_a_wrong_selector_selects_nothing(shared: Notebook, view: View) -> None:
+    view.open()
+    view.ask(kind="select", sel="1:3")
+    view.wait(lambda state: state["selected"]["count"] == 2)
+    assert "out of range" in view.ask(kind="select", sel="9")["error"]
+    view.wait(lambda state: state["selected"] == {"sel": "", "ranks": "", "count": 0})
+
+
 def test_a_job_is_interrupted_where_no_cell_holds_the_notebook(shared: Notebook, view: View, signs: Signs) -> None:
     view.open()
     shared.run(f"%%mesh\n{signs.definition}")

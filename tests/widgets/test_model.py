@@ -257,7 +257,7 @@ def test_what_is_selected_is_told_and_its_processes_with_it() -> None:
     assert [host["host"] for host in update.content["topology"]] == ["node0", "node1"]
     with pytest.raises(ValueError, match="unpack"):
         model.select("none")
-    assert model.selected.sel == "98:102"
+    assert model.selected.sel == "", "a button must not act on what was selected before"
     model.select("")
     assert model.full(1.0).content["selected"]["count"] == 0
 

@@ -51,6 +51,7 @@ class ActionButton {
   #timer = null; // runs while it asks
   #asked = ""; // about which ranks
   #busy = false;
+  #recant = () => {}; // takes back what it asks, in the status line
 
   constructor(action, context) {
     this.#action = action;
@@ -117,13 +118,14 @@ class ActionButton {
   #ask() {
     this.#asked = this.#context.selection.text;
     this.#timer = setTimeout(() => this.#calm(), ASKS_FOR);
-    this.#context.announce(`Press again to ${this.#action.name} ${this.#whom()}; Escape leaves it`);
+    this.#recant = this.#context.announce(`Press again to ${this.#action.name} ${this.#whom()}; Escape leaves it`);
     this.update();
   }
 
   #calm() {
     clearTimeout(this.#timer);
     this.#timer = null;
+    this.#recant();
     this.update();
   }
 

@@ -24,6 +24,7 @@ function render({ model, el }) {
     expectsMore: () => store.cell !== null,
   });
   const request = (kind, fields, options) => connection.request(kind, fields, options);
+  // Returns what takes it back, for what is not true for ever.
   const announce = (text, kind = "info") => shell.announce(text, kind);
   const selection = new Selection(store, request, {
     changed: () => frames.ask(["selected"]),

@@ -14,7 +14,7 @@
  *   theme            `.colour("state-running")`, `.dark`
  *   show(title)      brings that panel into view and moves the focus there
  *   showProfile(html)  shows what a profile has found, in the panel of that name
- *   announce(text, kind)  says something in the status line; kind "error" or "info"
+ *   announce(text, kind)  says something in the status line; kind "error" or "info". Returns what takes it back
  */
 
 import { makeEventsPanel } from "./events.js";

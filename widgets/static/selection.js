@@ -1,4 +1,5 @@
-/** The ranks that are selected. The kernel keeps them, for all views; what is chosen here shows at once. */
+/** The ranks that are selected. The kernel keeps them, for all views; what is chosen here shows at once. A selector that
+    is wrong selects nothing. */
 
 import { asSelector, rankText, selectorOf } from "./ranks.js";
 
@@ -8,7 +9,9 @@ export class Selection {
   #changed;
   #complain;
 
-  /** `changed()` once it is another one; `complain(text)` with what is wrong with a selector. */
+  #recant = () => {}; // takes back what was complained of last
+
+  /** `changed()` once it is another one; `complain(text)` with what is wrong with a selector, returns what takes it back. */
   constructor(store, request, { changed, complain }) {
     this.#store = store;
     this.#request = request;
@@ -42,10 +45,12 @@ export class Selection {
 
   /** Selects what a person typed: `0-3`, `failed`, `hosts=1`; empty for nothing. The kernel says which ranks that is. */
   async choose(typed) {
+    this.#recant();
     try {
       await this.#request("select", { sel: asSelector(typed) });
     } catch (error) {
-      this.#complain(error.message);
+      this.#show("", []); // as the kernel does: what a button would act on is not what was meant
+      this.#recant = this.#complain(error.message);
     }
   }
 
@@ -53,10 +58,14 @@ export class Selection {
   chooseRanks(ranks) {
     const ascending = [...new Set(ranks)].sort((one, other) => one - other);
     const sel = selectorOf(ascending, this.#store.size);
+    this.#show(sel, ascending);
+    return this.choose(sel);
+  }
+
+  #show(sel, ascending) {
     this.#store.selected = { sel, ranks: rankText(ascending), count: ascending.length };
     this.#store.selectedRanks = new Set(ascending);
     this.#changed();
-    return this.choose(sel);
   }
 
   clear() {

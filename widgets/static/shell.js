@@ -84,6 +84,7 @@ function makeNotices(store) {
     announce(text, kind) {
       setText(status, text);
       status.dataset.kind = kind;
+      return () => status.textContent === text && setText(status, "");
     },
   };
 }
