@@ -26,6 +26,7 @@ def format_header(
     waiting: int = 0,
     skipped: int = 0,
     slowest: int | None = None,
+    mesh: str = "",
 ) -> str:
     """The line above a longer cell's output: `8 ranks · 6 running · 2 done · 00:12 · r3 slowest`."""
     done = total - running - waiting - failed - skipped
@@ -34,7 +35,7 @@ def format_header(
         (skipped, "did not run"),
     ]
     parts = [
-        f"{total} {'rank' if total == 1 else 'ranks'}",
+        f"{f'{mesh}: ' if mesh else ''}{total} {'rank' if total == 1 else 'ranks'}",
         *(f"{count} {word}" for count, word in counts if count),
     ]
     parts.append(format_elapsed(elapsed))

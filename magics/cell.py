@@ -33,6 +33,7 @@ class Cell:
     first: frozenset[int] = frozenset()
     transfers: Transfers | None = None  # of variables, with it
     limits: OutputLimits = LIMITS
+    label: str = ""  # what stands before its ranks in output: the name of the mesh, where there are several
     by_mode: bool = False  # it runs on ranks without saying so itself
     manner: Manner = UNASKED  # how a person is asked for what its ranks want to know
 

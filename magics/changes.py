@@ -89,7 +89,7 @@ def interrupt(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
     parts = [f"interrupted {count_ranks(heard)}"] if heard else []
     parts += [describe_roll(roll)] if roll else []
     mute = [rank for rank, where in roll.items() if where.said is None]
-    advice = f"\n%mesh interrupt {','.join(map(str, mute))} --kill ends what does not answer" if mute else ""
+    advice = f"\n%mesh interrupt{_selector(mesh, mute)} --kill ends what does not answer" if mute else ""
     if (stuck := mesh.stuck & set(heard)) and not _wait_freed(mesh, stuck, HEEDS_WITHIN):
         advice += f"\n{tell_stuck(mesh, mesh.stuck & stuck)}"
     return ", ".join(parts) + advice
@@ -104,7 +104,7 @@ def break_groups(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
     groups = f"broke process groups ({', '.join(sorted(broken))}): initialize them again"
     parts = [groups if broken else f"{mesh.name} has no process group"]
     if running:
-        parts.append(f"{describe_roll(running)}; %mesh interrupt {','.join(map(str, running))} --kill ends what runs")
+        parts.append(f"{describe_roll(running)}; %mesh interrupt{_selector(mesh, running)} --kill ends what runs")
     else:
         parts.append(f"{name_ranks(ranks)} {'runs' if len(ranks) == 1 else 'run'} no cell")
     return "\n".join(parts)
@@ -167,7 +167,11 @@ def _alive(mesh: NotebookMesh, ranks: Iterable[int]) -> list[int]:
     """Without the dead. MeshError where none is left."""
     if alive := sorted(set(ranks) - mesh.dead.keys()):
         return alive
-    raise MeshError(f"{name_ranks(ranks)} of {mesh.name} died: %mesh heal starts the dead again")
+    raise MeshError(f"{name_ranks(ranks)} of {mesh.name} died: %mesh heal{mesh.selector()} starts the dead again")
+
+
+def _selector(mesh: NotebookMesh, ranks: Iterable[int]) -> str:
+    return mesh.selector(",".join(map(str, ranks)))
 
 
 def wait_for(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -172,7 +172,7 @@ class Course:
         except (MeshbookError, RuntimeError, asyncio.CancelledError) as error:
             trouble = f" ({error})" if str(error) else ""
         back = f"and is back after {time.monotonic() - started:.2f} s"
-        gone = f"and is not back: %mesh heal starts it again{trouble}"
+        gone = f"and is not back: %mesh heal{self._mesh.selector()} starts it again{trouble}"
         return {rank: self._error_of_killed(rank, back if rank in healed else gone) for rank in self._killed}
 
     def _error_of_killed(self, rank: int, outcome: str) -> RankError:

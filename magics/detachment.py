@@ -192,7 +192,7 @@ class Arrival:
         self._left = pickle.loads(session.part)
         for left in self._left.meshes:
             mesh = _take_mesh(left, session)
-            self._notebook.meshes.adopt(mesh, is_default=mesh.name == self._left.default)
+            self._notebook.meshes.adopt(mesh, is_current=mesh.name == self._left.default)
             self.meshes.append(mesh)
         if self._left.detaches_for is not None:
             plan_to_detach(self._notebook, self._left.detaches_for)

@@ -24,6 +24,7 @@ class Picture:
     data: Mapping[str, Any]
     metadata: Mapping[str, Any]
     display_id: str = ""
+    mesh: str = ""  # whose rank it is, where there are several meshes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +45,13 @@ class _Alike:
 
     @property
     def label(self) -> str:
-        return format_label(self.ranks)
+        return f"{self.picture.mesh}{format_label(self.ranks)}"
 
     @property
     def text(self) -> str:
         """Its plain text, labelled."""
         lines = split_lines(str(self.picture.data.get("text/plain", ""))) or ("",)
-        return render_text([Group(self.ranks, Block(lines))]).removesuffix("\n").rstrip(" ")
+        return render_text([Group(self.ranks, Block(lines), mesh=self.picture.mesh)]).removesuffix("\n").rstrip(" ")
 
     @property
     def is_foreign(self) -> bool:

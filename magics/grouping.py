@@ -52,6 +52,7 @@ class Group:
     block: Block
     members: tuple[Group, ...] = ()
     is_bar: bool = False
+    mesh: str = ""  # whose ranks they are, where that is to be said
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -59,7 +60,11 @@ class Group:
 
     @property
     def prefix(self) -> str:
-        return f"{format_label(self.ranks)} " if self.ranks else ""
+        return f"{self.mesh}{format_label(self.ranks)} " if self.ranks else ""
+
+    def of_mesh(self, mesh: str) -> Group:
+        """The same with the name of its mesh in the labels."""
+        return replace(self, mesh=mesh, members=tuple(each.of_mesh(mesh) for each in self.members)) if mesh else self
 
 
 def group_texts(texts: Mapping[int, str], mode: GroupMode = "auto") -> list[Group]:

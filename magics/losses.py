@@ -67,7 +67,7 @@ def check_able(mesh: NotebookMesh, region: Region) -> None:
     if dead := sorted(ranks & mesh.dead.keys()):
         raise MeshError(f"{name_ranks(dead)} of {mesh.name} died ({_causes(mesh, dead)}). {_remedy(mesh, dead)}")
     if stuck := ranks & mesh.stuck:
-        raise MeshError(f"{tell_stuck(mesh, stuck)}. Or run on the others with {_others(sorted(stuck))}")
+        raise MeshError(f"{tell_stuck(mesh, stuck)}. Or run on the others with {_others(mesh, sorted(stuck))}")
 
 
 def tell_stuck(mesh: NotebookMesh, ranks: Collection[int]) -> str:
@@ -77,7 +77,8 @@ def tell_stuck(mesh: NotebookMesh, ranks: Collection[int]) -> str:
     verb, them = ("runs", "it") if len(ranks) == 1 else ("run", "them")
     return (
         f"{name_ranks(ranks)} of {mesh.name} still {verb} {what}, which has ended without {them}. "
-        f"%mesh interrupt --break frees ranks that wait in a collective; %mesh interrupt --kill starts {them} again"
+        f"%mesh interrupt{mesh.selector()} --break frees ranks that wait in a collective; "
+        f"%mesh interrupt{mesh.selector()} --kill starts {them} again"
     )
 
 
@@ -90,9 +91,10 @@ def _causes(mesh: NotebookMesh, dead: Sequence[int]) -> str:
 def _remedy(mesh: NotebookMesh, dead: Sequence[int]) -> str:
     if mesh.session.has_lost_agent:
         return "Start afresh, since its host agent is gone: %mesh down, then %mesh up"
-    others = f", or run on the others with {_others(dead)}" if len(mesh.dead) < mesh.extent.nelements else ""
-    return f"Start {'it' if len(dead) == 1 else 'them'} again with %mesh heal{others}"
+    others = f", or run on the others with {_others(mesh, dead)}" if len(mesh.dead) < mesh.extent.nelements else ""
+    return f"Start {'it' if len(dead) == 1 else 'them'} again with %mesh heal{mesh.selector()}{others}"
 
 
-def _others(ranks: Sequence[int]) -> str:
-    return f"%%mesh !{','.join(map(str, ranks))}"
+def _others(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
+    but_these = f"!{','.join(map(str, ranks))}"
+    return f"%%mesh{mesh.selector(but_these)}"

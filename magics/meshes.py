@@ -56,6 +56,7 @@ class NotebookMesh:
     last: LastCell = field(default_factory=LastCell)
     unwatch: Callable[[], None] = _nothing  # hear no more of its ranks
     open_dashboard: Callable[[], Any] = _nothing
+    is_one_of_several: Callable[[], bool] = lambda: False  # of the notebook
     busy: dict[int, int] = field(default_factory=dict)  # rank -> the cell that ended without its answer
     names: dict[int, tuple[str, ...]] = field(
         default_factory=dict
@@ -70,6 +71,16 @@ class NotebookMesh:
     @property
     def extent(self) -> Extent:
         return self.procs.extent
+
+    @property
+    def label(self) -> str:
+        """What stands before ranks in output: the name where there are several meshes, else nothing."""
+        return self.name if self.is_one_of_several() else ""
+
+    def selector(self, ranks: str = "") -> str:
+        """What a command takes for these ranks, a blank first: ` 3`, ` b[3]`, ` b` for all."""
+        chosen = f"{self.label}[{ranks}]" if self.label and ranks else self.label or ranks
+        return f" {chosen}" if chosen else ""
 
     @property
     def stuck(self) -> set[int]:
@@ -125,11 +136,12 @@ def _renumber(known: dict[int, Any], before: dict[int, str], after: dict[str, in
 
 
 class Meshes:
-    """All meshes of this notebook; the last one brought up is the default."""
+    """All meshes of this notebook. One is the current mesh, where a selector without a name means ranks: the first that
+    comes up, until `use` chooses another one."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, NotebookMesh] = {}
-        self._default = ""
+        self._current = ""
         self.open_dashboard: Callable[[str], Any] = lambda name: None  # by the mesh's name; of whoever shows them
         self._lock = threading.Lock()  # guards both: a mesh may come up on another thread than cells run on
 
@@ -145,22 +157,33 @@ class Meshes:
         return {name: mesh for name, mesh in self._by_name.items() if mesh.session is session}
 
     def get(self, name: str | None = None) -> NotebookMesh:
-        """The mesh of this name, or the default one. MeshError where there is none."""
+        """The mesh of this name, or the current one. MeshError where there is none."""
         living = self._living()
         if not living:
             raise MeshError("no mesh is up: start one with %mesh up --gpus 4")
-        wanted = name if name is not None else self._default
+        wanted = name if name is not None else self._current
         if wanted not in living:
             raise MeshError(f"no mesh is called {wanted!r}; there is {', '.join(living)}")
         return living[wanted]
 
+    def find(self, name: str | None = None) -> NotebookMesh | None:
+        """The mesh that `up` would start under this name, if it is up already."""
+        return self._living().get(name or DEFAULT_NAME)
+
+    def use(self, name: str) -> NotebookMesh:
+        """Make this the current mesh. MeshError where there is none of this name."""
+        mesh = self.get(name)
+        with self._lock:
+            self._current = mesh.name
+        return mesh
+
     def select(self, text: str) -> tuple[NotebookMesh, Selected]:
         """The ranks that a selector means. SelectionError where it means none, MeshError without a mesh."""
-        default = self.get()
+        current = self.get()
         regions = {mesh.name: mesh.procs.region for mesh in self}
         parsed = parse(text)
-        of = self._living().get(parsed.mesh or "", default)
-        selected = resolve(parsed, regions, default.name, of.last)
+        of = self._living().get(parsed.mesh or "", current)
+        selected = resolve(parsed, regions, current.name, of.last)
         return self.get(selected.mesh), selected
 
     def up(
@@ -196,26 +219,30 @@ class Meshes:
             raise
         with self._lock:
             self._by_name = self._living() | {name: mesh}
-            self._default = name
+            if self._current not in self._by_name:
+                self._current = name
         return mesh
 
-    def adopt(self, mesh: NotebookMesh, *, is_default: bool) -> None:
+    def adopt(self, mesh: NotebookMesh, *, is_current: bool) -> None:
         """Have a mesh that another notebook has brought up."""
         for part in (mesh.procs, *mesh.parts):
             heed_failures(part, lambda failure: True)  # as of one that comes up here
         self._watch(mesh)
         with self._lock:
             self._by_name = self._by_name | {mesh.name: mesh}  # its session is about to be the one that runs
-            if is_default or not self._default:
-                self._default = mesh.name
+            if is_current or not self._current:
+                self._current = mesh.name
 
     def _check_name(self, name: str) -> None:
         if not name.isidentifier() or name in RESERVED:
             raise MeshError(
                 f"{name!r} cannot name a mesh: a name like a variable's, and none of {', '.join(sorted(RESERVED))}"
             )
-        if (known := self._living().get(name)) is not None:
-            raise MeshError(f"{known.describe()} is up already: %mesh down {name}, or another --name")
+        if (known := self.find(name)) is not None:
+            raise MeshError(
+                f"{known.describe()} is up already: %mesh resize {name} --gpus N (or --shape) changes its size, "
+                f"%mesh down {name} ends it, another --name starts one beside it"
+            )
 
     def _watch(self, mesh: NotebookMesh) -> None:
         node = mesh.session.node
@@ -245,6 +272,7 @@ class Meshes:
 
         mesh.unwatch = unwatch
         mesh.open_dashboard = lambda: self.open_dashboard(mesh.name)
+        mesh.is_one_of_several = lambda: len(self) > 1
         node.peers.when_down.append(look)
         node.peers.when_reborn.append(welcome)
         mesh.procs.after_heal(lambda procs, ranks: mesh.follow(procs))
@@ -254,8 +282,8 @@ class Meshes:
         mesh = self.get(name)
         with self._lock:
             del self._by_name[mesh.name]
-            if self._default == mesh.name:
-                self._default = next(reversed(self._by_name), "")
+            if self._current == mesh.name:
+                self._current = next(reversed(self._by_name), "")
         if now:
             mesh.procs.kill(sender="%mesh down --now")
         mesh.procs.stop("%mesh down").get()

@@ -61,7 +61,7 @@ class CellOutput:
     """What one cell shows while it runs and at its end. Not thread-safe: one owner feeds and asks it.
 
     `shown` are the ranks whose output is published, all if None; `quiet` publishes nothing. What they hold
-    back is in the spools.
+    back is in the spools. `mesh` stands before ranks, where there are several meshes.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class CellOutput:
         shown: frozenset[int] | None = None,
         quiet: bool = False,
         group: GroupMode = "auto",
+        mesh: str = "",
         limits: OutputLimits = OutputLimits(),
     ) -> None:
         self._ranks = tuple(ranks)
@@ -79,6 +80,7 @@ class CellOutput:
         self._shown = frozenset() if quiet else shown
         self._quiet = quiet
         self._mode = group
+        self._mesh = mesh
         self._limits = limits
         self._running = set(ranks)
         self._failed: set[int] = set()
@@ -132,7 +134,7 @@ class CellOutput:
             return
         if rank in self._cleared and not update:
             self.clear(rank)
-        picture = Picture(rank, bundle, metadata, display_id)
+        picture = Picture(rank, bundle, metadata, display_id, mesh=self._mesh)
         (self._pictures.update if update else self._pictures.add)(picture)
         self._is_changed = True
 
@@ -234,7 +236,7 @@ class CellOutput:
 
     def _live_bundle(self, now: float) -> dict[str, str]:
         count = self._limits.live_lines_of(len(self._ranks))
-        groups = {name: self._texts[name].last_groups(count) for name in STREAMS}
+        groups = {name: self._of_mesh(self._texts[name].last_groups(count)) for name in STREAMS}
         header = "\n".join(filter(None, (self.headline(now), self._waits_for, self._remark)))
         return render_area(fit_streams(groups, self._limits.live), header)
 
@@ -267,17 +269,21 @@ class CellOutput:
         return [Stream(name, text) for name, text in texts.items() if text]
 
     def _groups(self) -> dict[StreamName, list[Group]]:
-        groups = {name: self._texts[name].groups() for name in STREAMS}
+        groups = {name: self._of_mesh(self._texts[name].groups()) for name in STREAMS}
         if self._unseen:
-            note = f"… output of {format_label(self._unseen)} not shown (%mesh log RANK)"
+            note = f"… output of {self._mesh}{format_label(self._unseen)} not shown (%mesh log RANK)"
             groups["stdout"].append(Group((), Block((note,))))
         return groups
+
+    def _of_mesh(self, groups: Sequence[Group]) -> list[Group]:
+        return [group.of_mesh(self._mesh) for group in groups]
 
     def headline(self, now: float) -> str:
         """The cell in a line: `8 ranks · 6 running · 2 done · 00:12 · r3 slowest`."""
         if len(self._running) == 1 < len(self._ranks):
             (self._slowest,) = self._running
         return format_header(
+            mesh=self._mesh,
             total=len(self._ranks),
             running=len(self._running - self._waiting),
             waiting=len(self._running & self._waiting),
@@ -315,13 +321,17 @@ class CellOutput:
         if not hidden:
             return []
         count, first = max(hidden.values()), min(hidden)
-        where = f"result[{first}].displays has them"
-        return [Stream("stdout", f"… {count:,} more displays of {format_label(hidden)} are not shown ({where})\n")]
+        whose, where = f"{self._mesh}{format_label(hidden)}", f"result[{first}].displays has them"
+        return [Stream("stdout", f"… {count:,} more displays of {whose} are not shown ({where})\n")]
 
     def _forget_texts(self) -> None:
-        make = _ArrivedText if self._mode in ("order", "none") else _RankedText
         limit = self._limits.capture_of(len(self._ranks))
-        self._texts: dict[StreamName, _ArrivedText | _RankedText] = {name: make(limit, self._mode) for name in STREAMS}
+        self._texts: dict[StreamName, _ArrivedText | _RankedText] = {
+            name: _ArrivedText(limit, self._mode, self._mesh)
+            if self._mode in ("order", "none")
+            else _RankedText(limit, self._mode)
+            for name in STREAMS
+        }
         self._unseen: set[int] = set()
         self._is_changed = False
 
@@ -358,7 +368,8 @@ class _RankedText:
 class _ArrivedText:
     """One stream, the chunks of all ranks in order of arrival: bare (`none`), or labelled (`order`)."""
 
-    def __init__(self, limit: int, mode: GroupMode) -> None:
+    def __init__(self, limit: int, mode: GroupMode, mesh: str) -> None:
+        self._mesh = mesh
         self._capture = Capture(limit)
         self._is_labelled = mode == "order"
         self._writer: int | None = None  # the rank whose line is still open
@@ -388,7 +399,7 @@ class _ArrivedText:
         return [Group((rank,) if self._is_labelled else (), Block(lines)) for rank, lines in rows]
 
     def _label(self, rank: int, text: str) -> str:
-        label = f"{format_label([rank])} "
+        label = f"{self._mesh}{format_label([rank])} "
         ends_line = text.endswith("\n")
         body = text.removesuffix("\n").replace("\n", f"\n{label}")
         start = label if self._writer is None else "" if self._writer == rank else f"\n{label}"

@@ -57,6 +57,7 @@ class Preparation:
             first=self._first(options, mesh, selected.region),
             transfers=self._transfers(options, mesh, selected.region),
             limits=OutputLimits(plain_time=self._notebook.preferences["plain_time"]),
+            label=mesh.label,
             by_mode=by_mode,
             manner=self._manner(options, mesh),
         )

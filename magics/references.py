@@ -76,7 +76,7 @@ class RemoteVariable(MeshTrait):
             asked = Exchange(mesh, dict.fromkeys(able, Look(self.name)), f"look at {self.name}")
             answers |= asked.wait_at_most(LOOK_WITHIN)
         outcomes = {rank: _outcome_of(answers.get(rank)) for rank in ranks}
-        return MeshResult(mesh.procs.region.pick(ranks), outcomes, Sources(lambda rank, stream: ""))
+        return MeshResult(mesh.procs.region.pick(ranks), outcomes, Sources(lambda rank, stream: "", mesh=mesh.label))
 
     def _reduce_for_wire(self) -> tuple[Callable[..., Any], tuple[str, str]]:
         return variable_here, (self._holder._mesh.procs.name, self.name)

@@ -42,6 +42,7 @@ class Sources:
     texts: ReadLog
     displays: ReadDisplays = _no_displays
     fetch: Fetch | None = None
+    mesh: str = ""  # stands before ranks, where there are several meshes
 
 
 class RankResult:
@@ -90,10 +91,10 @@ class RankResult:
         return [RichOutput(data=each.data, metadata=each.metadata) for each in self._sources.displays(self.rank)]
 
     def __repr__(self) -> str:
-        return render_outcomes({self.rank: self.outcome})
+        return render_outcomes({self.rank: self.outcome}, self._sources.mesh)
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
-        return bundle_of({self.rank: self.outcome})
+        return bundle_of({self.rank: self.outcome}, self._sources.mesh)
 
 
 class MeshResult:
@@ -220,10 +221,10 @@ class MeshResult:
         return len(self._results)
 
     def __repr__(self) -> str:
-        return render_outcomes(self._outcomes)
+        return render_outcomes(self._outcomes, self._sources.mesh)
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
-        return bundle_of(self._outcomes)
+        return bundle_of(self._outcomes, self._sources.mesh)
 
 
 def _stack(values: Sequence[Any]) -> Any:

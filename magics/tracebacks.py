@@ -46,15 +46,21 @@ class ErrorGroup:
 
     ranks: tuple[int, ...]
     error: RankError
+    mesh: str = ""  # whose ranks they are, where there are several meshes
 
     @property
     def is_consequence(self) -> bool:
         return self.error.is_consequence
 
     @property
+    def who(self) -> str:
+        """`ranks 0-2,5`, or `ranks 0-2,5 of b`."""
+        return f"{name_ranks(self.ranks)}{f' of {self.mesh}' if self.mesh else ''}"
+
+    @property
     def title(self) -> str:
-        """`[ranks 0-2,5] ZeroDivisionError: division by zero`"""
-        return f"[{name_ranks(self.ranks)}] {_last_line(self.error).partition(chr(10))[0]}"
+        """`[ranks 0-2,5] ZeroDivisionError: division by zero`, or `[ranks 0-2,5 of b] ...`"""
+        return f"[{self.who}] {_last_line(self.error).partition(chr(10))[0]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +93,11 @@ class CellError(MeshbookError):
         order: Sequence[int],
         result: MeshResult | None = None,
         ending: Ending = PLAIN,
+        mesh: str = "",
     ) -> None:
         self.by_rank = dict(sorted(errors.items()))
-        self.groups = group_errors(errors, order)
+        self.groups = group_errors(errors, order, mesh)
+        self._mesh = mesh
         self.result = result
         self._order = tuple(order)
         self._ending = ending
@@ -105,29 +113,33 @@ class CellError(MeshbookError):
         if rank not in self.by_rank:
             raise IndexError(f"rank {rank} did not fail; {name_ranks(self.by_rank)} did")
         error = self.by_rank[rank]
-        raise _load_exception(error) or make_cell_error({rank: error}, [rank], self.result) from self
+        raise _load_exception(error) or make_cell_error({rank: error}, [rank], self.result, mesh=self._mesh) from self
 
     def _render_traceback_(self) -> list[str]:
         # IPython asks for this by name, instead of formatting the frames of the controller.
         return [_red(str(self))] if _is_brief() else render(self.groups, self._ending)
 
     def __reduce__(self) -> tuple[Callable[..., CellError], tuple[Any, ...]]:
-        return make_cell_error, (self.by_rank, self._order, None, self._ending)
+        return make_cell_error, (self.by_rank, self._order, None, self._ending, self._mesh)
 
 
 def make_cell_error(
-    errors: Mapping[int, RankError], order: Sequence[int], result: MeshResult | None = None, ending: Ending = PLAIN
+    errors: Mapping[int, RankError],
+    order: Sequence[int],
+    result: MeshResult | None = None,
+    ending: Ending = PLAIN,
+    mesh: str = "",
 ) -> CellError:
     """The error to raise for a cell; its class is named after the first group's error.
 
-    `order` are the ranks as they failed. An interrupted cell gives a class named KeyboardInterrupt, but never
-    a real one: asyncio lets that escape from a task and ends the loop, which is the kernel's. One that was interrupted
-    by its time limit gives a TimeoutError.
+    `order` are the ranks as they failed; `mesh` names theirs, where there are several. An interrupted cell gives a
+    class named KeyboardInterrupt, but never a real one: asyncio lets that escape from a task and ends the loop, which
+    is the kernel's. One that was interrupted by its time limit gives a TimeoutError.
     """
     if not errors:
         raise ValueError("a cell without errors has not failed")
     groups = group_errors(errors, order)
-    return _class_named(_name_of(groups, ending))(errors, order, result, ending)
+    return _class_named(_name_of(groups, ending))(errors, order, result, ending, mesh)
 
 
 def _name_of(groups: Sequence[ErrorGroup], ending: Ending) -> str:
@@ -136,7 +148,7 @@ def _name_of(groups: Sequence[ErrorGroup], ending: Ending) -> str:
     return _TIMEOUT if ending.timed_out else _INTERRUPT
 
 
-def group_errors(errors: Mapping[int, RankError], order: Sequence[int]) -> list[ErrorGroup]:
+def group_errors(errors: Mapping[int, RankError], order: Sequence[int], mesh: str = "") -> list[ErrorGroup]:
     """One group per distinct error: what died, what failed in the given order, and consequences last.
 
     Errors are the same if type, message and place are.
@@ -145,7 +157,7 @@ def group_errors(errors: Mapping[int, RankError], order: Sequence[int]) -> list[
     for rank in [*order, *sorted(errors.keys() - set(order))]:
         if rank in errors:
             ranks_of.setdefault(_identity(errors[rank]), []).append(rank)
-    groups = [ErrorGroup(tuple(sorted(set(ranks))), errors[ranks[0]]) for ranks in ranks_of.values()]
+    groups = [ErrorGroup(tuple(sorted(set(ranks))), errors[ranks[0]], mesh) for ranks in ranks_of.values()]
     return sorted(groups, key=_precedence)
 
 
@@ -190,10 +202,14 @@ def describe_interrupt(groups: Iterable[ErrorGroup], ending: Ending = PLAIN) -> 
     others = [group for group in groups if group.error.kind not in ("interrupted", "skipped")]
     skipped = [group for group in groups if group.error.kind == "skipped"]
     unheeding = [group for group in groups if group.error.kind == "interrupted" and group.error.message]
-    parts = [ending.timed_out] if ending.timed_out else ["interrupted", _describe_places(groups)]
+    parts = [ending.timed_out] if ending.timed_out else [_say_interrupted(groups), _describe_places(groups)]
     parts += [f"{name_ranks(group.ranks)} {_for_ranks(group.error.message, len(group.ranks))}" for group in unheeding]
     parts += [describe_consequences(others)] if others else []
     return "; ".join(filter(None, [*parts, *_describe_skipped(skipped), *ending.remarks]))
+
+
+def _say_interrupted(groups: Sequence[ErrorGroup]) -> str:
+    return f"interrupted on {groups[0].mesh}" if groups and groups[0].mesh else "interrupted"
 
 
 def _for_ranks(said: str, count: int) -> str:

@@ -42,30 +42,30 @@ def has_value(outcome: CellOutcome) -> bool:
     return outcome.value is not None and outcome.value.type_name != "NoneType"
 
 
-def render_outcomes(outcomes: Mapping[int, CellOutcome]) -> str:
-    """The values, equal ones once, and the errors in a line each."""
+def render_outcomes(outcomes: Mapping[int, CellOutcome], mesh: str = "") -> str:
+    """The values, equal ones once, and the errors in a line each; before ranks the name of their `mesh`, if given."""
     if not any(has_value(each) or each.error for each in outcomes.values()):
-        return f"{name_ranks(outcomes)}: no value" if outcomes else "no ranks"
-    parts, omitted = _within_bounds(_parts_of(outcomes))
+        return f"{name_ranks(outcomes)}{f' of {mesh}' if mesh else ''}: no value" if outcomes else "no ranks"
+    parts, omitted = _within_bounds(_parts_of(outcomes, mesh))
     return "".join([*(part.text for part in parts), *omitted]).removesuffix("\n")
 
 
-def bundle_of(outcomes: Mapping[int, CellOutcome]) -> dict[str, Any]:
+def bundle_of(outcomes: Mapping[int, CellOutcome], mesh: str = "") -> dict[str, Any]:
     """The display bundle: HTML only where a value has some, because plain text reads better as plain text."""
-    bundle = {**_shared_mime(outcomes), "text/plain": render_outcomes(outcomes)}
-    parts, omitted = _within_bounds(_parts_of(outcomes))
+    bundle = {**_shared_mime(outcomes), "text/plain": render_outcomes(outcomes, mesh)}
+    parts, omitted = _within_bounds(_parts_of(outcomes, mesh))
     if any(part.markup for part in parts):
-        bundle["text/html"] = _render_markup(parts) + html_of("".join(omitted))
+        bundle["text/html"] = _render_markup(parts, mesh) + html_of("".join(omitted))
     return bundle
 
 
-def _render_markup(parts: Sequence[_Part]) -> str:
+def _render_markup(parts: Sequence[_Part], mesh: str) -> str:
     blocks: list[str] = []
     size = 0
     for part in parts:
         size += len(part.markup)
         if part.markup and size <= MOST_RICH:
-            blocks.append(f"{_LABEL}{format_label(part.ranks)}</div>{part.markup}")
+            blocks.append(f"{_LABEL}{mesh}{format_label(part.ranks)}</div>{part.markup}")
         else:
             blocks.append(f"{_PRE}{html_of(part.text)}</pre>")
     return side_by_side(blocks)
@@ -87,41 +87,43 @@ def _shared_mime(outcomes: Mapping[int, CellOutcome]) -> dict[str, Any]:
     return {name: content for name, content in mimes[0].items() if name.startswith("application/")}
 
 
-def _parts_of(outcomes: Mapping[int, CellOutcome]) -> list[_Part]:
+def _parts_of(outcomes: Mapping[int, CellOutcome], mesh: str) -> list[_Part]:
     """The values in order of their lowest rank, then the ranks without one, then the errors."""
     values = {rank: each.value for rank, each in outcomes.items() if each.value is not None and has_value(each)}
     plain = {rank: each.mime for rank, each in values.items() if each.tensor is None}
     texts = {rank: str(mime.get("text/plain", "")) for rank, mime in plain.items() if not markup_of(mime)}
     rich = {rank: mime for rank, mime in plain.items() if rank not in texts}
-    parts = sorted([*_tensor_parts(values), *_rich_parts(rich), *_text_parts(texts)], key=lambda each: each.ranks)
+    parts = sorted(
+        [*_tensor_parts(values, mesh), *_rich_parts(rich, mesh), *_text_parts(texts, mesh)], key=lambda each: each.ranks
+    )
     failed = {rank: _describe_error(each.error) for rank, each in outcomes.items() if each.error is not None}
     silent = [rank for rank in outcomes if rank not in values and rank not in failed]
     if silent:
-        parts.append(_Part(tuple(silent), f"{format_label(silent)} no value\n"))
-    return [*parts, *_text_parts(failed)]
+        parts.append(_Part(tuple(silent), f"{mesh}{format_label(silent)} no value\n"))
+    return [*parts, *_text_parts(failed, mesh)]
 
 
-def _text_parts(texts: Mapping[int, str]) -> list[_Part]:
-    return [_Part(group.ranks, render_text([group])) for group in _group_values(texts)]
+def _text_parts(texts: Mapping[int, str], mesh: str) -> list[_Part]:
+    return [_Part(group.ranks, render_text([group.of_mesh(mesh)])) for group in _group_values(texts)]
 
 
-def _rich_parts(mimes: Mapping[int, Mapping[str, Any]]) -> list[_Part]:
+def _rich_parts(mimes: Mapping[int, Mapping[str, Any]], mesh: str) -> list[_Part]:
     ranks_of: dict[str, list[int]] = {}
     for rank, mime in mimes.items():
         ranks_of.setdefault(markup_of(mime), []).append(rank)
     parts: list[_Part] = []
     for markup, ranks in ranks_of.items():
         block = Block(split_lines(str(mimes[ranks[0]].get("text/plain", ""))))
-        parts.append(_Part(tuple(ranks), render_text([Group(tuple(ranks), block)]), markup))
+        parts.append(_Part(tuple(ranks), render_text([Group(tuple(ranks), block, mesh=mesh)]), markup))
     return parts
 
 
-def _tensor_parts(values: Mapping[int, CellValue]) -> list[_Part]:
+def _tensor_parts(values: Mapping[int, CellValue], mesh: str) -> list[_Part]:
     families: dict[Hashable, dict[int, CellValue]] = {}
     for rank, value in values.items():
         if value.tensor is not None:
             families.setdefault(_kind_of(value.tensor), {})[rank] = value
-    return [_Part(tuple(family), _describe_tensors(family)) for family in families.values()]
+    return [_Part(tuple(family), _describe_tensors(family, mesh)) for family in families.values()]
 
 
 def _kind_of(tensor: TensorSummary) -> Hashable:
@@ -129,14 +131,14 @@ def _kind_of(tensor: TensorSummary) -> Hashable:
     return tensor.type_name, tensor.shape, tensor.dtype, tensor.device.partition(":")[0]
 
 
-def _describe_tensors(values: Mapping[int, CellValue]) -> str:
+def _describe_tensors(values: Mapping[int, CellValue], mesh: str) -> str:
     """Type, shape, dtype and device once, and what is in them once or by rank."""
     tensors = [value.tensor for value in values.values() if value.tensor is not None]
     devices = list(dict.fromkeys(tensor.device for tensor in tensors))
     device = devices[0] if len(devices) == 1 else f"{devices[0]} … {devices[-1]}"
     first = tensors[0]
     dtype = first.dtype.removeprefix("torch.")
-    heading = f"{format_label(values)} {first.type_name} {first.shape} {dtype} {device}"
+    heading = f"{mesh}{format_label(values)} {first.type_name} {first.shape} {dtype} {device}"
     contents = {rank: _describe_content(value) for rank, value in values.items()}
     if len(set(contents.values())) == 1:
         return f"{heading}  {contents[next(iter(values))]}".rstrip() + "\n"

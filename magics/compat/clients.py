@@ -85,6 +85,7 @@ def make_module(notebook: Notebook) -> ModuleType:
             wanted = n or self.n
             mesh = notebook.meshes.up(Extent.of(gpus=wanted) if wanted else None, _free_name(notebook.meshes))
             notebook.bind(mesh)
+            notebook.meshes.use(mesh.name)  # a view of the last cluster is the active one
             self._client = Client(notebook.meshes, mesh)
             return self
 

@@ -13,7 +13,7 @@ from meshbook.magics.verbs.verb import Verb, add_name
 
 @dataclass(frozen=True)
 class Dash(Verb):
-    """Show the dashboard of a mesh (None: the default mesh)."""
+    """Show the dashboard of a mesh (None: the current mesh)."""
 
     word = "dash"
     description = (
@@ -25,7 +25,7 @@ class Dash(Verb):
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
-        add_name(parser, "of this mesh (default: the default mesh)")
+        add_name(parser, "of this mesh (default: the current mesh)")
 
     def run(self, notebook: Notebook) -> None:
         dashboard = notebook.dashboards.open(notebook.meshes.get(self.name).name)

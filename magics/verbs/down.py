@@ -11,7 +11,7 @@ from meshbook.magics.verbs.verb import Verb, add_name
 
 @dataclass(frozen=True)
 class Down(Verb):
-    """Stop a mesh (None: the default mesh); `now` does not wait for what runs."""
+    """Stop a mesh (None: the current mesh); `now` does not wait for what runs."""
 
     word = "down"
     description = "Stop a mesh."
@@ -21,14 +21,17 @@ class Down(Verb):
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
-        add_name(parser, "this mesh (default: the default mesh)")
+        add_name(parser, "this mesh (default: the current mesh)")
         parser.add_argument("--now", action="store_true", help="do not wait for what still runs")
 
     def run(self, notebook: Notebook) -> None:
         notebook.session()
         if not self.now:
             _wait_for_jobs(notebook, notebook.meshes.get(self.name).name)
+        before = notebook.meshes.get()
         print(f"{notebook.meshes.down(self.name, now=self.now).name} is down")
+        if len(notebook.meshes) and (current := notebook.meshes.get()) is not before:
+            print(f"{current.name} is the current mesh now")
 
 
 def _wait_for_jobs(notebook: Notebook, mesh: str) -> None:

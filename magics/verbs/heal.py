@@ -12,7 +12,7 @@ from meshbook.magics.verbs.verb import Verb, add_name
 
 @dataclass(frozen=True)
 class Heal(Verb):
-    """Start the dead ranks of a mesh again (None: the default mesh)."""
+    """Start the dead ranks of a mesh again (None: the current mesh)."""
 
     word = "heal"
     description = "Start the ranks again that have died."
@@ -21,7 +21,7 @@ class Heal(Verb):
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
-        add_name(parser, "of this mesh (default: the default mesh)")
+        add_name(parser, "of this mesh (default: the current mesh)")
 
     def run(self, notebook: Notebook) -> None:
         print(changes.heal(notebook.meshes.get(self.name)))

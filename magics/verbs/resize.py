@@ -13,7 +13,7 @@ from meshbook.runtime.geometry import Extent
 
 @dataclass(frozen=True)
 class Resize(Verb):
-    """Let a mesh (None: the default mesh) have `gpus` workers in its last dimension, or these sizes."""
+    """Let a mesh (None: the current mesh) have `gpus` workers in its last dimension, or these sizes."""
 
     word = "resize"
     description = "Add ranks to a mesh, or take some away; the others keep their state."
@@ -24,7 +24,7 @@ class Resize(Verb):
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
-        add_name(parser, "this mesh (default: the default mesh)")
+        add_name(parser, "this mesh (default: the current mesh)")
         add_size(parser, required=True)
 
     def run(self, notebook: Notebook) -> None:

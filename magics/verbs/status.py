@@ -32,5 +32,7 @@ class Status(Verb):
             say_what_is_detached()
             return
         for mesh in [meshes.get(self.name)] if self.name else list(meshes):
+            first, *others = state_of(mesh)
+            mark = "; the current mesh" if mesh.label and mesh is meshes.get() else ""
             more = [] if self.brief else [*vitals_of(mesh), *history_of(mesh)]
-            print("\n".join([*state_of(mesh), *more]))
+            print("\n".join([f"{first}{mark}", *others, *more]))

@@ -42,12 +42,14 @@ from meshbook.magics.verbs.stack import Stack
 from meshbook.magics.verbs.status import Status
 from meshbook.magics.verbs.trace import TraceVerb
 from meshbook.magics.verbs.up import Up
+from meshbook.magics.verbs.use import Use
 from meshbook.magics.verbs.verb import Verb
 from meshbook.magics.verbs.who import Who, Whos
 
 # As the overview lists them: a mesh's life, then cells that run, then variables, then what to look at.
 _ALL: tuple[type[Verb], ...] = (
     Up,
+    Use,
     Status,
     Dash,
     Down,

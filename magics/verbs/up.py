@@ -18,10 +18,10 @@ from meshbook.runtime.geometry import Extent
 
 @dataclass(frozen=True)
 class Up(Verb):
-    """Start a mesh of `gpus` workers, or of this shape; the default of both is None."""
+    """Start a mesh of `gpus` workers, or of this shape; the default of both is None. One that is up already is left."""
 
     word = "up"
-    description = "Start a mesh."
+    description = "Start a mesh. Where one of this name and shape is up, nothing is done."
 
     gpus: int | None = None
     shape: Extent | None = None
@@ -44,6 +44,10 @@ class Up(Verb):
         started = time.monotonic()
         notebook.session()
         extent = self.shape if self.shape is not None else Extent.of(gpus=self.gpus) if self.gpus else None
+        if (known := notebook.meshes.find(self.name)) is not None and extent in (None, known.extent):
+            notebook.bind(known)
+            print(f"{known.describe()}; up already")
+            return
         bar = _Progress(notebook.shell)
         try:
             mesh = notebook.meshes.up(extent, self.name, bar, spares=self.spares)
@@ -51,7 +55,9 @@ class Up(Verb):
             bar.stop()
             raise
         notebook.bind(mesh)
-        bar.done(describe_up(mesh, started))
+        current = notebook.meshes.get().name
+        also = f"\nthe current mesh is {current}: %mesh use {mesh.name} chooses this one"
+        bar.done(f"{describe_up(mesh, started)}{also if mesh.name != current else ''}")
         say_what_is_detached()
 
 

@@ -94,9 +94,10 @@ def test_an_interrupt_while_a_prompt_is_open(notebook: Notebook, times: int) -> 
 
 def test_a_rank_that_dies_is_not_waited_for(notebook: Notebook) -> None:
     notebook.run("%mesh up --gpus 2 --name pair")
-    # Selectors of options mean ranks of the cell's mesh, and not of the one that is the default now.
+    # Selectors of options mean ranks of the cell's mesh, and not of the current one.
+    notebook.run("%mesh use pair")
     cell = notebook.run("%%mesh mesh --break 2 --first 2 --show 2\nprint('seen')")
-    assert cell.stdout.startswith("[2] seen\n")
+    assert cell.stdout.startswith("mesh[2] seen\n")
     notebook.run("%%mesh pair -o pids\nimport os; os.getpid()")
     pids = notebook.evaluate("pids.values")
     cell = notebook.start_asking("%%mesh pair[1]\ninput('?')")

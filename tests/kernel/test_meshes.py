@@ -38,6 +38,10 @@ def test_up_status_down(bare_notebook: Notebook) -> None:
     assert "ranks 0-1 up in " in shown
     for line in ("%mesh status", "%mesh", "%mesh status mesh"):
         assert bare_notebook.run(line).stdout.startswith("mesh: 2 ranks (gpus=2), ")
+    bare_notebook.run("%%mesh\nkept = rank")
+    for line in ("%mesh up --gpus 2", "%mesh up", "%mesh up --shape gpus=2"):
+        assert bare_notebook.run(line).stdout.endswith("; up already\n"), "so that Run All works twice"
+    assert bare_notebook.run("%%mesh\nkept").result == "[0] 0\n[1] 1"
     assert bare_notebook.run("%mesh down").stdout == "mesh is down\n"
     assert bare_notebook.run("%mesh").stdout.startswith("no mesh is up: ")
 
@@ -54,12 +58,20 @@ def test_a_mesh_has_a_shape(bare_notebook: Notebook) -> None:
 
 def test_meshes_have_names(bare_notebook: Notebook) -> None:
     bare_notebook.run("%mesh up --gpus 2 --name trainers")
-    bare_notebook.run("%mesh up --gpus 1 --name judge")
-    assert bare_notebook.run("%%mesh trainers[1]\nrank, world_size").result == "[1] (1, 2)"
-    assert bare_notebook.run("%%mesh\nworld_size").result == "[0] 1", "the last one up is the default"
-    assert len(bare_notebook.run("%mesh").stdout.splitlines()) == 2
+    up = bare_notebook.run("%mesh up --gpus 1 --name judge")
+    shown = up.stdout or (up.updates or up.displays)[-1]["text/plain"]
+    assert shown.rstrip().endswith("the current mesh is trainers: %mesh use judge chooses this one")
+    assert bare_notebook.run("%%mesh judge\nrank, world_size").result == "judge[0] (0, 1)"
+    cell = bare_notebook.run("%%mesh\nprint(rank)\nworld_size")
+    assert (cell.stdout, cell.result) == ("trainers[0] 0\ntrainers[1] 1\n", "trainers[0-1] 2")
+    status = bare_notebook.run("%mesh").stdout.splitlines()
+    assert [line.endswith("; the current mesh") for line in status] == [True, False]
     assert bare_notebook.run("judge.extent['gpus'], trainers.extent['gpus']").result == "(1, 2)"
-    bare_notebook.run("%mesh down")
+    failed = bare_notebook.run_failing("%%mesh trainers[1]\n1 / 0")
+    assert failed.error["evalue"].startswith("[rank 1 of trainers] ZeroDivisionError")
+    assert bare_notebook.run("%mesh use judge").stdout.startswith("judge: 1 rank")
+    assert bare_notebook.run("%%mesh\nworld_size").result == "judge[0] 1"
+    assert bare_notebook.run("%mesh down").stdout == "judge is down\ntrainers is the current mesh now\n"
     assert bare_notebook.run("%%mesh\nworld_size").result == "[0-1] 2"
     bare_notebook.run("%mesh down trainers")
 
@@ -109,7 +121,7 @@ def test_without_a_mesh_a_mistake_is_one_clear_line(bare_notebook: Notebook, lin
 def test_with_a_mesh_a_mistake_is_one_clear_line(bare_notebook: Notebook) -> None:
     bare_notebook.run("%mesh up --gpus 2")
     for code, part in [
-        ("%mesh up", "mesh: 2 ranks (gpus=2)"),
+        ("%mesh up --gpus 3", "up already: %mesh resize mesh --gpus N"),
         ("%mesh status other", "no mesh is called 'other'; there is mesh"),
         ("%mesh down other", "no mesh is called 'other'"),
         ("%%mesh 9\nx", "rank 9 is out of range"),

@@ -203,7 +203,7 @@ def test_a_reference_arrives_at_an_actor_as_what_its_rank_has(notebook: Notebook
 
 
 def test_who_and_whos_list_what_cells_have_made(notebook: Notebook) -> None:
-    notebook.run("%mesh up --gpus 2 --name clean")
+    notebook.run("%mesh up --gpus 2 --name clean\n%mesh use clean")
     assert notebook.run("%mesh who clean").stdout == "no variables on ranks 0-1\n"
     notebook.run("%%mesh clean\nloss = 0.5 + rank")
     notebook.run("clean.slice(gpus=1).push(w=torch.zeros(1000))")

@@ -7,10 +7,19 @@ from typing import Any
 
 import pytest
 
-from meshbook.magics.losses import check_able, error_of_lost, tell_lost
-from meshbook.magics.meshes import MeshError
+from meshbook.magics.losses import check_able, error_of_lost, tell_lost, tell_stuck
+from meshbook.magics.meshes import MeshError, NotebookMesh
 from meshbook.runtime.errors import ExitReport, ProcessDied
 from meshbook.runtime.geometry import Extent
+
+
+def mesh_of(
+    count: int, dead: dict[int, ExitReport], busy: dict[int, int] | None = None, *, has_lost_agent: bool = False
+) -> NotebookMesh:
+    procs: Any = SimpleNamespace(extent=Extent.of(gpus=count), nodes=[])
+    session: Any = SimpleNamespace(has_lost_agent=has_lost_agent)
+    parts: Any = None
+    return NotebookMesh("mesh", procs, parts, parts, parts, session, has_gpus=False, dead=dead, busy=busy or {})
 
 
 @pytest.mark.parametrize(
@@ -45,14 +54,7 @@ from meshbook.runtime.geometry import Extent
 def test_the_dead_and_the_busy_are_refused(
     dead: list[int], busy: dict[int, int], ranks: list[int], said: str | None
 ) -> None:
-    mesh: Any = SimpleNamespace(
-        name="mesh",
-        extent=Extent.of(gpus=4),
-        dead={rank: ExitReport("", 1, -9) for rank in dead},
-        busy=busy,
-        stuck=busy.keys() - set(dead),
-        session=SimpleNamespace(has_lost_agent=False),
-    )
+    mesh = mesh_of(4, {rank: ExitReport("", 1, -9) for rank in dead}, busy)
     region = Extent.of(gpus=4).region.pick(ranks)
     if said is None:
         check_able(mesh, region)
@@ -64,21 +66,21 @@ def test_the_dead_and_the_busy_are_refused(
 
 def test_ranks_that_ended_in_different_ways_are_told_with_all_of_them() -> None:
     dead = {0: ExitReport("", 1, -9), 1: ExitReport("", 2, 3), 2: ExitReport("", 3, 3)}
-    mesh: Any = SimpleNamespace(
-        name="mesh", extent=Extent.of(gpus=4), dead=dead, busy={}, session=SimpleNamespace(has_lost_agent=False)
-    )
+    mesh = mesh_of(4, dead)
     with pytest.raises(MeshError, match=r"^ranks 0-2 of mesh died \(Killed\(sig=9\), exit code 3\)\. "):
         check_able(mesh, mesh.extent.region)
 
 
+def test_where_there_are_several_meshes_commands_name_theirs() -> None:
+    mesh = mesh_of(4, {0: ExitReport("", 1, -9)}, {1: 5})
+    mesh.is_one_of_several = lambda: True
+    with pytest.raises(MeshError, match=r"again with %mesh heal mesh, or run on the others with %%mesh mesh\[!0\]$"):
+        check_able(mesh, mesh.extent.region)
+    assert "%mesh interrupt mesh --break" in tell_stuck(mesh, {1})
+
+
 def test_where_the_host_agent_is_lost_too_nothing_can_be_healed() -> None:
-    mesh: Any = SimpleNamespace(
-        name="mesh",
-        extent=Extent.of(gpus=1),
-        dead={0: ExitReport("", 1, -9)},
-        busy={},
-        session=SimpleNamespace(has_lost_agent=True),
-    )
+    mesh = mesh_of(1, {0: ExitReport("", 1, -9)}, has_lost_agent=True)
     with pytest.raises(MeshError, match=r"its host agent is gone: %mesh down, then %mesh up$"):
         check_able(mesh, mesh.extent.region)
 

@@ -87,26 +87,40 @@ def up(meshes: Meshes, name: str | None = None, gpus: int = 2) -> NotebookMesh:
     return meshes.up(Extent.of(gpus=gpus), name)
 
 
-# --- names and the default ---
+# --- names and the current mesh ---
 
 
-def test_the_last_one_up_is_the_default(meshes: Meshes) -> None:
+def test_the_first_one_up_is_the_current_mesh_until_another_is_chosen(meshes: Meshes) -> None:
     assert [up(meshes, name).name for name in (None, "trainers", "judge")] == ["mesh", "trainers", "judge"]
-    assert meshes.get().name == "judge"
+    assert meshes.get().name == "mesh"
     assert meshes.get("trainers").name == "trainers"
     assert [mesh.name for mesh in meshes] == ["mesh", "trainers", "judge"]
+    meshes.use("judge")
+    assert (meshes.get().name, meshes.select("0")[0].name) == ("judge", "judge")
+    with pytest.raises(MeshError, match=r"no mesh is called 'other'; there is mesh, trainers, judge"):
+        meshes.use("other")
 
 
 @pytest.mark.parametrize(
-    ("down", "default"),
-    [([None], "trainers"), (["mesh"], "judge"), (["judge"], "trainers"), (["judge", "trainers"], "mesh")],
+    ("down", "current"),
+    [([None], "judge"), (["mesh"], "judge"), (["judge"], "mesh"), (["judge", "mesh"], "trainers")],
 )
-def test_the_default_after_a_mesh_is_down(meshes: Meshes, down: list[str | None], default: str) -> None:
+def test_the_current_mesh_after_one_is_down(meshes: Meshes, down: list[str | None], current: str) -> None:
     for name in ("mesh", "trainers", "judge"):
         up(meshes, name)
     for each in down:
         meshes.down(each)
-    assert meshes.get().name == default
+    assert meshes.get().name == current
+
+
+def test_ranks_are_told_with_their_mesh_where_there_are_several(meshes: Meshes) -> None:
+    mesh = up(meshes)
+    assert (mesh.label, mesh.selector(), mesh.selector("3")) == ("", "", " 3")
+    other = up(meshes, "judge")
+    assert (mesh.label, other.label) == ("mesh", "judge")
+    assert (other.selector(), other.selector("3")) == (" judge", " judge[3]")
+    meshes.down("judge")
+    assert mesh.label == ""
 
 
 @pytest.mark.parametrize("name", ["all", "ok", "failed", "changed", "two words", "1st", "a-b", "a.b"])
@@ -118,7 +132,7 @@ def test_a_name_that_a_mesh_cannot_have(meshes: Meshes, session: FakeSession, na
 
 def test_a_name_is_taken_until_its_mesh_is_down(meshes: Meshes) -> None:
     up(meshes, "trainers")
-    with pytest.raises(MeshError, match=r"trainers: 2 ranks .* is up already: %mesh down trainers, or another --name"):
+    with pytest.raises(MeshError, match=r"trainers: 2 ranks .* is up already: %mesh resize trainers .* another --name"):
         up(meshes, "trainers")
     meshes.down("trainers")
     assert up(meshes, "trainers").name == "trainers"
@@ -137,9 +151,9 @@ def test_a_mesh_that_is_not_there(meshes: Meshes) -> None:
 
 @pytest.mark.parametrize(
     ("text", "name", "ranks"),
-    [("all", "judge", [0, 1, 2]), ("!0", "judge", [1, 2]), ("mesh[1]", "mesh", [1]), ("mesh", "mesh", [0, 1])],
+    [("all", "mesh", [0, 1]), ("!0", "mesh", [1]), ("judge[1]", "judge", [1]), ("judge", "judge", [0, 1, 2])],
 )
-def test_a_selector_means_the_default_mesh_or_names_one(meshes: Meshes, text: str, name: str, ranks: list[int]) -> None:
+def test_a_selector_means_the_current_mesh_or_names_one(meshes: Meshes, text: str, name: str, ranks: list[int]) -> None:
     up(meshes)
     up(meshes, "judge", 3)
     mesh, selected = meshes.select(text)

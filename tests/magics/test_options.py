@@ -175,7 +175,7 @@ def test_verbs(line: str, verb: Verb) -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("dwon", "%mesh: no verb 'dwon'. Did you mean 'down'? The verbs are up, status, dash, down, resize,"),
+        ("dwon", "%mesh: no verb 'dwon'. Did you mean 'down'? The verbs are up, use, status, dash, down, resize,"),
         ("resize", "one of the arguments --gpus --shape is required"),
         ("grow", "no verb 'grow'"),
         ("heal 1 2", "%mesh heal: '2' is one word too many"),

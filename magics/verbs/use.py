@@ -1,0 +1,26 @@
+"""`%mesh use`: choose the current mesh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshbook.magics.notebook import Notebook
+from meshbook.magics.parsing import Parser, mesh_name
+from meshbook.magics.verbs.verb import Verb
+
+
+@dataclass(frozen=True)
+class Use(Verb):
+    """Let cells and verbs that name no mesh mean this one."""
+
+    word = "use"
+    description = "Choose the current mesh, which cells and verbs mean that name none."
+
+    name: str
+
+    @staticmethod
+    def add_arguments(parser: Parser) -> None:
+        parser.add_argument("name", metavar="NAME", type=mesh_name, help="this mesh")
+
+    def run(self, notebook: Notebook) -> None:
+        print(f"{notebook.meshes.use(self.name).describe()}; the current mesh")
