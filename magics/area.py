@@ -35,11 +35,20 @@ def format_header(
         (skipped, "did not run"),
     ]
     parts = [
-        f"{f'{mesh}: ' if mesh else ''}{total} {'rank' if total == 1 else 'ranks'}",
+        _count_ranks(total, mesh),
         *(f"{count} {word}" for count, word in counts if count),
     ]
     parts.append(format_elapsed(elapsed))
     return " · ".join(parts if slowest is None else [*parts, f"r{slowest} slowest"])
+
+
+def format_left(total: int, elapsed: float, mesh: str = "") -> str:
+    """The line of a cell whose ranks go on without the notebook."""
+    return f"{_count_ranks(total, mesh)} · detached after {format_elapsed(elapsed)}: %mesh attach takes it over"
+
+
+def _count_ranks(total: int, mesh: str) -> str:
+    return f"{f'{mesh}: ' if mesh else ''}{total} {'rank' if total == 1 else 'ranks'}"
 
 
 def render_area(groups: Mapping[StreamName, Sequence[Group]], header: str = "", footer: str = "") -> dict[str, str]:

@@ -37,7 +37,8 @@ from meshbook.runtime.wire import pickling
 logger = logging.getLogger(__name__)
 
 HANDLES = ProcMesh, ActorMesh, RDMABuffer  # variables of these kinds are left, and taken up
-OF_THE_SESSION = {"session", "procs", "unwatch", "queues"}  # fields of a mesh that another notebook makes anew
+# Fields of a mesh that another notebook makes anew.
+OF_THE_SESSION = {"session", "procs", "unwatch", "queues", "is_one_of_several"}
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from meshbook.magics.progress import Progress
 from meshbook.magics.publications import Display, Error, LiveDisplay, Publication
 from meshbook.magics.publisher import Publisher, publisher_for
 from meshbook.magics.results import MeshResult
-from meshbook.magics.run import CellRun
+from meshbook.magics.run import CellDetached, CellRun
 from meshbook.magics.tracebacks import CellError
 from meshbook.magics.variables import ask_nobody
 from meshbook.runtime.errors import MeshbookError
@@ -136,7 +136,7 @@ class Job:
         parts = [f"{self.title}: {self._run.headline}"]
         if not self.done():
             return " · ".join(filter(None, [*parts, self._run.waits_for]))
-        if (error := self.exception()) is not None:
+        if (error := self.exception()) is not None and not isinstance(error, CellDetached):
             parts.append(str(error).partition("\n")[0] or type(error).__name__)
         return " · ".join(parts)
 
@@ -159,7 +159,9 @@ class Job:
     @property
     def conclusion(self) -> list[Publication]:
         """How a cell ends that nobody waits for: with its value, or its error, as any cell does."""
-        if (error := self.exception()) is not None:
+        if isinstance(error := self.exception(), CellDetached):
+            return []  # its state says so
+        if error is not None:
             render = getattr(error, "_render_traceback_", lambda: [f"{type(error).__name__}: {error}"])
             return [Error(type(error).__name__, str(error), tuple(render()))]
         result = self.result()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshbook.magics.area import format_header, render_area
+from meshbook.magics.area import format_header, format_left, render_area
 from meshbook.magics.fitting import fit_details, fit_streams
 from meshbook.magics.gallery import Picture
 from meshbook.magics.grouping import Block, Group, GroupMode, StreamName, group_blocks, split_lines
@@ -94,6 +94,7 @@ class CellOutput:
         self._is_open = False  # whether the live area exists
         self._is_closed = False
         self._is_paused = False  # a prompt is shown
+        self._is_left = False
         self._part_started = started  # after a prompt what is printed begins anew, as in a cell of its own
         self._aside_room = limits.publication
         self._ended: float | None = None
@@ -157,6 +158,10 @@ class CellOutput:
         elif failed:
             self._failed.add(rank)
         self._is_changed = True
+
+    def leave(self) -> None:
+        """The ranks go on without this notebook: what becomes of them is not known here."""
+        self._is_left = self._is_changed = True
 
     def remark(self, text: str) -> None:
         """Say this below the header while the cell runs, instead of what was said there; empty: nothing."""
@@ -280,6 +285,8 @@ class CellOutput:
 
     def headline(self, now: float) -> str:
         """The cell in a line: `8 ranks · 6 running · 2 done · 00:12 · r3 slowest`."""
+        if self._is_left:
+            return format_left(len(self._ranks), self._elapsed(now), self._mesh)
         if len(self._running) == 1 < len(self._ranks):
             (self._slowest,) = self._running
         return format_header(
@@ -289,9 +296,12 @@ class CellOutput:
             waiting=len(self._running & self._waiting),
             failed=len(self._failed),
             skipped=len(self._skipped),
-            elapsed=(now if self._ended is None else self._ended) - self._started,
+            elapsed=self._elapsed(now),
             slowest=self._slowest,
         )
+
+    def _elapsed(self, now: float) -> float:
+        return (now if self._ended is None else self._ended) - self._started
 
     def _publish_aside(self, now: float) -> list[Publication]:
         """What ranks print while a prompt is shown: plain text, above it; too much waits for its end."""

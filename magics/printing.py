@@ -64,6 +64,11 @@ class Printing:
             skipped = error is not None and error.kind == "skipped"
             self._output.finish(rank, failed=error is not None, skipped=skipped)
 
+    def leave(self) -> None:
+        """The ranks go on without this notebook."""
+        with self._lock:
+            self._output.leave()
+
     def remark(self, line: str) -> None:
         """Say this below the header."""
         with self._lock:

@@ -22,6 +22,7 @@ from meshbook.magics.course import Course, Watched
 from meshbook.magics.interruptible import run_interruptible
 from meshbook.magics.losses import error_of_lost, error_of_silent, error_of_skipped
 from meshbook.magics.meshes import NotebookMesh
+from meshbook.magics.mistakes import Mistake
 from meshbook.magics.output import CellOutput
 from meshbook.magics.printing import Printing
 from meshbook.magics.progress import Progress
@@ -44,6 +45,10 @@ from meshbook.runtime.node.call_table import PerRank
 LEAVING_SECONDS = 2.0  # that the loop of a cell has to say how far that is
 TICK = 0.25  # seconds between looks at what there is to show
 _serial = itertools.count(1)
+
+
+class CellDetached(Mistake, MeshbookError):
+    """The run of a cell was detached: its ranks go on without this notebook."""
 
 
 class CellRun:
@@ -71,6 +76,7 @@ class CellRun:
         self._outcomes: dict[int, CellOutcome] = {}
         self._futures: dict[int, Future[Any]] = {}
         self._failed: list[int] = []  # in the order in which they failed
+        self._has_left = False  # another notebook sees it to its end
         options, stops = cell.options, cell.options.on_error == "stop"
         self._attendance = Attendance(
             mesh.queues,
@@ -141,6 +147,8 @@ class CellRun:
             self._prompting.close()
             self._printing.close(self._footer)
             self.cell.session.output.end(self.origin)
+        if self._has_left:
+            raise CellDetached(f"{self.title} was detached and runs on: %mesh attach takes it over")
         result = self._result()
         self._mesh.note_last(self._history())
         has_shown = bool(self._printing.final)
@@ -301,6 +309,8 @@ class CellRun:
         return asyncio.run_coroutine_threadsafe(leave(), self._loop).result(LEAVING_SECONDS)
 
     def _leave_run(self) -> Progress:
+        self._has_left = True
+        self._printing.leave()
         waves = self._attendance.give_away()
         with self._lock:
             outcomes, failed = dict(self._outcomes), tuple(self._failed)

@@ -112,6 +112,22 @@ def check_redefinition(notebook: Notebook) -> None:
     assert notebook.evaluate("list(mesh.spawn('more', Counter).add.call().get().values())") == [-1, -1]
 
 
+def test_the_cell_of_a_running_job_says_that_it_was_detached(notebook: Notebook, signs: Signs) -> None:
+    job = notebook.run(
+        f"%%mesh -a\n{signs.definition}\nimport threading\nprint('begun')\ntell('begun')\nthreading.Event().wait()"
+    )
+    signs.wait_for("begun", 2)
+    detached = notebook.run("%mesh detach").stdout
+    assert "1 job runs on" in detached
+    notebook.wait_until(lambda: "2 ranks · detached after" in job.outputs[0].data["text/plain"])
+    listed = notebook.run("%mesh jobs").stdout
+    assert "2 ranks · detached after" in listed
+    assert "failed" not in listed
+    assert "detached: " in notebook.run("%mesh status").stdout, "so the job's cell has shown what it will"
+    assert job.contents("error") == []
+    assert [output.get("text") for output in job.outputs[1:]] == ["[0-1] begun\n"]
+
+
 def check_deaths(notebook: Notebook) -> None:
     """Who died meanwhile is told, and can be healed. The same kernel may attach again."""
     cell = notebook.run("%%mesh 1\nimport os\nprint(os.getpid())")
