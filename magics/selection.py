@@ -7,9 +7,10 @@ The grammar, with blanks allowed between tokens:
     choice    = "all" | "failed" | "ok" | "changed" | dimensions | ranks
     dimensions= name "=" item {"," name "=" item}
     ranks     = item {"," item}
-    item      = number | [number] ":" [number] [":" [number]]
+    item      = number | number "-" number | [number] ":" [number] [":" [number]]
 
-Plain ranks count from 0 in the mesh that is meant; numbers and slices mean what they mean for a list. Not for
+Plain ranks count from 0 in the mesh that is meant; numbers and slices mean what they mean for a list, and `0-2` is
+0, 1 and 2, as labels write it. Not for
 deciding which mesh is the default, nor what failed: the caller says so.
 """
 
@@ -59,7 +60,16 @@ class Span:
     column: int = field(compare=False, default=1)
 
 
-Item: TypeAlias = Index | Span
+@dataclass(frozen=True)
+class Range:
+    """`first-last`: both are meant, and have to be there."""
+
+    first: int
+    last: int
+    column: int = field(compare=False, default=1)
+
+
+Item: TypeAlias = Index | Span | Range
 
 
 @dataclass(frozen=True)
@@ -166,7 +176,9 @@ class _Token:
     column: int
 
 
-_TOKEN = re.compile(r"(?P<number>-?[0-9]+)|(?P<name>[^\W\d]\w*)|(?P<mark>[!,:=\[\]])|(?P<blank>\s+)")
+_TOKEN = re.compile(
+    r"(?P<number>(?<![0-9])-?[0-9]+)|(?P<name>[^\W\d]\w*)|(?P<mark>[!,:=\[\]]|(?<=[0-9])-(?=[0-9]))|(?P<blank>\s+)"
+)
 
 
 def _tokens(text: str) -> list[_Token]:
@@ -249,12 +261,21 @@ class _Parser:
     def _item(self) -> Item:
         column = self._peek().column
         start = self._number()
+        if start is not None and self._accept("-"):
+            return self._range(start, column)
         if not self._accept(":"):
             if start is None:
-                self._unexpected(self._peek(), "a number or a slice such as 0:4")
+                self._unexpected(self._peek(), "a number, a range such as 0-3 or a slice such as 0:4")
             return Index(start, column)
         stop = self._number()
         return Span(start, stop, self._step() if self._accept(":") else None, column)
+
+    def _range(self, first: int, column: int) -> Range:
+        token = self._peek()
+        last = self._number()
+        if last is None or not 0 <= first <= last:
+            self._complain(token, f"a range such as 0-3 goes up, and {first}-{token.text} does not")
+        return Range(first, last, column)
 
     def _step(self) -> int | None:
         token = self._peek()
@@ -386,6 +407,10 @@ class _Resolver:
             if not chosen:
                 self._complain(item.column, f"{meaning} {_written(item)} selects nothing; {size}")
             return chosen
+        if isinstance(item, Range):
+            if item.last >= len(places):
+                self._complain(item.column, f"{meaning} {item.last} is out of range; {size}")
+            return places[item.first : item.last + 1]
         if not -len(places) <= item.value < len(places):
             self._complain(item.column, f"{meaning} {item.value} is out of range; {size}")
         place = places[item.value]
