@@ -28,7 +28,7 @@ from meshbook.runtime.telemetry.spool import Spool
 
 LABEL = "[local] "
 KEY = "local"
-_OPTION_LINE = re.compile(r"^#mesh:.*$", re.MULTILINE)
+_OPTION_LINE = re.compile(r"^# ?mesh:.*$", re.MULTILINE)
 
 
 @dataclass

@@ -37,7 +37,7 @@ class Transform:
 
 def transform(lines: list[str], mode: str | None = None, *, is_within: bool = False) -> list[str]:
     """Rewrite a mesh cell, also below `%%time` or `%%timeit`; leave any other as it is, unless mesh mode is on."""
-    first = next_line(lines)
+    first = find_first_line(lines)
     if first is None:
         return lines
     line = lines[first].rstrip("\r\n")
@@ -48,8 +48,8 @@ def transform(lines: list[str], mode: str | None = None, *, is_within: bool = Fa
     found = read_first_line(lines[second].rstrip("\r\n")) if second is not None else None
     if second is None or found is None:
         return lines if mode is None else _transform_by_mode(lines, mode, first, timer)
-    # A comment stands for the magic's line, so that line numbers in tracebacks are those of the cell.
-    body = "".join(["#\n" * second, f"#mesh: {found}".rstrip() + "\n", *lines[second + 1 :]])
+    # Comments stand for magics and blank lines, so that line numbers in tracebacks are those of the cell.
+    body = "".join([*map(_as_comment, lines[: second + 1]), *lines[second + 1 :]])
     return [_call(found, body, timer, is_within=is_within)]
 
 
@@ -71,6 +71,22 @@ def _without_line(lines: list[str], first: int) -> list[str]:
     """The line numbers stay, unless another cell magic follows: that has to be the first line."""
     rest = lines[first + 1 :]
     return rest if rest and rest[0].startswith("%%") else ["#\n" * (first + 1), *rest]
+
+
+def _as_comment(line: str) -> str:
+    """The line, which is a magic, a comment or blank, as ranks get it: they show a magic without the mark again."""
+    line = line.rstrip()
+    return f"{'' if line.startswith('#') else '#'}{line}\n"
+
+
+def find_first_line(lines: list[str]) -> int | None:
+    """Where `%%mesh` and its like are looked for: the first line that is not blank; or the first one below comments,
+    where that is a cell magic. `#mesh:` itself is a comment, and has to be the first.
+    """
+    first = below = next_line(lines)
+    while below is not None and lines[below].startswith("#") and parse_comment(lines[below]) is None:
+        below = next_line(lines, below + 1)
+    return below if below is not None and lines[below].startswith("%%") else first
 
 
 def next_line(lines: list[str], start: int = 0) -> int | None:

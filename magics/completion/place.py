@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from meshbook.magics.mode import count_local_lines
-from meshbook.magics.transform import HERE, next_line, read_first_line, read_timer
+from meshbook.magics.transform import HERE, find_first_line, next_line, read_first_line, read_timer
 
 _FIRST = re.compile(r"%%mesh[ \t]+|# ?mesh:")
 _ASSIGNED = r"\s*(?:[^\W\d][\w., \t]*=\s*)?"
@@ -75,9 +75,9 @@ def place_of(cell: str, cursor: int, mode: str | None = None) -> Place | None:
 
 
 def _option_line(cell: str) -> tuple[int, int]:
-    """Where the line begins and ends on which `%%mesh` would be: the first, but for one that times the cell."""
+    """Where the line begins and ends on which `%%mesh` would be: the first, but for comments and one that times it."""
     lines = cell.split("\n")
-    first = next_line(lines)
+    first = find_first_line(lines)
     if first is not None and read_timer(lines[first].rstrip()):
         first = next_line(lines, first + 1)
     start = _length(lines[:first])
@@ -98,10 +98,10 @@ def _on_line(cell: str, cursor: int) -> Place | None:
 
 def _by_mode(cell: str, cursor: int, mode: str) -> InBody | None:
     lines = cell.split("\n")
-    first = lines[next_line(lines) or 0]
-    if HERE.match(first):
+    at = find_first_line(lines) or 0
+    if HERE.match(lines[at]):
         return None
-    local = _length(lines[: 1 + (next_line(lines) or 0) if read_timer(first.rstrip()) else count_local_lines(lines)])
+    local = _length(lines[: 1 + at if read_timer(lines[at].rstrip()) else count_local_lines(lines)])
     return InBody(mode, _blotted(cell[:local]) + cell[local:]) if cursor >= local <= len(cell) else None
 
 

@@ -45,8 +45,9 @@ FRAME = re.compile(r"(?:\s|\x1b\[[0-9;]*m)*File .*")
 # Where IPython's syntax may be: magics, shell commands, help; autocall; prompts that were pasted; a first line that is
 # blank or indented.
 MARKS = re.compile(r"[%!?]|^[ \t]*(?:[/,;]|>>>|\.\.\.|In ?\[)|\A\s", re.MULTILINE)
+_MAGIC_ABOVE = re.compile(r"#(%%(?:mesh|time|timeit)(?:\s|$))")
 # The comments that stand for the line of `%%mesh`, where the cell's own first line is a cell magic.
-MAGIC_BELOW = re.compile(r"(?:#(?:mesh:.*)?\n|[ \t]*\n)+(?=%%\w)")
+MAGIC_BELOW = re.compile(r"(?:#.*\n|[ \t]*\n)+(?=%%\w)")
 INCOMPLETE: int = codeop.PyCF_ALLOW_INCOMPLETE_INPUT  # type: ignore[attr-defined]  # not in typeshed
 NUMBER_OF_TRANSFORMS = sum(map(len, vars(TransformerManager()).values()))
 
@@ -74,8 +75,18 @@ class CellCompiler(CachingCompiler):
         return f"<cell {self.number}>"
 
     def cache(self, transformed_code: str, number: int = 0, raw_code: str | None = None) -> str:
-        name: str = super().cache(transformed_code, self.number, raw_code)
+        name: str = super().cache(_with_magics(transformed_code), self.number, raw_code)
         return name
+
+
+def _with_magics(code: str) -> str:
+    """The source as a traceback is to show it: magics of the notebook's that travel as comments, as they were."""
+    lines = code.splitlines(keepends=True)
+    for at, line in enumerate(lines):
+        if not line.startswith("#"):
+            break
+        lines[at] = _MAGIC_ABOVE.sub(r"\1", line)
+    return "".join(lines)
 
 
 class KeepValue(DisplayHook):

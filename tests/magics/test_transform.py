@@ -31,16 +31,17 @@ def read_call(source: str) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("source", "line", "body"),
     [
-        ("%%mesh\nx = 1\n", "", "#mesh:\nx = 1\n"),
-        ("%%mesh", "", "#mesh:\n"),
-        ("%%mesh 0:4 -o y\nx", "0:4 -o y", "#mesh: 0:4 -o y\nx"),
-        ("%%mesh\t 0 \nx", "0", "#mesh: 0\nx"),
-        ("%%mesh 0\r\nx\r\n", "0", "#mesh: 0\nx\r\n"),
+        ("%%mesh\nx = 1\n", "", "#%%mesh\nx = 1\n"),
+        ("%%mesh", "", "#%%mesh\n"),
+        ("%%mesh 0:4 -o y\nx", "0:4 -o y", "#%%mesh 0:4 -o y\nx"),
+        ("%%mesh\t 0 \nx", "0", "#%%mesh\t 0\nx"),
+        ("%%mesh 0\r\nx\r\n", "0", "#%%mesh 0\nx\r\n"),
         ("#mesh: 0\nx", "0", "#mesh: 0\nx"),
-        ("# mesh:\nx", "", "#mesh:\nx"),
-        ("\n  \n%%mesh\nx", "", "#\n#\n#mesh:\nx"),
-        ("%%mesh --out {name} $x\nx", "--out {name} $x", "#mesh: --out {name} $x\nx"),
-        ("%%mesh\n%%time\nx", "", "#mesh:\n%%time\nx"),
+        ("# mesh:\nx", "", "# mesh:\nx"),
+        ("\n  \n%%mesh\nx", "", "#\n#\n#%%mesh\nx"),
+        ("# note\n\n# more\n%%mesh 0\nx", "0", "# note\n#\n# more\n#%%mesh 0\nx"),
+        ("%%mesh --out {name} $x\nx", "--out {name} $x", "#%%mesh --out {name} $x\nx"),
+        ("%%mesh\n%%time\nx", "", "#%%mesh\n%%time\nx"),
     ],
 )
 def test_a_mesh_cell_becomes_a_call(source: str, line: str, body: str) -> None:
@@ -49,7 +50,18 @@ def test_a_mesh_cell_becomes_a_call(source: str, line: str, body: str) -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ["", "\n\n", "x = 1\n", "x\n%%mesh\n", " %%mesh\nx", "%%meshes\nx", "%%mesh-x\ny", "%mesh up", "# a\n#mesh: 0\nx"],
+    [
+        "",
+        "\n\n",
+        "x = 1\n",
+        "x\n%%mesh\n",
+        " %%mesh\nx",
+        "%%meshes\nx",
+        "%%mesh-x\ny",
+        "%mesh up",
+        "# a\n#mesh: 0\nx",
+        "# a\nx\n%%mesh\n",
+    ],
 )
 def test_any_other_cell_is_left_alone(source: str) -> None:
     assert run_transform(source) == source
@@ -62,7 +74,7 @@ def test_the_body_keeps_its_lines(body: str) -> None:
     (call,) = transform(["%%mesh 0\n", *lines])
     assert call.count("\n") == 1
     assert ast.literal_eval(call.removeprefix(f"await {RUNNER}('0', ").removesuffix(")\n")) == "".join(
-        ["#mesh: 0\n", *lines]
+        ["#%%mesh 0\n", *lines]
     )
 
 
@@ -73,7 +85,7 @@ def test_the_first_line_alone(line: str, options: str | None) -> None:
 
 def test_within_another_cell_the_call_is_a_plain_one() -> None:
     lines = ["%%mesh 0\n", "x\n"]
-    assert transform(lines, is_within=True) == [f"{RUNNER_WITHIN}('0', '#mesh: 0\\nx\\n')\n"]
+    assert transform(lines, is_within=True) == [f"{RUNNER_WITHIN}('0', '#%%mesh 0\\nx\\n')\n"]
 
 
 def test_completeness_checks_leave_it_out() -> None:
@@ -83,8 +95,8 @@ def test_completeness_checks_leave_it_out() -> None:
 @pytest.mark.parametrize(
     ("source", "arguments"),
     [
-        ("%%time\n%%mesh 0\nx", ("0", "#\n#mesh: 0\nx", "%%time")),
-        ("\n%%timeit -n 3\n\n#mesh:\nx", ("", "#\n#\n#\n#mesh:\nx", "%%timeit -n 3")),
+        ("%%time\n%%mesh 0\nx", ("0", "#%%time\n#%%mesh 0\nx", "%%time")),
+        ("\n%%timeit -n 3\n\n#mesh:\nx", ("", "#\n#%%timeit -n 3\n#\n#mesh:\nx", "%%timeit -n 3")),
     ],
 )
 def test_a_timed_cell_says_how(source: str, arguments: tuple[str, ...]) -> None:
@@ -112,7 +124,8 @@ def run_by_mode(source: str, mode: str | None = "0:2 -q") -> str:
         ("%%prun\ny", "await __mesh_run__('0:2 -q', '%%prun\\ny', by_mode=True)\n"),
         ("x = %magic\n", "await __mesh_run__('0:2 -q', 'x = %magic\\n', by_mode=True)\n"),
         ("%cd /\n\nx\n", "%cd /\n\nawait __mesh_run__('0:2 -q', '#\\n#\\nx\\n', by_mode=True)\n"),
-        ("%%mesh 1\nx", "await __mesh_run__('1', '#mesh: 1\\nx')\n"),
+        ("%%mesh 1\nx", "await __mesh_run__('1', '#%%mesh 1\\nx')\n"),
+        ("# note\n%%here\nx", "#\n#\nx"),
         ("#mesh: 1\nx", "await __mesh_run__('1', '#mesh: 1\\nx')\n"),
         ("%%here\nx = 1\n", "#\nx = 1\n"),
         ("\n%%here  \nawait x", "#\n#\nawait x"),
