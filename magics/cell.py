@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.options import CellOptions
@@ -34,6 +36,7 @@ class Cell:
     transfers: Transfers | None = None  # of variables, with it
     limits: OutputLimits = LIMITS
     label: str = ""  # what stands before its ranks in output: the name of the mesh, where there are several
+    variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the notebook
     by_mode: bool = False  # it runs on ranks without saying so itself
     manner: Manner = UNASKED  # how a person is asked for what its ranks want to know
 

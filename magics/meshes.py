@@ -63,6 +63,7 @@ class NotebookMesh:
     )  # what each rank's namespace had after its last cell
     lost: dict[int, tuple[str, ...]] = field(default_factory=dict)  # rank that was started again -> what it had before
     fresh: dict[int, int] = field(default_factory=dict)  # such a rank -> the serial of the last cell before that
+    added: dict[int, int] = field(default_factory=dict)  # by a resize: rank -> the serial of the last cell before that
     queues: RankQueues = field(default_factory=RankQueues)  # cells that run on it, and those that wait for them
 
     def __post_init__(self) -> None:
@@ -102,8 +103,10 @@ class NotebookMesh:
         self.inspection = procs.all_of(self.inspection)
         self.rank_of = {address.node: rank for rank, address in enumerate(procs.nodes)}
         known_by_rank: tuple[dict[int, Any], ...] = (self.dead, self.busy, self.names, self.lost, self.fresh)
-        for known in known_by_rank:
+        for known in (*known_by_rank, self.added):
             _renumber(known, before, self.rank_of)
+        stayed = set(before.values())
+        self.added |= {rank: self.last.serial for node, rank in self.rank_of.items() if node not in stayed}
         self.last = LastCell()
         return self.cells.take_place.call()
 

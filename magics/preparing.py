@@ -58,6 +58,7 @@ class Preparation:
             transfers=self._transfers(options, mesh, selected.region),
             limits=OutputLimits(plain_time=self._notebook.preferences["plain_time"]),
             label=mesh.label,
+            variables=self._notebook.shell.user_ns,
             by_mode=by_mode,
             manner=self._manner(options, mesh),
         )

@@ -7,6 +7,7 @@ answer, for trouble, for Ctrl-C, for ranks whose turn it is, and four times a se
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import threading
 import time
@@ -22,6 +23,7 @@ from meshbook.magics.course import Course, Watched
 from meshbook.magics.interruptible import run_interruptible
 from meshbook.magics.losses import error_of_lost, error_of_silent, error_of_skipped
 from meshbook.magics.meshes import NotebookMesh
+from meshbook.magics.missing import explain_missing
 from meshbook.magics.mistakes import Mistake
 from meshbook.magics.output import CellOutput
 from meshbook.magics.printing import Printing
@@ -34,7 +36,7 @@ from meshbook.magics.rollcall import call_roll
 from meshbook.magics.schedule import Wave, plan_waves
 from meshbook.magics.selection import LastCell
 from meshbook.magics.steps import PATIENCE, Patience
-from meshbook.magics.tracebacks import make_cell_error
+from meshbook.magics.tracebacks import CellError, make_cell_error
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
@@ -155,7 +157,7 @@ class CellRun:
         if self.cell.options.block:  # else `%mesh result` may show it once more
             self._printing.forget_final()
         if self._failed:
-            raise make_cell_error(self._errors(), self._failed, result, self._course.ending, self.cell.label)
+            raise self._error(result)
         if self.cell.by_mode and not (has_shown or result.has_value):
             # A person may have forgotten that the mode is on, and nothing else says where this has run.
             self.cell.publisher.publish([Stream("stdout", f"{self.cell.label}{format_label(self._ranks)} done\n")])
@@ -379,6 +381,12 @@ class CellRun:
     def _errors(self) -> dict[int, RankError]:
         errors = {rank: outcome.error for rank, outcome in self._outcomes.items() if outcome.error is not None}
         return {rank: self._course.judge(rank, error) for rank, error in errors.items()}
+
+    def _error(self, result: MeshResult) -> CellError:
+        errors = self._errors()
+        hints = tuple(explain_missing(errors, self._mesh, self.cell.variables))
+        ending = dataclasses.replace(self._course.ending, hints=hints)
+        return make_cell_error(errors, self._failed, result, ending, self.cell.label)
 
     def _footer(self) -> str:
         """What the cell has cost, unless a table is to say so."""

@@ -69,13 +69,13 @@ class Ending:
 
     timed_out: str = ""  # which time limit, and where the ranks were then
     aborted: tuple[str, ...] = ()  # the process groups that were broken, in words
+    hints: tuple[str, ...] = ()  # what may have been the reason, and what to do
 
     @property
     def remarks(self) -> list[str]:
         """What is to be known for the cells after it."""
-        if not self.aborted:
-            return []
-        return [f"process groups were broken ({', '.join(self.aborted)}): initialize them again"]
+        broken = f"process groups were broken ({', '.join(self.aborted)}): initialize them again"
+        return [*self.hints, *([broken] if self.aborted else [])]
 
 
 PLAIN = Ending()

@@ -208,6 +208,9 @@ def test_a_mesh_grows_and_shrinks_and_its_ranks_know_their_places(mesh: Notebook
         "[0] (0, 'mine', '4', 0)\n[1] (1, 4, '4', 1)\n[2] (2, 4, '4', 2)\n[3] (3, 4, '4', None)"
     )
     assert mesh.run("mesh.sizes, len(mesh.nodes)").result == "({'gpus': 4}, 4)"
+    missing = mesh.run_failing("%%mesh\nkept").error["evalue"]
+    assert "rank 3 came with %mesh resize" in missing
+    assert "with %%mesh 3" in missing
     mesh.run("%mesh resize --gpus 2")
     assert mesh.run(known).result == "[0] (0, 'mine', '2', 0)\n[1] (1, 2, '2', 1)"
     assert "no dimension 'hosts'" in mesh.run_failing("%mesh resize --shape hosts=2").error["evalue"]
