@@ -25,7 +25,8 @@ from meshbook.runtime.mesh.ends import when_ended
 
 DEATH_WITHIN = 10.0  # seconds for a killed process to be gone: who is stuck in the operating system may never be
 HEEDS_WITHIN = 1.0  # seconds for a rank that a cell ended without to heed one more interrupt
-FREED_WITHIN = 2.0  # seconds for ranks to end their cell after their process groups were broken
+FREED_WITHIN = 10.0  # seconds for ranks to leave their collective after their process groups were broken
+ENDS_WITHIN = 3.0  # seconds for those that have left it, or were in none, to end their cell
 PAUSE = 0.02  # between looks at ranks that are about to end their cell
 MOMENT = 1.0  # seconds, after which it is said what a verb waits for
 T = TypeVar("T")
@@ -115,11 +116,12 @@ async def _break_groups(mesh: NotebookMesh, ranks: Sequence[int]) -> tuple[set[s
     answers = await answers_of(ask_ranks(mesh, ranks).abort_present.call_each(), ABORT_WITHIN)
     (others,) = await answers_of([mesh.procs.abort_process_groups()], ABORT_WITHIN)
     broken = {group for groups in (*answers, *(others or {}).values()) for group in groups or ()}
-    end = time.monotonic() + FREED_WITHIN
+    started = time.monotonic()
     while True:
         roll = await call_roll(mesh, ranks)
         running = {rank: where for rank, where in roll.items() if where.said is None or not where.said.is_idle}
-        if not running or time.monotonic() > end:
+        is_stuck = any(where.said is None or where.is_waiting for where in running.values())
+        if not running or time.monotonic() > started + (FREED_WITHIN if is_stuck else ENDS_WITHIN):
             return broken, running
         await asyncio.sleep(PAUSE)
 

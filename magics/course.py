@@ -60,7 +60,9 @@ class Course:
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()  # guards the next two: answers come on the receiving thread
         self._steps = Steps(cell.ranks, stops_on_error=cell.stops_on_error, patience=patience)
-        self._watch = Watch(self._loop.time())
+        in_cell = set(cell.ranks)
+        self._absent = [rank for rank in cell.mesh.procs.region.ranks() if rank not in in_cell]
+        self._watch = Watch(self._loop.time(), self._absent)
         self._limit = math.inf
         self._has_begun = False
         self._aside: set[asyncio.Task[None]] = set()  # what asks the ranks, beside the waiting; an abort waits for none
@@ -87,7 +89,7 @@ class Course:
         """The ranks are at it: its time limit runs. Saying so again changes nothing."""
         if not self._has_begun:
             now = self._loop.time()
-            self._has_begun, self._watch = True, Watch(now)
+            self._has_begun, self._watch = True, Watch(now, self._absent)
             self._limit = math.inf if self._cell.timeout is None else now + self._cell.timeout
 
     def answered(self, rank: int, error: RankError | None) -> None:

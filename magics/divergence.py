@@ -1,5 +1,7 @@
 """When ranks are apart for long, some done or waiting and the others elsewhere: one line that says where all are.
 
+The same where all wait in a collective, and the mesh has ranks that are not in the cell.
+
 Pure: it says when to look, is given what was seen, and makes the line.
 """
 
@@ -9,16 +11,21 @@ import math
 from collections.abc import Mapping, Sequence
 
 from meshbook.magics.rollcall import Whereabouts, count_ranks, describe_roll
+from meshbook.runtime.geometry.ranges import name_ranks
 
 PATIENCE = 5.0  # seconds: after the last answer, and between looks
 SOON = 1.0  # where a line is on show that may have become untrue
 
 
 class Watch:
-    """Looks at the ranks of one cell that still run. `done` are those that have answered."""
+    """Looks at the ranks of one cell that still run. `done` are those that have answered.
 
-    def __init__(self, started: float) -> None:
-        self._next = started + PATIENCE
+    `absent` are ranks of the mesh that the cell does not run on: a collective may wait for them for ever.
+    """
+
+    def __init__(self, started: float, absent: Sequence[int] = ()) -> None:
+        self._absent = absent
+        self._next = started + PATIENCE - (SOON if absent else 0.0)  # who waits is looked at twice
         self._before: dict[int, str] = {}
         self._shows = False
         self._is_interrupted = False
@@ -46,12 +53,14 @@ class Watch:
         is_apart = bool(waiting) and len(set(map(str, roll.values()))) > 1
         stays = waiting == self._before  # in any training ranks wait for each other for a moment
         self._before = waiting
-        self._next = now + (SOON if is_apart and not stays else PATIENCE)
-        self._shows = bool(done) or _has_mute(roll) or (is_apart and stays)
+        awaits_absent = bool(self._absent) and len(waiting) == len(roll) > 0
+        self._next = now + (SOON if (is_apart or awaits_absent) and not stays else PATIENCE)
+        self._shows = bool(done) or _has_mute(roll) or ((is_apart or awaits_absent) and stays)
         if not self._shows or not roll:
             return ""
         parts = [f"{count_ranks(sorted(done))} done"] if done else []
-        return ", ".join([*parts, describe_roll(roll)])
+        missing = f"{name_ranks(self._absent)} {'is' if len(self._absent) == 1 else 'are'} not in this cell"
+        return ", ".join([*parts, describe_roll(roll), *([missing] if awaits_absent else [])])
 
 
 def _has_mute(roll: Mapping[int, Whereabouts]) -> bool:

@@ -89,6 +89,27 @@ def test_what_is_said_of_ranks_that_are_apart(looks: list[Look], said: list[str]
     assert told == said
 
 
+@pytest.mark.parametrize(
+    ("looks", "said"),
+    [
+        (
+            [(4, {0: REDUCES}, []), (5, {0: REDUCES}, [])],
+            ["", "rank 0 in all_reduce (cell 9:14), ranks 2-3 are not in this cell"],
+        ),
+        ([(4, {0: REDUCES}, []), (5, {0: COMPUTES}, [])], ["", ""]),
+        ([(4, {0: COMPUTES}, [])], [""]),
+        ([(4, {0: REDUCES}, [1])], ["rank 1 done, rank 0 in all_reduce (cell 9:14), ranks 2-3 are not in this cell"]),
+    ],
+)
+def test_what_is_said_of_ranks_that_wait_for_others_than_the_cells(looks: list[Look], said: list[str]) -> None:
+    watch = Watch(0.0, absent=[2, 3])
+    told = []
+    for at, roll, done in looks:
+        assert watch.is_due(at)
+        told.append(watch.take(roll, done, at))
+    assert told == said
+
+
 def test_it_looks_after_five_seconds_without_an_answer_and_then_as_often() -> None:
     watch = Watch(0.0)
     assert [watch.is_due(at) for at in (4.9, 5.0, 60.0)] == [False, True, False], "one look at a time"
