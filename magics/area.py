@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
+from typing import Literal
 
 from meshbook.magics.grouping import Group, StreamName
 from meshbook.magics.rendering import render_html, render_text
@@ -17,22 +18,29 @@ HEADER_STYLE = (
 _STDERR_STYLE = "background:var(--jp-rendermime-error-background,rgba(255,0,0,.1))"
 
 
+Ending = Literal["done", "failed", "interrupted", "skipped"]  # of a cell on one rank
+_ENDINGS: dict[Ending, str] = {
+    "done": "done",
+    "failed": "failed",
+    "interrupted": "interrupted",
+    "skipped": "did not run",
+}
+
+
 def format_header(
     *,
     total: int,
     running: int,
-    failed: int,
     elapsed: float,
+    endings: Mapping[Ending, int],
     waiting: int = 0,
-    skipped: int = 0,
     slowest: int | None = None,
     mesh: str = "",
 ) -> str:
     """The line above a longer cell's output: `8 ranks · 6 running · 2 done · 00:12 · r3 slowest`."""
-    done = total - running - waiting - failed - skipped
     counts = [
-        *((running, "running"), (waiting, "waiting"), (done, "done"), (failed, "failed")),
-        (skipped, "did not run"),
+        *((running, "running"), (waiting, "waiting")),
+        *((endings.get(ending, 0), word) for ending, word in _ENDINGS.items()),
     ]
     parts = [
         _count_ranks(total, mesh),

@@ -70,6 +70,11 @@ def check_able(mesh: NotebookMesh, region: Region) -> None:
         raise MeshError(f"{tell_stuck(mesh, stuck)}. Or run on the others with {_others(mesh, sorted(stuck))}")
 
 
+def tell_remedy(mesh: NotebookMesh, dead: Sequence[int]) -> str:
+    """The command that starts dead ranks again."""
+    return f"%mesh heal{mesh.selector()} starts {name_ranks(dead)} again"
+
+
 def tell_stuck(mesh: NotebookMesh, ranks: Collection[int]) -> str:
     """Which cell these ranks still run, which has ended without them, and the commands that free them."""
     cells = sorted({mesh.busy[rank] for rank in ranks})

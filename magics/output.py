@@ -10,11 +10,12 @@ second and replaced by a static bundle at its end. Memory and publication are bo
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshbook.magics.area import format_header, format_left, render_area
+from meshbook.magics.area import Ending, format_header, format_left, render_area
 from meshbook.magics.fitting import fit_details, fit_streams
 from meshbook.magics.gallery import Picture
 from meshbook.magics.grouping import Block, Group, GroupMode, StreamName, group_blocks, split_lines
@@ -83,8 +84,7 @@ class CellOutput:
         self._mesh = mesh
         self._limits = limits
         self._running = set(ranks)
-        self._failed: set[int] = set()
-        self._skipped: set[int] = set()
+        self._endings: dict[int, Ending] = {}
         self._slowest: int | None = None
         self._pictures = Pictures(limits.display_patience, limits.update_interval)
         self._cleared: set[int] = set()  # ranks whose next output takes the place of all before
@@ -150,13 +150,10 @@ class CellOutput:
         self._pictures.clear(rank)
         self._is_changed = True
 
-    def finish(self, rank: int, *, failed: bool, skipped: bool = False) -> None:
+    def finish(self, rank: int, ending: Ending = "done") -> None:
         """A rank has come to its end, or is `skipped` and will never begin; asking twice is harmless."""
         self._running.discard(rank)
-        if skipped:
-            self._skipped.add(rank)
-        elif failed:
-            self._failed.add(rank)
+        self._endings[rank] = ending
         self._is_changed = True
 
     def leave(self) -> None:
@@ -294,8 +291,7 @@ class CellOutput:
             total=len(self._ranks),
             running=len(self._running - self._waiting),
             waiting=len(self._running & self._waiting),
-            failed=len(self._failed),
-            skipped=len(self._skipped),
+            endings=Counter(self._endings.values()),
             elapsed=self._elapsed(now),
             slowest=self._slowest,
         )

@@ -10,15 +10,17 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from meshbook.magics.area import Ending
 from meshbook.magics.output import CellOutput
 from meshbook.magics.publications import Publication, Stream
 from meshbook.magics.publisher import Publisher
-from meshbook.runtime.cells.outcome import RankError
+from meshbook.runtime.cells.outcome import ErrorKind, RankError
 from meshbook.runtime.telemetry.output import Chunk, DisplayChunk, OutputChunk
 from meshbook.runtime.telemetry.spool import DisplaySpool, Spool
 
 LATE = 0.25  # seconds from text that comes after the cell's end until it is published
 StreamName = Literal["stdout", "stderr"]
+_ENDINGS: dict[ErrorKind, Ending] = {"interrupted": "interrupted", "skipped": "skipped"}
 
 
 class Printing:
@@ -61,8 +63,7 @@ class Printing:
     def finish(self, rank: int, error: RankError | None) -> None:
         """A rank has come to its end."""
         with self._lock:
-            skipped = error is not None and error.kind == "skipped"
-            self._output.finish(rank, failed=error is not None, skipped=skipped)
+            self._output.finish(rank, "done" if error is None else _ENDINGS.get(error.kind, "failed"))
 
     def leave(self) -> None:
         """The ranks go on without this notebook."""

@@ -21,7 +21,7 @@ from meshbook.magics.cell import Cell
 from meshbook.magics.costs import summarise_costs
 from meshbook.magics.course import Course, Watched
 from meshbook.magics.interruptible import run_interruptible
-from meshbook.magics.losses import error_of_lost, error_of_silent, error_of_skipped
+from meshbook.magics.losses import error_of_lost, error_of_silent, error_of_skipped, tell_remedy
 from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.missing import explain_missing
 from meshbook.magics.mistakes import Mistake
@@ -360,7 +360,7 @@ class CellRun:
 
     def _note(self, rank: int, outcome: CellOutcome) -> None:
         self._outcomes[rank] = outcome
-        self._printing.finish(rank, outcome.error)
+        self._printing.finish(rank, outcome.error and self._course.judge(rank, outcome.error))
         self._course.answered(rank, outcome.error)
         self._prompting.ended(rank)
         if outcome.error is not None:
@@ -384,8 +384,10 @@ class CellRun:
 
     def _error(self, result: MeshResult) -> CellError:
         errors = self._errors()
-        hints = tuple(explain_missing(errors, self._mesh, self.cell.variables))
-        ending = dataclasses.replace(self._course.ending, hints=hints)
+        dead = [rank for rank in errors if rank in self._mesh.dead]
+        hints = [tell_remedy(self._mesh, dead)] if dead and not self._mesh.session.has_lost_agent else []
+        hints += explain_missing(errors, self._mesh, self.cell.variables)
+        ending = dataclasses.replace(self._course.ending, hints=tuple(hints))
         return make_cell_error(errors, self._failed, result, ending, self.cell.label)
 
     def _footer(self) -> str:
@@ -395,8 +397,10 @@ class CellRun:
 
     def _history(self) -> LastCell:
         failed = frozenset(self._failed)
+        errors = self._errors().items()
         return LastCell(
             failed=failed,
+            interrupted=frozenset(rank for rank, error in errors if error.kind == "interrupted"),
             ok=frozenset(self._ranks) - failed,
             changed=frozenset(rank for rank, outcome in self._outcomes.items() if outcome.changed),
             mesh=self._mesh.name,

@@ -135,6 +135,7 @@ class LastCell:
 
     failed: frozenset[int] = frozenset()
     ok: frozenset[int] = frozenset()
+    interrupted: frozenset[int] = frozenset()  # of those that failed, the ranks that were stopped rather than broken
     changed: frozenset[int] = frozenset()
     mesh: str | None = None
     serial: int = field(compare=False, default=0)  # cells are numbered as they are begun

@@ -282,10 +282,10 @@ def _split_roots(groups: Sequence[ErrorGroup]) -> tuple[list[ErrorGroup], list[E
 
 def _render_group(group: ErrorGroup) -> list[str]:
     body = list(group.error.rendered) or _render_frames(group.error)
-    last = _last_line(group.error)
-    # The title already says it all where nothing stands between.
-    ending = [_red(line) for line in last.split("\n")] if body or "\n" in last else []
-    return [_red(group.title), *body, *ending]
+    first, *more = _last_line(group.error).split("\n")
+    # As Python's, a traceback ends with the error once more; a death has none, but what the rank wrote last.
+    has_traceback = body and group.error.kind != "died"
+    return [_red(group.title), *body, *map(_red, [first, *more] if has_traceback else more)]
 
 
 def _render_frames(error: RankError) -> list[str]:

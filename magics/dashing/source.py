@@ -142,7 +142,7 @@ def _conditions(mesh: NotebookMesh, runs: Sequence[CellRun]) -> Conditions:
     last = mesh.last
     at_work = [node for nodes in mesh.queues.at_work().values() for node in nodes]
     running = {rank for node in at_work if (rank := mesh.rank_of.get(node)) is not None}
-    failed = {rank for rank in last.failed if mesh.fresh.get(rank) != last.serial}
+    failed = {rank for rank in last.failed - last.interrupted if mesh.fresh.get(rank) != last.serial}
     for run in runs:  # a rank that has failed is to be seen before the others are done
         answers = run.answers
         failed = (failed - answers.keys()) | {rank for rank, error in answers.items() if _is_failure(error)}
@@ -151,7 +151,8 @@ def _conditions(mesh: NotebookMesh, runs: Sequence[CellRun]) -> Conditions:
 
 
 def _is_failure(error: RankError | None) -> bool:
-    return error is not None and error.kind != "died"  # who has died is dead, until it is healed
+    # A rank that has died is dead, until it is healed; one that was interrupted is idle.
+    return error is not None and error.kind not in ("died", "interrupted")
 
 
 def _pauses(runs: Sequence[CellRun]) -> Iterator[Pause]:

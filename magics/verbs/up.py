@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshbook.magics.detachment import say_what_is_detached
+from meshbook.magics.losses import tell_remedy
 from meshbook.magics.meshes import describe_up
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.parsing import Parser, count, variable
@@ -44,9 +45,11 @@ class Up(Verb):
         started = time.monotonic()
         notebook.session()
         extent = self.shape if self.shape is not None else Extent.of(gpus=self.gpus) if self.gpus else None
-        if (known := notebook.meshes.find(self.name)) is not None and extent in (None, known.extent):
+        known = notebook.meshes.find(self.name)
+        if known is not None and extent in (None, known.extent) and not known.session.has_lost_agent:
             notebook.bind(known)
-            print(f"{known.describe()}; up already")
+            remedy = f"; {tell_remedy(known, sorted(known.dead))}" if known.dead else ""
+            print(f"{known.describe()}; up already{remedy}")
             return
         bar = _Progress(notebook.shell)
         try:

@@ -149,14 +149,15 @@ class Memory:
         if kill is not None:
             limited = self._groups.folder_of(kill.group) if kill.group else group
             where = _tell_limit(limited) if kill.in_group else _tell_total()
-            return f"the kernel killed it, out of memory: {where}, and it had {size(kill.rss)}; {ADVICE}"
+            return f"the operating system killed it, out of memory: {where}, and it had {size(kill.rss)}; {ADVICE}"
         if group is not None:
             had = f", and it had up to {size(peak)}" if peak else ""
-            return f"most likely the kernel killed it, out of memory: {_tell_limit(group)}{had}; {ADVICE}"
+            return f"most likely the operating system killed it, out of memory: {_tell_limit(group)}{had}; {ADVICE}"
         who = "it came from outside meshbook: "
         if self._log.is_there:
-            return f"{who}from a person or a program; the kernel tells of no process that it killed out of memory"
-        return f"{who}from a person or a program, or from the kernel, out of memory (see dmesg)"
+            reported = "the operating system reports no process that it killed out of memory"
+            return f"{who}from a person or a program; {reported}"
+        return f"{who}from a person or a program, or from the operating system, out of memory (see dmesg)"
 
     def close(self) -> None:
         self._log.close()

@@ -97,7 +97,11 @@ class Supervision:
         told = self.ledger.lose(report.node, str(report), stopped=bool(report.stopped))
         procs = self.ledger.processes_on(report.node) if told else None
         if procs is not None:
-            self._happened("failed", procs, [procs.ranks[report.node]], str(report))
+            rank = procs.ranks[report.node]
+            if report.ended_by:
+                self._happened("ended", procs, [rank], f"by {report.ended_by}")
+            else:
+                self._happened("failed", procs, [rank], str(report))
         if procs is None or procs.policy is None:
             for charge, failure in told:
                 notify(functools.partial(self._supervise, charge), failure)

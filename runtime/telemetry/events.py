@@ -14,7 +14,8 @@ from meshbook.runtime.geometry.ranges import name_ranks
 
 MOST = 1000  # that are kept
 # "respawned" and "given up" is what a policy (`spawn_procs(on_failure=...)`) decides; "healed": they are there again.
-Kind = Literal["failed", "respawned", "given up", "healed", "resized", "spare used", "spare lost", "host lost"]
+# "ended": a person had a process killed, by %mesh restart, say.
+Kind = Literal["failed", "ended", "respawned", "given up", "healed", "resized", "spare used", "spare lost", "host lost"]
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True):

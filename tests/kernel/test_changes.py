@@ -89,6 +89,9 @@ def test_restart_ends_ranks_whatever_they_run(mesh: Notebook, signs: Signs) -> N
     ended = mesh.run_failing("await job").error["evalue"]
     assert re.search(r"rank 0 \(pid \d+\) was ended during the cell, by %mesh restart", ended)
     assert mesh.run("%%mesh\nglobals().get('kept')").result == "[1] 1\n[0,2] no value"
+    status = mesh.run("%mesh status").stdout
+    assert "mesh rank 0 ended: by %mesh restart" in status
+    assert "failed" not in status
 
 
 def test_an_interrupted_heal_leaves_a_mesh_that_can_be_healed(mesh: Notebook, signs: Signs) -> None:

@@ -198,7 +198,9 @@ def test_buttons_work_while_a_mesh_cell_runs(shared: Notebook, view: View, signs
     assert not cell.is_idle
     assert "interrupted cell" in view.ask(kind="act", action="interrupt", sel="", cell=number)["text"]
     assert shared.wait_failed(cell).error["ename"] == "KeyboardInterrupt"
-    view.wait(lambda state: state["counts"] == {"error": 4} and state["cell"] is None)
+    view.wait(lambda state: state["counts"] == {"idle": 4} and state["cell"] is None)
+    shared.run_failing("%%mesh\n1 / 0")
+    view.wait(lambda state: state["counts"] == {"error": 4})
     shared.run("%%mesh\npass")
     view.wait(lambda state: state["counts"] == {"idle": 4})
 
@@ -214,7 +216,7 @@ def test_a_rank_that_failed_is_seen_before_the_others_are_done(shared: Notebook,
     assert state["by_rank"][2] == State.ERROR
     shared.interrupt()
     shared.wait_failed(cell)
-    view.wait(lambda state: state["counts"] == {"error": 3, "idle": 1})
+    view.wait(lambda state: state["counts"] == {"error": 1, "idle": 3})
 
 
 def test_a_wrong_selector_selects_nothing(shared: Notebook, view: View) -> None:

@@ -103,7 +103,7 @@ def test_a_longer_cell_has_one_live_area_replaced_once_at_its_end():
     say(output, dict.fromkeys(range(4), "epoch 2\n"))
     (second,) = output.due(102.3)
     for rank in range(4):
-        output.finish(rank, failed=False)
+        output.finish(rank)
     (last,) = output.close(105.0)
 
     assert [area.update for area in (first, second, last)] == [False, True, True]
@@ -162,9 +162,9 @@ def test_stderr_has_its_own_part_of_the_area():
 def test_the_last_running_rank_is_named():
     output = cell()
     for rank in (0, 1, 2):
-        output.finish(rank, failed=rank == 1)
+        output.finish(rank, "failed" if rank == 1 else "done")
     (live,) = output.due(112.0)
-    output.finish(3, failed=False)
+    output.finish(3)
     (static,) = output.close(113.0)
 
     assert plain(live) == "4 ranks · 1 running · 2 done · 1 failed · 00:12 · r3 slowest\n"
@@ -172,10 +172,14 @@ def test_the_last_running_rank_is_named():
 
 
 HEADERS = [
-    ({"total": 8, "running": 6, "failed": 0, "elapsed": 12.9}, "8 ranks · 6 running · 2 done · 00:12"),
-    ({"total": 1, "running": 0, "failed": 1, "elapsed": 0}, "1 rank · 1 failed · 00:00"),
+    ({"total": 8, "running": 6, "endings": {"done": 2}, "elapsed": 12.9}, "8 ranks · 6 running · 2 done · 00:12"),
+    ({"total": 1, "running": 0, "endings": {"failed": 1}, "elapsed": 0}, "1 rank · 1 failed · 00:00"),
     (
-        {"total": 8, "running": 1, "failed": 3, "elapsed": 75, "slowest": 3},
+        {"total": 3, "running": 0, "endings": {"interrupted": 2, "skipped": 1}, "elapsed": 0},
+        "3 ranks · 2 interrupted · 1 did not run · 00:00",
+    ),
+    (
+        {"total": 8, "running": 1, "endings": {"done": 4, "failed": 3}, "elapsed": 75, "slowest": 3},
         "8 ranks · 1 running · 4 done · 3 failed · 01:15 · r3 slowest",
     ),
 ]

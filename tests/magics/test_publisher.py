@@ -75,6 +75,6 @@ def test_a_terminal_gets_the_live_area_once_as_it_stays(capsys: pytest.CaptureFi
         output.add(0, "stdout", f"line {second}\n")
         publisher.publish(output.due(float(second)))
     assert capsys.readouterr().out == ""
-    output.finish(0, failed=False)
+    output.finish(0)
     publisher.publish(output.close(5.0))
     assert capsys.readouterr().out == "1 rank · 1 done · 00:05\n[0] line 2\n[0] line 3\n[0] line 4\n\n"

@@ -131,7 +131,6 @@ def test_frames_stand_in_where_nothing_was_rendered():
 def test_a_long_message_is_whole_below_its_title():
     assert text_of(group_errors({3: died()}, [3])).splitlines() == [
         "[rank 3] ProcessDied: Killed (SIGKILL)",
-        "ProcessDied: Killed (SIGKILL)",
         "CUDA out of memory",
     ]
 

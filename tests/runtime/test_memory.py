@@ -118,22 +118,21 @@ def explain(machine: Machine, log: list[str], *, pid: int = 4711, readable: bool
 def test_it_is_told_as_it_is_known(machine: Machine) -> None:
     job = machine.top / "job"
     told = explain(machine, OF_GROUP)
-    assert told.startswith(f"the kernel killed it, out of memory: its cgroup {job} may use 512 MiB, and it had 101 MiB")
+    limit = f"out of memory: its cgroup {job} may use 512 MiB"
+    assert told.startswith(f"the operating system killed it, {limit}, and it had 101 MiB")
     told = explain(machine, OF_MACHINE, pid=4712)
-    assert told.startswith("the kernel killed it, out of memory: the machine has ")
+    assert told.startswith("the operating system killed it, out of memory: the machine has ")
     assert "and it had 2.0 GiB; give it more" in told
     told = explain(machine, [], killed="job")
-    said = (
-        f"most likely the kernel killed it, out of memory: its cgroup {job} may use 512 MiB, and it had up to 200 MiB"
-    )
+    said = f"most likely the operating system killed it, {limit}, and it had up to 200 MiB"
     assert told.startswith(said)
 
 
 @pytest.mark.parametrize(
     ("readable", "said"),
     [
-        (True, "from a person or a program; the kernel tells of no process that it killed out of memory"),
-        (False, "from a person or a program, or from the kernel, out of memory (see dmesg)"),
+        (True, "from a person or a program; the operating system reports no process that it killed out of memory"),
+        (False, "from a person or a program, or from the operating system, out of memory (see dmesg)"),
     ],
 )
 def test_nothing_is_known(machine: Machine, readable: bool, said: str) -> None:
