@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from IPython.utils.capture import RichOutput
 
@@ -89,6 +89,14 @@ class RankResult:
     def displays(self) -> list[RichOutput]:
         """What the rank displayed in this cell, in its last state; `display(result[3].displays[0])` shows it again."""
         return [RichOutput(data=each.data, metadata=each.metadata) for each in self._sources.displays(self.rank)]
+
+    if not TYPE_CHECKING:  # a type checker reports what is not there by itself
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):  # it is there, and its value cannot be unpickled: that is the error to show
+                return object.__getattribute__(self, name)
+            hint = f": its value is `result[{self.rank}].value`" if name == "values" else ""
+            raise AttributeError(f"the result of one rank has no attribute {name!r}{hint}", name=name, obj=self)
 
     def __repr__(self) -> str:
         return render_outcomes({self.rank: self.outcome}, self._sources.mesh)
@@ -213,6 +221,16 @@ class MeshResult:
         if index not in self._results:
             raise IndexError(f"no rank {index} in this result; it has {name_ranks(ranks)}")
         return self._results[index]
+
+    if not TYPE_CHECKING:  # a type checker reports what is not there by itself
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):
+                return object.__getattribute__(self, name)
+            ranks = self.__dict__.get("_results") if hasattr(RankResult, name) and not name.startswith("_") else None
+            all_of_them = "result.values has those of all ranks, " if name == "value" else ""
+            hint = f": {all_of_them}result[{next(iter(ranks))}].{name} that of one rank" if ranks else ""
+            raise AttributeError(f"the result of a cell has no attribute {name!r}{hint}", name=name, obj=self)
 
     def __iter__(self) -> Iterator[RankResult]:
         return iter(self._results.values())

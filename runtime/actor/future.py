@@ -289,8 +289,9 @@ class Future(Generic[T]):
         raise TypeError("a Future cannot be pickled, and is of no use elsewhere: wait for it, and send its value")
 
     def __repr__(self) -> str:
-        state = "pending" if not self._done else "failed" if self._error is not None else "done"
-        return f"<Future {state}>"
+        if not self._done:
+            return "<Future pending: get() or await waits for its value>"
+        return "<Future failed>" if self._error is not None else "<Future done: get() gives its value>"
 
 
 def check_timeout(timeout: float | None, name: str = "a timeout") -> None:

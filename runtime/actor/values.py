@@ -9,7 +9,7 @@ import functools
 import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Generic, Protocol, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, SupportsIndex, TypeVar
 
 from meshbook.runtime.actor.runs import runs_of
 from meshbook.runtime.geometry import Extent, MeshTrait, Point, Region
@@ -122,6 +122,12 @@ class ValueMesh(MeshTrait, Generic[T]):
         return self.extent == other.extent and list(self.values()) == list(other.values())
 
     __hash__ = None  # type: ignore[assignment]
+
+    if not TYPE_CHECKING:  # a type checker reports what is not there by itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            hint = ": values() are all, get(0) is that of rank 0" if name == "value" else ""
+            raise AttributeError(f"'ValueMesh' object has no attribute {name!r}{hint}", name=name, obj=self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         values, counts = runs_of(self.values())

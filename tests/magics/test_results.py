@@ -57,6 +57,26 @@ SQUARES = [value(rank * rank) for rank in range(4)]
 # Reading
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_a_result_has_not_is_told_with_what_it_has(count):
+    ranks = result(*SQUARES[:count])
+    with pytest.raises(AttributeError, match=r"result.values has those of all ranks, result\[0\].value that of one"):
+        _ = ranks.value
+    with pytest.raises(AttributeError, match=r"has no attribute 'values': its value is `result\[0\].value`"):
+        _ = ranks[0].values
+    with pytest.raises(AttributeError, match=r"'errno'$"):
+        _ = ranks.errno
+    assert not hasattr(ranks, "_repr_html_")
+    assert not hasattr(ranks[0], "_repr_html_")
+
+
+def test_a_value_that_cannot_be_unpickled_here_says_why():
+    odd = CellOutcome(COST, CellValue({"text/plain": "odd"}, "Odd", pickled=b"c__main__\nnobody_has_this\n."))
+    for read in (lambda: result(odd)[0].value, lambda: result(odd).values):
+        with pytest.raises(AttributeError, match="nobody_has_this"):
+            read()
+
+
 def test_ranks_are_items_in_order():
     squares = result(*SQUARES)
 

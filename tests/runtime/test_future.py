@@ -242,8 +242,8 @@ def warnings_of(work: Coroutine[Any, Any, None]) -> list[warnings.WarningMessage
 
 def test_repr() -> None:
     assert [repr(each) for each in (Future.pending(), answered(), failing())] == [
-        "<Future pending>",
-        "<Future done>",
+        "<Future pending: get() or await waits for its value>",
+        "<Future done: get() gives its value>",
         "<Future failed>",
     ]
 

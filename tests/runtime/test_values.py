@@ -20,6 +20,11 @@ def mesh() -> ValueMesh[str]:
     return ValueMesh.of(SHAPE, "abcdef")
 
 
+def test_what_a_value_mesh_has_not_is_told_with_what_it_has() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'value': values\(\) are all, get\(0\) is that of rank 0"):
+        _ = mesh().value  # type: ignore[attr-defined]
+
+
 def test_values_come_in_rank_order_with_their_points() -> None:
     assert list(mesh().values()) == list("abcdef")
     assert [(point.rank, dict(point), value) for point, value in mesh()][4] == (4, {"hosts": 1, "gpus": 1}, "e")
