@@ -43,10 +43,7 @@ class CostTable:
 
 
 def summarise_costs(costs: Mapping[int, CellCost]) -> str:
-    """The footer of a cell: `wall 3.21 s · slowest r5 +0.40 s · peak mem r2 31 GB`.
-
-    The skew is that of the slowest rank over the median.
-    """
+    """The footer of a cell: `wall 3.21 s · slowest r5 +0.40 s over the median · peak mem r2 31 GB`."""
     if not costs:
         return "no ranks"
     slowest = max(costs, key=lambda rank: costs[rank].wall)
@@ -56,7 +53,8 @@ def summarise_costs(costs: Mapping[int, CellCost]) -> str:
     parts = [f"wall {format_seconds(wall)}"]
     # In the unit of the whole, beside which it is read.
     more = format_seconds(skew) if wall < 1 else f"{skew:.2f} s"
-    parts += [f"slowest r{slowest} +{more}"] if len(costs) > 1 and not more.startswith(("0 ", "0.00 ")) else []
+    if len(costs) > 1 and not more.startswith(("0 ", "0.00 ")):
+        parts.append(f"slowest r{slowest} +{more} over the median")
     return " · ".join([*parts, f"peak mem r{fullest} {format_bytes(_memory_of(costs[fullest])[1])}"])
 
 

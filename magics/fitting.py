@@ -11,6 +11,8 @@ from meshbook.magics.colours import html_of
 from meshbook.magics.grouping import Block, Group, StreamName
 from meshbook.runtime.geometry.ranges import format_label
 
+# Bytes that a line counts for at least: a page with tens of thousands of short lines is slow. 130,000 bytes are 4,062.
+LEAST_COST = 32
 _LEAST_SHARE = 512  # of a publication, for one group: below that little of it could be read
 _LEAST_LINE = 80
 _ANNOUNCEMENT_SIZE = 120  # about what the line takes that tells of a cut
@@ -85,8 +87,13 @@ def _announce_rest(groups: Sequence[Group]) -> Group:
     return Group((), Block((f"… {len(groups):,} more groups not shown: {format_label(ranks)} (%mesh log RANK)",)))
 
 
+def cost_of(text: str) -> int:
+    """What a text takes of a budget: its characters, or more where its lines are short."""
+    return max(len(text), text.count("\n") * LEAST_COST)
+
+
 def _size_of(lines: Iterable[str], prefix: str) -> int:
-    return sum(len(html_of(line).encode("utf-8", "replace")) + len(prefix) + 1 for line in lines)
+    return sum(max(len(html_of(line).encode("utf-8", "replace")) + len(prefix) + 1, LEAST_COST) for line in lines)
 
 
 def _count_fitting(sizes: Iterable[int], room: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from meshbook.magics.drawings import Drawings
@@ -21,6 +22,7 @@ from meshbook.runtime.telemetry.output import DisplayChunk, StreamName
 REMEMBERED_CELLS = 64
 CELL_DISPLAYS = 20  # of one cell, with a label each: front ends show some fifty outputs
 CELL_CHARACTERS = 400_000  # of one cell; the rest is in `%mesh log` and in the ranks' own files
+CELL_LINES = 4000  # of one cell: a page with many more is slow
 
 Ranks = tuple[int, ...]
 
@@ -77,9 +79,18 @@ class _Cell:
         elif isinstance(shown, DisplayChunk):
             self._add_display(shown)
         elif self._room > 0:
-            self._room -= len(shown.text)
             texts = self._texts.setdefault((shown.mesh, shown.stream), {}).setdefault(shown.ranks, [])
-            texts.append(shown.text if self._room > 0 else f"… more is not shown (%mesh log {shown.ranks[0]})\n")
+            texts.append(self._fit(shown.text, shown.ranks[0]))
+
+    def _fit(self, text: str, rank: int) -> str:
+        """The text, or its first lines where there is no room for more."""
+        costs = [max(len(line), CELL_CHARACTERS // CELL_LINES) for line in text.splitlines(keepends=True)]
+        room, self._room = self._room, self._room - sum(costs)
+        if self._room > 0:
+            return text
+        count = sum(1 for total in accumulate(costs) if total <= room)
+        kept = "".join(text.splitlines(keepends=True)[:count])
+        return f"{kept}… more is not shown (%mesh log {rank})\n"
 
     def _draw(self, drawn: Drawn) -> None:
         if self.publisher.updates:

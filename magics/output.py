@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshbook.magics.area import Ending, format_header, format_left, render_area
-from meshbook.magics.fitting import fit_details, fit_streams
+from meshbook.magics.fitting import cost_of, fit_details, fit_streams
 from meshbook.magics.gallery import Picture
 from meshbook.magics.grouping import Block, Group, GroupMode, StreamName, group_blocks, split_lines
 from meshbook.magics.pictures import Pictures
@@ -304,7 +304,7 @@ class CellOutput:
         if not self._is_changed or self._aside_room <= 0 or now - self._published < self._limits.update_interval:
             return []
         streams = self._late_text(self._aside_room)
-        self._aside_room -= sum(len(stream.text) for stream in streams)
+        self._aside_room -= sum(cost_of(stream.text) for stream in streams)
         self._forget_texts()
         self._published = now
         return [*streams]
@@ -317,7 +317,7 @@ class CellOutput:
         self._forget_texts()
         self._published = now
         if streams:
-            self._late_room -= sum(len(stream.text) for stream in streams)
+            self._late_room -= sum(cost_of(stream.text) for stream in streams)
             if self._late_room <= 0:
                 streams.append(Stream("stdout", "… later output of this cell is not shown (%mesh log RANK)\n"))
         return [*streams, *self._pictures.take_all()]

@@ -153,18 +153,26 @@ class Timeline:
         return f"{who} waited {up_to}{seconds(blame.waited)} for {name_ranks(blame.awaited)} in {blame.name}{calls}"
 
     @functools.cached_property
-    def spent(self) -> list[tuple[str, str, str, str]]:
-        """Where the time went by name, what took longest first: name, calls, the slowest rank, the fastest."""
+    def spent(self) -> list[tuple[str, ...]]:
+        """Where the time went by name, what took longest first: name, calls, the most and the least time of a rank, and
+        for whom the others waited in it, as the notes say it."""
         window = self._trace.window
         found = [(mesh, each) for mesh, own in self._trace.meshes().items() for each in spent_in(own, window)]
         found.sort(key=lambda each: -max(each[1].by_rank.values()))
         return [self._tell_spent(*each) for each in found[:MOST_LINES]]
 
-    def _tell_spent(self, mesh: str, spent: Spent) -> tuple[str, str, str, str]:
+    def _tell_spent(self, mesh: str, spent: Spent) -> tuple[str, ...]:
         name = f"{mesh}: {spent.name}" if self._names_mesh else spent.name
         ends = [choose(spent.by_rank, key=spent.by_rank.__getitem__) for choose in (max, min)]
         slowest, fastest = (f"{seconds(spent.by_rank[rank])} (rank {rank})" for rank in ends)
-        return name, f"{spent.times:,}×", slowest, fastest if len(spent.by_rank) > 1 else ""
+        blamed = (name_ranks(blame.awaited) for of, blame in self.blames if (of, blame.name) == (mesh, spent.name))
+        straggler = next(blamed, "")
+        return name, f"{spent.times:,}×", slowest, fastest if len(spent.by_rank) > 1 else "", straggler
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        """The table below the lanes, with its heading; the last column only where ranks waited for others."""
+        rows = [("", "calls", "most time", "least time", "waited for"), *self.spent]
+        return rows if any(row[-1] for row in self.spent) else [row[:-1] for row in rows]
 
     # -- which lanes -----------------------------------------------------------------
 
@@ -193,7 +201,7 @@ class Timeline:
         used = _used(self.shown)
         lines.append(" " * (width + 2) + "  ".join(f"{_MARKS[state]} {_WORDS[state]}" for state in used))
         lines += self.notes()
-        lines += _align([("", "calls", "slowest rank", "fastest rank"), *rows]) if (rows := self.spent) else []
+        lines += _align(self._rows()) if self.spent else []
         return "\n".join(line.rstrip() for line in lines)
 
     # -- as HTML ----------------------------------------------------------------------
@@ -213,7 +221,7 @@ class Timeline:
         )
 
     def _table(self) -> str:
-        rows = [("", "calls", "slowest rank", "fastest rank"), *self.spent]
+        rows = self._rows()
         cells = ["".join(f'<td style="text-align:left">{_escape(field)}</td>' for field in row) for row in rows]
         # Tables take their colour from the page, unless told otherwise, where that is no modern HTML.
         return (

@@ -25,6 +25,7 @@ from meshbook.runtime.telemetry.overflow import Overflow
 logger = logging.getLogger(__name__)
 
 INTERVAL = 0.1  # seconds between two times that something is shown
+GATHER = 0.02  # seconds after a first line, for those of other ranks that are written at the same time
 
 
 class Screen(Protocol):
@@ -82,6 +83,7 @@ class Forwarder:
     def _run(self) -> None:
         while not self._closed.is_set():
             self._wait()
+            self._closed.wait(GATHER)
             self.flush()
             self._closed.wait(INTERVAL)
 

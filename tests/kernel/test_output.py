@@ -105,7 +105,7 @@ def test_a_longer_cell_has_one_area_that_ends_static(notebook: Notebook, signs: 
     area, value = cell.outputs
     assert area.data["text/plain"].startswith("4 ranks · 4 done · 00:02\n")
     first, *ticks, last, footer = area.data["text/plain"].splitlines()[1:]
-    assert re.fullmatch(r"wall .* s( · slowest r\d \+.* s)? · peak mem r\d .*B", footer)
+    assert re.fullmatch(r"wall .* s( · slowest r\d \+.* s over the median)? · peak mem r\d .*B", footer)
     assert (first, last) == ("[0-3] begin", "[0-3] end")
     assert set(ticks) == {f"[{rank}] tick {rank}" for rank in range(4)}
     assert "4 ranks · 4 done · 00:02" in area.data["text/html"]

@@ -51,6 +51,12 @@ def test_too_many_groups_are_counted_and_named() -> None:
     )
 
 
+def test_of_many_short_lines_some_thousand_are_left() -> None:
+    (cut,) = fit([Group((0,), Block(tuple("x" for _ in range(100_000))))], 130_000)
+    assert 3_500 < len(cut.lines) < 4_100
+    assert cut.block.hidden + len(cut.lines) == 100_000
+
+
 def test_a_long_line_is_cut() -> None:
     (cut,) = fit([group(0, "x" * 100_000)], 2000)
     (line,) = cut.lines

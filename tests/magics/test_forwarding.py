@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshbook.magics.forwarding import CELL_CHARACTERS, CELL_DISPLAYS, REMEMBERED_CELLS, CellScreen
+from meshbook.magics.forwarding import CELL_CHARACTERS, CELL_DISPLAYS, CELL_LINES, REMEMBERED_CELLS, CellScreen
 from meshbook.runtime.telemetry.forwarding import Forwarder
 from meshbook.runtime.telemetry.lines import Drawn, LogLines
 from meshbook.runtime.telemetry.output import Chunk, DisplayChunk, LogOptions, OutputChunk, OutputStore
@@ -150,6 +150,21 @@ def test_lines_that_are_alike_name_all_their_ranks(talk: Talk, kernel: FakeKerne
     assert kernel.texts == []
     talk.show(5.0)
     assert kernel.texts == [("cell 1", "[mesh 0-2] step 1 of rank 0 (3 similar lines)\n")]
+
+
+def test_lines_that_come_at_once_are_in_the_order_of_ranks(talk: Talk, kernel: FakeKernel) -> None:
+    for rank in (2, 0, 1):
+        talk.say(f"hi {rank}\n", rank)
+    talk.show()
+    assert [text for _, text in kernel.texts] == ["[mesh 0] hi 0\n[mesh 1] hi 1\n[mesh 2] hi 2\n"]
+
+
+def test_a_million_short_lines_leave_some_thousand(talk: Talk, kernel: FakeKernel) -> None:
+    talk.say("".join(f"{number}\n" for number in range(1_000_000)), 1)
+    talk.show()
+    ((_, text),) = kernel.texts
+    *lines, last = text.splitlines()
+    assert (len(lines), lines[0], last) == (CELL_LINES, "[mesh 1] 0", "[mesh 1] … more is not shown (%mesh log 1)")
 
 
 def test_a_flood_is_cut_with_an_announcement(talk: Talk, kernel: FakeKernel) -> None:

@@ -346,7 +346,7 @@ def test_the_table_of_costs():
         "          0     2.81 s      12 ms     1.2 GB          -",
         "          1     3.21 s     3.10 s     1.0 GB          -",
         "          2     2.81 s 2 min 05 s     1.0 MB      31 GB",
-        "wall 3.21 s · slowest r1 +0.40 s · peak mem r2 31 GB",
+        "wall 3.21 s · slowest r1 +0.40 s over the median · peak mem r2 31 GB",
     ]
     assert CostTable(COSTS)._repr_html_().count("<tr>") == 4
 
@@ -369,7 +369,7 @@ def test_of_many_ranks_the_table_has_the_slowest():
         ({3: COST}, "wall 1.00 s · peak mem r3 1.0 GB"),
         (
             {0: CellCost(0.01, 0, 0), 1: CellCost(0.03, 0, 0)},
-            "wall 30 ms · slowest r1 +10 ms · peak mem r0 0 B",
+            "wall 30 ms · slowest r1 +10 ms over the median · peak mem r0 0 B",
         ),
     ],
 )

@@ -166,7 +166,9 @@ def test_the_text_says_who_waited_for_whom() -> None:
     assert text.splitlines()[0] == "cell 3: 50 ms on 2 ranks"
     assert "rank 0    ██████████░" in text
     assert "rank 0 waited 30 ms for rank 1 in all_reduce" in text
-    assert text.splitlines()[-1].split() == ["all_reduce", "1×", "34", "ms", "(rank", "0)", "5.0", "ms", "(rank", "1)"]
+    *_, heading, row = text.splitlines()
+    assert row.split() == ["all_reduce", "1×", "34", "ms", "(rank", "0)", "5.0", "ms", "(rank", "1)", "rank", "1"]
+    assert heading.index("waited for") == row.rindex("rank 1"), "the table names the straggler as the sentence does"
 
 
 def test_the_picture_needs_no_script_and_escapes_names() -> None:

@@ -56,6 +56,17 @@ def test_what_comes_is_shown_unasked(screen: Watched, forwarder: Forwarder) -> N
         assert screen.next() == [text]
 
 
+def test_what_comes_at_the_same_time_is_shown_at_once(
+    screen: Watched, forwarder: Forwarder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshbook.runtime.telemetry.forwarding.GATHER", PATIENCE)
+    for text in ("of rank 2\n", "of rank 0\n"):
+        forwarder.take(chunk(text))
+    forwarder.close()
+    assert screen.next() == ["of rank 2\n", "of rank 0\n"], "a notebook puts them into the order of ranks"
+    assert screen.times.empty()
+
+
 def test_what_is_not_to_be_shown_is_not(screen: Watched, forwarder: Forwarder) -> None:
     forwarder.take(chunk("hidden\n", LogOptions(shown=False)))
     forwarder.take(DisplayChunk("", "trainers-0a1b", 0, {}, {}, LogOptions(shown=False)))
