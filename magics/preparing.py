@@ -66,7 +66,7 @@ class Preparation:
     def _manner(self, options: CellOptions, mesh: NotebookMesh) -> Manner:
         """How its ranks are answered."""
         breaks, select = self._ranks_of(options.breaks, mesh), self._notebook.selector_of(mesh)
-        return Manner(self._keyboard(options), options.stdin, breaks, select)
+        return Manner(self._keyboard(options), options.stdin, breaks, select, mesh.label)
 
     def _keyboard(self, options: CellOptions) -> Keyboard:
         if not options.block:

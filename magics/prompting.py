@@ -45,13 +45,15 @@ Whereabouts = Callable[[Collection[int]], Mapping[int, str]]  # of these ranks, 
 class Manner:
     """Who is asked, and how.
 
-    `sharing` is `--stdin`; `breaks` are the ranks whose `breakpoint()` stops (None: all); `select` reads selectors.
+    `sharing` is `--stdin`; `breaks` are the ranks whose `breakpoint()` stops (None: all); `select` reads selectors;
+    `label` names the mesh in prompts, where there are several.
     """
 
     keyboard: Keyboard
     sharing: Sharing = "same"
     breaks: frozenset[int] | None = None
     select: Select = lambda text: ()
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +90,8 @@ class Prompting:
         self._hold = hold
         self._holds = False
         self._changed = threading.Condition()  # guards all that follows
-        self._prompts = Prompts(manner.sharing)
-        self._stops = Stops(manner.select)
+        self._prompts = Prompts(manner.sharing, manner.label)
+        self._stops = Stops(manner.select, manner.label)
         self._replies: dict[tuple[int, int], Reply] = {}
         self._shown: Prompt | DebugPrompt | None = None
         self._given_up: GivenUp | None = None  # there once the thread is

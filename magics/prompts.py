@@ -26,11 +26,13 @@ class Prompt:
     """What is shown, for these questions."""
 
     questions: tuple[Question, ...]
+    mesh: str = ""  # whose ranks ask, where there are several meshes
 
     @property
     def text(self) -> str:
-        """`[ranks 0-3] name: `"""
-        return f"[{name_ranks({each.rank for each in self.questions})}] {self.questions[0].prompt}"
+        """`[ranks 0-3] name: `, or `[ranks 0-3 of judge] name: `"""
+        of = f" of {self.mesh}" if self.mesh else ""
+        return f"[{name_ranks({each.rank for each in self.questions})}{of}] {self.questions[0].prompt}"
 
     @property
     def is_password(self) -> bool:
@@ -52,6 +54,7 @@ class Prompts:
     """The questions of the ranks of one cell."""
 
     sharing: Sharing
+    mesh: str = ""  # named in prompts, where there are several
     _waiting: list[_Waiting] = field(default_factory=list)  # as they came
     _turns: dict[int, int] = field(default_factory=dict)
     _answers: dict[_Like, Answer] = field(default_factory=dict)
@@ -83,7 +86,7 @@ class Prompts:
         if not self._waiting or (now < self.next_at and not self.ranks >= set(others)):
             return None
         first = self._waiting[0]
-        return Prompt(tuple(each.question for each in self._alike(first)))
+        return Prompt(tuple(each.question for each in self._alike(first)), self.mesh)
 
     @property
     def next_at(self) -> float:

@@ -52,9 +52,9 @@ def _frames_of(thread: SpiedThread | None) -> tuple[Frame, ...]:
     return tuple(frame for frame in frames[first:] if not is_ours(frame.filename))
 
 
-def render_stacks(by_rank: Mapping[int, Sequence[Stack]]) -> str:
-    """As text: each distinct stack of a thread once, with its ranks."""
-    return "\n".join(line for stack, ranks in group_stacks(by_rank).items() for line in _render(stack, ranks))
+def render_stacks(by_rank: Mapping[int, Sequence[Stack]], mesh: str = "") -> str:
+    """As text: each distinct stack of a thread once, with its ranks; before these the name of their mesh, if given."""
+    return "\n".join(line for stack, ranks in group_stacks(by_rank).items() for line in _render(stack, ranks, mesh))
 
 
 def group_stacks(by_rank: Mapping[int, Sequence[Stack]]) -> dict[Stack, list[int]]:
@@ -66,8 +66,8 @@ def group_stacks(by_rank: Mapping[int, Sequence[Stack]]) -> dict[Stack, list[int
     return ranks_of
 
 
-def _render(stack: Stack, ranks: Sequence[int]) -> Iterator[str]:
-    yield f"{format_label(ranks)} {title_of(stack)}"
+def _render(stack: Stack, ranks: Sequence[int], mesh: str) -> Iterator[str]:
+    yield f"{mesh}{format_label(ranks)} {title_of(stack)}"
     for frame in stack.frames:
         place = f"    {place_of(frame)}"
         yield f"{place:<{_COLUMN}}  {frame.source}".rstrip()

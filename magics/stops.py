@@ -62,10 +62,11 @@ class Commands:
 
 
 class Stops:
-    """The stopped ranks of one cell. `select` reads a selector."""
+    """The stopped ranks of one cell. `select` reads a selector; `mesh` is named in prompts, where there are several."""
 
-    def __init__(self, select: Select) -> None:
+    def __init__(self, select: Select, mesh: str = "") -> None:
         self._select = select
+        self._of = f" of {mesh}" if mesh else ""
         self._stopped: dict[int, Question] = {}
         self._focus: frozenset[int] = frozenset()  # chosen by a person; empty: all at the same place
         self._shown: tuple[int, ...] = ()  # whom the last prompt was for
@@ -121,7 +122,7 @@ class Stops:
         places = {self._stopped[rank].place for rank in ranks}
         where = f" {places.pop()}" if len(places) == 1 else ""
         self._shown = ranks
-        return DebugPrompt(ranks, f"[{name_ranks(ranks)}{where}] (Pdb) ", self._remark(ranks))
+        return DebugPrompt(ranks, f"[{name_ranks(ranks)}{self._of}{where}] (Pdb) ", self._remark(ranks))
 
     @property
     def next_at(self) -> float:

@@ -8,7 +8,7 @@ Kernel to views
     {"kind": "state", "seq": 7, "full": false, ...sections}, buffers as `buffers` names them, in that order
         Once a tick, to all views; `full` has every section, else those that have changed. A view that misses a number
         asks with "open" again. Sections (each replaces what the view had of it; "ranks" are texts for people, "0-2,5",
-        which as a selector is 0:3,5):
+        which are selectors as well):
         "mesh"      {"name", "dims": [["hosts", 2], ["gpus", 8]], "hosts": ["node1", ...], "host_of": [0, 0, 1, ...],
                      "alive": true}; with it the view begins anew. Ranks are numbered in row-major order of dims.
         "buffers"   ["states"] or ["state_ranks", "state_values"], then ["values"] or ["value_ranks", "value_values"]:
@@ -39,7 +39,7 @@ Views to the kernel
     {"kind": "ack", "view", "seq"}      every tenth state; a view that acknowledges none of forty gets no more
     {"kind": "channel", "name"}         show this channel: one of `CHANNELS`
     and, each with an "id", answered by a reply:
-    {"kind": "select", "sel": "0:4"}    a selector as in `%%mesh`, or "" for nothing. Reply: {"ranks": "0-3",
+    {"kind": "select", "sel": "0-3"}    a selector as in `%%mesh`, or "" for nothing. Reply: {"ranks": "0-3",
                                         "count": 4}, or what was not understood
     {"kind": "act", "action", "sel", "cell": 9}
                                         one of `ACTIONS` on these ranks. Reply: {"text": "what was done"}; of "stacks"

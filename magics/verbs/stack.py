@@ -25,4 +25,5 @@ class Stack(Verb):
         add_selection(parser)
 
     def run(self, notebook: Notebook) -> None:
-        print(render_stacks(changes.wait_for(take_stacks(*notebook.ranks_of(self.selection)))))
+        mesh, ranks = notebook.ranks_of(self.selection)
+        print(render_stacks(changes.wait_for(take_stacks(mesh, ranks)), mesh.label))

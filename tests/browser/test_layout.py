@@ -16,10 +16,10 @@ pytestmark = pytest.mark.browser
 
 ENTRY = """
 import { layoutGrid, rankAt, ranksIn } from "./layout.js";
-import { asSelector, parseRanks, pointOf, rankText, selectorOf } from "./ranks.js";
+import { parseRanks, pointOf, rankText, selectorOf } from "./ranks.js";
 import { asBytes, asClock, asSeconds, asValue } from "./units.js";
 import { curveOf } from "./spark.js";
-Object.assign(window, { layoutGrid, rankAt, ranksIn, asSelector, parseRanks, pointOf, rankText, selectorOf });
+Object.assign(window, { layoutGrid, rankAt, ranksIn, parseRanks, pointOf, rankText, selectorOf });
 Object.assign(window, { asBytes, asClock, asSeconds, asValue, curveOf });
 export default { render() {} };
 """
@@ -94,10 +94,6 @@ def test_few_rows_are_a_matrix_and_many_flow(ask: Callable[..., Any]) -> None:
         ("selectorOf([], 2)", ""),
         ("parseRanks('0-2,5')", [0, 1, 2, 5]),
         ("parseRanks('')", []),
-        ("asSelector(' 0-3, 7 ')", "0:4, 7"),
-        ("asSelector('hosts=0-1')", "hosts=0:2"),
-        ("asSelector('-1')", "-1"),
-        ("asSelector('node-1-2')", "node-1-2"),
         ("pointOf(13, [['hosts', 2], ['gpus', 8]])", "hosts 1, gpus 5"),
         ("asBytes(1234567890)", "1.2 GB"),
         ("asBytes(999)", "999 B"),

@@ -101,7 +101,7 @@ def test_a_rank_that_dies_is_not_waited_for(notebook: Notebook) -> None:
     notebook.run("%%mesh pair -o pids\nimport os; os.getpid()")
     pids = notebook.evaluate("pids.values")
     cell = notebook.start_asking("%%mesh pair[1]\ninput('?')")
-    assert notebook.wait_for_prompt() == "[rank 1] ?"
+    assert notebook.wait_for_prompt() == "[rank 1 of pair] ?"
     os.kill(pids[1], signal.SIGKILL)
     notebook.wait_failed(cell)
     assert "rank 1" in cell.error["evalue"]

@@ -43,6 +43,13 @@ class Ranks:
         return [question.rank for question in self.prompts.answered(prompt, answer)]
 
 
+def test_a_prompt_names_the_mesh_where_there_are_several() -> None:
+    ranks = Ranks(1)
+    ranks.prompts.mesh = "judge"
+    ranks.ask(0)
+    assert ranks.shown() == "[rank 0 of judge] name: "
+
+
 @pytest.mark.parametrize(
     ("asking", "running", "seconds", "shown"),
     [

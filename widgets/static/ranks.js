@@ -36,13 +36,6 @@ export function parseRanks(text) {
   return ranks;
 }
 
-/** What a person typed, as a selector: `0-3` is taken as `0:4`, all else is left as it is. */
-export function asSelector(typed) {
-  return typed
-    .trim()
-    .replace(/(?<![\w:-])(\d+)\s*-\s*(\d+)(?![\w:-])/g, (_, first, last) => `${first}:${Number(last) + 1}`);
-}
-
 /** Where a rank is in the mesh: `hosts 1, gpus 3`. `dims` is [[name, size], ...], the last one changing fastest. */
 export function pointOf(rank, dims) {
   const parts = [];

@@ -1,7 +1,7 @@
 /** The ranks that are selected. The kernel keeps them, for all views; what is chosen here shows at once. A selector that
     is wrong selects nothing. */
 
-import { asSelector, rankText, selectorOf } from "./ranks.js";
+import { rankText, selectorOf } from "./ranks.js";
 
 export class Selection {
   #store;
@@ -47,7 +47,7 @@ export class Selection {
   async choose(typed) {
     this.#recant();
     try {
-      await this.#request("select", { sel: asSelector(typed) });
+      await this.#request("select", { sel: typed.trim() });
     } catch (error) {
       this.#show("", []); // as the kernel does: what a button would act on is not what was meant
       this.#recant = this.#complain(error.message);
