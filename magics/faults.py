@@ -29,7 +29,12 @@ class FaultScreen:
             set_unhandled_fault_hook(self.show)
 
     def show(self, failure: MeshFailure) -> None:
-        """Publish a failure under the cell in whose context this runs: the one that spawned the mesh."""
+        """Publish a failure under the cell in whose context this runs: the one that spawned the mesh.
+
+        An end that a person asked for is none.
+        """
+        if failure.ended_by:
+            return
         origin = current_origin()
         key = origin, failure.mesh_name
         self._seen[key] = count = self._seen.get(key, 0) + 1

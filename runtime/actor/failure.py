@@ -25,6 +25,7 @@ class MeshFailure:
         handle: Callable[[], Any],
         spawned_at: Line | None = None,
         remark: str = "",
+        ended_by: str = "",
     ) -> None:
         self.mesh_name = mesh_name
         self.crashed_ranks = list(crashed_ranks)  # all that have failed so far; the last one is what this is about
@@ -32,6 +33,7 @@ class MeshFailure:
         self._handle = handle
         self._spawned_at = spawned_at
         self.remark = remark  # what was tried, before somebody is told
+        self.ended_by = ended_by  # what had the process killed because a person asked for it: `%mesh restart`
 
     @property
     def mesh(self) -> Any:
@@ -44,7 +46,8 @@ class MeshFailure:
 
     def also(self, remark: str) -> MeshFailure:
         """The same failure, with a remark on what was tried."""
-        return MeshFailure(self.mesh_name, self.crashed_ranks, self._report, self._handle, self._spawned_at, remark)
+        told = self.mesh_name, self.crashed_ranks, self._report, self._handle, self._spawned_at
+        return MeshFailure(*told, remark, self.ended_by)
 
     def __str__(self) -> str:
         ranks = texts.crashed_ranks(self.crashed_ranks)

@@ -44,14 +44,14 @@ class OwnedMesh:
     failed: list[int] = field(default_factory=list)  # ranks that failed and were not healed since
     healing: Future[Any] | None = None  # of the last heal
 
-    def failure(self, rank: int, report: str) -> MeshFailure:
+    def failure(self, rank: int, report: str, ended_by: str = "") -> MeshFailure:
         """Mark a rank as failed and return the failure."""
         self.failed.append(rank)
-        return self.tell(report)
+        return self.tell(report, ended_by)
 
-    def tell(self, report: str) -> MeshFailure:
+    def tell(self, report: str, ended_by: str = "") -> MeshFailure:
         """Return the failure of the rank that failed last, for the owner."""
-        return MeshFailure(self.name, self.failed, report, self.handle, self.spawned_at)
+        return MeshFailure(self.name, self.failed, report, self.handle, self.spawned_at, ended_by=ended_by)
 
     @property
     def procs(self) -> str:
@@ -133,8 +133,8 @@ class Ledger:
             charge.ranks = ranks
             charge.failed = [ranks[node] for node in failed]
 
-    def lose(self, node: str, report: str, *, stopped: bool) -> list[tuple[OwnedMesh, MeshFailure]]:
-        """Note the end of a process and return the failures to report.
+    def lose(self, node: str, report: str, *, stopped: bool, ended_by: str = "") -> list[tuple[OwnedMesh, MeshFailure]]:
+        """Note the end of a process and return the failures to report; `ended_by` says who asked for the end.
 
         An owner that gets failures of actors in the process gets none of the process itself.
         """
@@ -145,7 +145,7 @@ class Ledger:
                 return []
             well = [charge for charge in touched if charge.ranks[node] not in charge.failed]
             with_actors = {charge.owner for charge in well if not charge.are_processes}
-            told = [(charge, charge.failure(charge.ranks[node], report)) for charge in well]
+            told = [(charge, charge.failure(charge.ranks[node], report, ended_by)) for charge in well]
             return [each for each in told if not (each[0].are_processes and each[0].owner in with_actors)]
 
     def processes_on(self, node: str) -> OwnedMesh | None:

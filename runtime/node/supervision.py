@@ -94,7 +94,7 @@ class Supervision:
 
     def lose(self, report: ExitReport) -> None:
         """Report the end of a process to the owners of meshes on it, or to the policy of its process mesh."""
-        told = self.ledger.lose(report.node, str(report), stopped=bool(report.stopped))
+        told = self.ledger.lose(report.node, str(report), stopped=bool(report.stopped), ended_by=report.ended_by)
         procs = self.ledger.processes_on(report.node) if told else None
         if procs is not None:
             rank = procs.ranks[report.node]
@@ -106,7 +106,11 @@ class Supervision:
             for charge, failure in told:
                 notify(functools.partial(self._supervise, charge), failure)
         else:
-            procs.policy.take(procs, procs.tell(str(report)), functools.partial(self._pass_on_all, procs.policy, told))
+            procs.policy.take(
+                procs,
+                procs.tell(str(report), report.ended_by),
+                functools.partial(self._pass_on_all, procs.policy, told),
+            )
 
     def _pass_on_all(self, policy: Policy, told: Sequence[tuple[OwnedMesh, MeshFailure]], loss: MeshFailure) -> None:
         """Report the loss of a process that this policy leaves dead; do not ask the policy again for its actors."""

@@ -49,6 +49,15 @@ def test_a_fault_is_an_error_of_the_cell_that_spawned_the_mesh(fragile: Notebook
     stop(fragile)
 
 
+def test_an_end_that_a_person_asked_for_is_no_failure(fragile: Notebook) -> None:
+    fragile.run("%mesh up --gpus 2")
+    spawning = fragile.run("fragile = mesh.spawn('fragile', Fragile)\nfragile.fine.call().get();")
+    fragile.run("%mesh restart 1")
+    assert fragile.run("list(fragile.fine.call().get().values())").result == "['fine', 'fine']"
+    assert not spawning.contents("error")
+    fragile.run("%mesh down")
+
+
 def test_ranks_that_fail_alike_are_told_in_a_line(fragile: Notebook) -> None:
     """The first one in full."""
     spawning = fragile.run("procs = this_host().spawn_procs({'gpus': 3})\nfragile = procs.spawn('fragile', Fragile)")
