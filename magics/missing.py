@@ -19,12 +19,17 @@ def explain_missing(errors: Mapping[int, RankError], mesh: NotebookMesh, variabl
     for name, ranks in _missing(errors).items():
         if lost := [rank for rank in ranks if name in mesh.lost.get(rank, ())]:
             yield f"{name_ranks(lost)} lost {name} when {_again(lost)} started again: run the cell that makes it there"
-        elif mesh.added.keys() >= set(ranks):
+        elif mesh.added.keys() >= set(ranks) and (name in variables or _is_known(name, mesh)):
             told = f"{name_ranks(ranks)} came with %mesh resize, after the cells that made {name}"
             yield f"{told}: {_bring(name, ranks, mesh, variables)}"
         elif name in variables:
             told = f"{name} is a name of the notebook, not of {name_ranks(ranks)}"
             yield f"{told}: {_bring(name, ranks, mesh, variables)}"
+
+
+def _is_known(name: str, mesh: NotebookMesh) -> bool:
+    """Whether some rank has this name; else it is a slip of the finger."""
+    return any(name in names for names in mesh.names.values())
 
 
 def _missing(errors: Mapping[int, RankError]) -> dict[str, list[int]]:

@@ -42,10 +42,11 @@ def unknown(name: str) -> RankError:
         ),
         (
             {1: unknown("y")},
-            {"added": {1: 3}},
+            {"added": {1: 3}, "names": {0: ("y",)}},
             ["rank 1 came with %mesh resize, after the cells that made y: run the cell that makes y with %%mesh 1"],
         ),
         ({0: unknown("y"), 1: unknown("y")}, {"added": {1: 3}}, []),
+        ({1: unknown("nowhere")}, {"added": {1: 3}, "names": {0: ("y",)}}, []),
         (
             {1: unknown("y")},
             {"lost": {1: ("model", "y")}},
