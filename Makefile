@@ -57,7 +57,7 @@ check: setup ## lint, formatting, types
 	$(BIN)/mypy
 
 bench: setup ## run the benchmarks
-	@for name in spawn calls fans payloads transfer cells completion faults dashboard vitals; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+	@for name in spawn calls fans payloads transfer maps cells completion faults dashboard vitals; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 soak: setup ## ten minutes of random work: fails where a message is lost or anything piles up
 	$(BIN)/python benchmarks/soak.py

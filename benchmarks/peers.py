@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -75,3 +76,18 @@ def ray() -> Iterator[Death | None]:
         yield die
     finally:
         runtime.shutdown()
+
+
+@contextlib.contextmanager
+def ipyparallel(engines: int) -> Iterator[Any]:
+    """A load-balanced view of ipyparallel on so many engines of this machine; None where it is not installed."""
+    if importlib.util.find_spec("ipyparallel") is None:
+        yield None
+        return
+    import ipyparallel as runtime
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["IPYTHONDIR"] = folder
+        with runtime.Cluster(n=engines, log_level=40) as client:
+            client.wait_for_engines(engines)
+            yield client.load_balanced_view()

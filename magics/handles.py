@@ -9,6 +9,7 @@ from IPython.core.getipython import get_ipython
 
 from meshbook.magics import variables
 from meshbook.magics.exchange import VariableError, carry_out
+from meshbook.magics.mapping import CellRunner
 from meshbook.magics.merging import REDUCTIONS, Reduction
 from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.references import RemoteVariable
@@ -16,6 +17,7 @@ from meshbook.magics.wanted import Wanted
 from meshbook.runtime.geometry import Region
 from meshbook.runtime.mesh.policies import Respawning
 from meshbook.runtime.mesh.procs import ProcMesh
+from meshbook.runtime.mesh.scheduling import Runner
 from meshbook.runtime.wire.messages import Address
 
 _NOTHING: Any = object()  # where no data is given: None would be data that cannot be split
@@ -51,6 +53,10 @@ class NotebookProcMesh(ProcMesh):
         return NotebookProcMesh(super().resize(**sizes), self._mesh)
 
     resize.__doc__ = ProcMesh.resize.__doc__
+
+    def _make_runner(self, name: str) -> Runner:
+        """Items of a map run where cells do: they see the rank's variables."""
+        return CellRunner(self._mesh, self._ranks(), name)
 
     @property
     def actors(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from meshbook.magics.exchange import VariableError
 from meshbook.magics.forwarding import CellScreen
 from meshbook.magics.handles import NotebookProcMesh
 from meshbook.magics.jobs import Jobs
+from meshbook.magics.mapping import show_progress
 from meshbook.magics.meshes import Meshes, NotebookMesh
 from meshbook.magics.mode import MeshMode
 from meshbook.magics.parsing import suggestion
@@ -58,6 +60,7 @@ class Notebook:
         """The session, which starts with the first that asks for it."""
         session = current_session()
         session.forwarder.screen = self.screen
+        session.node.on_map = functools.partial(show_progress, self.shell)
         return session
 
     def select(self, selector: str) -> tuple[NotebookMesh, Selected]:

@@ -3,11 +3,13 @@
     MeshbookError
     ├── CallError             a call of endpoints failed; carries what the other ranks answered
     │   ├── ActorError        an endpoint raised: the caller's arguments or the endpoint's code; the actor lives on
+    │   │   └── ItemError     the function of a `map` raised; names the item, its rank and its host
     │   ├── DeadlockError     actors that wait for each other; draws who waits for whom
     │   ├── CallTimeout       `call(..., timeout=)` was not answered in time; says where each silent rank is
     │   ├── CallCancelled     somebody cancelled the future
     │   └── SupervisionError  the callee is gone or never came: dead process, stopped mesh, failed constructor
-    │       └── ProcessDied   a worker process ended; says signal or exit code and its last words
+    │       ├── ProcessDied   a worker process ended; says signal or exit code and its last words
+    │       └── ItemLost      the ranks that had this item of a `map` died: the item may be what kills them
     ├── WireError             a message did not travel
     │   ├── PickleError       an argument or result cannot be pickled or unpickled; names it
     │   │   └── MessageLost   its bytes lay with the process that sent it, which has ended; a SupervisionError, too
@@ -92,6 +94,38 @@ class ActorError(CallError):
 
     def _parts(self) -> tuple[Any, ...]:
         return self.args[0], self._exception
+
+
+class ItemError(ActorError):
+    """The function of a `map` raised for one item. The other items go on.
+
+    `item` is its position, `rank` and `host` are where it ran. `type_name`, `said` and `trace` are the exception as
+    text, since `exception` is None where it could not be pickled.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        exception: BaseException | bytes | None = None,
+        *,
+        item: int = 0,
+        rank: int = 0,
+        host: str = "",
+        type_name: str = "",
+        said: str = "",
+        trace: str = "",
+    ) -> None:
+        super().__init__(message, exception)
+        self.item = item
+        self.rank = rank
+        self.host = host
+        self.type_name = type_name
+        self.said = said
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        named = ("called_at", "item", "rank", "host", "type_name", "said", "trace")
+        return type(self), self._parts(), {name: getattr(self, name) for name in named}
 
 
 class DeadlockError(CallError):
@@ -181,6 +215,21 @@ class ProcessDied(SupervisionError):
 
     def _parts(self) -> tuple[Any, ...]:
         return self.args[0], self.report
+
+
+class ItemLost(SupervisionError):
+    """An item of a `map` has no result: each rank that had it died, or no rank is left.
+
+    `item` is its position, `ranks` are those that died with it, in that order.
+    """
+
+    def __init__(self, message: str, item: int = 0, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.item = item
+        self.ranks = ranks
+
+    def _parts(self) -> tuple[Any, ...]:
+        return self.args[0], self.item, self.ranks
 
 
 class WireError(MeshbookError):

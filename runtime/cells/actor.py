@@ -21,6 +21,7 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import context, current_origin
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.failure import MeshFailure
+from meshbook.runtime.cells.calling import at_home
 from meshbook.runtime.cells.displays import Displays
 from meshbook.runtime.cells.failures import describe_error, describe_interrupt, describe_quit
 from meshbook.runtime.cells.interrupts import INTERRUPTS
@@ -43,6 +44,7 @@ from meshbook.runtime.cells.variables import Namespace, Request, handle
 from meshbook.runtime.cells.widgets import use_text_bars
 from meshbook.runtime.collectives.abort import abort_groups
 from meshbook.runtime.geometry import Extent
+from meshbook.runtime.mesh.tasks import Done, Work, table_of
 
 KEPT_VALUES = 16
 MOST_NAMES = 1000  # of a namespace, that are told to the controller
@@ -67,6 +69,7 @@ class CellActor(Actor):
         )
         self._told: KeysView[str] = {}.keys()  # the whole namespace when the user's names were told last
         self._values: OrderedDict[str, Any] = OrderedDict()
+        self._tasks = table_of(self._node)
         INTERRUPTS.install()
         carry_context_into_threads()
         if self._node.capture is not None:
@@ -146,6 +149,19 @@ class CellActor(Actor):
         answer = handle(request, self._namespace, operation)
         self._end(current_origin())
         return answer
+
+    @endpoint
+    def run_items(self, work: Work, operation: str) -> Done:
+        """Run items of a map, with the variables of this rank as globals; `operation` names it for an interrupt."""
+        with INTERRUPTS.during(operation):
+            done = self._tasks.run(work, lambda function: at_home(function, self._shell.user_ns), INTERRUPTS.user_code)
+        self._end(current_origin())
+        return done
+
+    @endpoint
+    def forget_map(self, key: str) -> None:
+        """This map is over."""
+        self._tasks.forget(key)
 
     def _own_names(self) -> tuple[str, ...]:
         """Those that cells have made."""

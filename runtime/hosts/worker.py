@@ -38,6 +38,7 @@ from meshbook.runtime.imports import when_imported
 from meshbook.runtime.mesh.birth import Birth
 from meshbook.runtime.mesh.places import places_of
 from meshbook.runtime.mesh.process import PROCESS, ProcessActor
+from meshbook.runtime.mesh.tasks import table_of
 from meshbook.runtime.node.call_table import AllReplies, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.station import Station
@@ -165,6 +166,7 @@ def serve(node: Node, birth: Birth, link: DisturbedTransport | None = None) -> N
     """Serve actors until told to stop. `link` is what can be disturbed, where something can."""
     main = MainThread()
     node.run_on_main = main.submit
+    table_of(node)  # before two threads ask for it
     place = Extent(birth.world.labels, birth.world.sizes).point(birth.rank)
     process = node.actors.host(PROCESS, lambda: Process(node, main, link), rank=place, class_name="ProcessActor")
     process.start(lambda error: None)
@@ -313,6 +315,10 @@ class Process(ProcessActor):
     def _birth(self) -> Birth:
         birth: Birth = self._node.place
         return birth
+
+    @endpoint
+    def take_back(self, key: str, number: int, items: list[int]) -> list[int]:
+        return table_of(self._node).take_back(key, number, items)
 
     @endpoint
     def transfers(self) -> list[Moved]:

@@ -64,6 +64,11 @@ class ProcessActor(Actor):
         raise NotImplementedError
 
     @endpoint
+    def take_back(self, key: str, number: int, items: list[int]) -> list[int]:
+        """Return those items of a request of a map that have not begun here; they never will."""
+        raise NotImplementedError
+
+    @endpoint
     def transfers(self) -> list[Moved]:
         """What this process has moved between its memory and that of others."""
         raise NotImplementedError

@@ -7,7 +7,7 @@ import logging
 import math
 import signal
 import warnings
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -20,10 +20,12 @@ from meshbook.runtime.geometry import Extent, MeshTrait, Region
 from meshbook.runtime.mesh.actors import TAKEN, ActorMesh, current_node
 from meshbook.runtime.mesh.groups import Wanted, abort
 from meshbook.runtime.mesh.healing import heal
+from meshbook.runtime.mesh.mapping import Chunksize, MapResult, begin_map, check_chunksize
 from meshbook.runtime.mesh.ownership import Afterwards, Ownership, own
 from meshbook.runtime.mesh.policies import OnFailure, Respawning, Restarts, policy_of
 from meshbook.runtime.mesh.process import PROCESS
 from meshbook.runtime.mesh.resizing import Change, check_sizes
+from meshbook.runtime.mesh.scheduling import ActorRunner, Runner, Scheduler, name_of
 from meshbook.runtime.mesh.spawned import Spawned
 from meshbook.runtime.mesh.traffic import ask_transfers
 from meshbook.runtime.node.call_table import AllReplies, PerRank, Target
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from meshbook.runtime.mesh.hosts import HostMesh
 
 A = TypeVar("A", bound=Actor)
+R = TypeVar("R")
 
 
 def heed_failures(mesh: Any, handle: Callable[[MeshFailure], object]) -> None:
@@ -207,6 +210,38 @@ class ProcMesh(MeshTrait):
     def spawn_on_main(self, name: str, cls: type[A], *args: Any, **kwargs: Any) -> A:
         """Like `spawn`, for the one actor of each process that runs on its main thread (notebook cells do)."""
         return cast("A", self._spawn(name, cls, args, kwargs, on_main=True))
+
+    def map(
+        self,
+        function: Callable[..., R],
+        /,
+        *items: Iterable[Any],
+        ordered: bool = True,
+        chunksize: Chunksize = "auto",
+        progress: bool = True,
+    ) -> MapResult[R]:
+        """Call `function` with each item, on whichever rank is free, and return a future for each at once.
+
+        Of several iterables it takes an item each, as Python's own `map`. The result is iterated in the order of the
+        items, or as they are done with `ordered=False`. `chunksize` items travel in one message; "auto" chooses that by
+        the time they take. What waits behind a slow item goes to other ranks.
+
+        An item that fails raises ItemError, and the others go on. Items of a rank that died are handed out again, and
+        raise ItemLost after some deaths; no other item is done twice. The function is pickled once, and sent once to
+        each rank; it runs on a thread of its own. In a notebook a bar shows the progress, unless `progress=False`.
+        Raises TypeError and ValueError for arguments that cannot be, PickleError for the function, RuntimeError on
+        processes that have been stopped.
+        """
+        size = check_chunksize(chunksize)
+        begin = functools.partial(begin_map, function, items, ordered=ordered)
+        result: MapResult[R] = begin(lambda: Scheduler(self._make_runner(name_of(function)), name_of(function), size))
+        if progress:
+            current_node().on_map(result)
+        return result
+
+    def _make_runner(self, name: str) -> Runner:
+        """What runs the items of a map on these processes."""
+        return ActorRunner(self, name)
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """Stop the actors and the processes, and with them the meshes that they own.

@@ -62,6 +62,10 @@ class Node:
     places: Places | None = None
     on_fault: OnFault = staticmethod(log_fault)  # gets failures of the client's meshes
     station: Any = None  # a `runtime.rdma.Station`, which moves bulk data
+    tasks: Any = None  # a `runtime.mesh.tasks.TaskTable`: the items of maps that run here
+    on_map: Callable[[Any], object] = staticmethod(
+        lambda result: None
+    )  # called with the result of each map that begins
     calls: Outbound
     actors: ActorRegistry
     is_leaving = False  # the process is about to end: owners get its Down instead of the end of each actor

@@ -1,0 +1,224 @@
+"""Which rank gets which items of a map, and when. Pure: no I/O, the time is passed in.
+
+    waiting -> a request to a rank -> answered
+       ^             │
+       └── taken back from a slow rank, or handed out again because the rank died
+
+A rank has at most two open requests, and the second one only while items are quick: then it hides the round trip. What
+a slow item holds back is taken back from its rank as soon as another rank is idle.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+TARGET = 0.02  # seconds of work that a request of automatic size has
+QUICK = 0.1  # seconds of work in a request, below which a second one follows at once
+PATIENCE = 0.05  # seconds without a reply, after which a rank has to give back what it has not begun
+MOST_DEATHS = 3  # of the ranks that had an item; then it is given up
+GROWTH = 4  # a request is at most so many times as large as the largest one that was answered
+MOST_ITEMS = 10_000  # of a request
+
+
+@dataclass(eq=False)
+class Request:
+    """Items that were sent to a rank together. Without those that were taken back since."""
+
+    number: int
+    rank: int
+    items: list[int]
+    is_asked_back: bool = False
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What the death of a rank means: the items that are handed out again, and those that are given up."""
+
+    again: Sequence[int]
+    given_up: Sequence[int]
+
+
+class Balancer:
+    """Hands out items by their numbers. `chunksize` is how many a request has; None: by the time that they take.
+
+    O(ranks) for each request: fine to some hundred ranks; a heap would do for more.
+    """
+
+    def __init__(self, ranks: Iterable[int], chunksize: int | None = None) -> None:
+        self._chunksize = chunksize
+        self._waiting: deque[int] = deque()
+        self._open: dict[int, list[Request]] = {rank: [] for rank in ranks}  # of the ranks that live, in their order
+        self._since: dict[int, float] = {}  # when a rank began with its first open request
+        self._numbers = itertools.count(1)
+        self._seconds: float | None = None  # that an item takes, as far as it is known
+        self._largest = 1  # request that was answered
+        self._died: dict[int, list[int]] = {}  # item -> the ranks that died with it
+        self._alone: set[int] = set()  # items that share no request, and no rank with another one
+
+    @property
+    def ranks(self) -> Collection[int]:
+        """The ranks that live."""
+        return self._open.keys()
+
+    @property
+    def has_waiting(self) -> bool:
+        return bool(self._waiting)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits and no request is open."""
+        return not self._waiting and not any(self._open.values())
+
+    def died_with(self, item: int) -> Sequence[int]:
+        """The ranks that died while they had this item, in that order."""
+        return self._died.get(item, ())
+
+    def add(self, items: Iterable[int]) -> None:
+        """Items to be handed out, in their order."""
+        self._waiting.extend(items)
+
+    def requests(self, now: float) -> Iterator[Request]:
+        """The requests to send now."""
+        while self._waiting and (rank := self._find_rank(now)) is not None:
+            request = Request(next(self._numbers), rank, self._take())
+            if not self._open[rank]:
+                self._since[rank] = now
+            self._open[rank].append(request)
+            yield request
+
+    def _find_rank(self, now: float) -> int | None:
+        """The rank with room for a request that has least to do."""
+        free = [rank for rank, requests in self._open.items() if self._has_room(rank, requests, now)]
+        return min(free, key=lambda rank: sum(len(request.items) for request in self._open[rank]), default=None)
+
+    def _has_room(self, rank: int, requests: Sequence[Request], now: float) -> bool:
+        if not requests:
+            return True
+        if len(requests) > 1 or self._seconds is None or self._waiting[0] in self._alone:
+            return False
+        is_suspect = any(item in self._alone for item in requests[0].items)  # what is behind it would be lost with it
+        return not is_suspect and self._seconds * self._size() < QUICK and now - self._since[rank] < PATIENCE
+
+    def _take(self) -> list[int]:
+        """The items of the next request."""
+        count = self._size()
+        taken = [self._waiting.popleft()]
+        while taken[0] not in self._alone and len(taken) < count and self._waiting:
+            if self._waiting[0] in self._alone:
+                break
+            taken.append(self._waiting.popleft())
+        return taken
+
+    def _size(self) -> int:
+        if self._chunksize is not None:
+            return self._chunksize
+        if self._seconds is None:
+            return 1
+        fair = math.ceil(len(self._waiting) / (2 * len(self._open)))  # so that all ranks end at about the same time
+        fitting = int(TARGET / max(self._seconds, TARGET / MOST_ITEMS))
+        return max(1, min(fitting, fair, GROWTH * self._largest))
+
+    def answered(self, rank: int, number: int, done: Collection[int], seconds: float, now: float) -> None:
+        """A rank has answered a request, in which it has done these items in so many seconds."""
+        request = self._find(rank, number)
+        if request is None:
+            return
+        self._open[rank].remove(request)
+        self._since[rank] = now
+        self._put_back(item for item in request.items if item not in done)
+        if done:
+            each = seconds / len(done)
+            self._seconds = each if self._seconds is None else 0.7 * self._seconds + 0.3 * each
+            self._largest = max(self._largest, len(done))
+
+    def late_requests(self, now: float) -> list[Request]:
+        """The requests whose items are to be asked back now, where ranks are idle and others are slow. Each once."""
+        found = [request for due, request in self._held_back() if due <= now]
+        for request in found:
+            request.is_asked_back = True
+        return found
+
+    def next_look(self) -> float:
+        """When to look for late requests again; infinite where there is nothing to look for."""
+        return min((due for due, _ in self._held_back()), default=math.inf)
+
+    def _held_back(self) -> Iterator[tuple[float, Request]]:
+        """The requests with items that have not begun, while another rank is idle; and when they are late."""
+        if self._waiting or all(self._open.values()):
+            return
+        for rank, requests in self._open.items():
+            for index, request in enumerate(requests):
+                # The first item of the first request has begun.
+                if not request.is_asked_back and len(request.items) > (index == 0):
+                    yield self._since[rank] + PATIENCE, request
+
+    def given_back(self, rank: int, number: int, items: Collection[int]) -> None:
+        """A rank has not begun these items of a request, and will not."""
+        request = self._find(rank, number)
+        if request is not None:
+            taken = [item for item in request.items if item in items]
+            request.items = [item for item in request.items if item not in items]
+            self._put_back(taken)
+
+    def lose(self, rank: int) -> Loss:
+        """A rank has died. Only items of its oldest request can have begun, so only these count the death.
+
+        They are handed out again one by one: the next death then shows which of them is to blame.
+        """
+        requests = self._open.pop(rank, [])
+        self._since.pop(rank, None)
+        for item in requests[0].items if requests else ():
+            self._died.setdefault(item, []).append(rank)
+            self._alone.add(item)
+        items = [item for request in requests for item in request.items]
+        given_up = [item for item in items if len(self.died_with(item)) >= MOST_DEATHS]
+        again = [item for item in items if item not in given_up]
+        self._put_back(again)
+        return Loss(again, given_up)
+
+    def refused(self, rank: int, number: int) -> list[int]:
+        """A request could not travel. Its items go one by one; return the item that was alone already."""
+        request = self._find(rank, number)
+        if request is None:
+            return []
+        self._open[rank].remove(request)
+        if len(request.items) == 1:
+            return request.items
+        self._alone.update(request.items)
+        self._put_back(request.items)
+        return []
+
+    def join(self, rank: int) -> None:
+        """A rank lives again, or was added."""
+        self._open.setdefault(rank, [])
+
+    def drop(self, items: Collection[int]) -> list[int]:
+        """Take out those of these items that wait. O(waiting)."""
+        dropped = [item for item in self._waiting if item in items]
+        if dropped:
+            self._waiting = deque(item for item in self._waiting if item not in items)
+        return dropped
+
+    def drop_all(self) -> list[int]:
+        """Take out all items that wait."""
+        dropped = list(self._waiting)
+        self._waiting.clear()
+        return dropped
+
+    def is_open(self, request: Request) -> bool:
+        """Whether this request is still to be answered, as far as is known."""
+        return request in self._open.get(request.rank, ())
+
+    def open_requests(self) -> list[Request]:
+        """The requests that are not answered."""
+        return [request for requests in self._open.values() for request in requests]
+
+    def _find(self, rank: int, number: int) -> Request | None:
+        return next((each for each in self._open.get(rank, ()) if each.number == number), None)
+
+    def _put_back(self, items: Iterable[int]) -> None:
+        self._waiting.extendleft(reversed(list(items)))

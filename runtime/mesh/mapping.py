@@ -1,0 +1,213 @@
+"""`procs.map(f, items)`: items for whichever rank is free, with a future for each.
+
+MapResult <- Scheduler -> Balancer (pure: which rank gets what)
+                │
+                └─> Runner: how a rank is asked (`ActorRunner`; a notebook asks what runs its cells)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
+
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.errors import CallError
+from meshbook.runtime.mesh.scheduling import Arguments, Ran, Scheduler
+
+R = TypeVar("R")
+Chunksize: TypeAlias = int | Literal["auto"]
+MOST_NAMED = 10  # failed items that an error lists
+
+
+class MapResult(Generic[R]):
+    """The results of a map: a future for each item.
+
+    Iterate over it for the values, in the order of the items or, with `ordered=False`, as they come. An item that fails
+    raises at its turn: an ItemError, with the item, rank and host. The iteration can go on with the next item, and the
+    others run in any case. Ctrl-C in a wait cancels the items that have not begun, as `cancel()` does.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, numbers: Sequence[int], futures: list[Future[R]], *, ordered: bool
+    ) -> None:
+        self.futures = futures
+        self._scheduler = scheduler
+        self._numbers = numbers
+        self._ordered = ordered
+        self._settled = itertools.count(1)
+        self._progress = 0
+        self._finished: Future[None] = Future.pending()
+        if not futures:
+            self._finished.resolve(lambda: None)
+        for future in futures:
+            future.when_done(self._count)
+
+    def _count(self) -> None:
+        self._progress = next(self._settled)
+        if self._progress == len(self.futures):
+            self._finished.resolve(lambda: None)
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return self._scheduler.name
+
+    def __len__(self) -> int:
+        return len(self.futures)
+
+    @property
+    def progress(self) -> int:
+        """How many items are settled: done, failed or cancelled."""
+        return self._progress
+
+    def done(self) -> bool:
+        """Whether all items are settled."""
+        return self._finished.done()
+
+    def when_done(self, callback: Callable[[], object]) -> None:
+        """Call back once all items are settled, from the thread that settles the last one, or at once."""
+        self._finished.when_done(callback)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until all items are settled, at most `timeout` seconds; return whether they are."""
+        with self._cancelled_by_interrupt():
+            try:
+                self._finished.get(timeout)
+            except TimeoutError:
+                return False
+        return True
+
+    def get(self, timeout: float | None = None) -> list[R]:
+        """Wait for all items (at most `timeout` seconds, else TimeoutError) and return the values in their order.
+
+        Raises the error of the first item that failed; its `failures` has the errors of all items by position.
+        """
+        with self._cancelled_by_interrupt():
+            self._finished.get(timeout)
+        return self._values()
+
+    result = get
+
+    def __await__(self) -> Generator[Any, None, list[R]]:
+        """The same, for `await`. A cancelled await cancels the items that have not begun."""
+        try:
+            yield from self._finished.__await__()
+        except BaseException:
+            self.cancel()
+            raise
+        return self._values()
+
+    def _values(self) -> list[R]:
+        failures = self.errors
+        if not failures:
+            return [future.get() for future in self.futures]
+        first, *others = failures
+        error = failures[first]
+        if isinstance(error, CallError):
+            error.failures = failures
+        if others and not getattr(error, "__notes__", ()):
+            listed = ", ".join(map(str, others[:MOST_NAMED])) + (", …" if len(others) > MOST_NAMED else "")
+            error.add_note(f"{len(failures)} of {len(self)} items have no value; the others: {listed}")
+        return [future.get() for future in self.futures]
+
+    @property
+    def errors(self) -> dict[int, BaseException]:
+        """The errors of the items that have failed so far, by position."""
+        settled = ((item, future.exception()) for item, future in enumerate(self.futures) if future.done())
+        return {item: error for item, error in settled if error is not None}
+
+    @property
+    def handed_out_again(self) -> dict[int, tuple[int, ...]]:
+        """The items that were handed out again, by position, with the ranks that died with them.
+
+        These alone may have been done twice, or in part.
+        """
+        again = self._scheduler.again
+        return {item: tuple(again[number]) for item, number in enumerate(self._numbers) if number in again}
+
+    @property
+    def runs(self) -> list[Ran | None]:
+        """Where and when each item ran; None for one that has not, or has no result."""
+        return [self._scheduler.runs.get(number) for number in self._numbers]
+
+    def __iter__(self) -> Iterator[R]:
+        """The values, in order or as they come."""
+        return _Values(self, self.futures if self._ordered else self.as_completed())
+
+    def as_completed(self) -> Iterator[Future[R]]:
+        """The futures, in the order in which their items are settled."""
+        slots: list[Future[Future[R]]] = [Future.pending() for _ in self.futures]
+        free = itertools.count()
+
+        def note(future: Future[R]) -> None:
+            slots[next(free)].resolve(lambda: future)
+
+        for future in self.futures:
+            future.when_done(functools.partial(note, future))
+        for slot in slots:
+            with self._cancelled_by_interrupt():
+                settled = slot.get()
+            yield settled
+
+    def cancel(self) -> None:
+        """Cancel the items that have not begun: their futures raise CallCancelled. What runs is let finish.
+
+        Items that were handed out to a rank are taken back first, so their futures are settled a little later.
+        """
+        self._scheduler.cancel(self._numbers)
+
+    @contextlib.contextmanager
+    def _cancelled_by_interrupt(self) -> Iterator[None]:
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.cancel()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<MapResult of {self.name}: {self.progress} of {len(self)} items done>"
+
+
+class _Values(Iterator[R]):
+    """The values of futures. Not a generator: that would end with the first item that fails."""
+
+    def __init__(self, result: MapResult[R], futures: Iterable[Future[R]]) -> None:
+        self._result = result
+        self._futures = iter(futures)
+
+    def __next__(self) -> R:
+        future = next(self._futures)
+        with self._result._cancelled_by_interrupt():
+            return future.get()
+
+
+def begin_map(
+    function: Callable[..., R], sequences: Sequence[Iterable[Any]], begin: Callable[[], Scheduler], *, ordered: bool
+) -> MapResult[R]:
+    """Let a scheduler, which `begin` makes, call the function with each item. TypeError before that."""
+    if not callable(function):
+        raise TypeError(f"map takes a function and items, as map(f, range(10)); {function!r} cannot be called")
+    if not sequences:
+        raise TypeError("map takes a function and items, as map(f, range(10)); there are no items")
+    calls: list[Arguments] = [(row, {}) for row in zip(*sequences, strict=False)]
+    scheduler = begin()
+    try:
+        numbers, futures = scheduler.submit(scheduler.add_function(function), calls)
+    except BaseException:
+        scheduler.close()
+        raise
+    return MapResult(scheduler, numbers, futures, ordered=ordered)
+
+
+def check_chunksize(chunksize: Chunksize) -> int | None:
+    """How many items a request has; None where that is chosen by the time they take. ValueError, TypeError."""
+    if chunksize == "auto":
+        return None
+    if not isinstance(chunksize, int) or isinstance(chunksize, bool):
+        raise TypeError(f"chunksize is a number of items or 'auto', not {chunksize!r}")
+    if chunksize < 1:
+        raise ValueError(f"chunksize is at least 1, or 'auto', not {chunksize}")
+    return chunksize

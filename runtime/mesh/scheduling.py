@@ -1,0 +1,459 @@
+"""The scheduler of maps: sends requests to ranks, takes answers, deaths and cancellations, and settles futures.
+
+Not for deciding which rank gets what (`balancing`), nor for what users see (`mapping`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import itertools
+import logging
+import pickle
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from meshbook.runtime.actor.failure import MeshFailure
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.errors import CallCancelled, ItemError, ItemLost, SupervisionError, WireError
+from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.mesh.actors import current_node
+from meshbook.runtime.mesh.balancing import Balancer, Request
+from meshbook.runtime.mesh.process import PROCESS
+from meshbook.runtime.mesh.tasks import Done, Function, Item, MapActor, Packed, Raised, Work, pack, unpack
+from meshbook.runtime.node.call_table import PerRank, Target
+from meshbook.runtime.node.identity import NOWHERE
+from meshbook.runtime.queues import get_within
+from meshbook.runtime.traces import name_cells
+from meshbook.runtime.wire.messages import Address
+
+if TYPE_CHECKING:
+    from meshbook.runtime.mesh.procs import ProcMesh
+
+Arguments: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
+LOOK_SECONDS = 0.25  # between looks whether ranks that are respawned are given up, while no rank is there
+LONGEST_WAIT = 60.0  # seconds; a time limit of a queue has to be finite
+logger = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """Asks ranks to run items."""
+
+    key: str  # names the map to the ranks; unique in the run
+
+    @property
+    def nodes(self) -> Mapping[int, Address]:
+        """The ranks that can be asked."""
+
+    def send(self, rank: int, work: Work) -> Future[Done]:
+        """Send a request to a rank, which answers its requests in their order."""
+
+    def may_return(self, rank: int) -> bool:
+        """Whether a rank that has died may come back by itself."""
+
+    def close(self) -> None:
+        """Let the ranks forget the map: all of its items are settled. Does not wait."""
+
+
+class ActorRunner:
+    """Runs items in actors that are spawned for the map, on threads of their own."""
+
+    def __init__(self, procs: ProcMesh, name: str) -> None:
+        self.key = uuid.uuid4().hex
+        self.nodes = dict(enumerate(procs.nodes))
+        self._respawns = procs._policy is not None
+        self._given_up: set[int] = set()
+        self._actors: Any = procs._spawn(f"map of {name}", MapActor, (self.key,), {}, on_main=False)
+        # The map hands out again what a dead rank had, so its owner need not hear of that.
+        for key in self._actors._keys:
+            if (charge := current_node().ledger.get(key)) is not None:
+                charge.on_failure = self._note_failure
+        region = procs.extent.region
+        self._by_rank: list[Any] = [self._actors._with_region(region.pick([rank])) for rank in region.ranks()]
+
+    def _note_failure(self, failure: MeshFailure) -> bool:
+        """Ranks have failed for good: no policy respawns them."""
+        self._given_up.update(failure.crashed_ranks)
+        return True
+
+    def send(self, rank: int, work: Work) -> Future[Done]:
+        self._given_up.discard(rank)  # it may have been healed since
+        sent: Future[Done] = self._by_rank[rank].run.call_one(work)
+        return sent
+
+    def may_return(self, rank: int) -> bool:
+        return self._respawns and rank not in self._given_up
+
+    def close(self) -> None:
+        self._actors.stop()
+
+
+@dataclass(frozen=True)
+class Ran:
+    """Where and when an item ran: `began` in seconds since 1970, and for how many `seconds`."""
+
+    rank: int
+    host: str
+    began: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Task:
+    """An item that is not settled. `place` is its position, for errors."""
+
+    future: Future[Any]
+    function: int
+    arguments: Arguments
+    place: int
+
+
+class Scheduler:
+    """Hands out tasks to ranks until all are settled.
+
+    Its thread is there while there are tasks: it pickles what is the user's, which the I/O thread must not. `keeps`:
+    more tasks may come when all are settled, until `close()`.
+    """
+
+    def __init__(self, runner: Runner, name: str, chunksize: int | None = None, *, keeps: bool = False) -> None:
+        self.name = name
+        self.again: dict[int, list[int]] = {}  # task that was handed out again -> the ranks that died with it
+        self.runs: dict[int, Ran] = {}
+        self._runner = runner
+        self._keeps = keeps
+        self._node = current_node()
+        self._context = contextvars.copy_context()
+        # Guards the balancer and the tasks, as any thread submits and cancels. Re-entrant: a finalizer may cancel.
+        self._lock = threading.RLock()
+        self._balancer = Balancer(runner.nodes, chunksize)
+        self._tasks: dict[int, _Task] = {}
+        self._cancelled: set[int] = set()  # tasks that were handed out by then
+        self._functions: dict[int, Packed] = {}
+        self._known: dict[int, set[int]] = {rank: set() for rank in runner.nodes}  # rank -> functions that it has
+        self._numbers = itertools.count()
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._rank_of = {address.node: rank for rank, address in runner.nodes.items()}
+        self._node.peers.when_reborn.append(self._note_reborn)
+
+    # -- for any thread ------------------------------------------------------------------
+
+    def add_function(self, function: Function) -> int:
+        """Pickle a function, once for all ranks, and return its number. PickleError where it cannot be pickled."""
+        packed = pack(function, f"the function {name_of(function)}")
+        # A copy of what is large in it: the user may change that before a rank gets it.
+        kept = tuple(part if isinstance(part, bytes) else pickle.PickleBuffer(bytes(part)) for part in packed)
+        with self._lock:
+            number = len(self._functions)
+            self._functions[number] = kept
+        return number
+
+    def submit(self, function: int, calls: Iterable[Arguments]) -> tuple[list[int], list[Future[Any]]]:
+        """Add a task for each call of a function; return their numbers and futures."""
+        made: dict[int, _Task] = {}
+        for place, arguments in enumerate(calls):
+            number = next(self._numbers)
+            future: Future[Any] = Future.pending()
+            future.asked(_Inquiry(self, number), 0)
+            made[number] = _Task(future, function, arguments, place)
+        with self._lock:
+            self._context = contextvars.copy_context()  # what ranks print goes to the cell that submits
+            self._tasks.update(made)
+            self._balancer.add(made)
+            self._wake()
+        return list(made), [task.future for task in made.values()]
+
+    def cancel(self, numbers: Collection[int]) -> bool:
+        """Cancel these tasks as far as they have not begun; return whether one was not handed out yet."""
+        wanted = frozenset(numbers)
+        with self._lock:
+            dropped = self._balancer.drop(wanted)
+            futures = [self._tasks.pop(number).future for number in dropped]
+            self._cancelled |= wanted & self._tasks.keys()
+            handed_out = [
+                (request, items)
+                for request in self._balancer.open_requests()
+                if (items := [item for item in request.items if item in wanted])
+            ]
+        for future in futures:
+            future.fail(_cancelled())
+        for request, items in handed_out:
+            self._take_back(request, items)
+        with self._lock:
+            self._wake()
+        return bool(dropped)
+
+    def close(self) -> None:
+        """No more tasks come; those that there are go on."""
+        with self._lock:
+            self._keeps = False
+            self._wake()
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that are alive."""
+        with self._lock:
+            return sorted(self._balancer.ranks)
+
+    @property
+    def load(self) -> dict[int, int]:
+        """How many unanswered items each rank has."""
+        with self._lock:
+            found = dict.fromkeys(self._balancer.ranks, 0)
+            for request in self._balancer.open_requests():
+                found[request.rank] += len(request.items)
+        return found
+
+    @property
+    def unassigned(self) -> int:
+        """How many tasks no rank has."""
+        with self._lock:
+            return len(self._tasks) - sum(len(request.items) for request in self._balancer.open_requests())
+
+    def _wake(self) -> None:
+        """Let the thread look at what there is; it begins where there is none."""
+        self._events.put(_nothing)
+        if self._thread is None:
+            run = functools.partial(self._context.copy().run, self._run)
+            self._thread = threading.Thread(target=run, name="meshbook map", daemon=True)
+            self._thread.start()
+
+    def _note_reborn(self, node: str) -> None:
+        """On the I/O thread."""
+        if (rank := self._rank_of.get(node)) is not None:
+            self._events.put(functools.partial(self._join, rank))
+
+    # -- on its thread ----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (seconds := self._step()) is not None:
+            with contextlib.suppress(queue.Empty):
+                self._handle(get_within(self._events, seconds))
+
+    def _handle(self, event: Callable[[], None]) -> None:
+        try:
+            event()
+        except Exception:  # a mistake of ours: without this all futures would stay open
+            logger.exception("a map failed")
+            self._fail_all(lambda task: SupervisionError(f"the map of {self.name} failed; the log says why"))
+
+    def _step(self) -> float | None:
+        """Do what can be done now; return for how long to wait for an event. None: nothing is left to do."""
+        self._drop_cancelled()
+        self._give_up_without_ranks()
+        while self._send_next():
+            pass
+        now = time.monotonic()
+        with self._lock:
+            late = self._balancer.late_requests(now)
+            look = self._balancer.next_look()
+            if not self._tasks and self._events.empty():
+                self._thread = None
+                if not self._keeps:
+                    self._end()
+                return None
+            has_ranks = bool(self._balancer.ranks)
+        for request in late:
+            self._take_back(request, list(request.items))
+        return max(0.0, min(look - now, LONGEST_WAIT if has_ranks else LOOK_SECONDS))
+
+    def _end(self) -> None:
+        with contextlib.suppress(ValueError):  # it has ended before
+            self._node.peers.when_reborn.remove(self._note_reborn)
+        try:
+            self._runner.close()
+        except Exception:
+            logger.exception("a map did not close")
+
+    def _send_next(self) -> bool:
+        """Send one request, if a rank has room for it."""
+        with self._lock:
+            request = next(self._balancer.requests(time.monotonic()), None)
+            tasks = [(item, self._tasks[item]) for item in request.items] if request is not None else []
+        if request is None:
+            return False
+        items: list[Item] = []
+        for number, task in tasks:
+            try:
+                items.append((number, task.function, pack(task.arguments, f"item {task.place} of {self.name}")))
+            except Exception as error:
+                self._fail(number, lambda _, error=error: error)  # type: ignore[misc]
+        with self._lock:
+            request.items = [number for number, _, _ in items]
+        known = self._known[request.rank]
+        functions = {number: self._functions[number] for _, number, _ in items if number not in known}
+        known |= functions.keys()
+        work = Work(self._runner.key, request.number, functions, tuple(items))
+        try:
+            answer = self._runner.send(request.rank, work)
+        except Exception as error:
+            answer = Future.failed(error)
+        answer.when_done(lambda: self._events.put(lambda: self._take_answer(request, answer)))
+        return True
+
+    def _take_answer(self, request: Request, answer: Future[Done]) -> None:
+        try:
+            done = answer.get()
+        except Exception as error:
+            is_loss = isinstance(error, SupervisionError) and not isinstance(error, WireError)
+            self._lose(request, error) if is_loss else self._refuse(request, error)
+            return
+        with self._lock:
+            executed = {outcome[0] for outcome in done.outcomes}
+            seconds = sum(outcome[2] for outcome in done.outcomes)
+            self._balancer.answered(request.rank, request.number, executed, seconds, time.monotonic())
+        for number, began, seconds, outcome in done.outcomes:
+            task = self._pop(number)
+            if task is None:
+                continue
+            self.runs[number] = Ran(request.rank, done.host, began, seconds)
+            if isinstance(outcome, Raised):
+                task.future.fail(self._make_error(task, outcome, request.rank, done.host))
+            else:
+                what = f"the value of item {task.place} of {self.name}"
+                task.future.resolve(functools.partial(unpack, outcome, what))
+
+    def _make_error(self, task: _Task, raised: Raised, rank: int, host: str) -> ItemError:
+        head = f"{raised.type_name}: {raised.said}" if raised.said else raised.type_name
+        trace = name_cells(raised.trace)
+        text = f"item {task.place} of {self.name} failed on rank {rank} ({host}): {head}"
+        return ItemError(
+            f"{text}\n{trace}" if trace else text,
+            raised.pickled,
+            item=task.place,
+            rank=rank,
+            host=host,
+            type_name=raised.type_name,
+            said=raised.said,
+            trace=trace,
+        )
+
+    def _refuse(self, request: Request, error: Exception) -> None:
+        """A request did not travel."""
+        with self._lock:
+            failed = self._balancer.refused(request.rank, request.number)
+        # Functions that were to travel with it have not.
+        self._known[request.rank].clear()
+        for number in failed:
+            self._fail(number, lambda _: error)
+
+    def _lose(self, request: Request, error: Exception) -> None:
+        rank = request.rank
+        with self._lock:
+            if not self._balancer.is_open(request):  # this death is known
+                return
+            loss = self._balancer.lose(rank)
+            self._known[rank].clear()
+            for number in loss.again:
+                self.again.setdefault(number, []).append(rank)
+            deaths = {number: self._balancer.died_with(number) for number in loss.given_up}
+            has_ended = self._node.peers.report_of(self._runner.nodes[rank].node) is not None
+            if not has_ended and self._runner.may_return(rank):  # the actor alone has failed
+                self._balancer.join(rank)
+        for number, ranks in deaths.items():
+            self._fail(number, functools.partial(self._explain_loss, ranks, error))
+
+    def _explain_loss(self, ranks: Sequence[int], error: Exception, task: _Task) -> ItemLost:
+        text = (
+            f"item {task.place} of {self.name} was handed out {len(ranks)} times, and each time its rank died "
+            f"(ranks {', '.join(map(str, ranks))}): the item may be what kills them. The last death: {error}"
+        )
+        return ItemLost(text, task.place, tuple(ranks))
+
+    def _join(self, rank: int) -> None:
+        with self._lock:
+            self._known[rank].clear()
+            self._balancer.join(rank)
+
+    def _give_up_without_ranks(self) -> None:
+        with self._lock:
+            if self._balancer.ranks or not self._balancer.has_waiting:
+                return
+            if any(self._runner.may_return(rank) for rank in self._runner.nodes):
+                return
+            waiting = self._balancer.drop_all()
+        for number in waiting:
+            self._fail(number, functools.partial(self._explain_no_rank, self._balancer.died_with(number)))
+
+    def _explain_no_rank(self, ranks: Sequence[int], task: _Task) -> ItemLost:
+        died = f"{name_ranks(self._runner.nodes)} died; heal the mesh, and map again"
+        return ItemLost(f"item {task.place} of {self.name} has no rank to run on: {died}", task.place, tuple(ranks))
+
+    def _drop_cancelled(self) -> None:
+        """Settle what was cancelled after it was handed out, and has come back."""
+        with self._lock:
+            dropped = self._balancer.drop(self._cancelled) if self._cancelled else []
+        for number in dropped:
+            self._fail(number, lambda _: _cancelled())
+
+    def _fail(self, number: int, make_error: Callable[[_Task], BaseException]) -> None:
+        task = self._pop(number)
+        if task is not None:
+            task.future.fail(make_error(task))
+
+    def _fail_all(self, make_error: Callable[[_Task], BaseException]) -> None:
+        with self._lock:
+            self._balancer.drop_all()
+            numbers = list(self._tasks)
+        for number in numbers:
+            self._fail(number, make_error)
+
+    def _pop(self, number: int) -> _Task | None:
+        with self._lock:
+            self._cancelled.discard(number)
+            return self._tasks.pop(number, None)
+
+    def _take_back(self, request: Request, items: list[int]) -> None:
+        """Ask a rank for items that have not begun. On any thread."""
+        asker = PerRank(1)
+        target = Target(self._runner.nodes[request.rank], PROCESS)
+        arguments: Any = ((self._runner.key, request.number, items), {})
+        (answer,) = asker.futures
+        try:
+            self._node.calls.send([target], "take_back", arguments, NOWHERE, asker)
+        except Exception as error:
+            answer.fail(error)
+        answer.when_done(lambda: self._events.put(lambda: self._put_back(request, answer)))
+
+    def _put_back(self, request: Request, answer: Future[list[int]]) -> None:
+        try:
+            items = answer.get()
+        except Exception:  # the rank is dead, or cannot be asked: what it has is settled by its answer
+            return
+        with self._lock:
+            self._balancer.given_back(request.rank, request.number, items)
+
+
+class _Inquiry:
+    """What the future of a task waits for. Lets `Future.cancel` cancel the task."""
+
+    __slots__ = ("_number", "_scheduler")
+
+    def __init__(self, scheduler: Scheduler, number: int) -> None:
+        self._scheduler = scheduler
+        self._number = number
+
+    def cancel(self, index: int | None) -> bool:
+        return self._scheduler.cancel([self._number])
+
+    def owing(self, index: int | None) -> list[Any]:
+        return []
+
+
+def _cancelled() -> CallCancelled:
+    return CallCancelled("the item was cancelled before it began")
+
+
+def _nothing() -> None:
+    """Only wakes the thread."""
+
+
+def name_of(function: Any) -> str:
+    """The name of a function, for texts."""
+    return str(getattr(function, "__name__", type(function).__name__))

@@ -1,0 +1,194 @@
+"""Items of a map on a rank: what is sent there, which of them have begun, and what comes back.
+
+Each argument and value is pickled by itself, so that one that cannot be pickled is an error of its own item.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.actor.context import context
+from meshbook.runtime.actor.endpoint import endpoint
+from meshbook.runtime.errors import MessageTooLarge, PickleError
+from meshbook.runtime.node.node import Node
+from meshbook.runtime.node.replies import pickle_exception
+from meshbook.runtime.traces import format_error
+from meshbook.runtime.wire import pickling
+from meshbook.runtime.wire.frames import Buffer
+
+ROOM = 1 << 14  # bytes of a message for what it has beside values
+Function: TypeAlias = Callable[..., Any]
+Packed: TypeAlias = tuple[Buffer | pickle.PickleBuffer, ...]
+Item: TypeAlias = tuple[int, int, Packed]  # its number, that of its function, and its arguments
+
+
+def pack(value: Any, what: pickling.What) -> Packed:
+    """A value as part of a message; its tensors on the CPU. PickleError where it cannot be pickled."""
+    stream, *buffers = pickling.dumps_on_cpu(value, what)
+    return (bytes(stream), *map(pickle.PickleBuffer, buffers))
+
+
+def unpack(packed: Packed, what: pickling.What) -> Any:
+    """The value. PickleError where it cannot be unpickled here."""
+    return pickling.loads([memoryview(part) for part in packed], what)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A request: items of the map `key`, with the functions that this rank does not have yet."""
+
+    key: str
+    number: int  # of the requests to this rank, upwards
+    functions: dict[int, Packed]
+    items: tuple[Item, ...]
+
+
+@dataclass(frozen=True)
+class Raised:
+    """What a function raised, as text; `pickled` is the exception itself, where it can be pickled."""
+
+    type_name: str
+    said: str
+    trace: str
+    pickled: bytes | None = None
+
+
+# The number of an item, when it began (seconds since 1970), the seconds that it took, and what it came to.
+Outcome: TypeAlias = tuple[int, float, float, Packed | Raised]
+
+
+@dataclass(frozen=True)
+class Done:
+    """The answer: the items that were not taken back."""
+
+    outcomes: tuple[Outcome, ...]
+    host: str
+
+
+@dataclass
+class _Map:
+    """What a process knows of one map."""
+
+    packed: dict[int, Packed] = field(default_factory=dict)  # its functions, as they came
+    functions: dict[int, Function] = field(default_factory=dict)
+    # By request and item: whether the item has begun, or was taken back. What comes first holds, by `setdefault`.
+    has_begun: dict[tuple[int, int], bool] = field(default_factory=dict)
+    answered: int = 0  # the last request that was
+    ending: threading.Lock = field(default_factory=threading.Lock)  # guards the end of a request against `take_back`
+
+
+class TaskTable:
+    """The maps that have items in this process. One thread runs items, another one takes them back."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._maps: dict[str, _Map] = {}
+        self._most_bytes = most_bytes - ROOM  # of the values in one answer
+
+    def run(
+        self,
+        work: Work,
+        bind: Callable[[Function], Function] = lambda function: function,
+        user_code: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> Done:
+        """Run the items that are not taken back. `bind` prepares a function, `user_code` is around each call."""
+        known = self._maps.setdefault(work.key, _Map())
+        known.packed.update(work.functions)
+        outcomes: list[Outcome] = []
+        room = self._most_bytes
+        for index, function, arguments in work.items:
+            if known.has_begun.setdefault((work.number, index), True):
+                began, clock = time.time(), time.perf_counter()
+                outcome = self._run_one(known, function, arguments, bind, user_code)
+                outcome, room = _fit(outcome, room)
+                outcomes.append((index, began, time.perf_counter() - clock, outcome))
+        with known.ending:
+            known.answered = work.number
+            for index, _, _ in work.items:
+                known.has_begun.pop((work.number, index), None)
+        return Done(tuple(outcomes), socket.gethostname())
+
+    def _run_one(
+        self,
+        known: _Map,
+        number: int,
+        arguments: Packed,
+        bind: Callable[[Function], Function],
+        user_code: Callable[[], AbstractContextManager[None]],
+    ) -> Packed | Raised:
+        try:
+            if number not in known.functions:
+                known.functions[number] = bind(unpack(known.packed[number], "the function of a map"))
+            args, kwargs = unpack(arguments, "an argument")
+            with user_code():
+                value = known.functions[number](*args, **kwargs)
+            return pack(value, "the value")
+        # Whatever ends one item, also SystemExit and an interrupt, must not end the others.
+        except BaseException as error:
+            # Errors of pickling are ours, and their text says all.
+            trace = "" if isinstance(error, PickleError) else format_error(error)
+            return Raised(type(error).__name__, _say(error), trace, pickle_exception(error))
+
+    def take_back(self, key: str, number: int, items: Sequence[int]) -> list[int]:
+        """Return the items of a request that have not begun; they never will. The request may be still to come."""
+        known = self._maps.setdefault(key, _Map())
+        with known.ending:
+            if number <= known.answered:
+                return []
+            return [item for item in items if not known.has_begun.setdefault((number, item), False)]
+
+    def forget(self, key: str) -> None:
+        """This map is over."""
+        self._maps.pop(key, None)
+
+
+def _fit(outcome: Packed | Raised, room: int) -> tuple[Packed | Raised, int]:
+    """The outcome, or an error where a message has no room for it; and the room that is left."""
+    if isinstance(outcome, Raised):
+        return outcome, room - ROOM
+    size = sum(memoryview(part).nbytes for part in outcome)
+    if size <= room:
+        return outcome, room - size
+    said = (
+        f"its value has {size:,} bytes, and the message has room for {max(room, 0):,}: use a smaller chunksize, return "
+        f"less, or raise MESHBOOK_MAX_MESSAGE_BYTES where the run starts"
+    )
+    return Raised(MessageTooLarge.__name__, said, ""), room
+
+
+def table_of(node: Node) -> TaskTable:
+    """The table of a process; a client, which nothing prepares for it, gets one when it is first needed."""
+    if node.tasks is None:
+        node.tasks = TaskTable(node.settings.max_message_bytes)
+    table: TaskTable = node.tasks
+    return table
+
+
+def _say(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "<exception str() failed>"  # as a traceback has it
+
+
+class MapActor(Actor):
+    """Runs items of one map on a rank, on a thread of its own."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._table = table_of(context().actor_instance.node)
+
+    @endpoint
+    def run(self, work: Work) -> Done:
+        """Run the items of a request."""
+        return self._table.run(work)
+
+    def __cleanup__(self, error: Exception | None) -> None:
+        self._table.forget(self._key)

@@ -1,0 +1,80 @@
+"""`mesh.map` in a notebook: variables of the ranks, output, errors with the lines of cells, Ctrl-C, deaths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.kernel.conftest import Notebook, Signs
+
+pytestmark = [pytest.mark.kernel, pytest.mark.without_torch]
+
+
+@pytest.fixture(autouse=True)
+def _ranks_can_tell(notebook: Notebook, signs: Signs) -> None:
+    notebook.run(f"%%mesh\n{signs.definition}\nimport time\nbase = 100 * rank")
+
+
+def test_functions_see_the_variables_of_their_rank_and_of_the_notebook(notebook: Notebook) -> None:
+    notebook.run("factor = 2\ndef f(x): return base // 100, factor * x")
+    assert notebook.run("[x for _, x in mesh.map(f, range(6))]").result == "[0, 2, 4, 6, 8, 10]"
+    notebook.run("result = mesh.map(f, range(40))\nassert {r.rank for r in result.runs if r} <= {r for r, _ in result}")
+    assert notebook.run("mesh.slice(gpus=2).map(f, [5]).get()").result == "[(2, 10)]"
+
+
+def test_what_items_print_is_in_the_cell_and_errors_name_its_lines(notebook: Notebook) -> None:
+    cell = notebook.run("def g(x):\n    print('at', x)\n    return 1 / x\nresult = mesh.map(g, [1, 2])\nresult.get()")
+    assert cell.result == "[1.0, 0.5]"
+    assert "at 1" in cell.plain
+    assert "at 2" in cell.plain
+    failed = notebook.run_failing("mesh.map(g, [1, 0, 2]).get()")
+    assert failed.error["ename"] == "ItemError"
+    assert "item 1 of g failed on rank" in failed.error["evalue"]
+    assert "return 1 / x" in failed.traceback
+
+
+def test_a_bar_shows_the_progress_of_a_longer_map(notebook: Notebook) -> None:
+    cell = notebook.run("quick = mesh.map(abs, range(4)).get()")
+    assert cell.displays == []
+    cell = notebook.run("import time\nmesh.map(time.sleep, [0.3] * 12).get();")
+    (bar,) = [each["text/plain"] for each in cell.displays]
+    assert bar.startswith("map of sleep ")
+    assert "12/12" in cell.updates[-1]["text/plain"]
+    assert notebook.run("mesh.map(time.sleep, [0.3] * 12, progress=False).get();").displays == []
+
+
+def test_an_interrupt_cancels_what_has_not_begun(notebook: Notebook, signs: Signs) -> None:
+    notebook.run(
+        "import os\n"
+        "def wait(x):\n    tell('there')\n    fifo = open('go') if x < 4 else None\n    return x\n"
+        "os.path.exists('go') or os.mkfifo('go')\n"
+        "here = os.getcwd()\n"
+    )
+    notebook.run("%%mesh --push here\nimport os; os.chdir(here)")
+    cell = notebook.start("result = mesh.map(wait, range(20), chunksize=1)\nresult.get()")
+    signs.wait_for("there", 4)
+    notebook.interrupt()
+    notebook.wait_failed(cell)
+    assert cell.error["ename"] == "KeyboardInterrupt"
+    notebook.run("gate = open('go', 'w')\ngate.close()")
+    assert notebook.run("result.wait(60)").result == "True"
+    assert notebook.evaluate("[i for i in range(20) if i not in result.errors]") == [0, 1, 2, 3]
+
+
+def test_items_of_a_rank_that_dies_are_handed_out_again(open_notebook: Callable[..., Notebook]) -> None:
+    notebook = open_notebook()
+    notebook.run("%mesh up --gpus 2")
+    notebook.run("import os, tempfile\nmark = tempfile.mktemp()")
+    notebook.run(
+        "def fall(x):\n    if rank == 1 and not os.path.exists(mark):\n"
+        "        open(mark, 'w').close()\n        os.kill(os.getpid(), 9)\n    return x"
+    )
+    notebook.run("result = mesh.map(fall, range(20), chunksize=1)\nvalues = result.get(60)\nos.remove(mark)")
+    assert notebook.evaluate("values") == list(range(20))
+    assert notebook.evaluate("set(result.handed_out_again.values())") == {(1,)}
+    notebook.run("%mesh heal")
+    notebook.run("result = mesh.map(lambda x: rank, range(20), chunksize=1)")
+    assert notebook.evaluate("set(result.get())") == {0, 1}
