@@ -41,20 +41,31 @@ class CellRunner:
         self._operation = f"map of {name} {next(_serial)}"
         region = mesh.procs.region
         self._cells: dict[int, Any] = {rank: mesh.cells._with_region(region.pick([rank])) for rank in able}
-        mesh.queues.join([address.node for address in self.nodes.values()], self._operation, f"the map of {name}")
+        self._title = f"the map of {name}"
+        self._open: dict[int, int] = dict.fromkeys(able, 0)  # rank -> requests that are not answered
+        self._lock = threading.Lock()  # guards them: answers come on the I/O thread
 
     def send(self, rank: int, work: Work) -> Future[Done]:
+        with self._lock:
+            self._open[rank] += 1
+            self._mesh.queues.join([self.nodes[rank].node], self._operation, self._title)
         sent: Future[Done] = self._cells[rank].run_items.call_one(work, self._operation)
+        sent.when_done(lambda: self._note_answer(rank))
         return sent
+
+    def _note_answer(self, rank: int) -> None:
+        with self._lock:
+            self._open[rank] -= 1
+            if not self._open[rank]:
+                self._mesh.queues.leave(self.nodes[rank].node, self._operation)
 
     def may_return(self, rank: int) -> bool:
         """False: ranks of a notebook come back when a person says so."""
         return False
 
     def close(self) -> None:
-        for rank, address in self.nodes.items():
-            self._mesh.queues.leave(address.node, self._operation)
-            self._cells[rank].forget_map.call_each(self.key)  # a dead one need not
+        for cells in self._cells.values():
+            cells.forget_map.call_each(self.key)  # a dead one need not
 
 
 class MapBar:

@@ -104,6 +104,20 @@ class CellError(MeshbookError):
         super().__init__(summarise(self.groups, ending))
 
     @property
+    def ename(self) -> str:
+        """The name of the first error, as front ends have it."""
+        return self.groups[0].error.type_name
+
+    @property
+    def evalue(self) -> str:
+        """The text of the first error."""
+        return self.groups[0].error.message
+
+    def print_traceback(self) -> None:
+        """Print what the notebook shows of it."""
+        print("\n".join(self._render_traceback_()))
+
+    @property
     def is_interrupt(self) -> bool:
         """Whether the cell was stopped rather than broken."""
         return are_interrupts(self.groups)

@@ -1,125 +1,515 @@
-"""What a view's calls return: their answers, now or later."""
+"""What a view's calls return: an `AsyncResult` of their answers, with where and when each ran and what it printed."""
 
 from __future__ import annotations
 
-import dataclasses
+import concurrent.futures
+import contextlib
+import functools
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
-from meshbook.magics.exchange import Exchange, VariableError
-from meshbook.magics.tracebacks import make_cell_error
+from IPython.core.getipython import get_ipython
+
+from meshbook.magics.compat.errors import TaskAborted, as_rank_error, make_error
+from meshbook.magics.mapping import format_bar
+from meshbook.magics.publications import LiveDisplay
+from meshbook.magics.publisher import publisher_for
 from meshbook.runtime.actor.future import Future
+from meshbook.runtime.cells.calling import Recorded
 from meshbook.runtime.cells.outcome import RankError
-from meshbook.runtime.traces import name_cells
+from meshbook.runtime.cells.parcels import Parcel
 
-Make = Callable[[dict[int, Any]], Any]
+if TYPE_CHECKING:
+    from meshbook.magics.compat.clients import Client
 
-
-def values_of(answers: Mapping[int, Any]) -> dict[int, Any]:
-    """The values that ranks have sent. CellError where a function raised."""
-    if failed := {rank: _with_cells(answer) for rank, answer in answers.items() if isinstance(answer, RankError)}:
-        raise make_cell_error(failed, list(failed))
-    return {rank: answer.open()["value"] for rank, answer in answers.items()}
-
-
-def _with_cells(error: RankError) -> RankError:
-    """With the lines of this notebook's cells, which a rank does not know."""
-    return dataclasses.replace(error, rendered=tuple(name_cells("\n".join(error.rendered)).split("\n")))
+Make = Callable[[list[Any]], Any]
+FOREVER = -1.0  # ipyparallel's timeout for it
+_KEYS = (
+    *("msg_id", "submitted", "started", "completed", "received", "engine_uuid", "engine_id", "follow", "after"),
+    *("status", "execute_input", "execute_result", "error", "stdout", "stderr", "outputs", "data", "label"),
+)
 
 
-class AsyncResult:
-    """The answers of some ranks. `make` makes what `get` returns of their values by rank."""
+def values_of(answers: Mapping[int, Any], what: str = "calls") -> dict[int, Any]:
+    """The values that ranks have sent. RemoteError where a function raised."""
+    given: dict[int, Any] = {
+        rank: each.answer if isinstance(each, Recorded) else each for rank, each in answers.items()
+    }
+    if failed := [(rank, as_rank_error(rank, each)) for rank, each in given.items() if not isinstance(each, Parcel)]:
+        raise make_error(failed, what)
+    return {rank: each.open()["value"] for rank, each in given.items()}
 
-    def __init__(self, exchange: Exchange, make: Make) -> None:
-        self._exchange = exchange
+
+class Metadata(dict[str, Any]):
+    """Where and when a call ran, and what it printed; the keys are attributes, too."""
+
+    def __getattr__(self, key: str) -> Any:
+        try:
+            return self[key]
+        except KeyError:
+            raise AttributeError(key) from None
+
+
+class Call(concurrent.futures.Future[Any]):
+    """One call. `engine` is its rank; None until a rank has taken it. `size` is how many items it has."""
+
+    def __init__(self, client: Client, engine: int | None = None, *, size: int = 1, label: str | None = None) -> None:
+        super().__init__()
+        self.client = client
+        self.engine = engine
+        self.size = size
+        self.label = label
+        self.msg_id = uuid.uuid4().hex
+        self.submitted = time.time()
+        self.received: float | None = None
+        self.recorded: Recorded | None = None
+        self.error: RankError | None = None
+        self.shows_value = False  # the value is a display bundle
+        self.abort: Callable[[], object] = lambda: None  # give it up
+        client.note_begin(self)
+
+    def follow(self, answer: Future[Any], find_engine: Callable[[], int | None] = lambda: None) -> None:
+        """Settle with this answer. What is the user's in it is unpickled on a thread of the client's."""
+        answer.when_done(lambda: self.client.resolve(functools.partial(self.take, answer, find_engine)))
+
+    def take(self, answer: Future[Any], find_engine: Callable[[], int | None]) -> None:
+        """Settle with an answer that is there."""
+        self.engine = find_engine() if self.engine is None else self.engine
+        given: Any
+        try:
+            given = answer.get()
+            if isinstance(given, Recorded):
+                self.recorded, given = given, given.answer
+            value = given.open()["value"] if isinstance(given, Parcel) else None
+        except Exception as error:
+            given = error
+        self.received = time.time()
+        if isinstance(given, Parcel):
+            self.settle(value)
+        else:
+            self.error = as_rank_error(-1 if self.engine is None else self.engine, given)
+            is_aborted = self.error.type_name == TaskAborted.__name__
+            self.settle_error(TaskAborted(self.error.message) if is_aborted else None)
+
+    def settle(self, value: Any) -> None:
+        """Have this value."""
+        self.received = self.received or time.time()
+        self.client.note_end(self)
+        self.set_result(value)
+
+    def settle_error(self, error: BaseException | None = None) -> None:
+        """Fail, with the error of its rank if there is no other."""
+        self.client.note_end(self)
+        if error is None:
+            assert self.error is not None
+            error = make_error([(-1 if self.engine is None else self.engine, self.error)], "apply")
+        self.set_exception(error)
+
+    @property
+    def metadata(self) -> Metadata:
+        """What is known of it by now."""
+        known = Metadata.fromkeys(_KEYS)
+        made = Metadata(known)
+        made.update(msg_id=self.msg_id, engine_id=self.engine, label=self.label, submitted=_date(self.submitted))
+        made.update(stdout="", stderr="", outputs=[], data={}, received=_date(self.received))
+        made["engine_uuid"] = None if self.engine is None else f"{self.client.name}.{self.engine}"
+        if self.done():
+            made["status"] = "ok" if self.error is None else "error"
+        if (told := self.recorded) is not None:
+            made.update(started=_date(told.began), completed=_date(told.began + told.seconds))
+            made.update(stdout=told.stdout, stderr=told.stderr, outputs=list(told.outputs))
+        if self.shows_value and self.done() and self.error is None:
+            made["execute_result"] = ExecuteReply(self.result(), self.engine).execute_result
+        return made
+
+
+class ExecuteReply:
+    """What `execute` gives for an engine: the display bundle of the last expression, where it was not silent."""
+
+    def __init__(self, data: Mapping[str, Any] | None, engine: int | None) -> None:
+        self.execute_result = None if data is None else {"data": dict(data), "metadata": {}}
+        self.data = dict(data or {})
+        self._engine = engine
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
+        return self.data
+
+    def __repr__(self) -> str:
+        text = self.data.get("text/plain", "")
+        return f"Out[{self._engine}]: {text}" if text else f"<ExecuteReply[{self._engine}]>"
+
+
+class AsyncResult(concurrent.futures.Future[Any]):
+    """The answers of some calls. `make` makes what `get` returns of their values; `abort` is what ends them early."""
+
+    def __init__(
+        self,
+        calls: Sequence[Call],
+        name: str = "unknown",
+        make: Make = lambda values: values,
+        *,
+        single: bool = False,
+        return_exceptions: bool = False,
+        abort: Callable[[], object] = lambda: None,
+        client: Client | None = None,
+    ) -> None:
+        super().__init__()
+        self._calls = list(calls)
+        self._fname = name
         self._make = make
-        self._value: tuple[Any] | None = None
+        self._single = single
+        self._return_exceptions = return_exceptions
+        self._abort = abort
+        self._client = client
+        self._lock = threading.Lock()  # guards `_open`
+        self._open = len(self._calls)
+        if not self._calls:
+            self._resolve()
+        for call in self._calls:
+            call.add_done_callback(self._note)
 
-    def get(self, timeout: float | None = None) -> Any:
-        """The result, once it is there. TimeoutError after so many seconds; what a rank raised is raised."""
+    def _note(self, _: concurrent.futures.Future[Any]) -> None:
+        with self._lock:
+            self._open -= 1
+            is_last = not self._open
+        if is_last:
+            self._resolve()
+
+    def _resolve(self) -> None:
+        try:
+            self.set_result(self._collect(self._return_exceptions))
+        except Exception as error:
+            self.set_exception(error)
+
+    def _collect(self, return_exceptions: bool) -> Any:
+        failed = [call for call in self._calls if call.exception() is not None]
+        if not failed:
+            return self._make([call.result() for call in self._calls])
+        if return_exceptions:
+            values = [call.exception() or call.result() for call in self._calls]
+            return values[0] if self._single else self._flatten(values)
+        told = [(call.engine if call.engine is not None else -1, call.error) for call in failed]
+        if any(error is None or error.type_name == TaskAborted.__name__ for _, error in told):
+            raise failed[0].exception() or RuntimeError(self._fname)
+        raise make_error([(rank, error) for rank, error in told if error is not None], self._fname)
+
+    def _flatten(self, values: list[Any]) -> list[Any]:
+        return values
+
+    # -- waiting ------------------------------------------------------------------------
+
+    def get(
+        self, timeout: float | None = None, return_exceptions: bool | None = None, return_when: str | None = None
+    ) -> Any:
+        """The result, once it is there. TimeoutError after so many seconds; what an engine raised is raised."""
+        if return_when == concurrent.futures.FIRST_EXCEPTION:
+            self.wait(timeout, return_when)
+            for call in self._calls:
+                if call.done() and call.exception() is not None:
+                    return self._collect(bool(return_exceptions))
         if not self.wait(timeout):
-            raise TimeoutError(f"no result after {timeout:g} s")
-        if self._value is None:
-            self._value = (self._make(values_of(self._exchange.wait())),)
-        return self._value[0]
+            raise TimeoutError(f"Result not ready: {self!r}")
+        return self._collect(self._return_exceptions if return_exceptions is None else return_exceptions)
 
-    result = get
+    @property
+    def r(self) -> Any:
+        """The result."""
+        return self.get()
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until all ranks have answered, or so many seconds have passed; whether they have."""
-        end = None if timeout is None or timeout < 0 else time.monotonic() + timeout
-        return all(_is_done_by(end, future) for future in self._exchange.futures.values())
+    def wait(self, timeout: float | None = FOREVER, return_when: str | None = None) -> Any:
+        """Wait until all calls are answered, or so many seconds have passed; whether they are.
 
-    def ready(self) -> bool:
-        """Whether all ranks have answered."""
-        return all(future.done() for future in self._exchange.futures.values())
+        With `return_when` of `concurrent.futures`: the results that are done, and the others.
+        """
+        limit = None if timeout is None or timeout < 0 else timeout
+        with self._aborted_by_interrupt():
+            if return_when is None:
+                with contextlib.suppress(concurrent.futures.TimeoutError):
+                    self.exception(limit)
+                return self.done()
+            parts = self.split()
+            found = concurrent.futures.wait(parts, limit, return_when)
+        return set(found.done), set(found.not_done)
 
-    done = ready
+    @contextlib.contextmanager
+    def _aborted_by_interrupt(self) -> Iterator[None]:
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._abort()
+            raise
+
+    def wait_for_output(self, timeout: float = FOREVER) -> bool:
+        """The same: output comes with the answers."""
+        return bool(self.wait(timeout))
+
+    def wait_for_send(self, timeout: float = FOREVER) -> None:
+        """Nothing to wait for: what is sent was copied."""
+
+    sent = True
+
+    def done(self) -> bool:
+        """Whether all calls are answered."""
+        return super().done() or (bool(self._calls) and all(call.done() for call in self._calls))
+
+    ready = done
 
     def successful(self) -> bool:
-        """Whether none of them has raised. AssertionError where not all have answered."""
-        assert self.ready(), "the result is not ready"
-        try:
-            self.get()
-        except (VariableError, Exception):
-            return False
-        return True
+        """Whether none of them has raised. RuntimeError where not all are answered."""
+        if not self.done():
+            raise RuntimeError("Cannot check successful() if not done.")
+        return all(call.exception() is None for call in self._calls)
 
     def abort(self) -> None:
-        """Interrupt the ranks that have not answered."""
-        self._exchange.interrupt()
+        """Give up the calls that have not begun, and interrupt a direct view's. RuntimeError where all are done."""
+        if self.done():
+            raise RuntimeError("Can't abort, I am already done!")
+        self._abort()
 
-    cancel = abort
+    def cancel(self) -> bool:
+        """The same; False where all are done."""
+        if self.done():
+            return False
+        self._abort()
+        return True
 
-    def __getitem__(self, index: Any) -> Any:
-        return self.get()[index]
+    def split(self) -> tuple[AsyncResult, ...]:
+        """A result for each call."""
+        if len(self._calls) == 1:
+            return (self,)
+        return tuple(
+            AsyncResult([call], self._fname, self._make_one(), single=True, client=self._client) for call in self._calls
+        )
+
+    def _make_one(self) -> Make:
+        return lambda values: values[0]
+
+    @classmethod
+    def join(cls, *results: AsyncResult) -> AsyncResult:
+        """The results of several as one list."""
+        if not results:
+            raise ValueError("Must specify at least one AsyncResult to join")
+        return AsyncResult([call for each in results for call in each._calls], results[0]._fname)
+
+    def wait_interactive(
+        self,
+        interval: float = 0.1,
+        timeout: float = FOREVER,
+        widget: bool | None = None,
+        return_when: str = "ALL_COMPLETED",
+    ) -> None:
+        """Wait, and show the progress."""
+        end = None if timeout is None or timeout < 0 else time.monotonic() + timeout
+        began, shown, publisher = time.monotonic(), "", publisher_for(get_ipython())
+        how = None if return_when == concurrent.futures.ALL_COMPLETED else return_when
+        is_over = False
+        while not is_over:
+            left = interval if end is None else max(0.0, min(interval, end - time.monotonic()))
+            found = self.wait(left, how)
+            is_over = self.done() or (end is not None and time.monotonic() >= end)
+            if how is not None and not is_over:
+                done, _ = found
+                is_over = bool(done) and (
+                    how == concurrent.futures.FIRST_COMPLETED or any(each.exception() is not None for each in done)
+                )
+            text = format_bar(self._fname, self.progress, len(self), time.monotonic() - began)
+            if text != shown or is_over:
+                publisher.publish([LiveDisplay({"text/plain": text}, bool(shown), is_over)])
+                shown = text
+
+    # -- what is known of the calls ---------------------------------------------------------
+
+    @property
+    def msg_ids(self) -> list[str]:
+        """The ids of the calls."""
+        return [call.msg_id for call in self._calls]
+
+    @property
+    def metadata(self) -> Any:
+        """Where and when each call ran, and what it printed: a list, or of one call itself."""
+        found = [call.metadata for call in self._calls]
+        return found[0] if self._single else found
+
+    def get_dict(self, timeout: float | None = FOREVER) -> dict[int, Any]:
+        """The results by engine. ValueError where an engine has several."""
+        found = self.get(None if timeout is None or timeout < 0 else timeout)
+        engines = [call.engine for call in self._calls]
+        results = [found] if self._single else found
+        made: dict[int, Any] = {}
+        for engine, result in zip(engines, results, strict=False):
+            if engine in made:
+                raise ValueError(f"Cannot build dict, {engines.count(engine)} jobs ran on engine #{engine}")
+            made[-1 if engine is None else engine] = result
+        return made
+
+    @property
+    def result_dict(self) -> dict[int, Any]:
+        """The results by engine."""
+        return self.get_dict()
+
+    @property
+    def progress(self) -> int:
+        """How many items are done."""
+        return sum(call.size for call in self._calls if call.done())
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the first call was sent, until now or until the last answer."""
+        if self.done():
+            return self.wall_time
+        return time.time() - min(call.submitted for call in self._calls)
+
+    @property
+    def serial_time(self) -> float:
+        """Seconds that the calls took, in sum. TimeoutError where not all are answered."""
+        self._check_ready()
+        return sum(call.recorded.seconds for call in self._calls if call.recorded is not None)
+
+    @property
+    def wall_time(self) -> float:
+        """Seconds from the first call until the last answer. TimeoutError where not all are answered."""
+        self._check_ready()
+        first = min((call.submitted for call in self._calls), default=0.0)
+        return max((call.received or first for call in self._calls), default=0.0) - first
+
+    def timedelta(
+        self, start: Any, end: Any, start_key: Callable[[Any], Any] = min, end_key: Callable[[Any], Any] = max
+    ) -> float:
+        """Seconds between two times, or between the first of some and the last of others."""
+        first = start if isinstance(start, datetime) else start_key(start)
+        last = end if isinstance(end, datetime) else end_key(end)
+        return float((last - first).total_seconds())
+
+    def _check_ready(self) -> None:
+        if not self.done():
+            raise TimeoutError("Result not ready.")
+
+    # -- output -----------------------------------------------------------------------------
+
+    def display_outputs(self, groupby: str = "type", result_only: bool = False) -> None:
+        """Show what the calls have printed and displayed, and what `execute` gave: by type, or engine by engine."""
+        if groupby not in ("type", "engine", "order"):
+            raise ValueError(f"groupby must be one of 'type', 'engine', 'order', not {groupby!r}")
+        self._check_ready()
+        kinds: list[Callable[[Call], None]] = [
+            *([] if result_only else [self._show_stdout, self._show_stderr, self._show_displays]),
+            self._show_result,
+        ]
+        if groupby == "engine":
+            pairs = [(kind, call) for call in self._calls for kind in kinds]
+        else:
+            pairs = [(kind, call) for kind in kinds for call in self._calls]
+        for kind, call in pairs:
+            kind(call)
+
+    def _show_stdout(self, call: Call) -> None:
+        _show_stream("" if self._single else f"[stdout:{call.engine}] \n", call.metadata["stdout"], sys.stdout)
+
+    def _show_stderr(self, call: Call) -> None:
+        _show_stream("" if self._single else f"[stderr:{call.engine}] \n", call.metadata["stderr"], sys.stderr)
+
+    def _show_displays(self, call: Call) -> None:
+        shell = get_ipython()
+        for output in call.metadata["outputs"] if shell is not None else ():
+            shell.display_pub.publish(data=dict(output["data"]), metadata=dict(output["metadata"] or {}))
+
+    def _show_result(self, call: Call) -> None:
+        shell = get_ipython()
+        if shell is not None and (found := call.metadata["execute_result"]) is not None:
+            data = dict(found["data"])
+            data["text/plain"] = f"Out[{call.engine}]: {data.get('text/plain', '')}"
+            shell.display_pub.publish(data=data, metadata={})
+
+    @contextlib.contextmanager
+    def stream_output(self) -> Iterator[None]:
+        """Show at the end of the block what the calls have printed by then."""
+        try:
+            yield
+        finally:
+            if self.done():
+                self.display_outputs()
+
+    # -- as a sequence ------------------------------------------------------------------------
+
+    def __getitem__(self, key: Any) -> Any:
+        """A result by its index, or an entry of the metadata by its key."""
+        if isinstance(key, str):
+            values = [call.metadata[key] for call in self._calls]
+            return values[0] if self._single else values
+        self._check_ready()
+        return self.get()[key]
+
+    def __getattr__(self, key: str) -> Any:
+        if key.startswith("_") or key not in _KEYS:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {key!r}")
+        return self[key]
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.get())
+        if self._single:
+            raise TypeError("AsyncResults with a single result are not iterable.")
+        for call in self._calls:
+            with self._aborted_by_interrupt():
+                yield call.result()
 
     def __len__(self) -> int:
-        return len(self._exchange.futures)
+        return sum(call.size for call in self._calls)
 
     def __repr__(self) -> str:
-        return f"<AsyncResult of {len(self)} ranks: {'finished' if self.ready() else 'running'}>"
+        state = "pending" if not self.done() else "finished" if self.successful() else "failed"
+        return f"<{type(self).__name__}({self._fname}): {state}>"
 
 
-class Ready:
-    """A result that is there: of what is done at once."""
+class AsyncMapResult(AsyncResult):
+    """The results of a map: one list, iterated as items are done; `ordered=False`: as they come.
 
-    def __init__(self, value: Any) -> None:
-        self._value = value
+    Where it is `chunked`, the value of a call is the list of the results of its items.
+    """
 
-    def get(self, timeout: float | None = None) -> Any:
-        """The result."""
-        return self._value
+    def __init__(
+        self, calls: Sequence[Call], name: str, *, ordered: bool = True, chunked: bool = False, **options: Any
+    ) -> None:
+        self._chunked = chunked
+        self.ordered = ordered
+        super().__init__(calls, name, _chain if chunked else list, **options)
 
-    result = get
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """True."""
-        return True
-
-    def ready(self) -> bool:
-        """True."""
-        return True
-
-    done = successful = ready
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._value[index]
+    def _flatten(self, values: list[Any]) -> list[Any]:
+        return _chain([[each] if isinstance(each, Exception) else each for each in values]) if self._chunked else values
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._value)
+        calls = self._calls if self.ordered else concurrent.futures.as_completed(self._calls)
+        for call in calls:
+            with self._aborted_by_interrupt():
+                error = call.exception()
+            if error is not None and self._return_exceptions:
+                yield error
+            elif self._chunked:
+                yield from call.result()
+            else:
+                yield call.result()
 
-    def __repr__(self) -> str:
-        return "<AsyncResult: finished>"
+
+def ready_result(client: Client, values: Mapping[int, Any], name: str, make: Make, *, single: bool) -> AsyncResult:
+    """The result of what was done at once, by engine."""
+    calls = [Call(client, engine) for engine in values]
+    result = AsyncResult(calls, name, make, single=single, client=client)
+    for call, value in zip(calls, values.values(), strict=True):
+        call.settle(value)
+    return result
 
 
-def _is_done_by(end: float | None, future: Future[Any]) -> bool:
-    try:
-        future.exception(timeout=None if end is None else max(0.0, end - time.monotonic()))
-    except TimeoutError:
-        return False
-    return True
+def _chain(values: list[Any]) -> list[Any]:
+    return [item for part in values for item in part]
+
+
+def _date(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
+def _show_stream(prefix: str, text: str, file: Any) -> None:
+    if text:
+        print(f"{prefix}{text}", file=file, end="" if text.endswith("\n") else "\n")

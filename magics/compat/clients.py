@@ -2,65 +2,234 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import functools
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from meshbook.magics.compat.answers import AsyncResult
-from meshbook.magics.compat.views import DirectView, LoadBalancedView
+from meshbook.magics.compat import errors
+from meshbook.magics.compat.answers import AsyncMapResult, AsyncResult, Call
+from meshbook.magics.compat.balanced import LoadBalancedView, count_open
+from meshbook.magics.compat.views import BroadcastView, DirectView, Targets, ViewExecutor, parallel, remote
+from meshbook.magics.exchange import Exchange
 from meshbook.magics.meshes import DEFAULT_NAME, Meshes, NotebookMesh
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.tracebacks import CellError
+from meshbook.runtime.cells.calling import Clear, Reference
+from meshbook.runtime.cells.dependencies import UnmetDependency, depend, require
 from meshbook.runtime.geometry import Extent
+
+if TYPE_CHECKING:
+    from meshbook.runtime.mesh.scheduling import Scheduler
+
+RESOLVERS = 4  # threads that unpickle answers and call back; a callback may wait for other answers
 
 
 class Client:
     """The ranks of a mesh, by number: `rc.ids`, `rc[:]`, `rc[0]`."""
 
+    block = False
+
     def __init__(self, meshes: Meshes, mesh: NotebookMesh) -> None:
         self._meshes = meshes
-        self._mesh = mesh
+        self.mesh = mesh
+        self.history: list[str] = []
+        self.schedulers: weakref.WeakSet[Scheduler] = weakref.WeakSet()
+        self._lock = threading.Lock()  # guards what follows: answers come on other threads
+        self._open: dict[str, Call] = {}
+        self._known: weakref.WeakValueDictionary[str, Call] = weakref.WeakValueDictionary()
+        self._completed: Counter[int] = Counter()
+        self._resolvers = ThreadPoolExecutor(RESOLVERS, thread_name_prefix="meshbook results")
+
+    @property
+    def name(self) -> str:
+        """The name of the mesh."""
+        return self.mesh.name
 
     @property
     def ids(self) -> list[int]:
         """The ranks."""
-        return list(range(self._mesh.extent.nelements))
+        return list(range(self.mesh.extent.nelements))
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def __getitem__(self, key: int | slice | list[int]) -> DirectView:
+    def __getitem__(self, key: int | slice | Sequence[int]) -> DirectView:
         return self.direct_view(key)
 
-    def direct_view(self, targets: int | slice | list[int] | str = "all") -> DirectView:
-        """A view of these ranks."""
+    def __iter__(self) -> Iterator[DirectView]:
+        return (self.direct_view(rank) for rank in self.ids)
+
+    def ranks_of(self, targets: Targets) -> list[int]:
+        """The ranks that targets mean: a number, a slice, several numbers, "all". TypeError, IndexError."""
+        if targets is None or targets == "all":
+            return self.ids
         if isinstance(targets, str):
-            return DirectView(self._mesh, self.ids)
-        if isinstance(targets, int | slice):
-            return DirectView(self._mesh, self.ids[targets])
-        return DirectView(self._mesh, [self.ids[target] for target in targets])
+            raise TypeError(f"{targets!r} not valid str target, must be 'all'")
+        if isinstance(targets, slice):
+            return self.ids[targets]
+        wanted = [targets] if isinstance(targets, int) else list(targets)
+        if unknown := [rank for rank in wanted if not -len(self) <= rank < len(self)]:
+            raise IndexError(f"No such engine: {unknown[0]}")
+        return [self.ids[rank] for rank in wanted]
 
-    def load_balanced_view(self, targets: Any = None) -> LoadBalancedView:
+    # -- views -------------------------------------------------------------------------
+
+    def direct_view(self, targets: Targets = "all", **flags: Any) -> DirectView:
+        """A view of these ranks."""
+        return DirectView(self, self._chosen(targets), **flags)
+
+    def broadcast_view(self, targets: Targets = "all", is_coalescing: bool = False, **flags: Any) -> BroadcastView:
+        """The same."""
+        view = BroadcastView(self, self._chosen(targets), **flags)
+        view.is_coalescing = is_coalescing
+        return view
+
+    def load_balanced_view(self, targets: Targets = None, **flags: Any) -> LoadBalancedView:
         """A view that gives each task to the next rank that is free."""
-        return LoadBalancedView(self._mesh, self.ids)
+        return LoadBalancedView(self, None if targets is None else self.ranks_of(targets), **flags)
 
-    def wait_for_engines(self, n: int | None = None, **_: Any) -> None:
-        """They are there. ValueError where they are fewer."""
-        if n is not None and n > len(self):
-            raise ValueError(f"{self._mesh.name} has {len(self)} ranks: start it with {n}")
+    def executor(self, targets: Targets = None) -> ViewExecutor:
+        """A `concurrent.futures.Executor` over such a view."""
+        return self.load_balanced_view(targets).executor
 
-    def activate(self, targets: str = "all", suffix: str = "") -> DirectView:
+    def _chosen(self, targets: Targets) -> int | list[int]:
+        ranks = self.ranks_of(targets)
+        return ranks[0] if isinstance(targets, int) else ranks
+
+    def activate(self, targets: Targets = "all", suffix: str = "") -> DirectView:
         """%px means the mesh that came up last."""
-        view = self.direct_view()
+        view = self.direct_view(targets)
         view.activate(suffix)
         return view
 
-    def close(self) -> None:
-        """Nothing: the mesh stays, until the cluster is stopped."""
+    # -- calls, as they come and go ------------------------------------------------------
 
-    def shutdown(self, hub: bool = False, block: bool | None = None) -> None:
+    def note_begin(self, call: Call) -> None:
+        """A call was made."""
+        with self._lock:
+            self.history.append(call.msg_id)
+            self._open[call.msg_id] = self._known[call.msg_id] = call
+
+    def note_end(self, call: Call) -> None:
+        """It is answered."""
+        with self._lock:
+            self._open.pop(call.msg_id, None)
+            if call.engine is not None:
+                self._completed[call.engine] += 1
+
+    def resolve(self, work: Callable[[], object]) -> None:
+        """Do this on a thread that may unpickle and call back."""
+        try:
+            self._resolvers.submit(work)
+        except RuntimeError:  # the interpreter is about to end
+            work()
+
+    @property
+    def outstanding(self) -> set[str]:
+        """The ids of the calls that are not answered."""
+        with self._lock:
+            return set(self._open)
+
+    # -- waiting and control ---------------------------------------------------------------
+
+    def wait(self, jobs: Any = None, timeout: float | None = -1) -> bool:
+        """Wait for these results (or ids, or indices of the history), or for all calls; whether they are done."""
+        limit = None if timeout is None or timeout < 0 else timeout
+        waiting = list(self._jobs(jobs))
+        _, open_ = concurrent.futures.wait(waiting, limit)
+        return not open_
+
+    def wait_interactive(self, jobs: Any = None, interval: float = 1.0, timeout: float = -1.0) -> None:
+        """The same, and show the progress."""
+        calls = [call for each in self._jobs(jobs) for call in ([each] if isinstance(each, Call) else each._calls)]
+        if calls:
+            AsyncResult(calls, "tasks", client=self).wait_interactive(interval, timeout)
+
+    def abort(self, jobs: Any = None, targets: Targets = None, block: bool | None = None) -> None:
+        """Give up these calls, or all, as far as they have not begun."""
+        for each in self._jobs(jobs):
+            if (isinstance(each, AsyncResult) and not each.done()) or (isinstance(each, Call) and not each.done()):
+                each.abort()
+
+    def _jobs(self, jobs: Any) -> Iterable[Any]:
+        if jobs is None:
+            with self._lock:
+                return list(self._open.values())
+        given = [jobs] if isinstance(jobs, str | int | concurrent.futures.Future) else list(jobs)
+        return [each if isinstance(each, concurrent.futures.Future) else self._find(each) for each in given]
+
+    def _find(self, index: int | str) -> Call:
+        msg_id = self.history[index] if isinstance(index, int) else index
+        if not isinstance(msg_id, str):
+            raise TypeError(f"Expected msg_id, int, or AsyncResult, got {index!r}")
+        with self._lock:
+            if msg_id not in self._known:
+                raise KeyError(
+                    f"No such msg: {msg_id!r}; the results of calls are kept as long as the program has them"
+                )
+            return self._known[msg_id]
+
+    def get_result(self, index: int | str | Sequence[int | str] = -1, **_: Any) -> AsyncResult:
+        """The result of calls, by their index in the history or their id."""
+        if isinstance(index, int | str):
+            return AsyncResult([self._find(index)], make=lambda values: values[0], single=True, client=self)
+        return AsyncResult([self._find(each) for each in index], client=self)
+
+    def queue_status(self, targets: Targets = "all", verbose: bool = False) -> Any:
+        """For each rank how many calls it has (`queue`, `tasks`) and has done; and how many tasks none has yet."""
+        tasks, unassigned = count_open(list(self.schedulers))
+        with self._lock:
+            queued = Counter(call.engine for call in self._open.values())
+            found: dict[Any, Any] = {
+                rank: {"queue": queued[rank], "completed": self._completed[rank], "tasks": tasks.get(rank, 0)}
+                for rank in self.ranks_of(targets)
+            }
+        if isinstance(targets, int):
+            return found[self.ranks_of(targets)[0]]
+        return found | {"unassigned": unassigned}
+
+    def clear(self, targets: Targets = None, block: bool | None = None) -> None:
+        """Delete the variables that programs have made on these ranks."""
+        asked = Exchange(self.mesh, dict.fromkeys(self.ranks_of(targets), Clear()), "clear variables")
+        if self.block if block is None else block:
+            asked.wait()
+
+    def wait_for_engines(self, n: int | None = None, **_: Any) -> None:
+        """They are there. NoEnginesRegistered where they are fewer."""
+        if n is not None and n > len(self):
+            raise errors.NoEnginesRegistered(f"{self.name} has {len(self)} ranks: start it with {n}")
+
+    def send_signal(self, sig: int | str, targets: Targets = None, block: bool | None = None) -> None:
+        """Interrupt what these ranks run, whichever signal that is."""
+        for rank in self.ranks_of(targets):
+            self.mesh.control._with_region(self.mesh.procs.region.pick([rank])).interrupt_present.broadcast()
+
+    def spin(self) -> None:
+        """Nothing has to be done for answers to come."""
+
+    def purge_results(self, *_: Any, **__: Any) -> None:
+        """Nothing is kept that a program has let go of."""
+
+    purge_local_results = purge_hub_results = purge_everything = purge_results
+
+    def close(self, linger: float | None = None) -> None:
+        """Nothing but threads: the mesh stays, until the cluster is stopped."""
+        for scheduler in list(self.schedulers):
+            scheduler.close()
+        self._resolvers.shutdown(wait=False)
+
+    def shutdown(
+        self, targets: Targets = "all", restart: bool = False, hub: bool = False, block: bool | None = None
+    ) -> None:
         """Take the mesh down."""
-        if self._mesh in list(self._meshes):
-            self._meshes.down(self._mesh.name)
+        self.close()
+        if self.mesh in list(self._meshes):
+            self._meshes.down(self.mesh.name)
 
     def __enter__(self) -> Client:
         return self
@@ -89,9 +258,17 @@ def make_module(notebook: Notebook) -> ModuleType:
             self._client = Client(notebook.meshes, mesh)
             return self
 
+        async def start_cluster(self, n: int | None = None) -> Cluster:
+            """The same."""
+            return self.start_cluster_sync(n)
+
         def connect_client_sync(self, **_: Any) -> Client:
             """The client of what was started."""
             return self._client or _connect(notebook)
+
+        async def connect_client(self, **_: Any) -> Client:
+            """The same."""
+            return self.connect_client_sync()
 
         def start_and_connect_sync(self, n: int | None = None, activate: bool = False, **_: Any) -> Client:
             """Both."""
@@ -106,6 +283,14 @@ def make_module(notebook: Notebook) -> ModuleType:
             if self._client is not None:
                 self._client.shutdown()
 
+        async def stop_cluster(self) -> None:
+            """The same."""
+            self.stop_cluster_sync()
+
+        def signal_engines_sync(self, signum: int, engine_set_id: str | None = None) -> None:
+            """Interrupt what the ranks run."""
+            self.connect_client_sync().send_signal(signum)
+
         def __enter__(self) -> Client:
             return self.start_and_connect_sync()
 
@@ -115,11 +300,45 @@ def make_module(notebook: Notebook) -> ModuleType:
     def connect(*_: Any, **__: Any) -> Client:
         return _connect(notebook)
 
+    def register_joblib_backend(name: str = "ipyparallel", make_default: bool = False) -> None:
+        """Let joblib run its tasks on the ranks of the mesh."""
+        from meshbook.magics.compat.joblib import register  # weight: joblib, which few need
+
+        register(functools.cache(lambda: _connect(notebook).load_balanced_view()), name, make_default=make_default)
+
     module = _StandIn("ipyparallel", "meshbook's stand-in for ipyparallel: clusters are meshes of this notebook.")
-    names = {"Cluster": Cluster, "Client": connect, "DirectView": DirectView, "LoadBalancedView": LoadBalancedView}
-    errors = {"RemoteError": CellError, "CompositeError": CellError}
-    vars(module).update(names | errors | {"AsyncResult": AsyncResult, "error": SimpleNamespace(**errors)})
+    known = dict(errors.names()) | {"UnmetDependency": UnmetDependency}
+    module.__dict__.update(
+        known,
+        Cluster=Cluster,
+        Client=connect,
+        DirectView=DirectView,
+        BroadcastView=BroadcastView,
+        LoadBalancedView=LoadBalancedView,
+        AsyncResult=AsyncResult,
+        AsyncMapResult=AsyncMapResult,
+        Reference=Reference,
+        ViewExecutor=ViewExecutor,
+        ALL_COMPLETED=concurrent.futures.ALL_COMPLETED,
+        FIRST_COMPLETED=concurrent.futures.FIRST_COMPLETED,
+        FIRST_EXCEPTION=concurrent.futures.FIRST_EXCEPTION,
+        depend=depend,
+        require=require,
+        interactive=interactive,
+        remote=remote,
+        parallel=parallel,
+        register_joblib_backend=register_joblib_backend,
+        error=SimpleNamespace(**known),
+        __version__="9.2.0",
+        version_info=(9, 2, 0),
+    )
     return module
+
+
+def interactive(function: Any) -> Any:
+    """A decorator: the function's globals are the variables of the rank, as if it were of the notebook."""
+    function.__module__ = "__main__"
+    return function
 
 
 class _StandIn(ModuleType):

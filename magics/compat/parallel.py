@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from IPython.core.magic import Magics, line_magic, magics_class, no_var_expand
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
 from meshbook.magics.compat.rewriting import Rewriting
 from meshbook.magics.compat.translation import translate_px, translate_pxconfig
@@ -26,6 +26,17 @@ class ParallelMagics(Magics):
     def px(self, line: str) -> Any:
         """Run one line on the ranks, and wait: `%px import numpy`."""
         return self.shell.run_line_magic("on", f"{self._rewriting.defaults.targets} {line}")
+
+    @no_var_expand  # type: ignore[untyped-decorator]
+    @cell_magic("px")  # type: ignore[untyped-decorator]
+    def px_cell(self, line: str, cell: str) -> Any:
+        """Run a cell on the ranks, and wait. Programs call it by `run_cell_magic`; a cell's own `%%px` is rewritten."""
+        try:
+            ours = translate_px(line, self._rewriting.defaults)
+        except HelpAsked as asked:
+            print(asked.text)
+            return None
+        return self.shell.run_cell_magic("mesh", ours, cell)
 
     @line_magic  # type: ignore[untyped-decorator]
     def autopx(self, line: str) -> None:

@@ -1,18 +1,52 @@
-"""Calls of a function on a rank, in the variables of its cells: for views, whose functions mean what is there."""
+"""Calls of a function on a rank, in the variables of its cells: for views, whose functions mean what is there.
+
+What a call prints and displays is recorded with its result, and not shown: a view's program asks for it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import ast
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
+from IPython.utils.capture import capture_output
+
 from meshbook.runtime.cells.failures import describe_error
 from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.cells.parcels import Parcel, pack
+from meshbook.runtime.cells.shell import RankShell
 from meshbook.runtime.cells.variables import Namespace, Refusal, Request
 from meshbook.runtime.errors import PickleError
 from meshbook.runtime.traces import format_error
+
+Answer = Parcel | RankError | Refusal
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The result of a call, with what it printed and displayed; `began` in seconds since 1970."""
+
+    answer: Answer
+    stdout: str
+    stderr: str
+    outputs: tuple[Mapping[str, Any], ...]  # display bundles: `data` and `metadata`
+    began: float
+    seconds: float
+
+
+class Reference:
+    """A variable of a rank, by name: as an argument, or as the function, of a call there it is what it is there."""
+
+    def __init__(self, name: str) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"a Reference names a variable by a string, as Reference('x'), not by {name!r}")
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"<Reference: {self.name!r}>"
 
 
 @dataclass(frozen=True)
@@ -24,32 +58,99 @@ class Apply(Request):
 
     parcel: Parcel
 
-    def handle(self, namespace: Namespace) -> Parcel | RankError | Refusal:
-        try:
-            opened = self.parcel.open()
-        except PickleError as error:
-            return Refusal(str(error))
-        function = at_home(opened["function"], namespace.values)
-        if opened["each"]:
-            return _answer(lambda: list(map(function, *opened["arguments"])))
-        return _answer(lambda: function(*opened["arguments"], **opened["keywords"]))
+    def handle(self, namespace: Namespace) -> Recorded:
+        return record(lambda: self._call(namespace.values))
+
+    def _call(self, names: dict[str, Any]) -> Any:
+        opened = self.parcel.open()
+        function = at_home(opened["function"], names)
+        arguments, keywords = dereference((opened["arguments"], opened["keywords"]), names)
+        return list(map(function, *arguments)) if opened["each"] else function(*arguments, **keywords)
 
 
 @dataclass(frozen=True)
 class Execute(Request):
-    """Run Python source; its last value is nobody's."""
+    """Run Python source, magics included. Answers with the text of its last expression, None where it is `silent`."""
 
     source: str
     name: str  # of the source, in tracebacks
+    silent: bool = True
 
-    def handle(self, namespace: Namespace) -> Parcel | RankError | Refusal:
-        return _answer(lambda: exec(compile(self.source, self.name, "exec"), namespace.values))
+    def handle(self, namespace: Namespace) -> Recorded:
+        return record(lambda: self._run(namespace))
+
+    def _run(self, namespace: Namespace) -> Mapping[str, Any] | None:
+        source = RankShell.instance().transform_cell(self.source) if RankShell.initialized() else self.source
+        tree = ast.parse(source, self.name)
+        last = tree.body[-1] if tree.body and not self.silent else None
+        if not isinstance(last, ast.Expr):
+            exec(compile(tree, self.name, "exec"), namespace.values)
+            return None
+        exec(compile(ast.Module(tree.body[:-1], []), self.name, "exec"), namespace.values)
+        value = eval(compile(ast.Expression(last.value), self.name, "eval"), namespace.values)
+        if value is None:
+            return None
+        data: Mapping[str, Any] = namespace.formatter.format(value)[0]
+        return data
 
 
-def _answer(call: Callable[[], Any]) -> Parcel | RankError | Refusal:
+@dataclass(frozen=True)
+class Evaluate(Request):
+    """Send the values of expressions, as a list."""
+
+    expressions: tuple[str, ...]
+
+    def handle(self, namespace: Namespace) -> Recorded:
+        return record(lambda: [eval(each, namespace.values) for each in self.expressions])
+
+
+@dataclass(frozen=True)
+class Clear(Request):
+    """Delete all variables that cells and calls have made."""
+
+    def handle(self, namespace: Namespace) -> None:
+        for name in namespace.names():
+            namespace.values.pop(name, None)
+
+
+class Recording:
+    """A function whose calls are recorded: its value is a Recorded. Pickled once for all calls of a map."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self._names: dict[str, Any] = {}
+        self.__name__ = getattr(function, "__name__", type(function).__name__)
+
+    def bind_to(self, names: dict[str, Any]) -> Recording:
+        """The same function on a rank, with these as its globals."""
+        bound = Recording(at_home(self.function, names))
+        bound._names = names
+        return bound
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Recorded:
+        def call() -> Any:
+            args, kwargs = dereference((arguments, keywords), self._names)
+            return self.function(*args, **kwargs)
+
+        return record(call)
+
+
+def record(call: Callable[[], Any]) -> Recorded:
+    """Call this; what it prints and displays becomes part of the result. An interrupt ends it as an error."""
+    began, clock = time.time(), time.perf_counter()
+    with capture_output() as captured:
+        answer = _answer(call)
+    seconds = time.perf_counter() - clock
+    outputs = tuple({"data": each.data, "metadata": each.metadata} for each in captured.outputs)
+    return Recorded(answer, captured.stdout, captured.stderr, outputs, began, seconds)
+
+
+def _answer(call: Callable[[], Any]) -> Answer:
     try:
         value = call()
-    except Exception as error:
+    except PickleError as error:
+        return Refusal(str(error))
+    except (Exception, KeyboardInterrupt) as error:
         return describe_error(error, format_error(error).splitlines()[:-1])
     try:
         return pack({"value": value})
@@ -59,6 +160,10 @@ def _answer(call: Callable[[], Any]) -> Parcel | RankError | Refusal:
 
 def at_home(function: Any, names: dict[str, Any]) -> Any:
     """A function of the notebook's, with these as its globals. What it brought stands in for what is not there."""
+    if isinstance(function, Reference):
+        return eval(function.name, names)
+    if (bind := getattr(type(function), "bind_to", None)) is not None:
+        return bind(function, names)
     if not isinstance(function, FunctionType) or function.__module__ != "__main__":
         return function
     brought: Mapping[str, Any] = function.__globals__
@@ -67,3 +172,19 @@ def at_home(function: Any, names: dict[str, Any]) -> Any:
     bound = FunctionType(function.__code__, globals_, function.__name__, function.__defaults__, function.__closure__)
     bound.__kwdefaults__ = function.__kwdefaults__
     return bound
+
+
+def dereference(value: Any, names: dict[str, Any]) -> Any:
+    """A value with what its References mean here; in tuples, lists and dicts, too."""
+    if isinstance(value, Reference):
+        return eval(value.name, names)
+    if type(value) in (tuple, list):
+        return _same_or_made(value, type(value)(dereference(part, names) for part in value))
+    if type(value) is dict:
+        made = {key: dereference(part, names) for key, part in value.items()}
+        return value if all(made[key] is value[key] for key in value) else made
+    return value
+
+
+def _same_or_made(value: Sequence[Any], made: Sequence[Any]) -> Sequence[Any]:
+    return value if all(new is old for new, old in zip(made, value, strict=True)) else made

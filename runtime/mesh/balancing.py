@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-TARGET = 0.02  # seconds of work that a request of automatic size has
-QUICK = 0.1  # seconds of work in a request, below which a second one follows at once
-PATIENCE = 0.05  # seconds without a reply, after which a rank has to give back what it has not begun
+TARGET = 0.05  # seconds of work that a request of automatic size has
+QUICK = 0.2  # seconds of work in a request, below which a second one follows at once
+PATIENCE = 0.1  # seconds without a reply, after which a rank has to give back what it has not begun
 MOST_DEATHS = 3  # of the ranks that had an item; then it is given up
 GROWTH = 4  # a request is at most so many times as large as the largest one that was answered
 MOST_ITEMS = 10_000  # of a request

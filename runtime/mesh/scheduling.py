@@ -135,6 +135,7 @@ class Scheduler:
         self._tasks: dict[int, _Task] = {}
         self._cancelled: set[int] = set()  # tasks that were handed out by then
         self._functions: dict[int, Packed] = {}
+        self._streams: dict[bytes, int] = {}  # functions without buffers, by their pickles
         self._known: dict[int, set[int]] = {rank: set() for rank in runner.nodes}  # rank -> functions that it has
         self._numbers = itertools.count()
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -150,8 +151,14 @@ class Scheduler:
         # A copy of what is large in it: the user may change that before a rank gets it.
         kept = tuple(part if isinstance(part, bytes) else pickle.PickleBuffer(bytes(part)) for part in packed)
         with self._lock:
+            # A program may submit the same function again and again.
+            same = self._streams.get(kept[0]) if len(kept) == 1 and isinstance(kept[0], bytes) else None
+            if same is not None:
+                return same
             number = len(self._functions)
             self._functions[number] = kept
+            if len(kept) == 1 and isinstance(kept[0], bytes):
+                self._streams[kept[0]] = number
         return number
 
     def submit(self, function: int, calls: Iterable[Arguments]) -> tuple[list[int], list[Future[Any]]]:

@@ -1,0 +1,291 @@
+"""ipyparallel's load-balanced view, on the scheduler of `mesh.map`: each task for the next rank that is free."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from meshbook.magics.compat.answers import AsyncMapResult, AsyncResult, Call
+from meshbook.magics.compat.views import Function, Targets, View, name_of
+from meshbook.magics.mapping import CellRunner
+from meshbook.magics.splitting import split
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.cells.calling import Recorded, Recording
+from meshbook.runtime.cells.outcome import RankError
+from meshbook.runtime.errors import CallCancelled, ItemError
+from meshbook.runtime.mesh.scheduling import Arguments, Scheduler
+
+if TYPE_CHECKING:
+    from meshbook.magics.compat.clients import Client
+
+_UNMET = "UnmetDependency"
+
+
+class LoadBalancedView(View):
+    """Some ranks, each of which takes the next task when it is free.
+
+    `retries`: how often a task that failed is tried again. `after`, `follow`: results that have to be there before a
+    task begins, or where it has to run.
+    """
+
+    _flag_names = (*View._flag_names, "follow", "after", "timeout", "retries")
+    follow: Any = None
+    after: Any = None
+    timeout: float | None = None
+    retries = 0
+
+    def __init__(self, client: Client, targets: Targets = None, **flags: Any) -> None:
+        super().__init__(client, targets, **flags)
+        self._schedulers: dict[tuple[int, ...], Scheduler] = {}
+        self._lock = threading.Lock()  # guards the schedulers
+
+    def apply_async(self, function: Function, /, *arguments: Any, **keywords: Any) -> AsyncResult:
+        """Call the function on the next rank that is free, and go on."""
+        call = Call(self.client, label=self.label)
+        task = _Task(self, call, Recording(function), (arguments, keywords))
+        needed = [*_results_of(self.after), *_results_of(self.follow)]
+        task.begin_after(needed, _results_of(self.follow))
+        return AsyncResult(
+            *([call], name_of(function), lambda values: values[0]), single=True, abort=task.abort, client=self.client
+        )
+
+    def map(
+        self,
+        function: Function,
+        *sequences: Any,
+        block: bool | None = None,
+        chunksize: int | None = None,
+        ordered: bool = True,
+        return_exceptions: bool = False,
+        label: str | None = None,
+    ) -> Any:
+        """Call the function with each element; the results in order, or by `ordered=False` as they come."""
+        columns = [sequence if hasattr(sequence, "__len__") else list(sequence) for sequence in sequences]
+        if not columns:
+            raise ValueError("must have some sequences to map onto!")
+        rows: list[Arguments] = [(row, {}) for row in zip(*columns, strict=False)]
+        scheduler = self._make_scheduler(self._ranks, chunksize)
+        calls, numbers = self._submit_all(scheduler, Recording(function), rows, label)
+        result = AsyncMapResult(
+            *(calls, name_of(function)),
+            ordered=ordered,
+            return_exceptions=return_exceptions,
+            abort=lambda: scheduler.cancel(numbers),
+            client=self.client,
+        )
+        return self._answer(result, block)
+
+    def _call_with_pieces(self, function: Function, sequences: Sequence[Any], chunksize: int | None) -> AsyncResult:
+        size = chunksize or 1
+        count = -(-len(sequences[0]) // size)
+        pieces = [split(sequence, count) for sequence in sequences]
+        rows: list[Arguments] = [(row, {}) for row in zip(*pieces, strict=True)]
+        scheduler = self._make_scheduler(self._ranks, 1)
+        calls, numbers = self._submit_all(scheduler, Recording(function), rows, None)
+        return AsyncMapResult(
+            *(calls, name_of(function)), chunked=True, abort=lambda: scheduler.cancel(numbers), client=self.client
+        )
+
+    def _submit_all(
+        self, scheduler: Scheduler, function: Recording, rows: Sequence[Arguments], label: str | None
+    ) -> tuple[list[Call], list[int]]:
+        try:
+            numbers, futures = scheduler.submit(scheduler.add_function(function), rows)
+        except BaseException:
+            scheduler.close()
+            raise
+        calls = [Call(self.client, label=label or self.label) for _ in rows]
+        for number, call, future in zip(numbers, calls, futures, strict=True):
+            call.abort = functools.partial(scheduler.cancel, [number])
+            call.follow(future, functools.partial(_rank_of, scheduler, number, future))
+        return calls, numbers
+
+    def imap(
+        self,
+        function: Function,
+        *sequences: Any,
+        ordered: bool = True,
+        max_outstanding: int | str = "auto",
+        return_exceptions: bool = False,
+    ) -> LazyMapIterator:
+        """The results one by one. Items are taken from the sequences only as ranks get free: they may be endless.
+
+        `max_outstanding`: how many tasks may be open, by default one for each rank; 0: any number.
+        """
+        most = len(self) if max_outstanding == "auto" else int(max_outstanding)
+        return LazyMapIterator(self, function, zip(*sequences, strict=False), most, ordered, return_exceptions)
+
+    def register_joblib_backend(self, name: str = "ipyparallel", make_default: bool = False) -> None:
+        """Let joblib run its tasks on this view: `with joblib.parallel_backend("ipyparallel")`."""
+        from meshbook.magics.compat.joblib import register  # weight: joblib, which few need
+
+        register(lambda: self, name, make_default=make_default)
+
+    # -- schedulers ------------------------------------------------------------------
+
+    def scheduler_of(self, ranks: Sequence[int]) -> Scheduler:
+        """The scheduler of the single tasks on these ranks."""
+        with self._lock:
+            known = self._schedulers.get(tuple(ranks))
+            if known is None:
+                known = self._schedulers[tuple(ranks)] = self._make_scheduler(ranks, 1, keeps=True)
+            return known
+
+    def _make_scheduler(self, ranks: Sequence[int], chunksize: int | None, *, keeps: bool = False) -> Scheduler:
+        scheduler = Scheduler(CellRunner(self.client.mesh, ranks, "tasks"), "tasks", chunksize, keeps=keeps)
+        self.client.schedulers.add(scheduler)
+        return scheduler
+
+
+class _Task:
+    """A single task: begun after others, tried again, and on another rank where one lacks what it needs."""
+
+    def __init__(self, view: LoadBalancedView, call: Call, function: Recording, arguments: Any) -> None:
+        self._view = view
+        self._call = call
+        self._function = function
+        self._arguments = arguments
+        self._ranks = view._ranks
+        self._retries = view.retries
+        self._is_aborted = False
+        self._cancel: Callable[[], object] = lambda: None
+        call.abort = self.abort
+
+    def begin_after(self, needed: Sequence[AsyncResult], places: Sequence[AsyncResult]) -> None:
+        """Submit once these are done; on a rank where one of `places` has run."""
+        left = itertools.count(len(needed) - 1, -1)
+
+        def look(_: Any) -> None:
+            if next(left) == 0:
+                found = {call.engine for each in places for call in each._calls}
+                self._ranks = [rank for rank in self._ranks if rank in found] if places else self._ranks
+                self._submit()
+
+        for each in needed:
+            each.add_done_callback(look)
+        if not needed:
+            self._submit()
+
+    def abort(self) -> None:
+        self._is_aborted = True
+        self._cancel()
+
+    def _submit(self) -> None:
+        if self._is_aborted:
+            self._call.follow(Future.failed(CallCancelled("the task was aborted before it began")))
+            return
+        try:
+            scheduler = self._view.scheduler_of(self._ranks)
+            (number,), (future,) = scheduler.submit(scheduler.add_function(self._function), [self._arguments])
+        except Exception as error:
+            if not self._call.done() and self._retries == self._view.retries:
+                self._call.client.note_end(self._call)
+                raise
+            self._call.follow(Future.failed(error))
+            return
+        self._cancel = functools.partial(scheduler.cancel, [number])
+        future.when_done(lambda: self._call.client.resolve(functools.partial(self._look, scheduler, number, future)))
+
+    def _look(self, scheduler: Scheduler, number: int, future: Future[Any]) -> None:
+        """Take the answer, or try again. On a thread of the client's."""
+        failure = _failure_of(future)
+        rank = _rank_of(scheduler, number, future)
+        others = [each for each in self._ranks if each != rank]
+        if failure == _UNMET and others:
+            self._ranks = others
+            self._submit()
+        elif failure and failure != _UNMET and self._retries > 0 and not self._is_aborted:
+            self._retries -= 1
+            self._submit()
+        else:
+            self._call.take(future, lambda: rank)
+
+
+class LazyMapIterator(Iterator[Any]):
+    """The results of `imap`. `cancel()` takes no more items."""
+
+    def __init__(
+        self,
+        view: LoadBalancedView,
+        function: Function,
+        rows: Iterable[tuple[Any, ...]],
+        most: int,
+        ordered: bool,
+        return_exceptions: bool,
+    ) -> None:
+        self._view = view
+        self._function = function
+        self._rows = iter(rows)
+        self._most = most
+        self._ordered = ordered
+        self._return_exceptions = return_exceptions
+        self._open: deque[AsyncResult] = deque()
+        self._is_over = False
+        self._fill()
+
+    def cancel(self) -> None:
+        """Take no more items."""
+        self._is_over = True
+
+    def __next__(self) -> Any:
+        self._fill()
+        if not self._open:
+            raise StopIteration
+        if self._ordered:
+            ready = self._open.popleft()
+        else:
+            done, _ = concurrent.futures.wait(self._open, return_when=concurrent.futures.FIRST_COMPLETED)
+            ready = next(each for each in self._open if each in done)
+            self._open.remove(ready)
+        ready.wait()
+        self._fill()
+        return ready.get(return_exceptions=self._return_exceptions)
+
+    def _fill(self) -> None:
+        while not self._is_over and (not self._most or sum(not each.done() for each in self._open) < self._most):
+            try:
+                row = next(self._rows)
+            except StopIteration:
+                self._is_over = True
+                return
+            self._open.append(self._view.apply_async(self._function, *row))
+
+
+def _results_of(dependency: Any) -> list[AsyncResult]:
+    if dependency is None:
+        return []
+    return [dependency] if isinstance(dependency, AsyncResult) else list(dependency)
+
+
+def _rank_of(scheduler: Scheduler, number: int, future: Future[Any]) -> int | None:
+    """The rank that a task ran on."""
+    if (ran := scheduler.runs.get(number)) is not None:
+        return ran.rank
+    error = future.exception()
+    return error.rank if isinstance(error, ItemError) else None
+
+
+def _failure_of(future: Future[Any]) -> str:
+    """The name of the error that a task ended with; empty where it has a value."""
+    error = future.exception()
+    if error is not None:
+        return error.type_name if isinstance(error, ItemError) else type(error).__name__
+    answer = future.get()
+    failed = answer.answer if isinstance(answer, Recorded) else None
+    return failed.type_name if isinstance(failed, RankError) else ""
+
+
+def count_open(schedulers: Iterable[Scheduler]) -> tuple[Mapping[int, int], int]:
+    """How many tasks each rank has, and how many none has yet."""
+    found: dict[int, int] = {}
+    unassigned = 0
+    for scheduler in schedulers:
+        unassigned += scheduler.unassigned
+        for rank, count in scheduler.load.items():
+            found[rank] = found.get(rank, 0) + count
+    return found, unassigned
