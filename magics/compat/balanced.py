@@ -204,6 +204,7 @@ class _Task:
             self._submit()
         else:
             self._call.take(future, lambda: rank)
+            scheduler.forget(number)
 
 
 class LazyMapIterator(Iterator[Any]):

@@ -147,13 +147,12 @@ class Balancer:
         return min((due for due, _ in self._held_back()), default=math.inf)
 
     def _held_back(self) -> Iterator[tuple[float, Request]]:
-        """The requests with items that have not begun, while another rank is idle; and when they are late."""
+        """The open requests, while another rank is idle; and when they are late. Their ranks know what has begun."""
         if self._waiting or all(self._open.values()):
             return
         for rank, requests in self._open.items():
-            for index, request in enumerate(requests):
-                # The first item of the first request has begun.
-                if not request.is_asked_back and len(request.items) > (index == 0):
+            for request in requests:
+                if request.items and not request.is_asked_back:
                     yield self._since[rank] + PATIENCE, request
 
     def given_back(self, rank: int, number: int, items: Collection[int]) -> None:

@@ -37,8 +37,7 @@ class MapResult(Generic[R]):
         self._scheduler = scheduler
         self._numbers = numbers
         self._ordered = ordered
-        self._settled = itertools.count(1)
-        self._progress = 0
+        self._left = itertools.count(len(futures) - 1, -1)
         self._finished: Future[None] = Future.pending()
         if not futures:
             self._finished.resolve(lambda: None)
@@ -46,8 +45,7 @@ class MapResult(Generic[R]):
             future.when_done(self._count)
 
     def _count(self) -> None:
-        self._progress = next(self._settled)
-        if self._progress == len(self.futures):
+        if next(self._left) == 0:
             self._finished.resolve(lambda: None)
 
     @property
@@ -61,7 +59,7 @@ class MapResult(Generic[R]):
     @property
     def progress(self) -> int:
         """How many items are settled: done, failed or cancelled."""
-        return self._progress
+        return sum(future.done() for future in self.futures)
 
     def done(self) -> bool:
         """Whether all items are settled."""

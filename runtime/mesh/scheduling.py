@@ -26,7 +26,7 @@ from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.balancing import Balancer, Request
 from meshbook.runtime.mesh.process import PROCESS
-from meshbook.runtime.mesh.tasks import Done, Function, Item, MapActor, Packed, Raised, Work, pack, unpack
+from meshbook.runtime.mesh.tasks import Done, Function, Item, MapActor, Packed, Raised, Work, pack, table_of, unpack
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.identity import NOWHERE
 from meshbook.runtime.queues import get_within
@@ -138,6 +138,7 @@ class Scheduler:
         self._streams: dict[bytes, int] = {}  # functions without buffers, by their pickles
         self._known: dict[int, set[int]] = {rank: set() for rank in runner.nodes}  # rank -> functions that it has
         self._numbers = itertools.count()
+        self._last_loss = ""  # what was said of it
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._rank_of = {address.node: rank for rank, address in runner.nodes.items()}
@@ -195,6 +196,11 @@ class Scheduler:
         with self._lock:
             self._wake()
         return bool(dropped)
+
+    def forget(self, number: int) -> None:
+        """Drop what is known of a task that is settled: where it ran. For a scheduler that is kept."""
+        self.runs.pop(number, None)
+        self.again.pop(number, None)
 
     def close(self) -> None:
         """No more tasks come; those that there are go on."""
@@ -351,7 +357,7 @@ class Scheduler:
             self._fail(number, lambda _: error)
 
     def _lose(self, request: Request, error: Exception) -> None:
-        rank = request.rank
+        rank, self._last_loss = request.rank, str(error)
         with self._lock:
             if not self._balancer.is_open(request):  # this death is known
                 return
@@ -389,8 +395,11 @@ class Scheduler:
             self._fail(number, functools.partial(self._explain_no_rank, self._balancer.died_with(number)))
 
     def _explain_no_rank(self, ranks: Sequence[int], task: _Task) -> ItemLost:
-        died = f"{name_ranks(self._runner.nodes)} died; heal the mesh, and map again"
-        return ItemLost(f"item {task.place} of {self.name} has no rank to run on: {died}", task.place, tuple(ranks))
+        text = (
+            f"item {task.place} of {self.name} has no rank to run on: {name_ranks(self._runner.nodes)} died; heal the "
+            f"mesh, and map again. The last death: {self._last_loss}"
+        )
+        return ItemLost(text, task.place, tuple(ranks))
 
     def _drop_cancelled(self) -> None:
         """Settle what was cancelled after it was handed out, and has come back."""
@@ -418,14 +427,17 @@ class Scheduler:
 
     def _take_back(self, request: Request, items: list[int]) -> None:
         """Ask a rank for items that have not begun. On any thread."""
-        asker = PerRank(1)
-        target = Target(self._runner.nodes[request.rank], PROCESS)
-        arguments: Any = ((self._runner.key, request.number, items), {})
-        (answer,) = asker.futures
-        try:
-            self._node.calls.send([target], "take_back", arguments, NOWHERE, asker)
-        except Exception as error:
-            answer.fail(error)
+        arguments = self._runner.key, request.number, items
+        address = self._runner.nodes[request.rank]
+        if address == self._node.address:  # a client hosts no actor that could be asked
+            answer = Future.completed(table_of(self._node).take_back(*arguments))
+        else:
+            asker = PerRank(1)
+            (answer,) = asker.futures
+            try:
+                self._node.calls.send([Target(address, PROCESS)], "take_back", (arguments, {}), NOWHERE, asker)
+            except Exception as error:
+                answer.fail(error)
         answer.when_done(lambda: self._events.put(lambda: self._put_back(request, answer)))
 
     def _put_back(self, request: Request, answer: Future[list[int]]) -> None:

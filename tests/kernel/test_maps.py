@@ -64,6 +64,16 @@ def test_an_interrupt_cancels_what_has_not_begun(notebook: Notebook, signs: Sign
     assert notebook.evaluate("[i for i in range(20) if i not in result.errors]") == [0, 1, 2, 3]
 
 
+def test_a_rank_that_is_at_something_else_holds_back_no_item(notebook: Notebook, signs: Signs) -> None:
+    notebook.run("import os, tempfile\nfolder = tempfile.mkdtemp()\nos.mkfifo(f'{folder}/go')")
+    notebook.run("%%mesh 0 -a --push folder\ntell('busy')\nopen(f'{folder}/go').close()")
+    signs.wait_for("busy")
+    assert notebook.run("mesh.map(lambda x: (rank, x), range(12)).wait(60)").result == "True"
+    assert notebook.evaluate("{r for r, _ in mesh.map(lambda x: (rank, x), range(12))} <= {1, 2, 3}") is True
+    notebook.run("open(f'{folder}/go', 'w').close()")
+    notebook.run("%%mesh 0\nrank")
+
+
 def test_items_of_a_rank_that_dies_are_handed_out_again(open_notebook: Callable[..., Notebook]) -> None:
     notebook = open_notebook()
     notebook.run("%mesh up --gpus 2")

@@ -78,6 +78,15 @@ def test_items_behind_a_slow_one_are_asked_back_when_a_rank_is_idle() -> None:
     assert [item for _, items in sent(balancer, PATIENCE) for item in items] == [1, 2]
 
 
+def test_a_single_item_is_asked_back_too() -> None:
+    balancer = make(2, ranks=2)
+    busy, idle = balancer.requests(0.0)
+    balancer.answered(1, idle.number, idle.items, 0.001, 0.001)
+    assert balancer.late_requests(PATIENCE) == [busy]  # its rank may be at something else
+    balancer.given_back(0, busy.number, [0])
+    assert sent(balancer, PATIENCE) == [(1, [0])]
+
+
 def test_what_the_reply_says_was_not_begun_is_handed_out_again() -> None:
     balancer = make(3, ranks=1, chunksize=3)
     (request,) = balancer.requests(0.0)

@@ -16,7 +16,8 @@ import pytest
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
-from meshbook.runtime.errors import ActorError, ItemError, ItemLost, PickleError
+from meshbook.runtime.errors import ActorError, ItemError, ItemLost, PickleError, SupervisionError
+from meshbook.runtime.hosts.session import this_proc
 from meshbook.runtime.mesh.balancing import MOST_DEATHS
 from meshbook.runtime.mesh.mapping import MapResult
 
@@ -291,3 +292,31 @@ def test_a_map_leaves_no_actor_behind(world: Any) -> None:
     for _ in range(3):
         procs.map(square, [1]).get(PATIENCE)
     assert len(procs.actors) <= 2  # those of the last maps may be about to end
+
+
+def test_a_map_ends_with_its_mesh_and_with_its_session(in_memory: Any, caplog: pytest.LogCaptureFixture) -> None:
+    gate, procs = in_memory.gate(), in_memory.procs(1)
+    in_memory.be_impatient()
+    stopped = procs.map(functools.partial(stop_at, gate, {0}), range(3), chunksize=1)
+    gate.wait_told()
+    procs.stop().get(PATIENCE)
+    assert stopped.wait(PATIENCE)
+    closed = in_memory.procs(1).map(functools.partial(stop_at, gate, {0}), range(3), chunksize=1)
+    gate.wait_told()
+    gate.open(2)
+    in_memory.session.close()
+    assert closed.wait(PATIENCE)
+    assert all(isinstance(error, SupervisionError) for error in [*stopped.errors.values(), *closed.errors.values()])
+    assert caplog.text == ""
+
+
+def test_the_process_of_the_client_maps_too(in_memory: Any) -> None:
+    gate, here = in_memory.gate(), this_proc()
+    result = here.map(functools.partial(stop_at, gate, {0}), range(4), chunksize=2)
+    gate.wait_told()
+    result.cancel()
+    with pytest.raises(CancelledError):
+        result.futures[1].get(PATIENCE)
+    gate.open()
+    assert result.wait(PATIENCE)
+    assert result.futures[0].get() == 0
