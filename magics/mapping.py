@@ -29,20 +29,16 @@ class CellRunner:
     """Asks the cell actors: items take their turn with cells, on the main thread, and find the rank's variables."""
 
     def __init__(self, mesh: NotebookMesh, ranks: Sequence[int], name: str) -> None:
-        able = [rank for rank in ranks if rank not in mesh.dead and rank not in mesh.busy]
-        if not able:
-            raise MeshError(
-                f"{name_ranks(ranks)} of {mesh.name} cannot run a map: %mesh heal starts those again that are dead, "
-                f"and %mesh interrupt --kill ends what the others still run"
-            )
+        if mesh.dead.keys() >= set(ranks):
+            raise MeshError(f"{name_ranks(ranks)} of {mesh.name} died: %mesh heal starts dead ranks again")
         self.key = uuid.uuid4().hex
-        self.nodes: Mapping[int, Address] = {rank: mesh.procs.nodes[rank] for rank in able}
+        self.nodes: Mapping[int, Address] = {rank: mesh.procs.nodes[rank] for rank in ranks}
         self._mesh = mesh
         self._operation = f"map of {name} {next(_serial)}"
         region = mesh.procs.region
-        self._cells: dict[int, Any] = {rank: mesh.cells._with_region(region.pick([rank])) for rank in able}
+        self._cells: dict[int, Any] = {rank: mesh.cells._with_region(region.pick([rank])) for rank in ranks}
         self._title = f"the map of {name}"
-        self._open: dict[int, int] = dict.fromkeys(able, 0)  # rank -> requests that are not answered
+        self._open: dict[int, int] = dict.fromkeys(ranks, 0)  # rank -> requests that are not answered
         self._lock = threading.Lock()  # guards them: answers come on the I/O thread
 
     def send(self, rank: int, work: Work) -> Future[Done]:

@@ -131,14 +131,15 @@ class Scheduler:
         self._context = contextvars.copy_context()
         # Guards the balancer and the tasks, as any thread submits and cancels. Re-entrant: a finalizer may cancel.
         self._lock = threading.RLock()
-        self._balancer = Balancer(runner.nodes, chunksize)
+        alive = [rank for rank, address in runner.nodes.items() if self._node.peers.report_of(address.node) is None]
+        self._balancer = Balancer(alive, chunksize)
         self._tasks: dict[int, _Task] = {}
         self._cancelled: set[int] = set()  # tasks that were handed out by then
         self._functions: dict[int, Packed] = {}
         self._streams: dict[bytes, int] = {}  # functions without buffers, by their pickles
         self._known: dict[int, set[int]] = {rank: set() for rank in runner.nodes}  # rank -> functions that it has
         self._numbers = itertools.count()
-        self._last_loss = ""  # what was said of it
+        self._last_loss = "before the map"  # what was said of it
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._rank_of = {address.node: rank for rank, address in runner.nodes.items()}
@@ -245,16 +246,15 @@ class Scheduler:
     # -- on its thread ----------------------------------------------------------------------
 
     def _run(self) -> None:
-        while (seconds := self._step()) is not None:
-            with contextlib.suppress(queue.Empty):
-                self._handle(get_within(self._events, seconds))
-
-    def _handle(self, event: Callable[[], None]) -> None:
         try:
-            event()
+            while (seconds := self._step()) is not None:
+                with contextlib.suppress(queue.Empty):
+                    get_within(self._events, seconds)()
         except Exception:  # a mistake of ours: without this all futures would stay open
             logger.exception("a map failed")
             self._fail_all(lambda task: SupervisionError(f"the map of {self.name} failed; the log says why"))
+        if not self._keeps:
+            self._end()
 
     def _step(self) -> float | None:
         """Do what can be done now; return for how long to wait for an event. None: nothing is left to do."""
@@ -268,8 +268,6 @@ class Scheduler:
             look = self._balancer.next_look()
             if not self._tasks and self._events.empty():
                 self._thread = None
-                if not self._keeps:
-                    self._end()
                 return None
             has_ranks = bool(self._balancer.ranks)
         for request in late:
@@ -415,7 +413,8 @@ class Scheduler:
 
     def _fail_all(self, make_error: Callable[[_Task], BaseException]) -> None:
         with self._lock:
-            self._balancer.drop_all()
+            self._balancer = Balancer(self._balancer.ranks)
+            self._thread = None
             numbers = list(self._tasks)
         for number in numbers:
             self._fail(number, make_error)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import pickle
+import queue
 import signal
 import sys
 import threading
@@ -87,11 +89,11 @@ def test_an_error_names_item_rank_and_host_and_stops_no_other(world: Any) -> Non
         ItemError, match=r"item 2 of refuse_two failed on rank [01] \(.+\): ValueError: not two"
     ) as caught:
         result.get(PATIENCE)
-    error = caught.value
+    error = pickle.loads(pickle.dumps(caught.value))
     assert (error.item, error.type_name, error.said) == (2, "ValueError", "not two")
     assert isinstance(error.exception, ValueError)
     assert "in refuse_two" in str(error)
-    assert list(error.failures) == [2]
+    assert list(caught.value.failures) == [2]
     assert [result.futures[x].get(PATIENCE) for x in (0, 1, 3, 4)] == [0, 1, 3, 4]
     values = iter(result)
     assert [next(values), next(values)] == [0, 1]
@@ -158,7 +160,7 @@ def test_the_function_is_pickled_once_and_unpickled_once_on_each_rank(world: Any
     assert told.count("unpickled") == len({run.rank for run in result.runs if run is not None})
 
 
-def test_items_of_a_killed_rank_are_handed_out_again(world: Any) -> None:
+def test_items_of_a_killed_rank_are_handed_out_again(world: Any, faults: queue.SimpleQueue[Any]) -> None:
     gate, procs = world.gate(), world.procs(3)
     result = procs.map(functools.partial(stop_at, gate, {0}), range(30), chunksize=3)
     gate.wait_told()
@@ -170,6 +172,19 @@ def test_items_of_a_killed_rank_are_handed_out_again(world: Any) -> None:
     assert all(ranks == (0,) for ranks in result.handed_out_again.values())
     assert result.runs[0] is not None
     assert result.runs[0].rank != 0
+    assert faults.empty()  # a script goes on
+
+
+def test_ranks_that_are_dead_before_the_map_get_no_items(world: Any) -> None:
+    procs = world.procs(4)
+    procs.initialized.get(PATIENCE)
+    world.kill(procs.slice(gpus=slice(0, 3)))
+    result = procs.map(square, range(8))
+    assert result.get(PATIENCE) == [x * x for x in range(8)]
+    assert result.handed_out_again == {}
+    world.kill(procs.slice(gpus=3))
+    with pytest.raises(ItemLost, match="no rank to run on: ranks 0-3 died"):
+        procs.map(square, range(8)).get(PATIENCE)
 
 
 @pytest.mark.process
@@ -177,8 +192,9 @@ def test_an_item_that_kills_its_ranks_is_given_up_and_the_others_are_not(process
     result = processes.procs(MOST_DEATHS + 1).map(die_at, range(12), chunksize=2)
     with pytest.raises(ItemLost, match=rf"item 3 of die_at was handed out {MOST_DEATHS} times") as caught:
         result.get(PATIENCE)
-    assert caught.value.item == 3
-    assert len(set(caught.value.ranks)) == MOST_DEATHS
+    lost = pickle.loads(pickle.dumps(caught.value))
+    assert lost.item == 3
+    assert len(set(lost.ranks)) == MOST_DEATHS
     assert list(result.errors) == [3]
     assert [result.futures[x].get() for x in range(12) if x != 3] == [x for x in range(12) if x != 3]
 
