@@ -17,7 +17,7 @@ from meshbook.magics.wanted import Wanted
 from meshbook.runtime.geometry import Region
 from meshbook.runtime.mesh.policies import Respawning
 from meshbook.runtime.mesh.procs import ProcMesh
-from meshbook.runtime.mesh.scheduling import Runner
+from meshbook.runtime.mesh.runners import Runner
 from meshbook.runtime.wire.messages import Address
 
 _NOTHING: Any = object()  # where no data is given: None would be data that cannot be split

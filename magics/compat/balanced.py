@@ -10,8 +10,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from meshbook.magics.compat.answers import AsyncMapResult, AsyncResult, Call
-from meshbook.magics.compat.views import Function, Targets, View, name_of
+from meshbook.magics.compat.answers import AsyncMapResult, AsyncResult
+from meshbook.magics.compat.calls import Call
+from meshbook.magics.compat.functions import Function, name_of
+from meshbook.magics.compat.views import Targets, View
 from meshbook.magics.mapping import CellRunner
 from meshbook.magics.splitting import split
 from meshbook.runtime.actor.future import Future

@@ -13,9 +13,12 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from meshbook.magics.compat import errors
-from meshbook.magics.compat.answers import AsyncMapResult, AsyncResult, Call
+from meshbook.magics.compat.answers import AsyncMapResult, AsyncResult
 from meshbook.magics.compat.balanced import LoadBalancedView, count_open
-from meshbook.magics.compat.views import BroadcastView, DirectView, Targets, ViewExecutor, parallel, remote
+from meshbook.magics.compat.calls import Call
+from meshbook.magics.compat.direct import BroadcastView, DirectView
+from meshbook.magics.compat.functions import ViewExecutor, parallel, remote
+from meshbook.magics.compat.views import Targets
 from meshbook.magics.exchange import Exchange
 from meshbook.magics.meshes import DEFAULT_NAME, Meshes, NotebookMesh
 from meshbook.magics.notebook import Notebook

@@ -25,7 +25,8 @@ from meshbook.runtime.mesh.ownership import Afterwards, Ownership, own
 from meshbook.runtime.mesh.policies import OnFailure, Respawning, Restarts, policy_of
 from meshbook.runtime.mesh.process import PROCESS
 from meshbook.runtime.mesh.resizing import Change, check_sizes
-from meshbook.runtime.mesh.scheduling import ActorRunner, Runner, Scheduler, name_of
+from meshbook.runtime.mesh.runners import ActorRunner, Runner
+from meshbook.runtime.mesh.scheduling import Scheduler, name_of
 from meshbook.runtime.mesh.spawned import Spawned
 from meshbook.runtime.mesh.traffic import ask_transfers
 from meshbook.runtime.node.call_table import AllReplies, PerRank, Target

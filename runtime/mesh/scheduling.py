@@ -14,84 +14,30 @@ import pickle
 import queue
 import threading
 import time
-import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import CallCancelled, ItemError, ItemLost, SupervisionError, WireError
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.balancing import Balancer, Request
 from meshbook.runtime.mesh.process import PROCESS
-from meshbook.runtime.mesh.tasks import Done, Function, Item, MapActor, Packed, Raised, Work, pack, table_of, unpack
+from meshbook.runtime.mesh.runners import Runner
+from meshbook.runtime.mesh.tasks import Done, Function, Item, Packed, Raised, Work, pack, table_of, unpack
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.identity import NOWHERE
 from meshbook.runtime.queues import get_within
 from meshbook.runtime.traces import name_cells
-from meshbook.runtime.wire.messages import Address
 
 if TYPE_CHECKING:
-    from meshbook.runtime.mesh.procs import ProcMesh
+    pass
 
 Arguments: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
 LOOK_SECONDS = 0.25  # between looks whether ranks that are respawned are given up, while no rank is there
 LONGEST_WAIT = 60.0  # seconds; a time limit of a queue has to be finite
 logger = logging.getLogger(__name__)
-
-
-class Runner(Protocol):
-    """Asks ranks to run items."""
-
-    key: str  # names the map to the ranks; unique in the run
-
-    @property
-    def nodes(self) -> Mapping[int, Address]:
-        """The ranks that can be asked."""
-
-    def send(self, rank: int, work: Work) -> Future[Done]:
-        """Send a request to a rank, which answers its requests in their order."""
-
-    def may_return(self, rank: int) -> bool:
-        """Whether a rank that has died may come back by itself."""
-
-    def close(self) -> None:
-        """Let the ranks forget the map: all of its items are settled. Does not wait."""
-
-
-class ActorRunner:
-    """Runs items in actors that are spawned for the map, on threads of their own."""
-
-    def __init__(self, procs: ProcMesh, name: str) -> None:
-        self.key = uuid.uuid4().hex
-        self.nodes = dict(enumerate(procs.nodes))
-        self._respawns = procs._policy is not None
-        self._given_up: set[int] = set()
-        self._actors: Any = procs._spawn(f"map of {name}", MapActor, (self.key,), {}, on_main=False)
-        # The map hands out again what a dead rank had, so its owner need not hear of that.
-        for key in self._actors._keys:
-            if (charge := current_node().ledger.get(key)) is not None:
-                charge.on_failure = self._note_failure
-        region = procs.extent.region
-        self._by_rank: list[Any] = [self._actors._with_region(region.pick([rank])) for rank in region.ranks()]
-
-    def _note_failure(self, failure: MeshFailure) -> bool:
-        """Ranks have failed for good: no policy respawns them."""
-        self._given_up.update(failure.crashed_ranks)
-        return True
-
-    def send(self, rank: int, work: Work) -> Future[Done]:
-        self._given_up.discard(rank)  # it may have been healed since
-        sent: Future[Done] = self._by_rank[rank].run.call_one(work)
-        return sent
-
-    def may_return(self, rank: int) -> bool:
-        return self._respawns and rank not in self._given_up
-
-    def close(self) -> None:
-        self._actors.stop()
 
 
 @dataclass(frozen=True)

@@ -244,3 +244,17 @@ def break_things(procs: ProcMesh) -> None:
         reveal_type(report)  # -> Report
     reveal_type(report.counts())  # -> dict[str, int]
     chaos(procs, explode=1)  # error: call-arg
+
+
+def score(path: str, weight: float = 1.0) -> float:
+    return len(path) * weight
+
+
+def maps(procs: ProcMesh) -> None:
+    result = procs.map(score, ["a", "b"], ordered=False, chunksize=2)
+    reveal_type(result)  # -> MapResult[float]
+    reveal_type(result.get())  # -> list[float]
+    reveal_type(result.futures[0])  # -> Future[float]
+    reveal_type(next(iter(result)))  # -> float
+    procs.map(3, ["a"])  # error: arg-type
+    procs.map(score, ["a"], chunksize="large")  # error: arg-type

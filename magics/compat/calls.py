@@ -1,0 +1,129 @@
+"""One call on an engine: its answer, where and when it ran, what it printed."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from meshbook.magics.compat.errors import TaskAborted, as_rank_error, make_error
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.cells.calling import Recorded
+from meshbook.runtime.cells.outcome import RankError
+from meshbook.runtime.cells.parcels import Parcel
+
+if TYPE_CHECKING:
+    from meshbook.magics.compat.clients import Client
+
+# Of the metadata of a call.
+KEYS = (
+    *("msg_id", "submitted", "started", "completed", "received", "engine_uuid", "engine_id", "follow", "after"),
+    *("status", "execute_input", "execute_result", "error", "stdout", "stderr", "outputs", "data", "label"),
+)
+
+
+class Metadata(dict[str, Any]):
+    """Where and when a call ran, and what it printed; the keys are attributes, too."""
+
+    def __getattr__(self, key: str) -> Any:
+        try:
+            return self[key]
+        except KeyError:
+            raise AttributeError(key) from None
+
+
+class Call(concurrent.futures.Future[Any]):
+    """One call. `engine` is its rank; None until a rank has taken it. `size` is how many items it has."""
+
+    def __init__(self, client: Client, engine: int | None = None, *, size: int = 1, label: str | None = None) -> None:
+        super().__init__()
+        self.client = client
+        self.engine = engine
+        self.size = size
+        self.label = label
+        self.msg_id = uuid.uuid4().hex
+        self.submitted = time.time()
+        self.received: float | None = None
+        self.recorded: Recorded | None = None
+        self.error: RankError | None = None
+        self.shows_value = False  # the value is a display bundle
+        self.abort: Callable[[], object] = lambda: None  # give it up
+        client.note_begin(self)
+
+    def follow(self, answer: Future[Any], find_engine: Callable[[], int | None] = lambda: None) -> None:
+        """Settle with this answer. What is the user's in it is unpickled on a thread of the client's."""
+        answer.when_done(lambda: self.client.resolve(functools.partial(self.take, answer, find_engine)))
+
+    def take(self, answer: Future[Any], find_engine: Callable[[], int | None]) -> None:
+        """Settle with an answer that is there."""
+        self.engine = find_engine() if self.engine is None else self.engine
+        given: Any
+        try:
+            given = answer.get()
+            if isinstance(given, Recorded):
+                self.recorded, given = given, given.answer
+            value = given.open()["value"] if isinstance(given, Parcel) else None
+        except Exception as error:
+            given = error
+        self.received = time.time()
+        if isinstance(given, Parcel):
+            self.settle(value)
+        else:
+            self.error = as_rank_error(-1 if self.engine is None else self.engine, given)
+            is_aborted = self.error.type_name == TaskAborted.__name__
+            self.settle_error(TaskAborted(self.error.message) if is_aborted else None)
+
+    def settle(self, value: Any) -> None:
+        """Have this value."""
+        self.received = self.received or time.time()
+        self.client.note_end(self)
+        self.set_result(value)
+
+    def settle_error(self, error: BaseException | None = None) -> None:
+        """Fail, with the error of its rank if there is no other."""
+        self.client.note_end(self)
+        if error is None:
+            assert self.error is not None
+            error = make_error([(-1 if self.engine is None else self.engine, self.error)], "apply")
+        self.set_exception(error)
+
+    @property
+    def metadata(self) -> Metadata:
+        """What is known of it by now."""
+        known = Metadata.fromkeys(KEYS)
+        made = Metadata(known)
+        made.update(msg_id=self.msg_id, engine_id=self.engine, label=self.label, submitted=_date(self.submitted))
+        made.update(stdout="", stderr="", outputs=[], data={}, received=_date(self.received))
+        made["engine_uuid"] = None if self.engine is None else f"{self.client.name}.{self.engine}"
+        if self.done():
+            made["status"] = "ok" if self.error is None else "error"
+        if (told := self.recorded) is not None:
+            made.update(started=_date(told.began), completed=_date(told.began + told.seconds))
+            made.update(stdout=told.stdout, stderr=told.stderr, outputs=list(told.outputs))
+        if self.shows_value and self.done() and self.error is None:
+            made["execute_result"] = ExecuteReply(self.result(), self.engine).execute_result
+        return made
+
+
+class ExecuteReply:
+    """What `execute` gives for an engine: the display bundle of the last expression, where it was not silent."""
+
+    def __init__(self, data: Mapping[str, Any] | None, engine: int | None) -> None:
+        self.execute_result = None if data is None else {"data": dict(data), "metadata": {}}
+        self.data = dict(data or {})
+        self._engine = engine
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
+        return self.data
+
+    def __repr__(self) -> str:
+        text = self.data.get("text/plain", "")
+        return f"Out[{self._engine}]: {text}" if text else f"<ExecuteReply[{self._engine}]>"
+
+
+def _date(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

@@ -1,0 +1,283 @@
+"""ipyparallel's direct view: calls, maps and variables on chosen ranks.
+
+Functions of the notebook find the ranks' own variables as their globals, as with ipyparallel. What sets variables is
+done when it returns, whatever `block` says.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from meshbook.magics import variables
+from meshbook.magics.compat.answers import AsyncMapResult, AsyncResult, Make, ready_result
+from meshbook.magics.compat.calls import Call, ExecuteReply
+from meshbook.magics.compat.functions import Function, name_of
+from meshbook.magics.compat.views import Targets, View
+from meshbook.magics.exchange import Exchange, carry_out
+from meshbook.magics.merging import merge
+from meshbook.magics.splitting import split
+from meshbook.runtime.cells.calling import Apply, Evaluate, Execute
+from meshbook.runtime.cells.parcels import pack
+
+
+class DirectView(View):
+    """Some ranks of a mesh, or one: then results are its own and no lists."""
+
+    @property
+    def _is_single(self) -> bool:
+        return isinstance(self.targets, int)
+
+    # -- calls -----------------------------------------------------------------
+
+    def apply_async(self, function: Function, /, *arguments: Any, **keywords: Any) -> AsyncResult:
+        """Call it on each rank and go on."""
+        request = _call_of(function, arguments, keywords)
+        return self._ask(dict.fromkeys(self._ranks, request), name_of(function))
+
+    def execute(
+        self,
+        code: str,
+        silent: bool = True,
+        targets: Targets = None,
+        block: bool | None = None,
+        label: str | None = None,
+    ) -> AsyncResult:
+        """Run source on each rank. `get()` gives an ExecuteReply for each."""
+        return self._execute(code, "<execute>", silent, targets, block, label)
+
+    def run(
+        self, filename: str, targets: Targets = None, block: bool | None = None, label: str | None = None
+    ) -> AsyncResult:
+        """Run the file, which is read here, on each rank."""
+        return self._execute(Path(filename).read_text(), filename, True, targets, block, label)
+
+    def _execute(
+        self, code: str, name: str, silent: bool, targets: Targets, block: bool | None, label: str | None
+    ) -> AsyncResult:
+        view = self._at(targets)
+        view.label = label or self.label
+        result = view._ask(dict.fromkeys(view._ranks, Execute(code, name, silent)), "execute", replies=True)
+        if self.block if block is None else block:
+            result.get()
+        return result
+
+    def map(
+        self,
+        function: Function,
+        *sequences: Any,
+        block: bool | None = None,
+        return_exceptions: bool = False,
+        label: str | None = None,
+        track: bool = False,
+        ordered: bool = True,
+    ) -> Any:
+        """Call the function with each element, a piece of the sequences on each rank; the results in order."""
+        requests, sizes = self._pieces(function, sequences, each=True)
+        calls, exchange = self._send(requests, name_of(function), sizes, label=label)
+        result = AsyncMapResult(
+            calls,
+            name_of(function),
+            ordered=ordered,
+            chunked=True,
+            return_exceptions=return_exceptions,
+            abort=exchange.interrupt,
+            client=self.client,
+        )
+        return self._answer(result, block)
+
+    def _call_with_pieces(self, function: Function, sequences: Sequence[Any], chunksize: int | None) -> AsyncResult:
+        requests, _ = self._pieces(function, sequences, each=False)
+        return self._ask(requests, name_of(function), lambda values: merge(values, "cat"))
+
+    def _pieces(
+        self, function: Function, sequences: Sequence[Any], *, each: bool
+    ) -> tuple[dict[int, Apply], dict[int, int]]:
+        """The requests of the ranks, each with a piece of the sequences; and how many elements it has."""
+        columns = [sequence if hasattr(sequence, "__len__") else list(sequence) for sequence in sequences]
+        columns = [list(column) if isinstance(column, range) else column for column in columns]
+        if each:
+            least = min(map(len, columns), default=0)
+            columns = [column[:least] for column in map(list, columns)]
+        pieces = [split(column, len(self._ranks)) for column in columns]
+        sizes = {rank: len(pieces[0][index]) for index, rank in enumerate(self._ranks)}
+        busy = {rank: size for rank, size in sizes.items() if size} or {self._ranks[0]: 0}
+        requests = {
+            rank: _call_of(function, [piece[index] for piece in pieces], {}, each=each)
+            for index, rank in enumerate(self._ranks)
+            if rank in busy
+        }
+        return requests, busy
+
+    def _ask(
+        self, requests: Mapping[int, Any], what: str, make: Make | None = None, *, replies: bool = False
+    ) -> AsyncResult:
+        calls, exchange = self._send(requests, what, {}, label=self.label)
+        if replies:
+            for call in calls:
+                call.shows_value = True
+            make = functools.partial(_reply_all, list(requests), self._is_single)
+        elif make is None and self._is_single:
+            make = _first
+        return AsyncResult(
+            *(calls, what, make or list),
+            single=self._is_single,
+            abort=exchange.interrupt,
+            client=self.client,
+        )
+
+    def _send(
+        self, requests: Mapping[int, Any], what: str, sizes: Mapping[int, int], *, label: str | None
+    ) -> tuple[list[Call], Exchange]:
+        exchange = Exchange(self.client.mesh, requests, f"call {what}")
+        calls = [Call(self.client, rank, size=sizes.get(rank, 1), label=label or self.label) for rank in requests]
+        for call, rank in zip(calls, requests, strict=True):
+            call.abort = exchange.interrupt
+            call.follow(exchange.futures[rank])
+        return calls, exchange
+
+    # -- variables ---------------------------------------------------------------
+
+    def push(
+        self, values: Mapping[str, Any], targets: Targets = None, block: bool | None = None, track: bool | None = None
+    ) -> Any:
+        """Set variables on each rank."""
+        if not isinstance(values, Mapping):
+            raise TypeError(f"Must be a dict, not {type(values)}")
+        view = self._at(targets)
+        carry_out(variables.push(self.client.mesh, view._ranks, values))
+        return self._done(view, None, "push", block)
+
+    def update(self, values: Mapping[str, Any]) -> Any:
+        """The same."""
+        return self.push(values)
+
+    def pull(self, names: str | Sequence[str], targets: Targets = None, block: bool | None = None) -> Any:
+        """The value of a variable or an expression, or those of several, on each rank."""
+        wanted = [names] if isinstance(names, str) else list(names)
+        if bad := [name for name in wanted if not isinstance(name, str)]:
+            raise TypeError(f"keys must be str, not type {type(bad[0])!r}")
+        view = self._at(targets)
+        requests = dict.fromkeys(view._ranks, Evaluate(tuple(wanted)))
+
+        def make(rows: list[Any]) -> Any:
+            values = [row[0] for row in rows] if isinstance(names, str) else rows
+            return values[0] if view._is_single else values
+
+        return self._answer(view._ask(requests, "pull", make), block)
+
+    def get(self, names: str | Sequence[str]) -> Any:
+        """The same, and wait."""
+        return self.pull(names, block=True)
+
+    def scatter(
+        self,
+        name: str,
+        sequence: Any,
+        dist: str = "b",
+        flatten: bool = False,
+        targets: Targets = None,
+        block: bool | None = None,
+        track: bool | None = None,
+    ) -> Any:
+        """Set a variable to a piece of the sequence on each rank; `flatten`: to the element, where it is one."""
+        view = self._at(targets)
+        sequence = list(sequence) if isinstance(sequence, range) else sequence  # pieces of a range do not join again
+        if flatten and len(sequence) == len(view._ranks):
+            for rank, element in zip(view._ranks, sequence, strict=True):
+                carry_out(variables.push(self.client.mesh, [rank], {name: element}))
+        else:
+            carry_out(variables.scatter(self.client.mesh, view._ranks, name, sequence, 0))
+        return self._done(view, None, "scatter", block)
+
+    def gather(self, name: str, dist: str = "b", targets: Targets = None, block: bool | None = None) -> Any:
+        """The pieces of all ranks as one."""
+        view = self._at(targets)
+        request = Evaluate((name,))
+        made = view._ask(
+            dict.fromkeys(view._ranks, request), "gather", lambda rows: merge([row[0] for row in rows], "cat")
+        )
+        return self._answer(made, block)
+
+    def clear(self, targets: Targets = None, block: bool | None = None) -> Any:
+        """Delete the variables that programs have made on each rank."""
+        return self.client.clear(self.targets if targets is None else targets, block)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.get(name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.push({name: value})
+
+    def _done(self, view: DirectView, value: Any, name: str, block: bool | None) -> Any:
+        made = ready_result(self.client, dict.fromkeys(view._ranks), name, lambda values: value, single=False)
+        return self._answer(made, block)
+
+    def _at(self, targets: Targets) -> DirectView:
+        """A view of these ranks; of the same ones where there are none."""
+        return self.client.direct_view(self.targets if targets is None else targets)
+
+    @contextmanager
+    def sync_imports(self, local: bool = True, quiet: bool = False) -> Iterator[None]:
+        """What is imported in this block is imported on the ranks, too; functions are not told under other names."""
+        taken: list[str] = []
+        real = builtins.__import__
+
+        def note(name: str, *arguments: Any, **keywords: Any) -> Any:
+            module = real(name, *arguments, **keywords)
+            caller = arguments[0] if arguments else keywords.get("globals") or {}
+            if caller.get("__name__") == "__main__" and name not in taken:
+                taken.append(_line_of(name, arguments[2] if len(arguments) > 2 else keywords.get("fromlist")))
+            return module
+
+        builtins.__import__ = note
+        try:
+            yield
+        finally:
+            builtins.__import__ = real
+        for line in taken:
+            if not quiet:
+                print(f"{line} on {len(self)} ranks")
+            self.execute(line, block=True)
+
+    @property
+    def importer(self) -> Any:
+        """`with view.importer:` is `with view.sync_imports():`."""
+        return self.sync_imports()
+
+    def use_cloudpickle(self) -> None:
+        """Functions travel by cloudpickle anyway."""
+
+    use_dill = use_pickle = use_cloudpickle
+
+    def activate(self, suffix: str = "") -> None:
+        """%px means these ranks anyway, where they are all of the mesh. Of suffixes there is none."""
+        if suffix:
+            raise ValueError(f"%px{suffix} is not there: %%px --targets says which ranks are meant")
+
+
+class BroadcastView(DirectView):
+    """The same: a request that is the same for all ranks is pickled once anyway."""
+
+    is_coalescing = False
+
+
+def _call_of(function: Function, arguments: Sequence[Any], keywords: Mapping[str, Any], *, each: bool = False) -> Apply:
+    return Apply(pack({"function": function, "arguments": tuple(arguments), "keywords": dict(keywords), "each": each}))
+
+
+def _first(values: list[Any]) -> Any:
+    return values[0]
+
+
+def _reply_all(ranks: Sequence[int], single: bool, values: list[Any]) -> Any:
+    replies = [ExecuteReply(value, rank) for rank, value in zip(ranks, values, strict=True)]
+    return replies[0] if single else replies
+
+
+def _line_of(name: str, fromlist: Sequence[str] | None) -> str:
+    return f"from {name} import {', '.join(fromlist)}" if fromlist else f"import {name}"
