@@ -38,7 +38,7 @@ from meshbook.runtime.imports import when_imported
 from meshbook.runtime.mesh.birth import Birth
 from meshbook.runtime.mesh.places import places_of
 from meshbook.runtime.mesh.process import PROCESS, ProcessActor
-from meshbook.runtime.mesh.tasks import table_of
+from meshbook.runtime.mesh.tasks import Returned, table_of
 from meshbook.runtime.node.call_table import AllReplies, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.station import Station
@@ -317,7 +317,7 @@ class Process(ProcessActor):
         return birth
 
     @endpoint
-    def take_back(self, key: str, number: int, items: list[int]) -> list[int]:
+    def take_back(self, key: str, number: int, items: list[int]) -> Returned:
         return table_of(self._node).take_back(key, number, items)
 
     @endpoint

@@ -31,7 +31,8 @@ class Request:
     number: int
     rank: int
     items: list[int]
-    is_asked_back: bool = False
+    is_looked_at: bool = False  # its rank was asked for what is done
+    is_asked_back: bool = False  # and for what has not begun
 
 
 @dataclass(frozen=True)
@@ -136,24 +137,38 @@ class Balancer:
             self._largest = max(self._largest, len(done))
 
     def late_requests(self, now: float) -> list[Request]:
-        """The requests whose items are to be asked back now, where ranks are idle and others are slow. Each once."""
-        found = [request for due, request in self._held_back() if due <= now]
+        """The requests whose ranks are to be asked now, each once: for the items that are done.
+
+        Where another rank is idle, `is_asked_back` is set: they are asked for the items that have not begun as well.
+        """
+        found = [request for due, request in self._late() if due <= now]
         for request in found:
-            request.is_asked_back = True
+            request.is_looked_at = True
+            request.is_asked_back = self._has_idle
         return found
 
     def next_look(self) -> float:
         """When to look for late requests again; infinite where there is nothing to look for."""
-        return min((due for due, _ in self._held_back()), default=math.inf)
+        return min((due for due, _ in self._late()), default=math.inf)
 
-    def _held_back(self) -> Iterator[tuple[float, Request]]:
-        """The open requests, while another rank is idle; and when they are late. Their ranks know what has begun."""
-        if self._waiting or all(self._open.values()):
-            return
+    @property
+    def _has_idle(self) -> bool:
+        return not self._waiting and not all(self._open.values())
+
+    def _late(self) -> Iterator[tuple[float, Request]]:
+        """The requests to ask for, and when they are late. Their ranks know what has begun."""
         for rank, requests in self._open.items():
-            for request in requests:
-                if request.items and not request.is_asked_back:
+            for index, request in enumerate(requests):
+                has_done = index == 0 and len(request.items) > 1  # maybe: a later item is slow
+                is_wanted = self._has_idle and request.items and not request.is_asked_back
+                if is_wanted or (has_done and not request.is_looked_at):
                     yield self._since[rank] + PATIENCE, request
+
+    def done_early(self, rank: int, number: int, items: Collection[int]) -> None:
+        """These items of a request are done, before its answer is there."""
+        request = self._find(rank, number)
+        if request is not None:
+            request.items = [item for item in request.items if item not in items]
 
     def given_back(self, rank: int, number: int, items: Collection[int]) -> None:
         """A rank has not begun these items of a request, and will not."""

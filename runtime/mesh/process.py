@@ -6,6 +6,7 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.collectives.membership import Plan, Standing
+from meshbook.runtime.mesh.tasks import Returned
 from meshbook.runtime.telemetry.output import LogOptions
 from meshbook.runtime.telemetry.traffic import Moved
 
@@ -64,8 +65,8 @@ class ProcessActor(Actor):
         raise NotImplementedError
 
     @endpoint
-    def take_back(self, key: str, number: int, items: list[int]) -> list[int]:
-        """Return those items of a request of a map that have not begun here; they never will."""
+    def take_back(self, key: str, number: int, items: list[int]) -> Returned:
+        """Give back those items of a request of a map that have not begun here, and say what is done."""
         raise NotImplementedError
 
     @endpoint

@@ -25,7 +25,19 @@ from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.balancing import Balancer, Request
 from meshbook.runtime.mesh.process import PROCESS
 from meshbook.runtime.mesh.runners import Runner
-from meshbook.runtime.mesh.tasks import Done, Function, Item, Packed, Raised, Work, pack, table_of, unpack
+from meshbook.runtime.mesh.tasks import (
+    Done,
+    Function,
+    Item,
+    Outcome,
+    Packed,
+    Raised,
+    Returned,
+    Work,
+    pack,
+    table_of,
+    unpack,
+)
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.identity import NOWHERE
 from meshbook.runtime.queues import get_within
@@ -217,7 +229,7 @@ class Scheduler:
                 return None
             has_ranks = bool(self._balancer.ranks)
         for request in late:
-            self._take_back(request, list(request.items))
+            self._take_back(request, list(request.items) if request.is_asked_back else [])
         return max(0.0, min(look - now, LONGEST_WAIT if has_ranks else LOOK_SECONDS))
 
     def _end(self) -> None:
@@ -265,13 +277,16 @@ class Scheduler:
             executed = {outcome[0] for outcome in done.outcomes}
             seconds = sum(outcome[2] for outcome in done.outcomes)
             self._balancer.answered(request.rank, request.number, executed, seconds, time.monotonic())
-        for number, began, seconds, outcome in done.outcomes:
+        self._take_outcomes(done.outcomes, request.rank, done.host)
+
+    def _take_outcomes(self, outcomes: Iterable[Outcome], rank: int, host: str) -> None:
+        for number, began, seconds, outcome in outcomes:
             task = self._pop(number)
-            if task is None:
+            if task is None:  # settled already
                 continue
-            self.runs[number] = Ran(request.rank, done.host, began, seconds)
+            self.runs[number] = Ran(rank, host, began, seconds)
             if isinstance(outcome, Raised):
-                task.future.fail(self._make_error(task, outcome, request.rank, done.host))
+                task.future.fail(self._make_error(task, outcome, rank, host))
             else:
                 what = f"the value of item {task.place} of {self.name}"
                 task.future.resolve(functools.partial(unpack, outcome, what))
@@ -385,13 +400,17 @@ class Scheduler:
                 answer.fail(error)
         answer.when_done(lambda: self._events.put(lambda: self._put_back(request, answer)))
 
-    def _put_back(self, request: Request, answer: Future[list[int]]) -> None:
+    def _put_back(self, request: Request, answer: Future[Returned]) -> None:
         try:
-            items = answer.get()
+            returned = answer.get()
         except Exception:  # the rank is dead, or cannot be asked: what it has is settled by its answer
             return
         with self._lock:
-            self._balancer.given_back(request.rank, request.number, items)
+            if not self._balancer.is_open(request):  # its answer was here first, and says the same
+                return
+            self._balancer.done_early(request.rank, request.number, {outcome[0] for outcome in returned.outcomes})
+            self._balancer.given_back(request.rank, request.number, returned.items)
+        self._take_outcomes(returned.outcomes, request.rank, returned.host)
 
 
 class _Inquiry:

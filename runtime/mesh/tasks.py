@@ -73,6 +73,15 @@ class Done:
     host: str
 
 
+@dataclass(frozen=True)
+class Returned:
+    """What a rank says of a request that it has not answered: the items that it gives back, and what is done."""
+
+    items: tuple[int, ...]
+    outcomes: tuple[Outcome, ...]  # these are in the answer as well, which may arrive first
+    host: str
+
+
 @dataclass
 class _Map:
     """What a process knows of one map."""
@@ -81,8 +90,11 @@ class _Map:
     functions: dict[int, Function] = field(default_factory=dict)
     # By request and item: whether the item has begun, or was taken back. What comes first holds, by `setdefault`.
     has_begun: dict[tuple[int, int], bool] = field(default_factory=dict)
+    outcomes: list[Outcome] = field(default_factory=list)  # of the request that runs
+    running: int = 0
     answered: int = 0  # the last request that was
-    ending: threading.Lock = field(default_factory=threading.Lock)  # guards the end of a request against `take_back`
+    # Guards the begin and the end of a request against `take_back`.
+    ending: threading.Lock = field(default_factory=threading.Lock)
 
 
 class TaskTable:
@@ -102,6 +114,8 @@ class TaskTable:
         known = self._maps.setdefault(work.key, _Map())
         known.packed.update(work.functions)
         outcomes: list[Outcome] = []
+        with known.ending:
+            known.outcomes, known.running = outcomes, work.number
         room = self._most_bytes
         for index, function, arguments in work.items:
             if known.has_begun.setdefault((work.number, index), True):
@@ -136,13 +150,15 @@ class TaskTable:
             trace = "" if isinstance(error, PickleError) else format_error(error)
             return Raised(type(error).__name__, _say(error), trace, pickle_exception(error))
 
-    def take_back(self, key: str, number: int, items: Sequence[int]) -> list[int]:
-        """Return the items of a request that have not begun; they never will. The request may be still to come."""
+    def take_back(self, key: str, number: int, items: Sequence[int]) -> Returned:
+        """Give back those of these items that have not begun: they never will. The request may be still to come."""
         known = self._maps.setdefault(key, _Map())
+        host = socket.gethostname()
         with known.ending:
             if number <= known.answered:
-                return []
-            return [item for item in items if not known.has_begun.setdefault((number, item), False)]
+                return Returned((), (), host)
+            given = tuple(item for item in items if not known.has_begun.setdefault((number, item), False))
+            return Returned(given, tuple(known.outcomes) if known.running == number else (), host)
 
     def forget(self, key: str) -> None:
         """This map is over."""

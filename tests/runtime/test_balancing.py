@@ -67,15 +67,27 @@ def test_a_fixed_size_is_kept() -> None:
 def test_items_behind_a_slow_one_are_asked_back_when_a_rank_is_idle() -> None:
     balancer = make(6, ranks=2, chunksize=3)
     slow, quick = balancer.requests(0.0)
-    assert balancer.next_look() == math.inf  # nobody is idle
     balancer.answered(1, quick.number, quick.items, 0.003, 0.003)
     assert balancer.next_look() == PATIENCE
     assert balancer.late_requests(PATIENCE / 2) == []
     assert balancer.late_requests(PATIENCE) == [slow]
+    assert slow.is_asked_back
     assert balancer.late_requests(PATIENCE) == []
+    assert balancer.next_look() == math.inf
     balancer.given_back(0, slow.number, [1, 2])
     assert slow.items == [0]
     assert [item for _, items in sent(balancer, PATIENCE) for item in items] == [1, 2]
+
+
+def test_what_is_done_in_a_late_request_is_asked_for_though_no_rank_is_idle() -> None:
+    balancer = make(100, ranks=1, chunksize=3)
+    (request,) = balancer.requests(0.0)
+    assert balancer.next_look() == PATIENCE
+    assert balancer.late_requests(PATIENCE) == [request]
+    assert not request.is_asked_back
+    balancer.done_early(0, request.number, [0])
+    assert (request.items, balancer.late_requests(PATIENCE)) == ([1, 2], [])
+    assert balancer.lose(0).again == [1, 2]
 
 
 def test_a_single_item_is_asked_back_too() -> None:

@@ -83,6 +83,22 @@ def test_a_slow_item_does_not_hold_back_those_behind_it(world: Any) -> None:
     assert gate.told() == [0]  # it was done once
 
 
+def note_and_stop(gate: Any, stops: set[int], x: int) -> int:
+    gate.tell(("did", x))
+    return stop_at(gate, stops, x)
+
+
+@pytest.mark.parametrize("chunksize", ["auto", 1, 7])
+def test_each_item_is_done_once(world: Any, chunksize: Any) -> None:
+    gate = world.gate()
+    result = world.procs(3).map(functools.partial(note_and_stop, gate, {0, 40}), range(120), chunksize=chunksize)
+    assert [result.futures[x].get(PATIENCE) for x in range(120) if x not in (0, 40)]  # those behind a slow one, too
+    gate.open(2)
+    assert result.get(PATIENCE) == list(range(120))
+    told = gate.told()
+    assert sorted(note[1] for note in told if isinstance(note, tuple)) == list(range(120))
+
+
 def test_an_error_names_item_rank_and_host_and_stops_no_other(world: Any) -> None:
     result = world.procs(2).map(refuse_two, range(5))
     with pytest.raises(
