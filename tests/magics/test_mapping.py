@@ -1,0 +1,64 @@
+"""The bar of a map: when it appears, what it says, and that it ends complete."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from meshbook.magics import mapping
+from meshbook.magics.mapping import format_bar, show_progress
+from meshbook.runtime.actor.future import Future
+
+if TYPE_CHECKING:
+    from tests.magics.conftest import FakeKernel
+
+
+class Result:
+    """As much of a map's result as a bar looks at."""
+
+    name = "f"
+
+    def __init__(self, count: int) -> None:
+        self.futures: list[Future[int]] = [Future.pending() for _ in range(count)]
+
+    def __len__(self) -> int:
+        return len(self.futures)
+
+    @property
+    def progress(self) -> int:
+        return sum(future.done() for future in self.futures)
+
+    def done(self) -> bool:
+        return self.progress == len(self)
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "bar"),
+    [(0, 4, "░" * 20), (1, 4, "█" * 5 + "░" * 15), (4, 4, "█" * 20)],
+)
+def test_the_text_of_a_bar(done: int, total: int, bar: str) -> None:
+    assert format_bar("f", done, total, 72.0) == f"map of f {bar} {done}/{total} 01:12"
+
+
+def test_a_bar_is_replaced_in_its_cell_and_ends_complete(
+    kernel: FakeKernel, shell: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mapping, "QUIET", 0.0)
+    monkeypatch.setattr(mapping, "EACH", 1000.0)
+    result: Any = Result(3)
+    show_progress(shell, result)
+    kernel.parent = "cell 2"
+    for future in result.futures:
+        future.resolve(lambda: 1)
+    shown = [(kind, content["data"]["text/plain"].split()[-2], parent) for kind, content, parent in kernel.sent]
+    assert shown == [("display_data", "1/3", "cell 1"), ("update_display_data", "3/3", "cell 1")]
+
+
+def test_a_quick_map_shows_no_bar(kernel: FakeKernel, shell: SimpleNamespace) -> None:
+    result: Any = Result(2)
+    show_progress(shell, result)
+    for future in result.futures:
+        future.fail(ValueError())
+    assert kernel.sent == []
