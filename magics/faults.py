@@ -9,7 +9,7 @@ from meshbook.magics.forwarding import CellScreen
 from meshbook.magics.publications import Error
 from meshbook.runtime.actor.context import current_origin
 from meshbook.runtime.actor.failure import MeshFailure
-from meshbook.runtime.hosts.faults import default_hook, set_unhandled_fault_hook, unhandled_fault_hook
+from meshbook.runtime.hosts.faults import is_default, set_unhandled_fault_hook, unhandled_fault_hook
 
 MOST_REPORTS = 1  # of one mesh in full; the other ranks have mostly failed of the same
 _RED = "\x1b[31m"
@@ -25,7 +25,7 @@ class FaultScreen:
 
     def install(self) -> None:
         """Become the hook, unless the user has set one."""
-        if unhandled_fault_hook() is default_hook:
+        if is_default(unhandled_fault_hook()):
             set_unhandled_fault_hook(self.show)
 
     def show(self, failure: MeshFailure) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from meshbook.runtime import texts
+from meshbook.runtime.actor.receipts import Receipt
 from meshbook.runtime.traces import Line
 
 
@@ -26,14 +27,16 @@ class MeshFailure:
         spawned_at: Line | None = None,
         remark: str = "",
         ended_by: str = "",
+        receipts: Sequence[Receipt] = (),
     ) -> None:
         self.mesh_name = mesh_name
-        self.crashed_ranks = list(crashed_ranks)  # all that have failed so far; the last one is what this is about
+        self.crashed_ranks = list(crashed_ranks)
         self._report = report
         self._handle = handle
         self._spawned_at = spawned_at
         self.remark = remark  # what was tried, before somebody is told
         self.ended_by = ended_by  # what had the process killed because a person asked for it: `%mesh restart`
+        self.receipts = receipts  # of the calls of this process that fail of it
 
     @property
     def mesh(self) -> Any:
@@ -46,8 +49,18 @@ class MeshFailure:
 
     def also(self, remark: str) -> MeshFailure:
         """The same failure, with a remark on what was tried."""
-        told = self.mesh_name, self.crashed_ranks, self._report, self._handle, self._spawned_at
-        return MeshFailure(*told, remark, self.ended_by)
+        known = self.mesh_name, self.crashed_ranks, self._report, self._handle, self._spawned_at
+        return MeshFailure(*known, remark, self.ended_by, self.receipts)
+
+    @property
+    def was_received(self) -> bool:
+        """Whether a caller of this process has received it as an exception."""
+        return any(receipt.is_read for receipt in self.receipts)
+
+    @property
+    def may_be_received(self) -> bool:
+        """Whether a caller of this process still holds the future of a call that fails of it."""
+        return any(receipt.is_pending for receipt in self.receipts)
 
     def __str__(self) -> str:
         ranks = texts.crashed_ranks(self.crashed_ranks)

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from meshbook.runtime.actor.context import CURRENT, Waiter
+from meshbook.runtime.actor.receipts import Receipt
 from meshbook.runtime.queues import Latch, may_wait
 from meshbook.runtime.traces import without_ours
 
@@ -39,7 +40,7 @@ class Future(Generic[T]):
     """The answer to a call, made by endpoints and meshes: wait with `.get()` in scripts and cells, or `await` it."""
 
     __slots__ = (
-        *("_callbacks", "_decode", "_decoding", "_done", "_error", "_index", "_inquiry", "_trace", "_value"),
+        *("_callbacks", "_decode", "_decoding", "_done", "_error", "_index", "_inquiry", "_receipt", "_trace", "_value"),
         "__weakref__",
     )
 
@@ -53,6 +54,7 @@ class Future(Generic[T]):
     _error: BaseException | None
     _inquiry: PendingCall | None  # None once the future is done
     _index: int | None  # of the target that answers; None where several do
+    _receipt: Receipt  # where there is one: notes that the error was raised in the caller's code
     _trace: TracebackType | None  # of the error, as it came here; each reader adds its own lines to that
     _value: Any
 
@@ -93,6 +95,11 @@ class Future(Generic[T]):
         self._index = index
         if not self._done:
             self._inquiry = inquiry
+
+    def note_in(self, receipt: Receipt) -> None:
+        """Note there that the error was raised in the code of a caller, or that the future was dropped before."""
+        self._receipt = receipt
+        receipt.follow(self)
 
     @property
     def inquiry(self) -> PendingCall | None:
@@ -150,6 +157,8 @@ class Future(Generic[T]):
 
         def settle() -> None:
             if (error := self._error) is not None:
+                if (receipt := getattr(self, "_receipt", None)) is not None:
+                    twin.note_in(receipt)
                 twin.fail(error.with_traceback(self._trace))
             else:
                 twin.resolve(lambda: make(self._result()))
@@ -173,7 +182,7 @@ class Future(Generic[T]):
             _warn_inside_a_loop()
             self._wait(timeout)
         if (error := self._decoded()) is not None:  # raised from here, not deeper: this frame is seen by the user
-            raise error.with_traceback(self._trace)
+            raise self._given(error)
         return self._value  # type: ignore[no-any-return]
 
     def wait_here(self, timeout: float | None = None) -> None:
@@ -244,9 +253,15 @@ class Future(Generic[T]):
                 self._decode = None
         return self._error
 
+    def _given(self, error: BaseException) -> BaseException:
+        """The error, to be raised in the code of a caller."""
+        if (receipt := getattr(self, "_receipt", None)) is not None:
+            receipt.note_read()
+        return error.with_traceback(self._trace)
+
     def _result(self) -> T:
         if (error := self._decoded()) is not None:
-            raise error.with_traceback(self._trace)
+            raise self._given(error)
         return self._value  # type: ignore[no-any-return]
 
     def as_asyncio(self) -> asyncio.Future[T]:
@@ -262,7 +277,7 @@ class Future(Generic[T]):
             elif isinstance(error, StopIteration):  # asyncio cannot carry it, and would leave its awaiter hanging
                 twin.set_exception(RuntimeError(repr(error)))
             else:
-                twin.set_exception(error.with_traceback(self._trace))
+                twin.set_exception(self._given(error))
 
         def wake() -> None:
             with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits there any more
@@ -274,7 +289,7 @@ class Future(Generic[T]):
     def __await__(self) -> Generator[Any, None, T]:
         if self._done:
             if (error := self._decoded()) is not None:
-                raise error.with_traceback(self._trace)
+                raise self._given(error)
             return self._value  # type: ignore[no-any-return]
         here = CURRENT.get()
         waiter: Waiter | None = here.waiter if here is not None else None

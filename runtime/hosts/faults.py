@@ -1,12 +1,15 @@
-"""What a client does with a failure that nobody handled: it calls `unhandled_fault_hook`, which users may replace.
+"""What a client does with a failure that nothing handled: it calls `unhandled_fault_hook`, which users may replace.
 
-The default prints the failure and ends a script with exit status 1. In a notebook a fault is only shown.
+The default prints the failure and ends a script with exit status 1. In a notebook a fault is only shown. A failure that
+a caller received as an exception is only logged by default; a failure that a caller may still receive waits for that.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib
+import logging
 import os
 import queue
 import sys
@@ -17,8 +20,10 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 from meshbook.runtime.actor.failure import MeshFailure
+from meshbook.runtime.actor.receipts import Receipt
 from meshbook.runtime.node.ledger import OwnedMesh
 
+logger = logging.getLogger(__name__)
 PATIENCE = 1.0  # seconds for a hook, when the session is closed meanwhile
 Hook: TypeAlias = Callable[[MeshFailure], object]
 
@@ -30,10 +35,16 @@ def default_hook(failure: MeshFailure) -> None:
         raise SystemExit(1)
 
 
+def strict_hook(failure: MeshFailure) -> None:
+    """Do the same as `default_hook`, also for failures that a caller has received. The default under the alias."""
+    default_hook(failure)
+
+
 class _Hook:
     """The one hook of this process."""
 
     current: Hook = staticmethod(default_hook)
+    default: Hook = staticmethod(default_hook)
 
 
 def unhandled_fault_hook() -> Hook:
@@ -46,6 +57,18 @@ def set_unhandled_fault_hook(hook: Hook) -> None:
     if not callable(hook):
         raise TypeError(f"unhandled_fault_hook is called with a MeshFailure; {hook!r} cannot be called")
     _Hook.current = staticmethod(hook)
+
+
+def is_default(hook: Hook) -> bool:
+    """Whether no user has set this hook."""
+    return hook in (default_hook, strict_hook)
+
+
+def make_default_strict() -> None:
+    """End scripts also for failures that a caller has received, unless the user sets a hook."""
+    _Hook.default = staticmethod(strict_hook)
+    if _Hook.current is default_hook:
+        _Hook.current = staticmethod(strict_hook)
 
 
 class HookedModule(ModuleType):
@@ -61,18 +84,24 @@ class HookedModule(ModuleType):
 
     @unhandled_fault_hook.deleter
     def unhandled_fault_hook(self) -> None:
-        set_unhandled_fault_hook(default_hook)  # unittest.mock ends a patch by deleting
+        set_unhandled_fault_hook(_Hook.default)  # unittest.mock ends a patch by deleting
 
     def __reduce__(self) -> tuple[Any, ...]:
         # By name. cloudpickle does that for plain modules only, and what a notebook defines refers to this one.
         return importlib.import_module, (self.__name__,)
 
 
+Fault: TypeAlias = tuple[OwnedMesh, MeshFailure]
+
+
 class Faults:
     """The faults of one session, each taken to the hook once, on a thread of their own: it may use the runtime."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[OwnedMesh, MeshFailure] | None] = queue.SimpleQueue()
+        self.ended_by = ""  # the failure that ends this process
+        self.has_unreceived = False  # whether there was a failure at the end that no caller had received
+        self._queue: queue.SimpleQueue[Fault | Receipt | None] = queue.SimpleQueue()
+        self._held: list[Fault] = []  # no caller has received these yet, but one still can
         self._lock = threading.Lock()  # guards the thread
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -93,26 +122,61 @@ class Faults:
         self._queue.put((charge, failure))
 
     def close(self) -> None:
-        """Take no more. A hook that is being called gets a moment to end, unless it is what closes us."""
+        """Take no more. A hook that is being called gets a moment to end, unless it is what closes us.
+
+        Failures that no caller has received are printed.
+        """
         with self._lock:
             self._closed = True
         self._queue.put(None)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(PATIENCE)
+        for failure in self._take_unreceived():
+            self.has_unreceived = True
+            print(failure, file=sys.stderr, flush=True)
+
+    def _take_unreceived(self) -> list[MeshFailure]:
+        """Return the failures that no caller has received, and those that came too late for the default hook."""
+        held, self._held = self._held, []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                item = self._queue.get_nowait()
+                if isinstance(item, tuple) and unhandled_fault_hook() is default_hook:
+                    held.append(item)
+        return [failure for _, failure in held if not failure.was_received]
 
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None and not self._closed:
-            charge, failure = item
-            try:
-                # Where the mesh was spawned: in a notebook that says in which cell something is shown.
-                charge.context.run(unhandled_fault_hook(), failure)
-            except SystemExit as exit_:
-                _exit(exit_)
-            except BaseException:  # of the user's hook: it is told, and the next fault still comes there
-                traceback.print_exc()
+        while (item := self._queue.get()) is not None:
+            if self._closed:
+                return self._queue.put(item)  # for `close`
+            if isinstance(item, Receipt):
+                self._held = [fault for fault in self._held if not self._handle(*fault)]
+            elif not self._handle(*item):
+                self._held.append(item)
+                for receipt in item[1].receipts:
+                    receipt.watch(self._queue)
+        return None
+
+    def _handle(self, charge: OwnedMesh, failure: MeshFailure) -> bool:
+        """Call the hook; return False if it has to wait for a caller that may still receive the failure."""
+        hook = unhandled_fault_hook()
+        if hook is default_hook and failure.was_received:
+            logger.error("%s", failure)
+            return True
+        if hook is default_hook and failure.may_be_received:
+            return False
+        try:
+            # Where the mesh was spawned: in a notebook that says in which cell something is shown.
+            charge.context.run(hook, failure)
+        except SystemExit as exit_:
+            self.ended_by = f"{failure!r}: {failure.report().partition(chr(10))[0]}"
+            end_process(exit_)
+        except BaseException:  # of the user's hook: it is told, and the next fault still comes there
+            traceback.print_exc()
+        return True
 
 
-def _exit(exit_: SystemExit) -> None:
+def end_process(exit_: SystemExit) -> None:
     """End the process from a thread that is not the main one, its exit handlers included.
 
     Whatever the main thread does then: it may wait for something that will never come.

@@ -21,10 +21,10 @@ import msgspec
 from meshbook.runtime.actor.context import Context, Instance, context, provide_client
 from meshbook.runtime.actor.future import Future, check_timeout
 from meshbook.runtime.config import Settings, settings_in_force
-from meshbook.runtime.errors import ExitReport, LaunchError, MeshbookError
+from meshbook.runtime.errors import ExitReport, LaunchError, MeshbookError, SupervisionError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.controllers import CONTROLLERS, Controllers
-from meshbook.runtime.hosts.faults import Faults
+from meshbook.runtime.hosts.faults import Faults, end_process
 from meshbook.runtime.hosts.launch import AGENT, AgentBirth, RunFolder, make_folder
 from meshbook.runtime.hosts.launchers import START_AGENT, AgentProcess, agent_environment
 from meshbook.runtime.hosts.meters import METERS
@@ -187,7 +187,7 @@ class Session:
 
     def _why_stopped(self) -> str:
         if self._closing.locked():
-            return "the session ended"
+            return self._reason
         return "its host was shut down" if self.host.is_shut_down else ""
 
     def _end_late_agent(self, answer: Future[Any]) -> None:
@@ -243,12 +243,26 @@ class Session:
         self._agent.kill()
         self._watcher.join()
         self.node.station.close()
-        self.node.close()
+        self.node.close((lambda: SupervisionError(_tell_fault(self.ended_by))) if self.ended_by else None)
         self.forwarder.close()  # nothing more can arrive
         self.folder.close()
 
+    @property
+    def ended_by(self) -> str:
+        """The failure that ends this process, or ""."""
+        return self._faults.ended_by
+
+    @property
+    def has_unreceived_faults(self) -> bool:
+        """Whether this closed session had failures that no caller had received."""
+        return self._faults.has_unreceived
+
+    @property
+    def _reason(self) -> str:
+        return f"the session ended: {_tell_fault(self.ended_by)}" if self.ended_by else "the session ended"
+
     def _stop_workers(self, seconds: float) -> None:
-        reason = "the session ended"
+        reason = self._reason
         stopping = [self._ask_agent("stop_all", reason), *self.remote.begin_to_stop(reason)]
         end = time.monotonic() + seconds
         for future in stopping:
@@ -280,7 +294,7 @@ class Session:
         targets = [Target(self.node.address, key) for key in self.node.actors.names()]
         if targets:
             everyone = AllReplies(Extent(("actors",), (len(targets),)).region)
-            self.node.calls.stop(targets, "the session ended", everyone)
+            self.node.calls.stop(targets, self._reason, everyone)
             with contextlib.suppress(TimeoutError, MeshbookError):
                 everyone.future.get(timeout=STOP_SECONDS)
 
@@ -305,6 +319,7 @@ class _Current:
     # the start may use a handle; `starting` refuses it.
     lock = threading.RLock()
     starting = False
+    ended_by = ""  # the failure that ends this process
 
 
 def _in_forked_child() -> None:
@@ -319,7 +334,13 @@ def _in_forked_child() -> None:
 os.register_at_fork(after_in_child=_in_forked_child)
 
 
+def _tell_fault(failure: str) -> str:
+    return f"nothing handled a failure, which ends this process: {failure}"
+
+
 def _check_not_shut_down() -> None:
+    if _Current.ended_by:
+        raise SupervisionError(_tell_fault(_Current.ended_by))
     if _Current.shutdown is not None:
         raise RuntimeError(
             "shutdown_context() has ended meshbook in this process, where it cannot be started again: "
@@ -341,7 +362,7 @@ def current_session() -> Session:
                 _Current.session = Session()
             finally:
                 _Current.starting = False
-            atexit.register(close_session)
+            atexit.register(_close_at_exit)
         return _Current.session
 
 
@@ -354,7 +375,7 @@ def replace_session(make: Callable[[], S]) -> S:
             raise RuntimeError("this process has processes of its own: stop them first, or attach from another one")
         session = make()
         _Current.session = session
-        atexit.register(close_session)
+        atexit.register(_close_at_exit)
     if before is not None:
         # Beside the caller: an agent that is still starting does not leave at once.
         threading.Thread(target=before.close, name="meshbook session's end").start()
@@ -368,7 +389,7 @@ def leave_session(leave: Callable[[Session], T]) -> T:
             raise RuntimeError("there is no session to detach: nothing was started from here")
         left = leave(_Current.session)
         _Current.session = None
-        atexit.unregister(close_session)
+        atexit.unregister(_close_at_exit)
         return left
 
 
@@ -389,11 +410,24 @@ def events() -> list[Event]:
 
 def close_session() -> None:
     """End this process's session; the next use starts another one."""
+    _close_current()
+
+
+def _close_current() -> Session | None:
     with _Current.lock:
         session, _Current.session = _Current.session, None
+        if session is not None and session.ended_by:
+            _Current.ended_by = session.ended_by
     if session is not None:
-        atexit.unregister(close_session)
+        atexit.unregister(_close_at_exit)
         session.close()
+    return session
+
+
+def _close_at_exit() -> None:
+    session = _close_current()
+    if session is not None and session.has_unreceived_faults:
+        end_process(SystemExit(1))  # at this point an exception cannot change the exit status any more
 
 
 def shutdown_context(host_timeout: float | None = None) -> Future[None]:
@@ -425,7 +459,7 @@ def _close_in_background(session: Session, seconds: float | None) -> Future[None
         else:
             closed.resolve(lambda: None)
 
-    atexit.unregister(close_session)
+    atexit.unregister(_close_at_exit)
     if threading.main_thread().is_alive():
         # No daemon: a script that does not wait for the future ends only after it.
         threading.Thread(target=close, name="meshbook shutdown").start()

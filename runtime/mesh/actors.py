@@ -125,10 +125,11 @@ class ActorMesh(MeshTrait):
 
     def _call(self, endpoint: str, arguments: Arguments, limit: float | None = None) -> Future[ValueMesh[Any]]:
         asker = AllReplies(self._region, self._explainer(endpoint))
+        future = asker.future
         current_node().calls.send(self._picked, endpoint, arguments, self._extent, asker, within=limit)
         if limit is not None:
-            self._limit(asker.future, endpoint, limit)
-        return asker.future
+            self._limit(future, endpoint, limit)
+        return future
 
     def _call_each(self, endpoint: str, arguments: Arguments) -> Sequence[Future[Any]]:
         asker = PerRank(len(self._picked), self._explainer(endpoint))

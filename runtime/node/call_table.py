@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from meshbook.runtime.actor.future import Future
+from meshbook.runtime.actor.receipts import Receipt
 from meshbook.runtime.actor.values import Once, ValueMesh
 from meshbook.runtime.errors import CallCancelled, CallError, CallTimeout, SupervisionError
 from meshbook.runtime.geometry import Region
@@ -116,6 +117,12 @@ class CallTable:
         asker = self._standing.get(call)
         return (asker, rank) if asker is not None else None
 
+    def receipts(self, node: str, actor: str = "") -> list[Receipt]:
+        """Return the receipts of the pending calls to an actor on a node; without an actor, to all of its actors."""
+        askers = {id(asker): asker for _, (asker, _, owed_by) in items_of(self._pending) if owed_by == node}
+        found = [receipt for asker in askers.values() if (receipt := _receipt_of(asker)) is not None]
+        return [receipt for receipt in found if actor in ("", receipt.actor)]
+
     def take_all(self, node: str | None = None) -> list[tuple[ReplyHandler, int]]:
         """Remove and return the handlers of all calls to a node; without a node, of all calls and ports."""
         ports = [] if node is not None else [self._standing.pop(number, None) for number in list(self._standing)]
@@ -142,6 +149,15 @@ class PendingCall:
         self._targets = targets
         self._calls = calls
         self._endpoint = endpoint
+
+    @property
+    def callee(self) -> str:
+        """The key of the called actor; "" if this constructs one."""
+        return "" if self._endpoint == "__init__" else self._first.actor
+
+    @property
+    def _first(self) -> Target:
+        return self._targets[0]
 
     def owing(self, index: int | None) -> list[tuple[Target, str, int]]:
         """Return the targets whose reply the waiting future is sure to need, each with the endpoint and call number.
@@ -177,10 +193,25 @@ class PendingCall:
         return [each for each in chosen if self._desk.table.is_open(each[2])]
 
 
+def _receipt_of(asker: Any) -> Receipt | None:
+    """Return the receipt of a call, made now if there is none; None for what is no call of an endpoint."""
+    if (known := getattr(asker, "receipt", None)) is not None:
+        return known  # type: ignore[no-any-return]
+    futures: Sequence[Future[Any]] = getattr(asker, "futures", None) or [getattr(asker, "future", Future.completed(0))]
+    inquiry = next((future.inquiry for future in futures if not future.done()), None)
+    if not isinstance(inquiry, PendingCall) or not inquiry.callee:
+        return None
+    asker.receipt = receipt = Receipt(inquiry.callee)
+    for future in futures:
+        future.note_in(receipt)
+    return receipt
+
+
 class PerRank:
     """Stores the reply of each target in a future of its own. `explain` converts an error for the caller."""
 
-    __slots__ = ("_explain", "futures")
+    __slots__ = ("_explain", "futures", "receipt")
+    receipt: Receipt
 
     def __init__(self, count: int, explain: Explain = lambda error: error) -> None:
         self.futures: list[Future[Any]] = [Future.pending() for _ in range(count)]
@@ -200,7 +231,8 @@ class PerRank:
 class SingleReply(PendingCall):
     """A call of one target, which stores the reply in a future. One object, since most calls are such calls."""
 
-    __slots__ = ("_call", "_explain", "_target", "future")
+    __slots__ = ("_call", "_explain", "_target", "future", "receipt")
+    receipt: Receipt
 
     def __init__(self, explain: Explain) -> None:
         self.future: Future[Any] = Future.pending()
@@ -220,6 +252,10 @@ class SingleReply(PendingCall):
     def refuse(self, index: int, error: BaseException) -> None:
         self.future.fail(self._explain(error))
 
+    @property
+    def _first(self) -> Target:
+        return self._target
+
     def _open(self, index: int | None) -> list[Unanswered]:
         return [(0, self._target, self._call)] if self._desk.table.is_open(self._call) else []
 
@@ -227,7 +263,8 @@ class SingleReply(PendingCall):
 class AsCompleted:
     """Stores replies in order of arrival: the n-th future gets the n-th reply."""
 
-    __slots__ = ("_arrived", "_each")
+    __slots__ = ("_arrived", "_each", "receipt")
+    receipt: Receipt
 
     def __init__(self, count: int, explain: Explain = lambda error: error) -> None:
         self._each = PerRank(count, explain)
@@ -340,6 +377,8 @@ class AllReplies:
             error.failures = dict(sorted(items_of(self._errors)))
             error.results = self._partial()
         self.future.fail(error)
+        # The call stays in the table for the other ranks, which must not keep the future if the caller drops it.
+        self.future = Future.failed(error)
 
     def _partial(self) -> ValueMesh[Any] | None:
         """Return the values of the ranks that have replied; None if there are none."""

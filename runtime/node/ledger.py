@@ -51,7 +51,7 @@ class OwnedMesh:
 
     def tell(self, report: str, ended_by: str = "") -> MeshFailure:
         """Return the failure of the rank that failed last, for the owner."""
-        return MeshFailure(self.name, self.failed, report, self.handle, self.spawned_at, ended_by=ended_by)
+        return MeshFailure(self.name, self.failed[-1:], report, self.handle, self.spawned_at, ended_by=ended_by)
 
     @property
     def procs(self) -> str:

@@ -112,6 +112,7 @@ class Node:
             actors.find,
             on_fault=lambda charge, failure: self.on_fault(charge, failure),  # a lambda: `on_fault` may be set later
             happened=lambda kind, charge, ranks, text: self.send_event(kind, charge.name, charge.procs, ranks, text),
+            receipts=table.receipts,
             life=life,
         )
         self.ledger = supervision.ledger

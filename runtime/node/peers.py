@@ -157,8 +157,10 @@ class Peers:
         self._routes.end(report)
         self._flow.forget(node)
         self._bulk.forget(node)
+        receipts = self._table.receipts(node)
         self.fail_calls(node, lambda: loss(report))
-        notify_all((self._lose_spawner, self._supervision.lose, *self.when_down), report)
+        lose = functools.partial(self._supervision.lose, receipts=receipts)
+        notify_all((self._lose_spawner, lose, *self.when_down), report)
         return None
 
     def _lose_spawner(self, report: ExitReport) -> None:

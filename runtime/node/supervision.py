@@ -15,6 +15,7 @@ from typing import Any
 from meshbook.runtime.actor.context import Instance, spawner_of
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.actor.future import Future
+from meshbook.runtime.actor.receipts import Receipt
 from meshbook.runtime.errors import ExitReport, SupervisionError
 from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.node.hosted_actor import HostedActor
@@ -44,6 +45,7 @@ class Supervision:
         *,
         on_fault: OnFault,
         happened: Happened,
+        receipts: Callable[[str, str], Sequence[Receipt]],
         life: int,
     ) -> None:
         self.ledger = Ledger()  # the meshes that were spawned from here
@@ -52,6 +54,7 @@ class Supervision:
         self._find = find
         self._on_fault = on_fault  # for failures of the client's meshes
         self._happened = happened
+        self._receipts = receipts  # of the pending calls to an actor on a node
         # Numbers continue after a restart: a message for an actor of an earlier incarnation must not reach a new one.
         self._first = life * ACTORS_A_LIFE  # number of the first actor that is spawned from here
         self._numbers = itertools.count(self._first)
@@ -86,15 +89,21 @@ class Supervision:
 
     def owned_actor_failed(self, key: str, node: str, report: str) -> None:
         if (found := self.ledger.fail(key, node, name_cells(report))) is not None:
+            found[1].receipts = self._receipts(node, key)
             self._happened("failed", found[0], found[1].crashed_ranks[-1:], found[1].report())
             self._supervise(*found)
 
     def owned_actor_over(self, key: str, node: str) -> None:
         self.ledger.end(key, [node])
 
-    def lose(self, report: ExitReport) -> None:
-        """Report the end of a process to the owners of meshes on it, or to the policy of its process mesh."""
+    def lose(self, report: ExitReport, receipts: Sequence[Receipt] = ()) -> None:
+        """Report the end of a process to the owners of meshes on it, or to the policy of its process mesh.
+
+        `receipts` are those of the calls that have failed of it.
+        """
         told = self.ledger.lose(report.node, str(report), stopped=bool(report.stopped), ended_by=report.ended_by)
+        for _, failure in told:
+            failure.receipts = receipts
         procs = self.ledger.processes_on(report.node) if told else None
         if procs is not None:
             rank = procs.ranks[report.node]

@@ -149,6 +149,122 @@ threading.Event().wait()
     assert (code, out) == (7, "the hook was called for [1]\nthe exit handler ran\n"), err
 
 
+# -- a failure that a caller receives as an exception ------------------------------------
+
+MORTAL = """
+import asyncio, atexit, os, threading
+from meshbook import Actor, SupervisionError, current_rank, endpoint, this_host
+
+class Mortal(Actor):
+    @endpoint
+    def die(self, *ranks: int) -> None:
+        if current_rank().rank in ranks:
+            os._exit(3)
+
+    @endpoint
+    def die_beside(self) -> None:
+        if current_rank().rank == 1:
+            os._exit(3)
+        threading.Event().wait()
+
+    @endpoint
+    def exit(self) -> None:
+        raise SystemExit("of the actor alone")
+
+    @endpoint
+    def answer(self) -> int:
+        return current_rank().rank
+
+atexit.register(print, "the exit handler ran", flush=True)
+procs = this_host().spawn_procs(per_host={"gpus": 2})
+mortal = procs.spawn("mortal", Mortal)
+mortal.answer.call().get(60)
+"""
+HEALS = """
+    procs.heal().get(60)
+while True:  # another rank may end only after the heal
+    try:
+        print(*mortal.answer.call().get(60).values(), flush=True)
+        break
+    except SupervisionError:
+        procs.heal().get(60)
+"""
+CAUGHT = {
+    "get": "try:\n    mortal.die.call(1).get(60)\nexcept SupervisionError:",
+    "all ranks": "try:\n    mortal.die.call(0, 1).get(60)\nexcept SupervisionError:",
+    "actor": "try:\n    mortal.slice(gpus=1).exit.call_one().get(60)\nexcept SupervisionError:",
+    "stream": "try:\n    for each in mortal.die.stream(1):\n        each.get(60)\nexcept SupervisionError:",
+    "await": "async def fail():\n    await mortal.die.call(1)\ntry:\n    asyncio.run(fail())\nexcept SupervisionError:",
+    "later": "late = mortal.die.call(1)\ntry:\n    mortal.die.call(0).get(60)\nexcept SupervisionError:\n"
+    "    assert late.exception() is not None",
+}
+
+
+@pytest.mark.parametrize("way", CAUGHT)
+def test_a_script_goes_on_after_it_has_caught_the_error_of_a_call(run_script: Callable[..., Any], way: str) -> None:
+    script = run_script(MORTAL + CAUGHT[way] + HEALS + "input()", **QUICK)
+    assert script.read_line() == "0 1"
+    script.go_on()
+    assert script.read_line() == "the exit handler ran"
+    assert script.process.wait(PATIENCE) == 0
+
+
+DIE = "mortal.slice(gpus=1).die.broadcast(0)"
+UNRECEIVED = {
+    "a dropped future": "mortal.die_beside.call()",
+    "a broadcast": DIE,
+    "a call of another rank": f"other = mortal.slice(gpus=0).die_beside.call()\n{DIE}",
+}
+
+
+@pytest.mark.parametrize("way", UNRECEIVED)
+def test_a_failure_that_no_caller_can_receive_ends_a_script(folder: Path, way: str) -> None:
+    code, _, err = run(folder, f"{MORTAL}\n{UNRECEIVED[way]}\nthreading.Event().wait()")
+    assert code == 1, err
+    assert "MeshFailure of mesh mortal" in err
+
+
+def test_a_failure_that_no_caller_has_received_at_the_end_is_an_exit_status(folder: Path) -> None:
+    source = f"{MORTAL}\nheld = mortal.die_beside.call()\nwhile not held.done(): pass"
+    code, _, err = run(folder, source)
+    assert code == 1, err
+    assert "MeshFailure of mesh mortal" in err
+
+
+def test_under_the_alias_each_failure_ends_a_script(folder: Path) -> None:
+    """As in Monarch."""
+    source = f"import meshbook.monarch; meshbook.monarch.install(); import monarch\n{MORTAL}{CAUGHT['get']}"
+    code, _, err = run(folder, source + "\n    threading.Event().wait()")
+    assert code == 1, err
+
+
+def test_after_a_failure_that_ends_a_script_calls_say_so(folder: Path) -> None:
+    source = f"""{MORTAL}
+def call():
+    ending.wait()
+    try:
+        mortal.answer.call().get(60)
+    except SupervisionError as error:
+        print(error)
+    called.release()
+
+ending = threading.Event()
+called = threading.Semaphore(0)
+threading.Thread(target=call, daemon=True).start()
+atexit._clear()
+atexit.register(called.acquire)
+atexit.register(ending.set)
+from meshbook.runtime.hosts.session import _close_at_exit
+atexit.register(_close_at_exit)
+mortal.slice(gpus=1).die.broadcast(0)
+threading.Event().wait()
+"""
+    code, out, err = run(folder, source)
+    assert code == 1, err
+    assert out.startswith("nothing handled a failure, which ends this process: "), out
+    assert "mortal" in out
+
+
 # -- 32 --------------------------------------------------------------------------------
 
 ENDED = """

@@ -19,6 +19,8 @@ from meshbook.monarch.modules import AliasModule
 from meshbook.runtime.geometry import Extent as Extent
 from meshbook.runtime.geometry import NDSlice as NDSlice
 from meshbook.runtime.geometry import Shape as Shape
+from meshbook.runtime.hosts.faults import make_default_strict
 
 AliasModule.adopt(__name__)
-del AliasModule, Path, importlib, sys
+make_default_strict()
+del AliasModule, Path, importlib, make_default_strict, sys
