@@ -111,6 +111,7 @@ class Overrides:
     """
 
     def __init__(self) -> None:
+        self.defaults: dict[str, Any] = {}  # in place of those of Settings; the environment wins over them
         self._lasting: dict[str, Any] = {}
         self._blocks: tuple[dict[str, Any], ...] = ()
         self._lock = threading.Lock()  # guards the writing of both
@@ -175,8 +176,8 @@ def settings_in_force() -> Settings:
     if (inherited := _Beginning.settings) is not None:
         return OVERRIDES.over(inherited)
     if in_a_notebook():
-        return OVERRIDES.over(Settings.from_environment(enable_log_forwarding=True))
-    settings = OVERRIDES.over(Settings.from_environment(preload=TORCH))  # a script has no cells
+        return OVERRIDES.over(Settings.from_environment(**OVERRIDES.defaults, enable_log_forwarding=True))
+    settings = OVERRIDES.over(Settings.from_environment(**OVERRIDES.defaults, preload=TORCH))  # a script has no cells
     if PREFIX + "PRELOAD" in os.environ or settings.preload != TORCH:
         return settings
     return msgspec.structs.replace(settings, preload_for_torch=True)

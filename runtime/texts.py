@@ -14,6 +14,7 @@ PROCS_NOT_OWNED = "ProcMesh is not owned; must be stopped by an owner"
 HOSTS_SHUT_DOWN = "HostMesh has already been shut down"
 HOSTS_NOT_OWNED = "cannot shut down `HostMesh` that is a reference instead of owned"
 NO_REASON = "no reason provided"
+INVALID_DURATION = "Invalid duration format"
 PROCESS_FAILED = "the process this actor was running on failed"
 
 

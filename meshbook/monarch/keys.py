@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshbook.monarch.durations import SECOND, read_duration, write_duration
-from meshbook.runtime.config import Settings
+from meshbook.runtime import texts
+from meshbook.runtime.config import OVERRIDES, Settings
 
 Value = str | int | float | bool | None
 
@@ -40,6 +41,7 @@ class ChannelTransport(enum.Enum):
     Unix = "unix"
 
 
+_SCHEMES = ("inproc", "ipc", "local", "metaquic", "metatls", "quic", "tcp", "tls", "unix")
 Check = Callable[[Any], Value]  # the value as it is kept; TypeError or ValueError, whose text says what it needs
 
 
@@ -80,8 +82,9 @@ def _text(value: Any) -> str:
 def _duration(value: Any) -> str:
     try:
         return write_duration(read_duration(_text(value)))
-    except (TypeError, ValueError):
-        raise TypeError("a duration, such as '500ms', '30s' or '1m 30s'") from None
+    except (TypeError, ValueError) as error:
+        fault = f" ({texts.INVALID_DURATION})" if isinstance(error, ValueError) else ""
+        raise TypeError(f"a duration, such as '500ms', '30s' or '1m 30s'{fault}") from None
 
 
 def _encoding(value: Any) -> str:
@@ -95,7 +98,8 @@ def _transport(value: Any) -> str:
         return value.value
     if not isinstance(value, str):
         raise TypeError("a ChannelTransport, or a str")
-    if "://" not in value and value not in [transport.value for transport in ChannelTransport]:
+    scheme, is_address, _ = value.partition("://")
+    if value not in [transport.value for transport in ChannelTransport] and not (is_address and scheme in _SCHEMES):
         raise ValueError("the name of a transport, such as 'unix' or 'tcp', or an address such as 'tcp://host:port'")
     return value
 
@@ -147,7 +151,7 @@ _FIELDS = {
     "tail_log_lines": "stderr_lines",
 }
 
-# Names, types and defaults as Monarch 0.7.0 has them. The default of a key with a field is that field's.
+# Names, types and defaults as Monarch 0.7.0 has them. The defaults of keys with a field hold under the alias.
 _ALL = [
     *_keys(
         _duration,
@@ -246,6 +250,12 @@ _ALL = [
     *_keys(_transport, default_transport=ChannelTransport.Unix.value),
 ]
 KEYS: dict[str, Key] = {key.name: key for key in sorted(_ALL, key=lambda key: key.name)}
+
+
+def use_defaults() -> None:
+    """Let the defaults of the keys hold for what this process starts from now on, but for the environment's values."""
+    for key in _ALL:
+        OVERRIDES.defaults |= key.changes(key.default)
 
 
 def find_key(name: str) -> Key:

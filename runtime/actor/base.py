@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 else:
     Handle = object
 
-# Which the runtime calls where a class defines them.
-HOOKS = ("__supervise__", "__cleanup__", "__restore__", "_handle_undeliverable_message")
+# Hooks that run between the endpoints, and so have to be of their kind.
+HOOKS = ("__cleanup__", "__restore__")
 
 
 class Actor(Handle):
@@ -35,7 +35,8 @@ class Actor(Handle):
     and answers whether that is handled; else the actor fails with them. `__cleanup__(error)` is called once at the end,
     with the error or None. `_handle_undeliverable_message(envelope)` is told of messages that could not be delivered.
     `__restore__()` is called after the constructor where a mesh was healed: this actor takes the place of one that was
-    lost. The first three are `async def` where the endpoints are, unless the class is mixed; `__restore__` may be.
+    lost. `__cleanup__` and `__restore__` are `async def` where the endpoints are, unless the class is mixed. The other
+    two may be of either kind.
     """
 
     _is_mixed = False

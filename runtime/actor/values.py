@@ -27,11 +27,23 @@ class Cells(Protocol[T_co]):
 class ValueMesh(MeshTrait, Generic[T]):
     """Immutable values with a shape; points count from zero within the mesh that was called."""
 
-    def __init__(self, region: Region, cells: Cells[T], base: Sequence[int] | None = None) -> None:
-        # `cells` are indexed by the ranks of the region as it was called, `base`; slices share them.
-        self._region = region
-        self._cells = cells
-        self._base = base
+    _region: Region
+    _cells: Cells[T]  # indexed by the ranks of the region as it was called, `_base`; slices share them
+    _base: Sequence[int] | None
+
+    def __init__(self, shape: Extent | Region, values: Iterable[T]) -> None:
+        """These values, in rank order of the shape; ValueError where their number is not that of its ranks."""
+        held = [_Held(value) for value in values]
+        if len(held) != len(shape.region):
+            raise ValueError(f"expected {len(shape.region)} values for {dict(shape.region.extent)}, got {len(held)}")
+        self._region, self._cells, self._base = shape.region, held, None
+
+    @classmethod
+    def of_cells(cls, region: Region, cells: Cells[T], base: Sequence[int] | None = None) -> ValueMesh[T]:
+        """A value mesh whose values are made when they are first read (for the runtime)."""
+        made = cls.__new__(cls)
+        made._region, made._cells, made._base = region, cells, base
+        return made
 
     @functools.cached_property
     def _places(self) -> dict[int, int]:
@@ -50,7 +62,7 @@ class ValueMesh(MeshTrait, Generic[T]):
     def _of_runs(cls, extent: Extent, values: Sequence[T], counts: Sequence[int]) -> ValueMesh[T]:
         # Where there are as many values as ranks, the counts do not matter, and are not sent.
         cells = [_Held(value) for value in values]
-        return cls(extent.region, cells if len(cells) == extent.nelements else _Runs(cells, counts))
+        return cls.of_cells(extent.region, cells if len(cells) == extent.nelements else _Runs(cells, counts))
 
     @classmethod
     def from_indexed(cls, shape: Extent | Region, pairs: Iterable[tuple[int, T]]) -> ValueMesh[T]:
@@ -72,14 +84,14 @@ class ValueMesh(MeshTrait, Generic[T]):
         return self._region
 
     def _with_region(self, region: Region) -> ValueMesh[T]:
-        return ValueMesh(region, self._cells, tuple(self._places))
+        return ValueMesh.of_cells(region, self._cells, tuple(self._places))
 
     def _at(self, base_rank: int) -> T:
         return self._cells[self._places[base_rank]]()
 
-    def values(self) -> Iterator[T]:
+    def values(self) -> list[T]:
         """The values in rank order."""
-        return (self._at(rank) for rank in self._region.ranks())
+        return [self._at(rank) for rank in self._region.ranks()]
 
     def items(self) -> Iterator[tuple[Point, T]]:
         """(point, value) pairs in rank order."""

@@ -27,7 +27,7 @@ class Point(Mapping[str, int]):
             raise ValueError(f"rank {self.rank} is out of range: {self.extent!r} has {self.extent.nelements} ranks")
 
     def size(self, label: str) -> int:
-        """How long the dimension `label` is; KeyError if there is none of that name."""
+        """How long the dimension `label` is; UnknownDimension, a ValueError, if there is none of that name."""
         return self.extent[label]
 
     @property
@@ -36,13 +36,14 @@ class Point(Mapping[str, int]):
         return unravel(self.rank, self.extent.sizes)
 
     def __getitem__(self, label: str) -> int:
-        return dict(zip(self.extent.labels, self.coordinates, strict=True))[label]
+        self.extent[label]  # UnknownDimension if there is none of that name
+        return dict(zip(self.extent, self.coordinates, strict=True))[label]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.extent.labels)
+        return iter(self.extent)
 
     def __len__(self) -> int:
-        return len(self.extent.labels)
+        return len(self.extent)
 
     def __eq__(self, other: object) -> bool:
         # Two points are the same place of the same extent; against any other mapping only the items count.

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from meshbook.runtime.geometry.point import Point
-from meshbook.runtime.geometry.slices import Slice, natural, row_major_strides
+from meshbook.runtime.geometry.ranges import format_ranks
+from meshbook.runtime.geometry.slices import NegativeNumber, Slice, natural, row_major_strides
 from meshbook.runtime.geometry.splitting import SplitArgument, read_split
 
 # Inside a class with a method called `slice` the builtin needs another name in annotations.
@@ -24,16 +25,21 @@ Index: TypeAlias = int | slice
 _WHOLE = slice(None)
 
 
+class UnknownDimension(TypeError, ValueError, KeyError):
+    """There is no dimension of this name. Programs expect each of these, at different places."""
+
+    __str__ = Exception.__str__  # a KeyError shows the repr of its text
+
+
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class Extent(Mapping[str, int]):
     """Dimension names and sizes, in order, read as a mapping from name to size."""
 
-    labels: tuple[str, ...]
-    sizes: tuple[int, ...]
+    dims: tuple[tuple[str, ...], tuple[int, ...]]  # the names and the sizes
 
     def __init__(self, labels: Sequence[str], sizes: Sequence[int]) -> None:
-        object.__setattr__(self, "labels", _checked_labels(labels, len(sizes)))
-        object.__setattr__(self, "sizes", tuple(natural(size, "size") for size in sizes))
+        dims = _checked_labels(labels, len(sizes)), tuple(natural(size, "size") for size in sizes)
+        object.__setattr__(self, "dims", dims)
 
     @classmethod
     def of(cls, /, **sizes: int) -> Extent:
@@ -41,9 +47,19 @@ class Extent(Mapping[str, int]):
         return cls(tuple(sizes), tuple(sizes.values()))
 
     @property
+    def labels(self) -> list[str]:
+        """The names of the dimensions."""
+        return list(self.dims[0])
+
+    @property
+    def sizes(self) -> list[int]:
+        """The sizes of the dimensions."""
+        return list(self.dims[1])
+
+    @property
     def nelements(self) -> int:
         """How many ranks there are; 1 where there is no dimension."""
-        return math.prod(self.sizes)
+        return math.prod(self.dims[1])
 
     @property
     def region(self) -> Region:
@@ -63,22 +79,25 @@ class Extent(Mapping[str, int]):
         return Point(rank, self)
 
     def __getitem__(self, label: str) -> int:
-        return dict(zip(self.labels, self.sizes, strict=True))[label]
+        labels, sizes = self.dims
+        if label not in labels:
+            raise UnknownDimension(f"unknown dimension {label!r}; the dimensions are {_listed(labels)}")
+        return sizes[labels.index(label)]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.labels)
+        return iter(self.dims[0])
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.dims[0])
 
     def __eq__(self, other: object) -> bool:
         # Between extents the order of dimensions counts, as in the hash; a plain mapping only has items.
         if isinstance(other, Extent):
-            return self.labels == other.labels and self.sizes == other.sizes
+            return self.dims == other.dims
         return Mapping.__eq__(self, other)
 
     def __hash__(self) -> int:
-        return hash((self.labels, self.sizes))
+        return hash(self.dims)
 
     def __repr__(self) -> str:
         return f"Extent({', '.join(f'{label}={size}' for label, size in self.items())})"
@@ -109,12 +128,12 @@ class Region:
     `ndslice` gives positions in that list. `picked` always rises: ranks keep their order in every operation.
     """
 
-    labels: tuple[str, ...]
+    _labels: tuple[str, ...]
     ndslice: Slice
     picked: tuple[int, ...] | None
 
     def __init__(self, labels: Sequence[str], slice: Slice, picked: Sequence[int] | None = None) -> None:  # noqa: A002
-        object.__setattr__(self, "labels", _checked_labels(labels, slice.ndim))
+        object.__setattr__(self, "_labels", _checked_labels(labels, slice.ndim))
         object.__setattr__(self, "ndslice", slice)
         object.__setattr__(self, "picked", None if picked is None else tuple(picked))
 
@@ -122,6 +141,11 @@ class Region:
     def unity() -> Region:
         """The region of one rank, 0, without dimensions."""
         return Region((), Slice(0, (), ()))
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of the dimensions."""
+        return list(self._labels)
 
     @property
     def region(self) -> Region:
@@ -144,8 +168,6 @@ class Region:
             return len(self)
         product = 1
         for label in [dim] if isinstance(dim, str) else dim:
-            if label not in self.labels:
-                raise KeyError(f"unknown dimension {label!r}; the dimensions are {_listed(self.labels)}")
             product *= self.extent[label]
         return product
 
@@ -168,7 +190,7 @@ class Region:
         """Part of it: an int removes its dimension, a slice keeps it. Indices count within this region.
 
         Slices behave as for a list: negative ends count from the end, ends past the end are cut off.
-        TypeError: unknown dimension. IndexError: an index that is negative or out of range, a negative step,
+        UnknownDimension, a TypeError. IndexError: an index that is negative or out of range, a negative step,
         a slice that leaves nothing.
         """
         self._refuse_unknown(dims)
@@ -241,6 +263,11 @@ class Region:
         """The coordinates of a base rank in this region; ValueError if it is not in it."""
         return dict(self.point_of_base_rank(rank))
 
+    def __repr__(self) -> str:
+        dims = ",".join(f"{label}={size}" for label, size in self.extent.items())
+        whole = self.picked is None and self.ndslice == Slice.new_row_major(self.ndslice.sizes)
+        return f"{{{dims}}}" if whole else f"{{{dims}}} of ranks {format_ranks(self.ranks())}"
+
     def __len__(self) -> int:
         return len(self.ndslice)
 
@@ -270,7 +297,7 @@ class Region:
     def _refuse_unknown(self, dims: Iterable[str]) -> None:
         unknown = [label for label in dims if label not in self.labels]
         if unknown:
-            raise TypeError(f"unknown dimension {_listed(unknown)}; the dimensions are {_listed(self.labels)}")
+            raise UnknownDimension(f"unknown dimension {_listed(unknown)}; the dimensions are {_listed(self.labels)}")
 
 
 Shape = Region
@@ -297,7 +324,8 @@ def _index(axis: _Axis, wanted: int) -> int:
     except TypeError:
         raise TypeError(f"{axis.label}={wanted!r}: expected an integer or a slice") from None
     if not 0 <= index < axis.size:
-        raise IndexError(f"{axis.label}={index} is out of range: the indices are 0 to {axis.size - 1}")
+        error = NegativeNumber if index < 0 else IndexError
+        raise error(f"{axis.label}={index} is out of range: the indices are 0 to {axis.size - 1}")
     return index
 
 

@@ -18,19 +18,19 @@ class Slice:
     """Ranks `offset + sum(coordinate * stride)`, read in row-major order of the coordinates.
 
     Three words are kept apart: a *rank* is a value of the slice, a *position* counts its elements from 0, and
-    *coordinates* are one number per dimension. A negative number is an `OverflowError`.
+    *coordinates* are one number per dimension. A negative number is an OverflowError, and a TypeError as well.
     """
 
     offset: int
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
+    _sizes: tuple[int, ...]
+    _strides: tuple[int, ...]
 
     def __init__(self, offset: int, sizes: Sequence[int], strides: Sequence[int]) -> None:
         if len(sizes) != len(strides):
             raise ValueError(f"{len(sizes)} sizes but {len(strides)} strides: there must be one stride per size")
         object.__setattr__(self, "offset", natural(offset, "offset"))
-        object.__setattr__(self, "sizes", tuple(natural(size, "size") for size in sizes))
-        object.__setattr__(self, "strides", tuple(natural(stride, "stride") for stride in strides))
+        object.__setattr__(self, "_sizes", tuple(natural(size, "size") for size in sizes))
+        object.__setattr__(self, "_strides", tuple(natural(stride, "stride") for stride in strides))
         self._refuse_overlap()
 
     @staticmethod
@@ -60,31 +60,41 @@ class Slice:
         return Slice(ranks[0], sizes, strides)
 
     @property
+    def sizes(self) -> list[int]:
+        """The size of each dimension."""
+        return list(self._sizes)
+
+    @property
+    def strides(self) -> list[int]:
+        """The stride of each dimension."""
+        return list(self._strides)
+
+    @property
     def ndim(self) -> int:
         """How many dimensions there are."""
-        return len(self.sizes)
+        return len(self._sizes)
 
-    def coordinates(self, rank: int) -> tuple[int, ...]:
+    def coordinates(self, rank: int) -> list[int]:
         """Where `rank` is; ValueError if it is not in the slice."""
         found = self._find(natural(rank, "rank"))
         if found is None:
             raise ValueError(f"rank {rank} is not in {self!r}")
-        return found
+        return list(found)
 
     def index(self, where: int | Sequence[int]) -> int:
         """The position of a rank (ValueError if outside) or of coordinates (IndexError if outside)."""
         coordinates = where if isinstance(where, Sequence) else self.coordinates(where)
-        return self._weigh(coordinates, row_major_strides(self.sizes))
+        return self._weigh(coordinates, row_major_strides(self._sizes))
 
     def nditem(self, coordinates: Sequence[int]) -> int:
         """The rank at these coordinates; IndexError if one is out of range, ValueError if too few or many."""
-        return self.offset + self._weigh(coordinates, self.strides)
+        return self.offset + self._weigh(coordinates, self._strides)
 
     def get(self, position: int) -> int:
         """The rank at this position; IndexError if it is past the end."""
         if natural(position, "position") >= len(self):
             raise IndexError(f"position {position} is out of range: {self!r} has {len(self)} elements")
-        return self.offset + self._weigh(unravel(position, self.sizes), self.strides)
+        return self.offset + self._weigh(unravel(position, self._sizes), self._strides)
 
     @overload
     def __getitem__(self, position: int) -> int: ...
@@ -96,60 +106,63 @@ class Slice:
         return self.get(position)
 
     def __len__(self) -> int:
-        return math.prod(self.sizes)
+        return math.prod(self._sizes)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(_expand(self.offset, self.sizes, self.strides))
+        return iter(_expand(self.offset, self._sizes, self._strides))
 
     def __contains__(self, rank: object) -> bool:
         return isinstance(rank, int) and self._find(rank) is not None
 
     def __repr__(self) -> str:
-        sizes, strides = list(self.sizes), list(self.strides)
-        return f"Slice {{ offset: {self.offset}, sizes: {sizes}, strides: {strides} }}"
+        return f"Slice {{ offset: {self.offset}, sizes: {self.sizes}, strides: {self.strides} }}"
 
     def _find(self, rank: int) -> tuple[int, ...] | None:
         # From the largest stride down: nothing overlaps, so a division leaves what the smaller strides reach.
         found = [0] * self.ndim
         rest = rank - self.offset
         for axis in reversed(self._long_axes()):
-            found[axis], rest = divmod(rest, self.strides[axis])
-            if not 0 <= found[axis] < self.sizes[axis]:
+            found[axis], rest = divmod(rest, self._strides[axis])
+            if not 0 <= found[axis] < self._sizes[axis]:
                 return None
         return tuple(found) if rest == 0 and len(self) else None
 
     def _weigh(self, coordinates: Sequence[int], strides: Sequence[int]) -> int:
         if len(coordinates) != self.ndim:
             raise ValueError(f"{len(coordinates)} coordinates for {self.ndim} dimensions")
-        for coordinate, size in zip(coordinates, self.sizes, strict=True):
+        for coordinate, size in zip(coordinates, self._sizes, strict=True):
             if natural(coordinate, "coordinate") >= size:
                 raise IndexError(f"coordinate {coordinate} is out of range for size {size}")
         return sum(map(operator.mul, coordinates, strides))
 
     def _long_axes(self) -> list[int]:
         """The axes of size over 1, smallest stride first; the stride of the others is never taken."""
-        return sorted((axis for axis in range(self.ndim) if self.sizes[axis] > 1), key=self.strides.__getitem__)
+        return sorted((axis for axis in range(self.ndim) if self._sizes[axis] > 1), key=self._strides.__getitem__)
 
     def _refuse_overlap(self) -> None:
         # A rank at two places has no coordinates. Strides beyond the reach of the smaller ones prevent it.
         reach = 0
         for axis in self._long_axes():
-            if self.strides[axis] <= reach:
+            if self._strides[axis] <= reach:
                 raise ValueError(f"{self!r} has ranks at more than one place: the strides overlap")
-            reach += (self.sizes[axis] - 1) * self.strides[axis]
+            reach += (self._sizes[axis] - 1) * self._strides[axis]
 
 
 NDSlice = Slice
 
 
+class NegativeNumber(IndexError, OverflowError, TypeError):
+    """A number that counts or places something is negative. Programs expect each of these, at different places."""
+
+
 def natural(number: int, meaning: str) -> int:
-    """`number` as a plain int of 0 or more; TypeError if it is no integer, OverflowError if negative."""
+    """`number` as a plain int of 0 or more; TypeError if it is no integer, NegativeNumber if negative."""
     try:
         value = operator.index(number)
     except TypeError:
         raise TypeError(f"{meaning} must be an integer, not {type(number).__name__}") from None
     if value < 0:
-        raise OverflowError(f"{meaning} must not be negative, but is {value}")
+        raise NegativeNumber(f"{meaning} must not be negative, but is {value}")
     return value
 
 

@@ -54,6 +54,7 @@ from meshbook.runtime.wire.messages import Address
 S = TypeVar("S", bound="Session")
 T = TypeVar("T")
 NOWHERE = Extent((), ())
+AGENT_LINES = 20  # of the agent's log in its report, if a program wants none of its workers
 STOP_SECONDS = 1.0  # what workers get to leave by themselves when the controller exits
 
 
@@ -168,7 +169,7 @@ class Session:
         returncode = self._agent.wait()
         if self._has_left:  # the run lived on without us
             return
-        said = last_lines(self.folder.path / "agent.log", self.settings.stderr_lines)
+        said = last_lines(self.folder.path / "agent.log", self.settings.stderr_lines or AGENT_LINES)
         report = ExitReport(
             node=AGENT,
             pid=self._agent.pid,

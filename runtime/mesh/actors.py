@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import functools
 import random
+import types
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Self
 
@@ -60,6 +61,11 @@ class ActorMesh(MeshTrait):
         self._region = region
         self._initialized = initialized if initialized is not None else Future.completed(None)
         self._methods = endpoints_of(cls)
+
+    @classmethod
+    def __class_getitem__(cls, actor: Any) -> types.GenericAlias:
+        """`ActorMesh[Trainer]`, for annotations."""
+        return types.GenericAlias(cls, actor)
 
     @property
     def mesh_name(self) -> str:

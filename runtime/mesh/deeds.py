@@ -88,7 +88,7 @@ def _procs_deed(charge: OwnedMesh, policies: list[Any]) -> ProcsDeed:
     with procs._ownership.changing:
         return ProcsDeed(
             *(charge.key, charge.name, births.all, births.used),
-            *(procs.extent.labels, procs.extent.sizes),
+            *procs.extent.dims,
             ranks=dict(charge.ranks),
             failed=tuple(charge.failed),
             streams=procs._streams,

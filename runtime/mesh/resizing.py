@@ -97,7 +97,7 @@ class Change:
     def _tell_staying(self) -> None:
         keys = [spawned.key for spawned in self._followers]
         for rank in self.staying:
-            at = rank, self._after.labels, self._after.sizes
+            at = rank, *self._after.dims
             keeper = [Target(self.nodes[rank], CONTROL)]
             self._node.calls.send(keeper, "moved", ((self._births[rank], at, keys), {}), NOWHERE, None)
 

@@ -369,7 +369,7 @@ class AllReplies:
             self._fail(min(self._errors))
             return
         region, values = self._region, self._values
-        self.future.resolve(lambda: ValueMesh(region, list(map(Once, filter(None, values)))))
+        self.future.resolve(lambda: ValueMesh.of_cells(region, list(map(Once, filter(None, values)))))
 
     def _fail(self, index: int) -> None:
         error = self._errors[index]
@@ -386,7 +386,7 @@ class AllReplies:
         there = {rank: Once(value) for rank, value in zip(ranks, self._values, strict=True) if value is not None}
         if not there:
             return None
-        return ValueMesh(self._region.pick(there), list(there.values()), base=tuple(there))
+        return ValueMesh.of_cells(self._region.pick(there), list(there.values()), base=tuple(there))
 
 
 class ClassReloads(AllReplies):

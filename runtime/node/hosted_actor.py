@@ -311,7 +311,7 @@ class HostedActor:
     def _own_context(self, before: Context | None) -> Context:
         """Return the context for work without a message: the actor in the mesh that it was spawned in."""
         rank = self.instance.rank
-        place = rank.rank, rank.extent.labels, rank.extent.sizes
+        place = rank.rank, *rank.extent.dims
         return Context(self.instance, place, before.origin if before is not None else "")
 
     def _abandon(self, stop: Stop) -> None:

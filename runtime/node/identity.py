@@ -13,7 +13,7 @@ def creator_of(instance: Instance) -> Creator | None:
     """Return the wire form of an instance; None for a client."""
     if instance.control is None and instance.node is not None:
         return None
-    place = instance.rank.rank, instance.rank.extent.labels, instance.rank.extent.sizes
+    place = instance.rank.rank, *instance.rank.extent.dims
     above = creator_of(instance.creator) if instance.creator is not None else None
     return Creator(instance.key, instance.class_name, place, above)
 

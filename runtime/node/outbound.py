@@ -155,7 +155,7 @@ class Outbound:
         origin, actor = current_origin(), target.actor
         number = self._table.open_one(asker, target.address.node)
         asker.sent(self._desk, target, number, endpoint)
-        call = Call(self._node, number, actor, endpoint, (rank, extent.labels, extent.sizes), origin, target.manner)
+        call = Call(self._node, number, actor, endpoint, (rank, *extent.dims), origin, target.manner)
         if not self._transmit_at_once(target, call, body):
             deadline = None if within is None else time.monotonic() + within
             self._transmit((target,), (number,), lambda index: call, body, deadline)
@@ -193,7 +193,7 @@ class Outbound:
         `asker` gets the reply of each actor once it is constructed. Raises MessageTooLarge before anything is sent.
         """
         targets = [creation.targets[rank] for rank in ranks]
-        labels, sizes, origin = creation.extent.labels, creation.extent.sizes, current_origin() or creation.origin
+        (labels, sizes), origin = creation.extent.dims, current_origin() or creation.origin
         calls = self._open(targets, asker, "__init__")
 
         def make(index: int) -> Spawn:

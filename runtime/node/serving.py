@@ -13,7 +13,7 @@ import inspect
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +107,8 @@ class ThreadServing:
         token = CURRENT.set(notice.context)
         try:
             verdict, error = self._actor.hook(notice), None
+            if inspect.isawaitable(verdict):
+                verdict = asyncio.run(_await(verdict))
         except BaseException as raised:
             verdict, error = None, raised
         finally:
@@ -140,6 +142,10 @@ class ThreadServing:
     def all(self) -> list[Execution]:
         """Return the executions that may be handling messages."""
         return [self.execution]
+
+
+async def _await(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
 
 
 class LoopServing:

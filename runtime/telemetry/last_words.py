@@ -45,6 +45,8 @@ def last_words(folder: Path, node: str, count: int) -> tuple[str, ...]:
 
     Where the interpreter crashed, its stack, from its beginning: the innermost frame comes first there.
     """
+    if not count:
+        return ()
     through, past = last_lines(folder / f"{node}.last"), last_lines(folder / f"{node}.err")
     crashes = [index for index, line in enumerate(past) if line.startswith(CRASH)]
     if crashes:
@@ -62,7 +64,7 @@ def last_lines(path: Path, count: int | None = None) -> list[str]:
     except OSError:
         return []
     lines = [_cut(_as_shown(line)) for line in text.replace("\0", "").removesuffix("\n").split("\n")] if text else []
-    return lines if count is None else lines[-count:]
+    return lines if count is None else lines[max(0, len(lines) - count) :]
 
 
 def _as_shown(line: str) -> str:

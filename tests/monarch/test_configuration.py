@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from typing import Any
 
@@ -79,9 +80,26 @@ def test_a_value_that_does_not_fit_names_the_key(key, given, wanted):
     assert get_runtime_config() == {}
 
 
-def test_an_unknown_transport_is_an_error():
-    with pytest.raises(ValueError, match="`default_transport` is 'carrier pigeon': it needs the name of a transport"):
-        configure(default_transport="carrier pigeon")
+@pytest.mark.parametrize("transport", ["carrier pigeon", "pigeon://10.0.0.1:99", ""])
+def test_an_unknown_transport_is_an_error(transport):
+    with pytest.raises(ValueError, match=f"`default_transport` is '{transport}': it needs the name of a transport"):
+        configure(default_transport=transport)
+
+
+def test_the_text_names_an_invalid_duration_as_monarch_does():
+    with pytest.raises(TypeError, match="Invalid duration format"):
+        configure(cleanup_timeout="soon")
+
+
+@pytest.mark.usefixtures("alias")
+def test_under_the_alias_the_defaults_are_those_of_monarch(monkeypatch):
+    monkeypatch.setenv("MESHBOOK_LAUNCH_TIMEOUT", "45")
+    importlib.import_module("monarch")
+    found = get_global_config()
+    times = {"mesh_terminate_timeout": "10s", "process_exit_timeout": "10s", "host_spawn_ready_timeout": "45s"}
+    for key, value in {"tail_log_lines": 0, "codec_max_frame_length": 10 << 30, **times}.items():
+        assert found[key] == value, key
+    assert get_runtime_config() == {}
 
 
 def test_an_unknown_key_lists_what_is_like_it():

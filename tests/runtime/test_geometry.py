@@ -58,9 +58,61 @@ def test_extent_is_a_mapping_in_order() -> None:
     extent = Extent(("hosts", "gpus"), (2, 4))
     assert extent == Extent.of(hosts=2, gpus=4) == {"hosts": 2, "gpus": 4}
     assert list(extent.keys()) == ["hosts", "gpus"]
-    assert (extent.labels, extent.sizes, extent.nelements) == (("hosts", "gpus"), (2, 4), 8)
+    assert (extent.labels, extent.sizes, extent.nelements) == (["hosts", "gpus"], [2, 4], 8)
     assert extent.region.ranks() == tuple(range(8))
     assert repr(extent) == "Extent(hosts=2, gpus=4)"
+
+
+def test_names_and_sizes_are_lists_of_their_own() -> None:
+    region = Extent.of(hosts=2, gpus=4).region
+    for listed in (
+        region.extent.labels,
+        region.extent.sizes,
+        region.labels,
+        region.ndslice.sizes,
+        region.ndslice.strides,
+    ):
+        assert isinstance(listed, list)
+        listed.clear()
+    assert (region.labels, region.extent.sizes, region.ndslice.strides) == (["hosts", "gpus"], [2, 4], [4, 1])
+
+
+def test_a_shape_is_shown_by_its_sizes() -> None:
+    shape = Shape(["label0", "label1"], Slice(0, [2, 3], [3, 1]))
+    assert repr(shape) == str(shape) == "{label0=2,label1=3}"
+    assert repr(shape.at("label0", 1)) == "{label1=3} of ranks 3-5"
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda: GRID.at("nodes", 0),
+        lambda: GRID.select("nodes", slice(1)),
+        lambda: GRID.index(nodes=0),
+        lambda: GRID.extent["nodes"],
+        lambda: GRID.extent.point(0)["nodes"],
+        lambda: GRID.extent.point(0).size("nodes"),
+    ],
+)
+def test_an_unknown_dimension_is_a_value_error(look: Any) -> None:
+    with pytest.raises(ValueError, match=r"^unknown dimension 'nodes'; the dimensions are 'hosts', 'gpus'$"):
+        look()
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda: GRID.at("gpus", -1),
+        lambda: GRID.ndslice.coordinates(-1),
+        lambda: GRID.ndslice.get(-1),
+        lambda: GRID.ndslice.nditem([-1, 0]),
+        lambda: Slice(0, [-1], [1]),
+    ],
+)
+@pytest.mark.parametrize("error", [TypeError, OverflowError])
+def test_a_negative_number_is_a_type_error(look: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="-1"):
+        look()
 
 
 def test_the_order_of_dimensions_tells_extents_apart() -> None:
@@ -129,7 +181,7 @@ def test_slice_maps_coordinates_positions_and_ranks() -> None:
     grid = Slice(offset=1, sizes=[2, 3], strides=[6, 2])  # 1 3 5 / 7 9 11
     assert list(grid) == [1, 3, 5, 7, 9, 11]
     assert (len(grid), grid.ndim, grid.get(4), grid[4], grid[1:5:2]) == (6, 2, 9, 9, (3, 7))
-    assert (grid.nditem((1, 1)), grid.coordinates(9)) == (9, (1, 1))
+    assert (grid.nditem((1, 1)), grid.coordinates(9)) == (9, [1, 1])
     assert (grid.index(9), grid.index([1, 1])) == (4, 4)
     assert (9 in grid, 8 in grid, "9" in grid) == (True, False, False)
 

@@ -249,6 +249,7 @@ def test_a_system_without_holes_keeps_the_text(path: Path, follower: Follower, m
         ("", "x\ny\n", 4, ["x", "y"]),
         ("a\nb\n", "x\ny\n", 4, ["a", "b", "x", "y"]),
         ("a\nb\nc\nd\ne\n", "", 3, ["c", "d", "e"]),
+        ("a\nb\n", "x\ny\n", 0, []),
         # Neither pushes the other out.
         ("a\nb\nc\nd\ne\n", "v\nw\nx\ny\nz\n", 4, ["d", "e", "y", "z"]),
         ("a\n", "v\nw\nx\ny\nz\n", 4, ["a", "x", "y", "z"]),

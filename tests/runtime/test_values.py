@@ -105,7 +105,7 @@ FIRST = ["a", *[None] * 9_998, 2.5]
 )
 def test_equal_neighbours_travel_once(value: Any) -> None:
     many = ValueMesh.of(MANY, [value] * MANY.nelements)
-    lazy = ValueMesh(MANY.region, [Once(lambda: value) for _ in range(MANY.nelements)])
+    lazy = ValueMesh.of_cells(MANY.region, [Once(lambda: value) for _ in range(MANY.nelements)])
     for each in (many, lazy):
         data = pickle.dumps(each)
         assert len(data) < 400
@@ -161,7 +161,7 @@ def test_values_are_decoded_when_asked_for_and_once() -> None:
         decoded.append(rank)
         return rank * 10
 
-    lazy = ValueMesh(SHAPE.region, [Once(lambda rank=rank: decode(rank)) for rank in range(6)])  # type: ignore[misc]
+    lazy = ValueMesh.of_cells(SHAPE.region, [Once(lambda rank=rank: decode(rank)) for rank in range(6)])  # type: ignore[misc]
     assert (lazy.get(4), lazy.slice(hosts=1).get(1)) == (40, 40)
     assert decoded == [4]
 
@@ -174,3 +174,12 @@ def test_what_decoding_raises_stays() -> None:
             once()
         errors.append(raised.value)
     assert errors[0] is errors[1]
+
+
+def test_a_value_mesh_is_made_of_a_shape_and_values() -> None:
+    mesh = ValueMesh(SHAPE.region, "abcdef")
+    assert mesh.values() == list("abcdef")
+    assert mesh == ValueMesh.of(SHAPE, "abcdef")
+    assert ValueMesh(SHAPE.region.slice(hosts=1), "xyz").values() == list("xyz")
+    with pytest.raises(ValueError, match="expected 6 values"):
+        ValueMesh(SHAPE, "abc")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import collections
 import operator
+import typing
 from typing import Any
 
 import pytest
 
 from meshbook import Accumulator, Actor, ActorError, SupervisionError, current_rank, current_size, endpoint
+from meshbook.runtime.mesh.actors import ActorMesh
 
 PATIENCE = 10.0
 
@@ -214,3 +216,7 @@ def test_other_errors_know_of_no_other_ranks(members: Any) -> None:
     error = members.slice(gpus=0).fail_on.call_one(0).exception(PATIENCE)
     assert error.results is None
     assert dict(error.failures) == {}
+
+
+def test_an_actor_mesh_is_subscripted_in_annotations() -> None:
+    assert typing.get_args(ActorMesh[Member]) == (Member,)

@@ -111,7 +111,22 @@ class AsyncSender(Actor):
         return context().actor_instance.actor_id
 
 
-@pytest.fixture(params=[Sender, AsyncSender])
+class SenderOfOtherKind(Sender):
+    """On a thread, with an async hook."""
+
+    async def _handle_undeliverable_message(self, envelope: UndeliverableMessageEnvelope) -> Any:
+        return super()._handle_undeliverable_message(envelope)
+
+
+class AsyncSenderOfOtherKind(AsyncSender):
+    """On a loop, with a sync hook."""
+
+    def _handle_undeliverable_message(self, envelope: UndeliverableMessageEnvelope) -> Any:  # type: ignore[override]
+        self.gate.tell((envelope.sender, envelope.dest, envelope.error[:1000]))
+        return True
+
+
+@pytest.fixture(params=[Sender, AsyncSender, SenderOfOtherKind, AsyncSenderOfOtherKind])
 def sender(request: pytest.FixtureRequest) -> type[Actor]:
     return request.param  # type: ignore[no-any-return]
 

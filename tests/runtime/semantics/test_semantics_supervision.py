@@ -235,6 +235,14 @@ class Parent(Actor):
         self.child.run.broadcast(function, *arguments)
 
 
+class ParentOfOtherKind(Parent):
+    """On a thread, with an async hook."""
+
+    async def __supervise__(self, failure: MeshFailure) -> Any:
+        await asyncio.sleep(0)
+        return super().__supervise__(failure)
+
+
 class AsyncParent(Actor):
     """The same on a loop."""
 
@@ -298,7 +306,15 @@ class Boss(Actor):
         ended.get(PATIENCE)
 
 
-@pytest.fixture(params=[Parent, AsyncParent])
+class AsyncParentOfOtherKind(AsyncParent):
+    """On a loop, with a sync hook."""
+
+    def __supervise__(self, failure: MeshFailure) -> Any:  # type: ignore[override]
+        self.note.send((failure.mesh_name, failure.crashed_ranks, failure.report()))
+        return raise_(self.verdict) if isinstance(self.verdict, Exception) else self.verdict
+
+
+@pytest.fixture(params=[Parent, AsyncParent, ParentOfOtherKind, AsyncParentOfOtherKind])
 def parent(request: pytest.FixtureRequest) -> type[Actor]:
     return request.param  # type: ignore[no-any-return]
 

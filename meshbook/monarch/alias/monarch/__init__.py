@@ -15,6 +15,7 @@ from meshbook.monarch.configuration import configured as configured
 from meshbook.monarch.configuration import get_global_config as get_global_config
 from meshbook.monarch.configuration import get_runtime_config as get_runtime_config
 from meshbook.monarch.healing import heal_mesh as heal_mesh
+from meshbook.monarch.keys import use_defaults
 from meshbook.monarch.modules import AliasModule
 from meshbook.runtime.geometry import Extent as Extent
 from meshbook.runtime.geometry import NDSlice as NDSlice
@@ -23,4 +24,5 @@ from meshbook.runtime.hosts.faults import make_default_strict
 
 AliasModule.adopt(__name__)
 make_default_strict()
-del AliasModule, Path, importlib, make_default_strict, sys
+use_defaults()
+del AliasModule, Path, importlib, make_default_strict, sys, use_defaults
