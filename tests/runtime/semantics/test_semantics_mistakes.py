@@ -311,11 +311,8 @@ def test_each_mistake_is_told_at_its_line(wrong: Any) -> None:
             complaints.append(f"{__file__}:{line}: {type(error).__name__}: {error}")
             continue
         frames = [frame for frame in traceback.extract_tb(caught.tb) if not is_ours(frame.filename)]
-        if (
-            type(caught.value) not in (kind, UnknownDimension, NegativeNumber)
-            or frames[-1].name != "<lambda>"
-            or frames[-1].filename != __file__
-        ):
+        expected = kind, UnknownDimension, NegativeNumber
+        if type(caught.value) not in expected or frames[-1].name != "<lambda>" or frames[-1].filename != __file__:
             complaints.append(f"{__file__}:{line}: {caught.value!r}, at {frames[-1]}")
     assert not complaints, "\n".join(complaints)
     assert list(wrong.mesh.step.call(2, scale=3).get(PATIENCE).values()) == [6, 6]
