@@ -9,6 +9,7 @@
     │   ├── CallCancelled     somebody cancelled the future
     │   └── SupervisionError  the callee is gone or never came: dead process, stopped mesh, failed constructor
     │       ├── ProcessDied   a worker process ended; says signal or exit code and its last words
+    │       │   └── BootstrapFailed  its bootstrap raised; an ActorError, too
     │       └── ItemLost      the ranks that had this item of a `map` died: the item may be what kills them
     ├── WireError             a message did not travel
     │   ├── PickleError       an argument or result cannot be pickled or unpickled; names it
@@ -160,6 +161,7 @@ class ExitReport:
     life: int = -1  # which of the lives of a process that was respawned has ended; -1: that of the present
     host: str = ""  # the name of its host, where that is not the controller's
     ended_by: str = ""  # what had it killed, in the user's words: `%mesh restart`
+    raised: str = ""  # the traceback of its bootstrap, where that raised
 
     @property
     def cause(self) -> str:
@@ -200,7 +202,9 @@ class ExitReport:
         where = ", ".join(filter(None, (self.signal_name, self.who)))
         lines = [f"{texts.PROCESS_FAILED}: {self.cause} ({where})"]
         lines += self.hint.splitlines()[self.returncode is None :]
-        if self.stderr:
+        if self.raised:
+            lines += ["its bootstrap raised:", *(f"    {line}" for line in self.raised.splitlines())]
+        elif self.stderr:
             lines.append("its last lines on stderr:")
             lines += [f"    {line}" for line in self.stderr]
         return "\n".join(lines)
@@ -230,6 +234,17 @@ class ItemLost(SupervisionError):
 
     def _parts(self) -> tuple[Any, ...]:
         return self.args[0], self.item, self.ranks
+
+
+class BootstrapFailed(ActorError, ProcessDied):
+    """The bootstrap of a worker raised, and the worker ended; `report` has its traceback."""
+
+    def __init__(self, message: str, report: ExitReport) -> None:
+        ProcessDied.__init__(self, message, report)
+        self._exception = None
+
+    def _parts(self) -> tuple[Any, ...]:
+        return ProcessDied._parts(self)
 
 
 class WireError(MeshbookError):

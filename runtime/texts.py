@@ -28,9 +28,19 @@ def actor_failed(actor: object, process: str) -> str:
     return f"The actor {actor} in {process} and all its descendants have failed"
 
 
+def actor_call_failed(actor: str, endpoint: str) -> str:
+    """The end of each ActorError of a call."""
+    return f"Actor call {actor}.{endpoint} failed"
+
+
 def owner_lost(controller: str, mesh: str) -> str:
     """Said to who calls an actor whose owner has ended."""
     return f"timed out reaching controller {controller} for mesh {mesh}"
+
+
+def wrong_binding(given: int, wanted: int) -> str:
+    """The beginning of the error of a `proc_bind` of another length."""
+    return f"proc_bind length ({given}) must equal procs_per_host ({wanted})"
 
 
 def crashed_ranks(ranks: Iterable[int]) -> str:

@@ -15,7 +15,9 @@ from importlib.abc import MetaPathFinder
 from types import ModuleType
 from typing import Any, NoReturn
 
+from meshbook.runtime.config import OVERRIDES
 from meshbook.runtime.hosts.faults import HookedModule
+from meshbook.runtime.telemetry.logs import Prefix
 
 ROOT = "monarch"
 _ABSENT = "is not part of this version of meshbook"
@@ -45,6 +47,19 @@ class AliasModule(ModuleType):
 
 class ActorModule(AliasModule, HookedModule):
     """`monarch.actor`, where assigning to `unhandled_fault_hook` takes effect."""
+
+
+class LoggingModule(AliasModule):
+    """`monarch.actor.config`: its flag holds in this process and in workers that it starts from then on."""
+
+    @property
+    def prefix_python_logs_with_actor(self) -> bool:
+        return Prefix.is_on
+
+    @prefix_python_logs_with_actor.setter
+    def prefix_python_logs_with_actor(self, value: bool) -> None:
+        Prefix.is_on = bool(value)
+        OVERRIDES.set({"extra": {"prefix_python_logs_with_actor": Prefix.is_on}})
 
 
 class Absent(MetaPathFinder):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from meshbook.runtime.actor.context import context
 from meshbook.runtime.actor.endpoint import endpoints_of
 from meshbook.runtime.texts import MIXES_KINDS
 
@@ -47,14 +45,9 @@ class Actor(Handle):
             cls._is_mixed = mixed
 
     @property
-    def logger(self) -> logging.LoggerAdapter[logging.Logger]:
-        """A logger whose lines begin with the actor's identity."""
-        return _Prefixed(logging.getLogger(type(self).__module__), {"actor": str(context().actor_instance)})
-
-
-class _Prefixed(logging.LoggerAdapter):  # type: ignore[type-arg]
-    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        return f"[{self.extra['actor']}] {msg}", kwargs  # type: ignore[index]
+    def logger(self) -> logging.Logger:
+        """The logger of the actor's module. Its messages begin with the actor, as all do that an actor logs."""
+        return logging.getLogger(type(self).__module__)
 
 
 def is_async(cls: type) -> bool:

@@ -101,7 +101,14 @@ class Instance:
 
     def __str__(self) -> str:
         above = "<root>" if self.creator is None else str(self.creator)
-        return above if self.class_name == "client" else f"{above}.<{self.class_name} {self.name}{self.rank}>"
+        return (
+            above if self.class_name == "client" else f"{above}.{describe_actor(self.class_name, self.name, self.rank)}"
+        )
+
+
+def describe_actor(class_name: str, name: str, rank: Point) -> str:
+    """`<module.Class name{'gpus': 1/2}>`, without a point where the mesh has no dimensions."""
+    return f"<{class_name} {name}{rank if len(rank) else ''}>"
 
 
 def name_of(key: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import (
     TYPE_CHECKING,
@@ -24,6 +24,7 @@ from typing import (
     overload,
 )
 
+from meshbook.runtime.actor.deferred import returns_future
 from meshbook.runtime.actor.future import Future, check_timeout
 from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.actor.values import ValueMesh
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 A = TypeVar("A")
+R_co = TypeVar("R_co", covariant=True)
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 # How the tensor engine learns the shapes of an endpoint's result: by a function of the shapes that go in, or by a run
 # of the endpoint itself. Monarch knows the other two as well, and refuses them for endpoints.
@@ -152,11 +154,17 @@ class Endpoint(Generic[P, R]):
         return f"<Endpoint {self._mesh.mesh_name}.{self._method.name}{self._method.signature}>"
 
 
+class Streaming(Protocol[P, R_co]):
+    """What an `Accumulator` takes: an endpoint, or what answers as one does."""
+
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterable[Awaitable[R_co]]: ...
+
+
 class Accumulator(Generic[P, R, A]):
     """The answers of all ranks as one value: `Accumulator(mesh.loss, 0.0, operator.add).accumulate(batch)`."""
 
-    def __init__(self, endpoint: Endpoint[P, R], identity: A, combine: Callable[[A, R], A]) -> None:
-        if not isinstance(endpoint, Endpoint):
+    def __init__(self, endpoint: Streaming[P, R], identity: A, combine: Callable[[A, R], A]) -> None:
+        if not callable(getattr(endpoint, "stream", None)):
             raise TypeError(f"Accumulator takes an endpoint of an actor mesh, as mesh.step, not {endpoint!r}")
         if not callable(combine):
             raise TypeError(f"Accumulator takes a function of two values, as operator.add, not {combine!r}")
@@ -169,9 +177,18 @@ class Accumulator(Generic[P, R, A]):
 
         It is folded when first observed, and what `combine` raises is raised there. It fails with the first error.
         """
+        if not isinstance(self._endpoint, Endpoint):
+            return self._fold_stream(list(self._endpoint.stream(*args, **kwargs)))
         mesh, method = self._endpoint._mesh, self._endpoint._method
         method.check(args, kwargs)
         return mesh._fold(method.name, (args, kwargs), self._fold)
+
+    @returns_future
+    async def _fold_stream(self, answers: Sequence[Awaitable[R]]) -> A:
+        total = self._identity
+        for answer in answers:
+            total = self._combine(total, await answer)
+        return total
 
     def _fold(self, answers: list[Callable[[], R]]) -> A:
         return functools.reduce(self._combine, (answer() for answer in answers), self._identity)
@@ -201,7 +218,7 @@ class EndpointMethod(Generic[P, R]):
 
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         if isinstance(function, EndpointMethod):
-            raise TypeError(f"{function.name}: one decorator a method; this one does not wrap @endpoint")
+            raise ValueError(f"{function.name}: one decorator a method; this one does not wrap @endpoint")
         if not inspect.isfunction(function):
             raise TypeError(f"@endpoint goes onto a method, not onto {function!r}")
         self.function = function

@@ -81,9 +81,21 @@ class UndeliverableMessageEnvelope:
     The actor that sent it gets this in `_handle_undeliverable_message`; what that answers with a true value is handled.
     """
 
-    sender: str  # the actor_id of who sent it
-    dest: str  # the process, and the actor or port in it
-    error: str
+    _sender: str
+    _dest: str
+    _error: str
+
+    def sender(self) -> str:
+        """The `actor_id` of the sender."""
+        return self._sender
+
+    def dest(self) -> str:
+        """The process, and the actor or port in it."""
+        return self._dest
+
+    def error_msg(self) -> str:
+        """Why it could not be delivered."""
+        return self._error
 
     def __str__(self) -> str:
-        return f"a message of {self.sender} to {self.dest} could not be delivered: {self.error}"
+        return f"a message of {self._sender} to {self._dest} could not be delivered: {self._error}"

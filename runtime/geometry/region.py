@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from meshbook.runtime.geometry.point import Point
 from meshbook.runtime.geometry.ranges import format_ranks
-from meshbook.runtime.geometry.slices import NegativeNumber, Slice, natural, row_major_strides
+from meshbook.runtime.geometry.slices import NegativeNumber, OutOfRange, Slice, natural, row_major_strides
 from meshbook.runtime.geometry.splitting import SplitArgument, read_split
 
 # Inside a class with a method called `slice` the builtin needs another name in annotations.
@@ -264,6 +264,11 @@ class Region:
         return dict(self.point_of_base_rank(rank))
 
     def __repr__(self) -> str:
+        labels = ", ".join(f'"{label}"' for label in self._labels)
+        ranks = "" if self.picked is None else f", picked: {list(self.picked)}"
+        return f"Shape {{ labels: [{labels}], slice: {self.ndslice!r}{ranks} }}"
+
+    def __str__(self) -> str:
         dims = ",".join(f"{label}={size}" for label, size in self.extent.items())
         whole = self.picked is None and self.ndslice == Slice.new_row_major(self.ndslice.sizes)
         return f"{{{dims}}}" if whole else f"{{{dims}}} of ranks {format_ranks(self.ranks())}"
@@ -324,7 +329,7 @@ def _index(axis: _Axis, wanted: int) -> int:
     except TypeError:
         raise TypeError(f"{axis.label}={wanted!r}: expected an integer or a slice") from None
     if not 0 <= index < axis.size:
-        error = NegativeNumber if index < 0 else IndexError
+        error = NegativeNumber if index < 0 else OutOfRange
         raise error(f"{axis.label}={index} is out of range: the indices are 0 to {axis.size - 1}")
     return index
 

@@ -155,6 +155,10 @@ class NegativeNumber(IndexError, OverflowError, TypeError):
     """A number that counts or places something is negative. Programs expect each of these, at different places."""
 
 
+class OutOfRange(IndexError, ValueError):
+    """An index is past the end. Programs expect each of these, at different places."""
+
+
 def natural(number: int, meaning: str) -> int:
     """`number` as a plain int of 0 or more; TypeError if it is no integer, NegativeNumber if negative."""
     try:

@@ -11,6 +11,7 @@ import atexit
 import gc
 import os
 import sys
+import sysconfig
 import threading
 import types
 import weakref
@@ -19,6 +20,7 @@ from typing import Any
 from meshbook.runtime.hosts.linux import exit_through_c, flush_c_output
 from meshbook.runtime.rdma.nixl.agent import is_loaded as nixl_is_loaded
 from meshbook.runtime.snapshots import items_of
+from meshbook.runtime.traces import is_ours
 
 
 def spare_finalizers() -> None:
@@ -33,6 +35,8 @@ def run_finalisers() -> None:
     atexit._run_exitfuncs()
     # Daemon threads run on while the names they use disappear; nobody wants to read of that.
     threading.excepthook = _say_nothing
+    for module in _user_modules():
+        _drop_objects(vars(module))
     _clear(vars(sys.modules["__main__"]))
     gc.collect()
 
@@ -47,13 +51,26 @@ def leave(code: int) -> None:
 
 def _clear(namespace: dict[str, Any]) -> None:
     """Objects first, then the functions, classes and modules that their finalisers use."""
+    _drop_objects(namespace)
+    gc.collect()
+    namespace.clear()
+
+
+def _drop_objects(namespace: dict[str, Any]) -> None:
     code = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
     found = items_of(namespace)  # in which threads of the user's that have not ended may still make names
     objects = [name for name, value in found if name[:2] != "__" and not isinstance(value, code)]
     for name in objects:
         namespace.pop(name, None)
-    gc.collect()
-    namespace.clear()
+
+
+def _user_modules() -> list[types.ModuleType]:
+    """Return the modules that are neither installed nor ours, the newest first."""
+    paths = sysconfig.get_paths()
+    installed = tuple({f"{paths[name]}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+    modules = [module for _, module in items_of(sys.modules) if type(module) is types.ModuleType]
+    files = [(module, vars(module).get("__file__") or "") for module in reversed(modules)]
+    return [module for module, file in files if file and not file.startswith(installed) and not is_ours(file)]
 
 
 def _say_nothing(arguments: threading.ExceptHookArgs) -> None:

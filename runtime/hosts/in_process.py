@@ -39,6 +39,8 @@ from meshbook.runtime.mesh.process import PROCESS
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.station import Station
+from meshbook.runtime.telemetry.last_words import leave_traceback
+from meshbook.runtime.traces import format_error
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.home import Home
 from meshbook.runtime.transport.memory import SCHEME, Inbox, MemoryTransport, Switchboard
@@ -50,6 +52,8 @@ SECONDS = 1.0  # what threads get to end by themselves
 
 class InProcessSession(Session):
     """A controller whose agent and workers are threads of this process."""
+
+    is_in_process = True
 
     def __init__(self, settings: Settings | None = None) -> None:
         chosen = settings or Settings.from_environment()
@@ -276,7 +280,7 @@ class ThreadWorker:
         self._exited = exited  # told the exit code, once
         self._transport = transport
         self._birth = birth
-        self._errors = folder / f"{birth.address.node}.err"
+        self._folder = folder
         self._node = make_node(transport, birth)
         self._node.station = Station(self._node, folder, birth.world.agent)
         self._heartbeat = Heartbeat(self._node, folder, birth.life)
@@ -303,8 +307,10 @@ class ThreadWorker:
         try:
             if self._birth.world.bootstrap:
                 bootstrap(self._birth.world.bootstrap)
-        except BaseException:
-            self._errors.write_text(traceback.format_exc())  # a process has a stderr for that
+        except BaseException as error:
+            node = self._birth.address.node
+            (self._folder / f"{node}.err").write_text(traceback.format_exc())  # a process has a stderr for that
+            leave_traceback(self._folder, node, format_error(error))
             return False
         return True
 

@@ -43,6 +43,7 @@ from meshbook.runtime.telemetry.events import Event, EventLog
 from meshbook.runtime.telemetry.forwarding import Forwarder, ScriptScreen
 from meshbook.runtime.telemetry.history import History, VitalsActor
 from meshbook.runtime.telemetry.last_words import last_lines
+from meshbook.runtime.telemetry.logs import Prefix
 from meshbook.runtime.telemetry.output import TELEMETRY, OutputStore, TelemetryActor
 from meshbook.runtime.telemetry.questions import QUESTIONS, QuestionDesk
 from meshbook.runtime.telemetry.vitals import VITALS
@@ -64,6 +65,8 @@ class Session:
     Raises LaunchError where the folder or the agent cannot be made. An agent that starts and fails then is felt by the
     first `spawn_procs`: `initialized` of its mesh raises LaunchError.
     """
+
+    is_in_process = False  # whether workers are threads of this process
 
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or settings_in_force()
@@ -88,12 +91,13 @@ class Session:
             self._give_up()
             why = ". ".join(filter(None, (str(error), explain_limit(str(error), self.folder.path))))
             raise LaunchError(f"the host agent cannot be started: {why}") from error
-        self.host = HostMesh([self._agent_address], NOWHERE.region, owned=True, is_fake_in_process=True)
+        self.host = HostMesh([self._agent_address], NOWHERE.region, owned=True, is_fake_in_process=self.is_in_process)
         self.remote = RemoteHosts(self.node, self.settings, self.folder.path, self.roster, self._agent_address)
         self.node.places = Places(self.host, self.node.address)
         self.context = Context(Instance("client", "client", NOWHERE.point(0), self.node))
         self.metrics = export_of(self)
         self._watcher = threading.Thread(target=self._watch_agent, name="meshbook agent watcher", daemon=True)
+        Prefix.install()
         self._begin()
 
     def _begin(self) -> None:

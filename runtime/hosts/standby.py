@@ -36,7 +36,7 @@ def stand_by(birth: Birth, folder: Path) -> Birth:
     begin_with(birth.world.settings)
     worker.limit_threads(birth)
     provide_client(_refuse)
-    if not worker.prepare(birth):
+    if not worker.prepare(birth, folder):
         leave(1)
     sys.stdout.flush()
     place = _wait(folder, birth.address.node)

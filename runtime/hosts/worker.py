@@ -44,11 +44,13 @@ from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.station import Station
 from meshbook.runtime.resources import count_cores
 from meshbook.runtime.telemetry.capture import CHUNK_CHARACTERS, Capture
-from meshbook.runtime.telemetry.logs import print_logs
+from meshbook.runtime.telemetry.last_words import leave_traceback
+from meshbook.runtime.telemetry.logs import Prefix, print_logs
 from meshbook.runtime.telemetry.output import TELEMETRY, LogOptions, OutputChunk
 from meshbook.runtime.telemetry.signs import watch_steps
 from meshbook.runtime.telemetry.spans_of_collectives import watch_collectives
 from meshbook.runtime.telemetry.traffic import Moved
+from meshbook.runtime.traces import format_error
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.disturbed import DisturbedTransport
 from meshbook.runtime.transport.home import Home, host_of
@@ -85,8 +87,10 @@ def run(birth: Birth, folder: Path, *, is_prepared: bool = False) -> None:
     heartbeat = Heartbeat(node, folder, birth.life)
     os.register_at_fork(after_in_child=node.signs.close)  # the page is of this process alone
     when_imported("torch", functools.partial(watch_torch, node))
+    Prefix.install()
+    Prefix.is_on = bool(birth.world.settings.extra.get("prefix_python_logs_with_actor", True))
     print_logs(logging.INFO if birth.world.settings.enable_log_forwarding else None)
-    ready = is_prepared or prepare(birth)
+    ready = is_prepared or prepare(birth, folder)
     if ready:
         serve(node, birth, link)
     node.actors.release_all()
@@ -151,13 +155,14 @@ def make_capture(node: Node, birth: Birth, folder: Path) -> Capture:
     return capture
 
 
-def prepare(birth: Birth) -> bool:
+def prepare(birth: Birth, folder: Path) -> bool:
     """Run what the user wants to have run before any actor; whether it went well."""
     try:
         if birth.world.bootstrap:
             bootstrap(birth.world.bootstrap)
-    except BaseException:
-        traceback.print_exc()  # the agent finds it among the last words
+    except BaseException as error:
+        traceback.print_exc()
+        leave_traceback(folder, birth.address.node, format_error(error))
         return False
     return True
 

@@ -35,7 +35,7 @@ from meshbook.runtime.hosts.server import execute_server
 from meshbook.runtime.hosts.standby import place_file
 from meshbook.runtime.mesh.birth import Birth, World
 from meshbook.runtime.resources import explain_limit
-from meshbook.runtime.telemetry.last_words import last_lines, last_words, remove_files
+from meshbook.runtime.telemetry.last_words import find_traceback, last_lines, last_words, remove_files
 from meshbook.runtime.wire.messages import Address
 
 OnExit = Callable[[ExitReport, list[Address]], None]
@@ -398,6 +398,7 @@ class Workers:
             stopped=worker.stopping,
             life=worker.life,
             ended_by=worker.killer if returncode == -signal.SIGKILL else "",
+            raised=find_traceback(self._folder, node),
         )
         drop_birth(self._folder, node)
         place_file(self._folder, node).unlink(missing_ok=True)  # of one that was killed before it had taken it

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from meshbook.runtime import texts
 from meshbook.runtime.actor.base import Actor
-from meshbook.runtime.actor.context import CURRENT, client_context
+from meshbook.runtime.actor.context import CURRENT, client_context, describe_actor
 from meshbook.runtime.actor.endpoint import Arguments, Endpoint, endpoints_of
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.redefinition import check_replacement, find_redefined
@@ -54,11 +54,13 @@ class ActorMesh(MeshTrait):
         targets: Sequence[Target],
         region: Region,
         initialized: Future[None] | None = None,
+        whole: Extent | None = None,
     ) -> None:
         self._name = name
         self._cls = cls
         self._targets = tuple(targets)  # by rank of the mesh as it was spawned; slices share it
         self._region = region
+        self._whole = whole or region.extent  # of the mesh as it was spawned
         self._initialized = initialized if initialized is not None else Future.completed(None)
         self._methods = endpoints_of(cls)
 
@@ -96,7 +98,7 @@ class ActorMesh(MeshTrait):
         return self
 
     def _with_region(self, region: Region) -> ActorMesh:
-        return ActorMesh(self._name, self._cls, self._targets, region, self._initialized)
+        return ActorMesh(self._name, self._cls, self._targets, region, self._initialized, self._whole)
 
     def __getattr__(self, name: str) -> Endpoint[Any, Any] | PlainMethod:
         if not name.startswith("__") and (method := self.__dict__.get("_methods", {}).get(name)) is not None:
@@ -199,11 +201,20 @@ class ActorMesh(MeshTrait):
     def _undecorated(self, has_port: bool) -> ActorMesh:
         """This mesh as the one whose plain methods are called."""
         targets = [dataclasses.replace(target, manner="port" if has_port else "method") for target in self._targets]
-        return ActorMesh(self._name, self._cls, targets, self._region, self._initialized)
+        return ActorMesh(self._name, self._cls, targets, self._region, self._initialized, self._whole)
 
     def _explainer(self, endpoint: str, depth: int = 4) -> _Explainer:
         # Above us are `_call` or its like, and a verb: who called that is at this depth, or higher. Each look costs.
-        return _Explainer(self._name, endpoint, calling_place(depth))
+        return _Explainer(self, endpoint, calling_place(depth))
+
+    def _name_lost(self, node: str) -> str:
+        """A line that names the actor that ended with this process."""
+        nodes = [target.address.node for target in self._targets]
+        if node not in nodes:
+            return ""
+        point = self._whole.point(nodes.index(node))
+        actor = describe_actor(f"{self._cls.__module__}.{self._cls.__qualname__}", self._name, point)
+        return f"\n{texts.actor_failed(actor, node)}"
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """End the actors of this mesh (a slice: of this slice) after the messages they have been sent so far."""
@@ -267,23 +278,27 @@ class ActorMesh(MeshTrait):
 
     def _reduce_for_wire(self) -> tuple[Any, ...]:
         """As part of a message: pending or not. A node keeps what comes for an actor before the actor does."""
-        return ActorMesh, (self._name, self._cls, self._targets, self._region)
+        whole = None if self._whole == self._region.extent else self._whole
+        return ActorMesh, (self._name, self._cls, self._targets, self._region, None, whole)
 
 
 class _Explainer:
     """Converts the error of a call for its caller: which endpoint has failed, and the line that called it."""
 
-    __slots__ = ("_endpoint", "_name", "_place")
+    __slots__ = ("_endpoint", "_mesh", "_place")
 
-    def __init__(self, name: str, endpoint: str, place: Place) -> None:
-        self._name = name
+    def __init__(self, mesh: ActorMesh, endpoint: str, place: Place) -> None:
+        self._mesh = mesh
         self._endpoint = endpoint
         self._place = place
 
     def __call__(self, error: BaseException) -> BaseException:
         if isinstance(error, SupervisionError):
-            text = f"{texts.endpoint_failed(self._name, self._endpoint)}, {error}"
-            error = ProcessDied(text, error.report) if isinstance(error, ProcessDied) else SupervisionError(text)
+            text = f"{texts.endpoint_failed(self._mesh.mesh_name, self._endpoint)}, {error}"
+            if isinstance(error, ProcessDied):
+                error = ProcessDied(f"{text}{self._mesh._name_lost(error.report.node)}", error.report)
+            else:
+                error = SupervisionError(text)
         if isinstance(error, CallError) and (line := Line.of(self._place)).is_of_user:
             error.called_at = line
         return error

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from meshbook.runtime import texts
+
 Given = Mapping[str, str | int]
 
 _OF_CORES = ("cpunodebind", "physcpubind", "cpus")
@@ -36,7 +38,7 @@ def read_bindings(given: Sequence[Given] | None, count: int) -> list[Binding]:
     if given is None:
         return [Binding()] * count
     if len(given) != count:
-        raise ValueError(f"proc_bind has {len(given)} entries, but there are {count} processes per host: one for each")
+        raise ValueError(f"{texts.wrong_binding(len(given), count)}: one entry for each process of a host")
     return [_read(entry, f"proc_bind[{place}]") for place, entry in enumerate(given)]
 
 

@@ -65,10 +65,11 @@ class Birth(msgspec.Struct, frozen=True, kw_only=True):
         """The whole environment of the process. A rendezvous that the user names wins over ours."""
         command = self.start.command
         inherited = self.world.environment if command is None or command.inherit_env else {}
-        named = {} if command is None else command.env
-        if self.is_spare:
-            return inherited | named
-        return self.world.rendezvous | inherited | named | self.ranks()
+        named: Mapping[str, str | None] = {} if command is None else command.env
+        found: dict[str, str | None] = {**inherited, **named}
+        if not self.is_spare:
+            found = {**self.world.rendezvous, **found, **self.ranks()}
+        return {name: value for name, value in found.items() if value is not None}
 
     def search_path(self) -> list[str]:
         """The import path of the process that asks. Another interpreter than the parent's keeps its own packages."""

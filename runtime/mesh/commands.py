@@ -20,14 +20,15 @@ class BootstrapCommand(msgspec.Struct, frozen=True):
 
     Made from `default_bootstrap_cmd()`: with other variables, or with a program in front,
     `BootstrapCommand("nsys", None, ["profile", cmd.program, *cmd.args])`. `arg0` is what the program is told as its own
-    name (None: `program`). `env` is added to what the worker inherits; without `inherit_env` it inherits nothing, and
-    is only told its rank and its rendezvous. Such a process imports for itself, which takes longer than a fork.
+    name (None: `program`). `env` is added to what the worker inherits, and None removes a variable; without
+    `inherit_env` it inherits nothing, and is only told its rank and its rendezvous. Such a process imports for itself,
+    which takes longer than a fork.
     """
 
     program: str
     arg0: str | None = None
     args: list[str] = []
-    env: dict[str, str] = {}
+    env: dict[str, str | None] = {}
     inherit_env: bool = True
 
     def __post_init__(self) -> None:
@@ -35,10 +36,10 @@ class BootstrapCommand(msgspec.Struct, frozen=True):
             raise TypeError(f"the program of a BootstrapCommand is a name or a path, not {self.program!r}")
         if isinstance(self.args, str) or not all(isinstance(word, str) for word in self.args):
             raise TypeError(f"the args of a BootstrapCommand are a list of strings, not {self.args!r}")
-        if not all(isinstance(word, str) for pair in self.env.items() for word in pair):
-            raise TypeError(f"the env of a BootstrapCommand maps strings to strings, not {self.env!r}")
+        if not all(isinstance(key, str) and isinstance(value, str | None) for key, value in self.env.items()):
+            raise TypeError(f"the env of a BootstrapCommand maps strings to strings or None, not {self.env!r}")
 
-    def with_env(self, env: Mapping[str, str]) -> BootstrapCommand:
+    def with_env(self, env: Mapping[str, str | None]) -> BootstrapCommand:
         """A copy with these variables besides; where both name one, the new value holds."""
         return msgspec.structs.replace(self, env={**self.env, **env})
 

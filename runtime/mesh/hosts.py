@@ -124,7 +124,7 @@ class HostMesh(MeshTrait):
 
     @property
     def is_fake_in_process(self) -> bool:
-        """Whether this is the client's own machine, which it started itself. The processes on it are real ones."""
+        """Whether processes on these hosts are threads of the client's own process, as in tests."""
         return self._is_fake
 
     @property
@@ -294,13 +294,15 @@ class HostMesh(MeshTrait):
         """End the hosts: all processes on them, whoever spawned them, then the agents.
 
         Resolves once everything has ended; what does not leave within `Settings.stop_timeout` is killed. Afterwards
-        `spawn_procs` raises RuntimeError. Again is no error. RuntimeError on a slice or a received reference.
+        `spawn_procs` raises RuntimeError, and so does the future of a second `shutdown`, unless the session has ended.
+        RuntimeError on a slice or a received reference.
         """
         self._check_owned()
-        if self._ownership.shutdown is None:
-            self._ownership.shutdown = when_ended(current_node(), [agent.node for agent in self._agents])
-            self._ownership.end_meshes(self._ownership.shutdown)
-            self._hosts().shutdown.broadcast("its host was shut down")
+        if (known := self._ownership.shutdown) is not None:
+            return known if self._ownership.is_over else Future.failed(RuntimeError(texts.HOSTS_SHUT_DOWN))
+        self._ownership.shutdown = when_ended(current_node(), [agent.node for agent in self._agents])
+        self._ownership.end_meshes(self._ownership.shutdown)
+        self._hosts().shutdown.broadcast("its host was shut down")
         return self._ownership.shutdown
 
     def stop(self) -> Future[None]:
@@ -339,7 +341,8 @@ class HostMesh(MeshTrait):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.shutdown()
+        if not self.is_shut_down:
+            await self.shutdown()
 
     # -- for the meshes on them ----------------------------------------------------
 

@@ -15,7 +15,7 @@ from meshbook.runtime import texts
 from meshbook.runtime.actor.base import Actor, check_arguments, check_class, constructor_takes
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.actor.future import Future, check_timeout
-from meshbook.runtime.errors import LaunchError, ProcessDied
+from meshbook.runtime.errors import BootstrapFailed, LaunchError, ProcessDied
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
 from meshbook.runtime.mesh.actors import TAKEN, ActorMesh, current_node
 from meshbook.runtime.mesh.groups import Wanted, abort
@@ -120,7 +120,8 @@ class ProcMesh(MeshTrait):
     def initialized(self) -> Future[bool]:
         """Resolves to True once every process takes messages.
 
-        Raises LaunchError where one could not be started, and else SupervisionError, with how it ended.
+        Raises LaunchError where one could not be started, BootstrapFailed (an ActorError) where its bootstrap raised,
+        and else SupervisionError, with how it ended.
         """
         known = self._initialized
         if known is None or (known.done() and known.exception() is not None):  # it may have been healed since
@@ -514,5 +515,7 @@ def _ask_ready(nodes: Sequence[Address]) -> Sequence[Future[Any]]:
 
 
 def _explain_start(error: BaseException) -> BaseException:
+    if isinstance(error, ProcessDied) and error.report.raised:
+        return BootstrapFailed(str(error), error.report)
     never_started = isinstance(error, ProcessDied) and not error.report.pid
     return LaunchError(str(error)) if never_started else error

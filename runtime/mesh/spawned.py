@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.actor.context import describe_actor
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.healing import create_again, resolve_after
 from meshbook.runtime.node.call_table import PerRank, Target
+from meshbook.runtime.node.identity import instance_of
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.node.outbound import Creation
 from meshbook.runtime.wire.messages import Address
@@ -45,6 +47,13 @@ class Spawned:
         """A handle of all that there are now."""
         known = self._creation
         return ActorMesh(self._name, self._cls, known.targets, known.extent.region, self._initialized)
+
+    def describe(self, rank: int) -> str:
+        """The actor of this rank, below the actors that spawned it."""
+        creator = instance_of(self._creation.creator)
+        known = f"{self._cls.__module__}.{self._cls.__qualname__}"
+        point = self._creation.extent.point(rank)
+        return f"{'<root>' if creator is None else creator}.{describe_actor(known, self._name, point)}"
 
     def again(self, ranks: Sequence[int]) -> Sequence[Future[Any]]:
         """Create these once more: they are lost."""

@@ -177,9 +177,10 @@ class ActorRegistry:
 
     def _why_not(self, key: str) -> str:
         """Return why an actor is not here, or "" if it may still be spawned."""
+        is_abandoned = spawner_of(key) in self._routes.down
         if (why := self._ended.get(key)) is not None:
-            return why
-        if spawner_of(key) in self._routes.down:
+            return f"{why}\n{_why_abandoned(key)}" if is_abandoned and _why_abandoned(key) not in why else why
+        if is_abandoned:
             return _why_abandoned(key)
         return "" if self.early.is_early(key) else self._unknown(key)
 

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from meshbook.runtime import texts
 from meshbook.runtime.actor.base import Actor, is_async
 from meshbook.runtime.actor.context import CURRENT, Context, Instance, spawner_of
 from meshbook.runtime.actor.failure import MeshFailure, UndeliverableMessageEnvelope
@@ -186,8 +187,8 @@ class HostedActor:
         """
 
         def conclude(verdict: Any, error: BaseException | None) -> None:
-            if (error is not None or not verdict) and envelope.dest not in self._unreached:
-                self._unreached.add(envelope.dest)
+            if (error is not None or not verdict) and envelope.dest() not in self._unreached:
+                self._unreached.add(envelope.dest())
                 logger.warning("%s%s", envelope, f"\n{format_error(error)}" if error is not None else "")
 
         self.notify(Notice("_handle_undeliverable_message", envelope, self._own_context(CURRENT.get()), conclude))
@@ -441,7 +442,8 @@ class HostedActor:
         elif self._endpoints.is_ported(call):
             self._fail(tell_raised(where, error), error, "it raised instead of answering by its port")
         elif call.call:
-            self._node.replies.reply_error(call.sender, call.call, tell_raised(where, error), error)
+            text = f"{tell_raised(where, error)}\n{texts.actor_call_failed(self.instance.name, call.endpoint)}"
+            self._node.replies.reply_error(call.sender, call.call, text, error)
         else:
             self._fail(
                 tell_raised(where, error), error, "it raised in a broadcast, which has no caller to take the error"

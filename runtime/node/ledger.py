@@ -12,6 +12,7 @@ from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from meshbook.runtime import texts
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.traces import Line
@@ -145,7 +146,10 @@ class Ledger:
                 return []
             well = [charge for charge in touched if charge.ranks[node] not in charge.failed]
             with_actors = {charge.owner for charge in well if not charge.are_processes}
-            told = [(charge, charge.failure(charge.ranks[node], report, ended_by)) for charge in well]
+            told = [
+                (charge, charge.failure(charge.ranks[node], _name_actor(charge, node, report), ended_by))
+                for charge in well
+            ]
             return [each for each in told if not (each[0].are_processes and each[0].owner in with_actors)]
 
     def processes_on(self, node: str) -> OwnedMesh | None:
@@ -194,6 +198,12 @@ class Ledger:
         charge.failed = [rank for rank in charge.failed if rank not in gone]
         if not charge.ranks:
             self._charges.pop(charge.key, None)
+
+
+def _name_actor(charge: OwnedMesh, node: str, report: str) -> str:
+    if charge.spawned is None:
+        return report
+    return f"{report}\n{texts.actor_failed(charge.spawned.describe(charge.ranks[node]), node)}"
 
 
 def _to_renew(charge: OwnedMesh, reborn: Collection[str], alive: Collection[str]) -> list[int]:

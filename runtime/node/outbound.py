@@ -131,7 +131,7 @@ class Outbound:
         reply_to, number = port if port is not None else (None, 0)
         calls = self._open(targets, asker, endpoint) if asker is not None else [number] * len(targets)
         by = _sender(targets) if asker is None and port is None else ""
-        place = first, extent.labels, extent.sizes
+        place = first, *extent.dims
         call = Call(self._node, calls[0], target.actor, endpoint, place, origin, target.manner, reply_to, by)
         if len(targets) != 1 or not self._transmit_at_once(target, call, body):
             deadline = None if within is None else time.monotonic() + within

@@ -72,12 +72,26 @@ def _as_shown(line: str) -> str:
     return line.rstrip().rpartition("\r")[2]
 
 
+def leave_traceback(folder: Path, node: str, text: str) -> None:
+    """Leave the traceback of a bootstrap that raised, for the agent."""
+    with contextlib.suppress(OSError):  # a full disk: it is among the last words, too
+        (folder / f"{node}.raised").write_text(text, encoding="utf-8", errors="replace")
+
+
+def find_traceback(folder: Path, node: str) -> str:
+    """What `leave_traceback` left of this node, or ""."""
+    try:
+        return (folder / f"{node}.raised").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 def remove_files(folder: Path, node: str) -> None:
     """Remove what an ended process leaves in the run's folder, once its last words are known.
 
     A run may have any number of processes, and the folder is often in memory.
     """
-    for suffix in ("", ".out", ".err", ".last", ".vitals"):  # the socket, the descriptors' files, and ours
+    for suffix in ("", ".out", ".err", ".last", ".raised", ".vitals"):  # the socket, the descriptors' files, and ours
         with contextlib.suppress(OSError):
             (folder / f"{node}{suffix}").unlink(missing_ok=True)
 

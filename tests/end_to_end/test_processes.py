@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import re
 import sys
@@ -402,6 +403,33 @@ def test_finalisers_run_in_a_worker_that_is_stopped(spawn_procs, tmp_path):
     mesh.spawn("owner", Owner).ready.call_one().get(PATIENCE)
     mesh.stop().get(PATIENCE)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["actor", "atexit", "main", "thread"]
+
+
+def test_finalisers_run_of_what_imported_modules_hold(spawn_procs, tmp_path, monkeypatch):
+    """The objects go before the functions and modules that their finalisers use."""
+    (tmp_path / "holding.py").write_text(f"""
+import pathlib
+
+class Held:
+    def __del__(self):
+        save("del")
+
+def save(text):
+    pathlib.Path({str(tmp_path / "done")!r}).write_text(text)
+
+held = Held()
+""")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    class Owner(Actor):
+        @endpoint
+        def load(self) -> str:
+            return importlib.import_module("holding").__name__
+
+    mesh = spawn_procs()
+    assert mesh.spawn("owner", Owner).load.call_one().get(PATIENCE) == "holding"
+    mesh.stop().get(PATIENCE)
+    assert (tmp_path / "done").read_text() == "del"
 
 
 def test_what_a_worker_left_behind_goes_with_it(spawn_procs):

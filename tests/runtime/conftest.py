@@ -157,12 +157,16 @@ class Session:
 
     def spawn_counted(self, node: Node | None = None) -> Probe:
         """A probe with a key as actors of the user have it: flow control counts the messages to it."""
+        return self.spawn_counted_as("probe", Probe, node)
+
+    def spawn_counted_as(self, name: str, cls: type[A], node: Node | None = None) -> A:
+        """An actor with such a key."""
         chosen = node or self.workers(1)[0]
-        targets = [Target(chosen.address, self.controller.supervision.name_actor("probe"))]
+        targets = [Target(chosen.address, self.controller.supervision.name_actor(name))]
         asker = AllReplies(NOWHERE.region)
-        self.controller.calls.spawn(targets, (Probe, (), {}), NOWHERE, asker)
+        self.controller.calls.spawn(targets, (cls, (), {}), NOWHERE, asker)
         initialized = asker.future.then(lambda _: None)
-        return cast("Probe", ActorMesh("probe", Probe, targets, NOWHERE.region, initialized))
+        return cast("A", ActorMesh(name, cls, targets, NOWHERE.region, initialized))
 
     def refer(self, cls: type[A], actor: str, node: Node) -> A:
         """The handle of an actor that need not exist."""

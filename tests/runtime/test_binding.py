@@ -38,7 +38,7 @@ def test_each_process_has_its_own() -> None:
 
 @pytest.mark.parametrize("entries", [[], [{"cpus": "0"}] * 3])
 def test_the_wrong_number_of_entries(entries: list[Any]) -> None:
-    with pytest.raises(ValueError, match=rf"proc_bind has {len(entries)} entries, but there are 2 processes per host"):
+    with pytest.raises(ValueError, match=rf"proc_bind length \({len(entries)}\) must equal procs_per_host \(2\)"):
         read_bindings(entries, 2)
 
 

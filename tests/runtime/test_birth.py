@@ -13,6 +13,7 @@ import pytest
 
 from meshbook.runtime.config import Settings
 from meshbook.runtime.mesh.birth import LEAKS, Birth, World, inherited_environment, inherited_path, installed_path
+from meshbook.runtime.mesh.commands import BootstrapCommand, Start
 from meshbook.runtime.wire.messages import Address
 
 
@@ -52,6 +53,12 @@ RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "4711"}
 )
 def test_the_environment_of_a_worker(inherited: dict[str, str], expected: dict[str, str]) -> None:
     assert born(inherited, **RENDEZVOUS).environment() == expected
+
+
+def test_a_command_removes_variables() -> None:
+    start = Start(BootstrapCommand("echo", None, [], {"HOME": None, "A": "1"}))
+    found = msgspec.structs.replace(born({"HOME": "/root"}), start=start).environment()
+    assert found == RANKS | {"A": "1"}
 
 
 PARENT = born(**RENDEZVOUS)

@@ -52,6 +52,14 @@ def test_the_default_is_this_interpreter() -> None:
     assert command.inherit_env
 
 
+def test_none_removes_a_variable() -> None:
+    [start] = plan_starts(Extent.of(gpus=1), 1, commands=ECHO.with_env({"HOME": None, "A": None}), env={"A": "0"})
+    assert start.command is not None
+    assert start.command.env == {"HOME": None, "A": None}
+    with pytest.raises(TypeError, match="strings to strings or None"):
+        ECHO.with_env({"A": 1})  # type: ignore[dict-item]
+
+
 def test_with_env_makes_a_copy() -> None:
     more = ECHO.with_env({"A": "2", "B": "3"})
     assert more == BootstrapCommand("echo", None, ["hello"], {"A": "2", "B": "3"})

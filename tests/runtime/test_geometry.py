@@ -79,8 +79,10 @@ def test_names_and_sizes_are_lists_of_their_own() -> None:
 
 def test_a_shape_is_shown_by_its_sizes() -> None:
     shape = Shape(["label0", "label1"], Slice(0, [2, 3], [3, 1]))
-    assert repr(shape) == str(shape) == "{label0=2,label1=3}"
-    assert repr(shape.at("label0", 1)) == "{label1=3} of ranks 3-5"
+    assert str(shape) == "{label0=2,label1=3}"
+    assert str(shape.at("label0", 1)) == "{label1=3} of ranks 3-5"
+    sliced = "Slice { offset: 0, sizes: [2, 3], strides: [3, 1] }"
+    assert repr(shape) == f'Shape {{ labels: ["label0", "label1"], slice: {sliced} }}'
 
 
 @pytest.mark.parametrize(
@@ -97,6 +99,12 @@ def test_a_shape_is_shown_by_its_sizes() -> None:
 def test_an_unknown_dimension_is_a_value_error(look: Any) -> None:
     with pytest.raises(ValueError, match=r"^unknown dimension 'nodes'; the dimensions are 'hosts', 'gpus'$"):
         look()
+
+
+@pytest.mark.parametrize("error", [IndexError, ValueError])
+def test_an_index_past_the_end_is_a_value_error(error: type[Exception]) -> None:
+    with pytest.raises(error, match="gpus=4 is out of range"):
+        GRID.at("gpus", 4)
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,14 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from meshbook.runtime.telemetry.logs import print_logs
+import pytest
+
+from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.actor.endpoint import endpoint
+from meshbook.runtime.telemetry.logs import Prefix, print_logs
 
 
 @contextlib.contextmanager
@@ -53,6 +58,49 @@ def test_the_users_own_configuration_wins() -> None:
         logging.getLogger("lib").warning("not that")
         logging.getLogger("lib").error("that")
     assert stderr.getvalue() == "mine: that\n"
+
+
+class Told(Actor):
+    @endpoint
+    def tell(self, message: Any, *arguments: Any, name: str = "") -> None:
+        logging.getLogger(name).warning(message, *arguments)
+
+
+@pytest.fixture
+def told(session: Any, caplog: pytest.LogCaptureFixture) -> Iterator[Callable[..., list[str]]]:
+    """What an actor logs, as handlers see it."""
+    Prefix.install()
+    actor = session.spawn_counted_as("told", Told)
+
+    def tell(*message: Any, **options: Any) -> list[str]:
+        actor.tell.call_one(*message, **options).get(10)
+        return [record.getMessage() for record in caplog.records]
+
+    yield tell
+    Prefix.is_on = True
+
+
+@pytest.mark.parametrize("name", ["", "of.mine"])
+def test_what_an_actor_logs_names_it(told: Any, name: str) -> None:
+    (message,) = told("%d %% done", 5, name=name)
+    assert message.startswith("[actor=<root>.<")
+    assert message.endswith(".Told told>] 5 % done")
+
+
+def test_an_empty_message_stays_empty(told: Any) -> None:
+    """torch.compile logs data in attributes of such records."""
+    assert told("") == [""]
+
+
+def test_the_prefix_is_switched_off(told: Any) -> None:
+    Prefix.is_on = False
+    assert told("by the actor") == ["by the actor"]
+
+
+def test_what_no_actor_logs_has_no_prefix(session: Any, caplog: pytest.LogCaptureFixture) -> None:
+    Prefix.install()
+    logging.getLogger("lib").warning("by a client")
+    assert caplog.messages == ["by a client"]
 
 
 def test_a_stderr_that_fails_is_no_error_of_whoever_logs() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from meshbook import Accumulator, Actor, ActorError, SupervisionError, current_rank, current_size, endpoint
+from meshbook.runtime.actor.future import Future
 from meshbook.runtime.mesh.actors import ActorMesh
 
 PATIENCE = 10.0
@@ -216,6 +217,25 @@ def test_other_errors_know_of_no_other_ranks(members: Any) -> None:
     error = members.slice(gpus=0).fail_on.call_one(0).exception(PATIENCE)
     assert error.results is None
     assert dict(error.failures) == {}
+
+
+def test_an_accumulator_takes_whatever_streams() -> None:
+    """Once it is called; the values are combined in the order in which they come."""
+
+    class Ended:
+        def __init__(self) -> None:
+            self.asked: list[tuple[Any, ...]] = []
+
+        def stream(self, *arguments: Any) -> list[Future[str]]:
+            self.asked.append(arguments)
+            return [Future.completed(each) for each in "abc"]
+
+    ended = Ended()
+    future = Accumulator(ended, "", operator.add).accumulate(1, 2)
+    assert ended.asked == [(1, 2)]
+    assert future.get(PATIENCE) == "abc"
+    with pytest.raises(TypeError, match="takes an endpoint"):
+        Accumulator("step", 0, operator.add)  # type: ignore[arg-type]
 
 
 def test_an_actor_mesh_is_subscripted_in_annotations() -> None:

@@ -69,8 +69,9 @@ def test_30_shutdown_ends_the_host_and_everything_on_it(make_world: Callable[...
     others = pickle.loads(pickle.dumps(host)).spawn_procs(per_host={"gpus": 2}).spawn("other", Member)
     assert answers(own)
     assert answers(others)
-    for _ in range(2):
-        assert host.shutdown().get(PATIENCE) is None
+    assert host.shutdown().get(PATIENCE) is None
+    with pytest.raises(RuntimeError, match="HostMesh has already been shut down"):
+        host.shutdown().get(PATIENCE)
     for mesh in (own, others):
         stopped(mesh, "its host was shut down")
     for each in (host, host.rename()):

@@ -35,7 +35,7 @@ from meshbook import (
 )
 from meshbook.runtime.errors import PickleError
 from meshbook.runtime.geometry.region import UnknownDimension
-from meshbook.runtime.geometry.slices import NegativeNumber
+from meshbook.runtime.geometry.slices import NegativeNumber, OutOfRange
 from meshbook.runtime.traces import is_ours
 
 PATIENCE = 60.0
@@ -190,7 +190,7 @@ MISTAKES: list[tuple[type[Exception], str, Callable[[Any], Any]]] = [
     ),
     # decorating
     (ValueError, "can only wrap async endpoints", lambda w: concurrent_endpoint(Trainer.plain)),
-    (TypeError, "does not wrap @endpoint", lambda w: concurrent_endpoint(AsyncTrainer.step)),
+    (ValueError, "does not wrap @endpoint", lambda w: concurrent_endpoint(AsyncTrainer.step)),
     (TypeError, r"<lambda>\(\): an endpoint is a method, and takes self first", lambda w: endpoint(lambda: None)),
     (
         TypeError,
@@ -204,7 +204,7 @@ MISTAKES: list[tuple[type[Exception], str, Callable[[Any], Any]]] = [
     (ValueError, "'gpus' needs a size of at least 1, not 1.5", lambda w: w.host.spawn_procs(per_host={"gpus": 1.5})),
     (TypeError, "bootstrap is a function.*3 cannot be called", lambda w: w.host.spawn_procs(bootstrap=3)),
     (TypeError, "name is what the mesh is called", lambda w: w.host.spawn_procs(name=3)),
-    (ValueError, "proc_bind has 1 entries, but there are 2 processes", lambda w: w.bind([{"cpus": "0"}])),
+    (ValueError, r"proc_bind length \(1\) must equal procs_per_host \(2\)", lambda w: w.bind([{"cpus": "0"}])),
     (ValueError, r"proc_bind\[0\] has the unknown key 'cpu'", lambda w: w.bind([{"cpu": "0"}, {}])),
     (TypeError, "a BootstrapCommand is wanted", lambda w: w.host.spawn_procs(bootstrap_command="python")),
     # ending what is somebody else's, or over
@@ -311,7 +311,7 @@ def test_each_mistake_is_told_at_its_line(wrong: Any) -> None:
             complaints.append(f"{__file__}:{line}: {type(error).__name__}: {error}")
             continue
         frames = [frame for frame in traceback.extract_tb(caught.tb) if not is_ours(frame.filename)]
-        expected = kind, UnknownDimension, NegativeNumber
+        expected = kind, UnknownDimension, NegativeNumber, OutOfRange
         if type(caught.value) not in expected or frames[-1].name != "<lambda>" or frames[-1].filename != __file__:
             complaints.append(f"{__file__}:{line}: {caught.value!r}, at {frames[-1]}")
     assert not complaints, "\n".join(complaints)

@@ -64,7 +64,7 @@ class Sender(Actor):
 
     def _handle_undeliverable_message(self, envelope: UndeliverableMessageEnvelope) -> Any:
         assert isinstance(envelope, UndeliverableMessageEnvelope)
-        self.gate.tell((envelope.sender, envelope.dest, envelope.error[:1000]))
+        self.gate.tell((envelope.sender(), envelope.dest(), envelope.error_msg()[:1000]))
         if isinstance(self.verdict, Exception):
             raise self.verdict
         return self.verdict
@@ -97,7 +97,7 @@ class AsyncSender(Actor):
         self.gate = gate
 
     async def _handle_undeliverable_message(self, envelope: UndeliverableMessageEnvelope) -> bool:
-        self.gate.tell((envelope.sender, envelope.dest, envelope.error[:1000]))
+        self.gate.tell((envelope.sender(), envelope.dest(), envelope.error_msg()[:1000]))
         return True
 
     @endpoint
@@ -122,7 +122,7 @@ class AsyncSenderOfOtherKind(AsyncSender):
     """On a loop, with a sync hook."""
 
     def _handle_undeliverable_message(self, envelope: UndeliverableMessageEnvelope) -> Any:  # type: ignore[override]
-        self.gate.tell((envelope.sender, envelope.dest, envelope.error[:1000]))
+        self.gate.tell((envelope.sender(), envelope.dest(), envelope.error_msg()[:1000]))
         return True
 
 

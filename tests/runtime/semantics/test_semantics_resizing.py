@@ -347,7 +347,7 @@ def test_beyond_1_new_ranks_that_nothing_binds(processes: Any) -> None:
     """Where each process was given its CPUs, more of them have none; fewer are no question."""
     cpu = str(min(os.sched_getaffinity(0)))
     procs = processes.procs(2, proc_bind=[{"cpus": cpu}] * 2)
-    with pytest.raises(ValueError, match="proc_bind has 2 entries, but there are 3 processes per host"):
+    with pytest.raises(ValueError, match=r"proc_bind length \(2\) must equal procs_per_host \(3\)"):
         procs.resize(gpus=3)
     assert procs.heal().get(PATIENCE) == []
     assert procs.resize(gpus=1).initialized.get(PATIENCE) is True

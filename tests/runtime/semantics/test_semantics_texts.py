@@ -11,7 +11,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from meshbook import Actor, SupervisionError, context, endpoint
+from meshbook import Actor, ActorError, SupervisionError, context, current_actor_name, endpoint, this_proc
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.ends import when_ended
 
@@ -98,7 +98,8 @@ def test_a_host_that_was_shut_down(make_world: Any) -> None:
         host.spawn_procs()
     with pytest.raises(RuntimeError, match="`ProcMesh` has already been stopped"):
         procs.spawn("member", Member)
-    host.shutdown().get(PATIENCE)
+    with pytest.raises(RuntimeError, match="HostMesh has already been shut down"):
+        host.shutdown().get(PATIENCE)
 
 
 def test_an_owner_that_is_gone(world: Any) -> None:
@@ -124,3 +125,54 @@ def test_a_process_that_was_killed(world: Any) -> None:
     member.initialized.get(PATIENCE)
     world.kill(procs)
     assert "the process this actor was running on failed: Killed(sig=9)" in said(member.run.call_one(abs, 1))
+
+
+def test_an_end_of_a_process_names_the_actor(world: Any, faults: Any) -> None:
+    """With its point in the mesh that was spawned, also where a slice was called."""
+    procs = world.procs(2)
+    member = procs.spawn("member", Member)
+    member.initialized.get(PATIENCE)
+    part = member.slice(gpus=1)
+    world.kill(procs.slice(gpus=1))
+    actor = f"<{Member.__module__}.Member member{{'gpus': 1/2}}>"
+    for text in (said(part.run.call_one(abs, 1)), said(member.run.call(abs, 1))):
+        assert re.search(rf"The actor {re.escape(actor)} in \S+ and all its descendants have failed", text)
+    assert f"The actor <root>.{actor} in " in faults.get(timeout=PATIENCE).report()
+
+
+def test_an_actor_without_dimensions_is_named_without_a_point(world: Any) -> None:
+    member = world.spawn(Member).slice(gpus=0)
+    name = this_proc().spawn("single", Member).run.call_one(current_actor_name).get(PATIENCE)
+    assert name == f"<root>.<{Member.__module__}.Member single>"
+    assert member.run.call_one(current_actor_name).get(PATIENCE).endswith("member{'gpus': 0/2}>")
+
+
+def test_the_error_of_an_endpoint(world: Any) -> None:
+    with pytest.raises(ActorError, match=r"Actor call member\.run failed$"):
+        world.spawn(Member, gpus=1).run.call_one(raise_, ValueError("no")).get(PATIENCE)
+
+
+def test_a_stopped_actor_whose_owner_is_gone(world: Any) -> None:
+    """Both is said: an owner that had ended in order is no reason to wait for it."""
+    owners, procs = world.procs(1), world.procs(1)
+    ward = owners.spawn("owner", Member).spawn_on.call_one(procs).get(PATIENCE)
+    ward.stop("enough").get(PATIENCE)
+    owner = owners.nodes[0].node
+    heard = procs.spawn("neighbour", Member).run.call_one(hear_of_the_end, owner)
+    world.kill(owners)
+    heard.get(PATIENCE)
+    text = said(ward.run.call_one(abs, -1))
+    assert "is stopped: enough" in text
+    assert f"timed out reaching controller {owner} for mesh ward" in text
+
+
+def test_a_bootstrap_that_raises(make_world: Any) -> None:
+    """Its message is there although the program wants no lines of stderr."""
+
+    def fail() -> None:
+        raise ValueError("no such device")
+
+    procs = make_world(stderr_lines=0).procs(1, bootstrap=fail)
+    with pytest.raises(ActorError, match="ValueError: no such device") as caught:
+        procs.initialized.get(PATIENCE)
+    assert isinstance(caught.value, SupervisionError)

@@ -1,0 +1,8 @@
+"""`monarch._rust_bindings.monarch_hyperactor.value_mesh`."""
+
+from meshbook.monarch.modules import AliasModule
+from meshbook.runtime.actor.values import ValueMesh as ValueMesh
+
+__path__: list[str] = []  # a package, as meshbook.monarch.modules has the reason
+AliasModule.adopt(__name__)
+del AliasModule

@@ -1,0 +1,8 @@
+"""`monarch._src.actor.concurrent`."""
+
+from meshbook.monarch.modules import AliasModule
+from meshbook.runtime.actor.endpoint import concurrent_endpoint as concurrent_endpoint
+
+__path__: list[str] = []  # a package, as meshbook.monarch.modules has the reason
+AliasModule.adopt(__name__)
+del AliasModule

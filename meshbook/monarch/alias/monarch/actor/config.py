@@ -1,0 +1,9 @@
+"""`monarch.actor.config`: whether what an actor logs begins with its name."""
+
+from meshbook.monarch.modules import LoggingModule
+
+prefix_python_logs_with_actor: bool  # a property of the module's class
+
+__path__: list[str] = []  # a package, as meshbook.monarch.modules has the reason
+LoggingModule.adopt(__name__)
+del LoggingModule
