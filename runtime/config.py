@@ -40,7 +40,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     spans: int = 8192  # that each process keeps for `%mesh trace`, with as many marks of calls; 0: it records none
     rdma_ways: str = ""  # that bulk data may go, by name, separated by commas; empty: all of `runtime.rdma.ways`
     prometheus_port: int = 0  # at which the controller serves metrics on its loopback interface; 0: it does not
-    enable_log_forwarding: bool = False  # whether the controller shows what ranks print; in a notebook it does
+    # Whether the controller shows what ranks print, and log from INFO on; in a notebook it does.
+    enable_log_forwarding: bool = False
+    show_output: bool = False  # whether it shows without that what ranks print; in a script it does
     # What the warm fork server imports, so that workers have it at birth. Names, not imports: see design of the floors.
     preload: str = f"{TORCH},{CELLS}"
     # Whether the warm server is only for meshes of a program that uses torch (`runtime.mesh.warmth`). True in a script
@@ -55,10 +57,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
         `defaults` stand in for those of the class.
         """
+        variables = {name: _variable_of(name) for name in cls.__annotations__}
         found = {
-            name: _read(PREFIX + name.upper(), str(kind))
+            name: _read(variables[name], str(kind))
             for name, kind in cls.__annotations__.items()
-            if str(kind) in _KINDS and PREFIX + name.upper() in os.environ
+            if str(kind) in _KINDS and variables[name] in os.environ
         }
         return cls(**(defaults | found))
 
@@ -71,6 +74,15 @@ RUN_WIDE = frozenset(
     }
 )
 _KINDS = {"str": str, "int": int, "float": float, "bool": bool}
+
+
+# Variables of Monarch's for settings of ours. Ours win.
+_VARIABLES = {"enable_log_forwarding": "HYPERACTOR_MESH_ENABLE_LOG_FORWARDING"}
+
+
+def _variable_of(name: str) -> str:
+    ours = PREFIX + name.upper()
+    return ours if ours in os.environ else _VARIABLES.get(name, ours)
 
 
 def _read(variable: str, kind: str) -> Any:
@@ -176,8 +188,10 @@ def settings_in_force() -> Settings:
     if (inherited := _Beginning.settings) is not None:
         return OVERRIDES.over(inherited)
     if in_a_notebook():
-        return OVERRIDES.over(Settings.from_environment(**OVERRIDES.defaults, enable_log_forwarding=True))
-    settings = OVERRIDES.over(Settings.from_environment(**OVERRIDES.defaults, preload=TORCH))  # a script has no cells
+        return OVERRIDES.over(Settings.from_environment(**(OVERRIDES.defaults | {"enable_log_forwarding": True})))
+    # A script has no cells. It shows what ranks print, unless forwarding is switched off by name.
+    ours = {"preload": TORCH, "show_output": PREFIX + "ENABLE_LOG_FORWARDING" not in os.environ}
+    settings = OVERRIDES.over(Settings.from_environment(**(OVERRIDES.defaults | ours)))
     if PREFIX + "PRELOAD" in os.environ or settings.preload != TORCH:
         return settings
     return msgspec.structs.replace(settings, preload_for_torch=True)

@@ -15,6 +15,7 @@ import sysconfig
 import threading
 import types
 import weakref
+from pathlib import Path
 from typing import Any
 
 from meshbook.runtime.hosts.linux import exit_through_c, flush_c_output
@@ -66,11 +67,15 @@ def _drop_objects(namespace: dict[str, Any]) -> None:
 
 def _user_modules() -> list[types.ModuleType]:
     """Return the modules that are neither installed nor ours, the newest first."""
-    paths = sysconfig.get_paths()
-    installed = tuple({f"{paths[name]}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
     modules = [module for _, module in items_of(sys.modules) if type(module) is types.ModuleType]
     files = [(module, vars(module).get("__file__") or "") for module in reversed(modules)]
-    return [module for module, file in files if file and not file.startswith(installed) and not is_ours(file)]
+    return [module for module, file in files if file and not _is_installed(file) and not is_ours(file)]
+
+
+def _is_installed(file: str) -> bool:
+    # The runtime still needs what is installed, maybe in another environment, whose path a user has added.
+    library = sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
+    return file.startswith(library) or not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
 
 
 def _say_nothing(arguments: threading.ExceptHookArgs) -> None:

@@ -150,7 +150,8 @@ def make_capture(node: Node, birth: Birth, folder: Path) -> Capture:
     # A character has four bytes at most; the rest is for what else is in the message.
     size = max(1, min(CHUNK_CHARACTERS, node.settings.max_message_bytes // 8))
     capture = node.capture = Capture(send, birth.world.mesh, birth.rank, folder, birth.address.node, size)
-    capture.options = LogOptions(shown=birth.world.settings.enable_log_forwarding)
+    settings = birth.world.settings
+    capture.options = LogOptions(shown=settings.enable_log_forwarding or settings.show_output)
     capture.install()
     return capture
 
@@ -253,7 +254,8 @@ class Process(ProcessActor):
     def set_logging(self, level: int, options: LogOptions) -> None:
         logging.getLogger().setLevel(level)
         if self._node.capture is not None:
-            self._node.capture.choose(options)
+            shown = options.shown or self._node.settings.show_output
+            self._node.capture.choose(msgspec.structs.replace(options, shown=shown))
 
     @endpoint
     def fence(self, fence: str) -> None:

@@ -455,9 +455,10 @@ class ProcMesh(MeshTrait):
     ) -> None:
         """Say what happens from now on to what the processes of this mesh or slice print outside cells, and log.
 
-        `stream_to_client`: whether the client shows it. `aggregate_window_sec`: lines that differ in their numbers
-        alone, and come within so many seconds, are shown once, with their count and ranks. `level`: that of the root
-        logger, 0 to 255, from which on Python's logging is printed. `%%mesh` cells show their output in any case.
+        `stream_to_client`: whether the client shows it; a script does in any case, unless MESHBOOK_SHOW_OUTPUT is 0.
+        `aggregate_window_sec`: lines that differ in their numbers alone, and come within so many seconds, are shown
+        once, with their count and ranks. `level`: that of the root logger, 0 to 255, from which on Python's logging is
+        printed. `%%mesh` cells show their output in any case.
         Raises ValueError for a level or a window that cannot be; warns where the client forwards nothing
         (MESHBOOK_ENABLE_LOG_FORWARDING; in notebooks it does).
         """

@@ -66,20 +66,48 @@ def run(script: str, folder: Path, **environment: str) -> tuple[list[str], list[
     return done.stdout.splitlines(), done.stderr.splitlines()
 
 
-def test_a_script_shows_only_its_own_output(runtime_dir):
-    assert run(SCRIPT, runtime_dir) == (["the script ends"], [])
+@pytest.mark.parametrize("variable", ["MESHBOOK_ENABLE_LOG_FORWARDING", "MESHBOOK_SHOW_OUTPUT"])
+def test_a_script_that_wants_none_shows_only_its_own_output(runtime_dir, variable):
+    assert run(SCRIPT, runtime_dir, **{variable: "0"}) == (["the script ends"], [])
 
 
-def test_a_script_that_wants_it_shows_what_its_ranks_print(runtime_dir):
-    out, err = run(SCRIPT, runtime_dir, MESHBOOK_ENABLE_LOG_FORWARDING="1")
+def test_a_script_shows_what_its_ranks_print(runtime_dir):
+    """Whole lines, by rank; what they log from WARNING on, as Python does."""
+    out, err = run(SCRIPT, runtime_dir)
+    for rank in range(2):
+        assert f"[the-talkers {rank}] out of {rank}" in out
+        assert [line for line in err if line.startswith(f"[the-talkers {rank}]")] == [
+            f"[the-talkers {rank}] err of {rank}"
+        ]
+    assert all(line.startswith("[the-talkers ") for line in out if line != "the script ends")
+
+
+def test_a_script_still_shows_it_after_another_level_was_chosen(runtime_dir):
+    script = (
+        SCRIPT
+        + """
+import asyncio
+asyncio.run(talkers_procs.logging_option(level=30))
+talkers.slice(gpus=0).say.call_one("after all\\n").get()
+"""
+    )
+    script = script.replace("talkers = this_host()", "talkers_procs = this_host()").replace(
+        ').spawn("talkers", Talker)', ')\ntalkers = talkers_procs.spawn("talkers", Talker)'
+    )
+    assert "[the-talkers 0] after all" in run(script, runtime_dir)[0]
+
+
+@pytest.mark.parametrize("variable", ["MESHBOOK_ENABLE_LOG_FORWARDING", "HYPERACTOR_MESH_ENABLE_LOG_FORWARDING"])
+def test_a_script_that_wants_it_shows_what_its_ranks_print_and_log(runtime_dir, variable):
+    out, err = run(SCRIPT, runtime_dir, **{variable: "1"})
     assert "the script ends" in out
     for rank in range(2):
         assert f"[the-talkers {rank}] out of {rank}" in out
         label = f"[the-talkers {rank}] "
         said, by_actor, by_library = (line.removeprefix(label) for line in err if line.startswith(label))
         assert said == f"err of {rank}"
-        assert re.fullmatch(r"INFO:__main__:\[<.*Talker.*>\] by the actor", by_actor)
-        assert by_library == "INFO:lib:by a library"
+        assert re.fullmatch(r"INFO:__main__:\[actor=<.*Talker.*>\] by the actor", by_actor)
+        assert re.fullmatch(r"INFO:lib:\[actor=<.*Talker.*>\] by a library", by_library)
     lines = [line.removeprefix("[the-talkers 1] ") for line in out if line.startswith("[the-talkers 1] line")]
     assert lines == [f"line {number}" for number in range(1000)]
     # A descriptor's text comes by another way, perhaps into a line of Python's that has no end yet.
@@ -258,7 +286,8 @@ def test_a_mesh_keeps_what_held_when_it_was_spawned(session, spawn_procs):
     with OVERRIDES.during({"enable_log_forwarding": True}):
         assert session.host.stream_logs
         shown = spawn_procs(2)
-    hidden = spawn_procs(2)
+    with OVERRIDES.during({"show_output": False}):
+        hidden = spawn_procs(2)
     for mesh in (hidden, shown):
         mesh.spawn("probe", Probe).run.call(print, "printed").get(PATIENCE)
     for mesh in (hidden, shown):
