@@ -1,6 +1,6 @@
 """`python -m meshbook install` shows this meshbook to a Jupyter that lives elsewhere; `doctor` examines it.
 
-`runs` lists the runs that were detached, and `end` ends one.
+`runs` lists the runs that were detached, and `end` ends one. `debug` is a terminal for `breakpoint()` in scripts.
 
 Installing is not needed where both share an environment: `pip install meshbook` puts the kernelspec there.
 """
@@ -36,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if args.verb == "doctor":
         return doctor()
+    if args.verb == "debug":
+        return debug()
     if args.verb in ("runs", "end"):
         return list_runs() if args.verb == "runs" else end_run(args.run)
     prefix = sys.prefix if args.sys_prefix else args.prefix
@@ -52,11 +54,13 @@ def build_parser() -> argparse.ArgumentParser:
         description="Install or remove the Jupyter kernelspec of this meshbook, examine it, look after detached runs.",
     )
     parser.add_argument("--version", action="store_true", help="show the version and leave")
-    verbs = parser.add_subparsers(dest="verb", metavar="install | uninstall | doctor | runs | end")
+    verbs = parser.add_subparsers(dest="verb", metavar="install | uninstall | doctor | runs | end | debug")
     summary = "look at the installation and the machine, and say what to do"
     verbs.add_parser("doctor", help=summary, description=summary)
     summary = "list the runs on this host that were detached (%%mesh detach), and how they are"
     verbs.add_parser("runs", help=summary, description=summary)
+    summary = "be the terminal at which actors of scripts stop at breakpoint(), until Ctrl-C"
+    verbs.add_parser("debug", help=summary, description=summary)
     summary = "end a detached run, with all of its processes"
     verbs.add_parser("end", help=summary, description=summary).add_argument(
         "run", metavar="RUN", help="its id, the beginning of that, or the name of one of its meshes"
@@ -94,6 +98,25 @@ def end_run(name: str) -> int:
         print(f"meshbook: {error}", file=sys.stderr)
         return 1
     print(f"run {run} has ended")
+    return 0
+
+
+def debug() -> int:
+    """Take the commands of debuggers until Ctrl-C; the status is 1 where another terminal does."""
+    # Weight: as above.
+    from meshbook.runtime.config import runtime_root, settings_in_force
+    from meshbook.runtime.hosts.debugging import serve_terminal
+
+    def tell() -> None:
+        print("waiting until an actor of a script comes to breakpoint(); Ctrl-C ends this", flush=True)
+
+    try:
+        serve_terminal(runtime_root(settings_in_force()), tell)
+    except RuntimeError as error:
+        print(f"meshbook: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print()
     return 0
 
 

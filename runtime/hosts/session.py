@@ -20,10 +20,11 @@ import msgspec
 
 from meshbook.runtime.actor.context import Context, Instance, context, provide_client
 from meshbook.runtime.actor.future import Future, check_timeout
-from meshbook.runtime.config import Settings, settings_in_force
+from meshbook.runtime.config import Settings, runtime_root, settings_in_force
 from meshbook.runtime.errors import ExitReport, LaunchError, MeshbookError, SupervisionError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.controllers import CONTROLLERS, Controllers
+from meshbook.runtime.hosts.debugging import ScriptDebugger
 from meshbook.runtime.hosts.faults import Faults, end_process
 from meshbook.runtime.hosts.launch import AGENT, AgentBirth, RunFolder, make_folder
 from meshbook.runtime.hosts.launchers import START_AGENT, AgentProcess, agent_environment
@@ -74,6 +75,8 @@ class Session:
         self.folder = self._open_folder()
         self.output = OutputStore()
         self.questions = QuestionDesk()
+        self.debugger = ScriptDebugger(lambda: runtime_root(self.settings))
+        self.questions.open("", self.debugger)  # what no cell asks
         self.events = EventLog()
         self.history = History()
         self.forwarder = Forwarder(ScriptScreen())
@@ -237,6 +240,7 @@ class Session:
         if not self._closing.acquire(blocking=False):
             return
         self._faults.close()  # from now on an end is no fault
+        self.debugger.close()
         self.metrics.close()
         self.stop_actors()
         self.host.note_end()

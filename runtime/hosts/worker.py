@@ -31,6 +31,7 @@ from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.collectives.membership import Membership, Plan, Standing, has_gpu
 from meshbook.runtime.config import begin_with
 from meshbook.runtime.geometry import Extent
+from meshbook.runtime.hosts.breakpoints import Breakpoints
 from meshbook.runtime.hosts.ending import leave, run_finalisers
 from meshbook.runtime.hosts.heartbeat import Heartbeat
 from meshbook.runtime.hosts.linux import buffer_c_output_by_line
@@ -90,6 +91,7 @@ def run(birth: Birth, folder: Path, *, is_prepared: bool = False) -> None:
     Prefix.install()
     Prefix.is_on = bool(birth.world.settings.extra.get("prefix_python_logs_with_actor", True))
     print_logs(logging.INFO if birth.world.settings.enable_log_forwarding else None)
+    Breakpoints(node).install()
     ready = is_prepared or prepare(birth, folder)
     if ready:
         serve(node, birth, link)

@@ -1,0 +1,104 @@
+"""`breakpoint()` in an actor of a script: pdb runs on the rank, and its commands come from the controller.
+
+    Pdb on the rank -> Question -> the controller's desk -> `hosts.debugging` -> a terminal
+
+In a notebook the debugger of the cells (`runtime.cells.debugger`) takes this one's place.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import pdb
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from meshbook.runtime.actor.context import current_origin
+from meshbook.runtime.errors import MeshbookError
+from meshbook.runtime.geometry import Extent
+from meshbook.runtime.node.call_table import PerRank, Target
+from meshbook.runtime.node.node import Node
+from meshbook.runtime.telemetry.questions import QUESTIONS, Answer, Kind, Question
+
+NOWHERE = Extent((), ())
+# A step does not stop in what calls the user's code.
+SKIPPED = ("meshbook.*", "asyncio.*", "concurrent.*", "contextlib", "contextvars", "threading")
+
+
+class Breakpoints:
+    """The breakpoints of this process. Each debugger is of the thread that came to one."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._numbers = itertools.count(1)
+
+    def install(self) -> None:
+        """Take the place of pdb's; `breakpoint()` comes there by Python's own hook, which heeds PYTHONBREAKPOINT."""
+        pdb.set_trace = self.set_trace
+
+    def set_trace(self, *, header: str | None = None, commands: Sequence[str] = ()) -> None:
+        """Stop at the caller's line, and run `commands` first. RuntimeError where there is no terminal to ask."""
+        answer = self.ask("stop")
+        if answer.kind != "text":
+            birth = self._node.place
+            raise RuntimeError(f"breakpoint() on rank {birth.rank} of {birth.world.mesh}: {answer.text}")
+        if answer.text != "stop":
+            return
+        debugger = ActorPdb(self)
+        if header is not None:
+            debugger.message(header)
+        debugger.rcLines.extend(commands)
+        debugger.set_trace(sys._getframe(1))
+
+    def ask(self, kind: Kind, prompt: str = "", place: str = "") -> Answer:
+        """Ask the controller, and wait for the answer; the thread waits for a plain event."""
+        birth = self._node.place
+        number = next(self._numbers)
+        question = Question(current_origin(), birth.world.mesh, birth.rank, number, kind, prompt=prompt, place=place)
+        if self._node.capture is not None:
+            self._node.capture.flush()  # what was printed before is shown before
+        asker, answered = PerRank(1), threading.Event()
+        self._node.calls.send([Target(self._node.controller, QUESTIONS)], "ask", ((question,), {}), NOWHERE, asker)
+        asker.futures[0].when_done(answered.set)
+        answered.wait()
+        try:
+            answer: Answer = asker.futures[0].get()
+        except MeshbookError as error:
+            return Answer("eof", f"the controller is gone: {error}")
+        return answer
+
+
+class ActorPdb(pdb.Pdb):
+    """pdb whose output goes to the terminal with the next prompt."""
+
+    curframe: FrameType
+    stack: list[tuple[FrameType, int]]
+    curindex: int
+
+    def __init__(self, breakpoints: Breakpoints) -> None:
+        self._breakpoints = breakpoints
+        self._said = io.StringIO()
+        super().__init__(stdin=self, stdout=self._said, skip=SKIPPED, nosigint=True, readrc=False)  # type: ignore[arg-type]
+        self.use_rawinput = False
+        self.prompt = ""  # the controller's names the rank
+
+    def readline(self) -> str:
+        """The next command; empty at the end of all input."""
+        said = self._said.getvalue()
+        self._said.seek(0)
+        self._said.truncate()
+        frame, line = self.stack[self.curindex]
+        code = frame.f_code
+        place = f"{Path(code.co_filename).name}:{line} in {code.co_name}"
+        answer = self._breakpoints.ask("command", said, place)
+        return f"{answer.text}\n" if answer.kind == "text" else ""
+
+    def interaction(self, frame: FrameType | None, traceback: TracebackType | None) -> Any:
+        """Take commands; after `continue` without breakpoints nothing is traced any more."""
+        super().interaction(frame, traceback)
+        self._said.seek(0)
+        self._said.truncate()

@@ -1,0 +1,188 @@
+"""The controller's side of `breakpoint()` in scripts: one rank at a time talks to a terminal.
+
+It is the terminal of `python -m meshbook debug` where that runs, else the script's own. Without either a rank that
+comes to a breakpoint gets an error that says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import queue
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from meshbook.runtime.telemetry.forwarding import mesh_name
+from meshbook.runtime.telemetry.questions import EOF, Answer, Question, Reply
+
+DOOR = "debugger"  # the socket in the folder of all runs at which `python -m meshbook debug` listens
+HOLD = 0.5  # seconds that a rank keeps the terminal after a command, while others wait for it
+NO_TERMINAL = (
+    "the script has no terminal: run it on one, or run `python -m meshbook debug` in a second terminal "
+    "and start the script again"
+)
+
+
+class Console(Protocol):
+    """A person who is asked for commands."""
+
+    def ask(self, text: str, prompt: str) -> str:
+        """Show a text, and return the line that is entered. EOFError at the end of all input."""
+
+    def close(self) -> None: ...
+
+
+class OwnTerminal:
+    """The terminal of this process."""
+
+    def ask(self, text: str, prompt: str) -> str:
+        print(text, end="", flush=True)
+        return input(prompt)
+
+    def close(self) -> None: ...
+
+
+class SecondTerminal:
+    """The terminal of `python -m meshbook debug`, by a line of JSON for each text and each command."""
+
+    def __init__(self, door: socket.socket) -> None:
+        self._file = door.makefile("rw", encoding="utf-8")
+        door.close()  # the file keeps the connection
+
+    def ask(self, text: str, prompt: str) -> str:
+        try:
+            self._file.write(json.dumps([text, prompt]) + "\n")
+            self._file.flush()
+            line = self._file.readline()
+        except OSError as error:
+            raise EOFError(f"the second terminal is gone: {error}") from None
+        if not line or (entered := json.loads(line)) is None:
+            raise EOFError
+        return str(entered)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+def open_console(root: Path) -> Console | None:
+    """The terminal to use now; None where there is none."""
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        door.connect(str(root / DOOR))
+        return SecondTerminal(door)
+    except OSError:
+        door.close()
+    return OwnTerminal() if sys.stdin is not None and sys.stdin.isatty() else None
+
+
+class ScriptDebugger:
+    """Answers the questions of ranks that stop, on a thread of its own, which runs once there is one."""
+
+    def __init__(self, root: Callable[[], Path]) -> None:
+        self._root = root  # of all runs
+        self._questions: queue.SimpleQueue[tuple[Question, Reply] | None] = queue.SimpleQueue()
+        self._waiting: list[tuple[Question, Reply]] = []
+        self._console: Console | None = None
+        self._thread: threading.Thread | None = None
+
+    def take(self, question: Question, reply: Reply) -> None:
+        """Note a question; never waits."""
+        self._questions.put((question, reply))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="meshbook debugger", daemon=True)
+            self._thread.start()
+
+    def withdraw(self, rank: int, number: int) -> None:
+        """Nothing to do: a rank waits for each of its answers."""
+
+    def stopped(self) -> list[tuple[str, int, str]]:
+        """The mesh, rank and place of each debugger that waits for a command."""
+        waiting = [question for question, _ in list(self._waiting) if question.kind == "command"]
+        return [(mesh_name(question.mesh), question.rank, question.place) for question in waiting]
+
+    def close(self) -> None:
+        """Answer nothing more. The thread may still wait for the terminal; it ends with the process."""
+        self._questions.put(None)
+
+    def _run(self) -> None:
+        last: Question | None = None
+        while self._gather(last):
+            question, reply = item = next((each for each in self._waiting if _is_same(each[0], last)), self._waiting[0])
+            reply(self._answer(question))
+            self._waiting.remove(item)
+            last = question
+        if self._console is not None:
+            self._console.close()
+
+    def _gather(self, last: Question | None) -> bool:
+        """Wait for a question, for a moment for one of the rank that was asked last; return whether to go on."""
+        while not any(_is_same(question, last) for question, _ in self._waiting):
+            try:
+                item = self._questions.get(timeout=HOLD if self._waiting else None)
+            except queue.Empty:
+                return True
+            if item is None:
+                return False
+            self._waiting.append(item)
+            if last is None:
+                return True
+        return True
+
+    def _answer(self, question: Question) -> Answer:
+        if question.kind == "stop":
+            self._console = self._console or open_console(self._root())
+            return Answer("refused", NO_TERMINAL) if self._console is None else Answer("text", "stop")
+        if question.kind != "command" or self._console is None:
+            return Answer("refused", NO_TERMINAL)
+        try:
+            prompt = f"[{mesh_name(question.mesh)} {question.rank} {question.place}] (Pdb) "
+            return Answer("text", self._console.ask(question.prompt, prompt))
+        except EOFError:
+            console, self._console = self._console, None  # the next one that stops looks for a terminal again
+            console.close()
+            return EOF
+
+
+def _is_same(question: Question, other: Question | None) -> bool:
+    return other is not None and (question.mesh, question.rank) == (other.mesh, other.rank)
+
+
+def serve_terminal(root: Path, listening: Callable[[], object] = lambda: None) -> None:
+    """Be the second terminal of this user's scripts, until interrupted. RuntimeError where another one is."""
+    path = root / DOOR
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        if probe.connect_ex(str(path)) == 0:
+            raise RuntimeError("another terminal runs `python -m meshbook debug`")
+    path.unlink(missing_ok=True)  # of one that was killed
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        listening()
+        try:
+            while True:
+                connection, _ = listener.accept()
+                with connection, connection.makefile("rw", encoding="utf-8") as script:
+                    _converse(script)
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _converse(script: io.TextIOBase) -> None:
+    """Enter the commands of one script until it ends."""
+    for line in script:
+        text, prompt = json.loads(line)
+        print(text, end="", flush=True)
+        try:
+            entered: str | None = input(prompt)
+        except EOFError:
+            entered = None
+            print()
+        with contextlib.suppress(OSError):
+            script.write(json.dumps(entered) + "\n")
+            script.flush()
