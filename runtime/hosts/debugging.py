@@ -129,17 +129,24 @@ class ScriptDebugger:
                 return True
             if item is None:
                 return False
-            self._waiting.append(item)
-            if last is None:
+            if item[0].kind == "command":
+                self._waiting.append(item)
+            else:  # needs no person
+                item[1](self._admit(item[0]))
+            if last is None and self._waiting:
                 return True
         return True
 
+    def _admit(self, question: Question) -> Answer:
+        """Say whether a rank may stop: where there is a terminal."""
+        if question.kind != "stop":
+            return Answer("refused", "no cell runs that could ask for it")
+        self._console = self._console or open_console(self._root())
+        return Answer("text", "stop") if self._console is not None else Answer("refused", NO_TERMINAL)
+
     def _answer(self, question: Question) -> Answer:
-        if question.kind == "stop":
-            self._console = self._console or open_console(self._root())
-            return Answer("refused", NO_TERMINAL) if self._console is None else Answer("text", "stop")
-        if question.kind != "command" or self._console is None:
-            return Answer("refused", NO_TERMINAL)
+        if self._console is None:
+            return EOF
         try:
             prompt = f"[{mesh_name(question.mesh)} {question.rank} {question.place}] (Pdb) "
             return Answer("text", self._console.ask(question.prompt, prompt))

@@ -102,6 +102,6 @@ def test_the_end_of_all_input_ends_the_debugger_of_the_rank(ranks: Ranks, person
 def test_without_a_terminal_a_rank_is_refused(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "open_console", lambda root: None)
     ranks.ask(0, "stop")
-    rank, answer = ranks.answer()
+    _, answer = ranks.answer()
     assert answer.kind == "refused"
     assert "python -m meshbook debug" in answer.text
