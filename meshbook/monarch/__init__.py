@@ -5,6 +5,7 @@ __main__       `python -m meshbook.monarch script.py`
 alias/         that package: the names of each of Monarch's modules, taken from where meshbook defines them
 modules        what its modules say of names that are not here
 configuration  `monarch.config` over meshbook's settings; `keys`, `durations`, `parametrizing` belong to it
+identities     `ProcId` and `Uid`; `telemetry`, `debugging` and `hosting` have other functions of `monarch.actor`
 older          what Monarch itself no longer offers, and old programs still use
 """
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from meshbook.runtime.geometry.region import Extent, Index, Region
+from meshbook.runtime.geometry.slices import Slice
 from meshbook.runtime.geometry.splitting import SplitArgument
 
 
@@ -53,6 +54,16 @@ class MeshTrait(ABC):
     def sizes(self) -> dict[str, int]:
         """Each dimension and its size."""
         return self.region.sizes
+
+    @property
+    def _labels(self) -> list[str]:
+        """The names of the dimensions, as Monarch's programs ask for them."""
+        return self.region.labels
+
+    @property
+    def _ndslice(self) -> Slice:
+        """The arrangement of the ranks, as Monarch's programs ask for it."""
+        return self.region.ndslice
 
     @property
     def extent(self) -> Extent:

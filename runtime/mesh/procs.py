@@ -491,6 +491,19 @@ class ProcMesh(MeshTrait):
     ) -> None:
         await self.stop()
 
+    def to_table(self) -> str:
+        """A table of the ranks as text: number, coordinates and process of each."""
+        extent = self.extent
+        points = [extent.point(rank) for rank in range(len(self))]
+        rows = [["rank", *extent.labels, "process"]]
+        rows += [
+            [str(point.rank), *map(str, point.coordinates), node.node]
+            for point, node in zip(points, self.nodes, strict=True)
+        ]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return "\n".join(lines)
+
     def __repr__(self) -> str:
         return f"<ProcMesh {self._name} {dict(self.extent)}>"
 

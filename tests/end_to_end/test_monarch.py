@@ -25,6 +25,22 @@ AT_ONCE = 2.0  # what a machine that does other things may take for something th
 pytestmark = [pytest.mark.process, pytest.mark.without_torch]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
+BY_COMMAND = """
+import os, sys
+from monarch._rust_bindings.monarch_hyperactor.host_mesh import BootstrapCommand
+from monarch.actor import Actor, SupervisionError, endpoint, hosts_from_config, this_host
+
+class Probe(Actor):
+    @endpoint
+    def variable(self) -> str:
+        return os.environ["MINE"]
+
+command = BootstrapCommand(sys.executable, None, ["-m", "monarch._src.actor.bootstrap_main"], {"MINE": "by command"})
+procs = this_host().spawn_procs(per_host={"gpus": 1}, bootstrap_command=command)
+print(procs.spawn("probe", Probe).variable.call_one().get(60))
+hosts = hosts_from_config("lab")
+print(hosts.sizes, len(hosts.spawn_procs(per_host={"gpus": 1}).spawn("probe", Probe)), hosts._labels)
+"""
 PROGRAM = """
 import subprocess, sys
 import monarch.actor
@@ -196,3 +212,12 @@ def test_a_local_mesh_has_one_rank(session):
 
 def test_nothing_of_this_reached_the_test_process():
     assert FOLDER not in sys.path
+
+
+def test_a_program_starts_workers_by_the_command_of_monarch(runtime_dir, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(BY_COMMAND)
+    env = os.environ | {"MESHBOOK_RUNTIME_DIR": str(runtime_dir)}
+    command = [sys.executable, "-m", "meshbook.monarch", str(program)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.stdout.splitlines() == ["by command", "{'hosts': 2} 2 ['hosts']"], done.stderr

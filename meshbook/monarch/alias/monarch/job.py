@@ -1,5 +1,6 @@
-"""`monarch.job`: where hosts come from. No name of it is part of this version; each says so when it is imported."""
+"""`monarch.job`: where hosts come from. Other names than these are not part of this version, and say so."""
 
+from meshbook.monarch.hosting import hosts_from_config as hosts_from_config
 from meshbook.monarch.modules import AliasModule
 
 __path__: list[str] = []  # a package, as meshbook.monarch.modules has the reason

@@ -1,9 +1,15 @@
 """`monarch.actor`: a line for each name, from where meshbook defines it."""
 
+from meshbook.monarch.debugging import debug_controller as debug_controller
+from meshbook.monarch.hosting import hosts_from_config as hosts_from_config
+from meshbook.monarch.identities import ProcId as ProcId
+from meshbook.monarch.identities import Uid as Uid
 from meshbook.monarch.keys import ChannelTransport as ChannelTransport
 from meshbook.monarch.modules import ActorModule
 from meshbook.monarch.older import local_proc_mesh as local_proc_mesh
 from meshbook.monarch.older import proc_mesh as proc_mesh
+from meshbook.monarch.telemetry import get_meter as get_meter
+from meshbook.monarch.telemetry import traced as traced
 from meshbook.runtime.actor.base import Actor as Actor
 from meshbook.runtime.actor.context import Context as Context
 from meshbook.runtime.actor.context import Instance as Instance
@@ -43,6 +49,7 @@ from meshbook.runtime.mesh.commands import BootstrapCommand as BootstrapCommand
 from meshbook.runtime.mesh.commands import default_bootstrap_cmd as default_bootstrap_cmd
 from meshbook.runtime.mesh.hosts import HostMesh as HostMesh
 from meshbook.runtime.mesh.procs import ProcMesh as ProcMesh
+from meshbook.runtime.telemetry.spans import span as span
 
 unhandled_fault_hook: Hook  # a property of the module's class
 

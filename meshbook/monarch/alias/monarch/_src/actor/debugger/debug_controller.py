@@ -1,0 +1,9 @@
+"""`monarch._src.actor.debugger.debug_controller`."""
+
+from meshbook.monarch.debugging import DebugController as DebugController
+from meshbook.monarch.debugging import debug_controller as debug_controller
+from meshbook.monarch.modules import AliasModule
+
+__path__: list[str] = []  # a package, as meshbook.monarch.modules has the reason
+AliasModule.adopt(__name__)
+del AliasModule
