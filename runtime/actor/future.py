@@ -40,7 +40,18 @@ class Future(Generic[T]):
     """The answer to a call, made by endpoints and meshes: wait with `.get()` in scripts and cells, or `await` it."""
 
     __slots__ = (
-        *("_callbacks", "_decode", "_decoding", "_done", "_error", "_index", "_inquiry", "_receipt", "_trace", "_value"),
+        *(
+            "_callbacks",
+            "_decode",
+            "_decoding",
+            "_done",
+            "_error",
+            "_index",
+            "_inquiry",
+            "_receipt",
+            "_trace",
+            "_value",
+        ),
         "__weakref__",
     )
 
