@@ -195,7 +195,7 @@ def test_what_actors_log_is_shown_like_what_they_print_until_that_is_turned_off(
     )
     heard = notebook.run("loggers.log.call_one('heard').get()")
     notebook.wait_until(lambda: "heard" in heard.stderr)
-    assert re.fullmatch(r"\[mesh 2\] INFO:__main__:\[<.*>\] heard\n", heard.stderr)
+    assert re.fullmatch(r"\[mesh 2\] INFO:__main__:\[actor=<.*>\] heard\n", heard.stderr)
     quiet = notebook.run("await mesh.logging_option()\nloggers.log.call_one('quiet').get()")
     # With the options of before again, what was printed under those has arrived.
     notebook.run("await mesh.logging_option(stream_to_client=True)")
