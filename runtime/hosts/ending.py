@@ -11,7 +11,6 @@ import atexit
 import gc
 import os
 import sys
-import sysconfig
 import threading
 import types
 import weakref
@@ -22,6 +21,8 @@ from meshbook.runtime.hosts.linux import exit_through_c, flush_c_output
 from meshbook.runtime.rdma.nixl.agent import is_loaded as nixl_is_loaded
 from meshbook.runtime.snapshots import items_of
 from meshbook.runtime.traces import is_ours
+
+_LIBRARY = f"{Path(threading.__file__).parent}{os.sep}"  # Python's own
 
 
 def spare_finalizers() -> None:
@@ -74,8 +75,7 @@ def _user_modules() -> list[types.ModuleType]:
 
 def _is_installed(file: str) -> bool:
     # The runtime still needs what is installed, maybe in another environment, whose path a user has added.
-    library = sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
-    return file.startswith(library) or not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+    return file.startswith(_LIBRARY) or "/site-packages/" in file or "/dist-packages/" in file
 
 
 def _say_nothing(arguments: threading.ExceptHookArgs) -> None:

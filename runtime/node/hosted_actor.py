@@ -498,7 +498,8 @@ class HostedActor:
         self.reasons.append((lost, cause))
         if (first := self.reasons[0][0]) is not lost:
             return first
-        if cause is not None:
+        # While the process leaves, a late message may reach an actor of the runtime that has been released.
+        if cause is not None and (spawner_of(self.instance.key) or not self._node.is_leaving):
             self._node.supervision.actor_failed(self.instance, lost)
         self._refuse_queued()
         if self._serving is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import queue
 import threading
 from collections.abc import Callable
 from typing import Any, cast
@@ -173,3 +174,19 @@ def test_an_actor_may_be_spawned_while_those_before_are_let_go(session: Any) -> 
         contextvars.copy_context().run(made.construct, lambda error: None)
     worker.actors.release_all()
     assert len(late) == 2
+
+
+@pytest.mark.parametrize(("is_leaving", "logged"), [(False, 1), (True, 0)])
+def test_an_actor_of_the_runtime_fails_in_silence_while_its_process_leaves(
+    session: Any, caplog: pytest.LogCaptureFixture, is_leaving: bool, logged: int
+) -> None:
+    """A late message may reach one that has been released; nobody can do anything about that."""
+    node = session.workers(1)[0]
+    probe = node.actors.host("probe", Probe)
+    probe.start(lambda error: None)
+    node.is_leaving = is_leaving
+    ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    node.actors.when_ended.append(ended.put)
+    probe.abort_itself("for the test")
+    assert ended.get(timeout=PATIENCE) is probe.instance
+    assert len(caplog.messages) == logged
