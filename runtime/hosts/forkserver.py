@@ -28,6 +28,7 @@ from pathlib import Path
 import msgspec
 
 from meshbook.runtime.hosts import standby, worker
+from meshbook.runtime.hosts.after_fork import renew_process_state
 from meshbook.runtime.hosts.ending import spare_finalizers
 from meshbook.runtime.hosts.handover import bind, execute
 from meshbook.runtime.hosts.linux import (
@@ -218,10 +219,8 @@ def become(birth: Birth) -> None:
     skip_exit_handlers_so_far()
     os.environ.clear()
     os.environ.update(birth.environment())
+    renew_process_state()
     worker.settle(birth)
-    # Python reseeds its own generator after a fork; without this all ranks would draw the same numbers from numpy.
-    if (numpy_random := sys.modules.get("numpy.random")) is not None:
-        numpy_random.seed()
 
 
 def _redirect(output: Path, errors: Path) -> None:

@@ -113,16 +113,55 @@ def test_cores_are_shared_unless_the_user_says_how_many(spawn_procs, monkeypatch
     assert set(probe.run.call(threads).get(PATIENCE).values()) == {(expected, str(expected))}
 
 
+def draw() -> list[Any]:
+    """Draw from every generator that a fork server may have imported."""
+    import multiprocessing
+    import random
+    import secrets
+    import ssl
+    import tempfile
+    import uuid
+
+    import numpy
+    import torch
+
+    with tempfile.NamedTemporaryFile() as file:
+        return [
+            *(torch.initial_seed(), float(torch.rand(1))),
+            *(float(numpy.random.random()), float(numpy.random.default_rng().random())),
+            *(random.random(), secrets.token_hex(), ssl.RAND_bytes(16)),
+            *(str(uuid.uuid1()), str(uuid.uuid4()), file.name),
+            bytes(multiprocessing.current_process().authkey),
+        ]
+
+
 def test_ranks_draw_different_numbers(spawn_procs):
-    def draw() -> tuple[float, float]:
-        import random
+    meshes = [spawn_procs(2), spawn_procs(1), spawn_procs(1)]
+    drawn = [rank for mesh in meshes for rank in mesh.spawn("probe", Probe).run.call(draw).get(PATIENCE).values()]
+    for numbers in zip(*drawn, strict=True):
+        assert len(set(numbers)) == 4
 
-        import numpy
 
-        return random.random(), float(numpy.random.random())
+def test_ranks_that_are_given_a_seed_draw_the_same(spawn_procs):
+    def draw_seeded() -> float:
+        import torch
 
-    drawn = list(spawn_procs(2).spawn("probe", Probe).run.call(draw).get(PATIENCE).values())
-    assert len({number for pair in drawn for number in pair}) == 4
+        torch.manual_seed(0)
+        return float(torch.rand(1))
+
+    drawn = spawn_procs(2).spawn("probe", Probe).run.call(draw_seeded).get(PATIENCE).values()
+    assert len(set(drawn)) == 1
+
+
+def test_what_libraries_have_read_from_the_environment_is_read_again(spawn_procs, tmp_path):
+    def look() -> tuple[str, int]:
+        import tempfile
+        import time
+
+        return tempfile.gettempdir(), time.localtime(0).tm_hour
+
+    env = {"TMPDIR": str(tmp_path), "TZ": "XXX-05"}
+    assert spawn_procs(env=env).spawn("probe", Probe).run.call_one(look).get(PATIENCE) == (str(tmp_path), 5)
 
 
 def test_torch_distributed_needs_no_arguments(spawn_procs):
