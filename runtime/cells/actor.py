@@ -110,6 +110,8 @@ class CellActor(Actor):
     def _run(self, source: str, number: int, origin: str, debugs: bool) -> CellOutcome:
         meter = Meter()
         self._node.signs.cell(True)
+        if self._node.capture is not None:
+            self._node.capture.begin(origin)
         try:
             with INTERRUPTS.during(origin):
                 outcome = self._run_out(source, number, origin, debugs, meter)

@@ -6,6 +6,7 @@ Its main thread watches two things: standard input, whose end means that the con
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import secrets
 import signal
@@ -47,6 +48,7 @@ from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.station import Station
 from meshbook.runtime.resources import raise_limit_of_files
 from meshbook.runtime.telemetry.events import Kind
+from meshbook.runtime.telemetry.output import TELEMETRY, Remains
 from meshbook.runtime.transport.curve import KeyPair
 from meshbook.runtime.transport.gateway import Gateway
 from meshbook.runtime.transport.home import Home, host_of
@@ -54,7 +56,9 @@ from meshbook.runtime.transport.io_loop import IoLoop
 from meshbook.runtime.transport.unix import UnixTransport
 from meshbook.runtime.wire.messages import Address
 
+logger = logging.getLogger(__name__)
 NOWHERE = Extent((), ())
+REMAINS_SECONDS = 1.0
 
 
 def main(said: bytes = b"", server: Started | None = None) -> None:
@@ -150,8 +154,10 @@ def attend(
     born: set[str] = set()
     host = birth.away.host if birth.away is not None else ""
 
-    def on_exit(report: ExitReport, living: list[Address]) -> None:
+    def on_exit(report: ExitReport, living: list[Address], remains: Remains | None) -> None:
         others.forget(report)
+        if remains is not None:  # before its end, which fails the cell that shows it
+            send_remains(node, remains)
         with telling:
             report = dataclasses.replace(report, host=host)
             node.peers.announce_down(report, [birth.controller, *others.agents, *living])
@@ -186,6 +192,16 @@ def attend(
     node.actors.host(PROFILER, lambda: Profiler(workers.pid_of)).start(lambda error: None)
     node.start()
     return workers
+
+
+def send_remains(node: Node, remains: Remains) -> None:
+    """Send the controller what a process had written when it ended."""
+    telemetry = Target(node.controller, TELEMETRY)
+    try:
+        # A controller that receives nothing must not stop this thread, which watches all workers.
+        node.calls.send([telemetry], "output", ((remains,), {}), NOWHERE, None, within=REMAINS_SECONDS)
+    except (MeshbookError, TimeoutError) as error:
+        logger.warning("the last output of %s could not be sent: %s", remains.node, error)
 
 
 class Agent(HostActor):

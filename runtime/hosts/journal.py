@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from meshbook.runtime.errors import RefusedMessage
+from meshbook.runtime.hosts.launch import AGENT
 from meshbook.runtime.hosts.roster import ROSTER
 from meshbook.runtime.node.control import CONTROL
 from meshbook.runtime.telemetry.output import TELEMETRY
@@ -130,8 +131,8 @@ def _write(file: IO[bytes], frame: Buffer) -> None:
 
 
 def read_output(folder: Path) -> Iterator[Buffer]:
-    """The frames of output, those of one process in order."""
-    for path in sorted(folder.glob("*.output")):
+    """The frames of output, those of one process in order; last those of agents, which send it for ended processes."""
+    for path in sorted(folder.glob("*.output"), key=lambda path: (path.name.startswith(AGENT), path)):
         yield from _read(older(path))
         yield from _read(path)
 

@@ -133,7 +133,7 @@ def move(node: Node, birth: Birth) -> Birth:
         if os.environ.get(name) == before.ranks()[name]:
             os.environ[name] = value
     if node.capture is not None:
-        node.capture.rank = place.rank
+        node.capture.take_rank(place.rank)
     return place
 
 
@@ -151,9 +151,10 @@ def make_capture(node: Node, birth: Birth, folder: Path) -> Capture:
 
     # A character has four bytes at most; the rest is for what else is in the message.
     size = max(1, min(CHUNK_CHARACTERS, node.settings.max_message_bytes // 8))
-    capture = node.capture = Capture(send, birth.world.mesh, birth.rank, folder, birth.address.node, size)
+    place = birth.world.mesh, birth.rank, folder, birth.address.node
+    capture = node.capture = Capture(send, *place, size, has_left=lambda: node.routes.have_left(node.controller))
     settings = birth.world.settings
-    capture.options = LogOptions(shown=settings.enable_log_forwarding or settings.show_output)
+    capture.choose(LogOptions(shown=settings.enable_log_forwarding or settings.show_output))
     capture.install()
     return capture
 

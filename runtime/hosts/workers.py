@@ -36,9 +36,11 @@ from meshbook.runtime.hosts.standby import place_file
 from meshbook.runtime.mesh.birth import Birth, World
 from meshbook.runtime.resources import explain_limit
 from meshbook.runtime.telemetry.last_words import find_traceback, last_lines, last_words, remove_files
+from meshbook.runtime.telemetry.output import Remains
+from meshbook.runtime.telemetry.unsent import read_remains
 from meshbook.runtime.wire.messages import Address
 
-OnExit = Callable[[ExitReport, list[Address]], None]
+OnExit = Callable[[ExitReport, list[Address], Remains | None], None]
 Ask = Callable[[Address, str, str], None]  # the worker, why, and the fence that it waits for
 
 
@@ -93,7 +95,8 @@ class Workers:
     """All workers of this host.
 
     `ask_to_leave` sends a worker the message that ends it. `on_exit` is told of each end, with the addresses of those
-    that live on: O(workers) messages an end, fine for the hundreds that one host has. `on_spare` is told what
+    that live on, and with the output that may not have been sent: O(workers) messages an end, fine for the hundreds
+    that one host has. `on_spare` is told what
     becomes of spares. `servers` are the fork servers that run already, by whether each is warm; without any, `serve`
     starts the warm one.
     """
@@ -410,8 +413,9 @@ class Workers:
                 for other in self._by_node.values()
                 if not other.stopping or other.address.node == worker.owner
             ]
+        remains = read_remains(self._folder, node)
         remove_files(self._folder, node)
-        self._on_exit(report, others)
+        self._on_exit(report, others, remains)
         worker.ended.set()
         self.stop_owned_by(node)  # only now: from here on nothing is started for one that has ended
 

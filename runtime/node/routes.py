@@ -168,6 +168,10 @@ class Routes:
             self.messages += 1
             self.bytes += size
 
+    def have_left(self, to: Address) -> bool:
+        """Whether all frames for this node have left this process."""
+        return self._transport.have_left(to)
+
     def _is_for_others(self, to: Address, frame: Buffer) -> bool:
         """Whether a frame must be sent; deliver a frame for this node itself. Raises PeerGone for an ended node."""
         node = to.node

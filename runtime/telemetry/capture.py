@@ -3,6 +3,8 @@
     print -> RankStream -> what waits here -> one thread -> the controller
     C code, subprocesses -> descriptors 1 and 2 -> files -> Follower -> the same thread
 
+What is not sent yet is also in files that outlive the process (`unsent`), from where its agent sends it.
+
 What is written over itself, a progress bar, is sent in its last state (`screens`).
 
 In an idle process the thread sleeps. A stream that is written to wakes it at once. The heartbeat wakes it when one of
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import logging
 import os
 import sys
@@ -28,10 +31,12 @@ import msgspec
 
 from meshbook.runtime.telemetry.follower import Follower
 from meshbook.runtime.telemetry.last_words import LastWords
-from meshbook.runtime.telemetry.output import SHOWN, LogOptions, OutputChunk, StreamName
+from meshbook.runtime.telemetry.output import SHOWN, LogOptions, Mark, OutputChunk, StreamName
 from meshbook.runtime.telemetry.screens import Screens
 from meshbook.runtime.telemetry.streams import RankStream
 from meshbook.runtime.telemetry.terminal import Emission
+from meshbook.runtime.telemetry.unsent import PIECE_CHARACTERS as KEPT_CHARACTERS
+from meshbook.runtime.telemetry.unsent import Owner, Unsent
 
 FLUSH_SECONDS = 0.05
 IDLE_SECONDS = 1.0  # of silence, after which the thread looks less often, or sleeps
@@ -41,6 +46,7 @@ CHUNK_CHARACTERS = 1 << 20  # a chunk that has grown to this is sent, and the ne
 WAITING_CHARACTERS = 8 << 20  # with so much unsent, whoever writes has to wait
 PIECE_CHARACTERS = 100  # what a piece takes in memory besides its text: `print(i)` writes "\n" as a piece of its own
 WAIT_SECONDS = 1.0
+KEEP_SECONDS = 0.02  # that a writer waits for room to keep what it writes
 
 Send = Callable[[OutputChunk], None]
 logger = logging.getLogger(__name__)
@@ -54,19 +60,31 @@ class Capture:
     """
 
     def __init__(
-        self, send: Send, mesh: str, rank: int, folder: Path, node: str, chunk_characters: int = CHUNK_CHARACTERS
+        self,
+        send: Send,
+        mesh: str,
+        rank: int,
+        folder: Path,
+        node: str,
+        chunk_characters: int = CHUNK_CHARACTERS,
+        has_left: Callable[[], bool] = lambda: True,
     ) -> None:
         self._send_chunk = send
+        self._has_left = has_left  # whether all that was sent has left this process
         self._chunk_characters = chunk_characters
         self._mesh = mesh
-        self.rank = rank
+        self._rank = rank
         self.main_origin: Callable[[], str] = _no_origin  # the cell that runs: the best guess for C code's output
-        self.options = SHOWN
+        self._options = SHOWN
         self._last_words = LastWords(folder, node)
+        self._unsent = Unsent(folder, node)
+        self._numbers = itertools.count(1)  # of what is written
+        self._read = self._sent = Mark(node)  # what was taken in, and what was sent; between them are held rows
+        self._say_whose("")
         self.stdout = RankStream(self, "stdout", 1)
         self.stderr = RankStream(self, "stderr", 2)
         self._files = [Follower(folder / f"{node}.out", "stdout"), Follower(folder / f"{node}.err", "stderr")]
-        self._waiting: collections.deque[tuple[str, StreamName, str]] = collections.deque()
+        self._waiting: collections.deque[tuple[int, str, StreamName, str]] = collections.deque()
         self._size = 0  # characters that _waiting takes, roughly: threads add to it without a lock
         self._sent_at = 0.0
         self._bell = threading.Lock()  # acquired: silent. A lock can be rung from a signal handler, an Event cannot
@@ -110,10 +128,28 @@ class Capture:
                 self._send(*writer, emission)
             self._wake_for_screens()
 
+    def begin(self, origin: str) -> None:
+        """A cell begins on the main thread."""
+        self._say_whose(origin)
+
+    @property
+    def options(self) -> LogOptions:
+        """What the controller does with output of no cell."""
+        return self._options
+
     def choose(self, options: LogOptions) -> None:
         """Let this hold for what is written from now on; what was written before leaves with the options of before."""
         self.flush()
-        self.options = options
+        self._options = options
+        self._say_whose(self.main_origin())
+
+    def take_rank(self, rank: int) -> None:
+        """This process has another rank from now on."""
+        self._rank = rank
+        self._say_whose(self.main_origin())
+
+    def _say_whose(self, origin: str) -> None:
+        self._unsent.belong_to(Owner(self._mesh, self._rank, self._options, origin))
 
     # -- from the streams ------------------------------------------------------
 
@@ -123,8 +159,11 @@ class Capture:
             return _write_all(1 if stream == "stdout" else 2, text)
         if stream == "stderr":
             self._last_words.add(text)
+        number, origin = next(self._numbers), origin or self.main_origin()
         self._size += len(text) + PIECE_CHARACTERS
-        self._waiting.append((origin or self.main_origin(), stream, text))
+        self._waiting.append((number, origin, stream, text))
+        if len(text) > KEPT_CHARACTERS or not self._unsent.add(number, origin, stream, text):
+            self._keep_slowly(number, origin, stream, text)
         if self._size >= FLUSH_CHARACTERS or (text.endswith("\n") and self._is_quiet()):
             self.ring()
         elif self._asleep:
@@ -161,6 +200,16 @@ class Capture:
         end = time.monotonic() + WAIT_SECONDS
         while self._size >= WAITING_CHARACTERS and self._thread.is_alive() and time.monotonic() < end:
             time.sleep(0.001)  # and not by a lock: whoever would release it may be the one that was interrupted
+
+    def _keep_slowly(self, number: int, origin: str, stream: StreamName, text: str) -> None:
+        """Keep a long text, or wait until there is room; not for long, where the controller does not receive."""
+        end = time.monotonic() + KEEP_SECONDS
+        for start in range(0, len(text), KEPT_CHARACTERS):
+            while not self._unsent.add(number, origin, stream, text[start : start + KEPT_CHARACTERS]):
+                self.ring()
+                time.sleep(0.001)
+                if time.monotonic() > end:
+                    self._unsent.give_up()
 
     def _become_child(self) -> None:
         """In a forked child (a DataLoader's worker) there is no such thread, and the socket is the parent's.
@@ -208,6 +257,7 @@ class Capture:
 
     def _send_now(self, *, follow: bool) -> None:
         with self._sending:
+            self._turn()
             self._send_waiting()
             for writer, emission in self._screens.due(time.monotonic()):
                 self._send(*writer, emission)
@@ -215,53 +265,77 @@ class Capture:
                 self._send_files()
                 self._last_words.trim()
 
+    def _turn(self) -> None:
+        """Before anything more is sent: what was sent so far need not be kept if it has left."""
+        if self._has_left():
+            self._unsent.turn(self._read.number, self._sent)
+            for file in self._files:
+                file.give_back(getattr(self._sent, file.stream))
+
     def _send_all(self) -> None:
+        self._turn()
         self._send_waiting()
         self._send_files()
+        self._send_held()
+
+    def _send_held(self) -> None:
         for writer, emission in self._screens.held(time.monotonic()):
             self._send(*writer, emission)
 
     def _send_waiting(self) -> None:
-        for origin, stream, text in self._merged():
-            self._pass_on(origin, stream, whole(text))
+        for number, origin, stream, text in self._merged():
+            self._pass_on(origin, stream, whole(text), msgspec.structs.replace(self._read, number=number))
 
-    def _merged(self) -> Iterator[tuple[str, StreamName, str]]:
+    def _merged(self) -> Iterator[tuple[int, str, StreamName, str]]:
         """What waits, with neighbours of one origin and stream in one piece."""
         now: tuple[str, StreamName] = ("", "stdout")
+        last = 0
         parts: list[str] = []
         size = 0
         while self._waiting:
-            origin, stream, text = self._waiting.popleft()
+            number, origin, stream, text = self._waiting.popleft()
             self._size -= len(text) + PIECE_CHARACTERS
             if parts and ((origin, stream) != now or size >= self._chunk_characters):
-                yield *now, "".join(parts)
+                yield last, *now, "".join(parts)
                 parts, size = [], 0
             now = (origin, stream)
+            if number > last:
+                last = number
             parts.append(text)
             size += len(text)
         self._size = 0
         if parts:
-            yield *now, "".join(parts)
+            yield last, *now, "".join(parts)
 
     def _send_files(self) -> None:
         for file in self._files:
             for text in file.read():
-                self._pass_on(self.main_origin(), file.stream, text)
+                read = msgspec.structs.replace(self._read, **{file.stream: file.position})
+                self._pass_on(self.main_origin(), file.stream, text, read)
 
-    def _pass_on(self, origin: str, stream: StreamName, text: str) -> None:
+    def _pass_on(self, origin: str, stream: StreamName, text: str, read: Mark) -> None:
+        """Take in the text up to this mark, and send what is not held."""
         self._sent_at = time.monotonic()
         emission = self._screens.feed(origin, stream, text, self._sent_at)
-        if emission is not None and (emission.text or emission.live is not None):
-            self._send(origin, stream, emission)
+        if emission is None or not (emission.text or emission.live is not None):
+            self._read = read
+            return
+        self._send_held()  # first, so that everything before a mark has been sent
+        self._read = read
+        self._send(origin, stream, emission)
 
     def _send(self, origin: str, stream: StreamName, emission: Emission) -> None:
         """In chunks of no more than the limit; the rows that may still change come with the last of them."""
+        if not self._screens.holds_any:
+            self._sent = self._read
         text, size = emission.text, self._chunk_characters
         live = None if emission.live is None else emission.live[-size:]
         for start in range(0, max(len(text), 1), size):
             is_last = start + size >= len(text)
-            chunk = OutputChunk(origin, self._mesh, self.rank, stream, text[start : start + size], self.options)
-            self._send_chunk(chunk if live is None or not is_last else msgspec.structs.replace(chunk, live=live))
+            # Only the last one has the rows, and the mark.
+            rest = (live, self._sent) if is_last else (None, None)
+            part = text[start : start + size]
+            self._send_chunk(OutputChunk(origin, self._mesh, self._rank, stream, part, self._options, *rest))
 
 
 def whole(text: str) -> str:

@@ -44,8 +44,16 @@ class Follower:
             self._position += len(data)
             if text := self._decoder.decode(data):
                 yield text
-        if self._position - self._freed > PUNCH_BYTES:
-            self._free(self._position - KEPT_BYTES)
+
+    def give_back(self, end: int) -> None:
+        """Free the space of what comes before this position."""
+        if end - self._freed > PUNCH_BYTES:
+            self._free(end - KEPT_BYTES)
+
+    @property
+    def position(self) -> int:
+        """How many bytes have been read."""
+        return self._position
 
     @property
     def has_news(self) -> bool:

@@ -91,7 +91,8 @@ def remove_files(folder: Path, node: str) -> None:
 
     A run may have any number of processes, and the folder is often in memory.
     """
-    for suffix in ("", ".out", ".err", ".last", ".raised", ".vitals"):  # the socket, the descriptors' files, and ours
+    # The socket, the descriptors' files, and ours.
+    for suffix in ("", ".out", ".err", ".last", ".raised", ".unsent", ".vitals"):
         with contextlib.suppress(OSError):
             (folder / f"{node}{suffix}").unlink(missing_ok=True)
 

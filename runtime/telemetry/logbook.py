@@ -112,6 +112,11 @@ class Logbook:
         with self._lock:
             return self._logs[node].text() if node in self._logs else ""
 
+    def live_rows(self, node: str, origin: str, stream: str) -> str:
+        """The rows of an execution that may still change."""
+        with self._lock:
+            return self._logs[node].live_rows((origin, stream)) if node in self._logs else ""
+
     def extract(self, nodes: Iterable[str], since: int = 0) -> Extract:
         """What these processes wrote, from the line with this serial number on; cheap where that is little."""
         with self._lock:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -18,6 +19,7 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.telemetry.events import Event, EventLog
 from meshbook.runtime.telemetry.logbook import Logbook, LogEstate
+from meshbook.runtime.telemetry.terminal import Emission, Terminal
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +42,18 @@ class LogOptions(msgspec.Struct, frozen=True, array_like=True):
 SHOWN = LogOptions()
 
 
+class Mark(msgspec.Struct, frozen=True, array_like=True):
+    """How much of a process's output has been sent: everything up to this, and nothing after it.
+
+    `number` counts what was written through Python; `stdout` and `stderr` are bytes that went past it.
+    """
+
+    node: str
+    number: int = 0
+    stdout: int = 0
+    stderr: int = 0
+
+
 class OutputChunk(msgspec.Struct, frozen=True, array_like=True):
     """Text that a rank wrote, in order within its rank and stream.
 
@@ -54,6 +68,7 @@ class OutputChunk(msgspec.Struct, frozen=True, array_like=True):
     text: str
     options: LogOptions = SHOWN
     live: str | None = None
+    mark: Mark | None = None  # None: more of it follows
 
 
 class DisplayChunk(msgspec.Struct, frozen=True, array_like=True):
@@ -79,6 +94,33 @@ class ClearChunk(msgspec.Struct, frozen=True, array_like=True):
     options: LogOptions = SHOWN
 
 
+class Remains(msgspec.Struct, frozen=True, array_like=True):
+    """What a process that has ended had written, and may not have sent.
+
+    `pieces` were written through Python: number, execution, stream and text, in order. `past` are the bytes that went
+    past it to stdout and to stderr, and where they begin; they belong to the execution `origin`.
+    """
+
+    node: str
+    mesh: str
+    rank: int
+    options: LogOptions
+    origin: str
+    pieces: list[tuple[int, str, StreamName, str]]
+    past: list[tuple[int, bytes]]
+
+    def after(self, mark: Mark) -> Iterator[tuple[str, StreamName, str]]:
+        """What comes after the mark: execution, stream and text; neighbours of the same in one piece."""
+        unseen = [(origin, stream, text) for number, origin, stream, text in self.pieces if number > mark.number]
+        streams: tuple[StreamName, StreamName] = "stdout", "stderr"
+        for stream, (start, data), seen in zip(streams, self.past, (mark.stdout, mark.stderr), strict=True):
+            text = data[max(0, seen - start) :].decode("utf-8", "replace").replace("\0", "")
+            unseen.append((self.origin, stream, text))
+        for (origin, stream), group in itertools.groupby(unseen, key=lambda piece: piece[:2]):
+            if text := "".join(text for _, _, text in group):
+                yield origin, stream, text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 Chunk = OutputChunk | DisplayChunk | ClearChunk
 Sink = Callable[[Chunk], None]
 
@@ -94,6 +136,7 @@ class OutputStore:
         self._sinks: dict[str, Sink] = {}
         self._default: Sink | None = None
         self._ended: collections.deque[str] = collections.deque()
+        self._marks: dict[str, Mark] = {}  # by node: what has come of its output
 
     def open(self, origin: str, sink: Sink) -> None:
         """From now on the output of this execution goes to `sink`."""
@@ -114,6 +157,8 @@ class OutputStore:
 
     def add(self, chunk: Chunk) -> None:
         if isinstance(chunk, OutputChunk):
+            if chunk.mark is not None:
+                self._marks[chunk.mark.node] = chunk.mark
             self.logbook.take(f"{chunk.mesh}.{chunk.rank}", chunk.origin, chunk.stream, chunk.text, chunk.live)
         sink = self._sinks.get(chunk.origin) or self._default
         if sink is None:
@@ -123,6 +168,27 @@ class OutputStore:
         except Exception:
             # One display that fails must not cost the others their output.
             logger.exception("output of rank %d of %s could not be shown", chunk.rank, chunk.mesh)
+
+    def take(self, chunk: Chunk | Remains) -> None:
+        """Take in what a process, or its agent, has sent."""
+        if isinstance(chunk, Remains):
+            self.add_remains(chunk)
+        else:
+            self.add(chunk)
+
+    def add_remains(self, remains: Remains) -> None:
+        """Take in what a process that has ended had written, except what has come already."""
+        mesh, rank, options = remains.mesh, remains.rank, remains.options
+        terminals: dict[tuple[str, StreamName], Terminal] = {}
+        for origin, stream, text in remains.after(self._marks.get(remains.node, Mark(remains.node))):
+            if origin and (origin, stream) not in terminals:
+                rows = self.logbook.live_rows(f"{mesh}.{rank}", origin, stream)
+                terminals[origin, stream] = Terminal.resumed(rows)
+            shown = terminals[origin, stream].feed(text) if origin else Emission(text)
+            self.add(OutputChunk(origin, mesh, rank, stream, shown.text, options, shown.live))
+        for (origin, stream), terminal in terminals.items():
+            shown = terminal.settle()
+            self.add(OutputChunk(origin, mesh, rank, stream, shown.text, options, shown.live))
 
     def recent(self, mesh: str, rank: int) -> str:
         """The last output of a rank, both streams, up to a mebi-character."""
@@ -136,11 +202,11 @@ class OutputStore:
         """Begin with what ranks have written before."""
         self.logbook.restore(estates)
 
-    def replay(self, chunk: Chunk) -> None:
+    def replay(self, chunk: Chunk | Remains) -> None:
         """Take in what was written while nobody looked: only a sink of its own execution shows it."""
         default, self._default = self._default, None
         try:
-            self.add(chunk)
+            self.take(chunk)
         finally:
             self._default = default
 
@@ -151,6 +217,7 @@ class OutputStore:
     def ended(self, report: ExitReport) -> None:
         """A process has ended. Its text is kept for a while: people look for it, and some may come only now."""
         self.logbook.end_process(report.node)
+        self._marks.pop(report.node, None)
         self._ended.append(report.node)
         while len(self._ended) > REMEMBERED_ENDS:
             self.logbook.forget([self._ended.popleft()])
@@ -174,6 +241,6 @@ class TelemetryActor(Actor):
         self._events.add(event)
 
     @endpoint
-    def output(self, chunk: Chunk) -> None:
+    def output(self, chunk: Chunk | Remains) -> None:
         """Note what a rank printed or displayed."""
-        self._store.add(chunk)
+        self._store.take(chunk)

@@ -133,6 +133,10 @@ class RankLog:
             found.append(piece)
         return found[::-1]
 
+    def live_rows(self, writer: Writer) -> str:
+        """The rows of one writer that may still change, without a line that has no end."""
+        return self._live.get(writer, "")
+
     def rows(self) -> Iterator[Row]:
         """The lines that may still change, as they are now."""
         for writer in self.writers():

@@ -66,6 +66,11 @@ class Screens:
             self._screens.pop(writer, None)
 
     @property
+    def holds_any(self) -> bool:
+        """Whether rows wait to be sent."""
+        return any(screen.held is not None for screen in self._screens.values())
+
+    @property
     def is_settled(self) -> bool:
         """Whether `due` has nothing to send, now or later, until something is written."""
         return not any(each.held is not None or each.terminal.is_at_rest for each in self._screens.values())

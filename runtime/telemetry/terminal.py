@@ -65,6 +65,14 @@ class Terminal:
         """Whether besides nothing has ever gone up: the rows are most likely final."""
         return self.is_complete and not self._goes_up
 
+    @classmethod
+    def resumed(cls, rows: str) -> Terminal:
+        """Return a terminal that shows these rows, with the cursor behind the last of them."""
+        terminal = cls()
+        if rows:
+            terminal.feed(f"\x1b[G{rows}")
+        return terminal
+
     def feed(self, text: str) -> Emission:
         """Take in what was written."""
         if self._rows:

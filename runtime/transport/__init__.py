@@ -43,6 +43,9 @@ class Transport(Protocol):
     def send_soon(self, to: Address, frame: Buffer) -> None:
         """Send a frame on the I/O thread, together with others; in order with `send`."""
 
+    def have_left(self, to: Address) -> bool:
+        """Whether all frames that were sent to a peer have left this process; for any thread."""
+
     def forget(self, node: str) -> None:
         """Give up a peer: drop its queue and wake the threads that wait to send to it."""
 

@@ -135,6 +135,9 @@ class DisturbedTransport:
         if self._is_disturbed:
             self._release()
 
+    def have_left(self, to: Address) -> bool:
+        return not self._held and self._inside.have_left(to)
+
     # -- peers and the end ---------------------------------------------------
 
     def forget(self, node: str) -> None:

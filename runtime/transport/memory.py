@@ -122,6 +122,9 @@ class MemoryTransport:
 
     send_soon = send
 
+    def have_left(self, to: Address) -> bool:
+        return to.node not in self._held
+
     def _send(self, to: Address, frame: Buffer) -> None:
         node = to.node
         inbox = self._board.find(node)

@@ -524,6 +524,10 @@ class UnixTransport:
     def send_soon(self, to: Address, frame: Buffer) -> None:
         (self._peers.get(to.node) or self._open(to)).send(frame, soon=True)
 
+    def have_left(self, to: Address) -> bool:
+        peer = self._peers.get(to.node)
+        return peer is None or not peer.queue
+
     def _open(self, to: Address) -> Peer:
         if self._closed:
             raise PeerGone("this node is closed")

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -203,7 +204,7 @@ def test_deaths_meanwhile_are_told(trainers: ProcMesh, faults: Any) -> None:
     with pytest.raises(ProcessDied, match="SIGKILL"):
         counters(found).run.call(signal.pause).get(PATIENCE)
     assert "SIGKILL" in str(faults.get(timeout=PATIENCE))
-    assert [event.kind for event in meshbook.events()] == ["failed"]
+    wait_until_happened("failed")
     assert found.heal().get(PATIENCE) == [1]
 
 
@@ -260,6 +261,14 @@ def test_an_attach_that_fails_leaves_it_detached(trainers: ProcMesh) -> None:
     connection.close()
     wait_until_free(run)
     assert counted(attach(run)["trainers"]) == [2, 2]
+
+
+def wait_until_happened(*kinds: str) -> None:
+    """Wait until these are the events: they come on the I/O thread, and a fault on another one."""
+    end = time.monotonic() + PATIENCE
+    while (found := tuple(event.kind for event in meshbook.events())) != kinds:
+        assert time.monotonic() < end, found
+        time.sleep(0.01)
 
 
 def wait_until_free(run: str) -> None:
@@ -368,6 +377,7 @@ def test_whatever_becomes_of_the_process_that_detached(
 
 ATTACHER = """
 import sys
+import time
 from meshbook.runs import attach
 attach()
 print("attached", flush=True)

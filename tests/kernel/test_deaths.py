@@ -79,6 +79,31 @@ def test_a_rank_that_ends_itself_says_how(mesh: Notebook, source: str, cause: st
     assert mesh.run("%%mesh !1\nkept").result == "[0] 0\n[2] 2"
 
 
+@pytest.mark.parametrize("end", ["os._exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_what_a_rank_writes_right_before_its_end_is_shown(mesh: Notebook, end: str) -> None:
+    mesh.run("%%mesh\nimport os, signal, sys")
+    failed = mesh.run_failing(
+        "%%mesh 1\n"
+        "for step in range(45): print('step', step, flush=True)\n"
+        "os.write(1, b'by C\\n'); os.write(2, b'error by C\\n'); print('error', file=sys.stderr, flush=True)\n"
+        f"{end}"
+    )
+    assert failed.stdout.splitlines() == [*(f"[1] step {step}" for step in range(45)), "[1] by C"]
+    assert sorted(failed.stderr.splitlines()) == ["[1] error", "[1] error by C"]
+    assert "ProcessDied" in failed.traceback
+    log = mesh.run("%mesh log 1").stdout
+    assert log.count("step 44") == log.count("by C") - 1 == 1
+
+
+def test_the_last_state_of_a_progress_bar_is_shown_after_its_rank_has_died(mesh: Notebook) -> None:
+    failed = mesh.run_failing(
+        "%%mesh 1\nimport os\nprint('first')\n"
+        "for step in range(45): print(f'\\rstep {step}', end='', flush=True)\n"
+        "os._exit(3)"
+    )
+    assert failed.stdout.splitlines() == ["[1] first", "[1] step 44"]
+
+
 def test_a_mesh_that_is_healed_runs_cells_on_all_ranks_again(mesh: Notebook) -> None:
     """By hand: the variable of the mesh is its processes. The rank is a new one, and the others keep what they have."""
     mesh.run("%%mesh\nkept = rank * 11")

@@ -232,3 +232,15 @@ def test_a_worker_in_an_endless_loop_is_killed_in_time(spawn_procs, session):
     mesh.stop().get(PATIENCE)
     assert time.monotonic() - begun < session.settings.stop_timeout + AT_ONCE
     assert alive(processes) == []
+
+
+@pytest.mark.parametrize("lines", [1, 200_000])
+def test_what_an_actor_writes_right_before_its_end_arrives_once_and_before_the_error(spawn_procs, heard, lines):
+    def write(lines: int) -> None:
+        for number in range(lines):
+            print("line", number, flush=True)
+        os.write(1, b"by C\n")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    died(spawn_procs().spawn("probe", Probe).run.call_one(write, lines))
+    assert heard.text("stdout") == "".join(f"line {number}\n" for number in range(lines)) + "by C\n"

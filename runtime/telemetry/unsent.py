@@ -1,0 +1,171 @@
+"""What a process has written and not sent yet, in a file that outlives it: written by the worker, read by its agent.
+
+The file is mapped, so keeping a piece is one copy in memory, without a system call:
+
+    header    what of the descriptors' files was sent; of which mesh, rank and cell the process is
+    2 halves  pieces, one after the other, up to a length of 0
+
+The worker writes to one half. Once all pieces of the other half have left the process, it clears that one and turns to
+it. So the file may hold pieces that were sent; a `Mark` in each chunk says how far the controller has come.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from meshbook.runtime.telemetry.output import LogOptions, Mark, Remains, StreamName
+
+HALF_BYTES = 256 << 10
+PIECE_CHARACTERS = 16 << 10  # a longer text is kept in several pieces
+PAST_BYTES = 4 << 20  # of what was written to a descriptor, and not sent, the end
+_HEADER_BYTES = mmap.ALLOCATIONGRANULARITY
+_SENT = struct.Struct("=QQ")  # bytes of the file of stdout, of that of stderr
+_LENGTH = struct.Struct("=I")
+_PIECE = struct.Struct("=IQ?H")  # bytes of the text, number, is it stderr, bytes of the origin
+_pack_piece = _PIECE.pack
+
+
+class Owner(msgspec.Struct, frozen=True, array_like=True):
+    """Whose output it is: a rank of a mesh. `origin` is the cell that runs."""
+
+    mesh: str
+    rank: int
+    options: LogOptions
+    origin: str = ""
+
+
+def unsent_file(folder: Path, node: str) -> Path:
+    return folder / f"{node}.unsent"
+
+
+class Unsent:
+    """The worker's side. Where the disk has no room for the file, nothing is kept."""
+
+    def __init__(self, folder: Path, node: str) -> None:
+        maps = _map(unsent_file(folder, node))
+        self._is_on = bool(maps)
+        if self._is_on:
+            self._header, self._current, self._other = maps
+        self._is_full = False  # what comes is not kept, until there is room
+        self._last: int | None = None  # no piece in the other half has a higher number; None: not known yet
+
+    def add(self, number: int, origin: str, stream: StreamName, text: str) -> bool:
+        """Keep a piece of `PIECE_CHARACTERS` at most, and return whether there was room; on any thread, in any handler.
+
+        `number` counts what this process has written.
+        """
+        if self._is_full or not self._is_on:
+            return True
+        data, name = text.encode("utf-8", "surrogatepass"), origin.encode()
+        try:
+            # One call, which copies and moves the position: no other thread comes in between.
+            self._current.write(_pack_piece(len(data), number, stream == "stderr", len(name)) + name + data)
+        except ValueError:
+            return False
+        return True
+
+    def give_up(self) -> None:
+        """Keep nothing until the next `turn` makes room."""
+        self._is_full = True
+
+    def turn(self, taken: int, left: Mark) -> None:
+        """Make room, before more is taken in: everything up to the mark `left` has left this process.
+
+        `taken` is the highest number that was taken in. For one thread at a time.
+        """
+        if not self._is_on:
+            return
+        _SENT.pack_into(self._header, 0, left.stdout, left.stderr)
+        if self._last is None:
+            self._last = taken
+        if left.number < self._last:
+            return
+        _clear(self._other)
+        if self._current.tell():
+            # What is in it has been taken in by the next `turn`.
+            self._current, self._other, self._last = self._other, self._current, None
+            self._is_full = False
+
+    def belong_to(self, owner: Owner) -> None:
+        """Note whose output it is from now on."""
+        if self._is_on:
+            data = msgspec.msgpack.encode(owner)[: _HEADER_BYTES - _SENT.size - _LENGTH.size]
+            _LENGTH.pack_into(self._header, _SENT.size, 0)  # a process that is killed now has no owner
+            start = _SENT.size + _LENGTH.size
+            self._header[start : start + len(data)] = data
+            _LENGTH.pack_into(self._header, _SENT.size, len(data))
+
+
+def _map(path: Path) -> list[mmap.mmap]:
+    """Return the header and the halves of a new file; nothing where that cannot be made."""
+    descriptor = -1
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        # Not a file with holes: on a full disk, writing to a hole that is mapped is a SIGBUS.
+        os.posix_fallocate(descriptor, 0, _HEADER_BYTES + 2 * HALF_BYTES)
+        header = mmap.mmap(descriptor, _HEADER_BYTES)
+        return [header, *(mmap.mmap(descriptor, HALF_BYTES, offset=_HEADER_BYTES + i * HALF_BYTES) for i in (0, 1))]
+    except (OSError, AttributeError):  # macOS has no posix_fallocate
+        path.unlink(missing_ok=True)
+        return []
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _clear(half: mmap.mmap) -> None:
+    if used := half.tell():
+        half[:used] = bytes(used)
+        half.seek(0)
+
+
+# -- the agent's side ------------------------------------------------------------------
+
+
+def read_remains(folder: Path, node: str) -> Remains | None:
+    """Return what a process that has ended may not have sent; None where there is nothing."""
+    try:
+        data = unsent_file(folder, node).read_bytes()
+        sent = _SENT.unpack_from(data)
+        (length,) = _LENGTH.unpack_from(data, _SENT.size)
+        start = _SENT.size + _LENGTH.size
+        owner = msgspec.msgpack.decode(data[start : start + length], type=Owner)
+    except (OSError, struct.error, msgspec.DecodeError):
+        return None
+    halves = (data[_HEADER_BYTES + at : _HEADER_BYTES + at + HALF_BYTES] for at in (0, HALF_BYTES))
+    pieces = sorted((piece for half in halves for piece in _pieces(half)), key=lambda piece: piece[0])
+    past = [_read_from(folder / f"{node}.{suffix}", at) for suffix, at in zip(("out", "err"), sent, strict=True)]
+    if not pieces and not any(data for _, data in past):
+        return None
+    return Remains(node, owner.mesh, owner.rank, owner.options, owner.origin, pieces, past)
+
+
+def _pieces(half: bytes) -> Iterator[tuple[int, str, StreamName, str]]:
+    at = 0
+    while at + _PIECE.size <= len(half):
+        length, number, is_stderr, of_origin = _PIECE.unpack_from(half, at)
+        at += _PIECE.size
+        if not length:
+            return
+        origin = half[at : at + of_origin].decode("utf-8", "replace")
+        at += of_origin
+        text = half[at : at + length].decode("utf-8", "surrogatepass")
+        at += length
+        yield number, origin, "stderr" if is_stderr else "stdout", text
+
+
+def _read_from(path: Path, start: int) -> tuple[int, bytes]:
+    """What a file holds from there on, and where that begins; of much only the end."""
+    try:
+        with open(path, "rb") as file:
+            start = max(start, file.seek(0, os.SEEK_END) - PAST_BYTES)
+            file.seek(start)
+            return start, file.read(PAST_BYTES)
+    except OSError:
+        return start, b""
