@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import stat
 import sys
 import tempfile
 import threading
@@ -213,9 +214,18 @@ def runtime_root(settings: Settings) -> Path:
     return root
 
 
+def open_private(path: str, flags: int) -> int:
+    """An `opener` for `open`: a new file is for this user alone, whatever the umask."""
+    return os.open(path, flags, 0o600)
+
+
 def check_private(folder: Path) -> None:
     """Refuse a folder in which another user could put a socket: what arrives there is trusted and unpickled."""
-    status = folder.stat()
+    status = folder.lstat()
+    if stat.S_ISLNK(status.st_mode):  # maybe of another user, to a folder of this one
+        raise PermissionError(
+            f"{folder} is a symbolic link, and must be a folder. Remove it, or set MESHBOOK_RUNTIME_DIR to the folder."
+        )
     if status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise PermissionError(
             f"{folder} must belong to you and be closed to others (mode 0700): messages of your run pass through it. "

@@ -152,6 +152,7 @@ class Custody:
             return
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._door.bind(os.fspath(self._folder / DOOR))
+        (self._folder / DOOR).chmod(0o600)
         self._door.listen()
         threading.Thread(target=self._attend_door, args=(self._door,), name="meshbook door", daemon=True).start()
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from meshbook.runtime.actor.context import CURRENT
-from meshbook.runtime.config import Settings
+from meshbook.runtime.config import Settings, open_private
 from meshbook.runtime.errors import ExitReport, MeshbookError
 from meshbook.runtime.hosts.caretaker import wait_for_silence
 from meshbook.runtime.hosts.lifeline import ESTATE, Detach, DoorClosed, MeshSummary, present_version, wait_for_door
@@ -87,7 +87,8 @@ def _detach(session: Session, seconds: float, contribute: Contribute) -> Detach:
     try:
         part = contribute(session)
         left = _gather(session, part)
-        (session.folder.path / ESTATE).write_bytes(pickle.dumps(left))
+        with open(session.folder.path / ESTATE, "wb", opener=open_private) as estate:
+            estate.write(pickle.dumps(left))
     except BaseException:
         node.peers.greet(peers)
         raise

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from meshbook.runtime.config import open_private
 from meshbook.runtime.errors import RefusedMessage
 from meshbook.runtime.hosts.launch import AGENT
 from meshbook.runtime.hosts.roster import ROSTER
@@ -116,7 +117,7 @@ def older(path: Path) -> Path:
 
 
 def _open(path: Path) -> IO[bytes]:
-    return open(path, "ab", buffering=0)
+    return open(path, "ab", buffering=0, opener=open_private)
 
 
 def _write(file: IO[bytes], frame: Buffer) -> None:

@@ -16,6 +16,10 @@ from meshbook.runtime.transport.curve import KeyPair
 from meshbook.runtime.wire.messages import Address
 
 AGENT = "agent"
+MARK = ".meshbook-run"  # the file by which a sweep knows the folder of a run
+
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class AgentBirth(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,12 +89,13 @@ def _make_and_lock(path: Path) -> int:
     """The descriptor of the locked folder, or -1 where a sweep took the folder before it was locked."""
     path.mkdir(mode=0o700, exist_ok=True)
     try:
-        lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        lock = os.open(path, _FOLDER)
     except FileNotFoundError:
         return -1
     fcntl.flock(lock, fcntl.LOCK_SH)
     try:
         if os.fstat(lock).st_ino == path.stat().st_ino:
+            os.close(os.open(MARK, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=lock))
             return lock
     except FileNotFoundError:
         pass
@@ -99,18 +104,23 @@ def _make_and_lock(path: Path) -> int:
 
 
 def remove_if_unused(folder: Path) -> bool:
-    """Remove a run's folder if no process holds it; whether it did."""
+    """Remove a run's folder if no process holds it; return whether it did.
+
+    Without the mark of a run the folder is removed only if it is empty: a run was killed as it began.
+    """
     try:
-        lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        lock = os.open(folder, _FOLDER)
     except OSError:
         return False
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if (folder / MARK).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            folder.rmdir()
+        return True
     except OSError:
         return False
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
-        return True
     finally:
         os.close(lock)
 
@@ -118,7 +128,7 @@ def remove_if_unused(folder: Path) -> bool:
 def sweep(root: Path) -> int:
     """Remove the folders that killed runs left behind; how many there were.
 
-    By their names: who chooses the root may keep other things there, which nobody locks.
+    By their names and marks: who chooses the root may keep other things there, which nobody locks.
     """
     return sum(remove_if_unused(folder) for folder in root.iterdir() if is_of_a_run(folder))
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
-from meshbook.runtime.config import PACKAGE
+from meshbook.runtime.config import PACKAGE, open_private
 
 # A script and its arguments. The name of what it runs is for those who look at the list of processes.
 START_AGENT = (str(PACKAGE / "runtime" / "hosts" / "start_agent.py"), "meshbook.runtime.hosts.agent")
@@ -46,7 +46,7 @@ class CommandLauncher:
         self._commands = commands
 
     def start(self, host: str, agent: Sequence[str], log: Path) -> AgentProcess:
-        with open(log, "wb") as errors:
+        with open(log, "wb", opener=open_private) as errors:
             return subprocess.Popen(
                 [*self._commands[host], *agent],
                 stdin=subprocess.PIPE,

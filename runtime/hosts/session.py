@@ -20,7 +20,7 @@ import msgspec
 
 from meshbook.runtime.actor.context import Context, Instance, context, provide_client
 from meshbook.runtime.actor.future import Future, check_timeout
-from meshbook.runtime.config import Settings, runtime_root, settings_in_force
+from meshbook.runtime.config import Settings, open_private, runtime_root, settings_in_force
 from meshbook.runtime.errors import ExitReport, LaunchError, MeshbookError, SupervisionError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.controllers import CONTROLLERS, Controllers
@@ -151,7 +151,7 @@ class Session:
         return UnixTransport(node, Home.of_first_host(self.folder.path), self.settings)
 
     def _launch(self) -> AgentProcess:
-        with open(self.folder.path / "agent.log", "wb") as log:
+        with open(self.folder.path / "agent.log", "wb", opener=open_private) as log:
             return subprocess.Popen(
                 [sys.executable, "-P", *START_AGENT],
                 stdin=subprocess.PIPE,

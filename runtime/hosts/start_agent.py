@@ -40,7 +40,7 @@ def main() -> None:
 def execute_forkserver(log_file: Path, preload: str) -> Started:
     """Start a fork server as a new interpreter that imports these modules. Its log lies in the folder of the run."""
     channel, theirs = socket.socketpair()
-    with theirs, open(log_file, "wb") as log:
+    with theirs, open(log_file, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-P", "-m", "meshbook.runtime.hosts.forkserver"),

@@ -324,6 +324,7 @@ class Listener:
         self._socket.setblocking(False)
         path.unlink(missing_ok=True)  # left by an earlier process of this name
         self._socket.bind(str(path))
+        path.chmod(0o600)
         self._socket.listen(1024)
         self._inode = path.stat().st_ino
 

@@ -498,6 +498,14 @@ def test_a_process_that_ended_leaves_no_file_in_the_runs_folder(host, session, h
     assert files() == []
 
 
+def test_files_of_a_run_are_for_its_user_alone(spawn_procs, session):
+    spawn_procs(spares=1).initialized.get(PATIENCE)
+    folder = session.folder.path
+    modes = {path.name: path.lstat().st_mode & 0o777 for path in [folder, *folder.rglob("*")]}
+    assert {name: oct(mode) for name, mode in modes.items() if mode & 0o077} == {}
+    assert {"controller", "agent", "agent.log"} <= set(modes)
+
+
 def test_a_worker_that_does_not_leave_is_killed(host, monkeypatch):
     def ignore() -> None:
         threading.Thread(target=threading.Event().wait).start()  # not a daemon: the interpreter waits for it

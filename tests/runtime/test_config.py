@@ -177,6 +177,17 @@ def test_a_folder_that_is_open_to_others_is_refused(tmp_path: Path, mode: int) -
             look()
 
 
+def test_a_link_to_a_private_folder_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Another user may put one where the default folder would be, to have the runs in it swept."""
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    (tmp_path / f"meshbook-{os.getuid()}").symlink_to(private)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    with pytest.raises(PermissionError, match=r"is a symbolic link.*MESHBOOK_RUNTIME_DIR"):
+        runtime_root(Settings())
+
+
 def test_a_folder_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     check_private(tmp_path)

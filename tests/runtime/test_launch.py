@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshbook.runtime.hosts.launch import RunFolder, remove_if_unused, sweep
+from meshbook.runtime.hosts.launch import MARK, RunFolder, remove_if_unused, sweep
 
 RUN = "0123abcd"
 
@@ -78,6 +78,19 @@ def test_a_sweep_spares_what_is_no_run(tmp_path: Path, name: str) -> None:
     assert (tmp_path / "note").exists()
 
 
+def test_a_sweep_spares_a_folder_without_the_mark_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / RUN).mkdir(mode=0o700)
+    (tmp_path / RUN / "thesis.tex").write_text("all of it")
+    assert sweep(tmp_path) == 0
+    assert (tmp_path / RUN / "thesis.tex").read_text() == "all of it"
+
+
+def test_a_sweep_takes_a_folder_of_which_only_the_beginning_was_made(tmp_path: Path) -> None:
+    (tmp_path / RUN).mkdir(mode=0o700)
+    assert sweep(tmp_path) == 1
+    assert not (tmp_path / RUN).exists()
+
+
 def test_a_sweep_does_not_follow_links(tmp_path: Path) -> None:
     precious, root = tmp_path / "precious", tmp_path / "root"
     precious.mkdir()
@@ -102,7 +115,7 @@ def test_runs_that_begin_while_others_sweep_keep_their_folders(tmp_path: Path) -
         for number in range(200):
             folder = RunFolder(tmp_path / f"{number:08x}")
             (folder.path / "socket").touch()
-            assert [path.name for path in folder.path.iterdir()] == ["socket"]
+            assert sorted(path.name for path in folder.path.iterdir()) == [MARK, "socket"]
             folder.close()
     finally:
         ended.set()
