@@ -48,6 +48,7 @@ FLOORS: dict[str, int] = {
     "meshbook.runtime.amounts": 0,
     "meshbook.runtime.texts": 0,
     "meshbook.runtime.imports": 0,
+    "meshbook.runtime.clock": 0,
     "meshbook.runtime.queues": 0,
     "meshbook.runtime.snapshots": 0,
     "meshbook.runtime": 0,  # the package itself: a docstring

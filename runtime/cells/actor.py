@@ -47,6 +47,7 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.tasks import Done, Work, table_of
 
 KEPT_VALUES = 16
+_wall, _cpu = time.perf_counter, time.process_time  # bound here: a cell may replace them
 MOST_NAMES = 1000  # of a namespace, that are told to the controller
 
 
@@ -275,8 +276,8 @@ class Meter:
     """What a cell costs, from here to `read`."""
 
     def __init__(self) -> None:
-        self._wall = time.perf_counter()
-        self._cpu = time.process_time()
+        self._wall = _wall()
+        self._cpu = _cpu()
         self._cuda = _cuda()
         if self._cuda is not None:
             self._cuda.reset_peak_memory_stats()
@@ -284,8 +285,8 @@ class Meter:
     def read(self) -> CellCost:
         cuda = _cuda()
         return CellCost(
-            wall=time.perf_counter() - self._wall,
-            cpu=time.process_time() - self._cpu,
+            wall=_wall() - self._wall,
+            cpu=_cpu() - self._cpu,
             peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
             peak_gpu_memory=None if cuda is None else cuda.max_memory_allocated(),
         )

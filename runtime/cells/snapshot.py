@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from meshbook.runtime.cells.completing import kind_of
+from meshbook.runtime.clock import sleep, thread_time
 
 MOST_SECONDS = 0.05  # of processor time: a busy machine makes a snapshot late, and not poor
 MOST_ATTRIBUTES = 400  # of one object
@@ -23,7 +23,7 @@ class Snapshot:
 
 def take_snapshot(namespace: Mapping[str, Any], names: Iterable[str]) -> Snapshot:
     """Of these names, the newest first. It lets other threads go on between two of them."""
-    end = time.thread_time() + MOST_SECONDS
+    end = thread_time() + MOST_SECONDS
     kinds: dict[str, str] = {}
     attributes: dict[str, tuple[str, ...]] = {}
     shared: dict[tuple[str, ...], tuple[str, ...]] = {}  # those of one class are sent once
@@ -32,10 +32,10 @@ def take_snapshot(namespace: Mapping[str, Any], names: Iterable[str]) -> Snapsho
             continue
         value = namespace[name]
         kinds[name] = kind_of(value)
-        if time.thread_time() < end:
+        if thread_time() < end:
             found = _public_attributes(value)
             attributes[name] = shared.setdefault(found, found)
-            time.sleep(0)  # the main thread may have begun its next cell
+            sleep(0)  # the main thread may have begun its next cell
     return Snapshot(kinds, attributes)
 
 

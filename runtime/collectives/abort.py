@@ -10,10 +10,10 @@ from __future__ import annotations
 import socket
 import sys
 import threading
-import time
 from types import FrameType
 from typing import Any
 
+from meshbook.runtime.clock import monotonic, sleep
 from meshbook.runtime.collectives.frames import CALLED
 from meshbook.runtime.collectives.sockets import connections_to, cut, gloo_connections
 
@@ -59,12 +59,12 @@ def stuck_threads() -> dict[int, FrameType]:
 
 def wait_freed(stuck: dict[int, FrameType], patience: float = FREEING_S) -> str:
     """Wait until these threads have left, as they do within milliseconds; where one of them is that has not."""
-    deadline = time.monotonic() + patience
+    deadline = monotonic() + patience
     while left := [frame for ident, frame in stuck_threads().items() if stuck.get(ident) is frame]:
-        if time.monotonic() > deadline:
+        if monotonic() > deadline:
             return left[0].f_code.co_name
         del left  # frames hold the groups
-        time.sleep(PAUSE_S)
+        sleep(PAUSE_S)
     return ""
 
 
@@ -144,10 +144,10 @@ def _is_here(host: str) -> bool:
 def _answer(awaited: tuple[str, int]) -> bool:
     """Be the store that a thread waits for, let it in, and hang up: one that tries to connect hears of nothing else."""
     store = None
-    patience = time.monotonic() + PATIENCE_S
-    while awaited in _rendezvous_calls() and time.monotonic() < patience:
+    patience = monotonic() + PATIENCE_S
+    while awaited in _rendezvous_calls() and monotonic() < patience:
         store = store or _open_store(awaited)
-        time.sleep(PAUSE_S)
+        sleep(PAUSE_S)
     cut(connections_to({awaited[1]}))
     return awaited not in _rendezvous_calls()
 

@@ -13,11 +13,11 @@ import errno
 import functools
 import os
 import threading
-import time
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from meshbook.runtime.clock import monotonic
 from meshbook.runtime.memory import process
 from meshbook.runtime.memory.identity import own_mark
 from meshbook.runtime.memory.layout import (
@@ -100,7 +100,7 @@ class _Mapping:
         if self._words[reference.word] != reference.ticket:
             raise OSError(errno.ESTALE, "its sender has taken it back")
         self._words[reference.word] = reference.ticket + 1
-        self.used_at = time.monotonic()
+        self.used_at = monotonic()
 
     def give_back(self, reference: Reference, word: int) -> None:
         if self._words[reference.word] == reference.ticket + 1:
@@ -145,7 +145,7 @@ class Mappings:
 
     def trim(self) -> bool:
         """Let go of what was not used for long; whether some are left."""
-        now = time.monotonic()
+        now = monotonic()
         with self._lock:
             for use in self._uses():
                 if use.is_over:

@@ -13,9 +13,9 @@ import os
 import resource
 import secrets
 import threading
-import time
 from collections.abc import Sequence
 
+from meshbook.runtime.clock import monotonic, sleep
 from meshbook.runtime.memory.identity import ProcessMark, has_ended, own_mark
 from meshbook.runtime.memory.layout import (
     FIRST_WORD,
@@ -198,14 +198,14 @@ class Pool:
             for segment in self._busy:
                 segment.forget_ended()
             self._sweep()
-            self._let_go(time.monotonic())
+            self._let_go(monotonic())
             return bool(self._busy or self._idle)
 
     def close(self, seconds: float) -> None:
         """Wait for so long until all that was sent is in its receiver's hands, and let go of it. Idempotent."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and self._is_awaited():
-            time.sleep(0.002)  # receivers take no note of who waits: they change a word in memory
+        end = monotonic() + seconds
+        while monotonic() < end and self._is_awaited():
+            sleep(0.002)  # receivers take no note of who waits: they change a word in memory
         with self._lock:
             self._closed = True
             self._sweep()
@@ -244,7 +244,7 @@ class Pool:
 
     def _sweep(self) -> None:
         """Put aside what has been given back."""
-        now = time.monotonic()
+        now = monotonic()
         free = [segment for segment in self._busy if segment.is_free()]
         self._busy = [segment for segment in self._busy if segment not in free]
         for segment in free:

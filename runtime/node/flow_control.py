@@ -14,12 +14,12 @@ import functools
 import logging
 import math
 import threading
-import time
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from meshbook.runtime.actor.context import name_of
 from meshbook.runtime.actor.future import Future
+from meshbook.runtime.clock import monotonic
 from meshbook.runtime.errors import CallCancelled, CallTimeout, QueueFull
 from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.node.deadlock import FOR_ROOM
@@ -281,7 +281,7 @@ class FlowControl:
             )
         while not self._outstanding.spend(queue, size, room := self._ask_for_room(target, endpoint)):
             self._call_later(LONG, functools.partial(self._complain, target, endpoint, room))
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            left = None if deadline is None else max(0.0, deadline - monotonic())
             try:
                 room.wait_here(left)
             except TimeoutError:

@@ -455,6 +455,12 @@ class HostedActor:
         if call.call:
             self._node.replies.reply_lost(call.sender, call.call, lost)
 
+    def abandon(self, call: Call, error: BaseException) -> None:
+        """Handle a fault of the runtime while it served this call, to which there may be no reply yet."""
+        lost = self._fail(tell_raised(f"the serving of {name_place(self.instance)}", error), error)
+        if call.call:
+            self._node.replies.reply_lost(call.sender, call.call, lost)
+
     def cancelled(self, call: Call, error: BaseException, *, wanted: bool) -> None:
         """Handle a CancelledError from an endpoint: a wanted cancellation, the loss of the actor, or its own raise."""
         if self._lost is not None:

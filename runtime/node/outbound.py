@@ -7,7 +7,6 @@ has number 0. It names the actor that sent it, so that it can be returned if it 
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import get_ident
@@ -17,6 +16,7 @@ import msgspec
 
 from meshbook.runtime.actor.context import CURRENT, context, current_origin, name_of, spawner_of
 from meshbook.runtime.actor.future import Future
+from meshbook.runtime.clock import monotonic
 from meshbook.runtime.errors import CallTimeout
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.node.bulk import Bulk
@@ -134,7 +134,7 @@ class Outbound:
         place = first, *extent.dims
         call = Call(self._node, calls[0], target.actor, endpoint, place, origin, target.manner, reply_to, by)
         if len(targets) != 1 or not self._transmit_at_once(target, call, body):
-            deadline = None if within is None else time.monotonic() + within
+            deadline = None if within is None else monotonic() + within
             self._transmit(targets, calls, functools.partial(_call_to, call, targets, calls), body, deadline, call)
         numbers = (calls[0], calls[-1]) if asker is not None else (0, 0)
         self._record(started, target.actor, endpoint, origin, *numbers)
@@ -157,7 +157,7 @@ class Outbound:
         asker.sent(self._desk, target, number, endpoint)
         call = Call(self._node, number, actor, endpoint, (rank, *extent.dims), origin, target.manner)
         if not self._transmit_at_once(target, call, body):
-            deadline = None if within is None else time.monotonic() + within
+            deadline = None if within is None else monotonic() + within
             self._transmit((target,), (number,), lambda index: call, body, deadline)
         self._record(started, actor, endpoint, origin, number, number)
 

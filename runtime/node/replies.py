@@ -5,7 +5,7 @@ An error is sent as its text and, if it survives pickling, the exception itself.
 
 from __future__ import annotations
 
-import pickle
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +19,9 @@ from meshbook.runtime.transport import PeerGone
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body, Buffer, pack
 from meshbook.runtime.wire.messages import Reply
+
+logger = logging.getLogger(__name__)
+_UNSPEAKABLE = pickling.dumps(("the call failed, and so did the sending of its error: see the log", None), "an error")
 
 
 class Replies:
@@ -49,15 +52,22 @@ class Replies:
     def reply_error(self, to: str, call: int, text: str, error: BaseException) -> None:
         """Reply that the endpoint raised."""
         reply = Reply(self._node, call, "error")
-        self._send(to, pack_error(reply, text, pickle_exception(error), self._limit))
+        self._send(to, self._pack_error(reply, text, pickle_exception(error)))
 
     def reply_lost(self, to: str, call: int, error: SupervisionError) -> None:
         """Reply that the callee is lost."""
-        self._send(to, pack_error(Reply(self._node, call, "lost"), str(error), None, self._limit))
+        self._send(to, self._pack_error(Reply(self._node, call, "lost"), str(error), None))
 
     def port_to(self, node: str, call: int, rank: int, settled: Callable[[], object]) -> ResponsePort[Any]:
         """Return the port through which an endpoint replies to this call itself."""
         return ResponsePort(self._routes.address_of(node), call, rank, settled)
+
+    def _pack_error(self, reply: Reply, text: str, exception: bytes | None) -> Buffer:
+        try:
+            return pack_error(reply, text, exception, self._limit)
+        except Exception:  # no memory, for example: the caller must not wait for ever
+            logger.exception("an error could not be sent to its caller")
+            return pack(reply, _UNSPEAKABLE, self._limit)
 
     def _send(self, to: str, frame: Buffer) -> None:
         try:
@@ -82,9 +92,9 @@ def pickle_exception(error: BaseException) -> bytes | None:
         body = pickling.dumps(error, "an exception")
         data = b"".join(map(bytes, body)) if len(body) == 1 else None
         if data is not None:
-            pickle.loads(data)
+            pickling.unpickle(data)
         return data
-    except Exception:
+    except (Exception, SystemExit):
         return None
 
 

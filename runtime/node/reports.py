@@ -30,6 +30,13 @@ def name_place(instance: Instance, endpoint: str = "") -> str:
 
 def tell_raised(where: str, error: BaseException) -> str:
     """Return the text of an exception with the user's lines. An error from another actor's call is kept as it is."""
+    try:
+        return _tell_raised(where, error)
+    except Exception as reason:  # no memory, or a program has replaced what formats it
+        return f"{where} raised {type(error).__name__}, whose text could not be made: {type(reason).__name__}"
+
+
+def _tell_raised(where: str, error: BaseException) -> str:
     if isinstance(error, CallError) and error.__cause__ is None and error.__context__ is None:
         told = str(error) if isinstance(error, ActorError) else f"{type(error).__name__}: {error}"
         frames = format_frames(error)

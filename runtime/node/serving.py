@@ -60,19 +60,25 @@ class ThreadServing:
         actor = self._actor
         get, reasons, notices = actor.queue.get, actor.reasons, actor.notices
         self._handle_notices()  # from before the actor was served
-        while not reasons:
-            item = get()
-            if notices:
-                self._handle_notices()
-            if item is None:
-                continue
-            message, body = item
-            if reasons:
-                actor.refuse(message, body)
-            elif isinstance(message, Stop):
-                actor.handle_stop(message)
-            else:
-                self._run(message, body)
+        message: Call | Stop | None = None
+        try:
+            while not reasons:
+                item = get()
+                if notices:
+                    self._handle_notices()
+                if item is None:
+                    continue
+                message, body = item
+                if reasons:
+                    actor.refuse(message, body)
+                elif isinstance(message, Stop):
+                    actor.handle_stop(message)
+                else:
+                    self._run(message, body)
+        except Exception as error:
+            if isinstance(message, Call):
+                actor.abandon(message, error)
+            raise
         self.part()
 
     def _run(self, call: Call, body: Body) -> None:
@@ -250,6 +256,13 @@ class LoopServing:
             self._task.uncancel()  # only the message was cancelled; the actor continues
 
     async def _run_call(self, call: Call, body: Body, execution: Execution, *, aside: bool = False) -> None:
+        try:
+            await self._run_and_reply(call, body, execution, aside)
+        except Exception as error:
+            self._actor.abandon(call, error)
+            raise
+
+    async def _run_and_reply(self, call: Call, body: Body, execution: Execution, aside: bool) -> None:
         actor = self._actor
         try:
             if aside:

@@ -23,12 +23,12 @@ import logging
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
+from meshbook.runtime.clock import monotonic, sleep
 from meshbook.runtime.telemetry.follower import Follower
 from meshbook.runtime.telemetry.last_words import LastWords
 from meshbook.runtime.telemetry.output import SHOWN, LogOptions, Mark, OutputChunk, StreamName
@@ -193,22 +193,22 @@ class Capture:
                 self._bell.release()
 
     def _is_quiet(self) -> bool:
-        return time.monotonic() - self._sent_at > FLUSH_SECONDS
+        return monotonic() - self._sent_at > FLUSH_SECONDS
 
     def _wait_for_room(self) -> None:
         # Not for ever: a handler that has interrupted a send on this very thread waits for what cannot happen.
-        end = time.monotonic() + WAIT_SECONDS
-        while self._size >= WAITING_CHARACTERS and self._thread.is_alive() and time.monotonic() < end:
-            time.sleep(0.001)  # and not by a lock: whoever would release it may be the one that was interrupted
+        end = monotonic() + WAIT_SECONDS
+        while self._size >= WAITING_CHARACTERS and self._thread.is_alive() and monotonic() < end:
+            sleep(0.001)  # and not by a lock: whoever would release it may be the one that was interrupted
 
     def _keep_slowly(self, number: int, origin: str, stream: StreamName, text: str) -> None:
         """Keep a long text, or wait until there is room; not for long, where the controller does not receive."""
-        end = time.monotonic() + KEEP_SECONDS
+        end = monotonic() + KEEP_SECONDS
         for start in range(0, len(text), KEPT_CHARACTERS):
             while not self._unsent.add(number, origin, stream, text[start : start + KEPT_CHARACTERS]):
                 self.ring()
-                time.sleep(0.001)
-                if time.monotonic() > end:
+                sleep(0.001)
+                if monotonic() > end:
                     self._unsent.give_up()
 
     def _become_child(self) -> None:
@@ -226,7 +226,7 @@ class Capture:
         followed_at = 0.0
         while not self._ended:
             self._wait()
-            is_due = time.monotonic() - followed_at >= FOLLOW_SECONDS
+            is_due = monotonic() - followed_at >= FOLLOW_SECONDS
             try:
                 self._send_now(follow=is_due)
             except Exception:  # of what is written later the user wants to see something, too
@@ -234,11 +234,11 @@ class Capture:
                     self._has_failed = True
                     logger.exception("output of this process could not be sent")
             if is_due:
-                followed_at = time.monotonic()
+                followed_at = monotonic()
 
     def _wait(self) -> None:
         """Wait until there may be something to send."""
-        is_silent = time.monotonic() - self._sent_at > IDLE_SECONDS
+        is_silent = monotonic() - self._sent_at > IDLE_SECONDS
         if is_silent and self._is_idle:
             self._sleep()
             is_silent = False  # a piece that rang may be the first of a line, and the rest is about to come
@@ -259,7 +259,7 @@ class Capture:
         with self._sending:
             self._turn()
             self._send_waiting()
-            for writer, emission in self._screens.due(time.monotonic()):
+            for writer, emission in self._screens.due(monotonic()):
                 self._send(*writer, emission)
             if follow:
                 self._send_files()
@@ -279,7 +279,7 @@ class Capture:
         self._send_held()
 
     def _send_held(self) -> None:
-        for writer, emission in self._screens.held(time.monotonic()):
+        for writer, emission in self._screens.held(monotonic()):
             self._send(*writer, emission)
 
     def _send_waiting(self) -> None:
@@ -315,7 +315,7 @@ class Capture:
 
     def _pass_on(self, origin: str, stream: StreamName, text: str, read: Mark) -> None:
         """Take in the text up to this mark, and send what is not held."""
-        self._sent_at = time.monotonic()
+        self._sent_at = monotonic()
         emission = self._screens.feed(origin, stream, text, self._sent_at)
         if emission is None or not (emission.text or emission.live is not None):
             self._read = read

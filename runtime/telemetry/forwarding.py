@@ -13,10 +13,10 @@ import logging
 import math
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from meshbook.runtime.clock import monotonic
 from meshbook.runtime.geometry.ranges import format_ranks
 from meshbook.runtime.telemetry.lines import Drawn, LogLines, Shown
 from meshbook.runtime.telemetry.output import Chunk, ClearChunk, DisplayChunk, OutputChunk, StreamName
@@ -56,7 +56,7 @@ class Forwarder:
         if not chunk.options.shown or isinstance(chunk, ClearChunk):
             return
         with self._news:
-            self._arrived.put((time.monotonic(), chunk), _size_of(chunk))
+            self._arrived.put((monotonic(), chunk), _size_of(chunk))
             self._news.notify()
             if self._thread is None:  # most scripts need none
                 self._start()
@@ -90,7 +90,7 @@ class Forwarder:
     def _wait(self) -> None:
         with self._news:
             while not (self._arrived or self._closed.is_set()):
-                left = self._next_at - time.monotonic()
+                left = self._next_at - monotonic()
                 if left <= 0:
                     return
                 self._news.wait(None if math.isinf(left) else left)
@@ -99,7 +99,7 @@ class Forwarder:
         with self._showing:
             while (until := self._sort_in()) is not None:
                 self._show_lines(self._lines.take(until))
-            self._show_lines(self._lines.take_all() if all_of_it else self._lines.take(time.monotonic()))
+            self._show_lines(self._lines.take_all() if all_of_it else self._lines.take(monotonic()))
             with self._news:
                 self._next_at = self._lines.next_at()
                 self._news.notify()

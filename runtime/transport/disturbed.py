@@ -7,11 +7,11 @@ Outside a disturbance, each call goes directly to the inner transport.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from meshbook.runtime.clock import monotonic
 from meshbook.runtime.queues import HighWaterMark
 from meshbook.runtime.transport import Accept, PeerGone, Transport
 from meshbook.runtime.wire.frames import Buffer
@@ -67,12 +67,12 @@ class DisturbedTransport:
 
     def slow(self, seconds: float, latency: float) -> None:
         """Delay each sent frame by `latency` seconds, for `seconds`."""
-        self._latency, self._slow_until = latency, time.monotonic() + seconds
+        self._latency, self._slow_until = latency, monotonic() + seconds
         self.loop.run(self._disturb)
 
     def cut(self, seconds: float) -> None:
         """Hold all sent and received frames for `seconds`."""
-        self._cut_until = time.monotonic() + seconds
+        self._cut_until = monotonic() + seconds
         self.loop.run(self._disturb)
 
     def mend(self) -> None:
@@ -93,7 +93,7 @@ class DisturbedTransport:
     # -- during a disturbance ---------------------------------------------------
 
     def _hold(self, to: Address, frame: Buffer) -> None:
-        now = time.monotonic()
+        now = monotonic()
         due = now + self._latency if now < self._slow_until else now
         self._held.append(_Held(due, to, frame))
         if not self._is_disturbed:  # the disturbance has ended meanwhile
@@ -101,14 +101,14 @@ class DisturbedTransport:
         self._mark.wait(lambda: not self._is_disturbed)
 
     def _take(self, frame: Buffer) -> None:
-        if self._arrived or time.monotonic() < self._cut_until:
+        if self._arrived or monotonic() < self._cut_until:
             self._arrived.append(frame)
         else:
             self._accept(frame)
 
     def _release(self) -> None:
         """Send the frames that are due; after the end of the disturbance, use the inner transport directly again."""
-        now = time.monotonic()
+        now = monotonic()
         if now >= self._cut_until:
             while self._arrived:
                 self._accept(self._arrived.popleft())

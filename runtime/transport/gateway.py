@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import functools
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import zmq
 
+from meshbook.runtime.clock import monotonic
 from meshbook.runtime.config import Settings
 from meshbook.runtime.queues import Latch
 from meshbook.runtime.transport.curve import KeyPair
@@ -160,7 +160,7 @@ class Gateway:
             return
         if self._read_links():
             self._serve_soon()
-        self._look_after_links(time.monotonic())
+        self._look_after_links(monotonic())
         if self._has_left():
             self._end()
 
@@ -171,7 +171,7 @@ class Gateway:
 
     def _leave(self, why: str) -> None:
         waiting = {host for host, each in self._neighbours.items() if each.link.was_attached and not each.is_leaving}
-        self._leaving = Leaving(why, waiting, time.monotonic() + FAREWELL_SECONDS)
+        self._leaving = Leaving(why, waiting, monotonic() + FAREWELL_SECONDS)
         for neighbour in self._neighbours.values():
             neighbour.take_leave(why)
 
@@ -180,7 +180,7 @@ class Gateway:
         if leaving is None:
             return False
         leaving.waiting &= self._neighbours.keys()  # without hosts that were given up meanwhile
-        return not leaving.waiting or time.monotonic() > leaving.until
+        return not leaving.waiting or monotonic() > leaving.until
 
     def _end(self) -> None:
         self._has_ended = True

@@ -15,12 +15,12 @@ import math
 import os
 import select
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias, TypeVar
 
+from meshbook.runtime.clock import monotonic
 from meshbook.runtime.queues import NEVER_WAITING, Latch
 
 logger = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class IoLoop:
 
     def call_later(self, seconds: float, callback: Callback) -> None:
         """Run a callback on the I/O thread after a delay in seconds; it is dropped if the loop ends first."""
-        due = time.monotonic() + seconds
+        due = monotonic() + seconds
         self._new_timers.append((due, next(self._order), callback))
         if due < self._wakes_at:
             self._wake()
@@ -206,10 +206,10 @@ class IoLoop:
         new, timers = self._new_timers, self._timers
         while new:
             heapq.heappush(timers, new.popleft())
-        while timers and timers[0][0] <= time.monotonic():
+        while timers and timers[0][0] <= monotonic():
             _run_safely(heapq.heappop(timers)[2])
         self._wakes_at = timers[0][0] if timers else math.inf
-        return min(max(0.0, self._wakes_at - time.monotonic()), LONGEST_WAIT) if timers else None
+        return min(max(0.0, self._wakes_at - monotonic()), LONGEST_WAIT) if timers else None
 
     def _end(self) -> None:
         if self._has_ended:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import collections
-import time
 from collections.abc import Callable, Iterator
 
 import zmq
 
+from meshbook.runtime.clock import monotonic
 from meshbook.runtime.transport.entrance import Dialled, Line, Received
 from meshbook.runtime.transport.link import Attach, Attached, Bye, Link, LinkMessage, Part, Ping, Refused, Taken
 from meshbook.runtime.transport.pulse import Pulse
@@ -47,7 +47,7 @@ class Neighbour:
         self._attempt = 0
         self._again_at = 0.0
         self._try = FIRST_TRY
-        self._pulse = Pulse(time.monotonic())
+        self._pulse = Pulse(monotonic())
         self.is_leaving = False  # the host has sent Bye
 
     # -- the connection ------------------------------------------------------------------
@@ -111,7 +111,7 @@ class Neighbour:
 
     def hear(self) -> None:
         """Reset the silence: the host has sent something."""
-        self._pulse.hear(time.monotonic())
+        self._pulse.hear(monotonic())
 
     def take(self, received: Received) -> set[str]:
         """Handle a message and return the streams that now have room or a frame."""

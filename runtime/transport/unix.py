@@ -27,7 +27,6 @@ import os
 import socket
 import struct
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -35,6 +34,7 @@ from typing import Final
 
 import msgspec
 
+from meshbook.runtime.clock import monotonic
 from meshbook.runtime.config import Settings
 from meshbook.runtime.queues import HighWaterMark, Latch
 from meshbook.runtime.transport import Accept, PeerGone, RunEnded
@@ -205,7 +205,7 @@ class Peer:
             made.setblocking(False)
             made.connect(self._path)
         except OSError as error:  # the peer does not listen yet, or its backlog is full
-            now = time.monotonic()
+            now = monotonic()
             if not self._first_try:
                 self._first_try = now
                 if error.errno in (errno.EMFILE, errno.ENFILE):

@@ -21,6 +21,9 @@ from meshbook.runtime.wire.arrays import reduce_array
 from meshbook.runtime.wire.frames import Body, Buffer, Lost
 from meshbook.runtime.wire.tables import reduce_arrow, reduce_frame, reduce_series, refuse_relation
 
+# Bound here: a program may replace those of the module.
+_pickle, unpickle = pickle.dumps, pickle.loads
+_FAULTS = (Exception, SystemExit)  # of code that (un)pickles a value; not Ctrl-C or the end of a task, which are ours
 _PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
 # By the module that defines a class: so nothing is imported, and an object of any other library costs one look here.
 _REDUCERS: Mapping[str, Callable[[Any], Any]] = {
@@ -44,11 +47,11 @@ def dumps(value: Any, what: What) -> list[Buffer]:
     """The body of a message."""
     try:
         if type(value) in _PLAIN or _is_plain(value):
-            return [pickle.dumps(value, 5)]
+            return [_pickle(value, 5)]
         return _dumps_anything(value)
     except RecursionError as error:
         raise PickleError(f"{_say(what)} cannot be pickled: it is nested too deeply, or contains itself") from error
-    except Exception as error:
+    except _FAULTS as error:
         culprit = _culprit(value)
         raise PickleError(f"{_say(what)} cannot be pickled: {culprit}{type(error).__name__}: {error}") from error
 
@@ -75,8 +78,8 @@ def dump_on_cpu(value: Any, stream: IO[bytes]) -> None:
 def loads(body: Body, what: What) -> Any:
     """The value of a body. Buffers are not copied: arrays and tensors live in the frame they came in."""
     try:
-        return pickle.loads(body[0], buffers=body[1:])
-    except Exception as error:
+        return unpickle(body[0], buffers=body[1:])
+    except _FAULTS as error:
         if body and isinstance(body[0], Lost):
             raise MessageLost(f"{_say(what)} could not be reached: {body[0].why}") from None
         raise PickleError(f"{_say(what)} cannot be unpickled: {type(error).__name__}: {error}") from error
@@ -227,6 +230,6 @@ def _culprit(value: Any) -> str:
     for name, part in parts:
         try:
             _dumps_anything(part)
-        except Exception:
+        except _FAULTS:
             return f"{name} ({type(part).__name__}): "
     return ""

@@ -151,3 +151,19 @@ def test_verbose_tracebacks_have_the_frames_of_the_runtime(notebook: Notebook) -
     assert "/meshbook/" in notebook.run_failing("counters.add.call(1, 2)").traceback
     notebook.run("%xmode Context")
     assert "/meshbook/" not in notebook.run_failing("counters.add.call(1, 2)").traceback
+
+
+def test_a_cell_that_replaces_clocks_and_pickle_is_answered(notebook: Notebook) -> None:
+    replacing = (
+        "%%mesh 0\nimport time, pickle\n"
+        "def fail(*arguments, **keywords): raise RuntimeError('replaced')\n"
+        "clocks = 'monotonic', 'time', 'perf_counter', 'process_time', 'sleep'\n"
+        "kept = {name: getattr(time, name) for name in clocks}\n"
+        "for name in kept: setattr(time, name, fail)\n"
+        "pickles = pickle.dumps, pickle.loads\n"
+        "pickle.dumps = pickle.loads = fail"
+    )
+    notebook.run(replacing)
+    assert notebook.run("%%mesh 0\nprint('text')\n[1, 'one']").result == "[0] [1, 'one']"
+    assert "KeyError" in notebook.run_failing("%%mesh 0\n{}['key']").traceback
+    notebook.run("%%mesh 0\nfor name in kept: setattr(time, name, kept[name])\npickle.dumps, pickle.loads = pickles")

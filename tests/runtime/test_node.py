@@ -453,6 +453,17 @@ def test_a_result_that_cannot_be_sent_is_told_and_the_actor_goes_on(session: Any
     assert answers(mesh)
 
 
+def test_an_error_that_cannot_be_sent_is_told(
+    session: Any, any_probe: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    mesh = session.spawn(any_probe, on=session.workers(1))
+    mesh.initialized.get(PATIENCE)
+    with monkeypatch.context() as full:
+        full.setattr("meshbook.runtime.node.replies.pack_error", lambda *parts: raises(MemoryError()))
+        fails(mesh.run.call_one(raises, ValueError("no")), "so did the sending of its error", ActorError)
+    assert answers(mesh)
+
+
 def test_an_actor_that_cannot_be_served_any_longer_has_failed(session: Any, any_probe: Any, caplog: Any) -> None:
     [node] = session.workers(1)
     mesh = session.spawn(any_probe, on=[node])
@@ -460,8 +471,8 @@ def test_an_actor_that_cannot_be_served_any_longer_has_failed(session: Any, any_
     node.replies.reply_error = lambda *answer: raises(RuntimeError("a fault of ours"))
     mesh.run.broadcast(len, "")
     unanswered = mesh.run.call_one(raises, ValueError("no"))
+    fails(unanswered, "the serving of .* raised RuntimeError: a fault of ours")
     fails(mesh.run.call_one(len, ""), "the serving of .* raised RuntimeError: a fault of ours")
-    assert not unanswered.done()
 
 
 def test_an_actor_for_which_there_is_no_thread(

@@ -244,3 +244,53 @@ def test_what_an_actor_writes_right_before_its_end_arrives_once_and_before_the_e
 
     died(spawn_procs().spawn("probe", Probe).run.call_one(write, lines))
     assert heard.text("stdout") == "".join(f"line {number}\n" for number in range(lines)) + "by C\n"
+
+
+def replace_clocks() -> None:
+    """What mocks of clocks do, at the worst."""
+    import pickle
+
+    def fail(*arguments: Any, **keywords: Any) -> Any:
+        raise RuntimeError("replaced")
+
+    for name in ("monotonic", "monotonic_ns", "time", "time_ns", "perf_counter", "process_time", "sleep"):
+        setattr(time, name, fail)
+    pickle.dumps = pickle.loads = fail  # type: ignore[assignment]
+
+
+def test_a_program_that_replaces_clocks_and_pickle_is_answered(spawn_procs, heard):
+    def talk() -> list[str]:
+        print("said", flush=True)
+        return ["it", "is", "there"]
+
+    probe = spawn_procs().spawn("probe", Probe)
+    assert probe.run.call_one(replace_clocks).get(PATIENCE) is None
+    assert probe.run.call_one(talk).get(PATIENCE) == ["it", "is", "there"]
+    heard.wait_until(lambda: "said\n" in heard.text("stdout"))
+    with pytest.raises(ActorError, match="KeyError"):
+        probe.run.call_one(lose_the_key).get(PATIENCE)
+    with pytest.raises(TimeoutError):
+        probe.run.call_one(wait_for_ever).get(0.01)
+
+
+class Leaving:
+    """Whoever unpickles it leaves."""
+
+    def __reduce__(self) -> Any:
+        return sys.exit, (3,)
+
+
+class Unsent:
+    """Whoever pickles it leaves."""
+
+    def __reduce__(self) -> Any:
+        sys.exit(3)
+
+
+def test_an_exit_while_a_message_is_pickled_or_unpickled_is_an_error_and_ends_no_actor(spawn_procs):
+    probe = spawn_procs().spawn("probe", Probe)
+    with pytest.raises(ActorError, match="cannot be unpickled: SystemExit: 3"):
+        probe.run.call_one(os.getpid, Leaving()).get(PATIENCE)
+    with pytest.raises(ActorError, match="cannot be pickled: SystemExit: 3"):
+        probe.run.call_one(Unsent).get(PATIENCE)
+    assert probe.run.call_one(os.getpid).get(PATIENCE)
