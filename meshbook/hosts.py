@@ -31,6 +31,7 @@ def command(
     does. meshbook is found there by PYTHONPATH or because it is installed; `python` is the interpreter, else ours.
 
     A host is reached at the address from which it reaches the controller, where `addresses` names no other.
+    While all hosts of the run are on this machine, they listen on the loopback interface alone.
     One that is silent for `Settings.host_timeout` (MESHBOOK_HOST_TIMEOUT, 1.7 s) is lost, and its processes with it; a
     shorter cut of the network loses nothing. All hosts end with the session.
 

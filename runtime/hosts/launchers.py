@@ -35,6 +35,9 @@ class AgentProcess(Protocol):
 class Launcher(Protocol):
     """Starts agents on hosts that it knows by their names."""
 
+    def is_local(self, host: str) -> bool:
+        """Whether the agent of this host runs on this machine."""
+
     def start(self, host: str, agent: Sequence[str], log: Path) -> AgentProcess:
         """Run the command `agent` on this host, its stderr into the file `log`. OSError where that cannot be."""
 
@@ -44,6 +47,9 @@ class CommandLauncher:
 
     def __init__(self, commands: Mapping[str, Sequence[str]]) -> None:
         self._commands = commands
+
+    def is_local(self, host: str) -> bool:
+        return not self._commands[host]
 
     def start(self, host: str, agent: Sequence[str], log: Path) -> AgentProcess:
         with open(log, "wb", opener=open_private) as errors:

@@ -38,11 +38,12 @@ from meshbook.runtime.node.node import Node
 from meshbook.runtime.queues import get_within
 from meshbook.runtime.telemetry.last_words import last_lines
 from meshbook.runtime.transport.curve import KeyPair
-from meshbook.runtime.transport.home import describe, host_of
+from meshbook.runtime.transport.home import describe, host_of, ip_of
 from meshbook.runtime.wire.messages import Address
 
 NOWHERE = Extent((), ())
 AGENT_MODULE = "meshbook.runtime.hosts.agent"
+LOOPBACK = "127.0.0.1"
 LOOK_SECONDS = 0.1  # how often it is looked whether one that is being linked has ended
 
 
@@ -55,6 +56,7 @@ class RemoteHost:
     process: AgentProcess
     log: Path
     number: int  # later ones have a higher one
+    is_local: bool  # it is on this machine
     address: Address | None = None  # of its agent, once it has answered
     trouble: str = ""  # why it was ended
     stopped: str = ""  # why it was told to leave
@@ -96,17 +98,35 @@ class RemoteHosts:
         Raises LaunchError, which names the host, where one does not come up in time; none is left then.
         """
         with self._starting:
+            own = {**self._addresses_of(launcher, names), **addresses}
             keys = self._open_gateway()
             begun: list[RemoteHost] = []
             try:
                 for name in names:
-                    begun.append(self._launch(launcher, name, keys, addresses.get(name, ""), python))
+                    begun.append(self._launch(launcher, name, keys, own.get(name, ""), python))
                 self._wait_for_answers(begun)
                 self._link(begun)
             except BaseException:
                 self._give_up(begun)
                 raise
             return self._add(begun)
+
+    def _addresses_of(self, launcher: Launcher, names: Sequence[str]) -> dict[str, str]:
+        """Return the addresses of hosts that are to listen on the loopback interface alone.
+
+        That is all of them where all hosts of the run are on this machine. LaunchError where one that listens there
+        already could not be reached by a new one.
+        """
+        remote = [name for name in names if not launcher.is_local(name)]
+        if not remote and all(host.is_local for host in self):
+            return dict.fromkeys(names, LOOPBACK)
+        hidden = next((host for host in self if host.address and ip_of(host_of(host.address)) == LOOPBACK), None)
+        if remote and hidden is not None and LOOPBACK not in own_addresses():
+            raise LaunchError(
+                f"host {remote[0]} cannot be linked with host {hidden.name}, which listens on the loopback interface "
+                "alone: start both by one call, or name an address of this machine for it: addresses={...}"
+            )
+        return {}
 
     def _give_up(self, hosts: Sequence[RemoteHost]) -> None:
         for host in hosts:
@@ -142,7 +162,7 @@ class RemoteHosts:
             assert process.stdin is not None
             process.stdin.write(msgspec.json.encode(birth) + b"\n")
             process.stdin.flush()
-        return RemoteHost(name, node, process, log, next(self._numbers))
+        return RemoteHost(name, node, process, log, next(self._numbers), is_local=launcher.is_local(name))
 
     def _wait_for_answers(self, hosts: Sequence[RemoteHost]) -> None:
         lines: queue.SimpleQueue[tuple[RemoteHost, bytes]] = queue.SimpleQueue()

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterator
+import struct
+from collections import OrderedDict
 
 import msgspec
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
-from zmq.utils.monitor import recv_monitor_message
 
 Socket = zmq.Socket[bytes]
 _FAILURES: dict[int, str] = {
@@ -21,6 +21,7 @@ _FAILURES: dict[int, str] = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "its key is not that of this run",
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it broke the handshake off",
 }
+_EVENT = struct.Struct("=HI")  # its kind; a descriptor or an error (zmq_socket_monitor(3))
 _GARBAGE = "it came without a handshake"
 _EVENTS = functools.reduce(
     operator.or_, [zmq.EVENT_ACCEPTED, zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED, *_FAILURES]
@@ -73,21 +74,27 @@ class Handshakes:
 
     def __init__(self, socket: Socket) -> None:
         self.monitor: Socket = socket.get_monitor_socket(_EVENTS)
-        self._begun: list[int] = []  # descriptors of connections in their handshake
+        # Descriptors of connections in their handshake, the oldest first. A stranger may open thousands.
+        self._begun: OrderedDict[int, None] = OrderedDict()
 
-    def failures(self) -> Iterator[str]:
-        """Yield the reason of each handshake that failed since the last call."""
-        while self.monitor.poll(0):
-            happened = recv_monitor_message(self.monitor)
-            event, descriptor = happened["event"], happened["value"]
+    def note(self, most: int) -> tuple[int, list[str]]:
+        """Handle so many events at most; return their number, and the reasons of the handshakes that failed."""
+        failures: list[str] = []
+        for count in range(most):
+            try:
+                event, descriptor = _EVENT.unpack(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
+            except zmq.Again:
+                return count, failures
             if event == zmq.EVENT_ACCEPTED:
-                self._begun.append(descriptor)
+                self._begun[descriptor] = None
             elif event != zmq.EVENT_DISCONNECTED:
                 # The event does not name the connection. Of two concurrent ones this may drop the wrong one, but the
                 # count stays right.
-                del self._begun[:1]
+                if self._begun:
+                    self._begun.popitem(last=False)
                 if event in _FAILURES:
-                    yield _FAILURES[event]
+                    failures.append(_FAILURES[event])
             elif descriptor in self._begun:
-                self._begun.remove(descriptor)
-                yield _GARBAGE
+                del self._begun[descriptor]
+                failures.append(_GARBAGE)
+        return most, failures

@@ -25,6 +25,7 @@ Context = zmq.Context[zmq.Socket[bytes]]
 LINGER_MS = 100  # for the last messages of a closing socket
 MOST_BYTES = PIECE_BYTES + (1 << 20)  # largest message: a piece, or the positions of many streams
 BATCH = 100  # messages to read from one socket before the others
+HANDSHAKE_MS = 5000  # after which a connection that has not shown the keys is closed
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class Entrance:
         self.monitor = self._handshakes.monitor
         self.socket.linger, self.socket.sndhwm, self.socket.maxmsgsize = LINGER_MS, 0, MOST_BYTES
         self.socket.router_mandatory = True  # so that a send to a vanished peer raises
+        self.socket.handshake_ivl = HANDSHAKE_MS
         guard(self.socket, keys)
         address = f"[{ip}]" if ":" in ip else ip
         self.socket.ipv6 = ":" in ip
@@ -99,10 +101,12 @@ class Entrance:
         """Yield the received messages, at most `BATCH`."""
         return _read(self.socket, self._strangers)
 
-    def note_strangers(self) -> None:
-        """Count the peers whose handshake has failed, as the monitor reports them."""
-        for why in self._handshakes.failures():
+    def note_strangers(self) -> bool:
+        """Count peers whose handshake has failed; return whether there may be more."""
+        count, failures = self._handshakes.note(BATCH)
+        for why in failures:
             self._strangers.refuse(why)
+        return count > 0
 
     def close(self) -> None:
         self.socket.disable_monitor()

@@ -216,7 +216,7 @@ class Gateway:
         """Handle the received messages of all links, at most a batch of each; return whether there were any."""
         found = False
         if self._entrance is not None:
-            self._entrance.note_strangers()
+            found = self._entrance.note_strangers()
             for received in self._entrance.read():
                 found = True
                 self._take_from_entrance(received)

@@ -18,6 +18,7 @@ import zmq
 from meshbook.runtime.config import Settings
 from meshbook.runtime.transport import PeerGone, RunEnded
 from meshbook.runtime.transport.curve import KeyPair, authenticate
+from meshbook.runtime.transport.entrance import BATCH, Entrance, Strangers
 from meshbook.runtime.transport.gateway import Gateway
 from meshbook.runtime.transport.home import Home, LaneRequest
 from meshbook.runtime.transport.link import Attach, Part, Ping, pack
@@ -513,6 +514,43 @@ def test_strangers_are_refused_counted_and_logged_once(
     here, there = first.node("here"), second.node("there")
     here.send(there.address, b"it is me")
     assert received(there, 2)[1] == b"it is me"
+
+
+def connect_to(prefix: str) -> socket.socket:
+    ip, _, port = prefix.removeprefix("tcp://").rstrip("/").rpartition(":")
+    return socket.create_connection((ip, int(port)), PATIENCE)
+
+
+def test_a_stranger_that_says_nothing_is_disconnected(
+    hosts: Callable[[int], list[Host]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshbook.runtime.transport.entrance.HANDSHAKE_MS", 200)
+    _, second = hosts(2)
+    with connect_to(second.home.prefix) as stranger, contextlib.suppress(ConnectionResetError):
+        while stranger.recv(4096):
+            pass  # the greeting of the entrance
+    wait_for_strangers(second, 1)
+
+
+def test_many_strangers_are_noted_a_few_at_a_time() -> None:
+    """Whatever they do, the thread that notes them has time for other hosts."""
+    context: Any = zmq.Context()
+    entrance = Entrance(context, "127.0.0.1", KEYS, Strangers())
+    noted = threading.Event()
+    strangers = [connect_to(entrance.prefix) for _ in range(3 * BATCH)]
+    for stranger in strangers:
+        stranger.close()
+    rounds = 0
+    while entrance._strangers.count < 3 * BATCH:
+        assert rounds < 1000, entrance._strangers.count
+        before = entrance._strangers.count
+        has_more = entrance.note_strangers()
+        assert entrance._strangers.count - before <= BATCH
+        if not has_more:
+            noted.wait(0.01)
+        rounds += 1
+    entrance.close()
+    context.destroy(0)
 
 
 @pytest.mark.parametrize(

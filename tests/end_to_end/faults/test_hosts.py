@@ -22,6 +22,7 @@ from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.cells.actor import CellActor
 from meshbook.runtime.errors import LaunchError, ProcessDied
 from meshbook.runtime.hosts.launch import sweep
+from meshbook.runtime.hosts.launchers import CommandLauncher
 from meshbook.runtime.hosts.session import Session
 
 PATIENCE = 60.0
@@ -350,11 +351,28 @@ def test_hosts_that_are_shut_down(session: Session):
     ],
     ids=["no command", "one that ends", "another answer"],
 )
-def test_a_host_that_does_not_come_up_is_named_and_leaves_nothing(session: Session, command: list[str], said: str):
+def test_a_host_that_does_not_come_up_is_named_and_leaves_nothing(own_session: Session, command: list[str], said: str):
     before = set(psutil.Process().children())
+    launcher = CommandLauncher({"good": [], "bad": command})
     with pytest.raises(LaunchError, match=f"(?s){said}"):
-        meshbook.hosts.command({"good": [], "bad": command})
+        own_session.remote.start(launcher, ["good", "bad"], addresses={}, python="")
     assert psutil.wait_procs(set(psutil.Process().children()) - before, timeout=AT_ONCE)[1] == []
+
+
+def listeners(agent: psutil.Process) -> set[str]:
+    return {entry.laddr.ip for entry in agent.net_connections("tcp") if entry.status == psutil.CONN_LISTEN}
+
+
+def test_agents_of_this_machine_are_reached_from_it_alone(
+    own_session: Session, hosts: HostMesh, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert listeners(agent_of("h1", session)) == {"127.0.0.1"}
+    monkeypatch.setattr("meshbook.runtime.hosts.remote.own_addresses", lambda: ["192.0.2.1"])
+    launcher = CommandLauncher({"local": [], "remote": ["env"]})
+    here = own_session.remote.start(launcher, ["local"], addresses={}, python="")
+    with pytest.raises(LaunchError, match=r"remote cannot be linked with host local, .*addresses"):
+        own_session.remote.start(launcher, ["remote"], addresses={}, python="")
+    here.shutdown().get(PATIENCE)
 
 
 def test_an_address_that_is_not_the_hosts(session: Session):
@@ -382,8 +400,6 @@ def test_only_the_client_starts_hosts(spawn):
 
 
 def test_closing_the_session_ends_all_hosts(own_session: Session):
-    from meshbook.runtime.hosts.launchers import CommandLauncher
-
     hosts = own_session.remote.start(CommandLauncher({"c1": []}), ["c1"], addresses={}, python="")
     agent = agent_of("c1", own_session)
     pids(hosts.spawn_procs().spawn("probe", Probe))
