@@ -36,6 +36,7 @@ class Line:
         self._socket = connection
         self._look = look
         self.what: Callable[[], str] = lambda: "talking to a memory server"  # for errors
+        self.tags_out = self.tags_in = protocol.Tags(b"", "", b"")  # those of the handshake follow
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -56,6 +57,17 @@ class Line:
                     raise ConnectionError("it was closed by the other side")
                 moved(count)
                 rest = rest[count:]
+
+    def send_tagged(self, data: bytes, deadline: Deadline) -> None:
+        """Send a message with its tag."""
+        self.send(data + self.tags_out.next(data), deadline)
+
+    def receive_tagged(self, size: int, deadline: Deadline, *, begin: bytearray | None = None) -> bytearray:
+        """Receive a message and its tag, which covers `begin` too: that has come already. Raises Damaged."""
+        data = self.receive(size + protocol.TAG, deadline)
+        message, tag = data[:size], data[size:]
+        self.tags_in.check(message if begin is None else begin + message, tag)
+        return message
 
     def receive(self, size: int, deadline: Deadline) -> bytearray:
         data = bytearray(size)
@@ -107,6 +119,7 @@ def admit(line: Line, key: bytes, deadline: Deadline) -> None:
     if not protocol.is_proof(proof, key, "process", own, asked):
         raise RefusedMessage("it does not know the key of this run")
     line.send(protocol.prove(key, "agent", asked, own), deadline)
+    line.tags_out, line.tags_in = (protocol.Tags(key, who, own + asked) for who in ("agent", "process"))
 
 
 def be_admitted(line: Line, key: bytes, deadline: Deadline) -> None:
@@ -116,3 +129,4 @@ def be_admitted(line: Line, key: bytes, deadline: Deadline) -> None:
     line.send(own + protocol.prove(key, "process", asked, own), deadline)
     if not protocol.is_proof(bytes(line.receive(protocol.PROOF, deadline)), key, "agent", own, asked):
         raise RefusedMessage("who answers does not know the key of this run")
+    line.tags_out, line.tags_in = (protocol.Tags(key, who, asked + own) for who in ("process", "agent"))

@@ -4,16 +4,20 @@
     process  nonce, proof                                both prove that they know the key, and nobody else is served
     agent    proof
 
-    process  length, Request (msgpack); for a write the bytes follow at once
-    agent    status, length of text, text; for a read that goes well the bytes follow
+    process  length, Request (msgpack), tag; for a write the pieces follow at once
+    agent    status, length of text, text, tag; for a read that goes well the pieces follow
+    a piece  length, CRC-32 of its bytes, tag, bytes
 
-A read is broken off by the end of the connection. What has come by then was read under the lease.
+A tag (HMAC) covers what is before it, its place on the connection, and the nonces. So a change or a replay of anything
+but the bytes of a piece is detected; of these, damage is. A read is broken off by the end of the connection. What has
+come by then was read under the lease.
 """
 
 from __future__ import annotations
 
 import hmac
 import struct
+import zlib
 
 import msgspec
 
@@ -22,15 +26,18 @@ from meshbook.runtime.rdma.handle import Handle
 from meshbook.runtime.rdma.ways import Unsuitable
 
 MAGIC = b"mb-memory"
-VERSION = 1
+VERSION = 2
 NONCE = 32  # bytes
 PROOF = 32
+TAG = 16
 MOST_BYTES = 1 << 16  # of a request, and of a text
 _GREETING = struct.Struct(f"<{len(MAGIC)}sB{NONCE}s")
 _LENGTH = struct.Struct("<I")
 _HEAD = struct.Struct("<BxxxI")
-GREETING_BYTES, LENGTH_BYTES, HEAD_BYTES = _GREETING.size, _LENGTH.size, _HEAD.size
+_PIECE = struct.Struct("<II")
+GREETING_BYTES, LENGTH_BYTES, HEAD_BYTES, PIECE_BYTES = _GREETING.size, _LENGTH.size, _HEAD.size, _PIECE.size
 OK = 0
+Buffer = bytes | bytearray
 _ERRORS: tuple[type[Exception], ...] = (BufferDropped, OwnerGone, TransferTimeout, Unsuitable, TransferError)
 
 
@@ -74,6 +81,28 @@ def is_proof(proof: bytes, key: bytes, who: str, asked: bytes, own: bytes) -> bo
     return hmac.compare_digest(proof, prove(key, who, asked, own))
 
 
+class Damaged(ConnectionError):
+    """What came is not what was sent here: it was changed on the way, or sent before."""
+
+
+class Tags:
+    """The tags of what one side sends on one connection, in order. `nonces` are those of the handshake."""
+
+    def __init__(self, key: bytes, who: str, nonces: bytes) -> None:
+        self._key = hmac.digest(key, b"tags " + who.encode() + nonces, "sha256")
+        self._count = 0
+
+    def next(self, data: Buffer) -> bytes:
+        """Return the tag of the next message."""
+        self._count += 1
+        return hmac.digest(self._key, self._count.to_bytes(8, "little") + data, "sha256")[:TAG]
+
+    def check(self, data: Buffer, tag: Buffer) -> None:
+        """Raise Damaged if this is not the tag of the next message."""
+        if not hmac.compare_digest(self.next(data), tag):
+            raise Damaged("a message was changed on the way, or sent before")
+
+
 # -- requests and answers ------------------------------------------------------------------
 
 
@@ -114,6 +143,25 @@ def unpack_head(data: bytes | bytearray) -> tuple[int, int]:
     if status > len(_ERRORS) or length > MOST_BYTES:
         raise TransferError("the host agent answered nonsense")
     return status, length
+
+
+def pack_piece(data: Buffer | memoryview) -> bytes:
+    """The head of a piece with these bytes."""
+    return _PIECE.pack(len(data), zlib.crc32(data))
+
+
+def unpack_piece(head: Buffer, most: int) -> tuple[int, int]:
+    """The length of a piece, and the CRC-32 of its bytes. Raises Damaged where more come than are wanted."""
+    length, crc = _PIECE.unpack(head)
+    if not 0 < length <= most:
+        raise Damaged(f"a piece of {length:,} bytes, where {most:,} were wanted")
+    return length, crc
+
+
+def check_piece(data: memoryview, crc: int) -> None:
+    """Raise Damaged if these are not the bytes that were sent."""
+    if zlib.crc32(data) != crc:
+        raise Damaged("the bytes were damaged on the way: their CRC-32 differs")
 
 
 def make_error(status: int, text: bytes | bytearray) -> Exception:

@@ -3,7 +3,7 @@
     a process of another host ==== TCP ==== the agent -> Cross Memory Attach -> the owner, who takes no part
 
 It is opened when somebody asks the agent for the way to it, by a message: so only who is of the run learns the key, and
-of anybody else nothing is served. What goes over the connection is neither encrypted nor signed.
+of anybody else nothing is served. What goes over the connection is not encrypted; damage to it is detected.
 """
 
 from __future__ import annotations
@@ -157,10 +157,10 @@ class MemoryServer:
             admit(line, self._key, Deadline(HANDSHAKE_SECONDS))
             while not self._closing.is_set():
                 self._note(line, is_idle=True)
-                size = protocol.unpack_length(line.receive(protocol.LENGTH_BYTES, Deadline(IDLE_SECONDS)))
+                length = line.receive(protocol.LENGTH_BYTES, Deadline(IDLE_SECONDS))
                 self._note(line, is_idle=False)
-                self._serve(line, size)
-        except RefusedMessage as error:
+                self._serve(line, length)
+        except (RefusedMessage, protocol.Damaged) as error:
             self.strangers.refuse(str(error))
         except (OSError, TransferTimeout):
             pass  # the other side has closed it, or let it wait for too long
@@ -177,8 +177,9 @@ class MemoryServer:
 
     # -- requests ----------------------------------------------------------------------------
 
-    def _serve(self, line: Line, size: int) -> None:
-        request = protocol.unpack_request(line.receive(size, Deadline(HANDSHAKE_SECONDS)))
+    def _serve(self, line: Line, length: bytearray) -> None:
+        size = protocol.unpack_length(length)
+        request = protocol.unpack_request(line.receive_tagged(size, Deadline(HANDSHAKE_SECONDS), begin=length))
         deadline = Deadline(min(request.seconds, MOST_SECONDS))
         if request.is_write:
             self._write(line, request, deadline)
@@ -201,32 +202,38 @@ class MemoryServer:
                 for start, buffer in pieces:
                     self._way.read(_job(request, start, buffer, deadline))
                     if not has_begun:
-                        line.send(protocol.pack_head(), deadline)
+                        line.send_tagged(protocol.pack_head(), deadline)
                         has_begun = True
+                    line.send_tagged(protocol.pack_piece(buffer.view()), deadline)
                     line.send(buffer.view(), deadline)
         except (MeshbookError, Unsuitable) as error:
             if has_begun:
                 raise ConnectionError(str(error)) from error
-            line.send(protocol.pack_head(error), deadline)
+            line.send_tagged(protocol.pack_head(error), deadline)
 
     def _write(self, line: Line, request: protocol.Request, deadline: Deadline) -> None:
         """What cannot be written is told at once, and the rest of what comes is taken in for nothing."""
         trouble = self._try(lambda: self._check(request), line, deadline)
         with self._buffers.pieces(request.size) as pieces:
             for start, buffer in pieces:
+                head = line.receive_tagged(protocol.PIECE_BYTES, deadline)
+                length, crc = protocol.unpack_piece(head, buffer.size)
+                if length != buffer.size:
+                    raise RefusedMessage(f"a piece of {length:,} bytes instead of {buffer.size:,}")
                 line.receive_into(buffer.view(), deadline)
+                protocol.check_piece(buffer.view(), crc)
                 if not trouble:
                     job = _job(request, start, buffer, deadline)
                     trouble = self._try(partial(self._way.write, job), line, deadline)
         if not trouble:
-            line.send(protocol.pack_head(), deadline)
+            line.send_tagged(protocol.pack_head(), deadline)
 
     def _try(self, do: Callable[[], object], line: Line, deadline: Deadline) -> bool:
         """Do it; where it fails, tell so, and return True."""
         try:
             do()
         except (MeshbookError, Unsuitable) as error:
-            line.send(protocol.pack_head(error), deadline)
+            line.send_tagged(protocol.pack_head(error), deadline)
             return True
         return False
 

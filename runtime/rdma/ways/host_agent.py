@@ -7,7 +7,7 @@ import msgspec
 from meshbook.runtime.errors import TransferError
 from meshbook.runtime.memory.local import CPU, Local
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.rdma import protocol
+from meshbook.runtime.rdma import pieces, protocol
 from meshbook.runtime.rdma.handle import Handle, Lease
 from meshbook.runtime.rdma.line import Line
 from meshbook.runtime.rdma.lines import Lines, LinesToAgent
@@ -15,7 +15,6 @@ from meshbook.runtime.rdma.server import MOST_SECONDS
 from meshbook.runtime.rdma.ways import Job
 
 TRIES = 3  # of a read whose connection breaks: it goes on where it was
-WRITE_PIECE = 8 << 20  # bytes between two looks at whether the agent has refused
 
 
 class HostAgent:
@@ -82,22 +81,27 @@ class _Transfer:
         """What has come before a connection broke is not asked for again."""
         job = self._job
         with self.lines.line(job.deadline, self._tell) as line:
-            line.send(self._ask(is_write=False), job.deadline)
+            line.send_tagged(self._ask(is_write=False), job.deadline)
             trouble = self._receive_answer(line)
-            if trouble is None:
-                line.receive_into(job.local.view()[self._done :], job.deadline, self._moved)
+            while trouble is None and self._done < job.local.size:
+                self._receive_piece(line)
         if trouble is not None:  # the connection is as good as before
             raise trouble
 
     def write(self) -> None:
         job = self._job
         with self.lines.line(job.deadline, self._tell) as line:
-            line.send(self._ask(is_write=True), job.deadline)
+            line.send_tagged(self._ask(is_write=True), job.deadline)
             view = job.local.view()
-            for start in range(0, len(view), WRITE_PIECE):
+            copy = memoryview(bytearray(min(pieces.PIECE, len(view))))
+            for start in range(0, len(view), pieces.PIECE):
                 if line.has_something():  # an answer before the end is no good one: the rest need not travel
                     break
-                line.send(view[start : start + WRITE_PIECE], job.deadline, self._moved)
+                # A copy: another thread may write to the memory between the sum and the sending.
+                piece = copy[: min(pieces.PIECE, len(view) - start)]
+                piece[:] = view[start : start + len(piece)]
+                line.send_tagged(protocol.pack_piece(piece), job.deadline)
+                line.send(piece, job.deadline, self._moved)
             if (trouble := self._receive_answer(line)) is not None:
                 raise trouble
 
@@ -109,11 +113,22 @@ class _Transfer:
             protocol.Request(handle, job.offset + done, job.local.size - done, is_write, seconds)
         )
 
+    def _receive_piece(self, line: Line) -> None:
+        job = self._job
+        head = line.receive_tagged(protocol.PIECE_BYTES, job.deadline)
+        length, crc = protocol.unpack_piece(head, job.local.size - self._done)
+        target = job.local.view()[self._done : self._done + length]
+        line.receive_into(target, job.deadline)
+        protocol.check_piece(target, crc)
+        self._moved(length)
+
     def _receive_answer(self, line: Line) -> Exception | None:
         """Why it was refused; None where all is well."""
         deadline = self._job.deadline
-        status, length = protocol.unpack_head(line.receive(protocol.HEAD_BYTES, deadline))
-        return None if status == protocol.OK else protocol.make_error(status, line.receive(length, deadline))
+        head = line.receive(protocol.HEAD_BYTES, deadline)
+        status, length = protocol.unpack_head(head)
+        text = line.receive_tagged(length, deadline, begin=head)
+        return None if status == protocol.OK else protocol.make_error(status, text)
 
     def _moved(self, count: int) -> None:
         self._done += count

@@ -239,12 +239,125 @@ def test_who_sends_nothing_of_what_he_wants_to_write_is_waited_for_no_longer_tha
     line.close()
 
 
+def test_a_request_that_comes_again_is_refused(serving: MemoryServer, memory: Memory) -> None:
+    door = serving.open("127.0.0.1")
+    line = connect(door)
+    be_admitted(line, door.key, Deadline(PATIENCE))
+    request = protocol.pack_request(protocol.Request(memory.handle(), 0, 1, is_write=False, seconds=PATIENCE))
+    message = request + line.tags_out.next(request)
+    for _ in range(2):
+        line.send(message, Deadline(PATIENCE))
+    line.receive(protocol.HEAD_BYTES + protocol.PIECE_BYTES + 2 * protocol.TAG + 1, Deadline(PATIENCE))
+    with pytest.raises(ConnectionError):
+        line.receive(1, Deadline(PATIENCE))
+    line.close()
+    assert serving.strangers.count == 1
+
+
+class Relay:
+    """Stands between a process and a memory server, and flips a bit of what goes to one of them.
+
+    `at` is the byte, counted from the handshake of the first connection on; None: in each piece that is received.
+    """
+
+    def __init__(self, door: Door, *, to_server: bool, at: int | None) -> None:
+        self._there = door
+        self._flips = {to_server: at}
+        # The handshake is none of it.
+        self._passed = {True: -protocol.NONCE - protocol.PROOF, False: -protocol.GREETING_BYTES - protocol.PROOF}
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.door = Door("127.0.0.1", self._listening.getsockname()[1], door.key)
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                here, _ = self._listening.accept()
+            except OSError:
+                return
+            there = socket.create_connection((self._there.ip, self._there.port), PATIENCE)
+            for source, target, to_server in ((here, there, True), (there, here, False)):
+                self._threads.append(threading.Thread(target=self._pass_on, args=(source, target, to_server)))
+                self._threads[-1].start()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket, to_server: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := bytearray(source.recv(1 << 16)):
+                self._flip(data, to_server)
+                target.sendall(data)
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def _flip(self, data: bytearray, to_server: bool) -> None:
+        before = self._passed[to_server]
+        self._passed[to_server] += len(data)
+        if to_server not in self._flips or before < 0:
+            return
+        at = self._flips[to_server]
+        if at is None:
+            data[-1] ^= 1
+        elif before <= at < before + len(data):
+            data[at - before] ^= 1
+
+    def close(self) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        for thread in self._threads:
+            thread.join(PATIENCE)
+
+
+@pytest.fixture
+def relayed(client: Client, way: HostAgent) -> Iterator[Callable[..., None]]:
+    relays: list[Relay] = []
+
+    def relay(**flips: Any) -> None:
+        relays.append(Relay(client.door, **flips))
+        client.door = relays[-1].door
+
+    yield relay
+    way.close()
+    for each in relays:
+        each.close()
+
+
+@pytest.mark.parametrize("at", [0, 10, 40, 2 * PIECE])
+def test_a_read_is_repeated_where_a_bit_has_flipped(memory: Memory, way: HostAgent, relayed: Any, at: int) -> None:
+    relayed(to_server=False, at=at)
+    data = np.zeros(SIZE, np.uint8)
+    with contextlib.suppress(TransferError):  # an answer that makes no sense is no reason to ask again
+        way.read(job(memory, data))
+        assert (data == memory.data).all()
+    way.read(job(memory, data))
+    assert (data == memory.data).all()
+
+
+def test_a_read_over_a_network_that_damages_everything_fails(memory: Memory, way: HostAgent, relayed: Any) -> None:
+    relayed(to_server=False, at=None)
+    with pytest.raises(TransferError, match="broke 3 times: "):
+        way.read(job(memory, np.zeros(SIZE, np.uint8)))
+
+
+@pytest.mark.parametrize("at", [10, 60, 2 * PIECE])
+def test_a_write_in_which_a_bit_has_flipped_fails(
+    memory: Memory, way: HostAgent, serving: MemoryServer, relayed: Any, at: int
+) -> None:
+    relayed(to_server=True, at=at)
+    before, data = memory.data.copy(), np.zeros(SIZE, np.uint8)
+    with pytest.raises(TransferError):
+        way.write(job(memory, data))
+    pieces_kept = [start for start in range(0, SIZE, PIECE) if not (memory.data[start : start + PIECE] == 0).all()]
+    assert pieces_kept, "what was damaged was not written"
+    assert all((memory.data[start : start + PIECE] == before[start : start + PIECE]).all() for start in pieces_kept)
+
+
 @pytest.mark.parametrize("data", [struct.pack("<I", 1 << 31), struct.pack("<I", 7) + b"garbage"], ids=["huge", "none"])
 def test_a_request_that_is_none_ends_the_connection(serving: MemoryServer, data: bytes) -> None:
     door = serving.open("127.0.0.1")
     line = connect(door)
     be_admitted(line, door.key, Deadline(PATIENCE))
-    line.send(data, Deadline(PATIENCE))
+    line.send_tagged(data, Deadline(PATIENCE))
     with pytest.raises(ConnectionError):
         line.receive(1, Deadline(PATIENCE))
     assert serving.strangers.count == 1
