@@ -17,6 +17,7 @@ import msgspec
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.errors import ExitReport
+from meshbook.runtime.telemetry.escapes import has_escapes, only_colours, split_half
 from meshbook.runtime.telemetry.events import Event, EventLog
 from meshbook.runtime.telemetry.logbook import Logbook, LogEstate
 from meshbook.runtime.telemetry.terminal import Emission, Terminal
@@ -137,6 +138,8 @@ class OutputStore:
         self._default: Sink | None = None
         self._ended: collections.deque[str] = collections.deque()
         self._marks: dict[str, Mark] = {}  # by node: what has come of its output
+        # By mesh, rank, execution and stream: the beginning of an escape sequence, whose end is still to come.
+        self._halves: dict[tuple[str, int, str, str], str] = {}
 
     def open(self, origin: str, sink: Sink) -> None:
         """From now on the output of this execution goes to `sink`."""
@@ -159,6 +162,7 @@ class OutputStore:
         if isinstance(chunk, OutputChunk):
             if chunk.mark is not None:
                 self._marks[chunk.mark.node] = chunk.mark
+            chunk = self._without_escapes(chunk)
             self.logbook.take(f"{chunk.mesh}.{chunk.rank}", chunk.origin, chunk.stream, chunk.text, chunk.live)
         sink = self._sinks.get(chunk.origin) or self._default
         if sink is None:
@@ -168,6 +172,20 @@ class OutputStore:
         except Exception:
             # One display that fails must not cost the others their output.
             logger.exception("output of rank %d of %s could not be shown", chunk.rank, chunk.mesh)
+
+    def _without_escapes(self, chunk: OutputChunk) -> OutputChunk:
+        """Leave of escape sequences colours alone."""
+        writer = chunk.mesh, chunk.rank, chunk.origin, chunk.stream
+        text = self._halves.pop(writer, "") + chunk.text if self._halves else chunk.text
+        if has_escapes(text):
+            text, half = split_half(text)
+            text = only_colours(text)
+            if half:
+                self._halves[writer] = half
+        live = None if chunk.live is None else only_colours(split_half(chunk.live)[0])
+        if text is chunk.text and live == chunk.live:
+            return chunk
+        return msgspec.structs.replace(chunk, text=text, live=live)
 
     def take(self, chunk: Chunk | Remains) -> None:
         """Take in what a process, or its agent, has sent."""
@@ -212,6 +230,7 @@ class OutputStore:
 
     def forget(self, mesh: str) -> None:
         """Drop what was kept of a mesh."""
+        self._halves = {writer: half for writer, half in self._halves.items() if writer[0] != mesh}
         self.logbook.forget(node for node in self.logbook.nodes if node.rpartition(".")[0] == mesh)
 
     def ended(self, report: ExitReport) -> None:
