@@ -74,6 +74,12 @@ class AttachedSession(Session):
     def _start_agent(self) -> AgentProcess:
         return FoundAgent(self._connection)
 
+    def _send_birth(self) -> None:
+        """It has one."""
+
+    def _abandon_agent(self) -> None:
+        """The run goes on without us."""
+
     def _begin(self) -> None:
         """Not yet: `take_over` does."""
 

@@ -125,7 +125,9 @@ class ThreadAgent:
 
     def _run(self, descriptor: int) -> None:
         with open(descriptor, "rb", buffering=0) as line:
-            birth = msgspec.json.decode(line.readline(), type=AgentBirth)
+            if not (first := line.readline()):  # the session could not begin
+                return
+            birth = msgspec.json.decode(first, type=AgentBirth)
             node = self._node = Node(self._board.transport(birth.node), birth.run, birth.settings)
 
             def make_workers(*ways: Callable[..., None]) -> ThreadWorkers:

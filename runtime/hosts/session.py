@@ -88,8 +88,10 @@ class Session:
         self._has_left = False  # and the run goes on
         self._trouble = "the host agent ended, and its workers with it; close_session() makes room for a new one"
         try:
-            self.node = self._make_node()
+            # First: it removes the folder if this process is killed before it has sent the agent's birth.
             self._agent = self._start_agent()
+            self.node = self._make_node()
+            self._send_birth()
         except Exception as error:  # of the system's and of ZeroMQ's, among others
             self._give_up()
             why = ". ".join(filter(None, (str(error), explain_limit(str(error), self.folder.path))))
@@ -124,6 +126,9 @@ class Session:
         return node
 
     def _start_agent(self) -> AgentProcess:
+        return self._launch()
+
+    def _send_birth(self) -> None:
         birth = AgentBirth(
             run=self.run,
             node=AGENT,
@@ -132,12 +137,10 @@ class Session:
             settings=self.settings,
             is_warm=is_agent_warm(self.settings),
         )
-        process = self._launch()
-        assert process.stdin is not None
+        assert self._agent.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended already: the watcher will tell
-            process.stdin.write(msgspec.json.encode(birth) + b"\n")
-            process.stdin.flush()
-        return process
+            self._agent.stdin.write(msgspec.json.encode(birth) + b"\n")
+            self._agent.stdin.flush()
 
     # -- how nodes reach each other, and what an agent is; `in_process` and `attaching` have their own --
 
@@ -153,7 +156,7 @@ class Session:
     def _launch(self) -> AgentProcess:
         with open(self.folder.path / "agent.log", "wb", opener=open_private) as log:
             return subprocess.Popen(
-                [sys.executable, "-P", *START_AGENT],
+                [sys.executable, "-P", *START_AGENT, str(self.folder.path)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -164,7 +167,14 @@ class Session:
     def _give_up(self) -> None:
         if hasattr(self, "node"):
             self.node.close()
+        if hasattr(self, "_agent"):
+            self._abandon_agent()
         self.folder.close()
+
+    def _abandon_agent(self) -> None:
+        self._hang_up()
+        self._agent.kill()
+        self._agent.wait()
 
     # -- watching ----------------------------------------------------------------
 

@@ -12,9 +12,11 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 LOG = "forkserver.log"
+REMOVAL_SECONDS = 5.0
 HUGE = "glibc.malloc.hugetlb"
 
 Started = tuple[subprocess.Popen[bytes], socket.socket]  # a fork server, and the channel to it
@@ -25,6 +27,9 @@ def main() -> None:
     said = b""
     while b"\n" not in said and (data := os.read(0, 65536)):
         said += data
+    if b"\n" not in said:
+        remove_folder(Path(sys.argv[2]))
+        return
     birth = json.loads(said.partition(b"\n")[0])
     is_warm = birth["is_warm"] and birth["settings"]["preload"]
     server = execute_forkserver(Path(birth["folder"], LOG), birth["settings"]["preload"]) if is_warm else None
@@ -35,6 +40,16 @@ def main() -> None:
     gc.freeze()
     gc.enable()
     agent.main(said, server)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove the folder of a run whose controller was killed before it had sent the agent's birth."""
+    # Weight: nobody waits for this one.
+    from meshbook.runtime.hosts.launch import remove_if_unused
+
+    end = time.monotonic() + REMOVAL_SECONDS
+    while folder.exists() and not remove_if_unused(folder) and time.monotonic() < end:
+        time.sleep(0.01)  # a process that is killed closes its files one after the other, and may be at the lock yet
 
 
 def execute_forkserver(log_file: Path, preload: str) -> Started:

@@ -213,6 +213,16 @@ def test_a_controller_killed_in_the_middle(run_script, runtime_dir: Path, work: 
     assert is_empty(runtime_dir)
 
 
+def test_a_controller_killed_before_its_agent_knows_the_run(run_script, runtime_dir: Path):
+    script = run_script(
+        "import os, signal\nfrom meshbook.runtime.hosts.session import Session\n"
+        "Session._make_node = lambda session: os.kill(os.getpid(), signal.SIGKILL)\nSession()"
+    )
+    script.process.wait(PATIENCE)
+    assert alive(list(script.processes())) == []
+    assert list(runtime_dir.iterdir()) == [], "its agent has removed the folder"
+
+
 # -- the agent -----------------------------------------------------------------------------
 
 
