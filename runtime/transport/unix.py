@@ -73,7 +73,8 @@ class StreamSocket(socket.socket):
     __slots__ = ()
 
     def __del__(self) -> None:
-        self.close()
+        with contextlib.suppress(AttributeError):  # it was never made: no descriptor was left
+            self.close()
 
 
 class Peer:

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 import meshbook
-from meshbook import Actor, close_session, concurrent_endpoint, endpoint, this_host, this_proc
+from meshbook import Actor, close_session, concurrent_endpoint, endpoint, metrics, this_host, this_proc
 from meshbook.__main__ import main
 from meshbook.runs import DetachError, attach, detach, detached_runs, end
 from meshbook.runtime.errors import ProcessDied
@@ -193,6 +193,24 @@ def test_nothing_is_lost_while_it_changes_hands(trainers: ProcMesh) -> None:
         lines = current_session().output.recent(trainers.name, rank).splitlines()
         said = [int(line.removeprefix("line ")) for line in lines[1:]]  # of the first one only an end may be kept
         assert said == list(range(count - len(said), count))
+
+
+def listeners() -> set[str]:
+    """The IP addresses at which the processes of this run, this one included, can be reached."""
+    family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    entries = [entry for process in family for entry in process.net_connections("inet")]
+    return {entry.laddr.ip for entry in entries if entry.status == psutil.CONN_LISTEN}
+
+
+def test_a_run_is_reached_over_the_loopback_interface_alone(trainers: ProcMesh) -> None:
+    pytest.importorskip("prometheus_client")
+    metrics.serve(0)
+    assert counted(trainers) == [1, 1]
+    assert listeners() == {"127.0.0.1"}
+    metrics.stop()
+    detach(60)
+    assert listeners() == set()
+    assert counted(attach()["trainers"]) == [2, 2]
 
 
 def test_deaths_meanwhile_are_told(trainers: ProcMesh, faults: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from meshbook.runtime.transport import PeerGone, RunEnded, Transport
 from meshbook.runtime.transport.home import Home
 from meshbook.runtime.transport.io_loop import IoLoop
 from meshbook.runtime.transport.memory import Switchboard
-from meshbook.runtime.transport.unix import PACKET_BYTES, UnixTransport
+from meshbook.runtime.transport.unix import PACKET_BYTES, StreamSocket, UnixTransport
 from meshbook.runtime.wire.messages import Address
 from tests.runtime.conftest import PATIENCE, Gate, Received
 
@@ -420,3 +421,11 @@ def test_the_address_of_another_run_is_an_error_at_the_send(
 def test_sending_to_no_node_of_this_process() -> None:
     with pytest.raises(PeerGone, match="missing"):
         Switchboard().transport("here").send(Address("missing", "memory://missing"), b"x")
+
+
+def test_a_socket_for_which_there_is_no_descriptor_leaves_no_other_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    ignored: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    with pytest.raises(OSError, match="family"):
+        StreamSocket(-2)  # fails in the same place
+    assert ignored == []

@@ -525,6 +525,25 @@ def test_idle_connections_make_room_for_others(serving: MemoryServer, monkeypatc
         line.close()
 
 
+def test_a_server_without_descriptors_says_so_and_goes_on(
+    memory: Memory, way: HostAgent, serving: MemoryServer, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """As while strangers hold all that it may have."""
+    monkeypatch.setattr(server, "PAUSE_SECONDS", 0.01)
+    failures = [OSError(errno.EMFILE, "Too many open files")] * 3
+    attend = serving._attend_next
+
+    def attend_later(listening: socket.socket) -> None:
+        if failures:
+            raise failures.pop()
+        attend(listening)
+
+    monkeypatch.setattr(serving, "_attend_next", attend_later)
+    way.read(job(memory, data := np.zeros(SIZE, np.uint8)))
+    assert (data == memory.data).all()
+    assert "the memory server cannot take a connection: [Errno 24] Too many open files" in caplog.text
+
+
 def test_many_transfers_at_once(memory: Memory, way: HostAgent, serving: MemoryServer) -> None:
     wrong: list[int] = []
 
