@@ -19,6 +19,7 @@ from meshbook.magics.parsing import HelpRequested, UsageError, quoted
 from meshbook.magics.results import MeshResult
 from meshbook.magics.transform import RUNNER, RUNNER_WITHIN, Transform
 from meshbook.magics.verbs.table import parse_verb
+from meshbook.runtime.cells.shell import RankShell
 
 _NOTEBOOK = "__meshbook__"  # among the shell's hidden names: what has been loaded into it
 
@@ -68,6 +69,8 @@ def load(shell: Any) -> Notebook:
     known: Notebook | None = shell.user_ns_hidden.get(_NOTEBOOK)
     if known is not None:
         return known
+    if isinstance(shell, RankShell):
+        raise UsageError("meshbook is the notebook's, and cells of a rank have no meshes: load it without %%mesh")
     notebook = Notebook(shell)
     cells = Cells(notebook)
     shell.register_magics(MeshMagics(shell, notebook, cells))

@@ -62,7 +62,10 @@ class CellActor(Actor):
         os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
         self._shell: RankShell = make_shell(Displays(self._node, lambda: self._birth), Prompts(self._node))
         use_text_bars()
-        self._given = _names_of(self._birth)
+        # As in a kernel: the commands of a cell have a terminal, at which a pager would wait for a key.
+        os.environ.setdefault("PAGER", "cat")
+        os.environ.setdefault("GIT_PAGER", "cat")
+        self._given = self._shell.given = _names_of(self._birth)
         self._shell.user_ns.update(self._given)
         self._namespace = Namespace(
             *(self._shell.user_ns, self._own_names, self._shell.display_formatter),
@@ -91,6 +94,7 @@ class CellActor(Actor):
         """The mesh was resized: the names that tell a cell its place are set anew, unless a cell has set them."""
         self._birth = context().actor_instance.birth
         before, self._given = self._given, _names_of(self._birth)
+        self._shell.given = self._given
         names = self._shell.user_ns
         names.update({name: value for name, value in self._given.items() if names.get(name) is before[name]})
 

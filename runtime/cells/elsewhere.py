@@ -1,17 +1,28 @@
-"""Magics that are the notebook's. A rank has none of these names; whoever writes one there is told where it belongs."""
+"""Magics that belong to the notebook: a rank refuses them with an error that says where to use them."""
 
 from __future__ import annotations
 
+_OWN_CELL = "use it in a cell of its own, without %%mesh"
+_FIRST_LINE = "it stands on the first line of a cell"
+# These read or write the notebook's history, its cells or its files; a rank keeps no history.
+_OF_HISTORY = (
+    *("edit", "hist", "history", "load", "loadpy", "logstart", "macro"),
+    *("notebook", "pastebin", "recall", "rep", "rerun", "save"),
+)
 _PLACES = {
-    ("line", "mesh"): "use it in a cell of its own, without %%mesh",
-    ("line", "on"): "use it in a cell of its own, without %%mesh",
-    ("cell", "mesh"): "it stands on the first line of a cell",
-    ("cell", "here"): "it stands on the first line of a cell",
+    ("line", "mesh"): _OWN_CELL,
+    ("line", "on"): _OWN_CELL,
+    ("cell", "mesh"): _FIRST_LINE,
+    ("cell", "here"): _FIRST_LINE,
+    ("line", "store"): f"{_OWN_CELL}; `mesh.push` sends what it restores",
+    **{("line", name): _OWN_CELL for name in _OF_HISTORY},
+    # These are ipykernel's.
+    **{("line", name): _OWN_CELL for name in ("connect_info", "qtconsole", "subshell")},
 }
 
 
 def tell_elsewhere(kind: str, name: str) -> str:
-    """What to say of this `line` or `cell` magic, which the rank does not have; nothing for one of nobody's."""
+    """Return why a rank refuses this `line` or `cell` magic; an empty string where it does not."""
     mark = "%" if kind == "line" else "%%"
     place = _PLACES.get((kind, name))
     return f"{mark}{name} is the notebook's, and ranks have none: {place}" if place else ""

@@ -11,11 +11,13 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
+from IPython.core import pylabtools
 from IPython.core.compilerop import CachingCompiler
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
@@ -31,6 +33,7 @@ from meshbook.runtime.cells.displays import Displays
 from meshbook.runtime.cells.elsewhere import tell_elsewhere
 from meshbook.runtime.cells.failures import frames_of
 from meshbook.runtime.cells.inspecting import CellInspector
+from meshbook.runtime.cells.installing import INSTALLERS, in_turn
 from meshbook.runtime.cells.interrupts import INTERRUPTS
 from meshbook.runtime.cells.prompts import Prompts
 from meshbook.runtime.telemetry import spans_of_collectives
@@ -49,6 +52,11 @@ _MAGIC_ABOVE = re.compile(r"#(%%(?:mesh|time|timeit)(?:\s|$))")
 # The comments that stand for the line of `%%mesh`, where the cell's own first line is a cell magic.
 MAGIC_BELOW = re.compile(r"(?:#.*\n|[ \t]*\n)+(?=%%\w)")
 INCOMPLETE: int = codeop.PyCF_ALLOW_INCOMPLETE_INPUT  # type: ignore[attr-defined]  # not in typeshed
+# Figures of these backends of matplotlib are widgets, which need a comm to the notebook.
+WIDGET_BACKENDS = frozenset({"ipympl", "nbagg", "notebook", "widget"})
+NO_WINDOWS = (
+    "ranks have no windows and no widgets, so {} does not work there: %matplotlib inline shows figures as images"
+)
 NUMBER_OF_TRANSFORMS = sum(map(len, vars(TransformerManager()).values()))
 
 
@@ -125,6 +133,7 @@ class RankShell(InteractiveShell):
 
     prompts: Prompts
     debugging: Debugger
+    given: Mapping[str, Any] = MappingProxyType({})  # the names that a cell finds on this rank
 
     def init_history(self) -> None:
         self.config.HistoryManager.enabled = False
@@ -182,11 +191,30 @@ class RankShell(InteractiveShell):
         frame = FRAME.match(part)
         return frame is not None and any(place in frame[0] for place in hidden)
 
+    def init_user_ns(self) -> None:
+        """Fill the namespace, at the start and after `%reset`."""
+        super().init_user_ns()
+        self.user_ns.update(self.given)
+
+    def enable_gui(self, gui: str | None = None) -> None:
+        """Refuse an event loop of a GUI: ranks have no windows."""
+        if gui not in (None, "inline"):
+            raise UsageError(NO_WINDOWS.format(gui))
+
+    def enable_matplotlib(self, gui: str | None = None) -> tuple[str | None, str]:
+        """Let matplotlib draw below the cell or into files; what needs a window or a widget is refused."""
+        if gui in WIDGET_BACKENDS:
+            raise UsageError(NO_WINDOWS.format(gui))
+        # Before the backend is loaded, which fails first where its library is not installed.
+        self.enable_gui(pylabtools.find_gui_and_backend(gui)[0])
+        chosen: tuple[str | None, str] = super().enable_matplotlib(gui)
+        return chosen
+
     def _find_with_lazy_load(self, kind: str, name: str) -> Any:
-        found = super()._find_with_lazy_load(kind, name)
-        if found is None and (told := tell_elsewhere(kind, name)):
+        if told := tell_elsewhere(kind, name):
             raise UsageError(told)
-        return found
+        found = super()._find_with_lazy_load(kind, name)
+        return in_turn(found) if kind == "line" and name in INSTALLERS and found is not None else found
 
     def ask_exit(self) -> None:
         raise RuntimeError("exit() does not end a rank: %mesh down ends all of them")
