@@ -142,6 +142,9 @@ class RankShell(InteractiveShell):
     def init_io(self) -> None:
         """Nothing: the streams are the capture's."""
 
+    def init_prompts(self) -> None:
+        """Nothing: with prompts in `sys` a process is interactive, and Lightning refuses to train on several ranks."""
+
     def init_sys_modules(self) -> None:
         self._main_mod_cache: dict[str, Any] = {}
         sys.modules["__main__"] = self.user_module

@@ -79,14 +79,34 @@ class Birth(msgspec.Struct, frozen=True, kw_only=True):
         return [*sys.path, *(entry for entry in self.world.search_path if entry not in known)]
 
     def ranks(self) -> dict[str, str]:
-        """The variables from which torch.distributed learns who this process is."""
-        return {
-            "RANK": str(self.rank),
-            "LOCAL_RANK": str(self.local_rank),
-            "WORLD_SIZE": str(math.prod(self.world.sizes)),
-            "LOCAL_WORLD_SIZE": str(self.local_size),
-            "GROUP_RANK": str(self.rank // self.local_size),
+        """The variables that torchrun sets, less the rendezvous: torch.distributed and other libraries read them."""
+        size = math.prod(self.world.sizes)
+        numbers = {
+            "RANK": self.rank,
+            "LOCAL_RANK": self.local_rank,
+            "WORLD_SIZE": size,
+            "LOCAL_WORLD_SIZE": self.local_size,
+            "GROUP_RANK": self.rank // self.local_size,
+            "GROUP_WORLD_SIZE": size // self.local_size,
+            "ROLE_RANK": self.rank,
+            "ROLE_WORLD_SIZE": size,
         }
+        return {name: str(number) for name, number in numbers.items()} | elastic_run(self.world.mesh)
+
+
+def elastic_run(run_id: str) -> dict[str, str]:
+    """The variables of torchrun that are the same on all ranks of a run.
+
+    Lightning and others take a process without them for one that has to start the other ranks itself.
+    """
+    return {
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        # Rank 0 holds the store. A "True" inherited from an outer torchrun would make it a client of nobody.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
 
 
 def inherited_environment(overrides: Mapping[str, str] | None = None, parent: Birth | None = None) -> dict[str, str]:

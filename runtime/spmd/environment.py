@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.mesh.birth import Birth
+from meshbook.runtime.mesh.birth import Birth, elastic_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +39,9 @@ def rank_environment(rank: int, hosts: Sequence[int], rendezvous: Rendezvous) ->
         "ROLE_RANK": rank,  # all ranks have the same role
         "ROLE_WORLD_SIZE": len(hosts),
         "MASTER_PORT": rendezvous.port,
-        "TORCHELASTIC_RESTART_COUNT": 0,
-        "TORCHELASTIC_MAX_RESTARTS": 0,
     }
-    return {name: str(number) for name, number in numbers.items()} | {
-        "ROLE_NAME": "default",
-        "MASTER_ADDR": rendezvous.address,
-        "TORCHELASTIC_RUN_ID": rendezvous.run_id,
-        # Rank 0 holds the store. A "True" inherited from an outer torchrun would make it a client of nobody.
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
-    }
+    told = {name: str(number) for name, number in numbers.items()} | elastic_run(rendezvous.run_id)
+    return told | {"MASTER_ADDR": rendezvous.address}
 
 
 def hosts_of(extent: Extent, birth: Birth | None) -> tuple[int, ...]:

@@ -90,3 +90,9 @@ def test_a_reset_keeps_what_a_cell_finds_on_a_rank(notebook: Notebook) -> None:
 
 def test_commands_do_not_wait_in_a_pager(notebook: Notebook) -> None:
     assert notebook.run("%%mesh\n!echo $PAGER $GIT_PAGER").stdout == "[0-1] cat cat\n"
+
+
+def test_a_rank_looks_like_a_process_of_torchrun(notebook: Notebook) -> None:
+    """Lightning refuses to train on several ranks where `sys.ps1` is set, and starts ranks itself where no run is."""
+    looks = notebook.run("%%mesh\nimport os, sys\n(hasattr(sys, 'ps1'), 'TORCHELASTIC_RUN_ID' in os.environ)")
+    assert looks.result == "[0-1] (False, True)"

@@ -37,7 +37,21 @@ def born(environment: dict[str, str] | None = None, **rendezvous: str) -> Birth:
     return Birth(address=Address("procs.5", "memory://procs.5"), rank=5, local_rank=1, local_size=4, world=world)
 
 
-RANKS = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1"}
+RANKS = {
+    "RANK": "5",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "8",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2",
+    "ROLE_NAME": "default",
+    "ROLE_RANK": "5",
+    "ROLE_WORLD_SIZE": "8",
+    "TORCHELASTIC_RUN_ID": "procs",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+    "TORCHELASTIC_MAX_RESTARTS": "0",
+    "TORCHELASTIC_USE_AGENT_STORE": "False",
+}
 RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "4711"}
 
 
