@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from meshbook.runtime.collectives.abort import abort_groups, stuck_threads, wait_freed
+from meshbook.runtime.collectives.stores import open_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +57,11 @@ class Membership:
         aborted = abort_groups()
         return Standing(tuple(aborted), _free_port(), wait_freed(threads))
 
-    def open_store(self, world_size: int, is_alone: bool) -> tuple[str, int]:
+    def open_store(self, is_alone: bool) -> tuple[str, int]:
         """Open the store in which a group meets: the host and the port. `is_alone`: all ranks are on this host."""
-        from torch.distributed import TCPStore  # weight: a second, where the fork server has not imported it
-
         host = "127.0.0.1" if is_alone else _name_of_host()
-        with socket.create_server((host, 0), backlog=1024) as door:  # torch by itself would listen on all networks
-            port = int(door.getsockname()[1])
-            self._store = TCPStore(
-                host, port, world_size, is_master=True, wait_for_workers=False, master_listen_fd=os.dup(door.fileno())
-            )
-        return host, port
+        self._store = open_store(host)
+        return host, int(self._store.port)
 
     def join(self, plan: Plan, rank: int, local_rank: int) -> None:
         """Be this rank of the group; returns once all ranks have come. Raises what torch raises."""

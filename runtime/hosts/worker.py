@@ -29,6 +29,7 @@ from meshbook.runtime.actor.context import Context, Instance, context, provide_c
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.collectives.membership import Membership, Plan, Standing, has_gpu
+from meshbook.runtime.collectives.stores import Stores
 from meshbook.runtime.config import begin_with
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.breakpoints import Breakpoints
@@ -207,9 +208,11 @@ def limit_threads(birth: Birth) -> None:
 
 
 def watch_torch(node: Node) -> None:
-    """Record collectives and training steps of this process, which has imported torch."""
+    """Record collectives and training steps of this process, which has imported torch, and give each group a store."""
     watch_collectives(node.recorder, node.signs)
     watch_steps(node.signs)
+    if (rendezvous := sys.modules.get("torch.distributed.rendezvous")) is not None:
+        Stores(lambda: node.place.rendezvous()).install(rendezvous)
 
 
 class MainThread:
@@ -304,8 +307,8 @@ class Process(ProcessActor):
         self._node.place = msgspec.structs.replace(self._birth, told=told)
 
     @endpoint
-    def open_store(self, world_size: int, is_alone: bool) -> tuple[str, int]:
-        return self._membership.open_store(world_size, is_alone)
+    def open_store(self, is_alone: bool) -> tuple[str, int]:
+        return self._membership.open_store(is_alone)
 
     @endpoint(explicit_response_port=True)
     def join_group(self, port: Port[None], plan: Plan) -> None:

@@ -93,6 +93,10 @@ class Birth(msgspec.Struct, frozen=True, kw_only=True):
         }
         return {name: str(number) for name, number in numbers.items()} | elastic_run(self.world.mesh)
 
+    def rendezvous(self) -> dict[str, str]:
+        """The variables of `ranks`, and where the ranks meet, as this process has been given them last."""
+        return self.world.rendezvous | self.ranks() | self.told
+
 
 def elastic_run(run_id: str) -> dict[str, str]:
     """The variables of torchrun that are the same on all ranks of a run.

@@ -142,7 +142,7 @@ class _Meeting:
     def _open(self, backend: str) -> None:
         alone = len(set(self._mesh.host_ranks)) == 1
         first = _first_of(self._mesh)
-        self._step("open_store", self._mesh.size(), alone, on=first, then=functools.partial(self._join, backend))
+        self._step("open_store", alone, on=first, then=functools.partial(self._join, backend))
 
     def _join(self, backend: str, opened: list[tuple[str, int]]) -> None:
         timeout = self._wanted.timeout

@@ -55,7 +55,7 @@ class ProcessActor(Actor):
         raise NotImplementedError
 
     @endpoint
-    def open_store(self, world_size: int, is_alone: bool) -> tuple[str, int]:
+    def open_store(self, is_alone: bool) -> tuple[str, int]:
         """Open the store in which a process group meets; `is_alone`: all of its ranks are on this host."""
         raise NotImplementedError
 

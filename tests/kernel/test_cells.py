@@ -200,7 +200,7 @@ def test_the_environment_is_that_of_torchrun(notebook: Notebook) -> None:
 
 
 def test_what_is_a_front_ends_does_not_leak_into_ranks(notebook: Notebook) -> None:
-    names = ["JPY_PARENT_PID", "FORCE_COLOR", "CLICOLOR_FORCE", "PAGER"]
+    names = ["JPY_PARENT_PID", "FORCE_COLOR", "CLICOLOR_FORCE"]
     assert notebook.run(f"%%mesh\nimport os\n[name for name in {names} if name in os.environ]").result == "[0-3] []"
 
 
@@ -222,3 +222,18 @@ def test_a_mesh_cell_does_not_touch_the_kernels_names(notebook: Notebook) -> Non
     notebook.run("x = 'mine'")
     notebook.run("%%mesh\nx = 'theirs'")
     assert notebook.evaluate("x") == "mine"
+
+
+def test_process_groups_are_made_again_while_the_last_one_is_held(notebook: Notebook) -> None:
+    again = """%%mesh --timeout 30
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+held = []
+for _ in range(3):
+    dist.init_process_group("gloo")
+    held.append(init_device_mesh("cpu", (world_size,)))
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+    notebook.run(again)
+    notebook.run(again)

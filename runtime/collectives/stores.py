@@ -1,0 +1,73 @@
+"""A new store for each process group that ranks make by themselves, as the environment says (`env://`).
+
+By itself torch serves them all from one store at MASTER_PORT, for as long as something holds an earlier group: a device
+mesh, a model, an RPC agent. The next `init_process_group()` finds the addresses of the earlier group there, and hangs.
+So at each rendezvous rank 0 opens the store of the next one and sends its port to the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import socket
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+_NEXT = "meshbook/next_port"
+
+
+class Stores:
+    """The stores of one rank. `told` returns the variables that meshbook has set, of its rank and its rendezvous."""
+
+    def __init__(self, told: Callable[[], Mapping[str, str]]) -> None:
+        self._told = told
+        self._place: tuple[str, int] = ("", 0)  # MASTER_ADDR and MASTER_PORT, which a heal and an abort change
+        self._port = 0  # of the next store
+        self._server: Any = None  # the next store, on rank 0
+
+    def install(self, rendezvous: ModuleType) -> None:
+        """Take the place of the function in `torch.distributed.rendezvous` that makes stores."""
+        create = rendezvous._create_c10d_store
+
+        @functools.wraps(create)
+        def create_anew(hostname: str, port: int, rank: int, world_size: int, *more: Any, **named: Any) -> Any:
+            if not self._is_whole_mesh(hostname, port, rank, world_size):
+                return create(hostname, port, rank, world_size, *more, **named)
+            if self._place != (hostname, port):
+                self._place, self._port, self._server = (hostname, port), port, None
+            store = create(hostname, self._port, rank, world_size, *more, **named)
+            self._agree_on_next(store, rank)
+            return store
+
+        rendezvous._create_c10d_store = create_anew  # type: ignore[attr-defined]
+
+    def _is_whole_mesh(self, hostname: str, port: int, rank: int, world_size: int) -> bool:
+        """Whether all ranks of the mesh meet, where meshbook says; others have not agreed on a port."""
+        asked = {"MASTER_ADDR": hostname, "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(world_size)}
+        return asked.items() <= self._told().items()
+
+    def _agree_on_next(self, store: Any, rank: int) -> None:
+        if rank == 0:
+            with contextlib.suppress(OSError):  # without another port the next store is at this one
+                self._server = open_store(self._place[0])
+                self._port = self._server.port
+            store.set(_NEXT, str(self._port))
+        else:
+            self._port = int(store.get(_NEXT))
+
+
+def open_store(host: str) -> Any:
+    """Open a store at a port of this host that the system picks. OSError where the host is not this one."""
+    from torch.distributed import TCPStore  # weight: a second, where the fork server has not imported it
+
+    with socket.create_server((host, 0), backlog=1024) as door:  # torch by itself would listen on all networks
+        # With `multi_tenant` a later TCPStore of this process at this port uses the same server.
+        return TCPStore(
+            *(host, int(door.getsockname()[1])),
+            is_master=True,
+            wait_for_workers=False,
+            multi_tenant=True,
+            master_listen_fd=os.dup(door.fileno()),
+        )

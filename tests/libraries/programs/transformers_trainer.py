@@ -1,0 +1,42 @@
+"""The Trainer of transformers: an epoch over a model and data made here."""
+
+import tempfile
+
+import torch
+import torch.distributed as dist
+from accelerate.state import AcceleratorState
+from transformers import Trainer, TrainingArguments
+
+
+class Regression(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def forward(self, inputs, labels):
+        outputs = self.layer(inputs)
+        return {"loss": torch.nn.functional.mse_loss(outputs, labels), "outputs": outputs}
+
+
+torch.manual_seed(0)
+data = [{"inputs": torch.ones(4), "labels": torch.tensor([float(number)])} for number in range(16)]
+with tempfile.TemporaryDirectory() as folder:
+    arguments = TrainingArguments(
+        folder,
+        use_cpu=True,
+        per_device_train_batch_size=2,
+        num_train_epochs=1,
+        report_to=[],
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+    )
+    trainer = Trainer(Regression(), arguments, train_dataset=data)
+    result = trainer.train()
+assert arguments.world_size == 2
+assert result.global_step == 4  # 16 samples, 2 for each of 2 ranks
+weights = [None, None]
+dist.all_gather_object(weights, trainer.accelerator.unwrap_model(trainer.model).layer.weight.tolist())
+assert weights[0] == weights[1]
+dist.destroy_process_group()
+AcceleratorState._reset_state(True)

@@ -1,0 +1,120 @@
+"""Libraries that people train with work on ranks as under torchrun: the same programs as scripts, in cells, in actors.
+
+The programs are in `programs/`, for two ranks; each checks what it computes. Those of a way to run them share their
+processes, since to import the libraries is most of what they cost.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kernel.conftest import Notebook
+
+# To import the libraries takes a busy machine a minute.
+pytestmark = [pytest.mark.process, pytest.mark.kernel, pytest.mark.timeout(300)]
+pytest.importorskip("torch")
+
+HERE = Path(__file__).parent
+PATIENCE = 250.0  # seconds for all programs of a launcher
+IN_NOTEBOOK = 120.0  # seconds for one
+# What each program needs beside torch.
+NEEDS = {
+    "ddp": (),
+    "fsdp2": (),
+    "tensor_parallel": (),
+    "rpc": (),
+    "lightning_fabric": ("lightning",),
+    "lightning_trainer": ("lightning",),
+    "accelerate_loop": ("accelerate",),
+    "transformers_trainer": ("transformers", "accelerate"),
+    "metrics": ("torchmetrics",),
+}
+MISSING = {
+    name: missing
+    for name, needed in NEEDS.items()
+    if (missing := [package for package in needed if importlib.util.find_spec(package) is None])
+}
+LAUNCHERS = {
+    "torchrun": ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+    "spmd": ["meshbook.spmd", "--procs", "2"],
+}
+PROGRAMS = [
+    pytest.param(
+        name,
+        marks=pytest.mark.skipif(
+            name in MISSING, reason=f"needs {', '.join(MISSING.get(name, []))}: pip install 'meshbook[libraries]'"
+        ),
+    )
+    for name in NEEDS
+]
+RUNNER = """
+import runpy
+from meshbook import Actor, endpoint
+
+class Runner(Actor):
+    @endpoint
+    def run(self, program):
+        runpy.run_path(program)
+
+runner = mesh.spawn("runner", Runner)
+"""
+
+
+def path_of(program: str) -> Path:
+    return HERE / "programs" / f"{program}.py"
+
+
+@pytest.fixture(scope="module", params=LAUNCHERS)
+def errors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What became of each program under a launcher: its errors on the two ranks."""
+    folder = tmp_path_factory.mktemp("errors")
+    programs = [str(path_of(name)) for name in NEEDS if name not in MISSING]
+    command = [sys.executable, "-m", *LAUNCHERS[request.param], str(HERE / "run_programs.py"), str(folder), *programs]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launcher:
+        try:
+            printed, _ = launcher.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            launcher.terminate()  # its ranks end with it
+            printed, _ = launcher.communicate()
+
+    def read(name: str) -> str:
+        found = [folder / f"{name}.{rank}" for rank in range(2)]
+        return "".join(each.read_text() if each.exists() else f"it did not end: {printed}" for each in found)
+
+    return {name: read(name) for name in NEEDS}
+
+
+@pytest.fixture(scope="module")
+def notebook() -> Iterator[Notebook]:
+    with Notebook() as notebook:
+        notebook.run("%mesh up --gpus 2")
+        yield notebook
+
+
+@pytest.fixture(scope="module")
+def runner(notebook: Notebook) -> Notebook:
+    """The notebook, with actors on its mesh that run programs."""
+    notebook.run(RUNNER)
+    return notebook
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_as_a_script(errors: dict[str, str], program: str) -> None:
+    assert errors[program] == ""
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_in_a_cell(notebook: Notebook, program: str) -> None:
+    notebook.run(f"%%mesh\n{path_of(program).read_text()}", timeout=IN_NOTEBOOK)
+
+
+# Torch stops an RPC agent once in a process: the next one that is stopped waits for ever.
+@pytest.mark.parametrize("program", [each for each in PROGRAMS if each.values != ("rpc",)])
+def test_in_an_actor(runner: Notebook, program: str) -> None:
+    runner.run(f"_ = runner.run.call({str(path_of(program))!r}).get({IN_NOTEBOOK})", timeout=IN_NOTEBOOK)
