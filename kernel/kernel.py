@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -81,11 +83,25 @@ class MeshKernel(IPythonKernel):
         return reply
 
 
+PACKAGES = frozenset({"site-packages", "dist-packages"})
+
+
 class MeshKernelApp(IPKernelApp):
     """The application that runs it."""
 
     name = "meshbook-kernel"
     kernel_class = MeshKernel
+
+    def init_path(self) -> None:
+        """Let cells import from the notebook's folder, after the standard library, as in a stock kernel.
+
+        The kernelspec starts Python with -P, so that nothing there hides this package while it is imported. IPython
+        takes that for the user's wish, which PYTHONSAFEPATH is.
+        """
+        if "" in sys.path or self.ignore_cwd or os.environ.get("PYTHONSAFEPATH"):
+            return
+        packages = (place for place, entry in enumerate(sys.path) if Path(entry).name in PACKAGES)
+        sys.path.insert(next(packages, 0), "")
 
     def init_iopub(self, context: Any) -> None:
         """Bind the output channel without a high-water mark: at the default of 1000 ZeroMQ drops messages, and with

@@ -74,6 +74,12 @@ def test_pip_install_brings_package_and_kernelspec(tmp_path: Path, flags: list[s
     assert place.is_relative_to(ROOT if flags else environment)
     assert (place.parent / "py.typed").is_file()
 
+    clone = tmp_path / "around" / "meshbook"  # with folders of the same names, as a clone has
+    (clone / "kernel").mkdir(parents=True)
+    (clone / "kernel" / "__init__.py").touch()
+    assert run(python, "-m", "meshbook", "--version", cwd=clone.parent).startswith("meshbook ")
+    assert "--procs" in run(python, "-m", "meshbook.spmd", "--help", cwd=clone.parent)
+
     code = "from meshbook.widgets import assets; print(len(assets.script()) > 1000, '.meshbook-' in assets.style())"
     assert run(python, "-c", code, cwd=tmp_path).split() == ["True", "True"]
 
@@ -113,7 +119,7 @@ def test_install_names_this_interpreter(tmp_path: Path, meshbook_command: list[s
     said = run(*meshbook_command, "install", "--prefix", prefix, cwd=tmp_path)
     assert str(folder) in said
     spec = json.loads((folder / "kernel.json").read_text())
-    assert spec["argv"] == [sys.executable, "-m", "meshbook.kernel", "-f", "{connection_file}"]
+    assert spec["argv"] == [sys.executable, "-P", "-m", "meshbook.kernel", "-f", "{connection_file}"]
     assert (folder / "logo-svg.svg").is_file()
 
     run(*meshbook_command, "uninstall", "--prefix", prefix, cwd=tmp_path)

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,11 +112,21 @@ class Cell:
 class Notebook:
     """A kernel and its client. `run` and `run_failing` wait for the end; `start` does not.
 
-    Without torch it starts, and its ranks, as where that is not installed: in half the time.
+    Without torch it starts, and its ranks, as where that is not installed: in half the time. `files` lie in its folder.
     """
 
-    def __init__(self, kernel: str = "meshbook", *, torch: bool = True, **environment: str) -> None:
+    def __init__(
+        self,
+        kernel: str = "meshbook",
+        *,
+        torch: bool = True,
+        files: Mapping[str, str] | None = None,
+        **environment: str,
+    ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="mb-", dir="/tmp"))  # short: it is part of a socket's path
+        for name, text in (files or {}).items():
+            (self.folder / name).parent.mkdir(exist_ok=True)
+            (self.folder / name).write_text(text)
         self.mark = uuid.uuid4().hex
         environment = {
             "MESHBOOK_RUNTIME_DIR": str(self.folder),
@@ -362,8 +372,8 @@ def open_notebook() -> Iterator[Callable[..., Notebook]]:
     """Opens notebooks of the test's own, with arguments of `Notebook`; closes them. Without torch, unless asked."""
     opened: list[Notebook] = []
 
-    def open_one(kernel: str = "meshbook", *, torch: bool = False, **environment: str) -> Notebook:
-        opened.append(Notebook(kernel, torch=torch, **environment))
+    def open_one(kernel: str = "meshbook", *, torch: bool = False, **options: Any) -> Notebook:
+        opened.append(Notebook(kernel, torch=torch, **options))
         return opened[-1]
 
     yield open_one

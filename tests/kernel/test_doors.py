@@ -100,6 +100,17 @@ def test_the_doctor_examines_what_the_kernel_runs_in(stock_notebook: Any) -> Non
     assert stock_notebook.run("%mesh status").stdout.startswith("mesh: 2 ranks")
 
 
+# --- other things of its name in the notebook's folder ---
+
+
+def test_a_folder_that_is_named_meshbook_hides_nothing(open_notebook: Any) -> None:
+    files = {"meshbook/__init__.py": "raise ImportError('not this one')", "own.py": "value = 7"}
+    notebook = open_notebook(files=files)
+    notebook.run("%mesh up --gpus 1")
+    assert notebook.run("import own; own.value").result == "7"
+    assert notebook.run("%%mesh\nimport own, meshbook.checkpoint; own.value").result == "[0] 7"
+
+
 # --- nbclient ---
 
 
