@@ -13,15 +13,17 @@ ALIKE = 1.1  # the most that the largest of amounts that are told as one may be 
 
 
 def tell_vitals(vitals: Vitals, dead: Collection[int]) -> Iterator[str]:
-    """`  uses 3.9 cores, 180 MB of memory a rank`, and a line for ranks that hang; nothing where nothing is known."""
+    """`  uses 3.9 cores, 44 MB of memory a rank`, and a line for ranks that hang; nothing where nothing is known."""
     cpu = [cores for cores in _floats(vitals, "cpu") if not math.isnan(cores)]
     uses = [f"{sum(cpu):.1f} cores"] if cpu else []
-    uses += _tell_amounts(_floats(vitals, "rss"), "memory")
+    memory = list(_tell_amounts(_floats(vitals, "memory"), "memory"))
+    uses += memory
     of_gpus = _floats(vitals, "gpu_memory")
     if any(amount > 0 for amount in of_gpus):
         uses += _tell_amounts(of_gpus, "GPU memory")
     if uses:
-        yield f"  uses {', '.join(uses)}"
+        remark = "; memory that ranks share is divided among them" if memory and len(vitals.age) > 1 else ""
+        yield f"  uses {', '.join(uses)}{remark}"
     ages = {rank: age for rank, age in enumerate(vitals.age.tolist()) if STALE_AFTER < age < math.inf}
     silent = [rank for rank in ages if rank not in dead]
     if silent:

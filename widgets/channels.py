@@ -36,7 +36,7 @@ class ChannelKind:
 
 KINDS: Final[dict[Channel, ChannelKind]] = {
     "state": ChannelKind("", low=0.0, high=1.0),
-    "rss": ChannelKind("bytes", "rss", least=1e6, share=0.25),
+    "memory": ChannelKind("bytes", "memory", least=1e6, share=0.25),
     "cpu": ChannelKind("cores", "cpu", low=0.0, least=1.0),
     "gpu_memory": ChannelKind("bytes", "gpu_memory", least=1e6, share=0.25),
     "gpu": ChannelKind("share", "gpu", low=0.0, high=1.0),

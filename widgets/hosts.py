@@ -24,10 +24,18 @@ def roll_up(mesh: MeshFacts, vitals: Vitals, states: States) -> list[dict[str, A
     """The section "hosts": an entry for each host, in the mesh's order. Sums; of `gpu` it is the mean."""
     host_of = np.asarray(mesh.host_of)
     counts = _count(host_of, states, len(mesh.hosts))
-    columns = [_summed(metric, mesh, host_of, vitals) for metric in ("cpu", "rss", "gpu", "gpu_memory")]
+    columns = [_summed(metric, mesh, host_of, vitals) for metric in ("cpu", "memory", "gpu", "gpu_memory")]
     return [
-        {"name": name, "ranks": sum(of), "counts": _told(of), "cpu": cpu, "rss": rss, "gpu": gpu, "gpu_memory": memory}
-        for name, of, cpu, rss, gpu, memory in zip(mesh.hosts, counts, *columns, strict=True)
+        {
+            "name": name,
+            "ranks": sum(of),
+            "counts": _told(of),
+            "cpu": cpu,
+            "memory": memory,
+            "gpu": gpu,
+            "gpu_memory": of_gpus,
+        }
+        for name, of, cpu, memory, gpu, of_gpus in zip(mesh.hosts, counts, *columns, strict=True)
     ]
 
 

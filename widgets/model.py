@@ -3,7 +3,7 @@
     model = DashboardModel(source, choose)
     update = model.tick(now)        # four times a second: what has changed, or None
     update = model.full(now)        # a view was opened: everything
-    model.show("rss"); model.select("failed")
+    model.show("memory"); model.select("failed")
 
 It asks its source at each tick, and remembers what it has told the views, which all have the same. Its owner calls it
 from one thread at a time.

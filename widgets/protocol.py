@@ -15,14 +15,14 @@ Kernel to views
                     states: uint8, a `State` for each rank; or uint32 ranks that have changed, and their uint8 states.
                     values: float32 of the channel that is shown, NaN where not known; or uint32 ranks and float32.
                     With another "channel" all its values come; "state" has none.
-        "channel"   {"name": "rss", "unit": "bytes", "low": 0, "high": 1e9}: of `values`; the ends of its scale
+        "channel"   {"name": "memory", "unit": "bytes", "low": 0, "high": 1e9}: of `values`; the ends of its scale
         "counts"    {"idle": 6, "running": 2}: ranks by the lower-case name of their `State`, none that are 0
         "cell"      null, or {"number": 9, "title": "cell 9", "seconds": 3.2, "ranks": "0-7", "waits": "", "jobs": 1,
                     "interruptible": true}: what runs in the foreground, or the first job; the view counts on
         "worst"     [{"rank": 3, "value": 12.5, "text": "others have waited 12 s for it", "history": [...]}, ...]: at
                     most five. "value" is null where not known; history: the last 5 minutes in 60 points, null where
                     not known
-        "hosts"     [{"name", "ranks": 8, "counts": {...}, "cpu": 3.2, "rss": 1e9, "gpu": 0.9, "gpu_memory": 1e9}]
+        "hosts"     [{"name", "ranks": 8, "counts": {...}, "cpu": 3.2, "memory": 1e9, "gpu": 0.9, "gpu_memory": 1e9}]
         "topology"  [{"host", "procs": [{"rank", "pid", "actors": [{"name", "queued", "endpoint"}]}]}]: of at most 64
                     processes: those that are selected, or else the first
         "stacks"    null, or {"at": "12:01:03", "groups": [{"ranks": "0-2,5", "title": "main thread: in all_reduce",
@@ -46,7 +46,7 @@ Views to the kernel
                                         the section comes with the next state; of "profile" {"html": "..."} beside it.
                                         "cell": the number that the view shows, or null: no other one is interrupted,
                                         for what a view says may wait until its cell has ended
-    {"kind": "history", "ranks": [3], "metrics": ["rss", "cpu"]}
+    {"kind": "history", "ranks": [3], "metrics": ["memory", "cpu"]}
                                         Reply: {"seconds": 300, "shape": [ranks, metrics, points]}, buffer float32: a
                                         value a second, the newest last
     {"kind": "logs", "sel", "query": {"text": "loss", "regex": false, "case": false, "stream": "stderr" or "", "cell": 9
@@ -91,9 +91,9 @@ class State(IntEnum):
     DEAD = 8
 
 
-Channel = Literal["state", "rss", "cpu", "gpu_memory", "gpu", "step", "skew", "queued", "age"]
+Channel = Literal["state", "memory", "cpu", "gpu_memory", "gpu", "step", "skew", "queued", "age"]
 # What may colour the grid; "skew" is how much longer a rank's step takes than the median, in seconds.
-CHANNELS: Final[tuple[Channel, ...]] = ("state", "rss", "cpu", "gpu_memory", "gpu", "step", "skew", "queued", "age")
+CHANNELS: Final[tuple[Channel, ...]] = ("state", "memory", "cpu", "gpu_memory", "gpu", "step", "skew", "queued", "age")
 
 Action = Literal["interrupt", "kill", "restart", "heal", "stacks", "profile"]
 ACTIONS: Final[tuple[Action, ...]] = ("interrupt", "kill", "restart", "heal", "stacks", "profile")

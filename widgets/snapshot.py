@@ -117,7 +117,7 @@ def _host(host: dict[str, Any]) -> tuple[str, ...]:
     counts = ", ".join(f"{count} {MARKS[State[name.upper()]].title}" for name, count in host["counts"].items())
     gpu = "" if host["gpu"] is None else f"GPU {host['gpu']:.0%}"
     cpu = "" if host["cpu"] is None else f"{host['cpu']:.1f} cores"
-    memory, gpu_memory = _bytes(host["rss"]), _bytes(host["gpu_memory"])
+    memory, gpu_memory = _bytes(host["memory"]), _bytes(host["gpu_memory"])
     return _plain(host["name"]), counts, cpu, memory, " ".join(filter(None, [gpu, gpu_memory]))
 
 

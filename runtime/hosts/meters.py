@@ -1,7 +1,7 @@
 """How the processes of a host are: read from their pages, measured from outside, sent to the controller in batches.
 
-A process is measured by itself, without what it has started. Its memory is what is resident, pages included that it
-shares with others: torch, which the fork server has loaded, is counted in each.
+A process is measured by itself, without what it has started. Pages that processes share are divided among them (PSS):
+torch, which the fork server has loaded, would else be counted in each.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ METERS = "meters"  # the actor of every host agent
 NOWHERE = Extent((), ())
 GPU_IDLE_SECONDS = 10.0  # between two readings of the GPUs while everything on the host is idle
 CPU_SECONDS = 0.9  # at least, over which processor time is measured: the system counts it in hundredths
+SHARE_SECONDS = 30.0  # between two looks at which pages a process shares
+SHARE_COST = 200.0  # times what such a look takes, where that is longer
 
 STOPPED = psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP
 UNKNOWN_RATES = (math.nan,) * 4
@@ -69,7 +71,7 @@ class Usage:
     """What the system says of a process: seconds of processor time so far, and bytes."""
 
     cpu_seconds: float
-    rss: float
+    memory: float
 
 
 class ProcessTable(Protocol):
@@ -80,11 +82,21 @@ class ProcessTable(Protocol):
     def keep(self, pids: set[int]) -> None: ...
 
 
-class SystemProcesses:
-    """Those of the system, by psutil."""
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """How many resident bytes of a process belong to others, since they share them; good until then."""
 
-    def __init__(self) -> None:
+    of_others: float
+    until: float
+
+
+class SystemProcesses:
+    """Those of the system, by psutil. `clock`: seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._known: dict[int, psutil.Process] = {}
+        self._shares: dict[int, _Share] = {}
 
     def usage(self, pid: int) -> Usage | None:
         """What it uses now."""
@@ -92,8 +104,26 @@ class SystemProcesses:
             if (process := self._known.get(pid)) is None:
                 process = self._known[pid] = psutil.Process(pid)
             times = process.cpu_times()
-            return Usage(times.user + times.system, float(process.memory_info().rss))
+            return Usage(times.user + times.system, self._memory(process))
         return None
+
+    def _memory(self, process: psutil.Process) -> float:
+        """Resident bytes, less what belongs to others of the shared ones, as of the last look at these."""
+        resident = float(process.memory_info().rss)
+        share = self._shares.get(process.pid)
+        if share is None or self._clock() >= share.until:
+            share = self._shares[process.pid] = self._look(process, resident)
+        return max(0.0, resident - share.of_others)
+
+    def _look(self, process: psutil.Process, resident: float) -> _Share:
+        begun = time.perf_counter()
+        try:
+            own = float(process.memory_full_info().pss)
+        except (psutil.AccessDenied, AttributeError):  # of another user; not on this system
+            own = resident
+        # The system walks all pages of the process, some 2 ms for a gigabyte.
+        pause = max(SHARE_SECONDS, SHARE_COST * (time.perf_counter() - begun))
+        return _Share(max(0.0, resident - own), self._clock() + pause)
 
     def runs(self, pid: int) -> bool:
         """Whether it is there, and nobody has stopped it."""
@@ -104,6 +134,7 @@ class SystemProcesses:
     def keep(self, pids: set[int]) -> None:
         """Forget all others."""
         self._known = {pid: process for pid, process in self._known.items() if pid in pids}
+        self._shares = {pid: share for pid, share in self._shares.items() if pid in pids}
 
 
 @dataclass
@@ -162,7 +193,7 @@ class Meter:
         said = page.words if page is not None and page.words else before.words
         pid = _pid_of(said) or worker.pid  # a command may have started another process, that is the worker
         usage = self.table.usage(pid)
-        cpu, rss = _cpu(before, pid, usage, now), usage.rss if usage is not None else math.nan
+        cpu, memory = _cpu(before, pid, usage, now), usage.memory if usage is not None else math.nan
         used = gpus.of(pid, worker.local_rank)
         if page is not None:
             _take_rates(before, page, now)
@@ -173,7 +204,7 @@ class Meter:
         step, queued = (page.step or math.nan, page.queued) if page is not None else (math.nan, math.nan)
         activity = page.activity if page is not None else Activity.IDLE
         age = max(0.0, now - before.sign)
-        return (cpu, rss, used.memory, used.utilisation, step, queued, *before.rates, activity, age), said
+        return (cpu, memory, used.memory, used.utilisation, step, queued, *before.rates, activity, age), said
 
 
 def _pid_of(words: bytes) -> int:

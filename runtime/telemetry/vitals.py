@@ -15,7 +15,7 @@ import msgspec
 VITALS = "vitals"  # the actor that a controller hosts for this
 Metric = Literal[
     "cpu",  # cores: 1.0 is one core wholly used
-    "rss",  # bytes
+    "memory",  # bytes; of pages that processes share, each has its share
     "gpu_memory",  # bytes
     "gpu",  # the share of the time in which its GPU was at work: 0 to 1
     "step",  # seconds that its last step of training took
@@ -26,7 +26,7 @@ Metric = Literal[
     "bytes_received",
 ]
 METRICS: Final[tuple[Metric, ...]] = (
-    *("cpu", "rss", "gpu_memory", "gpu", "step", "queued"),
+    *("cpu", "memory", "gpu_memory", "gpu", "step", "queued"),
     *("sent", "received", "bytes_sent", "bytes_received"),
 )
 COLUMNS: Final = (*METRICS, "activity", "age")  # of a `Batch`

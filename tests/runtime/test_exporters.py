@@ -37,7 +37,7 @@ def charge(**fields: Any) -> Any:
 def metrics() -> Iterator[MetricsExport]:
     """Of a mesh of three: rank 0 runs, rank 1 has died, rank 2 is just being born."""
     history = History()
-    known = {"rss": 2e9, "cpu": 1.5, "activity": Activity.RUNNING, "age": 0.0}
+    known = {"memory": 2e9, "cpu": 1.5, "activity": Activity.RUNNING, "age": 0.0}
     row = np.array([known.get(column, math.nan) for column in COLUMNS], "<f4")
     words = {node: msgspec.msgpack.encode(Words(pid=1)) for node in ("t-1.0", "t-1.2")}
     history.add(Batch("node1", ("t-1.0", "t-1.2"), (0, 0), np.stack([row, row]).tobytes(), words))
@@ -65,7 +65,7 @@ def test_prometheus_scrapes_what_is_known(metrics: MetricsExport) -> None:
     found = scrape(url)
     assert url.startswith("http://127.0.0.1:")
     assert found["meshbook_rank_up"] == {of_rank(0): 1, of_rank(1): 0}
-    assert found["meshbook_rank_resident_memory_bytes"] == {of_rank(0): 2e9}
+    assert found["meshbook_rank_memory_bytes"] == {of_rank(0): 2e9}
     assert found["meshbook_rank_cpu_cores"] == {of_rank(0): 1.5}
     assert 0 <= found["meshbook_rank_heartbeat_age_seconds"][of_rank(0)] < 60
     assert found["meshbook_rank_activity"][of_rank(0, activity="running")] == 1

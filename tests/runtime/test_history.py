@@ -58,11 +58,11 @@ def history(clock: Clock) -> History:
 
 
 def test_it_tells_what_came_last_in_the_order_that_is_asked_for(history: History, clock: Clock) -> None:
-    history.add(batch("m.0", rss=1e9, cpu=0.5, activity=Activity.RUNNING, age=0.25))
-    history.add(batch("m.1", rss=2e9, age=4.0))
+    history.add(batch("m.0", memory=1e9, cpu=0.5, activity=Activity.RUNNING, age=0.25))
+    history.add(batch("m.1", memory=2e9, age=4.0))
     clock.now += 1.0
     vitals = history.vitals(["m.1", "m.7", "m.0"])
-    np.testing.assert_array_equal(vitals.metrics["rss"], np.float32([2e9, np.nan, 1e9]))
+    np.testing.assert_array_equal(vitals.metrics["memory"], np.float32([2e9, np.nan, 1e9]))
     np.testing.assert_array_equal(vitals.activity, [Activity.IDLE, Activity.IDLE, Activity.RUNNING])
     np.testing.assert_array_equal(vitals.age, [5.0, np.inf, 1.25])
     assert list(vitals.metrics) == list(METRICS)
@@ -79,7 +79,7 @@ def test_the_past_is_a_value_a_second_the_newest_last(history: History, clock: C
     for value in (1.0, 2.0, 3.0, 4.0):
         history.add(batch("m.0", cpu=value))
         clock.now += 0.5
-    series = history.series(["m.9", "m.0"], ["cpu", "rss"])
+    series = history.series(["m.9", "m.0"], ["cpu", "memory"])
     assert series.shape == (2, 2, HISTORY_SECONDS)
     np.testing.assert_array_equal(series[1, 0, -3:], [np.nan, 2.0, 4.0])
     np.testing.assert_array_equal(series[1, 1, -2:], [0.0, 0.0])

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import psutil
 import pytest
 
 from meshbook.runtime.hosts import gpus, meters
@@ -96,7 +97,7 @@ def test_rates_are_those_between_two_signs(meter: Meter, processes: Processes, t
     tick(100.0, traffic=(0, 10, 1000, 0))
     first = columns(meter.measure([living()], NOTHING, 100.0))
     assert [math.isnan(first[name]) for name in ("cpu", "sent", "gpu", "step")] == [True] * 4
-    assert (first["rss"], first["age"]) == (1e9, 0.0)
+    assert (first["memory"], first["age"]) == (1e9, 0.0)
     tick(102.0, traffic=(20, 10, 5000, 8))
     processes.uses[7] = Usage(13.0, 2e9)
     second = columns(meter.measure([living()], NOTHING, 102.5))
@@ -115,7 +116,7 @@ def test_who_gives_no_sign_ages_and_has_no_rates(meter: Meter, processes: Proces
     found = columns(meter.measure([living()], NOTHING, 131.0))
     assert found["age"] == 30.0
     assert math.isnan(found["sent"])
-    assert found["rss"] == 1e9
+    assert found["memory"] == 1e9
 
 
 def test_words_are_told_where_they_have_changed(meter: Meter, tick: Callable[..., None]) -> None:
@@ -137,14 +138,14 @@ def test_the_process_that_writes_is_measured_and_not_what_has_started_it(
 ) -> None:
     processes.uses |= {7: Usage(0.0, 1.0), 8: Usage(0.0, 2.0)}
     tick(100.0, Words(8))
-    assert columns(meter.measure([living(pid=7)], NOTHING, 100.0))["rss"] == 2.0
+    assert columns(meter.measure([living(pid=7)], NOTHING, 100.0))["memory"] == 2.0
     assert processes.kept == {8}
 
 
 def test_who_has_not_begun_has_given_no_sign(meter: Meter, processes: Processes) -> None:
     processes.uses[7] = Usage(0.0, 1e9)
     found = columns(meter.measure([living("m.5")], NOTHING, 100.0))
-    assert (found["age"], found["activity"], found["rss"]) == (math.inf, Activity.IDLE, 1e9)
+    assert (found["age"], found["activity"], found["memory"]) == (math.inf, Activity.IDLE, 1e9)
     assert math.isnan(found["queued"])
 
 
@@ -160,7 +161,7 @@ def test_who_cannot_have_a_page_lives_unless_it_is_stopped(meter: Meter, process
 def test_a_process_that_is_gone_is_not_known(meter: Meter, tick: Callable[..., None]) -> None:
     tick(100.0)
     found = columns(meter.measure([living()], NOTHING, 100.0))
-    assert math.isnan(found["rss"])
+    assert math.isnan(found["memory"])
     assert math.isnan(found["cpu"])
 
 
@@ -169,7 +170,7 @@ def test_this_very_process_is_measured() -> None:
     usage = processes.usage(os.getpid())
     assert usage is not None
     assert usage.cpu_seconds > 0
-    assert usage.rss > 1 << 20
+    assert usage.memory > 1 << 20
     assert processes.runs(os.getpid())
     assert processes.usage((1 << 24) + 1) is None  # as workers have that are threads
 
@@ -318,3 +319,34 @@ def test_what_a_gpu_shows_is_in_the_batch(meter: Meter, processes: Processes, ti
     reading = GpuReading({7: GpuUse(4e9, 0.5)}, (0.5,), 100.0)
     found = columns(meter.measure([living()], reading, 100.0))
     assert (found["gpu_memory"], found["gpu"]) == (4e9, 0.5)
+
+
+def test_memory_that_processes_share_is_divided_among_them() -> None:
+    now = [0.0]
+    processes = SystemProcesses(lambda: now[0])
+    shared = bytearray(os.urandom(1 << 20) * 64)
+    waits, ends = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(ends)
+        os.read(waits, 1)
+        os._exit(0)
+    try:
+        resident = psutil.Process(child).memory_info().rss
+        usage = processes.usage(child)
+        assert usage is not None
+        assert usage.memory < resident - len(shared) / 4  # half of it, but for what this process wrote to meanwhile
+    finally:
+        os.close(ends)
+        os.waitpid(child, 0)
+
+
+def test_memory_follows_what_is_resident_between_two_looks_at_what_is_shared() -> None:
+    now = [0.0]
+    processes = SystemProcesses(lambda: now[0])
+    before = processes.usage(os.getpid())
+    more = bytearray(os.urandom(1 << 20) * 64)
+    after = processes.usage(os.getpid())
+    assert before is not None
+    assert after is not None
+    assert after.memory - before.memory > 0.75 * len(more)

@@ -27,7 +27,7 @@ def test_it_is_the_same_for_the_same_seed() -> None:
     for metric in METRICS:
         np.testing.assert_array_equal(look.vitals.metrics[metric], same.look().vitals.metrics[metric])
     assert look.events == same.look().events
-    assert look.vitals.metrics["rss"].tolist() != other.look().vitals.metrics["rss"].tolist()
+    assert look.vitals.metrics["memory"].tolist() != other.look().vitals.metrics["memory"].tolist()
 
 
 def test_ranks_train_and_meet() -> None:
@@ -43,7 +43,7 @@ def test_ranks_train_and_meet() -> None:
     assert look.bars[0].text.endswith("/100")
     assert (look.vitals.metrics["step"] > 0.5).all()
     assert (look.vitals.age <= 1.0).all()
-    history = mesh.series([3, 5], ["cpu", "rss"])
+    history = mesh.series([3, 5], ["cpu", "memory"])
     assert history.shape == (2, 2, 300)
     assert np.isfinite(history[..., -10:]).all()
     assert np.isnan(history[..., 0]).all()

@@ -27,7 +27,7 @@ class Board:
     def __init__(self) -> None:
         self.source = self
         facts = MeshFacts("mesh", (("gpus", SIZE),), ("here",), (0,) * SIZE)
-        self.now = Look(facts, _vitals(rss=1e6))
+        self.now = Look(facts, _vitals(memory=1e6))
         self.is_watched: list[bool] = []
         self.wake: Callable[[], object] | None = None
         self.gate = threading.Semaphore(0)
@@ -122,10 +122,10 @@ def test_a_view_is_told_everything_and_then_what_changes(board: Board, views: Vi
         ({"kind": "select", "sel": ""}, {"ok": True, "count": 0}),
         ({"kind": "select", "sel": "nobody"}, {"ok": False, "error": "there is no nobody"}),
         ({"kind": "select"}, {"ok": False, "error": "'select' wants a text as its 'sel', not None"}),
-        ({"kind": "history", "ranks": [1, 2], "metrics": ["rss"]}, {"ok": True, "shape": [2, 1, 300]}),
-        ({"kind": "history", "ranks": [SIZE], "metrics": ["rss"]}, {"error": "there is no rank 4: the mesh has 4"}),
+        ({"kind": "history", "ranks": [1, 2], "metrics": ["memory"]}, {"ok": True, "shape": [2, 1, 300]}),
+        ({"kind": "history", "ranks": [SIZE], "metrics": ["memory"]}, {"error": "there is no rank 4: the mesh has 4"}),
         ({"kind": "history", "ranks": [-1], "metrics": []}, {"error": "there is no rank -1: the mesh has 4"}),
-        ({"kind": "channel", "name": "rss"}, {"ok": True}),
+        ({"kind": "channel", "name": "memory"}, {"ok": True}),
         ({"kind": "channel", "name": "mood"}, {"ok": False}),
         ({"kind": "act", "action": "heal", "sel": ""}, {"ok": True, "text": "done", "arrays": [b"1234"]}),
         ({"kind": "logs"}, {"ok": False, "error": "no logs here"}),
@@ -156,10 +156,10 @@ def test_what_takes_long_keeps_nothing_else_waiting(board: Board, views: Views) 
 
 def test_figures_alone_are_not_published_for_ever(board: Board, views: Views) -> None:
     views.open()
-    views.ask(kind="channel", name="rss")
+    views.ask(kind="channel", name="memory")
 
-    def said_when_figures_change(rss: float) -> list[str]:
-        board.now = dataclasses.replace(board.now, vitals=_vitals(rss))
+    def said_when_figures_change(memory: float) -> list[str]:
+        board.now = dataclasses.replace(board.now, vitals=_vitals(memory))
         views.conversation.wake()
         # The second answer comes after the tick that follows the first.
         heard = views.ask(kind="history", ranks=[0], metrics=[]) + views.ask(kind="history", ranks=[0], metrics=[])
@@ -258,7 +258,7 @@ def test_a_request_is_refused_where_there_is_no_thread_for_it(views: Views, monk
     assert views.ask(kind="act", action="heal", sel="")[-1]["ok"]
 
 
-def _vitals(rss: float) -> Vitals:
+def _vitals(memory: float) -> Vitals:
     metrics: dict[Any, Any] = {name: np.full(SIZE, np.nan, np.float32) for name in METRICS}
-    metrics["rss"] = np.full(SIZE, rss, np.float32)
+    metrics["memory"] = np.full(SIZE, memory, np.float32)
     return Vitals(metrics, np.zeros(SIZE, np.uint8), np.zeros(SIZE, np.float32))

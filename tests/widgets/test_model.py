@@ -66,7 +66,7 @@ def test_silence_is_told_of_who_has_spoken(age: float, starting: Any, state: Sta
 
 
 def test_the_first_update_is_whole_and_then_only_news_are_told() -> None:
-    source = Told(look(8, vitals=vitals(8, rss=1e9)))
+    source = Told(look(8, vitals=vitals(8, memory=1e9)))
     model = model_of(source)
     first = model.tick(0.0)
     assert first is not None
@@ -147,11 +147,11 @@ def test_a_cell_is_told_once_while_views_count_its_seconds() -> None:
 
 
 def test_a_channel_brings_its_values_and_a_scale() -> None:
-    source = Told(look(100, vitals=vitals(100, rss=[1e9] * 99 + [9e12])))
+    source = Told(look(100, vitals=vitals(100, memory=[1e9] * 99 + [9e12])))
     model, view = model_of(source), View()
     view.take(model.tick(0.0))
     assert view.values is None
-    model.show("rss")
+    model.show("memory")
     view.take(model.tick(0.25))
     assert view.values.tolist() == [np.float32(1e9)] * 99 + [np.float32(9e12)]
     channel = view.sections["channel"]
@@ -161,17 +161,17 @@ def test_a_channel_brings_its_values_and_a_scale() -> None:
     model.show("state")
     view.take(model.tick(0.5))
     assert view.values is None
-    with pytest.raises(ValueError, match="there is no channel 'RSS'; there are state, rss"):
+    with pytest.raises(ValueError, match="there is no channel 'RSS'; there are state, memory"):
         model.show("RSS")
 
 
 def test_a_scale_widens_at_once_and_shrinks_after_a_while() -> None:
-    source = Told(look(vitals=vitals(rss=range(int(1e9), int(2e9), int(1.25e8)))))
+    source = Told(look(vitals=vitals(memory=range(int(1e9), int(2e9), int(1.25e8)))))
     model, view = model_of(source), View()
-    model.show("rss")
+    model.show("memory")
 
     def high_at(now: float, top: float) -> Any:
-        source.change(vitals=vitals(rss=np.linspace(1e9, top, 8)))
+        source.change(vitals=vitals(memory=np.linspace(1e9, top, 8)))
         view.take(model.tick(now))
         return view.sections["channel"]["high"]
 
@@ -207,7 +207,7 @@ def test_changes_that_nobody_could_see_are_not_sent_and_do_not_add_up() -> None:
         ("state", {"step": [1, 1, 1, 1.01]}, (), {}),
         ("skew", {"step": [1, 1, 1, 3.5]}, (), {3: "2.50 s behind"}),
         ("gpu", {"gpu": [0.9, 0.1, 0.95, 0.8]}, {3}, {1: "10%", 0: "90%", 2: "95%"}),  # low is worse
-        ("rss", {"rss": [1e9, 2e9, math.nan, 1.5e6]}, (), {1: "2.0 GB", 0: "1.0 GB", 3: "1.5 MB"}),
+        ("memory", {"memory": [1e9, 2e9, math.nan, 1.5e6]}, (), {1: "2.0 GB", 0: "1.0 GB", 3: "1.5 MB"}),
         ("queued", {"queued": [0, 7, 0, 0]}, (), {1: "7 messages"}),
         ("cpu", {}, (), {}),
     ],
@@ -226,7 +226,7 @@ def test_hosts_are_rolled_up() -> None:
         4,
         mesh=facts(4, hosts=2),
         vitals=vitals(
-            4, activity=[1, 1, 0, 0], cpu=[1, 0.5, 0.25, math.nan], rss=1e9, gpu=[1, 0.5, math.nan, math.nan]
+            4, activity=[1, 1, 0, 0], cpu=[1, 0.5, 0.25, math.nan], memory=1e9, gpu=[1, 0.5, math.nan, math.nan]
         ),
         conditions=Conditions(dead={3}),
     )
@@ -236,7 +236,7 @@ def test_hosts_are_rolled_up() -> None:
         "ranks": 2,
         "counts": {"running": 2},
         "cpu": 1.5,
-        "rss": 2e9,
+        "memory": 2e9,
         "gpu": 0.75,
         "gpu_memory": None,
     }
@@ -289,7 +289,7 @@ def test_a_mesh_with_other_ranks_than_hosts_of_them_is_refused() -> None:
 def test_numbers_that_json_has_not_never_leave() -> None:
     now = look(
         4,
-        vitals=vitals(4, age=math.inf, rss=math.nan, cpu=math.inf, step=math.nan),
+        vitals=vitals(4, age=math.inf, memory=math.nan, cpu=math.inf, step=math.nan),
         conditions=Conditions(dead={1}),
         pauses=[Pause({1, 2}, "in the debugger", "cell 9:14")],
         bars=[Bar("train", math.nan, [0, 1], 0.1234567, 1.0)],
@@ -314,7 +314,7 @@ looks = st.builds(
     lambda activity, age, rss, step, dead, error, cell: look(
         SIZE,
         mesh=facts(SIZE, hosts=3),
-        vitals=vitals(SIZE, activity, age, rss=rss, step=step),
+        vitals=vitals(SIZE, activity, age, memory=rss, step=step),
         conditions=Conditions(dead=dead, error=error),
         cell=CellFacts(1, "cell 1", cell, range(SIZE)) if cell else None,
     ),

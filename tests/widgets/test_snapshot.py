@@ -57,7 +57,7 @@ def test_a_mark_for_many_shows_the_worst() -> None:
 def test_the_text() -> None:
     now = Look(
         facts(16, hosts=2),
-        vitals(16, [1] * 10 + [2] * 4, cpu=1.0, rss=1e9, step=[1.0] * 15 + [3.0]),
+        vitals(16, [1] * 10 + [2] * 4, cpu=1.0, memory=1e9, step=[1.0] * 15 + [3.0]),
         Conditions(dead={12}, running=[15]),
         cell=CellFacts(9, "cell 9", 72.4, range(16), waits="", jobs=2),
         pauses=[Pause((3,), "in the debugger", "cell 9:14")],

@@ -5,7 +5,7 @@ const STEP = { metric: "step", unit: "seconds", title: "step" };
 
 export const CHANNELS = [
   { name: "state", title: "State", curve: CPU },
-  { name: "rss", title: "Memory", curve: { metric: "rss", unit: "bytes", title: "memory" } },
+  { name: "memory", title: "Memory", curve: { metric: "memory", unit: "bytes", title: "memory" } },
   { name: "cpu", title: "CPU", curve: CPU },
   { name: "gpu_memory", title: "GPU memory", curve: { metric: "gpu_memory", unit: "bytes", title: "GPU memory" } },
   { name: "gpu", title: "GPU use", curve: { metric: "gpu", unit: "share", title: "GPU" } },

@@ -8,7 +8,7 @@ import { asCounted, asValue } from "./units.js";
 const SHOWN = 64; // hosts; more lines nobody reads
 const COLUMNS = [
   { key: "cpu", title: "cores", unit: "" },
-  { key: "rss", title: "memory", unit: "bytes" },
+  { key: "memory", title: "memory", unit: "bytes" },
   { key: "gpu", title: "GPU", unit: "share" },
   { key: "gpu_memory", title: "GPU mem", unit: "bytes" },
 ];

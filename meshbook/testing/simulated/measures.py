@@ -34,7 +34,7 @@ class Measures:
         memory[0, self._leaks] += _GIB * 0.004 * now
         self._approach("cpu", at_work * (0.97 + 0.02 * noise[2]) + waiting * 0.35 + 0.005)
         self._approach("gpu", np.clip(at_work * (0.94 + 0.03 * noise[2]) + waiting * 0.25, 0, 1))
-        self._set("rss", memory[0])
+        self._set("memory", memory[0])
         self._set("gpu_memory", memory[1])
         self._set("step", took)
         slow = np.nan_to_num(took / WORK - 1, nan=0.0)

@@ -61,8 +61,9 @@ ACTIVITY: Final = Measurement(
 )
 OF_METRICS: Final[dict[Metric, Measurement]] = {
     "cpu": Measurement("meshbook_rank_cpu_cores", "meshbook.rank.cpu", "{cpu}", "CPU cores in use by the process"),
-    "rss": Measurement(
-        "meshbook_rank_resident_memory_bytes", "meshbook.rank.memory", "By", "Resident memory of the process"
+    "memory": Measurement(
+        *("meshbook_rank_memory_bytes", "meshbook.rank.memory", "By"),
+        "Memory of the process; what processes share is divided among them",
     ),
     "gpu_memory": Measurement(
         "meshbook_rank_gpu_memory_bytes", "meshbook.rank.gpu.memory", "By", "GPU memory in use by the process"
