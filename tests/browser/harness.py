@@ -40,6 +40,21 @@ ARGUMENTS = (
 ORIGIN = "http://bare.test"
 THEMES = Path(sys.prefix) / "share/jupyter/lab/themes/@jupyterlab"
 
+# The elements that stick out of the dashboard or are cut off, but for those within something that a person can scroll.
+STICKING_OUT = """() => {
+  const root = document.querySelector(".meshbook-dashboard");
+  const right = Math.min(root.getBoundingClientRect().right, innerWidth) + 0.5;
+  const scrolls = (element) => ["auto", "scroll"].includes(getComputedStyle(element).overflowX);
+  const isWithin = (element) => element !== root && (scrolls(element) || isWithin(element.parentElement));
+  const isCut = (element) =>
+    ["BUTTON", "TABLE", "TD", "TH"].includes(element.tagName) && element.scrollWidth > element.clientWidth + 1;
+  return [...root.querySelectorAll("*")]
+    .filter((element) => element.checkVisibility() && !isWithin(element.parentElement))
+    .filter((element) => element.getBoundingClientRect().right > right || isCut(element))
+    .map((element) => `${element.tagName} ${element.className} ${element.textContent.slice(0, 30)}`);
+}"""
+TWO_FRAMES = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+
 # What anywidget gives a view: https://anywidget.dev/en/afm/
 PAGE = """<!doctype html>
 <html><head><meta charset="utf-8"><title>bare</title>
@@ -132,6 +147,16 @@ class BarePage:
     def heard(self, kind: str) -> list[Content]:
         """What the view has said of this kind."""
         return [each for each in self.said if each.get("kind") == kind]
+
+    def narrow(self, width: int) -> None:
+        """Make the window this wide, in CSS pixels; the view has been laid out anew."""
+        self.page.set_viewport_size({"width": width, "height": 900})
+        self.page.evaluate(TWO_FRAMES)
+
+    def sticking_out(self) -> list[str]:
+        """What of the dashboard cannot be seen at this width, not by scrolling either."""
+        found: list[str] = self.page.evaluate(STICKING_OUT)
+        return found
 
     def leave(self) -> None:
         """Dispose of the view; the page stays. `show` makes a new one over the same model."""

@@ -134,3 +134,12 @@ def test_what_ranks_wait_for_and_went_through_is_told_as_text(open_bare: Callabl
     bare.page.get_by_role("button", name="Profile").click()
     bare.page.frame_locator("iframe[title=Profile]").get_by_role("heading", name="Profile").wait_for()
     assert bare.page.locator("iframe[title=Profile]").get_attribute("sandbox") == ""  # no scripts, no way out
+
+
+def test_panels_fit_into_a_narrow_window(open_bare: Callable[..., BarePage]) -> None:
+    kernel = PanelKernel(replies={"timeline": timeline(4)}, sections=dict(SECTIONS))
+    bare = open_bare(assets.script(), assets.style(), kernel)
+    bare.narrow(400)
+    for title in ("Logs", "Timeline", "Stacks", "Paused", "Progress", "Actors", "Events", "Profile"):
+        opened(bare, title).wait_for()
+        assert bare.sticking_out() == []

@@ -64,7 +64,7 @@ class Kernel:
             | {"interruptible": True},
             "worst": [{"rank": 14, "value": 1.0, "text": "<script>dead</script>", "history": [1.0, None, 2.0]}],
             "hosts": [
-                {"name": name, "ranks": 8, "counts": {"running": 8}, "cpu": 3.2, "rss": 1.5e9, "gpu": None}
+                {"name": name, "ranks": 8, "counts": {"running": 8}, "cpu": 3.2, "memory": 1.5e9, "gpu": None}
                 | {"gpu_memory": None}
                 for name in ("node1", "<i>node2</i>")
             ],
@@ -131,7 +131,7 @@ def test_what_the_kernel_says_is_shown_as_text(view: BarePage, kernel: Kernel) -
     view.page.wait_for_function("document.querySelector('.meshbook-chips').innerText.includes('16')")
     assert colour_of(view, 3) == dead
 
-    view.say(kernel.state(channel={"name": "rss", "unit": "bytes", "low": 0, "high": 15}))
+    view.say(kernel.state(channel={"name": "memory", "unit": "bytes", "low": 0, "high": 15}))
     view.page.wait_for_selector(".meshbook-legend:not([hidden])")
     assert colour_of(view, 0)[:3] == [68, 1, 84]
     assert colour_of(view, 11)[:3] != [68, 1, 84]
@@ -275,3 +275,16 @@ def test_a_view_finds_its_way_back(view: BarePage, kernel: Kernel) -> None:
     view.say(kernel.state(counts={"running": 3}))  # that others are told shows that what this one asked was lost
     page.wait_for_selector(".meshbook-chips >> text=12")
     assert len(view.heard("open")) == opened + 1
+
+
+@pytest.mark.parametrize("width", [400, 320])
+def test_a_narrow_window_wraps_tables_and_buttons(view: BarePage, kernel: Kernel, width: int) -> None:
+    host = {"ranks": 8, "counts": {"running": 8}, "cpu": 63.5, "memory": 1.5e12, "gpu": 0.95, "gpu_memory": 6.4e11}
+    hosts = [host | {"name": name} for name in ("trainer-0001.cluster.example", "trainer-0002.cluster.example")]
+    view.say(kernel.state(hosts=hosts))
+    view.page.get_by_text("trainer-0002").first.wait_for()
+    view.narrow(width)
+    tabs = view.page.get_by_role("tab").all()
+    for tab in tabs:
+        tab.click()
+        assert view.sticking_out() == []
