@@ -1,4 +1,4 @@
-"""Widgets on a rank, which have no comm to the notebook: they are what their text says, and bars of tqdm are text."""
+"""Widgets on a rank, which have no comm to the notebook: their text is shown, and bars of tqdm are text."""
 
 from __future__ import annotations
 
@@ -11,12 +11,22 @@ from types import ModuleType
 from typing import Any
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
+TEXT = "text/plain"
+REMEDY = "(ranks have no connection for widgets: create this one in a cell without %%mesh)"
 _NOTEBOOK_BARS = "tqdm.notebook"
 
 
 def without_widgets(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A display bundle without the view of a widget, whose model is not in the notebook: it would show as an error."""
-    return {mime: content for mime, content in data.items() if mime != WIDGET or len(data) == 1}
+    """A display bundle without the view of a widget, whose model is not in the notebook: it would show as an error.
+
+    Where only text is left, a line says what to do instead.
+    """
+    if WIDGET not in data or len(data) == 1:
+        return dict(data)
+    rest = {mime: content for mime, content in data.items() if mime != WIDGET}
+    if rest.keys() == {TEXT}:
+        rest[TEXT] = f"{rest[TEXT]}\n{REMEDY}"
+    return rest
 
 
 def use_text_bars() -> None:
