@@ -115,10 +115,11 @@ def test_a_mesh_of_a_rank_has_a_world_of_its_own(spawn_procs: Any) -> None:
     procs = spawn_procs(2)
     setup_torch_elastic_env(procs, "127.0.0.1", 4711)
     names = ("WORLD_SIZE", "MASTER_PORT", "ROLE_RANK", "TORCHELASTIC_RUN_ID")
-    size, port, *others = procs.spawn("probe", Probe).slice(gpus=1).read_of_child.call_one(*names).get(PATIENCE)
-    assert size == "1"
+    probe = procs.spawn("probe", Probe).slice(gpus=1)
+    size, port, role, run = probe.read_of_child.call_one(*names).get(PATIENCE)
+    assert (size, role) == ("1", "0")
     assert port not in ("4711", None)
-    assert others == [None, None]
+    assert run not in (*probe.read.call_one("TORCHELASTIC_RUN_ID").get(PATIENCE), None)
 
 
 def test_main_on_a_mesh_of_the_users(spawn_procs: Any, tmp_path: Path) -> None:
