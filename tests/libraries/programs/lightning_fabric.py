@@ -13,5 +13,4 @@ model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.
 fabric.backward(model(torch.full((8, 4), float(fabric.global_rank + 1))).sum())
 assert torch.equal(model.weight.grad, torch.full((2, 4), 12.0))
 optimizer.step()
-assert fabric.all_gather(model.weight.sum()).unique().numel() == 1
 dist.destroy_process_group()
