@@ -49,6 +49,7 @@ class Forwarder:
         self._news = threading.Condition()  # guards _arrived, _next_at and _thread
         self._showing = threading.Lock()  # guards _lines, and the order of what is shown
         self._closed = threading.Event()
+        self._has_failed = False  # the screen, the last time
         self._thread: threading.Thread | None = None
 
     def take(self, chunk: Chunk) -> None:
@@ -108,9 +109,12 @@ class Forwarder:
         try:
             if shown:
                 self.screen.show(shown)
-        except Exception:
+                self._has_failed = False
+        except Exception as error:
             # One that fails (a closed stdout, a display that is gone) must not cost the lines that come after.
-            logger.exception("output of ranks could not be shown")
+            if not self._has_failed:
+                logger.warning("output of ranks could not be shown: %s: %s", type(error).__name__, error)
+            self._has_failed = True
 
     def _sort_in(self) -> float | None:
         """Take in what has arrived, or so much of it as memory is for; until when that came, if there is more.

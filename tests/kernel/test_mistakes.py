@@ -109,7 +109,7 @@ def test_a_cell_without_code_is_no_mistake(notebook: Notebook, cell: str) -> Non
         ("counters.nope.call()", "AttributeError", "no endpoint 'nope'; its endpoints: add, divide, lock"),
         ("counters.plain.call()", "RuntimeError", "mark it with @endpoint"),
         ("counters.lock.call().get()", "ActorError", "cannot be pickled: TypeError"),
-        ("counters.slice(gpus=9)", "IndexError", "gpus=9 is out of range"),
+        ("counters.slice(gpus=9)", "OutOfRange", "gpus=9 is out of range"),
         ("mesh.spawn('wrong', dict)", "ValueError", "is not a subclass of Actor"),
         ("mesh.spawn('wrong', Counter, threading.Lock())", "PickleError", "an argument of Counter cannot be pickled"),
         ("mesh.spawn('wrong', Counter, 1, 2)", "TypeError", "Counter(start=0): too many positional arguments"),

@@ -113,11 +113,12 @@ def test_one_that_nothing_came_to_ends_too(screen: Watched) -> None:
 def test_a_screen_that_fails_costs_only_what_it_was_to_show(
     screen: Watched, forwarder: Forwarder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    screen.failures.append(OSError("closed"))
-    for text in ("lost\n", "kept\n"):
+    """It is logged once: a closed pipe stays closed."""
+    screen.failures += [OSError("closed"), OSError("closed")]
+    for text in ("lost\n", "lost as well\n", "kept\n"):
         forwarder.take(chunk(text))
         assert screen.next() == [text]
-    assert caplog.messages == ["output of ranks could not be shown"]
+    assert caplog.messages == ["output of ranks could not be shown: OSError: closed"]
 
 
 def test_a_script_shows_lines_with_mesh_and_ranks(capsys: pytest.CaptureFixture[str]) -> None:
