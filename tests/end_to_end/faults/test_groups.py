@@ -142,8 +142,8 @@ def test_ranks_that_wait_for_one_that_does_not_come_are_freed(spawn_procs, missi
     procs = spawn_procs(3)
     here = slice(1, 3) if missing == 0 else slice(0, 2)
     stuck = procs.spawn("ranks", Rank).slice(gpus=here).run.call(time_of_failure, join)
-    # The others are a step further than rank 0, if that is there: they wait for the address of the one that is missing.
-    where = ("_create_c10d_store", "_new_process_group_helper")
+    # The others are a step further than rank 0, if that is there: they wait for what it or the missing one puts there.
+    where = ("_create_c10d_store", "_agree_on_next", "_new_process_group_helper")
     aborted = abort_stuck(procs.spawn("watchers", Rank).slice(gpus=here), *where)
     assert ["a process group that was being made"] in [what for _, what in aborted]
     assert all("DistNetworkError" in why for _, why in stuck.get(PATIENCE).values())
