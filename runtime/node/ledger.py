@@ -135,7 +135,7 @@ class Ledger:
             charge.failed = [ranks[node] for node in failed]
 
     def lose(self, node: str, report: str, *, stopped: bool, ended_by: str = "") -> list[tuple[OwnedMesh, MeshFailure]]:
-        """Note the end of a process and return the failures to report; `ended_by` says who asked for the end.
+        """Note the end of a process and return the failures to report; `ended_by` says what asked for the end.
 
         An owner that gets failures of actors in the process gets none of the process itself.
         """
