@@ -258,11 +258,12 @@ class Capture:
     def _send_now(self, *, follow: bool) -> None:
         with self._sending:
             self._turn()
+            ends = self._file_ends()
             self._send_waiting()
             for writer, emission in self._screens.due(monotonic()):
                 self._send(*writer, emission)
             if follow:
-                self._send_files()
+                self._send_files(ends)
                 self._last_words.trim()
 
     def _turn(self) -> None:
@@ -274,8 +275,9 @@ class Capture:
 
     def _send_all(self) -> None:
         self._turn()
+        ends = self._file_ends()
         self._send_waiting()
-        self._send_files()
+        self._send_files(ends)
         self._send_held()
 
     def _send_held(self) -> None:
@@ -307,9 +309,13 @@ class Capture:
         if parts:
             yield last, *now, "".join(parts)
 
-    def _send_files(self) -> None:
-        for file in self._files:
-            for text in file.read():
+    def _file_ends(self) -> list[int]:
+        """Return how far to read the files; taken before Python's text is, so that earlier text is sent first."""
+        return [file.size for file in self._files]
+
+    def _send_files(self, ends: list[int]) -> None:
+        for file, end in zip(self._files, ends, strict=True):
+            for text in file.read(end):
                 read = msgspec.structs.replace(self._read, **{file.stream: file.position})
                 self._pass_on(self.main_origin(), file.stream, text, read)
 

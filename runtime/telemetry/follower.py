@@ -32,9 +32,18 @@ class Follower:
         self._freed = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def read(self) -> Iterator[str]:
-        """The text that is new now, in pieces; not what comes meanwhile, or a fast writer would never let us go."""
-        end = os.fstat(self._descriptor).st_size
+    @property
+    def size(self) -> int:
+        """How many bytes the file has now."""
+        return os.fstat(self._descriptor).st_size
+
+    def read(self, end: int | None = None) -> Iterator[str]:
+        """Yield the new text in pieces, up to the position `end`.
+
+        The default is the file's size now: a fast writer would otherwise never let this reader finish.
+        """
+        if end is None:
+            end = self.size
         if end < self._position:
             self._position = self._freed = 0  # somebody truncated it: what is there now is new
         while self._position < end:
@@ -58,7 +67,7 @@ class Follower:
     @property
     def has_news(self) -> bool:
         """Whether the file has another length than what has been read of it."""
-        return os.fstat(self._descriptor).st_size != self._position
+        return self.size != self._position
 
     def close(self) -> None:
         os.close(self._descriptor)

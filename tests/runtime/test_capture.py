@@ -222,6 +222,22 @@ def test_what_goes_past_python_comes_with_the_cell_that_runs(tmp_path: Path, cap
     ]
 
 
+def test_text_written_while_earlier_text_is_sent_keeps_its_place_before_text_of_c(tmp_path: Path) -> None:
+    chunks: list[OutputChunk] = []
+
+    def send(chunk: OutputChunk) -> None:
+        chunks.append(chunk)
+        if chunk.text == "first\n":
+            capture.stdout.write("second\n")
+            (tmp_path / "node.out").write_bytes(b"from C\n")
+
+    capture = Capture(send, "mesh", 0, tmp_path, "node")
+    capture.stdout.write("first\n")
+    capture.flush()
+    capture.flush()
+    assert [chunk.text for chunk in chunks] == ["first\n", "second\n", "from C\n"]
+
+
 def test_stderr_is_kept_for_the_day_the_process_dies(tmp_path: Path, captured: Captured) -> None:
     captured.capture.stdout.write("not this\n")
     captured.capture.stderr.write("but this\n")
