@@ -6,13 +6,14 @@ Small whatever was recorded: what is below a pixel is merged, and the more lanes
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from meshbook.magics.timeline import Timeline
 from meshbook.magics.tracing import Trace, ranks_of, take_trace
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.telemetry.lanes import Lane, thin_out
+from meshbook.widgets.protocol import TimelineLane, TimelineReply, TimelineSpan
 
 if TYPE_CHECKING:
     from meshbook.magics.meshes import NotebookMesh
@@ -23,7 +24,7 @@ MOST_IN_ALL = 60_000
 FEWEST_SPANS = 24
 
 
-async def take_timeline(notebook: Notebook, mesh: NotebookMesh, cell: int | None = None) -> dict[str, Any]:
+async def take_timeline(notebook: Notebook, mesh: NotebookMesh, cell: int | None = None) -> TimelineReply:
     """The timeline of the last cell, or of that one, on the ranks of a mesh; also of one that runs.
 
     On any event loop. Ranks that do not answer within three seconds are left out, which `notes` say. MeshError where
@@ -36,7 +37,7 @@ async def take_timeline(notebook: Notebook, mesh: NotebookMesh, cell: int | None
     return await asyncio.to_thread(timeline_of, trace, mesh.name)
 
 
-def timeline_of(trace: Trace, mesh: str) -> dict[str, Any]:
+def timeline_of(trace: Trace, mesh: str) -> TimelineReply:
     """What a view draws of a mesh's ranks, in seconds since the begin of the cell; nothing where a rank was idle."""
     timeline = Timeline(trace)
     lanes = timeline.lanes.get(mesh, {})
@@ -51,13 +52,13 @@ def timeline_of(trace: Trace, mesh: str) -> dict[str, Any]:
     }
 
 
-def _describe(rank: int, lane: Lane, start: int) -> Mapping[str, Any]:
+def _describe(rank: int, lane: Lane, start: int) -> TimelineLane:
     return {"label": f"rank {rank}", "rank": rank, "spans": list(_spans_of(lane, start))}
 
 
-def _spans_of(lane: Lane, start: int) -> Iterator[list[Any]]:
+def _spans_of(lane: Lane, start: int) -> Iterator[TimelineSpan]:
     for segment in lane:
         if segment.state != "idle":
             awaited = f", for {name_ranks(segment.awaited)}" if segment.awaited else ""
             begin, end = (round((time - start) / 1e9, 6) for time in segment[:2])
-            yield [begin, end, segment.state, segment.name + awaited]
+            yield begin, end, segment.state, segment.name + awaited

@@ -6,14 +6,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from meshbook.widgets.protocol import EmptyReply, Reply
 from meshbook.widgets.source import Source
 
 
 @dataclass(frozen=True)
 class Answer:
-    """To a request of a view: what the protocol says of its reply, without `kind`, `id` and `ok`."""
+    """The answer to a request of a view: a reply of the protocol and its buffers."""
 
-    content: Mapping[str, Any] = field(default_factory=dict)
+    content: Reply = field(default_factory=EmptyReply)
     buffers: Sequence[bytes] = ()
 
 

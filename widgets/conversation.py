@@ -27,10 +27,11 @@ from meshbook.runtime.queues import get_within
 from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS, METRICS
 from meshbook.widgets.board import Answer, Board
 from meshbook.widgets.model import DashboardModel, Update
+from meshbook.widgets.protocol import ReplyMessage
 from meshbook.widgets.pulse import Budget, Pulse
 
 logger = logging.getLogger(__name__)
-Send: TypeAlias = Callable[[dict[str, Any], Sequence[bytes]], object]
+Send: TypeAlias = Callable[[Mapping[str, object], Sequence[bytes]], object]
 ASIDE: Final = frozenset({"act", "logs", "timeline"})  # requests that may take long
 MOST_ASIDE = 8  # of them at once
 ACTIVE_FOR = 2.0  # seconds after something has changed
@@ -48,7 +49,7 @@ class Conversation:
         self._pulse = Pulse(clock())
         self._budget = Budget()
         self._mail: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self._outbox: deque[tuple[dict[str, Any], Sequence[bytes], int]] = deque()
+        self._outbox: deque[tuple[Mapping[str, object], Sequence[bytes], int]] = deque()
         self._lock = threading.Lock()  # guards the thread's begin and end
         self._thread: threading.Thread | None = None
         self._is_closed = False
@@ -157,7 +158,7 @@ class Conversation:
         self._put(update.content, update.buffers)
         self._pulse.published(self._seq)
 
-    def _put(self, content: dict[str, Any], buffers: Sequence[bytes] = ()) -> None:
+    def _put(self, content: Mapping[str, object], buffers: Sequence[bytes] = ()) -> None:
         size = len(msgspec.json.encode(content, enc_hook=str)) + sum(map(len, buffers))
         self._outbox.append((content, buffers, size))
 
@@ -241,13 +242,15 @@ class Conversation:
     # -- replies -----------------------------------------------------------------
 
     def _reply(self, request: dict[str, Any], answer: Answer) -> None:
-        self._put(dict(answer.content) | {"kind": "reply", "id": request.get("id"), "ok": True}, answer.buffers)
+        head: ReplyMessage = {"kind": "reply", "id": request.get("id"), "ok": True}
+        self._put({**answer.content, **head}, answer.buffers)
 
     def _refuse(self, request: dict[str, Any], error: BaseException) -> None:
         if request.get("id") is None:
             raise error  # nobody waits for an answer: it is told as a fault
         text = str(error) or type(error).__name__
-        self._put({"kind": "reply", "id": request["id"], "ok": False, "error": text})
+        reply: ReplyMessage = {"kind": "reply", "id": request["id"], "ok": False, "error": text}
+        self._put(reply)
 
     def _begin_aside(self, request: dict[str, Any]) -> None:
         if self._aside >= MOST_ASIDE:

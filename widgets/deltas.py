@@ -7,12 +7,20 @@ changes never add up.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from meshbook.widgets.protocol import BufferName
+
 Array: TypeAlias = npt.NDArray[np.generic]
+ArrayName = Literal["state", "value"]
+# The whole array; the ranks that changed, and their values.
+_BUFFERS: Final[dict[ArrayName, tuple[BufferName, BufferName, BufferName]]] = {
+    "state": ("states", "state_ranks", "state_values"),
+    "value": ("values", "value_ranks", "value_values"),
+}
 _RANK_BYTES = 4
 
 
@@ -20,23 +28,25 @@ _RANK_BYTES = 4
 class Packed:
     """Buffers by their names, in this order; none where nothing has changed."""
 
-    names: tuple[str, ...] = ()
+    names: tuple[BufferName, ...] = ()
     buffers: tuple[bytes, ...] = ()
 
 
-def pack_whole(name: str, array: Array) -> Packed:
-    """All of an array, under the plural of its name."""
-    return Packed((f"{name}s",), (_bytes_of(array),))
+def pack_whole(name: ArrayName, array: Array) -> Packed:
+    """All of an array."""
+    whole, _, _ = _BUFFERS[name]
+    return Packed((whole,), (_bytes_of(array),))
 
 
-def pack_changes(name: str, array: Array, changed: npt.NDArray[np.bool_]) -> Packed:
+def pack_changes(name: ArrayName, array: Array, changed: npt.NDArray[np.bool_]) -> Packed:
     """What has changed, as ranks and their values; the whole array where that is shorter."""
     ranks = np.flatnonzero(changed)
     if not len(ranks):
         return Packed()
     if len(ranks) * (_RANK_BYTES + array.itemsize) >= array.nbytes:
         return pack_whole(name, array)
-    return Packed((f"{name}_ranks", f"{name}_values"), (_bytes_of(ranks.astype(np.uint32)), _bytes_of(array[ranks])))
+    _, *changes = _BUFFERS[name]
+    return Packed(tuple(changes), (_bytes_of(ranks.astype(np.uint32)), _bytes_of(array[ranks])))
 
 
 def _bytes_of(array: Array) -> bytes:

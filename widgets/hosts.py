@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from meshbook.runtime.telemetry.vitals import Metric, Vitals
-from meshbook.widgets.protocol import State
+from meshbook.widgets.protocol import HostEntry, State
 from meshbook.widgets.source import MeshFacts
 from meshbook.widgets.states import States
 
@@ -20,7 +18,7 @@ _DECIMALS = 2  # the rest is what an idle process uses
 _NAMES = [state.name.lower() for state in State]
 
 
-def roll_up(mesh: MeshFacts, vitals: Vitals, states: States) -> list[dict[str, Any]]:
+def roll_up(mesh: MeshFacts, vitals: Vitals, states: States) -> list[HostEntry]:
     """The section "hosts": an entry for each host, in the mesh's order. Sums; of `gpu` it is the mean."""
     host_of = np.asarray(mesh.host_of)
     counts = _count(host_of, states, len(mesh.hosts))
@@ -45,7 +43,7 @@ def _count(host_of: npt.NDArray[np.intp], states: States, hosts: int) -> list[tu
 
 
 @functools.lru_cache(maxsize=1024)  # most hosts are like others
-def _told(counts: tuple[int, ...]) -> Mapping[str, int]:
+def _told(counts: tuple[int, ...]) -> dict[str, int]:
     return {name: count for name, count in zip(_NAMES, counts, strict=True) if count}
 
 

@@ -10,6 +10,7 @@ import msgspec
 from meshbook.runtime.telemetry.logbook import Logbook
 from meshbook.runtime.telemetry.logsearch import Page, Query, find_lines
 from meshbook.runtime.telemetry.patterns import QueryError
+from meshbook.widgets.protocol import LogsReply
 
 
 class LogsRequest(msgspec.Struct, frozen=True):
@@ -21,7 +22,7 @@ class LogsRequest(msgspec.Struct, frozen=True):
     limit: int = 500
 
 
-def answer_logs(logbook: Logbook, ranks: Mapping[str, int], content: Mapping[str, Any]) -> dict[str, Any]:
+def answer_logs(logbook: Logbook, ranks: Mapping[str, int], content: Mapping[str, Any]) -> LogsReply:
     """The reply to a "logs" message, but for its id. `ranks`: the processes that are meant, and their numbers.
 
     Takes half a second at most, from any thread. QueryError where the message cannot be read.
@@ -36,10 +37,15 @@ def answer_logs(logbook: Logbook, ranks: Mapping[str, int], content: Mapping[str
     )
 
 
-def reply_of(page: Page) -> dict[str, Any]:
+def reply_of(page: Page) -> LogsReply:
     """A page as the view reads it."""
     return {
-        "lines": [list(line) for line in page.lines],
-        "live": [list(line) for line in page.live],
-        **{name: getattr(page, name) for name in ("first", "next", "end", "dropped", "matches", "partial")},
+        "lines": page.lines,
+        "live": page.live,
+        "first": page.first,
+        "next": page.next,
+        "end": page.end,
+        "dropped": page.dropped,
+        "matches": page.matches,
+        "partial": page.partial,
     }

@@ -11,9 +11,9 @@ from one thread at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 import numpy as np
 
@@ -23,10 +23,20 @@ from meshbook.widgets.channels import KINDS, Scale, values_of
 from meshbook.widgets.deltas import Packed
 from meshbook.widgets.grid import Grid
 from meshbook.widgets.hosts import roll_up
-from meshbook.widgets.protocol import CHANNELS, Channel, State
+from meshbook.widgets.protocol import (
+    CHANNELS,
+    CellSection,
+    Channel,
+    ChannelSection,
+    HostProcesses,
+    Sections,
+    SelectedSection,
+    State,
+    StateMessage,
+    WorstEntry,
+)
 from meshbook.widgets.sections import (
     MOST_PROCESSES,
-    Section,
     bars_section,
     cell_section,
     counts_on,
@@ -53,7 +63,7 @@ _MEASURED = {"channel", "worst", "hosts", "topology"}
 class Update:
     """One message for all views. `eventful`: it tells more than new measurements of a mesh at rest."""
 
-    content: dict[str, Any]
+    content: StateMessage
     buffers: list[bytes]
     eventful: bool
 
@@ -65,7 +75,7 @@ class Selected:
     sel: str = ""
     ranks: tuple[int, ...] = ()
 
-    def section(self) -> dict[str, Any]:
+    def section(self) -> SelectedSection:
         """As the views get it."""
         return {"sel": self.sel, "ranks": format_ranks(self.ranks), "count": len(self.ranks)}
 
@@ -130,7 +140,7 @@ class DashboardModel:
     def _forget(self) -> None:
         """Nothing counts as told any more."""
         self._grid = Grid()
-        self._told: dict[str, Section] = {}
+        self._told: Sections = {}
         self._cell_told_at = 0.0
         self._due_at: dict[str, float] = {}
         self._ill = 0
@@ -143,14 +153,20 @@ class DashboardModel:
         self._awaited.follow(states, now)
         self.busy = look.cell is not None or bool(np.isin(states, _AT_WORK).any())
         packed, channel = self._colour(look, states, now)
-        found = {"channel": channel} | self._at_once(look, states) | dict(self._slow(look, states, now))
-        news = dict(self._news(found, now))
+        found: Sections = {"channel": channel} | self._at_once(look, states) | self._slow(look, states, now)
+        news = self._news(found, now)
         if not news and not packed.names:
             return None
         self._seq += 1
-        head = {"kind": "state", "seq": self._seq, "full": is_full, "buffers": list(packed.names)}
+        content: StateMessage = {
+            "kind": "state",
+            "seq": self._seq,
+            "full": is_full,
+            "buffers": list(packed.names),
+            **news,
+        }
         eventful = self.busy or bool(news.keys() - _MEASURED) or any("state" in name for name in packed.names)
-        return Update(head | news, list(packed.buffers), eventful)
+        return Update(content, list(packed.buffers), eventful)
 
     def _begin(self, mesh: MeshFacts) -> None:
         if self._mesh is None or self._mesh.dims != mesh.dims:
@@ -160,7 +176,7 @@ class DashboardModel:
         self._show(self._channel)
         self._forget()
 
-    def _colour(self, look: Look, states: States, now: float) -> tuple[Packed, Section]:
+    def _colour(self, look: Look, states: States, now: float) -> tuple[Packed, ChannelSection]:
         """The arrays that colour the grid, and the channel with its scale."""
         values = values_of(self._channel, look.vitals, states)
         least = lag_of(look.vitals, states) if self._channel == "skew" else 0.0
@@ -168,10 +184,10 @@ class DashboardModel:
         packed = self._grid.pack(states, None if self._channel == "state" else values, high - low)
         return packed, {"name": self._channel, "unit": KINDS[self._channel].unit, "low": low, "high": high}
 
-    def _at_once(self, look: Look, states: States) -> dict[str, Section]:
+    def _at_once(self, look: Look, states: States) -> Sections:
         """The sections that cost little."""
-        told = {} if "mesh" in self._told else {"mesh": mesh_section(look.mesh)}
-        return told | {
+        mesh: Sections = {} if "mesh" in self._told else {"mesh": mesh_section(look.mesh)}
+        return mesh | {
             "counts": counts_of(states),
             "cell": cell_section(look.cell),
             "pauses": pauses_section(look.pauses),
@@ -181,15 +197,17 @@ class DashboardModel:
             "selected": self.selected.section(),
         }
 
-    def _slow(self, look: Look, states: States, now: float) -> Iterator[tuple[str, Section]]:
+    def _slow(self, look: Look, states: States, now: float) -> Sections:
         """The sections that are long, or change with every measurement, where they are due."""
+        slow: Sections = {}
         before, self._ill = self._ill, count_ill(states)
         if self._is_due("worst", now) or before != self._ill:
-            yield "worst", self._worst(look, states)
+            slow["worst"] = self._worst(look, states)
         if self._is_due("topology", now):
-            yield "topology", self._topology(look)
+            slow["topology"] = self._topology(look)
         if self._is_due("hosts", now, max(SLOWLY, len(look.mesh.hosts) / HOSTS_A_SECOND)):
-            yield "hosts", roll_up(look.mesh, look.vitals, states)
+            slow["hosts"] = roll_up(look.mesh, look.vitals, states)
+        return slow
 
     def _is_due(self, section: str, now: float, every: float = SLOWLY) -> bool:
         if now < self._due_at.get(section, now):
@@ -197,28 +215,28 @@ class DashboardModel:
         self._due_at[section] = now + every
         return True
 
-    def _worst(self, look: Look, states: States) -> Section:
+    def _worst(self, look: Look, states: States) -> list[WorstEntry]:
         worst = worst_of(self._channel, look.vitals, states, self._awaited.told())
         metric = metric_of(self._channel, look.vitals)
         histories = self._source.series([each.rank for each in worst], [metric])
         return worst_section(worst, np.asarray(histories)[:, 0])
 
-    def _topology(self, look: Look) -> Section:
+    def _topology(self, look: Look) -> list[HostProcesses]:
         size = look.mesh.size
         chosen = self.selected.ranks or range(size)
         ranks = [rank for rank in chosen[:MOST_PROCESSES] if rank < size]
         return topology_section(look.mesh, ranks, self._source.details(ranks))
 
-    def _news(self, found: Mapping[str, Section], now: float) -> Iterator[tuple[str, Section]]:
-        """Those sections that the views do not have; they count as told."""
-        for name, section in found.items():
-            if name not in self._told or not self._is_told(name, section, now):
-                self._told[name] = section
-                if name == "cell":
-                    self._cell_told_at = now
-                yield name, section
+    def _news(self, found: Sections, now: float) -> Sections:
+        """The sections that the views do not have yet. They count as sent."""
+        news = {name: section for name, section in found.items() if not self._is_told(name, section, now)}
+        if "cell" in news:
+            self._cell_told_at = now
+        sections = cast(Sections, news)
+        self._told |= sections
+        return sections
 
-    def _is_told(self, name: str, section: Section, now: float) -> bool:
-        if name == "cell":
-            return counts_on(self._told[name], section, now - self._cell_told_at)
-        return self._told[name] == section
+    def _is_told(self, name: str, section: object, now: float) -> bool:
+        if name == "cell" and "cell" in self._told:
+            return counts_on(self._told["cell"], cast("CellSection | None", section), now - self._cell_told_at)
+        return name in self._told and self._told.get(name) == section

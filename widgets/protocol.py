@@ -1,108 +1,417 @@
-"""What the dashboard's Python and its JavaScript say to each other: the words, and nothing else.
+"""The messages between the dashboard's Python and its JavaScript. Nothing else is here.
 
-The model lives in the kernel and is small; a view (there may be several) has only what it was told.
-Everything travels as custom messages of the widget, none as a synced trait: they are not throttled by the front end,
-are handled while a cell runs, and nothing of them is saved in the notebook. Buffers are little-endian arrays.
+The model runs in the kernel. A view is one display of the widget, and there may be several; all views receive the same
+states. Everything travels as custom messages of the widget, none as a synced trait: the front end does not throttle
+them, the kernel handles them while a cell runs, and a notebook does not save them. Buffers are little-endian arrays.
 
-Kernel to views
-    {"kind": "state", "seq": 7, "full": false, ...sections}, buffers as `buffers` names them, in that order
-        Once a tick, to all views; `full` has every section, else those that have changed. A view that misses a number
-        asks with "open" again. Sections (each replaces what the view had of it; "ranks" are texts for people, "0-2,5",
-        which are selectors as well):
-        "mesh"      {"name", "dims": [["hosts", 2], ["gpus", 8]], "hosts": ["node1", ...], "host_of": [0, 0, 1, ...],
-                     "alive": true}; with it the view begins anew. Ranks are numbered in row-major order of dims.
-        "buffers"   ["states"] or ["state_ranks", "state_values"], then ["values"] or ["value_ranks", "value_values"]:
-                    states: uint8, a `State` for each rank; or uint32 ranks that have changed, and their uint8 states.
-                    values: float32 of the channel that is shown, NaN where not known; or uint32 ranks and float32.
-                    With another "channel" all its values come; "state" has none.
-        "channel"   {"name": "memory", "unit": "bytes", "low": 0, "high": 1e9}: of `values`; the ends of its scale
-        "counts"    {"idle": 6, "running": 2}: ranks by the lower-case name of their `State`, none that are 0
-        "cell"      null, or {"number": 9, "title": "cell 9", "seconds": 3.2, "ranks": "0-7", "waits": "", "jobs": 1,
-                    "interruptible": true}: what runs in the foreground, or the first job; the view counts on
-        "worst"     [{"rank": 3, "value": 12.5, "text": "others have waited 12 s for it", "history": [...]}, ...]: at
-                    most five. "value" is null where not known; history: the last 5 minutes in 60 points, null where
-                    not known
-        "hosts"     [{"name", "ranks": 8, "counts": {...}, "cpu": 3.2, "memory": 1e9, "gpu": 0.9, "gpu_memory": 1e9}]
-        "topology"  [{"host", "procs": [{"rank", "pid", "actors": [{"name", "queued", "endpoint"}]}]}]: of at most 64
-                    processes: those that are selected, or else the first
-        "stacks"    null, or {"at": "12:01:03", "groups": [{"ranks": "0-2,5", "title": "main thread: in all_reduce",
-                    "frames": [["cell 9:14", "dist.all_reduce(x)"], ...]}]}
-        "pauses"    [{"ranks": "3", "what": "in the debugger", "place": "cell 9:14"}]
-        "bars"      [{"text": "train  60% 6/10", "fraction": 0.6, "ranks": "0-7", "low": 0.5, "high": 0.7}]
-        "events"    [{"at": "12:01:03", "kind": "healed", "ranks": "3", "text": "..."}]: the last ten
-        "selected"  {"sel": "failed", "ranks": "3,7", "count": 2}: what all views have selected
-    {"kind": "reply", "id": 12, "ok": true, ...}, or {..., "ok": false, "error": "what to do"}: to a request with an id
+Kernel to views: `StateMessage`, once a tick, and `ReplyMessage`, to each request with an id.
+Views to the kernel: the members of `ViewMessage`. Those with an id are requests; `Replies` has the reply to each.
 
-Views to the kernel
-    {"kind": "open", "view": "ab12"}    a view is shown: answered by a full state. Also after a gap in the numbers.
-    {"kind": "close", "view": "ab12"}   it is not shown any more
-    {"kind": "ack", "view", "seq"}      every tenth state; a view that acknowledges none of forty gets no more
-    {"kind": "channel", "name"}         show this channel: one of `CHANNELS`
-    and, each with an "id", answered by a reply:
-    {"kind": "select", "sel": "0-3"}    a selector as in `%%mesh`, or "" for nothing. Reply: {"ranks": "0-3",
-                                        "count": 4}, or what was not understood
-    {"kind": "act", "action", "sel", "cell": 9}
-                                        one of `ACTIONS` on these ranks. Reply: {"text": "what was done"}; of "stacks"
-                                        the section comes with the next state; of "profile" {"html": "..."} beside it.
-                                        "cell": the number that the view shows, or null: no other one is interrupted,
-                                        for what a view says may wait until its cell has ended
-    {"kind": "history", "ranks": [3], "metrics": ["memory", "cpu"]}
-                                        Reply: {"seconds": 300, "shape": [ranks, metrics, points]}, buffer float32: a
-                                        value a second, the newest last
-    {"kind": "logs", "sel", "query": {"text": "loss", "regex": false, "case": false, "stream": "stderr" or "", "cell": 9
-     or null}, "after": 0, "before": null, "limit": 500}
-                                        Reply: {"lines": [[serial, seconds since 1970, rank, stream, cell, text], ...],
-                                        "first": 17, "next": 930, "end": 930, "dropped": 0, "matches": 12,
-                                        "partial": false, "live": [[rank, stream, cell, text], ...]}: those that match,
-                                        in order of arrival; text may be ANSI-coloured, and is matched without. Serials
-                                        begin at 1. "after" 0: the newest lines, where a view begins; more: those from
-                                        this serial on, for which a view sends the "next" of the reply before. "before"
-                                        (and not "after"): the newest lines before that serial, to scroll back. "first"
-                                        and "end": the oldest line that is kept, and one past the newest; "next" below
-                                        "end": there is more. "dropped": so many lines are kept no more. "matches":
-                                        how many lines match of all that were looked at, those beyond the limit too;
-                                        "partial": not all were, for want of time. "live": rows and lines without an end
-                                        as they are now, in place of those of the reply before; only with no "before"
-    {"kind": "timeline", "cell": null}  the last cell, or that one. Reply: {"cell": 9, "seconds": 3.2, "lanes":
-                                        [{"label": "rank 0", "rank": 0, "spans": [[start, end, kind, name], ...]}]},
-                                        in seconds; kind is one of `LANES`; where there is no span it is idle.
-                                        "cell" may be one that runs ("open": true), and "notes" are for a person
-
-All text that came from a rank is shown as text, never as markup.
+`static/protocol.d.ts` is generated from this module: run `python -m meshbook.widgets.typescript` after a change here.
+A view shows all text that comes from a rank as text, never as markup.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Final, Literal
+from typing import Final, Literal, NotRequired, TypeAlias, TypedDict
+
+from meshbook.runtime.telemetry.lanes import State as LaneState
+from meshbook.runtime.telemetry.logsearch import Line as LogLine
+from meshbook.runtime.telemetry.logsearch import LiveLine as LiveLogLine
+from meshbook.runtime.telemetry.logsearch import Query as LogQuery
+from meshbook.runtime.telemetry.vitals import Metric
 
 
 class State(IntEnum):
-    """How a rank is; each has a colour and a shape. The first that holds, from the end of the list."""
+    """The state of a rank; each has a colour and a shape. Where several hold, the highest number wins."""
 
     IDLE = 0
     RUNNING = 1
     IN_COLLECTIVE = 2
     PAUSED = 3  # at a prompt, or in the debugger
     STARTING = 4
-    ERROR = 5  # its last cell has failed
-    STUCK = 6  # a cell has ended without its answer, and it still runs that
-    STALE = 7  # it gives no sign of life
+    ERROR = 5  # its last cell failed
+    STUCK = 6  # still runs a cell that ended without its answer
+    STALE = 7  # no heartbeat
     DEAD = 8
 
 
 Channel = Literal["state", "memory", "cpu", "gpu_memory", "gpu", "step", "skew", "queued", "age"]
-# What may colour the grid; "skew" is how much longer a rank's step takes than the median, in seconds.
+# The values that can colour the grid. "skew" is how much longer a rank's step takes than the median step, in seconds.
 CHANNELS: Final[tuple[Channel, ...]] = ("state", "memory", "cpu", "gpu_memory", "gpu", "step", "skew", "queued", "age")
 
 Action = Literal["interrupt", "kill", "restart", "heal", "stacks", "profile"]
 ACTIONS: Final[tuple[Action, ...]] = ("interrupt", "kill", "restart", "heal", "stacks", "profile")
 
-Lane = Literal["running", "collective", "waiting", "transfer", "idle"]
-LANES: Final[tuple[Lane, ...]] = ("running", "collective", "waiting", "transfer", "idle")
-
 ACTIVE_HERTZ = 4.0  # ticks a second while something runs or changes
-IDLE_HERTZ = 1.0  # else; and none once nothing has happened for `QUIET_AFTER`, or nobody looks
-QUIET_AFTER = 300.0  # seconds: all that is published counts as activity, and a kernel that is idle may be culled
-MOST_UNACKNOWLEDGED = 40  # states
-ACKNOWLEDGED_EVERY = 10
+IDLE_HERTZ = 1.0  # otherwise; none after `QUIET_AFTER` seconds without an event, and none without views
+QUIET_AFTER = 300.0  # seconds: each published message counts as activity, and a server may cull an idle kernel
+MOST_UNACKNOWLEDGED = 40  # states, after which a view gets no more
+ACKNOWLEDGED_EVERY = 10  # states
+
+
+# -- states --------------------------------------------------------------------------
+
+Dim: TypeAlias = tuple[str, int]
+Frame: TypeAlias = tuple[str, str]
+BufferName = Literal["states", "state_ranks", "state_values", "values", "value_ranks", "value_values"]
+
+
+class MeshSection(TypedDict):
+    """The mesh. A view starts anew with each of these.
+
+    `dims` are names and sizes; ranks are numbered in row-major order of them. `host_of` has the index in `hosts` for
+    each rank. `alive` is false once the mesh is down.
+    """
+
+    name: str
+    dims: list[Dim]
+    hosts: list[str]
+    host_of: list[int]
+    alive: bool
+
+
+class ChannelSection(TypedDict):
+    """The channel that colours the grid: its unit, and the ends of its scale."""
+
+    name: Channel
+    unit: str
+    low: float
+    high: float
+
+
+class CellSection(TypedDict):
+    """The cell that runs in the foreground, or else the first job.
+
+    `seconds` since it began; the view keeps counting. `waits` says what the cell waits for before it begins. `jobs` is
+    the number of background jobs.
+    """
+
+    number: int | None
+    title: str
+    seconds: float
+    ranks: str
+    waits: str
+    jobs: int
+    interruptible: bool
+
+
+class WorstEntry(TypedDict):
+    """A rank that needs attention, at most five. `history`: the last five minutes in 60 points; null is unknown."""
+
+    rank: int
+    value: float | None
+    text: str
+    history: list[float | None]
+
+
+class HostEntry(TypedDict):
+    """The ranks of a host: how many, in which states, and what they use together. `memory` in bytes, `gpu` a share."""
+
+    name: str
+    ranks: int
+    counts: dict[str, int]
+    cpu: float | None
+    memory: float | None
+    gpu: float | None
+    gpu_memory: float | None
+
+
+class ActorEntry(TypedDict):
+    """An actor: how many messages are queued for it, and the endpoint that it runs, or ""."""
+
+    name: str
+    queued: int
+    endpoint: str
+
+
+class ProcessEntry(TypedDict):
+    """A worker process and its actors. `pid` is null while it is unknown."""
+
+    rank: int
+    pid: int | None
+    actors: list[ActorEntry]
+
+
+class HostProcesses(TypedDict):
+    """The worker processes of a host."""
+
+    host: str
+    procs: list[ProcessEntry]
+
+
+class StackEntry(TypedDict):
+    """Ranks with the same stack. `frames` are (place, source line), the outermost first."""
+
+    ranks: str
+    title: str
+    frames: list[Frame]
+
+
+class StacksSection(TypedDict):
+    """The stacks that were taken last. `at` is the time of day."""
+
+    at: str
+    groups: list[StackEntry]
+
+
+class PauseEntry(TypedDict):
+    """Ranks that wait for a person, for example "in the debugger", at a place such as "cell 9:14"."""
+
+    ranks: str
+    what: str
+    place: str
+
+
+class BarEntry(TypedDict):
+    """A progress bar that ranks share. `fraction` is the median; `low` and `high` are the extremes; null is unknown."""
+
+    text: str
+    fraction: float | None
+    ranks: str
+    low: float | None
+    high: float | None
+
+
+class EventEntry(TypedDict):
+    """An event of the mesh. `at` is the time of day."""
+
+    at: str
+    kind: str
+    ranks: str
+    text: str
+
+
+class SelectedSection(TypedDict):
+    """The ranks that all views have selected, and the selector that selected them."""
+
+    sel: str
+    ranks: str
+    count: int
+
+
+class Sections(TypedDict, total=False):
+    """The parts of a state. Each replaces the one that the view had.
+
+    `ranks` in them are texts such as "0-2,5", for people; they are selectors as well. `counts` has the number of ranks
+    by the lower-case name of their `State`, without zeros. `topology` has at most 64 processes: the selected ones, or
+    else the first. `events` has the last ten.
+    """
+
+    mesh: MeshSection
+    channel: ChannelSection
+    counts: dict[str, int]
+    cell: CellSection | None
+    worst: list[WorstEntry]
+    hosts: list[HostEntry]
+    topology: list[HostProcesses]
+    stacks: StacksSection | None
+    pauses: list[PauseEntry]
+    bars: list[BarEntry]
+    events: list[EventEntry]
+    selected: SelectedSection
+
+
+class StateMessage(Sections):
+    """What changed since the last state, or everything if `full`. A view that misses a number sends "open" again.
+
+    `buffers` names the buffers of the message, in their order: "states" (uint8, a `State` for each rank) or
+    "state_ranks" (uint32) and "state_values"; then "values" (float32 of the channel, NaN where unknown) or
+    "value_ranks" and "value_values". A new channel comes with all its values; the channel "state" has none.
+    """
+
+    kind: Literal["state"]
+    seq: int
+    full: bool
+    buffers: NotRequired[list[BufferName]]
+
+
+# -- from a view ---------------------------------------------------------------------
+
+
+class OpenMessage(TypedDict):
+    """A view is shown, or has missed a state. The kernel sends a full state."""
+
+    kind: Literal["open"]
+    view: str
+
+
+class CloseMessage(TypedDict):
+    """A view is no longer shown."""
+
+    kind: Literal["close"]
+    view: str
+
+
+class AckMessage(TypedDict):
+    """A view has received this state. Sent for every tenth; a view that acknowledges none of forty gets no more."""
+
+    kind: Literal["ack"]
+    view: str
+    seq: int
+
+
+class ChannelMessage(TypedDict):
+    """Colour the grid by this channel, in all views."""
+
+    kind: Literal["channel"]
+    name: Channel
+
+
+class SelectMessage(TypedDict):
+    """Select ranks in all views: a selector as in `%%mesh`, or "" for nothing."""
+
+    kind: Literal["select"]
+    id: int
+    sel: str
+
+
+class ActMessage(TypedDict):
+    """Do something to ranks.
+
+    `cell` is the number of the cell that the view shows, or null. Only that cell is interrupted: the message may arrive
+    after its end.
+    """
+
+    kind: Literal["act"]
+    id: int
+    action: Action
+    sel: str
+    cell: int | None
+
+
+class HistoryMessage(TypedDict):
+    """Ask for the last minutes of these metrics."""
+
+    kind: Literal["history"]
+    id: int
+    ranks: list[int]
+    metrics: list[Metric]
+
+
+class LogsMessage(TypedDict):
+    """Ask for lines of the log.
+
+    `after` 0: the newest lines. Otherwise the lines from this serial on: the `next` of the previous reply. `before`,
+    with `after` 0: the newest lines before that serial. Serials begin at 1.
+    """
+
+    kind: Literal["logs"]
+    id: int
+    sel: str
+    query: LogQuery
+    after: int
+    before: int | None
+    limit: int
+
+
+class TimelineMessage(TypedDict):
+    """Ask for the timeline of a cell; null is the last cell."""
+
+    kind: Literal["timeline"]
+    id: int
+    cell: int | None
+
+
+ViewMessage: TypeAlias = (
+    OpenMessage
+    | CloseMessage
+    | AckMessage
+    | ChannelMessage
+    | SelectMessage
+    | ActMessage
+    | HistoryMessage
+    | LogsMessage
+    | TimelineMessage
+)
+
+
+# -- replies -------------------------------------------------------------------------
+
+
+class SelectReply(TypedDict):
+    """The ranks that the selector means."""
+
+    ranks: str
+    count: int
+
+
+class ActReply(TypedDict):
+    """What was done. "profile" adds a page of HTML; the stacks of "stacks" come with the next state."""
+
+    text: str
+    html: NotRequired[str]
+
+
+class HistoryReply(TypedDict):
+    """The shape [ranks, metrics, points] of the buffer: float32, a value a second, the newest last."""
+
+    seconds: int
+    shape: list[int]
+
+
+class LogsReply(TypedDict):
+    """The lines that match, in order of arrival. Their text may have ANSI colours, which the query ignores.
+
+    `first`: the serial of the oldest line that is kept; `end`: one past the newest; `next` below `end`: there are more.
+    `dropped`: how many older lines were discarded. `matches`: how many lines match of those that were searched, beyond
+    the limit, too; `partial`: the search ran out of time. `live`: unfinished lines as they are now, in place of those
+    of the previous reply; empty with `before`.
+    """
+
+    lines: list[LogLine]
+    live: list[LiveLogLine]
+    first: int
+    next: int
+    end: int
+    dropped: int
+    matches: int
+    partial: bool
+
+
+TimelineSpan: TypeAlias = tuple[float, float, LaneState, str]
+
+
+class TimelineLane(TypedDict):
+    """What a rank did: spans of (start, end, state, name), in seconds since the cell began. Elsewhere it was idle."""
+
+    label: str
+    rank: int
+    spans: list[TimelineSpan]
+
+
+class TimelineReply(TypedDict):
+    """The timeline of a cell. `open`: the cell still runs. `notes` are sentences for people."""
+
+    cell: int
+    seconds: float
+    open: bool
+    lanes: list[TimelineLane]
+    notes: list[str]
+
+
+class EmptyReply(TypedDict):
+    """Done, and nothing to say."""
+
+
+Reply: TypeAlias = SelectReply | ActReply | HistoryReply | LogsReply | TimelineReply | EmptyReply
+
+
+class Replies(TypedDict):
+    """The reply to each kind of request."""
+
+    select: SelectReply
+    act: ActReply
+    history: HistoryReply
+    logs: LogsReply
+    timeline: TimelineReply
+
+
+class ReplyMessage(TypedDict):
+    """The reply to the request with this id: these fields and those of a `Reply`, or an `error` if it is not `ok`."""
+
+    kind: Literal["reply"]
+    id: int | None
+    ok: bool
+    error: NotRequired[str]

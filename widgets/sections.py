@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +10,22 @@ import numpy.typing as npt
 from meshbook.runtime.geometry.ranges import format_ranks
 from meshbook.runtime.telemetry.vitals import ActorLoad, ProcessDetail
 from meshbook.widgets.hosts import rounded
+from meshbook.widgets.protocol import (
+    ActorEntry,
+    BarEntry,
+    CellSection,
+    EventEntry,
+    HostProcesses,
+    MeshSection,
+    PauseEntry,
+    ProcessEntry,
+    StackEntry,
+    StacksSection,
+    WorstEntry,
+)
 from meshbook.widgets.source import Bar, CellFacts, Happening, MeshFacts, Pause, StackGroup, Stacks
 from meshbook.widgets.worst import Worst
 
-Section: TypeAlias = "dict[str, Any] | list[Any] | None"
 MOST_EVENTS = 10
 MOST_PROCESSES = 64  # of which actors are told
 HISTORY_POINTS = 60
@@ -22,14 +33,19 @@ _HISTORY_DIGITS = 5
 DRIFT = 1.0  # seconds by which a cell's clock has to be wrong to be set
 
 
-def mesh_section(mesh: MeshFacts) -> Section:
+def mesh_section(mesh: MeshFacts) -> MeshSection:
     """What a mesh is."""
     host_of = np.asarray(mesh.host_of).tolist()
-    dims = [[name, size] for name, size in mesh.dims]
-    return {"name": mesh.name, "dims": dims, "hosts": list(mesh.hosts), "host_of": host_of, "alive": mesh.alive}
+    return {
+        "name": mesh.name,
+        "dims": list(mesh.dims),
+        "hosts": list(mesh.hosts),
+        "host_of": host_of,
+        "alive": mesh.alive,
+    }
 
 
-def cell_section(cell: CellFacts | None) -> Section:
+def cell_section(cell: CellFacts | None) -> CellSection | None:
     """The cell that runs."""
     if cell is None:
         return None
@@ -44,16 +60,15 @@ def cell_section(cell: CellFacts | None) -> Section:
     }
 
 
-def counts_on(before: Section, after: Section, passed: float) -> bool:
+def counts_on(before: CellSection | None, after: CellSection | None, passed: float) -> bool:
     """Whether a view that had the section `before`, so many seconds ago, and counts on knows what `after` says."""
-    if not isinstance(before, dict) or not isinstance(after, dict):
+    if before is None or after is None:
         return before == after
-    return before | {"seconds": 0} == after | {"seconds": 0} and (
-        abs(before["seconds"] + passed - after["seconds"]) < DRIFT
-    )
+    is_same = {**before, "seconds": 0} == {**after, "seconds": 0}
+    return is_same and abs(before["seconds"] + passed - after["seconds"]) < DRIFT
 
 
-def worst_section(worst: Sequence[Worst], histories: npt.NDArray[np.float32]) -> Section:
+def worst_section(worst: Sequence[Worst], histories: npt.NDArray[np.float32]) -> list[WorstEntry]:
     """The worst, with the history of each: float32 of the shape [worst, points], the newest last."""
     return [
         {"rank": each.rank, "value": rounded(each.value), "text": each.text, "history": _shortened(history)}
@@ -73,30 +88,32 @@ def _shortened(history: npt.NDArray[np.float32]) -> list[float | None]:
     return [rounded(mean, _HISTORY_DIGITS) for mean in means.tolist()]
 
 
-def topology_section(mesh: MeshFacts, ranks: Sequence[int], details: Sequence[ProcessDetail | None]) -> Section:
+def topology_section(
+    mesh: MeshFacts, ranks: Sequence[int], details: Sequence[ProcessDetail | None]
+) -> list[HostProcesses]:
     """Hosts with their processes, of these ranks, and the actors of each."""
-    hosts: dict[str, list[dict[str, Any]]] = {}
+    hosts: dict[str, list[ProcessEntry]] = {}
     for rank, detail in zip(ranks, details, strict=True):
         hosts.setdefault(mesh.hosts[mesh.host_of[rank]], []).append(_process(rank, detail))
     return [{"host": host, "procs": procs} for host, procs in hosts.items()]
 
 
-def _process(rank: int, detail: ProcessDetail | None) -> dict[str, Any]:
+def _process(rank: int, detail: ProcessDetail | None) -> ProcessEntry:
     if detail is None:
         return {"rank": rank, "pid": None, "actors": []}
     return {"rank": rank, "pid": detail.pid, "actors": [_actor(actor) for actor in detail.actors]}
 
 
-def _actor(actor: ActorLoad) -> dict[str, Any]:
+def _actor(actor: ActorLoad) -> ActorEntry:
     return {"name": actor.name, "queued": actor.queued, "endpoint": actor.endpoint}
 
 
-def pauses_section(pauses: Sequence[Pause]) -> Section:
+def pauses_section(pauses: Sequence[Pause]) -> list[PauseEntry]:
     """Who waits for a person."""
     return [{"ranks": format_ranks(each.ranks), "what": each.what, "place": each.place} for each in pauses]
 
 
-def bars_section(bars: Sequence[Bar]) -> Section:
+def bars_section(bars: Sequence[Bar]) -> list[BarEntry]:
     """The progress bars, as shares with three digits."""
     return [
         {
@@ -110,7 +127,7 @@ def bars_section(bars: Sequence[Bar]) -> Section:
     ]
 
 
-def events_section(events: Sequence[Happening]) -> Section:
+def events_section(events: Sequence[Happening]) -> list[EventEntry]:
     """The last ten events, the newest last."""
     return [
         {"at": event.at, "kind": event.kind, "ranks": format_ranks(event.ranks), "text": event.text}
@@ -118,10 +135,10 @@ def events_section(events: Sequence[Happening]) -> Section:
     ]
 
 
-def stacks_section(stacks: Stacks | None) -> Section:
+def stacks_section(stacks: Stacks | None) -> StacksSection | None:
     """The stacks that were asked for last."""
     return None if stacks is None else {"at": stacks.at, "groups": [_group(group) for group in stacks.groups]}
 
 
-def _group(group: StackGroup) -> dict[str, Any]:
-    return {"ranks": format_ranks(group.ranks), "title": group.title, "frames": [list(each) for each in group.frames]}
+def _group(group: StackGroup) -> StackEntry:
+    return {"ranks": format_ranks(group.ranks), "title": group.title, "frames": list(group.frames)}

@@ -8,13 +8,12 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from meshbook.runtime.amounts import format_bytes, format_elapsed
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.widgets.hosts import roll_up
 from meshbook.widgets.marks import MARKS, Mark, Picture, Row, picture_of
-from meshbook.widgets.protocol import State
+from meshbook.widgets.protocol import HostEntry, State
 from meshbook.widgets.source import CellFacts, Look, MeshFacts, Pause
 from meshbook.widgets.states import ILL, states_of
 from meshbook.widgets.worst import Worst, worst_of
@@ -109,11 +108,11 @@ def _told(worst: Worst) -> str:
     return f"rank {worst.rank}: {worst.text}"
 
 
-def _is_well(host: dict[str, Any]) -> bool:
+def _is_well(host: HostEntry) -> bool:
     return not host["counts"].keys() & {state.name.lower() for state in ILL}
 
 
-def _host(host: dict[str, Any]) -> tuple[str, ...]:
+def _host(host: HostEntry) -> tuple[str, ...]:
     counts = ", ".join(f"{count} {MARKS[State[name.upper()]].title}" for name, count in host["counts"].items())
     gpu = "" if host["gpu"] is None else f"GPU {host['gpu']:.0%}"
     cpu = "" if host["cpu"] is None else f"{host['cpu']:.1f} cores"

@@ -210,10 +210,10 @@ def test_a_view_gets_lanes_in_seconds_without_what_is_idle() -> None:
     assert reply["notes"] == ["rank 0 waited 20 ms for rank 1 in all_reduce"]
     assert [lane["label"] for lane in reply["lanes"]] == ["rank 0", "rank 1"]
     assert reply["lanes"][0]["spans"] == [
-        [0.005, 0.01, "running", ""],
-        [0.01, 0.03, "waiting", "all_reduce, for rank 1"],
-        [0.03, 0.04, "collective", "all_reduce"],
-        [0.04, 0.045, "running", ""],
+        (0.005, 0.01, "running", ""),
+        (0.01, 0.03, "waiting", "all_reduce, for rank 1"),
+        (0.03, 0.04, "collective", "all_reduce"),
+        (0.04, 0.045, "running", ""),
     ]
     assert timeline_of(trace, "other") == {**reply, "lanes": [], "notes": ["no rank of other took part in it"]}
 

@@ -31,7 +31,7 @@ def test_a_reply_is_plain_json(logbook: Logbook) -> None:
         "matches": 1,
         "partial": False,
     }
-    assert answer_logs(logbook, {"mesh-1.4": 0}, {"after": 2})["live"] == [[0, "stderr", 9, "half10%"]]
+    assert answer_logs(logbook, {"mesh-1.4": 0}, {"after": 2})["live"] == [(0, "stderr", 9, "half10%")]
     assert answer_logs(logbook, {}, {})["lines"] == []
 
 

@@ -71,7 +71,7 @@ def test_the_first_update_is_whole_and_then_only_news_are_told() -> None:
     first = model.tick(0.0)
     assert first is not None
     assert first.content["full"]
-    assert first.content["mesh"]["dims"] == [["hosts", 1], ["gpus", 8]]
+    assert first.content["mesh"]["dims"] == [("hosts", 1), ("gpus", 8)]
     assert first.content["counts"] == {"idle": 8}
     assert model.tick(0.25) is None
     source.change(conditions=Conditions(dead={3}))

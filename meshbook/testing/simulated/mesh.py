@@ -19,6 +19,7 @@ from meshbook.testing.simulated.measures import Measures
 from meshbook.testing.simulated.timeline import timeline_of
 from meshbook.testing.simulated.training import Training
 from meshbook.testing.simulated.words import Writer, last_words, place, stacks_of
+from meshbook.widgets.protocol import TimelineReply
 from meshbook.widgets.source import Bar, CellFacts, Conditions, Happening, Look, MeshFacts, Pause, Stacks
 
 if TYPE_CHECKING:  # a notebook alone has it
@@ -231,7 +232,7 @@ class FakeMesh:
         return [None if rank in dead else self._detail(rank, Activity(activity[rank])) for rank in ranks]
 
     @alone
-    def timeline(self) -> dict[str, Any]:
+    def timeline(self) -> TimelineReply:
         """The last steps of the last cell, as the protocol's reply to "timeline"."""
         return timeline_of(self._cell, self._training.steps)
 

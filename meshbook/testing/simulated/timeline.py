@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import Any
 
 from meshbook.testing.simulated.training import EXCHANGE, Step
+from meshbook.widgets.protocol import TimelineLane, TimelineReply, TimelineSpan
 
 MOST_SPANS = 60_000  # in all lanes
 _SPANS = 3  # of a rank in a step
 
 
-def timeline_of(cell: int, steps: Collection[Step]) -> dict[str, Any]:
+def timeline_of(cell: int, steps: Collection[Step]) -> TimelineReply:
     """In seconds since the first step that is shown; of more ranks there are fewer steps, but at least one."""
     size = len(next(iter(steps)).arrived) if steps else 1
     shown = list(steps)[-max(1, MOST_SPANS // (_SPANS * size)) :]
     start = shown[0].began if shown else 0.0
-    lanes = [
+    lanes: list[TimelineLane] = [
         {"label": f"rank {rank}", "rank": rank, "spans": [span for step in shown for span in _spans(step, rank, start)]}
         for rank in range(size if shown else 0)
     ]
@@ -24,11 +24,11 @@ def timeline_of(cell: int, steps: Collection[Step]) -> dict[str, Any]:
     return {"cell": cell, "seconds": seconds, "lanes": lanes, "open": True, "notes": []}
 
 
-def _spans(step: Step, rank: int, start: float) -> Iterator[list[Any]]:
+def _spans(step: Step, rank: int, start: float) -> Iterator[TimelineSpan]:
     began, arrived, ended = step.began - start, float(step.arrived[rank]) - start, step.ended - start
     met = ended - EXCHANGE
-    yield [round(began, 4), round(arrived, 4), "running", "step"]
+    yield round(began, 4), round(arrived, 4), "running", "step"
     if met > arrived:
         last = int(step.arrived.argmax())
-        yield [round(arrived, 4), round(met, 4), "waiting", f"all_reduce, for rank {last}"]
-    yield [round(met, 4), round(ended, 4), "collective", "all_reduce"]
+        yield round(arrived, 4), round(met, 4), "waiting", f"all_reduce, for rank {last}"
+    yield round(met, 4), round(ended, 4), "collective", "all_reduce"
