@@ -6,6 +6,9 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.meshbook-ready
+JS_READY := widgets/node_modules/.meshbook-ready
+# npm and what it starts find node in .venv.
+NPM := PATH="$(CURDIR)/$(BIN):$$PATH" npm --prefix widgets --no-audit --no-fund --no-update-notifier
 
 # pip reads the first for what it installs and, from 25.3 on, the second for what builds it.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
@@ -51,10 +54,16 @@ test: setup chromium ## run all tests; those in a browser only where there is a 
 test-pythons: ## run the tests that need no torch on Python 3.12 and 3.13, where these are installed
 	@.ci/test-pythons 3.12 3.13
 
-check: setup ## lint, formatting, types
+check: setup $(JS_READY) ## lint, formatting and types, of Python and of the dashboard's JavaScript
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m meshbook.widgets.typescript --check
+	@if test -e $(JS_READY); then $(NPM) run --silent check; fi
+
+$(JS_READY): widgets/package.json widgets/package-lock.json | $(READY)
+	@echo "Installing the tools that check JavaScript into widgets/node_modules"
+	@$(NPM) ci --silent && touch $@ || echo "npm cannot install them: the dashboard's JavaScript is not checked" >&2
 
 bench: setup ## run the benchmarks
 	@for name in spawn calls fans payloads transfer maps cells completion faults dashboard vitals; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
@@ -67,5 +76,5 @@ chaos: setup ## half an hour of work and of transfers under faults: fails where 
 	$(BIN)/python benchmarks/chaos_transfers.py
 
 clean: ## remove what the targets above made, .venv too
-	rm -rf $(VENV) .venv-3.* demo-output build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-3.* widgets/node_modules demo-output build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -80,6 +80,10 @@ def test_pip_install_brings_package_and_kernelspec(tmp_path: Path, flags: list[s
     assert run(python, "-m", "meshbook", "--version", cwd=clone.parent).startswith("meshbook ")
     assert "--procs" in run(python, "-m", "meshbook.spmd", "--help", cwd=clone.parent)
 
+    if not flags:  # node's packages and the types only check the JavaScript
+        folder = place.parent / "widgets"
+        assert {path.suffix for path in folder.rglob("*.*")} - {".pyc"} == {".py", ".js", ".css", ".LICENSE"}
+
     code = "from meshbook.widgets import assets; print(len(assets.script()) > 1000, '.meshbook-' in assets.style())"
     assert run(python, "-c", code, cwd=tmp_path).split() == ["True", "True"]
 

@@ -209,7 +209,7 @@ def test_buttons_act_on_what_is_selected(view: BarePage, kernel: Kernel) -> None
     view.say(kernel.state(cell=None, selected={"sel": "14", "ranks": "14", "count": 1}))
     page.wait_for_selector("[data-action=interrupt][aria-disabled]")
     page.click("[data-action=interrupt]")
-    page.wait_for_selector(".meshbook-status >> text=no cell runs")
+    page.wait_for_selector(".meshbook-status >> text=no cell is running")
     page.click("[data-action=heal]")
     page.wait_for_selector(".meshbook-status[data-kind=error] >> text=rank 14 cannot be started")
 

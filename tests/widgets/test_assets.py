@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 
 import pytest
@@ -15,11 +14,8 @@ def joined(**modules: str) -> str:
     return assets.join_modules(texts.__getitem__, "entry.js")
 
 
-def said(script: str) -> str:
-    """What the default export says, in node."""
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("node is not installed")
+def said(node: str, script: str) -> str:
+    """The value of the default export, in node."""
     command = [
         node,
         "--input-type=module",
@@ -29,7 +25,7 @@ def said(script: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_modules_see_what_they_import_and_nothing_else_of_each_other() -> None:
+def test_modules_see_what_they_import_and_nothing_else_of_each_other(node: str) -> None:
     script = joined(
         entry='import { twice } from "./a.js";\nimport {three as THREE, Box} from "./deep/b.js";\n'
         "const hidden = 1;\nexport default twice(THREE) + new Box().size + hidden;",
@@ -38,17 +34,17 @@ def test_modules_see_what_they_import_and_nothing_else_of_each_other() -> None:
         "export { Box, hidden as three };",
         deep__a2="export const base = 100;",
     )
-    assert said(script) == "107"
+    assert said(node, script) == "107"
 
 
-def test_a_module_of_two_is_there_once() -> None:
+def test_a_module_of_two_is_there_once(node: str) -> None:
     script = joined(
         entry='import {a} from "./a.js";\nimport {b} from "./b.js";\nexport default a.x + b.x;',
         a='import {box} from "./box.js";\nbox.x += 1;\nexport const a = box;',
         b='import {box} from "./box.js";\nbox.x += 1;\nexport const b = box;',
         box="export const box = {x: 0};",
     )
-    assert said(script) == "4"
+    assert said(node, script) == "4"
 
 
 @pytest.mark.parametrize(

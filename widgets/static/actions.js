@@ -1,34 +1,70 @@
-/** The buttons: what each does to the selected ranks, or to all; those that destroy something ask first, in their place. */
+// @ts-check
+/** The buttons that act on the selected ranks, or on all. Buttons that destroy something ask for a second press. */
 
 import { element, setAttribute, setText } from "./dom.js";
+import { messageOf } from "./errors.js";
+
+/**
+ * @import { Change, Changed, Context } from "./context.d.ts"
+ * @import { Action, CellSection, MeshSection } from "./protocol.d.ts"
+ */
 
 const ASKS_FOR = 4000; // milliseconds in which a second press confirms
-const PATIENCE = { interrupt: 30, kill: 30, restart: 300, heal: 300, stacks: 60, profile: 120 }; // seconds
 
+/**
+ * @typedef {object} ActionKind
+ * @property {Action} name
+ * @property {string} title
+ * @property {string} hint
+ * @property {number} seconds how long to wait for the reply
+ * @property {boolean} [confirms]
+ */
+
+/** @type {ActionKind[]} */
 const ACTIONS = [
-  { name: "interrupt", title: "Interrupt", hint: "Ctrl-C on the ranks: the cell ends with KeyboardInterrupt. Frees ranks that are stuck" },
-  { name: "kill", title: "Kill", hint: "End the processes at once; heal brings them back", confirms: true },
+  {
+    name: "interrupt",
+    title: "Interrupt",
+    hint: "Ctrl-C on the ranks: the cell ends with KeyboardInterrupt. Frees ranks that are stuck",
+    seconds: 30,
+  },
+  {
+    name: "kill",
+    title: "Kill",
+    hint: "End the processes at once; Heal starts them again",
+    seconds: 30,
+    confirms: true,
+  },
   {
     name: "restart",
     title: "Restart",
-    hint: "New processes in their place; what they had in memory is lost",
+    hint: "Replace the processes with new ones; their memory is lost",
+    seconds: 300,
     confirms: true,
   },
-  { name: "heal", title: "Heal", hint: "Start again those that have died" },
-  { name: "stacks", title: "Stacks", hint: "Where each rank is now" },
-  { name: "profile", title: "Profile", hint: "Sample for a few seconds what the ranks spend their time on" },
+  { name: "heal", title: "Heal", hint: "Restart the ranks that are dead", seconds: 300 },
+  { name: "stacks", title: "Stacks", hint: "Show where each rank is now", seconds: 60 },
+  { name: "profile", title: "Profile", hint: "Sample for a few seconds what the ranks spend time on", seconds: 120 },
 ];
+/** @type {Change[]} */
+const SHOWS = ["mesh", "cell", "counts", "selected"];
 
-/** Why an action makes no sense now, for people; null if it does. Pure. */
-function reasonAgainst(action, { mesh, cell, counts }) {
-  if (mesh === null) return "nothing is known of the mesh yet";
+/**
+ * The reason, for people, why an action cannot be used now; null if it can.
+ *
+ * @param {Action} action
+ * @param {{mesh: MeshSection | null, cell: CellSection | null, counts: Record<string, number>}} store
+ */
+export function reasonAgainst(action, { mesh, cell, counts }) {
+  if (mesh === null) return "waiting for the kernel";
   if (!mesh.alive) return "the mesh is down";
-  if (action === "interrupt" && cell === null && !counts.stuck) return "no cell runs";
+  if (action === "interrupt" && cell === null && !counts.stuck) return "no cell is running";
   if (action === "interrupt" && cell !== null && !cell.interruptible) return "this cell cannot be interrupted";
   if (action === "heal" && !counts.dead) return "no rank is dead";
   return null;
 }
 
+/** @param {Context} context */
 export function makeActions(context) {
   const buttons = ACTIONS.map((action) => new ActionButton(action, context));
   return {
@@ -37,48 +73,54 @@ export function makeActions(context) {
       { class: "meshbook-actions", role: "group", "aria-label": "Actions" },
       ...buttons.map((button) => button.element),
     ),
+    /** @param {Changed} changed */
     update(changed) {
-      if (["mesh", "cell", "counts", "selected"].some((name) => changed.has(name)))
-        buttons.forEach((button) => button.update());
+      if (SHOWS.some((name) => changed.has(name))) for (const button of buttons) button.update();
     },
-    dispose: () => buttons.forEach((button) => button.dispose()),
+    dispose() {
+      for (const button of buttons) button.dispose();
+    },
   };
 }
 
 class ActionButton {
   #action;
   #context;
-  #timer = null; // runs while it asks
-  #asked = ""; // about which ranks
-  #busy = false;
-  #recant = () => {}; // takes back what it asks, in the status line
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  #timer; // runs while the button asks
+  #askedAbout = ""; // the ranks
+  #isBusy = false;
+  #withdrawQuestion = () => {};
 
+  /**
+   * @param {ActionKind} action
+   * @param {Context} context
+   */
   constructor(action, context) {
     this.#action = action;
     this.#context = context;
-    const listeners = {
-      click: (event) => this.#press(event.detail > 1),
-      blur: () => this.#calm(),
-      keydown: (event) => this.#key(event),
-    };
     this.element = element("button", {
       type: "button",
       class: "meshbook-button",
       dataset: { action: action.name },
-      on: listeners,
+      on: {
+        click: (event) => this.#press(event.detail > 1),
+        blur: () => this.#stopAsking(),
+        keydown: (event) => this.#key(event),
+      },
     });
     this.update();
   }
 
   update() {
     const reason = this.#reason();
-    const isOther = this.#asked !== this.#context.selection.text; // another view, say, has selected others
-    if (this.#timer !== null && (reason !== null || isOther)) return this.#calm();
+    const isOther = this.#askedAbout !== this.#context.selection.text; // another view has selected other ranks
+    if (this.#timer && (reason !== null || isOther)) return this.#stopAsking();
     setText(this.element, this.#title());
-    // Not `disabled`: the keyboard would not reach it any more, nor who asks why.
+    // Not `disabled`: that would take the button from the keyboard, and from people who want to know the reason.
     setAttribute(this.element, "aria-disabled", reason !== null);
-    setAttribute(this.element, "data-asks", this.#timer !== null);
-    setAttribute(this.element, "data-busy", this.#busy);
+    setAttribute(this.element, "data-asks", this.#timer !== undefined);
+    setAttribute(this.element, "data-busy", this.#isBusy);
     setAttribute(this.element, "title", reason === null ? this.#action.hint : `${this.#action.title}: ${reason}`);
   }
 
@@ -87,64 +129,67 @@ class ActionButton {
   }
 
   #reason() {
-    return this.#busy ? "it is being done" : reasonAgainst(this.#action.name, this.#context.store);
+    return this.#isBusy ? "in progress" : reasonAgainst(this.#action.name, this.#context.store);
   }
 
   #title() {
-    if (this.#timer !== null) return `${this.#action.title} ${this.#whom()}?`;
-    return this.#busy ? `${this.#action.title}…` : this.#action.title;
+    if (this.#timer) return `${this.#action.title} ${this.#targetText()}?`;
+    return this.#isBusy ? `${this.#action.title}…` : this.#action.title;
   }
 
-  #whom() {
+  #targetText() {
     const { selection, store } = this.#context;
     if (selection.size === 1) return `rank ${selection.text}`;
     if (selection.size > 0) return `${selection.size} ranks`;
     return store.size === 1 ? "the rank" : `all ${store.size}`;
   }
 
+  /** @param {KeyboardEvent} event */
   #key(event) {
-    if (event.key === "Escape") this.#calm();
-    if (event.repeat) event.preventDefault(); // a key that is held down presses again and again, and would confirm
+    if (event.key === "Escape") this.#stopAsking();
+    if (event.repeat) event.preventDefault(); // a key that is held down would press again, and confirm
   }
 
+  /** @param {boolean} isDouble */
   #press(isDouble) {
     const reason = this.#reason();
-    if (isDouble && this.#action.confirms) return; // a double click is no answer to a question that nobody has read
+    if (isDouble && this.#action.confirms) return; // a double click leaves no time to read the question
     if (reason !== null) this.#context.announce(`${this.#action.title}: ${reason}`);
-    else if (this.#action.confirms && this.#timer === null) this.#ask();
-    else this.#act();
+    else if (this.#action.confirms && !this.#timer) this.#ask();
+    else void this.#act();
   }
 
   #ask() {
-    this.#asked = this.#context.selection.text;
-    this.#timer = setTimeout(() => this.#calm(), ASKS_FOR);
-    this.#recant = this.#context.announce(`Press again to ${this.#action.name} ${this.#whom()}; Escape leaves it`);
+    this.#askedAbout = this.#context.selection.text;
+    this.#timer = setTimeout(() => this.#stopAsking(), ASKS_FOR);
+    const question = `Press again to ${this.#action.name} ${this.#targetText()}; Escape cancels`;
+    this.#withdrawQuestion = this.#context.announce(question);
     this.update();
   }
 
-  #calm() {
+  #stopAsking() {
     clearTimeout(this.#timer);
-    this.#timer = null;
-    this.#recant();
+    this.#timer = undefined;
+    this.#withdrawQuestion();
     this.update();
   }
 
   async #act() {
     const { request, selection, store, announce, show } = this.#context;
-    const { name, title } = this.#action;
-    this.#busy = true;
-    this.#calm();
-    announce(`${title}: ${this.#whom()}…`);
+    const { name, title, seconds } = this.#action;
+    this.#isBusy = true;
+    this.#stopAsking();
+    announce(`${title}: ${this.#targetText()}…`);
     try {
-      const act = { action: name, sel: selection.sel, cell: store.cell?.number ?? null };
-      const { content } = await request("act", act, { seconds: PATIENCE[name] });
+      const fields = { action: name, sel: selection.sel, cell: store.cell?.number ?? null };
+      const { content } = await request("act", fields, { seconds });
       announce(content.text || `${title}: done`);
       if (name === "stacks") show("Stacks");
       if (content.html) this.#context.showProfile?.(content.html);
     } catch (error) {
-      announce(`${title}: ${error.message}`, "error");
+      announce(`${title}: ${messageOf(error)}`, "error");
     }
-    this.#busy = false;
+    this.#isBusy = false;
     this.update();
   }
 }

@@ -1,13 +1,15 @@
+// @ts-check
 /**
- * What a rank has printed, as a terminal would show it: colours become styles, all other control sequences go, and the
- * rest is text. Markup in it stays text: ansi_up escapes it, and lines without colours are never read as markup.
+ * Output of a rank as a terminal would show it: colours become styles, and other control sequences are removed. Markup
+ * stays text: ansi_up escapes it, and lines without colours are never parsed as markup.
  */
 
 import { AnsiUp } from "./vendor/ansi_up.js";
 
+// biome-ignore lint/suspicious/noControlCharactersInRegex: these are ANSI sequences
 const COLOURS = /\x1b\[([\d;]*)m/g;
-// Titles and links, movements of the cursor, choices of character sets, keys of two characters, and what is broken off.
-// ansi_up would leave parts of them in the text, or wait for their end and lose the rest of the line.
+// Titles and links, cursor movements, character sets, two-character sequences, and incomplete ones. ansi_up would leave
+// parts of them in the text, or wait for their end and lose the rest of the line.
 const OTHER_CONTROLS = new RegExp(
   [
     "\\x1b\\][^\\x07\\x1b]*(?:\\x07|\\x1b\\\\)",
@@ -19,14 +21,24 @@ const OTHER_CONTROLS = new RegExp(
   ].join("|"),
   "g",
 );
-const MOST_STYLES = 16; // that are carried from line to line: more of them without a reset say nothing new
+const MOST_STYLES = 16; // that are carried from line to line; older ones without a reset rarely matter
 
-/** The text without any control sequence: what is searched, copied and saved. */
+/**
+ * The text without control sequences, for searching, copying and saving.
+ *
+ * @param {string} text
+ */
 export function plainText(text) {
   return text.replace(OTHER_CONTROLS, "").replace(COLOURS, "");
 }
 
-/** The styles, a list of sequences, that hold after `text`, where `before` held in front of it. */
+/**
+ * The styles, as a list of sequences, that apply after `text` if `before` apply at its start.
+ *
+ * @param {string[]} before
+ * @param {string} text
+ * @returns {string[]}
+ */
 export function stylesAfter(before, text) {
   if (!text.includes("\x1b[")) return before;
   let styles = before;
@@ -37,7 +49,12 @@ export function stylesAfter(before, text) {
   return styles.slice(-MOST_STYLES);
 }
 
-/** An element that shows `text` in its colours, the first of which are `styles` of the lines before. */
+/**
+ * An element that shows `text` in its colours. `styles` come from the lines before.
+ *
+ * @param {string} text
+ * @param {string[]} styles
+ */
 export function styledText(text, styles = []) {
   const shown = document.createElement("span");
   const coloured = styles.join("") + text.replace(OTHER_CONTROLS, "");
@@ -45,34 +62,43 @@ export function styledText(text, styles = []) {
     shown.textContent = coloured;
     return shown;
   }
-  const painter = new AnsiUp(); // a new one for each line: it keeps colours, and sequences that have no end
+  const painter = new AnsiUp(); // one for each line: it would keep colours and incomplete sequences
   painter.use_classes = true;
   shown.innerHTML = painter.ansi_to_html(coloured);
   return shown;
 }
 
-/** Puts a `mark` around each place in `shown` at which `pattern` (global) is found, also across colours' borders. */
+/**
+ * Puts a `mark` around each match in an element, also where the match spans several colours.
+ *
+ * @param {HTMLElement} shown
+ * @param {RegExp} pattern global
+ * @param {string} className
+ */
 export function markMatches(shown, pattern, className) {
+  /** @type {Text[]} */
   const texts = [];
   const walker = document.createTreeWalker(shown, NodeFilter.SHOW_TEXT);
-  while (walker.nextNode()) texts.push(walker.currentNode);
-  const places = [...shown.textContent.matchAll(pattern)].filter((match) => match[0].length > 0);
+  while (walker.nextNode()) texts.push(/** @type {Text} */ (walker.currentNode));
+  const matches = [...(shown.textContent ?? "").matchAll(pattern)].filter((match) => match[0].length > 0);
   let start = 0;
   for (const text of texts) {
     const end = start + text.length;
-    const within = places.map((match) => [match.index - start, match.index + match[0].length - start]);
-    markIn(
-      text,
-      within.filter(([from, to]) => to > 0 && from < text.length),
-      className,
-    );
+    const within = matches.map((match) => ({ from: match.index - start, to: match.index + match[0].length - start }));
+    const places = within.filter(({ from, to }) => to > 0 && from < text.length);
+    markIn(text, places, className);
     start = end;
   }
 }
 
+/**
+ * @param {Text} text
+ * @param {{from: number, to: number}[]} places
+ * @param {string} className
+ */
 function markIn(text, places, className) {
   const whole = text.data;
-  for (const [from, to] of places.reverse()) {
+  for (const { from, to } of places.reverse()) {
     const [first, last] = [Math.max(0, from), Math.min(whole.length, to)];
     text.splitText(last);
     const found = text.splitText(first);

@@ -1,8 +1,16 @@
-/** What may colour the grid, in the order of `CHANNELS` in protocol.py, and the curve that goes with each. */
+// @ts-check
+/** The channels that can colour the grid, in the order of `CHANNELS` in protocol.py, and the curve of each. */
 
+/** @import { Channel, Metric } from "./protocol.d.ts" */
+
+/** @typedef {{metric: Metric, unit: string, title: string}} Curve */
+
+/** @type {Curve} */
 const CPU = { metric: "cpu", unit: "cores", title: "CPU" };
+/** @type {Curve} */
 const STEP = { metric: "step", unit: "seconds", title: "step" };
 
+/** @type {{name: Channel, title: string, curve: Curve}[]} */
 export const CHANNELS = [
   { name: "state", title: "State", curve: CPU },
   { name: "memory", title: "Memory", curve: { metric: "memory", unit: "bytes", title: "memory" } },
@@ -12,15 +20,23 @@ export const CHANNELS = [
   { name: "step", title: "Step time", curve: STEP },
   { name: "skew", title: "Behind the median", curve: STEP },
   { name: "queued", title: "Queued messages", curve: { metric: "queued", unit: "", title: "queued" } },
-  { name: "age", title: "Last sign of life", curve: CPU },
+  { name: "age", title: "Last heartbeat", curve: CPU },
 ];
 
-/** What a channel is called, by its name. */
+/**
+ * The title of a channel.
+ *
+ * @param {Channel} name
+ */
 export function channelTitle(name) {
   return CHANNELS.find((channel) => channel.name === name)?.title ?? name;
 }
 
-/** The curve that is shown of a rank beside this channel: {metric, unit, title}. */
+/**
+ * The curve of a rank that is shown beside a channel.
+ *
+ * @param {Channel} name
+ */
 export function curveFor(name) {
   return CHANNELS.find((channel) => channel.name === name)?.curve ?? CPU;
 }

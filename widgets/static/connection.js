@@ -1,14 +1,34 @@
-/** One view's talk with the kernel: opening, acknowledging, gaps in the numbers, requests and their replies, silence. */
+// @ts-check
+/** One view's connection to the kernel: open, acknowledge, detect gaps and silence, match replies to requests. */
+
+import { RequestError } from "./errors.js";
+
+/**
+ * @import { Answer, Model, RequestFields, RequestKind } from "./context.d.ts"
+ * @import { ReplyMessage, StateMessage, ViewMessage } from "./protocol.d.ts"
+ */
 
 const ACKNOWLEDGED_EVERY = 10; // states; as in protocol.py
-const REPLY_WITHIN = 30; // seconds, unless a request says otherwise
-const SILENT_AFTER = 10; // seconds without a state while something runs: then the kernel is asked
-const ANSWER_WITHIN = 5; // seconds that it has to answer "open"
+const REPLY_WITHIN = 30; // seconds, unless a request has a limit of its own
+const SILENT_AFTER = 10; // seconds without a state while something runs, after which the view sends "open" again
+const OPENED_WITHIN = 5; // seconds for the answer to "open"
+const STALE_AFTER = 3; // seconds without a message, after which a page that becomes visible sends "open" again
 
-const COMM = "comm_live_update"; // of ipywidgets: the way to the kernel is there, or is gone since it was restarted
+const COMM = "comm_live_update"; // of ipywidgets: the comm is live, or is lost because the kernel was restarted
 
-/** What was asked for cannot be had; the message says what to do. */
-export class RequestError extends Error {}
+/**
+ * @typedef {object} PendingRequest
+ * @property {(answer: any) => void} resolve
+ * @property {(error: RequestError) => void} reject
+ * @property {ReturnType<typeof setTimeout>} timer
+ */
+
+/**
+ * @typedef {object} Listeners
+ * @property {(content: StateMessage, buffers: DataView[]) => void} onState each state, in order
+ * @property {(seconds: number | null) => void} onSilence how long the kernel has not answered; null: it answers again
+ * @property {() => boolean} expectsMore whether something runs, so that states should come
+ */
 
 function closed() {
   return new RequestError("the view was closed");
@@ -16,134 +36,167 @@ function closed() {
 
 export class Connection {
   #model;
-  #view = crypto.randomUUID?.() ?? Math.random().toString(16).slice(2);
-  #next = Math.floor(Math.random() * 2 ** 31); // views of one page hear each other's replies: their ids must differ
-  #waiting = new Map(); // id -> {resolve, reject, timer}
+  #listeners;
+  #view = crypto.randomUUID?.() ?? Math.random().toString(16).slice(2); // a page without https has no randomUUID
+  #nextId = Math.floor(Math.random() * 2 ** 31); // random: all views of a page receive each other's replies
+  /** @type {Map<number | null, PendingRequest>} */
+  #pending = new Map();
+  /** @type {number | null} */
   #seq = null;
-  #heardAt = 0;
-  #askedAt = null; // when "open" was sent and is not answered yet
-  #onState;
-  #onSilence;
-  #expectsMore;
+  #receivedAt = 0;
+  /** @type {number | null} */
+  #openedAt = null; // when "open" was sent, while it is not answered
+  /** @type {ReturnType<typeof setInterval> | undefined} */
   #timer;
   #isClosed = false;
 
   /**
-   * `onState(content, buffers)` for each state in order; `onSilence(seconds or null)`: the kernel does not answer, or does
-   * again; `expectsMore()`: whether the kernel should be heard now, because something runs.
+   * @param {Model} model
+   * @param {Listeners} listeners
    */
-  constructor(model, { onState, onSilence, expectsMore }) {
+  constructor(model, listeners) {
     this.#model = model;
-    this.#onState = onState;
-    this.#onSilence = onSilence;
-    this.#expectsMore = expectsMore;
+    this.#listeners = listeners;
   }
 
   open() {
     this.#model.on("msg:custom", this.#receive);
-    this.#model.on(COMM, this.#wonder);
-    document.addEventListener("visibilitychange", this.#look);
-    this.#timer = setInterval(this.#listen, 1000);
-    this.#ask();
+    this.#model.on(COMM, this.#commChanged);
+    document.addEventListener("visibilitychange", this.#visibilityChanged);
+    this.#timer = setInterval(this.#checkSilence, 1000);
+    this.#sendOpen();
   }
 
   close() {
     this.#isClosed = true;
     clearInterval(this.#timer);
-    document.removeEventListener("visibilitychange", this.#look);
+    document.removeEventListener("visibilitychange", this.#visibilityChanged);
     this.#model.off("msg:custom", this.#receive);
-    this.#model.off(COMM, this.#wonder);
-    for (const id of [...this.#waiting.keys()])
-      this.#settle(id, (call) => call.reject(closed()));
+    this.#model.off(COMM, this.#commChanged);
+    for (const id of [...this.#pending.keys()]) this.#settle(id, (pending) => pending.reject(closed()));
     this.send({ kind: "close", view: this.#view });
   }
 
-  /** A message without an answer; whether it could be sent. JupyterLab throws while a kernel is restarted. */
-  send(content) {
+  /**
+   * Sends a message without an answer. Returns whether it was sent: JupyterLab throws while a kernel restarts.
+   *
+   * @param {ViewMessage} message
+   */
+  send(message) {
     try {
-      this.#model.send(content);
+      this.#model.send(message);
       return true;
     } catch {
-      return false; // that nobody answers is seen by `#listen`, and told
+      return false; // `#checkSilence` notices the missing answer
     }
   }
 
-  /** The reply to a request, as {content, buffers}. Throws RequestError: refused, or no answer within `seconds`. */
-  request(kind, fields = {}, { seconds = REPLY_WITHIN } = {}) {
+  /**
+   * Sends a request. Rejects with a RequestError if it is refused, cannot be sent, or is not answered in time.
+   *
+   * @template {RequestKind} K
+   * @param {K} kind
+   * @param {RequestFields<K>} fields
+   * @param {{seconds?: number}} [options]
+   * @returns {Promise<Answer<K>>}
+   */
+  request(kind, fields, { seconds = REPLY_WITHIN } = {}) {
     if (this.#isClosed) return Promise.reject(closed());
-    const id = (this.#next += 1);
+    this.#nextId += 1;
+    const id = this.#nextId;
     return new Promise((resolve, reject) => {
       const late = () => reject(new RequestError(`no answer from the kernel within ${seconds} s`));
       const timer = setTimeout(() => this.#settle(id, late), seconds * 1000);
-      this.#waiting.set(id, { resolve, reject, timer });
-      const lost = () => reject(new RequestError("there is no way to the kernel; it may be starting"));
-      if (!this.send({ kind, id, ...fields })) this.#settle(id, lost);
+      this.#pending.set(id, { resolve, reject, timer });
+      const lost = () => reject(new RequestError("the kernel cannot be reached; it may be starting"));
+      const message = /** @type {ViewMessage} */ (/** @type {unknown} */ ({ kind, id, ...fields }));
+      if (!this.send(message)) this.#settle(id, lost);
     });
   }
 
+  /**
+   * @param {StateMessage | ReplyMessage | undefined} content
+   * @param {DataView[]} [buffers]
+   */
   #receive = (content, buffers = []) => {
-    if (content?.kind === "state") this.#takeState(content, buffers);
-    else if (content?.kind === "reply") this.#takeReply(content, buffers);
+    if (content?.kind === "state") this.#receiveState(content, buffers);
+    else if (content?.kind === "reply") this.#receiveReply(content, buffers);
   };
 
-  #takeState(content, buffers) {
-    this.#heard();
+  /**
+   * @param {StateMessage} content
+   * @param {DataView[]} buffers
+   */
+  #receiveState(content, buffers) {
+    this.#endSilence();
     if (!content.full && (this.#seq === null || content.seq !== this.#seq + 1)) {
-      if (this.#seq !== null || !this.#isAsking()) this.#ask();
+      if (this.#seq !== null || !this.#isOpening()) this.#sendOpen();
       this.#seq = null;
       return;
     }
     this.#seq = content.seq;
-    if (content.full) this.#askedAt = null;
+    if (content.full) this.#openedAt = null;
     if (content.seq % ACKNOWLEDGED_EVERY === 0) this.send({ kind: "ack", view: this.#view, seq: content.seq });
-    this.#onState(content, buffers);
+    this.#listeners.onState(content, buffers);
   }
 
-  #takeReply(content, buffers) {
-    this.#heard();
-    const refused = () => new RequestError(content.error || "the kernel refused, and did not say why");
-    this.#settle(content.id, (call) => (content.ok ? call.resolve({ content, buffers }) : call.reject(refused())));
+  /**
+   * @param {ReplyMessage} content
+   * @param {DataView[]} buffers
+   */
+  #receiveReply(content, buffers) {
+    this.#endSilence();
+    const refused = () => new RequestError(content.error || "the kernel refused the request without a reason");
+    this.#settle(content.id, (pending) =>
+      content.ok ? pending.resolve({ content, buffers }) : pending.reject(refused()),
+    );
   }
 
+  /**
+   * @param {number | null} id
+   * @param {(pending: PendingRequest) => void} how
+   */
   #settle(id, how) {
-    const call = this.#waiting.get(id);
-    if (!call) return; // of another view, or late
-    clearTimeout(call.timer);
-    this.#waiting.delete(id);
-    how(call);
+    const pending = this.#pending.get(id);
+    if (!pending) return; // of another view, or late
+    clearTimeout(pending.timer);
+    this.#pending.delete(id);
+    how(pending);
   }
 
-  /** The kernel may have been restarted: then it knows nothing of this view, and does not answer. */
-  #wonder = () => {
-    if (this.#askedAt === null) this.#ask();
+  /** After a restart the kernel does not know this view, and sends it nothing. */
+  #commChanged = () => {
+    if (this.#openedAt === null) this.#sendOpen();
   };
 
-  /** Whether "open" may still be answered. Where others are told and this view is not, what it asked was lost. */
-  #isAsking() {
-    return this.#askedAt !== null && (performance.now() - this.#askedAt) / 1000 <= ANSWER_WITHIN;
+  /** Whether an answer to "open" may still come. If other views get states and this one does not, its "open" was lost. */
+  #isOpening() {
+    return this.#openedAt !== null && (performance.now() - this.#openedAt) / 1000 <= OPENED_WITHIN;
   }
 
-  #ask() {
-    this.#askedAt = performance.now();
+  #sendOpen() {
+    this.#openedAt = performance.now();
     this.send({ kind: "open", view: this.#view });
   }
 
-  #heard() {
-    this.#heardAt = performance.now();
-    this.#onSilence(null);
+  #endSilence() {
+    this.#receivedAt = performance.now();
+    this.#listeners.onSilence(null);
   }
 
-  /** Once a second: is the kernel still there? */
-  #listen = () => {
-    const now = performance.now();
-    const silent = (now - this.#heardAt) / 1000;
-    if (this.#askedAt !== null) {
-      if (!this.#isAsking()) this.#onSilence((now - this.#askedAt) / 1000);
-    } else if (silent > SILENT_AFTER && this.#expectsMore()) this.#ask();
+  #silentSeconds() {
+    return (performance.now() - this.#receivedAt) / 1000;
+  }
+
+  /** Runs once a second. */
+  #checkSilence = () => {
+    if (this.#openedAt !== null) {
+      if (!this.#isOpening()) this.#listeners.onSilence((performance.now() - this.#openedAt) / 1000);
+    } else if (this.#silentSeconds() > SILENT_AFTER && this.#listeners.expectsMore()) this.#sendOpen();
   };
 
-  /** A page that was hidden for long may have been left out: the kernel stops sending to who does not acknowledge. */
-  #look = () => {
-    if (document.visibilityState === "visible" && performance.now() - this.#heardAt > 3000) this.#ask();
+  /** The kernel stops sending to views that do not acknowledge states, as those of a hidden page. */
+  #visibilityChanged = () => {
+    if (document.visibilityState === "visible" && this.#silentSeconds() > STALE_AFTER) this.#sendOpen();
   };
 }

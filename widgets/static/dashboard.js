@@ -1,4 +1,5 @@
-/** The dashboard of a mesh, as anywidget shows it: a view of a model that lives in the kernel. Words: protocol.py. */
+// @ts-check
+/** The dashboard of a mesh as anywidget shows it: a view of a model in the kernel. The messages are in protocol.py. */
 
 import { Connection } from "./connection.js";
 import { element } from "./dom.js";
@@ -10,29 +11,45 @@ import { makeShell } from "./shell.js";
 import { Store } from "./store.js";
 import { Theme } from "./theme.js";
 
-/** Shows the dashboard in `el`; the function that is returned takes it down. */
+/** @import { Announce, Context, Model, Request } from "./context.d.ts" */
+
+/**
+ * Shows the dashboard in `el`. Returns a function that removes it.
+ *
+ * @param {{model: Model, el: HTMLElement}} view
+ */
 function render({ model, el }) {
   const root = element("div", { class: "meshbook-dashboard" });
   keepKeys(root);
   el.append(root);
   const store = new Store();
   const frames = new Frames((changed) => shell.update(changed));
-  const theme = new Theme(root, () => frames.ask(["theme"]));
+  const theme = new Theme(root, () => frames.request(["theme"]));
   const connection = new Connection(model, {
-    onState: (content, buffers) => frames.ask(store.apply(content, buffers)),
+    onState: (content, buffers) => frames.request(store.apply(content, buffers)),
     onSilence: (seconds) => shell.silent(seconds),
     expectsMore: () => store.cell !== null,
   });
+  /** @type {Request} */
   const request = (kind, fields, options) => connection.request(kind, fields, options);
-  // Returns what takes it back, for what is not true for ever.
+  /** @type {Announce} */
   const announce = (text, kind = "info") => shell.announce(text, kind);
   const selection = new Selection(store, request, {
-    changed: () => frames.ask(["selected"]),
+    changed: () => frames.request(["selected"]),
     complain: (text) => announce(text, "error"),
   });
-  const send = (content) => connection.send(content);
-  const show = (title) => shell.show(title);
-  const shell = makeShell({ store, request, send, selection, theme, announce, show, root }, PANELS);
+  /** @type {Context} */
+  const context = {
+    store,
+    request,
+    send: (message) => connection.send(message),
+    selection,
+    theme,
+    announce,
+    show: (title) => shell.show(title),
+    root,
+  };
+  const shell = makeShell(context, PANELS);
   theme.start();
   connection.open();
   return () => {

@@ -1,8 +1,19 @@
-/** The panel of what has happened to the mesh: failures, heals, respawns; the newest first. */
+// @ts-check
+/** The panel of the mesh's events: failures, heals, respawns; the newest first. */
 
 import { element, setText } from "./dom.js";
 import { makeRanksLink } from "./ranklinks.js";
 
+/**
+ * @import { Context, Panel } from "./context.d.ts"
+ * @import { EventEntry } from "./protocol.d.ts"
+ * @import { Selection } from "./selection.js"
+ */
+
+/**
+ * @param {Context} context
+ * @returns {Panel}
+ */
 export function makeEventsPanel({ store, selection }) {
   const note = element("p", { class: "meshbook-note" });
   const list = element("div", { class: "meshbook-events", role: "list" });
@@ -11,12 +22,16 @@ export function makeEventsPanel({ store, selection }) {
     element: element("div", { class: "meshbook-pane" }, note, list),
     update(changed) {
       if (!changed.has("events") && !changed.has("shown") && !changed.has("mesh")) return;
-      setText(note, store.events.length ? "" : "Nothing has happened to this mesh.");
+      setText(note, store.events.length ? "" : "No events on this mesh yet.");
       list.replaceChildren(...[...store.events].reverse().map((event) => rowOf(event, selection)));
     },
   };
 }
 
+/**
+ * @param {EventEntry} event
+ * @param {Selection} selection
+ */
 function rowOf({ at, kind, ranks, text }, selection) {
   return element(
     "div",

@@ -1,34 +1,43 @@
-/** Gathers what has changed, and draws it once in the browser's next frame. */
+// @ts-check
+/** Collects changes, and draws them once in the browser's next frame. */
 
-const MEASURE = "meshbook:frame"; // what a PerformanceObserver sees of each frame: how long the drawing took
+/** @import { Change } from "./context.d.ts" */
+
+const MEASURE = "meshbook:frame"; // the entry of each frame in the browser's performance timeline: how long it took
 
 export class Frames {
   #draw;
+  /** @type {Set<Change>} */
   #changed = new Set();
-  #asked = null;
+  /** @type {number | null} */
+  #requested = null;
 
-  /** `draw(changed)` with the Set of all that was named since it was called last. */
+  /** @param {(changed: Set<Change>) => void} draw gets all changes since the last call */
   constructor(draw) {
     this.#draw = draw;
   }
 
-  /** Has these names drawn with the next frame. */
-  ask(names) {
-    for (const name of names) this.#changed.add(name);
-    this.#asked ??= requestAnimationFrame(this.#frame);
+  /**
+   * Has these changes drawn with the next frame.
+   *
+   * @param {Iterable<Change>} changes
+   */
+  request(changes) {
+    for (const change of changes) this.#changed.add(change);
+    this.#requested ??= requestAnimationFrame(this.#frame);
   }
 
   stop() {
-    if (this.#asked !== null) cancelAnimationFrame(this.#asked);
+    if (this.#requested !== null) cancelAnimationFrame(this.#requested);
   }
 
   #frame = () => {
-    this.#asked = null;
+    this.#requested = null;
     const changed = this.#changed;
     this.#changed = new Set();
     const start = performance.now();
     this.#draw(changed);
     performance.measure(MEASURE, { start, end: performance.now() });
-    performance.clearMeasures(MEASURE); // observers have it; the page would keep all of them for ever
+    performance.clearMeasures(MEASURE); // observers have received it, and the page would keep all entries
   };
 }

@@ -1,13 +1,19 @@
+// @ts-check
 /**
- * The grid of ranks, on three canvases: labels below, then the cells, of which only those that changed are drawn, and above
- * the marks: what is selected, where the mouse and the cursor are.
+ * The grid of ranks, on three canvases: the labels; above them the cells, of which only changed ones are drawn; on top the
+ * marks for the selection, the mouse and the cursor.
  */
 
 import { element, setText } from "./dom.js";
-import { layoutGrid } from "./layout.js";
+import { captionOf, layoutGrid } from "./layout.js";
 import { Painter } from "./paint.js";
 import { Raster } from "./raster.js";
-import { asCount } from "./units.js";
+
+/**
+ * @import { Changed, Context } from "./context.d.ts"
+ * @import { Box, Layout, Spot } from "./layout.js"
+ * @import { Square } from "./raster.js"
+ */
 
 const MANY = 256; // ranks, from which on the grid may be higher
 const HEIGHTS = { few: 280, many: 440 }; // pixels
@@ -17,6 +23,7 @@ export class Grid {
   #store;
   #theme;
   #painter;
+  /** @type {Layout | null} */
   #layout = null;
   #labels = element("canvas");
   #cells = element("canvas", { class: "meshbook-cells" });
@@ -25,10 +32,14 @@ export class Grid {
   #caption = element("div", { class: "meshbook-caption" });
   #scale = 1; // device pixels in one of CSS
   #resized = new ResizeObserver(() => this.#arrange());
-  cursor = null; // the rank that the keyboard is at
+  /** @type {number | null} the rank that the keyboard has reached */
+  cursor = null;
+  /** @type {number | null} the rank under the mouse */
   hovered = null;
-  band = null; // {left, top, right, bottom} while ranks are marked with the mouse
+  /** @type {Box | null} the rectangle that is drawn with the mouse */
+  band = null;
 
+  /** @param {Context} context */
   constructor({ store, theme }) {
     this.#store = store;
     this.#theme = theme;
@@ -39,11 +50,12 @@ export class Grid {
     this.#resized.observe(this.scroller);
   }
 
-  /** Where the cells are, or null before the first state. */
+  /** The places of the cells, or null before the first state. */
   get layout() {
     return this.#layout;
   }
 
+  /** @param {Changed} changed */
   update(changed) {
     if (changed.has("mesh")) this.#arrange();
     else if (changed.has("theme")) this.#restyle();
@@ -51,38 +63,54 @@ export class Grid {
     if (changed.has("selected") || changed.has("marks") || changed.has("mesh")) this.drawMarks();
   }
 
-  /** The point of a mouse event in the pixels of the layout. */
+  /**
+   * The point of a mouse event in the pixels of the layout.
+   *
+   * @param {MouseEvent} event
+   * @returns {Spot}
+   */
   pointOf(event) {
     const box = this.surface.getBoundingClientRect();
     return { x: event.clientX - box.left - PADDING, y: event.clientY - box.top - PADDING };
   }
 
-  /** The box of a rank's cell, in the pixels of the window. */
+  /**
+   * The box of a rank's cell in the pixels of the window, or null before the first state.
+   *
+   * @param {number} rank
+   */
   boxOf(rank) {
+    if (this.#layout === null) return null;
     const box = this.surface.getBoundingClientRect();
     const { lefts, tops, cell } = this.#layout;
     return new DOMRect(box.left + PADDING + lefts[rank], box.top + PADDING + tops[rank], cell, cell);
   }
 
-  /** Scrolls so that a rank's cell is in view. */
+  /**
+   * Scrolls a rank's cell into view.
+   *
+   * @param {number} rank
+   */
   reveal(rank) {
-    const top = this.#layout.tops[rank];
+    if (this.#layout === null) return;
+    const { tops, cell } = this.#layout;
+    const top = tops[rank];
     const { scrollTop, clientHeight } = this.scroller;
     if (top < scrollTop) this.scroller.scrollTop = top;
-    else if (top + this.#layout.cell > scrollTop + clientHeight)
-      this.scroller.scrollTop = top + 2 * this.#layout.cell - clientHeight;
+    else if (top + cell > scrollTop + clientHeight) this.scroller.scrollTop = top + 2 * cell - clientHeight;
   }
 
   drawMarks() {
     if (this.#layout === null) return;
+    const layout = this.#layout;
     const drawing = this.#cleared(this.#marks);
     drawing.scale(this.#scale, this.#scale);
     drawing.translate(PADDING, PADDING);
-    this.#outline(drawing, this.#store.selectedRanks, "accent", 2);
-    if (this.hovered !== null) this.#outline(drawing, [this.hovered], "text", 1);
+    this.#outline(drawing, layout, this.#store.selectedRanks, "accent", 2);
+    if (this.hovered !== null) this.#outline(drawing, layout, [this.hovered], "text", 1);
     if (this.cursor !== null && this.scroller.matches(":focus"))
-      this.#outline(drawing, [this.cursor], "text", 2, [4, 2]);
-    if (this.band !== null) this.#drawBand(drawing);
+      this.#outline(drawing, layout, [this.cursor], "text", 2, [4, 2]);
+    if (this.band !== null) this.#drawBand(drawing, this.band);
     drawing.resetTransform();
   }
 
@@ -99,13 +127,17 @@ export class Grid {
     if (this.cursor !== null && this.cursor >= size) this.cursor = null;
     this.hovered = null;
     this.#scale = window.devicePixelRatio || 1;
-    for (const canvas of [this.#labels, this.#cells, this.#marks]) this.#sizeCanvas(canvas);
+    for (const canvas of [this.#labels, this.#cells, this.#marks]) this.#sizeCanvas(canvas, this.#layout);
     this.#restyle();
   }
 
-  #sizeCanvas(canvas) {
-    const width = Math.ceil(this.#layout.width) + 2 * PADDING;
-    const height = Math.ceil(this.#layout.height) + 2 * PADDING;
+  /**
+   * @param {HTMLCanvasElement} canvas
+   * @param {Layout} layout
+   */
+  #sizeCanvas(canvas, layout) {
+    const width = Math.ceil(layout.width) + 2 * PADDING;
+    const height = Math.ceil(layout.height) + 2 * PADDING;
     canvas.width = Math.round(width * this.#scale);
     canvas.height = Math.round(height * this.#scale);
     canvas.style.width = `${width}px`;
@@ -118,24 +150,29 @@ export class Grid {
     this.#painter.reset(side);
     this.#raster.reset(side);
     this.#store.takeDirty();
-    this.#drawLabels();
-    this.#drawAll();
+    this.#drawLabels(this.#layout);
+    this.#drawAll(this.#layout);
     this.drawMarks();
   }
 
   #drawCells() {
     if (this.#layout === null) return;
     const dirty = this.#store.takeDirty();
-    if (dirty === "all") this.#drawAll();
-    else this.#raster.draw(this.#squares(dirty), dirty.size);
+    if (dirty === "all") this.#drawAll(this.#layout);
+    else this.#raster.draw(this.#squares(this.#layout, dirty), dirty.size);
   }
 
-  #drawAll() {
-    this.#raster.draw(this.#squares(this.#store.states.keys()), this.#store.size);
+  /** @param {Layout} layout */
+  #drawAll(layout) {
+    this.#raster.draw(this.#squares(layout, this.#store.states.keys()), this.#store.size);
   }
 
-  *#squares(ranks) {
-    const { lefts, tops } = this.#layout;
+  /**
+   * @param {Layout} layout
+   * @param {Iterable<number>} ranks
+   * @returns {Iterable<Square>}
+   */
+  *#squares({ lefts, tops }, ranks) {
     for (const rank of ranks) {
       const x = Math.round((lefts[rank] + PADDING) * this.#scale);
       const y = Math.round((tops[rank] + PADDING) * this.#scale);
@@ -143,12 +180,13 @@ export class Grid {
     }
   }
 
-  #drawLabels() {
+  /** @param {Layout} layout */
+  #drawLabels({ labels }) {
     const drawing = this.#cleared(this.#labels);
     drawing.scale(this.#scale, this.#scale);
     drawing.translate(PADDING, PADDING);
     drawing.textBaseline = "middle";
-    for (const { x, y, text, heading } of this.#layout.labels) {
+    for (const { x, y, text, heading } of labels) {
       drawing.font = `${heading ? "600 " : ""}11px ${this.#theme.colour("font")}`;
       drawing.fillStyle = this.#theme.colour("quiet");
       drawing.textAlign = heading ? "left" : "right";
@@ -157,8 +195,15 @@ export class Grid {
     drawing.resetTransform();
   }
 
-  #outline(drawing, ranks, colour, width, dashes = []) {
-    const { lefts, tops, cell } = this.#layout;
+  /**
+   * @param {CanvasRenderingContext2D} drawing
+   * @param {Layout} layout
+   * @param {Iterable<number>} ranks
+   * @param {string} colour
+   * @param {number} width
+   * @param {number[]} [dashes]
+   */
+  #outline(drawing, { lefts, tops, cell }, ranks, colour, width, dashes = []) {
     const out = cell >= 10 ? 1.5 : 0.5;
     drawing.strokeStyle = this.#theme.colour(colour);
     drawing.lineWidth = cell >= 10 ? width : 1;
@@ -169,9 +214,13 @@ export class Grid {
     drawing.stroke();
   }
 
-  #drawBand(drawing) {
-    const { left, top, right, bottom } = this.band;
-    drawing.fillStyle = drawing.strokeStyle = this.#theme.colour("accent");
+  /**
+   * @param {CanvasRenderingContext2D} drawing
+   * @param {Box} band
+   */
+  #drawBand(drawing, { left, top, right, bottom }) {
+    drawing.fillStyle = this.#theme.colour("accent");
+    drawing.strokeStyle = this.#theme.colour("accent");
     drawing.globalAlpha = 0.12;
     drawing.fillRect(left, top, right - left, bottom - top);
     drawing.globalAlpha = 1;
@@ -180,19 +229,11 @@ export class Grid {
     drawing.strokeRect(left, top, right - left, bottom - top);
   }
 
+  /** @param {HTMLCanvasElement} canvas */
   #cleared(canvas) {
-    const drawing = canvas.getContext("2d");
+    const drawing = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
     drawing.resetTransform();
     drawing.clearRect(0, 0, canvas.width, canvas.height);
     return drawing;
   }
-}
-
-/** How the grid is to be read: `16 hosts down, 8 gpus across`, or `8 gpus to a row, 11 hosts to a line`. */
-function captionOf(dims, rows) {
-  const words = dims.map(([name, size]) => `${asCount(size)} ${name}`);
-  if (dims.length < 2) return words.join("");
-  const places = [`${words.at(-2)} down`, `${words.at(-1)} across`];
-  const flowing = [`${words.at(-1)} to a row`, `${rows} ${dims.at(-2)[0]} to a line`];
-  return [...words.slice(0, -2), ...(rows > 1 ? flowing : places)].join(", ");
 }

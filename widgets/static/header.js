@@ -1,15 +1,26 @@
-/** The first lines: which mesh it is, how many ranks are in which state, what runs and for how long. */
+// @ts-check
+/** The first lines: the mesh, how many ranks are in which state, and the cell that runs. */
 
 import { element, setAttribute, setText } from "./dom.js";
 import { Rows } from "./rows.js";
-import { countsByState, stateIcon } from "./states.js";
+import { countsByState, ranksInState, stateIcon } from "./states.js";
 import { asClock, asCount, asCounted } from "./units.js";
 
-export function makeHeader({ store, selection }) {
+/**
+ * @import { Changed, Context } from "./context.d.ts"
+ * @import { CellSection, MeshSection } from "./protocol.d.ts"
+ * @import { Store } from "./store.js"
+ */
+
+/** @typedef {ReturnType<typeof countsByState>[number]} StateCount */
+
+/** @param {Context} context */
+export function makeHeader(context) {
+  const { store } = context;
   const name = element("h3", { class: "meshbook-name" });
   const shape = element("span", { class: "meshbook-quiet" });
   const chips = element("div", { class: "meshbook-chips", role: "group", "aria-label": "Ranks by state" });
-  const rows = new Rows(chips, (state) => makeChip(state, store, selection));
+  const rows = new Rows(chips, (/** @type {StateCount} */ state) => makeChip(state, context));
   const cell = makeCell(store);
   return {
     element: element(
@@ -19,10 +30,11 @@ export function makeHeader({ store, selection }) {
       chips,
     ),
     cell: cell.element,
+    /** @param {Changed} changed */
     update(changed) {
-      if (changed.has("mesh")) {
+      if (changed.has("mesh") && store.mesh) {
         setText(name, store.mesh.name);
-        setText(shape, shapeText(store));
+        setText(shape, shapeText(store.mesh, store.size));
       }
       if (changed.has("counts")) rows.update(countsByState(store.counts), (state) => state.name);
       if (changed.has("cell")) cell.update();
@@ -31,13 +43,21 @@ export function makeHeader({ store, selection }) {
   };
 }
 
-function shapeText({ mesh, size }) {
-  const shape = mesh.dims.map(([dim, length]) => `${dim} ${asCount(length)}`).join(" × ");
-  return mesh.dims.length > 1 ? `${shape} · ${asCounted(size, "rank")}` : shape;
+/**
+ * @param {MeshSection} mesh
+ * @param {number} size
+ */
+function shapeText({ dims }, size) {
+  const shape = dims.map(([dim, length]) => `${dim} ${asCount(length)}`).join(" × ");
+  return dims.length > 1 ? `${shape} · ${asCounted(size, "rank")}` : shape;
 }
 
-function makeChip(state, store, selection) {
-  const select = { click: () => selection.chooseRanks(ranksInState(store.states, state.number)) };
+/**
+ * @param {StateCount} state
+ * @param {Context} context
+ */
+function makeChip(state, { store, selection }) {
+  const select = { click: () => void selection.chooseRanks(ranksInState(store.states, state.number)) };
   const count = element("b");
   const chip = element(
     "button",
@@ -48,6 +68,7 @@ function makeChip(state, store, selection) {
   );
   return {
     element: chip,
+    /** @param {StateCount} now */
     update(now) {
       setText(count, asCount(now.count));
       setAttribute(chip, "title", `Select the ${now.count === 1 ? "rank that is" : "ranks that are"} ${now.title}`);
@@ -55,10 +76,7 @@ function makeChip(state, store, selection) {
   };
 }
 
-function ranksInState(states, number) {
-  return [...states.keys()].filter((rank) => states[rank] === number);
-}
-
+/** @param {Store} store */
 function makeCell(store) {
   const mark = element("span", { class: "meshbook-pulse", "aria-hidden": "true" });
   const title = element("b");
@@ -72,13 +90,14 @@ function makeCell(store) {
     dispose: () => clearInterval(timer),
     update() {
       setAttribute(line, "data-running", store.cell !== null);
-      setText(title, store.cell?.title ?? "No cell runs");
+      setText(title, store.cell?.title ?? "No cell is running");
       setText(detail, store.cell === null ? "" : detailText(store.cell));
       tick();
     },
   };
 }
 
+/** @param {CellSection} cell */
 function detailText({ ranks, waits, jobs }) {
   const others = jobs ? `${asCounted(jobs, "job")} in the background` : "";
   return [ranks && `ranks ${ranks}`, waits, others].filter(Boolean).join(" · ");

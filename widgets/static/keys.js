@@ -1,21 +1,31 @@
+// @ts-check
 /**
- * Keys that are pressed in the dashboard are its own: JupyterLab would take "d d" for the deletion of the cell.
+ * Keeps the front end from handling keys that are pressed in the dashboard: in JupyterLab "d d" deletes the cell.
  *
- * Lumino leaves out what has this attribute, but looks for it only from the element that has the focus. With Ctrl or Cmd the
- * keys stay the front end's, as for saving.
+ * Lumino ignores elements with this attribute, but checks only from the focused element on. The front end still gets keys
+ * with Ctrl or Cmd, as for saving.
  */
 
 const ATTRIBUTE = "data-lm-suppress-shortcuts";
 
-/** Keeps the keys of all that is in `root` from the front end's shortcuts. */
+/**
+ * Keeps the keys of all elements in `root` from the front end's shortcuts.
+ *
+ * @param {HTMLElement} root
+ */
 export function keepKeys(root) {
-  root.addEventListener("focusin", ({ target }) => target.setAttribute(ATTRIBUTE, "true"));
+  root.addEventListener("focusin", ({ target }) => /** @type {Element} */ (target).setAttribute(ATTRIBUTE, "true"));
   root.addEventListener("keydown", letThrough, { capture: true });
 }
 
-/** JupyterLab hears of a key after the page has: so the attribute is away for that long. */
+/**
+ * Removes the attribute while JupyterLab handles the key, which is after the page does.
+ *
+ * @param {KeyboardEvent} event
+ */
 function letThrough({ target, ctrlKey, metaKey }) {
   if (!ctrlKey && !metaKey) return;
-  target.removeAttribute(ATTRIBUTE);
-  setTimeout(() => target.setAttribute(ATTRIBUTE, "true"));
+  const focused = /** @type {Element} */ (target);
+  focused.removeAttribute(ATTRIBUTE);
+  setTimeout(() => focused.setAttribute(ATTRIBUTE, "true"));
 }

@@ -1,128 +1,155 @@
-/** How a view gets its lines of the log: what is asked of the kernel when, one question at a time. */
+// @ts-check
+/** Requests lines of the log from the kernel, one question at a time. */
 
+import { messageOf } from "./errors.js";
 import { LINES_A_REQUEST, LogWindow } from "./logwindow.js";
 
-const ASK_EVERY = 500; // milliseconds, at most: the kernel sends no more than two pieces of the log a second
+/**
+ * @import { FinishedLine, LogQuestion } from "./logwindow.js"
+ * @import { LogsReply } from "./protocol.d.ts"
+ */
+
+/**
+ * @typedef {object} FeedListeners
+ * @property {() => void} cleared the lines were discarded
+ * @property {(added: FinishedLine[], isAbove: boolean) => void} added lines were added
+ * @property {(text: string) => void} failed the last question failed; "": it did not
+ */
+
+const ASK_EVERY = 500; // milliseconds: the kernel sends at most two pages of the log a second
 const PAUSE = 4500; // milliseconds more, after a question that failed
-const BEHIND = 10 * LINES_A_REQUEST; // lines: who follows and is so far behind goes on at the newest
-const MOST_HELD = 90000; // lines: who reads further up gets no more below
+const BEHIND = 10 * LINES_A_REQUEST; // lines; a reader at the end that is further behind skips to the newest
+const MOST_HELD = 90000; // lines; beyond that, a reader further up gets no lines below
 
 export class LogFeed {
   window = new LogWindow();
   #ask;
   #reader;
-  #on;
-  #round = 0; // of questions: replies to those before are of other lines
-  #older = null; // the question for older lines, while it is open
+  #listeners;
+  #round = 0; // replies to questions of an earlier round are discarded
+  /** @type {Promise<void> | null} while older lines are requested */
+  #older = null;
   #turn = Promise.resolve(); // of the last question
   #isAsking = false;
-  #timer = 0;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  #timer;
   #askedAt = -Infinity;
   #isStopped = false;
 
   /**
-   * `ask(question)` gives the kernel's reply. `reader` says whether it `follows` the end, or `isAtEnd` of what is here.
-   * `on.cleared()`: the lines are others from now on; `on.took(added, isAbove)`: these have come; `on.failed(text)`: what
-   * went wrong with the last question, or nothing.
+   * @param {(question: LogQuestion) => Promise<LogsReply>} ask
+   * @param {{follows: boolean, isAtEnd: boolean}} reader whether it follows the end, or is at the end of these lines
+   * @param {FeedListeners} listeners
    */
-  constructor(ask, reader, on) {
+  constructor(ask, reader, listeners) {
     this.#ask = ask;
     this.#reader = reader;
-    this.#on = on;
+    this.#listeners = listeners;
   }
 
-  /** Begins anew at the newest lines, as others are wanted. */
+  /** Starts anew at the newest lines, after a change of the filter or the selection. */
   restart() {
-    this.#begin();
+    this.#startRound();
     this.window.clear();
-    this.#on.cleared();
+    this.#listeners.cleared();
     this.#askedAt = -Infinity;
     clearTimeout(this.#timer);
-    this.#timer = 0;
+    this.#timer = undefined;
     this.askSoon();
   }
 
-  /** Asks for new lines, as soon as it may. */
+  /** Asks for new lines as soon as the rate limit allows. */
   askSoon() {
     if (this.#isStopped || this.#timer || this.#isAsking || !this.#wantsNewer()) return;
     const wait = Math.max(0, this.#askedAt + ASK_EVERY - performance.now());
     this.#timer = setTimeout(() => void this.#askNewer(), wait);
   }
 
-  /** Puts a piece of what was printed before above; once, however often the reader asks meanwhile. */
+  /** Adds a page of older lines above. Calls while it is under way have no effect. */
   loadOlder() {
-    this.#older ??= this.inTurn(() => this.#askOlder()).finally(() => (this.#older = null));
+    this.#older ??= this.inTurn(() => this.#askOlder()).finally(() => {
+      this.#older = null;
+    });
     return this.#older;
   }
 
-  /** Has the lines around this one, which may be far from those that are here. */
+  /**
+   * Replaces the lines by those around a serial.
+   *
+   * @param {number} serial
+   */
   async moveTo(serial) {
-    this.#begin();
+    this.#startRound();
     this.window.moveTo(serial);
-    this.#on.cleared();
-    await this.inTurn(() => this.#takeAnswer());
+    this.#listeners.cleared();
+    await this.inTurn(() => this.#loadNewer());
     await this.loadOlder();
   }
 
-  /** One question at a time: replies come in the order in which they join the lines. */
+  /**
+   * Asks after the questions before, since replies have to be added in order.
+   *
+   * @param {() => Promise<void>} ask
+   */
   inTurn(ask) {
-    this.#turn = this.#turn.then(() => this.#tell(ask));
+    this.#turn = this.#turn.then(() => this.#guard(ask));
     return this.#turn;
   }
 
   stop() {
     this.#isStopped = true;
     clearTimeout(this.#timer);
-    this.#begin();
+    this.#startRound();
   }
 
-  #begin() {
+  #startRound() {
     this.#round += 1;
   }
 
-  // Who reads further up has what is below him already, or has no use for it yet.
+  // A reader further up has the lines below already, or does not need them yet.
   #wantsNewer() {
     const { lines, reachesEnd } = this.window;
     return this.#reader.follows || this.#reader.isAtEnd || (reachesEnd && lines.length < MOST_HELD);
   }
 
   async #askNewer() {
-    this.#timer = 0;
+    this.#timer = undefined;
     this.#askedAt = performance.now();
-    await this.inTurn(() => this.#takeAnswer());
+    await this.inTurn(() => this.#loadNewer());
     if (!this.window.reachesEnd) this.askSoon();
   }
 
-  async #takeAnswer() {
+  async #loadNewer() {
     const round = this.#round;
     const question = this.window.newerQuestion;
     const reply = await this.#ask(question);
     if (round !== this.#round) return;
-    if (reply.end < question.after) return this.restart(); // the log has begun anew, as of a mesh that was brought up again
+    if (reply.end < question.after) return this.restart(); // the log is another one, of a mesh that was started again
     const added = this.window.takeNewer(reply);
     if (this.#reader.follows && reply.end - reply.next > BEHIND) this.restart();
-    else this.#on.took(added, false);
+    else this.#listeners.added(added, false);
   }
 
   async #askOlder() {
     if (this.window.reachesStart || !this.window.lines.length) return;
     const round = this.#round;
     const reply = await this.#ask(this.window.olderQuestion);
-    if (round === this.#round) this.#on.took(this.window.takeOlder(reply), true);
+    if (round === this.#round) this.#listeners.added(this.window.takeOlder(reply), true);
   }
 
-  async #tell(ask) {
+  /** @param {() => Promise<void>} ask */
+  async #guard(ask) {
     this.#isAsking = true;
     const round = this.#round;
     let trouble = "";
     try {
       await ask();
     } catch (error) {
-      trouble = error.message;
+      trouble = messageOf(error);
     }
     this.#isAsking = false;
-    if (round !== this.#round) return this.askSoon(); // lines are wanted that this was not about
-    if (trouble) this.#askedAt = performance.now() + PAUSE; // the same question will hardly do better at once
-    this.#on.failed(trouble);
+    if (round !== this.#round) return this.askSoon(); // other lines are needed now
+    if (trouble) this.#askedAt = performance.now() + PAUSE; // the same question would probably fail again
+    this.#listeners.failed(trouble);
   }
 }

@@ -1,39 +1,61 @@
-/** A row of the log: whose line it is, when it came, and its text in its colours. */
+// @ts-check
+/** A row of the log: the rank, the time, and the text in its colours. */
 
 import { markMatches, styledText } from "./ansi.js";
 import { element } from "./dom.js";
 
-const ROW_HEIGHT = 18; // pixels, as in panels.css
-const CHARACTER_WIDTH = 7.3; // nearly; rows are measured
-const PREFIX_WIDTH = 110;
-const GOLDEN_ANGLE = 137.508; // degrees: neighbours get hues far apart, and no two ranks the same
+/**
+ * @import { Line, LogSearch } from "./logwindow.js"
+ */
 
-/** The hue of a rank: the same in each view, whatever the others are. */
+/** @typedef {{notice: string, height?: number}} Notice a row with a text of the dashboard's own */
+/** @typedef {Line | Notice} Item */
+
+const ROW_HEIGHT = 18; // pixels, as in panels.css
+const CHARACTER_WIDTH = 7.3; // about; rows are measured later
+const PREFIX_WIDTH = 110;
+const GOLDEN_ANGLE = 137.508; // degrees; neighbours get hues far apart, and no two ranks get the same hue
+
+/**
+ * The hue of a rank: the same in each view, for any selection.
+ *
+ * @param {number} rank
+ */
 function hueOf(rank) {
   return Math.round((rank * GOLDEN_ANGLE) % 360);
 }
 
-/** The time of day to the millisecond, as the browser's clock has it. */
+/**
+ * The time of day to the millisecond, in the browser's time zone.
+ *
+ * @param {number} seconds since 1970
+ */
 function timeOfDay(seconds) {
   const date = new Date(seconds * 1000);
   return `${date.toTimeString().slice(0, 8)}.${String(date.getMilliseconds()).padStart(3, "0")}`;
 }
 
-/** How high a row will be, in a list so wide: a guess. */
+/**
+ * An estimate of a row's height.
+ *
+ * @param {Item} line
+ * @param {boolean} isWrapped
+ * @param {number} width of the list
+ */
 export function guessHeight(line, isWrapped, width) {
-  if (!isWrapped || line.notice) return ROW_HEIGHT;
+  if (!isWrapped || "notice" in line) return ROW_HEIGHT;
   const columns = Math.max(20, (width - PREFIX_WIDTH) / CHARACTER_WIDTH);
   return ROW_HEIGHT * Math.max(1, Math.ceil(line.plain.length / columns));
 }
 
-/** A row with a word of ours instead of a line. */
-export function makeNotice(notice) {
-  return { notice };
-}
-
-/** The element of a line. `search` is the LogSearch whose matches are marked. */
+/**
+ * The element of a row.
+ *
+ * @param {Item} line
+ * @param {LogSearch} search whose matches are marked
+ */
 export function makeLogRow(line, search) {
-  if (line.notice) return element("div", { class: "meshbook-log-row meshbook-log-notice" }, line.notice);
+  if ("notice" in line) return element("div", { class: "meshbook-log-row meshbook-log-notice" }, line.notice);
   const text = styledText(line.text, line.styles);
   text.classList.add("meshbook-log-text");
   if (search.pattern) markMatches(text, search.pattern, "meshbook-log-match");
@@ -42,7 +64,7 @@ export function makeLogRow(line, search) {
     {
       class: "meshbook-log-row",
       style: { "--meshbook-hue": hueOf(line.rank) },
-      dataset: { rank: line.rank, serial: line.serial },
+      dataset: { rank: line.rank, serial: line.serial ?? "" },
     },
     ...prefixOf(line),
     text,
@@ -53,7 +75,11 @@ export function makeLogRow(line, search) {
   return row;
 }
 
-// What stands before the text is in attributes, and shown by the style sheet: who marks rows gets what the rank said.
+/**
+ * The style sheet shows these attributes before the text. So a marked row contains only the text of the rank.
+ *
+ * @param {Line} line
+ */
 function prefixOf(line) {
   const cell = line.cell === null ? "" : `c${line.cell}`;
   return [
@@ -66,6 +92,7 @@ function prefixOf(line) {
   ];
 }
 
+/** @param {Line} line */
 function titleOf({ rank, stream, cell, time }) {
   const when = time === null ? "not ended yet" : timeOfDay(time);
   return [`rank ${rank}`, stream, cell === null ? "no cell" : `cell ${cell}`, when].join(" · ");

@@ -1,16 +1,32 @@
-/** The panel that shows what the selected ranks print: filtered by the kernel, searched and drawn here. */
+// @ts-check
+/** The panel with the output of the selected ranks. The kernel filters it; the view searches and draws it. */
 
 import { element, setAttribute, setText } from "./dom.js";
+import { messageOf } from "./errors.js";
 import { LogFeed } from "./logfeed.js";
-import { guessHeight, makeLogRow, makeNotice } from "./logrows.js";
-import { LogSearch } from "./logwindow.js";
-import { makeLogTools } from "./logtools.js";
+import { guessHeight, makeLogRow } from "./logrows.js";
 import { logText } from "./logtext.js";
+import { makeLogTools } from "./logtools.js";
+import { LogSearch } from "./logwindow.js";
 import { selectorOf } from "./ranks.js";
 import { copyText, saveFile } from "./saving.js";
 import { asCount, asCounted } from "./units.js";
 import { VirtualList } from "./virtual.js";
 
+/**
+ * @import { Change, Changed, Context, Panel } from "./context.d.ts"
+ * @import { Item, Notice } from "./logrows.js"
+ * @import { FinishedLine, LogQuestion } from "./logwindow.js"
+ * @import { LogLine, MeshSection } from "./protocol.d.ts"
+ */
+
+/** @type {Change[]} */
+const CHOOSES = ["selected", "mesh", "shown"];
+
+/**
+ * @param {Context} context
+ * @returns {Panel}
+ */
 export function makeLogsPanel(context) {
   const panel = new LogsPanel(context);
   return {
@@ -25,6 +41,7 @@ class LogsPanel {
   #context;
   #search = new LogSearch();
   #tools;
+  /** @type {VirtualList<Item>} */
   #list;
   #feed;
   #scroller = element("div", {
@@ -41,12 +58,17 @@ class LogsPanel {
     on: { click: () => this.#toEnd() },
   });
   #note = element("div", { class: "meshbook-log-note" });
-  #notice = makeNotice("");
-  #sel = null; // of the lines that are here
-  #mesh = null; // and whose they are
-  #fresh = 0; // lines that came since the reader left the end
+  /** @type {Notice | null} */
+  #notice = null;
+  /** @type {string | null} the selector of the lines */
+  #sel = null;
+  /** @type {MeshSection | null} the mesh of the lines */
+  #mesh = null;
+  #fresh = 0; // lines that were added since the reader left the end
+  /** @type {Set<number>} */
   #cells = new Set();
 
+  /** @param {Context} context */
   constructor(context) {
     this.#context = context;
     this.#tools = makeLogTools({
@@ -64,7 +86,7 @@ class LogsPanel {
     });
     this.#feed = new LogFeed((question) => this.#ask(question), this.#list, {
       cleared: () => this.#cleared(),
-      took: (added, isAbove) => this.#took(added, isAbove),
+      added: (lines, isAbove) => this.#added(lines, isAbove),
       failed: (text) => this.#tools.complain(text),
     });
     const frame = element("div", { class: "meshbook-log-frame" }, this.#scroller, this.#more);
@@ -74,10 +96,11 @@ class LogsPanel {
     this.#restyle();
   }
 
+  /** @param {Changed} changed */
   update(changed) {
     const { store } = this.#context;
     if (!store.mesh) return;
-    if (["selected", "mesh", "shown"].some((name) => changed.has(name))) this.#choose();
+    if (CHOOSES.some((name) => changed.has(name))) this.#choose();
     this.#tools.setCells(this.#cells, store.cell?.number);
     this.#feed.askSoon();
   }
@@ -95,16 +118,22 @@ class LogsPanel {
     this.#list.dispose();
   }
 
-  #ask(question, query = this.#tools.query) {
-    return this.#context.request("logs", { sel: this.#sel, query, ...question }).then(({ content }) => content);
+  /** @param {LogQuestion} question */
+  async #ask(question, query = this.#tools.query) {
+    const fields = { sel: this.#sel ?? "all", query, ...question };
+    return (await this.#context.request("logs", fields)).content;
   }
 
-  #took(added, isAbove) {
+  /**
+   * @param {FinishedLine[]} added
+   * @param {boolean} isAbove
+   */
+  #added(added, isAbove) {
     const { lines } = this.#feed.window;
     this.#search.add(added, isAbove);
     this.#search.keepWithin(lines);
     if (!isAbove) this.#fresh += added.length;
-    added.forEach(({ cell }) => cell !== null && this.#cells.add(cell));
+    for (const { cell } of added) if (cell !== null) this.#cells.add(cell);
     this.#showLines();
   }
 
@@ -121,39 +150,48 @@ class LogsPanel {
 
   // Searching
 
+  /** @param {string} text */
   #find(text) {
     if (text === this.#search.text) return;
     this.#search.setText(text, this.#feed.window.lines);
-    if (text && this.#search.step(-1)) this.#list.reveal(this.#search.current);
+    if (text && this.#search.step(-1)) this.#revealCurrent();
     this.#list.repaint();
-    this.#showWords();
+    this.#showTexts();
   }
 
+  /** @param {number} steps */
   async #step(steps) {
     if (!this.#search.text) return;
     const isAbove = steps < 0 || !this.#search.found.length;
     if (!this.#search.step(steps) && !(isAbove && (await this.#findOlder()))) this.#search.wrap(steps);
-    if (this.#search.current) this.#list.reveal(this.#search.current);
+    this.#revealCurrent();
     this.#list.repaint();
-    this.#showWords();
+    this.#showTexts();
   }
 
-  /** Looks above what is here; the kernel knows where, unless it filters: then the lines come page by page. */
+  #revealCurrent() {
+    if (this.#search.current) this.#list.reveal(this.#search.current);
+  }
+
+  /** Searches older lines. The kernel finds the match, unless it filters: then older lines are loaded page by page. */
   async #findOlder() {
     const query = this.#tools.query;
     if (query.text) {
       await this.#feed.loadOlder();
       return this.#search.step(-1);
     }
-    let found = null;
+    /** @type {LogLine | undefined} */
+    let found;
     await this.#feed.inTurn(async () => {
       const question = { after: 0, before: this.#feed.window.lines[0]?.serial ?? null, limit: 1 };
       found = (await this.#ask(question, { ...query, text: this.#search.text, regex: false, case: false })).lines[0];
     });
-    if (found) await this.#goTo(found[0]);
-    return Boolean(found);
+    if (!found) return false;
+    await this.#goTo(found[0]);
+    return true;
   }
 
+  /** @param {number} serial */
   async #goTo(serial) {
     this.#list.follows = false;
     await this.#feed.moveTo(serial);
@@ -167,37 +205,35 @@ class LogsPanel {
     const { lines, live, reachesEnd } = this.#feed.window;
     this.#notice = this.#noticeNow();
     this.#list.setItems([...(this.#notice ? [this.#notice] : []), ...lines, ...(reachesEnd ? live : [])]);
-    this.#showWords();
+    this.#showTexts();
   }
 
-  #showWords() {
+  #showTexts() {
     if (this.#list.follows) this.#fresh = 0;
-    const isCounted = this.#fresh && this.#feed.window.reachesEnd;
+    const isCounted = this.#fresh > 0 && this.#feed.window.reachesEnd;
     setText(this.#more, isCounted ? `↓ ${asCount(this.#fresh)} new` : "↓ Newest");
     setAttribute(this.#more, "hidden", this.#list.follows);
     setText(this.#note, this.#noteText());
-    this.#tools.search.say(this.#search.tally);
+    this.#tools.search.setTally(this.#search.tally);
   }
 
   #noticeNow() {
     const { dropped, reachesStart } = this.#feed.window;
     if (!dropped || !reachesStart) return null;
-    const text = `${asCount(dropped)} older ${dropped === 1 ? "line is" : "lines are"} kept no more`;
-    return this.#notice?.notice === text ? this.#notice : makeNotice(text);
+    const notice = `${asCount(dropped)} older ${dropped === 1 ? "line was" : "lines were"} discarded`;
+    return this.#notice?.notice === notice ? this.#notice : { notice };
   }
 
   #noteText() {
     const { lines, live, matches, isPartial } = this.#feed.window;
     const { size, text } = this.#context.selection;
-    const who = size ? `rank${size === 1 ? "" : "s"} ${text}` : "all ranks";
+    const ranks = size ? `rank${size === 1 ? "" : "s"} ${text}` : "all ranks";
     const isFiltered = Object.values(this.#tools.query).some(Boolean);
-    const partly = isPartial ? "; the filter took long, so not all lines were looked at" : "";
+    const partly = isPartial ? "; the search was slow, so it left out some lines" : "";
     if (!lines.length && !live.length) {
-      return isFiltered
-        ? `No line of ${who} matches${partly}.`
-        : `${size ? "Nothing was printed by" : "Nothing yet from"} ${who}.`;
+      return isFiltered ? `No line of ${ranks} matches${partly}.` : `No output from ${ranks} yet.`;
     }
-    return `${asCounted(Math.max(matches, lines.length), isFiltered ? "matching line" : "line")} of ${who}${partly}`;
+    return `${asCounted(Math.max(matches, lines.length), isFiltered ? "matching line" : "line")} of ${ranks}${partly}`;
   }
 
   #restyle() {
@@ -210,62 +246,70 @@ class LogsPanel {
     if (this.#list.isAtEnd && this.#feed.window.reachesEnd) this.#list.follow();
     else if (this.#list.isAtEnd) this.#feed.askSoon();
     if (this.#list.isAtTop) void this.#feed.loadOlder();
-    this.#showWords();
+    this.#showTexts();
   }
 
   #toEnd() {
     if (this.#feed.window.reachesEnd) this.#list.follow();
     else this.#restart();
-    this.#showWords();
+    this.#showTexts();
   }
 
+  /** @param {KeyboardEvent} event */
   #key = (event) => {
-    if (event.target.closest("input, select") || event.ctrlKey || event.metaKey || event.altKey) return;
-    const doing = {
+    const target = /** @type {Element} */ (event.target);
+    if (target.closest("input, select") || event.ctrlKey || event.metaKey || event.altKey) return;
+    /** @type {Record<string, () => void>} */
+    const actions = {
       n: () => void this.#step(1),
       N: () => void this.#step(-1),
       "/": () => this.#tools.search.focus(),
       f: () => this.#toEnd(),
       w: () => this.#tools.toggle("wrap"),
       t: () => this.#tools.toggle("time"),
-    }[event.key];
-    if (!doing) return;
+    };
+    const act = actions[event.key];
+    if (!act) return;
     event.preventDefault();
     event.stopPropagation();
-    doing();
+    act();
   };
 
-  // Taking text along
+  // Copying and saving
 
   async #copy() {
     const marked = getSelection();
-    const isMarked = !marked.isCollapsed && this.#scroller.contains(marked.anchorNode);
-    await this.#telling("copied", async () => {
-      const pieces = isMarked ? [marked.toString()] : await this.#allText();
-      await copyText(pieces.join(""));
+    const isMarked = marked !== null && !marked.isCollapsed && this.#scroller.contains(marked.anchorNode);
+    await this.#announcing("copied", async () => {
+      await copyText(isMarked ? marked.toString() : (await this.#allText()).join(""));
     });
   }
 
   async #download() {
     const { store, selection } = this.#context;
     const ranks = selection.size ? `-ranks-${selection.text.slice(0, 40)}` : "";
-    await this.#telling("saved", async () =>
+    await this.#announcing("saved", async () =>
       saveFile(`${store.mesh?.name ?? "mesh"}${ranks}.log`, await this.#allText()),
     );
   }
 
-  async #telling(done, act) {
+  /**
+   * @param {string} done what is done, in the past tense
+   * @param {() => Promise<void>} act
+   */
+  async #announcing(done, act) {
     try {
       await act();
       this.#context.announce(`The log was ${done}.`);
     } catch (error) {
-      this.#context.announce(`The log was not ${done}: ${error.message}`, "error");
+      this.#context.announce(`The log was not ${done}: ${messageOf(error)}`, "error");
     }
   }
 
   #allText() {
     const options = { isTimed: this.#tools.shows("time"), isRanked: this.#context.selection.size !== 1 };
-    const said = (share) => this.#context.announce(`Reading the log: ${Math.round(share * 100)} %`);
-    return logText((question) => this.#ask(question), options, said);
+    /** @param {number} share */
+    const report = (share) => this.#context.announce(`Reading the log: ${Math.round(share * 100)} %`);
+    return logText((question) => this.#ask(question), options, report);
   }
 }

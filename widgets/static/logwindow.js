@@ -1,33 +1,72 @@
+// @ts-check
 /**
- * The lines of the log that a view has: a piece without gaps of what the kernel keeps, and what is found in it.
- *
- * Nothing is asked or shown here: replies of the kernel come in, and the next question comes out.
+ * The lines of the log that a view has, a range without gaps of the kernel's lines, and the search in them. Pure: replies of
+ * the kernel come in, and the next question comes out.
  */
 
 import { plainText, stylesAfter } from "./ansi.js";
 
-export const LINES_A_REQUEST = 500;
-const MOST_LINES = 100000; // in a view: those at the other end go
-const SPARE_LINES = 5000; // that go at once, so that not each reply moves a hundred thousand
+/**
+ * @import { LiveLogLine, LogLine, LogsMessage, LogsReply } from "./protocol.d.ts"
+ */
 
-/** A line as it is held: `plain` is its text without colours, `styles` are the colours that it begins with. */
+/** @typedef {Pick<LogsMessage, "after" | "before" | "limit">} LogQuestion */
+/**
+ * A line in a view. A live line, which a rank has not finished, has neither serial nor time.
+ *
+ * @typedef {object} Line
+ * @property {number | null} serial
+ * @property {number | null} time seconds since 1970
+ * @property {number} rank
+ * @property {string} stream
+ * @property {number | null} cell
+ * @property {string} text
+ * @property {string[]} styles the colours at its start
+ * @property {string} plain the text without colours
+ * @property {boolean} isLive
+ * @property {number} [height] in pixels, once it is measured
+ */
+/** @typedef {Line & {serial: number, time: number}} FinishedLine */
+
+export const LINES_A_REQUEST = 500;
+const MOST_LINES = 100000; // in a view; beyond that, lines at the other end are discarded
+const SPARE_LINES = 5000; // that are discarded at once, so that not each reply copies a hundred thousand
+
+/**
+ * @param {LogLine} line
+ * @param {string[]} styles
+ * @returns {FinishedLine}
+ */
 function makeLine([serial, time, rank, stream, cell, text], styles) {
-  return { serial, time, rank, stream, cell, text, styles, plain: plainText(text) };
+  return { serial, time, rank, stream, cell, text, styles, plain: plainText(text), isLive: false };
+}
+
+/**
+ * @param {LiveLogLine} line
+ * @param {string[]} styles
+ * @returns {Line}
+ */
+function makeLiveLine([rank, stream, cell, text], styles) {
+  return { serial: null, time: null, rank, stream, cell, text, styles, plain: plainText(text), isLive: true };
 }
 
 export class LogWindow {
+  /** @type {FinishedLine[]} */
   lines = [];
-  live = []; // rows without an end, as they are now
-  dropped = 0;
-  matches = 0; // lines that the kernel has of this kind, as far as it has counted
-  isPartial = false; // the kernel did not look at all of its lines, for want of time
+  /** @type {Line[]} */
+  live = [];
+  dropped = 0; // older lines that the kernel has discarded
+  matches = 0; // how many of the kernel's lines match, as far as it has counted
+  isPartial = false; // the kernel's search ran out of time
   reachesStart = false;
   reachesEnd = true;
-  #next = 0; // the serial from which lines are asked for; 0: the newest
-  #styles = new Map(); // by rank and stream, after the last line
-  #counted = 0; // matches before `next`; null once the window was moved, as then they are not known
+  #next = 0; // the serial from which to ask for lines; 0: the newest
+  /** @type {Map<string, string[]>} by rank and stream, after the last line */
+  #styles = new Map();
+  /** @type {number | null} matches before `next`; unknown once the window was moved */
+  #counted = 0;
 
-  /** Nothing is known: the next question asks for the newest lines. */
+  /** Starts anew: the next question asks for the newest lines. */
   clear() {
     this.lines = [];
     this.live = [];
@@ -38,24 +77,36 @@ export class LogWindow {
     this.reachesEnd = true;
     this.#next = 0;
     this.#counted = 0;
-    this.#styles = new Map(); // by rank and stream, after the last line
+    this.#styles = new Map();
   }
 
-  /** What is asked for the lines after those that are here. */
+  /**
+   * The question for the lines after these.
+   *
+   * @returns {LogQuestion}
+   */
   get newerQuestion() {
     return { after: this.#next, before: null, limit: LINES_A_REQUEST };
   }
 
-  /** And for those before. */
+  /**
+   * The question for the lines before these.
+   *
+   * @returns {LogQuestion}
+   */
   get olderQuestion() {
     return { after: 0, before: this.lines[0]?.serial ?? null, limit: LINES_A_REQUEST };
   }
 
-  /** Takes the reply to `newerQuestion`; returns the lines that were added. */
+  /**
+   * Takes the reply to `newerQuestion` and returns the lines that were added.
+   *
+   * @param {LogsReply} reply
+   */
   takeNewer(reply) {
     const isFirst = this.#next === 0;
     const added = this.#made(reply.lines, this.#styles);
-    this.live = reply.live.map((row) => this.#madeLive(row));
+    this.live = reply.live.map((row) => makeLiveLine(row, this.#styles.get(keyOf(row[0], row[1])) ?? []));
     this.lines.push(...added);
     if (isFirst) this.reachesStart = reply.lines.length < LINES_A_REQUEST && !reply.partial;
     this.#next = Math.max(1, reply.next);
@@ -65,7 +116,11 @@ export class LogWindow {
     return added;
   }
 
-  /** Takes the reply to `olderQuestion`; returns the lines that were added. */
+  /**
+   * Takes the reply to `olderQuestion` and returns the lines that were added.
+   *
+   * @param {LogsReply} reply
+   */
   takeOlder(reply) {
     const added = this.#made(reply.lines, new Map());
     this.lines = [...added, ...this.lines];
@@ -74,7 +129,11 @@ export class LogWindow {
     return added;
   }
 
-  /** The window is to be around this serial: it holds nothing now, and the next questions are for what is there. */
+  /**
+   * Moves the window: it is empty now, and the next questions ask for lines around this serial.
+   *
+   * @param {number} serial
+   */
   moveTo(serial) {
     const { matches } = this;
     this.clear();
@@ -84,22 +143,20 @@ export class LogWindow {
     this.reachesEnd = false;
   }
 
+  /**
+   * @param {LogLine[]} rows
+   * @param {Map<string, string[]>} styles is updated
+   */
   #made(rows, styles) {
     return rows.map((row) => {
-      const key = `${row[2]} ${row[3]}`;
+      const key = keyOf(row[2], row[3]);
       const before = styles.get(key) ?? [];
       styles.set(key, stylesAfter(before, row[5]));
       return makeLine(row, before);
     });
   }
 
-  #madeLive([rank, stream, cell, text]) {
-    return {
-      ...makeLine([null, null, rank, stream, cell, text], this.#styles.get(`${rank} ${stream}`) ?? []),
-      isLive: true,
-    };
-  }
-
+  /** @param {LogsReply} reply */
   #note(reply) {
     this.dropped = reply.dropped;
     this.isPartial = reply.partial;
@@ -115,25 +172,46 @@ export class LogWindow {
 
   #dropNewest() {
     this.lines = this.lines.slice(0, MOST_LINES - SPARE_LINES);
-    this.#next = this.lines.at(-1).serial + 1;
+    this.#next = this.lines[this.lines.length - 1].serial + 1;
     this.#styles = new Map();
     this.live = [];
     this.reachesEnd = false;
   }
 }
 
-/** A text as a pattern that finds it, in either case. */
+/**
+ * @param {number} rank
+ * @param {string} stream
+ */
+function keyOf(rank, stream) {
+  return `${rank} ${stream}`;
+}
+
+/**
+ * A pattern that finds a text, ignoring case.
+ *
+ * @param {string} text
+ */
 export function patternOf(text) {
   return new RegExp(text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"), "gi");
 }
 
-/** The lines of a window in which a text is found, and the one at which the reader is. */
+/** The lines of a window that contain a text, and the current one. */
 export class LogSearch {
   text = "";
-  pattern = null; // of the text, or null
-  found = []; // lines, in their order
+  /** @type {RegExp | null} */
+  pattern = null;
+  /** @type {FinishedLine[]} in their order */
+  found = [];
+  /** @type {FinishedLine | null} */
   current = null;
 
+  /**
+   * Searches for another text.
+   *
+   * @param {string} text
+   * @param {FinishedLine[]} lines
+   */
   setText(text, lines) {
     this.text = text;
     this.pattern = text ? patternOf(text) : null;
@@ -141,42 +219,65 @@ export class LogSearch {
     this.current = null;
   }
 
-  /** Lines have come at the end (or, `atStart`, at the beginning). */
+  /**
+   * Searches new lines, which are at the end or at the start.
+   *
+   * @param {FinishedLine[]} lines
+   * @param {boolean} [atStart]
+   */
   add(lines, atStart = false) {
     const found = this.#foundIn(lines);
     this.found = atStart ? [...found, ...this.found] : [...this.found, ...found];
   }
 
-  /** Lines outside of these are gone. */
+  /**
+   * Forgets lines outside of these.
+   *
+   * @param {FinishedLine[]} lines
+   */
   keepWithin(lines) {
     const [first, last] = [lines[0]?.serial ?? Infinity, lines.at(-1)?.serial ?? -Infinity];
-    if (this.found.length && (this.found[0].serial < first || this.found.at(-1).serial > last))
+    const [oldest, newest] = [this.found[0], this.found.at(-1)];
+    if (oldest && newest && (oldest.serial < first || newest.serial > last))
       this.found = this.found.filter((line) => line.serial >= first && line.serial <= last);
   }
 
-  /** Goes on by `steps`; at first to the last one. Where `current` is found no more, to the next. False if there is none. */
+  /**
+   * Moves by `steps` in the found lines: from none to the last one, and from a line that is no longer found to the next one.
+   * Returns false if there is none.
+   *
+   * @param {number} steps
+   */
   step(steps) {
-    const at = this.found.indexOf(this.current);
-    let index = at + steps;
-    if (at < 0) index = this.#nearest(steps);
+    const at = this.#place();
+    const index = at < 0 ? this.#nearest(steps) : at + steps;
     if (index < 0 || index >= this.found.length) return false;
     this.current = this.found[index];
     return true;
   }
 
-  /** Goes to the first found line after the last, or from the first to the last. */
+  /**
+   * Moves from the last found line to the first, or back.
+   *
+   * @param {number} steps
+   */
   wrap(steps) {
     this.current = this.found.at(steps > 0 ? 0 : -1) ?? null;
   }
 
-  /** "3 of 12", or what there is to say instead. */
+  /** "3 of 12", "12 found" or "not found". */
   get tally() {
     if (!this.text) return "";
     if (!this.found.length) return "not found";
-    const at = this.found.indexOf(this.current);
+    const at = this.#place();
     return at < 0 ? `${this.found.length} found` : `${at + 1} of ${this.found.length}`;
   }
 
+  #place() {
+    return this.current ? this.found.indexOf(this.current) : -1;
+  }
+
+  /** @param {number} steps */
   #nearest(steps) {
     if (!this.current) return this.found.length - 1;
     const { serial } = this.current;
@@ -184,6 +285,7 @@ export class LogSearch {
     return this.found.findLastIndex((line) => line.serial <= serial);
   }
 
+  /** @param {FinishedLine[]} lines */
   #foundIn(lines) {
     if (!this.pattern) return [];
     const once = new RegExp(this.pattern.source, "i");

@@ -1,8 +1,19 @@
-/** The panel of ranks that wait for a person: in the debugger, at a prompt. */
+// @ts-check
+/** The panel of ranks that wait for a person: in the debugger, or at a prompt. */
 
 import { element, setText } from "./dom.js";
 import { makeRanksLink } from "./ranklinks.js";
 
+/**
+ * @import { Context, Panel } from "./context.d.ts"
+ * @import { PauseEntry } from "./protocol.d.ts"
+ * @import { Selection } from "./selection.js"
+ */
+
+/**
+ * @param {Context} context
+ * @returns {Panel}
+ */
 export function makePausedPanel({ store, selection }) {
   const note = element("p", { class: "meshbook-note" });
   const list = element("div", { class: "meshbook-paused", role: "list" });
@@ -18,6 +29,10 @@ export function makePausedPanel({ store, selection }) {
   };
 }
 
+/**
+ * @param {PauseEntry} pause
+ * @param {Selection} selection
+ */
 function rowOf({ ranks, what, place }, selection) {
   const where = place ? element("span", { class: "meshbook-quiet" }, place) : null;
   return element("div", { class: "meshbook-pause", role: "listitem" }, makeRanksLink(ranks, selection), what, where);

@@ -1,20 +1,29 @@
+// @ts-check
 /** Ranks as a word that selects them: in stacks, prompts, bars and events. */
 
 import { element } from "./dom.js";
 import { parseRanks } from "./ranks.js";
 
-const LONGEST = 40; // characters; the rest is in the title
+/** @import { Selection } from "./selection.js" */
 
-/** A button that says "ranks 0-3" and selects them; null where `ranks` is empty. */
+const LONGEST = 40; // characters; the title has all of them
+
+/**
+ * A button with the label "ranks 0-3" that selects these ranks; null if `ranks` is empty.
+ *
+ * @param {string} ranks
+ * @param {Selection} selection
+ */
 export function makeRanksLink(ranks, selection) {
   if (!ranks) return null;
-  const isOne = /^\d+$/.test(ranks);
+  const word = /^\d+$/.test(ranks) ? "rank" : "ranks";
   const shown = ranks.length > LONGEST ? `${ranks.slice(0, LONGEST)}…` : ranks;
+  /** @param {Event} event */
   const click = (event) => {
-    event.preventDefault(); // in a summary, the click is not for opening it
+    event.preventDefault(); // or a click in a summary would open it
     void selection.chooseRanks(parseRanks(ranks));
   };
-  const title = `Select ${isOne ? "rank" : "ranks"} ${ranks}`;
+  const title = `Select ${word} ${ranks}`;
   const properties = {
     type: "button",
     class: "meshbook-link meshbook-ranks-link",
@@ -22,5 +31,5 @@ export function makeRanksLink(ranks, selection) {
     "aria-label": title,
     on: { click },
   };
-  return element("button", properties, `${isOne ? "rank" : "ranks"} ${shown}`);
+  return element("button", properties, `${word} ${shown}`);
 }

@@ -1,7 +1,15 @@
-/** Sets of ranks as text: `0-3,7` as people read them, `0:4,7` as `%%mesh` takes them. Pure. */
+// @ts-check
+/** Sets of ranks as text: `0-3,7` for people, `0:4,7` for `%%mesh`. Pure. */
 
-/** Runs [first, last] of ascending, distinct ranks. */
+/** @import { Dim } from "./protocol.d.ts" */
+
+/**
+ * Runs [first, last] of ascending, distinct ranks.
+ *
+ * @param {number[]} ranks
+ */
 function runsOf(ranks) {
+  /** @type {[number, number][]} */
   const runs = [];
   for (const rank of ranks) {
     const run = runs.at(-1);
@@ -11,14 +19,23 @@ function runsOf(ranks) {
   return runs;
 }
 
-/** Ascending ranks for people: `0-3,7`. */
+/**
+ * Ascending ranks for people: `0-3,7`.
+ *
+ * @param {number[]} ranks
+ */
 export function rankText(ranks) {
   return runsOf(ranks)
     .map(([first, last]) => (first === last ? `${first}` : `${first}-${last}`))
     .join(",");
 }
 
-/** Ascending ranks as a selector of `%%mesh`: `0:4,7`; `all` if it is every one of `size`. */
+/**
+ * Ascending ranks as a selector of `%%mesh`: `0:4,7`, or `all` for all ranks.
+ *
+ * @param {number[]} ranks
+ * @param {number} size how many ranks the mesh has
+ */
 export function selectorOf(ranks, size) {
   if (size > 0 && ranks.length === size) return "all";
   return runsOf(ranks)
@@ -26,7 +43,11 @@ export function selectorOf(ranks, size) {
     .join(",");
 }
 
-/** The ranks of a text as the kernel writes it, `0-3,7`, in its order. */
+/**
+ * The ranks of a text from the kernel, `0-3,7`, in its order.
+ *
+ * @param {string} text
+ */
 export function parseRanks(text) {
   const ranks = [];
   for (const part of text.split(",").filter((piece) => piece.trim())) {
@@ -36,7 +57,12 @@ export function parseRanks(text) {
   return ranks;
 }
 
-/** Where a rank is in the mesh: `hosts 1, gpus 3`. `dims` is [[name, size], ...], the last one changing fastest. */
+/**
+ * The position of a rank in the mesh: `hosts 1, gpus 3`.
+ *
+ * @param {number} rank
+ * @param {Dim[]} dims the last one changes fastest
+ */
 export function pointOf(rank, dims) {
   const parts = [];
   let rest = rank;

@@ -1,18 +1,26 @@
-/** A canvas whose pixels are squares that are copied into it, each at a place of its own. */
+// @ts-check
+/** A canvas whose pixels are squares that are copied into it, each to a place of its own. */
 
-const FEW = 200; // squares, up to which only they are handed to the canvas, and not all of it
+const FEW = 200; // squares, up to which only these squares are copied to the canvas, instead of all of it
+
+/** @typedef {{x: number, y: number, pixels: Uint32Array}} Square in device pixels; a number for each RGBA pixel */
 
 export class Raster {
   #drawing;
-  #image = null;
-  #pixels = null; // of the image, a number each
+  #image = new ImageData(1, 1);
+  #pixels = new Uint32Array(1); // of the image
   #side = 0;
 
+  /** @param {HTMLCanvasElement} canvas */
   constructor(canvas) {
-    this.#drawing = canvas.getContext("2d");
+    this.#drawing = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
   }
 
-  /** Begins anew, for squares of this side; the canvas has its size. Device pixels. */
+  /**
+   * Starts anew with squares of this side, after the canvas got its size.
+   *
+   * @param {number} side device pixels
+   */
   reset(side) {
     const { width, height } = this.#drawing.canvas;
     this.#image = this.#drawing.createImageData(width, height);
@@ -20,7 +28,12 @@ export class Raster {
     this.#side = side;
   }
 
-  /** Draws squares: `squares` has one by one {x, y, pixels}, and there are `count`. */
+  /**
+   * Draws squares.
+   *
+   * @param {Iterable<Square>} squares
+   * @param {number} count how many there are
+   */
   draw(squares, count) {
     const corners = [];
     for (const { x, y, pixels } of squares) {
@@ -31,6 +44,11 @@ export class Raster {
     for (const [x, y] of corners) this.#drawing.putImageData(this.#image, 0, 0, x, y, this.#side, this.#side);
   }
 
+  /**
+   * @param {number} x
+   * @param {number} y
+   * @param {Uint32Array} pixels
+   */
   #copy(x, y, pixels) {
     const { width } = this.#image;
     const side = this.#side;

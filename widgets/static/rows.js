@@ -1,20 +1,36 @@
+// @ts-check
 /**
- * Elements that stand for things by a key, and stay while those do. What is made anew with each tick loses the focus, and a
- * click whose press and release fall on two of them.
+ * Elements that show items by a key, and stay while the items do. An element that is made anew with each tick would lose
+ * the focus, and a click whose press and release fall on two elements.
  */
 
+/**
+ * @template T
+ * @typedef {{element: Element, update(item: T): void}} Row
+ */
+
+/** @template T */
 export class Rows {
   #parent;
   #make;
-  #known = new Map(); // key -> {element, update}
+  /** @type {Map<string | number, Row<T>>} */
+  #known = new Map();
 
-  /** `make(item)` -> {element, update(item)}: what stands for an item in `parent`. */
+  /**
+   * @param {Element} parent
+   * @param {(item: T) => Row<T>} make
+   */
   constructor(parent, make) {
     this.#parent = parent;
     this.#make = make;
   }
 
-  /** Shows these items, in their order. */
+  /**
+   * Shows these items, in their order.
+   *
+   * @param {T[]} items
+   * @param {(item: T) => string | number} keyOf
+   */
   update(items, keyOf) {
     const shown = new Map(items.map((item) => [keyOf(item), item]));
     for (const [key, row] of this.#known) if (!shown.has(key)) this.#remove(key, row);
@@ -27,11 +43,20 @@ export class Rows {
     }
   }
 
+  /**
+   * @param {string | number} key
+   * @param {T} item
+   */
   #rowOf(key, item) {
-    if (!this.#known.has(key)) this.#known.set(key, this.#make(item));
-    return this.#known.get(key);
+    const row = this.#known.get(key) ?? this.#make(item);
+    this.#known.set(key, row);
+    return row;
   }
 
+  /**
+   * @param {string | number} key
+   * @param {Row<T>} row
+   */
   #remove(key, row) {
     row.element.remove();
     this.#known.delete(key);

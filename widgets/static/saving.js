@@ -1,16 +1,22 @@
+// @ts-check
 /** Text that leaves the page: to the clipboard, or into a file. */
 
-const RELEASED_AFTER = 10000; // milliseconds: the browser has begun to save by then
+const RELEASED_AFTER = 10000; // milliseconds, within which the browser starts to save
 
-/** Puts text onto the clipboard. Throws where the browser does not allow it. */
+/**
+ * Copies text to the clipboard. Throws if the browser does not allow it.
+ *
+ * @param {string} text
+ */
 export async function copyText(text) {
   if (navigator.clipboard?.writeText) {
     await navigator.clipboard.writeText(text);
     return;
   }
-  copyByCommand(text); // a page that did not come by https has no clipboard of its own
+  copyByCommand(text); // a page that was not loaded by https has no clipboard object
 }
 
+/** @param {string} text */
 function copyByCommand(text) {
   const area = document.createElement("textarea");
   area.value = text;
@@ -22,7 +28,12 @@ function copyByCommand(text) {
   if (!isCopied) throw new Error("the browser does not let this page copy");
 }
 
-/** Has the browser save a file that consists of these pieces of text. */
+/**
+ * Has the browser save a file that consists of these pieces of text.
+ *
+ * @param {string} name
+ * @param {string[]} pieces
+ */
 export function saveFile(name, pieces) {
   const address = URL.createObjectURL(new Blob(pieces, { type: "text/plain;charset=utf-8" }));
   const link = document.createElement("a");

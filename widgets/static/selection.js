@@ -1,17 +1,31 @@
-/** The ranks that are selected. The kernel keeps them, for all views; what is chosen here shows at once. A selector that
-    is wrong selects nothing. */
+// @ts-check
+/**
+ * The selected ranks. The kernel keeps them for all views, but a choice of ranks shows at once. A wrong selector selects
+ * nothing.
+ */
 
+import { messageOf } from "./errors.js";
 import { rankText, selectorOf } from "./ranks.js";
+
+/**
+ * @import { Request } from "./context.d.ts"
+ * @import { Store } from "./store.js"
+ */
 
 export class Selection {
   #store;
   #request;
   #changed;
   #complain;
+  #withdrawComplaint = () => {};
 
-  #recant = () => {}; // takes back what was complained of last
-
-  /** `changed()` once it is another one; `complain(text)` with what is wrong with a selector, returns what takes it back. */
+  /**
+   * @param {Store} store
+   * @param {Request} request
+   * @param {object} on
+   * @param {() => void} on.changed called when other ranks are selected
+   * @param {(text: string) => () => void} on.complain shows what is wrong with a selector, and returns what withdraws it
+   */
   constructor(store, request, { changed, complain }) {
     this.#store = store;
     this.#request = request;
@@ -39,22 +53,31 @@ export class Selection {
     return rankText(this.ranks);
   }
 
+  /** @param {number} rank */
   has(rank) {
     return this.#store.selectedRanks.has(rank);
   }
 
-  /** Selects what a person typed: `0-3`, `failed`, `hosts=1`; empty for nothing. The kernel says which ranks that is. */
+  /**
+   * Selects by a selector: `0-3`, `failed`, `hosts=1`; empty for nothing. The kernel resolves it.
+   *
+   * @param {string} typed
+   */
   async choose(typed) {
-    this.#recant();
+    this.#withdrawComplaint();
     try {
       await this.#request("select", { sel: typed.trim() });
     } catch (error) {
-      this.#show("", []); // as the kernel does: what a button would act on is not what was meant
-      this.#recant = this.#complain(error.message);
+      this.#show("", []); // as the kernel does: a button must not act on ranks that were not meant
+      this.#withdrawComplaint = this.#complain(messageOf(error));
     }
   }
 
-  /** Selects these ranks. */
+  /**
+   * Selects these ranks.
+   *
+   * @param {number[]} ranks
+   */
   chooseRanks(ranks) {
     const ascending = [...new Set(ranks)].sort((one, other) => one - other);
     const sel = selectorOf(ascending, this.#store.size);
@@ -62,13 +85,27 @@ export class Selection {
     return this.choose(sel);
   }
 
+  clear() {
+    return this.chooseRanks([]);
+  }
+
+  /**
+   * Adds a rank to the selection, or removes it.
+   *
+   * @param {number} rank
+   */
+  toggle(rank) {
+    const others = this.ranks.filter((each) => each !== rank);
+    return this.chooseRanks(this.has(rank) ? others : [...others, rank]);
+  }
+
+  /**
+   * @param {string} sel
+   * @param {number[]} ascending
+   */
   #show(sel, ascending) {
     this.#store.selected = { sel, ranks: rankText(ascending), count: ascending.length };
     this.#store.selectedRanks = new Set(ascending);
     this.#changed();
-  }
-
-  clear() {
-    return this.chooseRanks([]);
   }
 }

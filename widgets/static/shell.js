@@ -1,4 +1,5 @@
-/** How the parts of the dashboard lie on the page, and who is told of a change. */
+// @ts-check
+/** The layout of the page, and the updates of its parts. */
 
 import { makeActions } from "./actions.js";
 import { element, setAttribute, setText } from "./dom.js";
@@ -11,11 +12,23 @@ import { makeToolbar } from "./toolbar.js";
 import { Tooltip } from "./tooltip.js";
 import { makeWorst } from "./worst.js";
 
-const MANY = 1024; // ranks, from which on the grid has all of the width
+/**
+ * @import { Announce, Change, Changed, Context, Panel, Part } from "./context.d.ts"
+ * @import { Store } from "./store.js"
+ */
 
+const MANY = 1024; // ranks, from which on the grid gets the full width
+const WAITING = "Waiting for the kernel…";
+
+/**
+ * @param {Context} context
+ * @param {((context: Context) => Panel)[]} panels
+ */
 export function makeShell(context, panels) {
   const tabs = new Tabs(panels.map((makePanel) => makePanel(context)));
-  const [header, actions, toolbar] = [makeHeader, makeActions, makeToolbar].map((make) => make(context));
+  const header = makeHeader(context);
+  const actions = makeActions(context);
+  const toolbar = makeToolbar(context);
   const grid = new Grid(context);
   const tooltip = new Tooltip(context, grid);
   const side = [makeWorst(context), makeHosts(context)];
@@ -35,14 +48,18 @@ export function makeShell(context, panels) {
   context.root.append(header.element, control, notices.element, main, tabs.element, notices.status, tooltip.element);
   setAttribute(context.root, "data-loading", true);
 
+  /** @type {Part[]} */
   const parts = [notices, header, actions, toolbar, grid, ...side, tabs];
   return {
+    /** @param {string} title */
     show: (title) => tabs.show(title),
     announce: notices.announce,
+    /** @param {number | null} seconds */
     silent(seconds) {
       setAttribute(context.root, "data-silent", seconds !== null);
       notices.silent(seconds);
     },
+    /** @param {Set<Change>} changed */
     update(changed) {
       if (context.store.mesh === null) return;
       setAttribute(context.root, "data-loading", false);
@@ -57,39 +74,52 @@ export function makeShell(context, panels) {
   };
 }
 
-/** What is to be said: of the mesh as a whole above all, of what a person did in the line at the foot. */
+/**
+ * The notices: a banner about the whole mesh, and a status line at the foot about what a person did.
+ *
+ * @param {Store} store
+ */
 function makeNotices(store) {
-  const banner = element("div", { class: "meshbook-banner", role: "alert" }, "Waiting for the kernel…");
+  const banner = element("div", { class: "meshbook-banner", role: "alert" }, WAITING);
   const status = element("div", { class: "meshbook-status", role: "status", "aria-live": "polite" });
+  /** @type {string | null} */
   let silence = null;
-  const tell = () => {
-    const text =
-      silence ??
-      (store.mesh === null
-        ? "Waiting for the kernel…"
-        : store.mesh.alive
-          ? ""
-          : "The mesh is down. %mesh up starts another one.");
+  const show = () => {
+    const text = silence ?? bannerText(store);
     setText(banner, text);
     setAttribute(banner, "hidden", text === "");
   };
   return {
     element: banner,
     status,
-    update: (changed) => changed.has("mesh") && tell(),
+    /** @param {Changed} changed */
+    update(changed) {
+      if (changed.has("mesh")) show();
+    },
+    /** @param {number | null} seconds */
     silent(seconds) {
       silence = seconds === null ? null : silenceText(seconds);
-      tell();
+      show();
     },
+    /** @type {Announce} */
     announce(text, kind) {
       setText(status, text);
       status.dataset.kind = kind;
-      return () => status.textContent === text && setText(status, "");
+      return () => {
+        if (status.textContent === text) setText(status, "");
+      };
     },
   };
 }
 
+/** @param {Store} store */
+function bannerText({ mesh }) {
+  if (mesh === null) return WAITING;
+  return mesh.alive ? "" : "The mesh is down. %mesh up starts another one.";
+}
+
+/** @param {number} seconds */
 function silenceText(seconds) {
-  const told = Math.floor(seconds / 5) * 5; // each other number would be read aloud
-  return `No answer from the kernel for ${told} s. It may be busy, or was restarted: then run %mesh dash again.`;
+  const shown = Math.floor(seconds / 5) * 5; // a screen reader reads each new number aloud
+  return `No answer from the kernel for ${shown} s. It may be busy. If it was restarted, run %mesh dash again.`;
 }

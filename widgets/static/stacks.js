@@ -1,19 +1,31 @@
-/** The panel of stacks: where the ranks were when they were asked, those at the same place once. */
+// @ts-check
+/** The panel of stacks: where the ranks were when the stacks were taken, one entry for the ranks at the same place. */
 
 import { element, setText } from "./dom.js";
+import { messageOf } from "./errors.js";
 import { makeRanksLink } from "./ranklinks.js";
 
-const OPEN_UP_TO = 4; // groups: with more of them, only their titles are shown
+/**
+ * @import { Context, Panel } from "./context.d.ts"
+ * @import { StackEntry, StacksSection } from "./protocol.d.ts"
+ * @import { Selection } from "./selection.js"
+ */
 
+const OPEN_UP_TO = 4; // groups; of more groups only the titles are shown
+
+/**
+ * @param {Context} context
+ * @returns {Panel}
+ */
 export function makeStacksPanel({ store, selection, request, announce }) {
   const note = element("p", { class: "meshbook-note" });
   const list = element("div", { class: "meshbook-stacks" });
   const take = async () => {
     setText(note, "Asking the ranks…");
     try {
-      await request("act", { action: "stacks", sel: selection.sel });
+      await request("act", { action: "stacks", sel: selection.sel, cell: null });
     } catch (error) {
-      announce(error.message, "error");
+      announce(messageOf(error), "error");
     }
     setText(note, noteOf(store.stacks));
   };
@@ -34,12 +46,18 @@ export function makeStacksPanel({ store, selection, request, announce }) {
   };
 }
 
+/** @param {StacksSection | null} stacks */
 function noteOf(stacks) {
-  if (stacks === null) return "Where each rank is now, of those that are selected or of all. Works while a cell runs.";
+  if (stacks === null) return "Shows where the selected ranks are, or all ranks. Works while a cell runs.";
   const count = stacks.groups.length;
   return `Taken at ${stacks.at}: ${count === 1 ? "all at the same place" : `${count} different places`}.`;
 }
 
+/**
+ * @param {StackEntry} group
+ * @param {boolean} isOpen
+ * @param {Selection} selection
+ */
 function stackOf({ ranks, title, frames }, isOpen, selection) {
   const lines = frames.map(([place, code]) => element("li", {}, element("span", {}, place), element("span", {}, code)));
   return element(

@@ -1,6 +1,13 @@
-/** The states of a rank, in the order of `State` in protocol.py: words, and shapes, so that no colour is needed to tell them. */
+// @ts-check
+/** The states of a rank, in the order of `State` in protocol.py: words, and shapes that tell them apart without colour. */
 
-/** `shape`: the path of an SVG in a square of 16. The colour is `--meshbook-state-<name>` of the style sheet. */
+/** @typedef {{name: string, title: string, shape: string}} StateKind */
+
+/**
+ * `shape` is an SVG path in a square of 16. The style sheet defines the colour as `--meshbook-state-<name>`.
+ *
+ * @type {StateKind[]}
+ */
 export const STATES = [
   { name: "idle", title: "idle", shape: "M8 5.2a2.8 2.8 0 1 0 0 5.6a2.8 2.8 0 1 0 0-5.6z" },
   {
@@ -25,26 +32,62 @@ export const STATES = [
   },
 ];
 
+const STALE = 7;
 const WORRYING = new Set([3, 5, 6, 7, 8]);
 
-/** Whether a person should look at a rank in this state: it is marked whatever the grid shows. */
+/**
+ * Whether a person should look at a rank in this state: it is marked whatever the grid shows.
+ *
+ * @param {number} state
+ */
 export function isWorrying(state) {
   return WORRYING.has(state);
 }
 
-/** The title of a state by its number. */
+/**
+ * The kind of a state by its number. A number that is unknown, as of a newer kernel, is drawn as stale.
+ *
+ * @param {number} state
+ */
+export function stateOf(state) {
+  return STATES[state] ?? STATES[STALE];
+}
+
+/**
+ * The title of a state by its number.
+ *
+ * @param {number} state
+ */
 export function stateTitle(state) {
   return STATES[state]?.title ?? "unknown";
 }
 
-/** How many ranks are in each state: [{number, name, title, shape, count}], those that are none left out. */
+/**
+ * The states that some rank is in, with how many ranks are in each.
+ *
+ * @param {Record<string, number>} counts by the name of the state
+ */
 export function countsByState(counts) {
   return STATES.map((state, number) => ({ ...state, number, count: counts[state.name] ?? 0 })).filter(
     ({ count }) => count > 0,
   );
 }
 
-/** The shape of a state as a picture in the text, in its colour. */
+/**
+ * The numbers of the ranks in a state.
+ *
+ * @param {Uint8Array} states
+ * @param {number} number of the state
+ */
+export function ranksInState(states, number) {
+  return [...states.keys()].filter((rank) => states[rank] === number);
+}
+
+/**
+ * The shape of a state as an inline image, in its colour.
+ *
+ * @param {StateKind} state
+ */
 export function stateIcon({ name, shape }) {
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   const path = document.createElementNS("http://www.w3.org/2000/svg", "path");

@@ -1,43 +1,63 @@
-/** Panels in tabs, of which one is shown and told of changes. Arrow keys move between tabs, as people expect of them. */
+// @ts-check
+/** Panels in tabs. Only the shown panel is updated. Arrow keys move between tabs, as in other tab lists. */
 
 import { element, newId, setAttribute, setText } from "./dom.js";
 
+/** @import { Changed, Panel } from "./context.d.ts" */
+
+/** @typedef {{panel: Panel, tab: HTMLButtonElement, page: HTMLElement, badge: HTMLElement}} Entry */
+
+/** @type {Record<string, number>} */
+const STEPS = { ArrowLeft: -1, ArrowRight: 1 };
+
 export class Tabs {
   #entries;
-  #current = null;
+  #current;
 
+  /** @param {Panel[]} panels at least one */
   constructor(panels) {
-    this.#entries = panels.map((panel) => this.#entry(panel));
-    this.bar = element("div", {
+    this.#entries = panels.map((panel) => this.#makeEntry(panel));
+    const bar = element("div", {
       class: "meshbook-tabs",
       role: "tablist",
       "aria-label": "Panels",
       on: { keydown: this.#move },
     });
-    this.bar.append(...this.#entries.map(({ tab }) => tab));
-    this.element = element("section", { class: "meshbook-panels" }, this.bar, ...this.#entries.map(({ page }) => page));
-    if (this.#entries.length) this.#show(this.#entries[0]);
+    bar.append(...this.#entries.map(({ tab }) => tab));
+    this.element = element("section", { class: "meshbook-panels" }, bar, ...this.#entries.map(({ page }) => page));
+    this.#current = this.#entries[0];
+    this.#show(this.#current);
   }
 
-  /** Brings the panel of this title into view, and the focus to it. */
+  /**
+   * Brings a panel into view and moves the focus to it.
+   *
+   * @param {string} title
+   */
   show(title) {
     const entry = this.#entries.find(({ panel }) => panel.title === title);
     if (!entry) return;
     this.#show(entry);
-    (entry.page.querySelector("[data-focus]") ?? entry.page).focus();
+    const target = /** @type {HTMLElement | null} */ (entry.page.querySelector("[data-focus]"));
+    (target ?? entry.page).focus();
     this.element.scrollIntoView({ block: "nearest" });
   }
 
+  /** @param {Changed} changed */
   update(changed) {
     for (const { panel, badge } of this.#entries) setText(badge, panel.badge?.() ?? "");
-    this.#current?.panel.update(changed);
+    this.#current.panel.update(changed);
   }
 
   dispose() {
     for (const { panel } of this.#entries) panel.dispose?.();
   }
 
-  #entry(panel) {
+  /**
+   * @param {Panel} panel
+   * @returns {Entry}
+   */
+  #makeEntry(panel) {
     const id = newId("panel");
     const badge = element("span", { class: "meshbook-badge" });
     const tab = element(
@@ -56,6 +76,7 @@ export class Tabs {
     return entry;
   }
 
+  /** @param {Entry} entry */
   #show(entry) {
     this.#current = entry;
     for (const { tab, page } of this.#entries) {
@@ -66,12 +87,13 @@ export class Tabs {
     entry.panel.update(new Set(["shown"]));
   }
 
+  /** @param {KeyboardEvent} event */
   #move = (event) => {
-    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    const step = STEPS[event.key];
     if (!step) return;
     event.preventDefault();
-    const place = this.#entries.indexOf(this.#current) + step;
-    const next = this.#entries.at(place % this.#entries.length);
+    const index = this.#entries.indexOf(this.#current) + step + this.#entries.length;
+    const next = this.#entries[index % this.#entries.length];
     this.#show(next);
     next.tab.focus();
   };

@@ -1,63 +1,127 @@
-/** Draws lanes of a timeline onto a canvas: those that are in view, in colours and patterns. */
+// @ts-check
+/** Draws the lanes of a timeline that are in view, in colours and patterns. */
 
 import { firstAfter, KINDS, ticksOf, tickText } from "./timescale.js";
 
+/**
+ * @import { TimelineLane } from "./protocol.d.ts"
+ * @import { Theme } from "./theme.js"
+ * @import { BusyState, TimeScale } from "./timescale.js"
+ */
+
+/**
+ * What the panel and the pointer change.
+ *
+ * @typedef {object} TimelineView
+ * @property {TimelineLane[]} lanes in order
+ * @property {TimeScale} scale
+ * @property {number} laneHeight CSS pixels
+ * @property {number} cursor the index of a lane, or -1
+ * @property {number | null} pointed a time
+ * @property {[number, number] | null} brush two times
+ */
+/**
+ * The part of the canvas in view, in CSS pixels.
+ *
+ * @typedef {object} Viewport
+ * @property {number} width
+ * @property {number} height
+ * @property {number} top how far the lanes are scrolled
+ * @property {(rank: number) => boolean} isSelected
+ */
+/** @typedef {string | CanvasPattern} Fill */
+/** @typedef {Record<string, {plain: string, patterned: Fill}>} Fills */
+/** @typedef {CanvasRenderingContext2D} Pen */
+
 export const AXIS_HEIGHT = 22;
 export const LABEL_WIDTH = 52;
-const PATTERNED_FROM = 7; // pixels of a lane: in lower ones a pattern is noise
+const PATTERNED_FROM = 7; // pixels of a lane; in lower lanes a pattern would be noise
 const LABEL_HEIGHT = 13;
 
-/** How high each of so many lanes is, in a view so high: all of them if that is legible. */
+/**
+ * The height of each lane, so that all fit into a view of this height if that stays legible.
+ *
+ * @param {number} count of lanes
+ * @param {number} height
+ */
 export function laneHeightOf(count, height) {
   return Math.max(4, Math.min(22, Math.floor((height - AXIS_HEIGHT) / Math.max(1, count))));
 }
 
-/** The fill of each kind: its colour, and a pattern of its own for who does not tell colours apart. */
-export function makeFills(context, theme) {
+/**
+ * The fill of each state: its colour, and a pattern for people who cannot tell the colours apart.
+ *
+ * @param {Pen} pen
+ * @param {Theme} theme
+ */
+export function makeFills(pen, theme) {
+  /** @type {Fills} */
   const fills = {};
   for (const { name } of KINDS) {
     const colour = theme.colour(`lane-${name}`);
-    fills[name] = { plain: colour, patterned: patternOf(context, name, colour, theme.colour("ground")) };
+    fills[name] = { plain: colour, patterned: patternOf(pen, name, colour, theme.colour("ground")) };
   }
   return fills;
 }
 
+/** @type {Partial<Record<BusyState, (tile: OffscreenCanvasRenderingContext2D) => void>>} */
 const PATTERNS = {
-  collective: (pen) => [0, 8].forEach((at) => line(pen, at - 4, 8, at + 4, 0)), // slanted
-  waiting: (pen) => dot(pen, 4, 4),
-  transfer: (pen) => line(pen, 0, 4, 8, 4), // level
+  // Slanted lines, dots, level lines.
+  collective(tile) {
+    line(tile, -4, 8, 4, 0);
+    line(tile, 4, 8, 12, 0);
+  },
+  waiting(tile) {
+    tile.beginPath();
+    tile.arc(4, 4, 1.6, 0, 2 * Math.PI);
+    tile.fill();
+  },
+  transfer: (tile) => line(tile, 0, 4, 8, 4),
 };
 
-function patternOf(context, name, colour, ground) {
-  if (!(name in PATTERNS)) return colour;
-  const tile = new OffscreenCanvas(8, 8);
-  const pen = tile.getContext("2d");
-  pen.fillStyle = colour;
-  pen.fillRect(0, 0, 8, 8);
-  pen.fillStyle = pen.strokeStyle = ground;
-  pen.globalAlpha = 0.4;
-  pen.lineWidth = 1.5;
-  PATTERNS[name](pen);
-  return context.createPattern(tile, "repeat");
-}
-
-function line(pen, fromX, fromY, toX, toY) {
-  pen.beginPath();
-  pen.moveTo(fromX, fromY);
-  pen.lineTo(toX, toY);
-  pen.stroke();
-}
-
-function dot(pen, x, y) {
-  pen.beginPath();
-  pen.arc(x, y, 1.6, 0, 2 * Math.PI);
-  pen.fill();
+/**
+ * @param {Pen} pen
+ * @param {BusyState} name
+ * @param {string} colour
+ * @param {string} ground
+ * @returns {Fill}
+ */
+function patternOf(pen, name, colour, ground) {
+  const canvas = new OffscreenCanvas(8, 8);
+  const draw = PATTERNS[name];
+  const tile = canvas.getContext("2d");
+  if (!draw || !tile) return colour;
+  tile.fillStyle = colour;
+  tile.fillRect(0, 0, 8, 8);
+  tile.fillStyle = ground;
+  tile.strokeStyle = ground;
+  tile.globalAlpha = 0.4;
+  tile.lineWidth = 1.5;
+  draw(tile);
+  return pen.createPattern(canvas, "repeat") ?? colour;
 }
 
 /**
- * Draws all. `view` has `lanes` (in order), `scale`, `width`, `height` and `top` (how far the lanes are scrolled), all
- * in CSS pixels, `laneHeight`, `isSelected(rank)`, `cursor` (the index of a lane, or -1), `pointed` (a time, or null), and
- * `brush` ([from, to] in times, or null).
+ * @param {OffscreenCanvasRenderingContext2D} tile
+ * @param {number} fromX
+ * @param {number} fromY
+ * @param {number} toX
+ * @param {number} toY
+ */
+function line(tile, fromX, fromY, toX, toY) {
+  tile.beginPath();
+  tile.moveTo(fromX, fromY);
+  tile.lineTo(toX, toY);
+  tile.stroke();
+}
+
+/**
+ * Draws everything.
+ *
+ * @param {Pen} pen
+ * @param {TimelineView & Viewport} view
+ * @param {Theme} theme
+ * @param {Fills} fills
  */
 export function drawTimeline(pen, view, theme, fills) {
   pen.clearRect(0, 0, view.width, view.height);
@@ -71,6 +135,12 @@ export function drawTimeline(pen, view, theme, fills) {
   drawAxis(pen, view, theme);
 }
 
+/**
+ * @param {Pen} pen
+ * @param {TimelineView & Viewport} view
+ * @param {Theme} theme
+ * @param {Fills} fills
+ */
 function drawLanes(pen, view, theme, fills) {
   const { lanes, laneHeight, top, height } = view;
   const first = Math.max(0, Math.floor(top / laneHeight));
@@ -85,6 +155,13 @@ function drawLanes(pen, view, theme, fills) {
   }
 }
 
+/**
+ * @param {Pen} pen
+ * @param {TimelineView & Viewport} view
+ * @param {number} y
+ * @param {Theme} theme
+ * @param {boolean} isCursor
+ */
 function drawGround(pen, view, y, theme, isCursor) {
   pen.globalAlpha = isCursor ? 0.25 : 0.12;
   pen.fillStyle = theme.colour("accent");
@@ -92,6 +169,14 @@ function drawGround(pen, view, y, theme, isCursor) {
   pen.globalAlpha = 1;
 }
 
+/**
+ * @param {Pen} pen
+ * @param {TimelineView & Viewport} view
+ * @param {TimelineLane} lane
+ * @param {number} y
+ * @param {Fills} fills
+ * @param {Theme} theme
+ */
 function drawLane(pen, { scale, width, laneHeight }, lane, y, fills, theme) {
   const gap = laneHeight >= PATTERNED_FROM ? 1.5 : 0.5;
   const inner = width - LABEL_WIDTH;
@@ -109,6 +194,12 @@ function drawLane(pen, { scale, width, laneHeight }, lane, y, fills, theme) {
   }
 }
 
+/**
+ * @param {Pen} pen
+ * @param {TimelineLane} lane
+ * @param {number} y
+ * @param {Theme} theme
+ */
 function drawLabel(pen, lane, y, theme) {
   pen.fillStyle = theme.colour("quiet");
   pen.font = "11px sans-serif";
@@ -117,6 +208,11 @@ function drawLabel(pen, lane, y, theme) {
   pen.fillText(String(lane.rank), LABEL_WIDTH - 8, y);
 }
 
+/**
+ * @param {Pen} pen
+ * @param {TimelineView & Viewport} view
+ * @param {Theme} theme
+ */
 function drawAxis(pen, { scale, width, height, pointed }, theme) {
   const inner = width - LABEL_WIDTH;
   const { ticks, step } = ticksOf(scale, inner);
@@ -135,6 +231,11 @@ function drawAxis(pen, { scale, width, height, pointed }, theme) {
   pen.fillRect(LABEL_WIDTH + scale.placeOf(pointed, inner), AXIS_HEIGHT - 5, 1, height);
 }
 
+/**
+ * @param {Pen} pen
+ * @param {TimelineView & Viewport} view
+ * @param {Theme} theme
+ */
 function drawBrush(pen, { scale, width, height, brush }, theme) {
   if (!brush) return;
   const [from, to] = brush.map((time) => LABEL_WIDTH + scale.placeOf(time, width - LABEL_WIDTH));

@@ -1,13 +1,28 @@
-/** The panel of the timeline: what each rank was at in the last cell, a lane a rank. */
+// @ts-check
+/** The panel with the timeline of the last cell: a lane for each rank, with its states. */
 
 import { element, setAttribute, setText } from "./dom.js";
+import { messageOf } from "./errors.js";
 import { AXIS_HEIGHT, drawTimeline, laneHeightOf, makeFills } from "./timedraw.js";
 import { TimePointing } from "./timepointing.js";
 import { KINDS, orderLanes, sharesOf, TimeScale } from "./timescale.js";
 import { asCounted, asSeconds } from "./units.js";
 
-const HIGHEST = 340; // pixels; more lanes than that are scrolled
+/**
+ * @import { Change, Changed, Context, Panel } from "./context.d.ts"
+ * @import { LaneState, TimelineLane, TimelineReply } from "./protocol.d.ts"
+ * @import { Fills, Pen, TimelineView, Viewport } from "./timedraw.js"
+ * @import { Order } from "./timescale.js"
+ */
 
+const HIGHEST = 340; // pixels; lanes beyond it are scrolled
+/** @type {Change[]} */
+const REDRAWS = ["theme", "selected", "shown"];
+
+/**
+ * @param {Context} context
+ * @returns {Panel}
+ */
 export function makeTimelinePanel(context) {
   const panel = new TimelinePanel(context);
   return {
@@ -20,13 +35,16 @@ export function makeTimelinePanel(context) {
 
 class TimelinePanel {
   #context;
-  #view = { lanes: [], scale: new TimeScale(1), laneHeight: 20, cursor: -1, pointed: null, brush: null }; // see timedraw.js
+  /** @type {TimelineView} */
+  #view = { lanes: [], scale: new TimeScale(1), laneHeight: 20, cursor: -1, pointed: null, brush: null };
+  /** @type {Order} */
   #order = "rank";
+  /** @type {Fills | null} */
   #fills = null;
   #frame = 0;
-  #isAsking = false;
-  #wanted = true; // what is shown is not of the last cell
-  #ran = false; // a cell ran when this was last updated
+  #isLoading = false;
+  #isOutdated = true; // the timeline is not the one of the last cell
+  #ran = false; // a cell ran at the last update
   #title = element("span", { class: "meshbook-time-title" });
   #legend = element("div", { class: "meshbook-time-legend" });
   #note = element("div", { class: "meshbook-note", role: "status" });
@@ -34,9 +52,10 @@ class TimelinePanel {
   #space = element("div", { class: "meshbook-time-space" });
   #canvas = element("canvas", { class: "meshbook-time-canvas", role: "img", tabindex: 0, "data-focus": "yes" });
   #scroller = element("div", { class: "meshbook-time-scroller", hidden: true }, this.#canvas, this.#space);
-  #pen = this.#canvas.getContext("2d");
+  #pen = /** @type {Pen} */ (this.#canvas.getContext("2d"));
   #observer = new ResizeObserver(() => this.#drawSoon());
 
+  /** @param {Context} context */
   constructor(context) {
     this.#context = context;
     const frame = element("div", { class: "meshbook-time-frame" }, this.#scroller, this.#tip);
@@ -52,20 +71,21 @@ class TimelinePanel {
     new TimePointing(this.#canvas, this.#scroller, this.#view, {
       changed: () => this.#drawSoon(),
       chose: (rank, isMore) => this.#select(rank, isMore),
-      pointed: (text, x, y) => this.#tell(text, x, y),
+      pointed: (text, x, y) => this.#showTip(text, x, y),
       reached: (lane) => this.#describe(lane),
     });
     this.#observer.observe(this.#scroller);
   }
 
+  /** @param {Changed} changed */
   update(changed) {
     const { store } = this.#context;
     if (changed.has("theme")) this.#fills = null;
     const runs = store.cell !== null;
-    if ((this.#ran && !runs) || changed.has("mesh") || changed.has("shown")) this.#wanted = true;
+    if ((this.#ran && !runs) || changed.has("mesh") || changed.has("shown")) this.#isOutdated = true;
     this.#ran = runs;
-    if (this.#wanted && store.mesh) void this.#load();
-    if (["theme", "selected", "shown"].some((name) => changed.has(name))) this.#drawSoon();
+    if (this.#isOutdated && store.mesh) void this.#load();
+    if (REDRAWS.some((name) => changed.has(name))) this.#drawSoon();
   }
 
   dispose() {
@@ -74,43 +94,49 @@ class TimelinePanel {
   }
 
   #tools() {
+    /** @type {HTMLSelectElement} */
     const order = element(
       "select",
       {
         class: "meshbook-log-choice",
         "aria-label": "Order of the ranks",
-        on: { change: () => this.#reorder(order.value) },
+        on: { change: () => this.#reorder(/** @type {Order} */ (order.value)) },
       },
       element("option", { value: "rank" }, "by rank"),
-      element("option", { value: "work" }, "longest at work first"),
+      element("option", { value: "work" }, "longest work first"),
     );
-    const refresh = this.#button("Refresh", "Ask the ranks anew", () => void this.#load());
+    const refresh = this.#button("Refresh", "Ask the ranks again", () => void this.#load());
     const all = this.#button("Show all", "All of the cell's time (0, or a double click)", () => this.#showAll());
     return element("div", { class: "meshbook-time-tools" }, this.#title, order, all, refresh);
   }
 
+  /**
+   * @param {string} text
+   * @param {string} title
+   * @param {() => void} click
+   */
   #button(text, title, click) {
     return element("button", { type: "button", class: "meshbook-log-button", title, on: { click } }, text);
   }
 
   async #load() {
-    if (this.#isAsking) return;
-    this.#isAsking = true;
-    this.#wanted = false;
+    if (this.#isLoading) return;
+    this.#isLoading = true;
+    this.#isOutdated = false;
     this.element.setAttribute("aria-busy", "true");
     try {
       const { content } = await this.#context.request("timeline", { cell: null });
       this.#take(content);
     } catch (error) {
-      setText(this.#note, error.message);
+      setText(this.#note, messageOf(error));
     }
-    this.#isAsking = false;
+    this.#isLoading = false;
     this.element.removeAttribute("aria-busy");
   }
 
-  #take({ cell, seconds, lanes, open = false, notes = [] }) {
-    const isOther = seconds !== this.#view.scale.seconds;
-    if (isOther) this.#view.scale = new TimeScale(seconds);
+  /** @param {TimelineReply} reply */
+  #take({ cell, seconds, lanes, open, notes }) {
+    if (seconds !== this.#view.scale.seconds) this.#view.scale = new TimeScale(seconds);
     this.#view.lanes = orderLanes(lanes, this.#order);
     this.#view.cursor = -1;
     setText(
@@ -123,9 +149,12 @@ class TimelinePanel {
     this.#drawSoon();
   }
 
+  /** @param {Record<LaneState, number>} shares */
   #fillLegend(shares) {
     if (!this.#view.lanes.length) return this.#legend.replaceChildren();
-    const keys = [...KINDS, { name: "idle", title: "idle" }].map(({ name, title }) =>
+    /** @type {{name: LaneState, title: string}[]} */
+    const kinds = [...KINDS, { name: "idle", title: "idle" }];
+    const keys = kinds.map(({ name, title }) =>
       element(
         "span",
         { class: "meshbook-time-key" },
@@ -141,6 +170,7 @@ class TimelinePanel {
     );
   }
 
+  /** @param {Order} order */
   #reorder(order) {
     this.#order = order;
     this.#view.lanes = orderLanes(this.#view.lanes, order);
@@ -163,10 +193,15 @@ class TimelinePanel {
     this.#fit(width, height);
     this.#fills ??= makeFills(this.#pen, this.#context.theme);
     const { selection, theme } = this.#context;
-    const seen = { width, height, top: this.#scroller.scrollTop, isSelected: (rank) => selection.has(rank) };
-    drawTimeline(this.#pen, { ...this.#view, ...seen }, theme, this.#fills);
+    /** @type {Viewport} */
+    const viewport = { width, height, top: this.#scroller.scrollTop, isSelected: (rank) => selection.has(rank) };
+    drawTimeline(this.#pen, { ...this.#view, ...viewport }, theme, this.#fills);
   }
 
+  /**
+   * @param {number} width
+   * @param {number} height
+   */
   #fit(width, height) {
     const ratio = devicePixelRatio || 1;
     const [wide, high] = [Math.round(width * ratio), Math.round(height * ratio)];
@@ -182,13 +217,21 @@ class TimelinePanel {
     this.#drawSoon();
   }
 
+  /**
+   * @param {number} rank
+   * @param {boolean} isMore
+   */
   #select(rank, isMore) {
     const { selection } = this.#context;
-    const others = isMore ? selection.ranks.filter((each) => each !== rank) : [];
-    void selection.chooseRanks(isMore && selection.has(rank) ? others : [...others, rank]);
+    void (isMore ? selection.toggle(rank) : selection.chooseRanks([rank]));
   }
 
-  #tell(text, x, y) {
+  /**
+   * @param {string | null} text null hides the tip
+   * @param {number} x
+   * @param {number} y
+   */
+  #showTip(text, x, y) {
     setAttribute(this.#tip, "hidden", !text);
     if (!text) return;
     setText(this.#tip, text);
@@ -198,7 +241,11 @@ class TimelinePanel {
     this.#tip.style.transform = isRight ? "translateX(-100%)" : "";
   }
 
-  /** What the keyboard has reached is told to who cannot see it. */
+  /**
+   * Describes the lane that the keyboard has reached, for screen readers.
+   *
+   * @param {TimelineLane} lane
+   */
   #describe(lane) {
     const shares = sharesOf([lane], this.#view.scale.seconds);
     const parts = KINDS.map(({ name, title }) => `${title} ${Math.round(shares[name] * 100)} %`);

@@ -1,24 +1,41 @@
-/** What a person does on the canvas of a timeline: pointing, zooming, choosing ranks; by mouse, finger and keyboard. */
+// @ts-check
+/** Input on the canvas of a timeline by mouse, touch and keyboard: pointing, zooming, choosing ranks. */
 
 import { AXIS_HEIGHT, LABEL_WIDTH } from "./timedraw.js";
 import { KINDS, spanAt } from "./timescale.js";
 import { asSeconds } from "./units.js";
 
-const DRAGGED_FROM = 4; // pixels: less is a click
+/**
+ * @import { TimelineLane } from "./protocol.d.ts"
+ * @import { TimelineView } from "./timedraw.js"
+ * @import { TimeScale } from "./timescale.js"
+ */
+
+/**
+ * @typedef {object} TimePointingListeners
+ * @property {() => void} changed the view has to be drawn again
+ * @property {(rank: number, isMore: boolean) => void} chose
+ * @property {(text: string | null, x: number, y: number) => void} pointed with a text about the place, or null
+ * @property {(lane: TimelineLane) => void} reached by the keyboard
+ */
+
+const DRAGGED_FROM = 4; // pixels; a shorter drag is a click
 const NEAR = 3; // pixels within which a span counts as pointed at
-const ZOOM = 1.25; // a notch of the wheel
+const ZOOM = 1.25; // for a notch of the wheel
 
 export class TimePointing {
   #canvas;
   #scroller;
   #view;
   #on;
-  #drag = null; // {x, time} where the button went down
+  /** @type {{x: number, time: number} | null} where the button was pressed */
+  #drag = null;
 
   /**
-   * `view` is what is drawn (timedraw.js): its `scale`, `cursor`, `pointed` and `brush` are changed here. `on.changed()`: it
-   * is to be drawn again; `on.chose(rank, isMore)`; `on.pointed(text, x, y)` with what is there, or null; `on.reached(lane)`
-   * by keys.
+   * @param {HTMLCanvasElement} canvas
+   * @param {HTMLElement} scroller
+   * @param {TimelineView} view its `scale`, `cursor`, `pointed` and `brush` are changed here
+   * @param {TimePointingListeners} on
    */
   constructor(canvas, scroller, view, on) {
     this.#canvas = canvas;
@@ -35,12 +52,17 @@ export class TimePointing {
     canvas.addEventListener("keydown", (event) => this.#key(event));
   }
 
+  /** @param {(scale: TimeScale) => void} change */
   #change(change) {
     change(this.#view.scale);
     this.#on.changed();
   }
 
-  /** The time and the lane (or null) that the pointer is at. */
+  /**
+   * The time and the lane (or null) at the pointer.
+   *
+   * @param {MouseEvent} event
+   */
   #at(event) {
     const { lanes, laneHeight, scale } = this.#view;
     const width = this.#canvas.clientWidth - LABEL_WIDTH;
@@ -49,7 +71,11 @@ export class TimePointing {
     return { time: scale.timeAt(x, width), lane: event.offsetY < AXIS_HEIGHT ? null : (lanes[index] ?? null) };
   }
 
-  // Without Ctrl the wheel scrolls lanes and page, as it does everywhere; trackpads send Ctrl where they are pinched.
+  /**
+   * Zooms with Ctrl, which trackpads send for a pinch. Without Ctrl the wheel scrolls lanes and page, as elsewhere.
+   *
+   * @param {WheelEvent} event
+   */
   #wheel(event) {
     if (event.ctrlKey || event.metaKey) {
       event.preventDefault(); // the browser would zoom the page
@@ -60,22 +86,25 @@ export class TimePointing {
     }
   }
 
+  /** @param {PointerEvent} event */
   #press(event) {
     if (event.button !== 0) return;
     this.#drag = { x: event.offsetX, time: this.#at(event).time };
     this.#canvas.setPointerCapture(event.pointerId);
   }
 
+  /** @param {PointerEvent} event */
   #move(event) {
     const { time, lane } = this.#at(event);
-    const isFar = this.#drag && Math.abs(event.offsetX - this.#drag.x) >= DRAGGED_FROM;
+    const drag = this.#drag && Math.abs(event.offsetX - this.#drag.x) >= DRAGGED_FROM ? this.#drag : null;
     this.#view.pointed = time;
-    this.#view.brush = isFar ? [this.#drag.time, time] : null;
-    const text = isFar ? asSeconds(Math.abs(time - this.#drag.time)) : lane && this.#textAt(lane, time);
+    this.#view.brush = drag && [drag.time, time];
+    const text = drag ? asSeconds(Math.abs(time - drag.time)) : lane && this.#textAt(lane, time);
     this.#on.pointed(text, event.offsetX, event.offsetY);
     this.#on.changed();
   }
 
+  /** @param {PointerEvent} event */
   #release(event) {
     const { lane } = this.#at(event);
     if (this.#view.brush) this.#view.scale.show(...this.#view.brush);
@@ -83,31 +112,38 @@ export class TimePointing {
     this.#cancel();
   }
 
-  /** The pointer does nothing any more: a finger that scrolls the page, say. */
+  /** Ends a drag, also where the browser takes the pointer to scroll the page. */
   #cancel() {
-    this.#drag = this.#view.brush = null;
+    this.#drag = null;
+    this.#view.brush = null;
     this.#on.changed();
   }
 
   #leave() {
     this.#view.pointed = null;
-    this.#on.pointed(null);
+    this.#on.pointed(null, 0, 0);
     this.#on.changed();
   }
 
+  /**
+   * @param {TimelineLane} lane
+   * @param {number} time
+   */
   #textAt(lane, time) {
     const { scale } = this.#view;
     const span = spanAt(lane, time, (NEAR * (scale.to - scale.from)) / Math.max(1, this.#canvas.clientWidth));
     if (!span) return `${lane.label} · idle`;
-    const [start, end, kind, name] = span;
-    const title = KINDS.find((each) => each.name === kind)?.title ?? kind;
+    const [start, end, state, name] = span;
+    const title = KINDS.find((kind) => kind.name === state)?.title ?? state;
     return `${lane.label} · ${name ? `${name} (${title})` : title} · ${asSeconds(end - start)}, from ${asSeconds(start)}`;
   }
 
+  /** @param {KeyboardEvent} event */
   #key(event) {
     const { scale } = this.#view;
     const middle = (scale.from + scale.to) / 2;
-    const doing = {
+    /** @type {Record<string, () => void>} */
+    const actions = {
       "+": () => scale.zoom(middle, 1 / ZOOM),
       "=": () => scale.zoom(middle, 1 / ZOOM), // the same key without shift
       "-": () => scale.zoom(middle, ZOOM),
@@ -118,19 +154,22 @@ export class TimePointing {
       ArrowDown: () => this.#step(1),
       Enter: () => this.#choose(event.shiftKey),
       " ": () => this.#choose(true),
-    }[event.key];
-    if (!doing || event.ctrlKey || event.metaKey || event.altKey) return;
+    };
+    const act = actions[event.key];
+    if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     event.stopPropagation();
-    doing();
+    act();
     this.#on.changed();
   }
 
+  /** @param {boolean} isMore */
   #choose(isMore) {
     const lane = this.#view.lanes[this.#view.cursor];
     if (lane) this.#on.chose(lane.rank, isMore);
   }
 
+  /** @param {number} by */
   #step(by) {
     const { lanes, laneHeight } = this.#view;
     if (!lanes.length) return;

@@ -1,4 +1,5 @@
-/** Above the grid: the field for a selector, what colours the cells, and how the colours are read. */
+// @ts-check
+/** The controls above the grid: the field for a selector, the channel that colours the cells, and the scale. */
 
 import { CHANNELS } from "./channels.js";
 import { element, setAttribute, setText } from "./dom.js";
@@ -6,6 +7,15 @@ import { HEAT_GRADIENT } from "./heat.js";
 import { copyText } from "./saving.js";
 import { asValue } from "./units.js";
 
+/**
+ * @import { Changed, Context } from "./context.d.ts"
+ * @import { Channel } from "./protocol.d.ts"
+ * @import { Store } from "./store.js"
+ */
+
+const LONGEST = 28; // characters of a selector on the button
+
+/** @param {Context} context */
 export function makeToolbar(context) {
   const field = makeField(context);
   const copy = makeCopy(context);
@@ -22,6 +32,7 @@ export function makeToolbar(context) {
     ),
     legend: legend.element,
     focusField: () => field.focus(),
+    /** @param {Changed} changed */
     update(changed) {
       if (changed.has("selected") || changed.has("mesh")) {
         field.update();
@@ -35,29 +46,34 @@ export function makeToolbar(context) {
   };
 }
 
+/** @param {Context} context */
 function makeField({ store, selection }) {
   const input = element("input", {
     type: "text",
     class: "meshbook-field",
     placeholder: "Select: 0-3, failed, hosts=1",
     "aria-label": "Select ranks",
-    title: "Ranks as in %%mesh: 0-3, failed, ok, hosts=1, ::2, !3. The key / comes here from the grid",
+    title: "A selector as in %%mesh: 0-3, failed, ok, hosts=1, ::2, !3. Press / in the grid to come here",
     spellcheck: "false",
     autocomplete: "off",
   });
   const count = element("span", { class: "meshbook-quiet meshbook-count", "aria-live": "polite" });
-  let isChosen = false; // by Enter, after which the browser tells of the change, too
+  let isChosen = false; // by Enter, after which the browser fires "change", too
   const choose = () => {
     isChosen = true;
-    selection.choose(input.value);
+    void selection.choose(input.value);
   };
-  input.addEventListener("input", () => (isChosen = false));
-  input.addEventListener("change", () => isChosen || choose());
+  input.addEventListener("input", () => {
+    isChosen = false;
+  });
+  input.addEventListener("change", () => {
+    if (!isChosen) choose();
+  });
   input.addEventListener("keydown", (event) => {
     if (event.key === "Enter") choose();
     else if (event.key === "Escape") {
       input.value = "";
-      selection.clear();
+      void selection.clear();
     }
   });
   return {
@@ -73,6 +89,7 @@ function makeField({ store, selection }) {
   };
 }
 
+/** @param {Context} context */
 function makeCopy({ selection, announce }) {
   const line = () => `%%mesh ${selection.sel || "all"}`;
   const copy = async () => {
@@ -80,13 +97,18 @@ function makeCopy({ selection, announce }) {
       await copyText(`${line()}\n`);
       announce(`Copied “${line()}”: paste it as the first line of a cell`);
     } catch {
-      announce(`The browser does not let it be copied; begin a cell with ${line()}`, "error");
+      announce(`The browser does not allow copying; begin a cell with ${line()}`, "error");
     }
   };
   const code = element("code", { class: "meshbook-code" });
   const button = element(
     "button",
-    { type: "button", class: "meshbook-button", title: "Copy this line for a cell", on: { click: copy } },
+    {
+      type: "button",
+      class: "meshbook-button",
+      title: "Copy this line for a cell",
+      on: { click: () => void copy() },
+    },
     "Copy ",
     code,
   );
@@ -96,15 +118,17 @@ function makeCopy({ selection, announce }) {
   };
 }
 
+/** @param {string} text */
 function shortened(text) {
-  return text.length > 28 ? `${text.slice(0, 27)}…` : text;
+  return text.length > LONGEST ? `${text.slice(0, LONGEST - 1)}…` : text;
 }
 
+/** @param {Context} context */
 function makeChannels({ store, send, announce }) {
   const options = CHANNELS.map(({ name, title }) => element("option", { value: name }, title));
   const select = element("select", { class: "meshbook-choice", "aria-label": "Colour by" }, ...options);
   select.addEventListener("change", () => {
-    send({ kind: "channel", name: select.value });
+    send({ kind: "channel", name: /** @type {Channel} */ (select.value) });
     announce(`Colours show: ${select.selectedOptions[0].text}`);
   });
   return {
@@ -114,11 +138,17 @@ function makeChannels({ store, send, announce }) {
       element("span", { class: "meshbook-quiet" }, "Colour by"),
       select,
     ),
-    update: () => (select.value = store.channel.name),
+    update() {
+      select.value = store.channel.name;
+    },
   };
 }
 
-/** How the colours of an amount are read. Those of the states are told by the chips at the top. */
+/**
+ * The scale of a channel with amounts. The chips in the header explain the colours of the states.
+ *
+ * @param {Store} store
+ */
 function makeLegend(store) {
   const low = element("span");
   const high = element("span");

@@ -1,22 +1,36 @@
+// @ts-check
 /** Values as people read them. Pure. */
 
 const BYTES = ["B", "kB", "MB", "GB", "TB", "PB"];
 
-/** 1.2 GB of 1_234_000_000, 31 GB; as `format_bytes` of Python writes them. */
+/**
+ * 1.2 GB for 1_234_000_000, 31 GB; like `format_bytes` in Python.
+ *
+ * @param {number} value
+ */
 export function asBytes(value) {
   let [amount, power] = [value, 0];
   while (amount >= 999.5 && power < BYTES.length - 1) [amount, power] = [amount / 1000, power + 1];
   return `${amount.toFixed(amount < 9.95 && power > 0 ? 1 : 0)} ${BYTES[power]}`;
 }
 
-/** 12.5 s, 320 ms, 2:05 or 1:02:05, of seconds. */
+/**
+ * 12.5 s, 320 ms, 2:05 or 1:02:05.
+ *
+ * @param {number} value seconds
+ * @returns {string}
+ */
 export function asSeconds(value) {
   if (value >= 60) return asClock(value);
   if (value >= 1 || value === 0) return `${threeDigits(value)} s`;
   return value >= 1e-3 ? `${threeDigits(value * 1e3)} ms` : `${threeDigits(value * 1e6)} µs`;
 }
 
-/** 0:07, 2:05 or 1:02:05, of seconds. */
+/**
+ * 0:07, 2:05 or 1:02:05.
+ *
+ * @param {number} seconds
+ */
 export function asClock(seconds) {
   const whole = Math.floor(seconds);
   const parts = [Math.floor(whole / 60) % 60, whole % 60].map((part) => String(part).padStart(2, "0"));
@@ -24,17 +38,31 @@ export function asClock(seconds) {
   return hours ? `${hours}:${parts.join(":")}` : parts.join(":").replace(/^0/, "");
 }
 
-/** 4,096 of 4096. */
+/**
+ * 4,096 for 4096.
+ *
+ * @param {number} value
+ */
 export function asCount(value) {
   return Math.round(value).toLocaleString("en");
 }
 
-/** 1 rank, 4,096 ranks. */
+/**
+ * 1 rank, 4,096 ranks.
+ *
+ * @param {number} count
+ * @param {string} word
+ */
 export function asCounted(count, word) {
   return `${asCount(count)} ${word}${count === 1 ? "" : "s"}`;
 }
 
-/** A value in the unit of a channel, as in protocol.py; "–" where it is not known. */
+/**
+ * A value in the unit of a channel; "–" if it is unknown.
+ *
+ * @param {number | null | undefined} value
+ * @param {string} unit as in `ChannelSection`
+ */
 export function asValue(value, unit) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (!Number.isFinite(value)) return "never";
@@ -45,7 +73,11 @@ export function asValue(value, unit) {
   return `${threeDigits(value)} ${unit}`.trim();
 }
 
-/** A number with three digits that count, and none for show: 12.5, 320, 0.02. */
+/**
+ * Three significant digits, without trailing zeros: 12.5, 320, 0.02.
+ *
+ * @param {number} value
+ */
 function threeDigits(value) {
   if (value === 0) return "0";
   const size = Math.abs(value);

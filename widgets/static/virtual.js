@@ -1,17 +1,22 @@
+// @ts-check
 /**
  * A list of any length of which only the visible rows are in the page.
  *
- * Rows are as high as they come out: what is not measured yet is guessed, and the first visible row stays where it is
- * when a guess proves wrong. The list sticks to its end while `follows`; scrolling up ends that.
+ * Rows may have any height. The list estimates a height until it is measured, and keeps the first visible row at its place
+ * when an estimate is wrong. The list stays at its end while `follows`; scrolling up ends that.
  */
 
 import { element } from "./dom.js";
 
 const OVERSCAN = 8; // rows beyond either edge, so that slow scrolling shows no gaps
 const NEAR_TOP = 40; // pixels
-const MOST_PASSES = 4; // guesses that were wrong may bring other rows into view, whose guesses are wrong
+const MOST_PASSES = 4; // a wrong estimate may bring other rows into view, whose estimates are wrong, too
 
+/** @typedef {{height?: number}} Measured the list keeps the measured height in its items */
+
+/** @template {Measured} T */
 export class VirtualList {
+  /** @type {T[]} */
   items = [];
   follows = true;
   #scroller;
@@ -19,7 +24,8 @@ export class VirtualList {
   #guess;
   #onScroll;
   #tops = [0]; // of each item, and the end of the last
-  #rows = new Map(); // item -> element, of those in the page
+  /** @type {Map<T, HTMLElement>} the rows in the page */
+  #rows = new Map();
   #first = 0;
   #frame = 0;
   #lastTop = 0;
@@ -29,8 +35,11 @@ export class VirtualList {
   #observer = new ResizeObserver(() => this.#resized());
 
   /**
-   * Items are objects; the list keeps their measured `height` in them. `makeRow(item)` gives an item's element,
-   * `guess(item)` its height in pixels as long as it is not known. `onScroll()` follows each scroll by the user.
+   * @param {HTMLElement} scroller
+   * @param {object} options
+   * @param {(item: T) => HTMLElement} options.makeRow
+   * @param {(item: T) => number} options.guess the estimated height of an item in pixels
+   * @param {() => void} options.onScroll called after each scroll by the user
    */
   constructor(scroller, { makeRow, guess, onScroll }) {
     this.#scroller = scroller;
@@ -43,7 +52,11 @@ export class VirtualList {
     this.#observer.observe(scroller);
   }
 
-  /** The items are these now. Those that were there before keep their rows, and the first visible one its place. */
+  /**
+   * Replaces the items. Items that stay keep their rows, and the first visible one its place.
+   *
+   * @param {T[]} items
+   */
   setItems(items) {
     const anchor = this.#anchor();
     this.items = items;
@@ -52,7 +65,7 @@ export class VirtualList {
     this.drawSoon();
   }
 
-  /** All rows are made anew, as the way in which they are shown has changed. */
+  /** Makes and measures all rows anew, after a change of their appearance. */
   remake() {
     const anchor = this.#anchor();
     for (const item of this.items) item.height = undefined;
@@ -61,14 +74,18 @@ export class VirtualList {
     this.repaint();
   }
 
-  /** The visible rows are made anew; none becomes higher by it. */
+  /** Makes the visible rows anew; their heights stay the same. */
   repaint() {
     this.#window.replaceChildren();
     this.#rows.clear();
     this.drawSoon();
   }
 
-  /** Brings an item to the middle, and stops following. */
+  /**
+   * Brings an item to the middle, and stops following.
+   *
+   * @param {T} item
+   */
   reveal(item) {
     const index = this.items.indexOf(item);
     if (index < 0) return;
@@ -117,11 +134,12 @@ export class VirtualList {
   #layOut() {
     const tops = new Array(this.items.length + 1);
     tops[0] = 0;
-    this.items.forEach((item, index) => (tops[index + 1] = tops[index] + this.#heightOf(item)));
+    for (const [index, item] of this.items.entries()) tops[index + 1] = tops[index] + this.#heightOf(item);
     this.#tops = tops;
     this.#space.style.height = `${tops[this.items.length]}px`;
   }
 
+  /** @param {T} item */
   #heightOf(item) {
     return item.height ?? this.#guess(item);
   }
@@ -141,17 +159,18 @@ export class VirtualList {
     this.#fill(wanted);
   }
 
+  /** @param {Set<T>} wanted */
   #fill(wanted) {
     let next = this.#window.firstChild;
     for (const item of wanted) {
-      let row = this.#rows.get(item);
-      if (!row) this.#rows.set(item, (row = this.#makeRow(item)));
+      const row = this.#rows.get(item) ?? this.#makeRow(item);
+      this.#rows.set(item, row);
       if (row === next) next = next.nextSibling;
       else this.#window.insertBefore(row, next);
     }
   }
 
-  // Whether a row is not as high as was thought. Nothing is read but once all rows are in the page.
+  /** Returns whether an estimate was wrong. It reads heights after all rows are in the page: each change costs a layout. */
   #measure() {
     const anchor = this.#anchor();
     let isWrong = false;
@@ -168,6 +187,7 @@ export class VirtualList {
     return true;
   }
 
+  /** @param {number} offset */
   #indexAt(offset) {
     let [low, high] = [0, this.items.length];
     while (low < high) {
@@ -178,19 +198,21 @@ export class VirtualList {
     return low;
   }
 
-  // The first visible item, and how far its top is above the edge.
+  /** The first visible item, and how many pixels its top is above the edge. */
   #anchor() {
     const top = this.#scroller.scrollTop;
     const index = this.#indexAt(top);
     return { item: this.items[index], index, above: top - this.#tops[index] };
   }
 
+  /** @param {{item: T | undefined, index: number, above: number}} anchor */
   #holdAt({ item, index, above }) {
     if (this.follows || item === undefined) return;
     const now = this.items[index] === item ? index : this.items.indexOf(item);
     if (now >= 0) this.#scrollTo(this.#tops[now] + above);
   }
 
+  /** @param {number} top */
   #scrollTo(top) {
     const most = this.#space.offsetHeight - this.#scroller.clientHeight;
     const wanted = Math.max(0, Math.min(Math.round(top), most));
@@ -200,7 +222,7 @@ export class VirtualList {
 
   #scrolled() {
     const { scrollTop } = this.#scroller;
-    if (Math.abs(scrollTop - this.#lastTop) < 1) return; // by ourselves, or sideways
+    if (Math.abs(scrollTop - this.#lastTop) < 1) return; // by `#scrollTo`, or sideways
     if (scrollTop < this.#lastTop) this.follows = false;
     this.#lastTop = scrollTop;
     this.drawSoon();

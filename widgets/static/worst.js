@@ -1,39 +1,57 @@
-/** The five ranks that most want a look, or have most of what the grid shows, with their last minutes. */
+// @ts-check
+/** The five ranks that need attention most, or have the highest values of the channel, with their last minutes. */
 
 import { channelTitle } from "./channels.js";
 import { element, setAttribute, setText } from "./dom.js";
 import { Rows } from "./rows.js";
 import { makeSpark } from "./spark.js";
-import { STATES, stateIcon } from "./states.js";
+import { stateIcon, stateOf } from "./states.js";
 
-export function makeWorst({ store, selection }) {
+/**
+ * @import { Change, Context, Part } from "./context.d.ts"
+ * @import { WorstEntry } from "./protocol.d.ts"
+ */
+
+/** @type {Change[]} */
+const SHOWS = ["worst", "mesh", "channel"];
+
+/**
+ * @param {Context} context
+ * @returns {Part}
+ */
+export function makeWorst(context) {
+  const { store } = context;
   const list = element("ol", { class: "meshbook-worst" });
-  const rows = new Rows(list, (each) => makeRow(each.rank, store, selection));
+  const rows = new Rows(list, (/** @type {WorstEntry} */ { rank }) => makeRow(rank, context));
   const title = element("h4");
   const none = element("p", { class: "meshbook-quiet" });
-  const section = element("section", { class: "meshbook-card" }, title, list, none);
   return {
-    element: section,
+    element: element("section", { class: "meshbook-card" }, title, list, none),
     update(changed) {
-      if (!["worst", "mesh", "channel"].some((name) => changed.has(name))) return;
+      if (!SHOWS.some((name) => changed.has(name))) return;
       const { name } = store.channel;
-      setText(title, name === "state" ? "Worth a look" : `Highest: ${channelTitle(name)}`);
-      setText(none, name === "state" ? "All ranks are well." : "No value is known.");
+      setText(title, name === "state" ? "Needs attention" : `Highest: ${channelTitle(name)}`);
+      setText(none, name === "state" ? "All ranks are well." : "No values yet.");
       setAttribute(none, "hidden", store.worst.length > 0);
-      rows.update(store.worst, (each) => each.rank);
+      rows.update(store.worst, ({ rank }) => rank);
     },
   };
 }
 
-function makeRow(rank, store, selection) {
-  const select = { click: () => selection.chooseRanks([rank]) };
+/**
+ * @param {number} rank
+ * @param {Context} context
+ */
+function makeRow(rank, { store, selection }) {
+  const select = { click: () => void selection.chooseRanks([rank]) };
   const button = element("button", { type: "button", class: "meshbook-row", on: select });
   return {
     element: element("li", {}, button),
+    /** @param {WorstEntry} entry */
     update({ text, history }) {
       setAttribute(button, "title", `Select rank ${rank}: ${text}`);
       button.replaceChildren(
-        stateIcon(STATES[store.states[rank]] ?? STATES[0]),
+        stateIcon(stateOf(store.states[rank])),
         element("span", { class: "meshbook-rank" }, `rank ${rank}`),
         element("span", { class: "meshbook-text" }, text),
         makeSpark(history ?? [], { width: 64, height: 18 }),
