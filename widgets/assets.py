@@ -1,8 +1,8 @@
 """The front end of the dashboard as one script and one style sheet, joined from `static/`.
 
 anywidget takes a single ES module, and there is no build step. So the files stay real ES modules, which a browser can
-load one by one, and are joined here: each becomes a function that returns what it exports, so that no name of one meets
-one of another.
+load one by one, and are joined here, without comments: each becomes a function that returns what it exports, so that no
+name of one meets one of another.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ _LISTED = re.compile(r"^export\s*\{(?P<names>[^}]*)\};?[ \t]*$", re.MULTILINE)
 _DEFAULT = re.compile(r"^export\s+default\s+", re.MULTILINE)
 _LEFT = re.compile(r"^(?:import|export)\b.*$", re.MULTILINE)
 _AS = re.compile(r"\s+as\s+")
+# JSDoc and line comments that have their lines to themselves. A cast, `/** @type {A} */ (x)`, is followed by code.
+_COMMENT = re.compile(r"^[ \t]*(?:/\*\*(?:(?!\*/).)*\*/[ \t]*|//[^\n]*)\n", re.MULTILINE | re.DOTALL)
 
 
 class AssetError(ValueError):
@@ -48,7 +50,7 @@ def join_modules(read: Callable[[str], str], entry: str) -> str:
     before a declaration, `export {a, b as c}`, and `export default` in the entry. Else, and for a circle: AssetError.
     """
     texts = _in_order(read, entry)
-    return "\n".join(_enclosed(path, text, is_entry=path == entry) for path, text in texts.items())
+    return "\n".join(_enclosed(path, _COMMENT.sub("", text), is_entry=path == entry) for path, text in texts.items())
 
 
 def _read(path: str) -> str:

@@ -37,7 +37,7 @@ MARKS: Final[dict[State, Mark]] = {
     State.STARTING: Mark("S", "starting", "#cc79a7", "#000"),
     State.ERROR: Mark("E", "error", "#b84c00"),
     State.STUCK: Mark("!", "stuck", "#8a1c7c"),
-    State.STALE: Mark("?", "no sign of life", "#e69f00", "#000"),
+    State.STALE: Mark("?", "no heartbeat", "#e69f00", "#000"),
     State.DEAD: Mark("X", "dead", "#5c1a33"),
 }
 

@@ -60,7 +60,7 @@ def _ill(vitals: Vitals, states: States) -> Iterator[Worst]:
 
 def _say_ill(state: State, age: float) -> str:
     if state is State.STALE:
-        return f"no sign of life for {age:.0f} s"
+        return f"no heartbeat for {age:.0f} s"
     if state is State.STUCK:
         return "still runs a cell that has ended; Interrupt may free it"
     return "dead" if state is State.DEAD else "its last cell failed"

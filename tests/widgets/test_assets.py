@@ -47,6 +47,16 @@ def test_a_module_of_two_is_there_once(node: str) -> None:
     assert said(node, script) == "4"
 
 
+def test_comments_are_left_out_and_code_after_them_stays(node: str) -> None:
+    script = joined(
+        entry="// @ts-check\n/**\n * Adds. @import {X} */\n  /** Two lines\n   * of text. */\n"
+        'const a =\n  /** @type {number} */ (1); // one\nconst b = "// not one";\n/** more */\nexport default b + a;'
+    )
+    assert "Two lines" not in script
+    assert "@ts-check" not in script
+    assert said(node, script) == "// not one1"
+
+
 @pytest.mark.parametrize(
     ("modules", "words"),
     [

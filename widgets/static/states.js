@@ -22,7 +22,7 @@ export const STATES = [
   { name: "stuck", title: "stuck", shape: "M4 1.5h8v2.6L9.4 8L12 11.9v2.6H4v-2.6L6.6 8L4 4.1z" },
   {
     name: "stale",
-    title: "no sign of life",
+    title: "no heartbeat",
     shape: "M8 1.8a6.2 6.2 0 1 0 0 12.4a6.2 6.2 0 1 0 0-12.4zM8 4.6a3.4 3.4 0 1 1 0 6.8a3.4 3.4 0 1 1 0-6.8z",
   },
   {
