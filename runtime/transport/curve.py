@@ -6,10 +6,12 @@ nothing is read from any other peer.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
+import socket
 import struct
-from collections import OrderedDict
+from collections import OrderedDict, deque
 
 import msgspec
 import zmq
@@ -70,31 +72,90 @@ class Guard:
 
 
 class Handshakes:
-    """Monitors the handshakes on a guarded socket."""
+    """Monitors the connections to a guarded socket until they have shown the keys; closes the oldest of too many.
+
+    A connection has shown the keys when a message came on it (`admit`): the event of a handshake that succeeded does
+    not name its connection.
+    """
 
     def __init__(self, socket: Socket) -> None:
         self.monitor: Socket = socket.get_monitor_socket(_EVENTS)
-        # Descriptors of connections in their handshake, the oldest first. A stranger may open thousands.
-        self._begun: OrderedDict[int, None] = OrderedDict()
+        self._socket = socket
+        # Descriptors of connections that have not shown the keys, the oldest first. A stranger may open thousands.
+        self._unknown: OrderedDict[int, None] = OrderedDict()
+        self._closing: set[int] = set()  # of those that were closed here, until ZeroMQ has noticed
+        self._reasons: deque[str] = deque()  # of handshakes that failed, until their connections end
+        self._succeeded = 0  # handshakes on connections that are among the unknown ones
 
     def note(self, most: int) -> tuple[int, list[str]]:
-        """Handle so many events at most; return their number, and the reasons of the handshakes that failed."""
-        failures: list[str] = []
+        """Handle so many events at most; return their number, and the reasons of the connections that were refused."""
+        refused: list[str] = []
         for count in range(most):
             try:
                 event, descriptor = _EVENT.unpack(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
             except zmq.Again:
-                return count, failures
+                return count, refused
             if event == zmq.EVENT_ACCEPTED:
-                self._begun[descriptor] = None
-            elif event != zmq.EVENT_DISCONNECTED:
-                # The event does not name the connection. Of two concurrent ones this may drop the wrong one, but the
-                # count stays right.
-                if self._begun:
-                    self._begun.popitem(last=False)
-                if event in _FAILURES:
-                    failures.append(_FAILURES[event])
-            elif descriptor in self._begun:
-                del self._begun[descriptor]
-                failures.append(_GARBAGE)
-        return most, failures
+                self._unknown[descriptor] = None
+            elif event == zmq.EVENT_DISCONNECTED:
+                refused += self._note_end(descriptor)
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._succeeded += 1
+            else:
+                self._reasons.append(_FAILURES[event])
+        return most, refused
+
+    def _note_end(self, descriptor: int) -> list[str]:
+        """Return the reason if a connection was refused. Concurrent ones may swap reasons; their number is right."""
+        if descriptor in self._closing:
+            self._closing.remove(descriptor)
+            if self._reasons:
+                self._reasons.popleft()
+            return []
+        if descriptor not in self._unknown:
+            return []
+        del self._unknown[descriptor]
+        if self._reasons:
+            return [self._reasons.popleft()]
+        if self._succeeded:
+            self._succeeded -= 1
+            return []
+        return [_GARBAGE]
+
+    def admit(self, descriptor: int) -> bool:
+        """Note that a connection has shown the keys; return False if it is not among the unknown ones."""
+        if descriptor not in self._unknown:
+            return False
+        del self._unknown[descriptor]
+        self._succeeded = max(0, self._succeeded - 1)
+        return True
+
+    def close_beyond(self, most: int) -> list[str]:
+        """Close the oldest connections that have not shown the keys, down to so many; return the reasons.
+
+        The oldest, so that a peer with the keys is admitted at once while strangers connect: its handshake takes
+        milliseconds.
+        """
+        refused: list[str] = []
+        while len(self._unknown) > most:
+            descriptor, _ = self._unknown.popitem(last=False)
+            self._closing.add(descriptor)
+            self._hang_up(descriptor)
+            refused.append(f"{most} others were in their handshake")
+        return refused
+
+    def _hang_up(self, descriptor: int) -> None:
+        """Shut a connection down. ZeroMQ cannot, and has no limit on their number.
+
+        ZeroMQ may have closed the descriptor on its own thread meanwhile, and the system may have given the number
+        away. A duplicate cannot change like that: so look at its port first. At worst this shuts down another
+        connection to the socket, which that peer replaces without losing messages.
+        """
+        port = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
+        with (
+            contextlib.suppress(OSError),
+            socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM) as connection,
+        ):
+            at = connection.getsockname()
+            if isinstance(at, tuple) and str(at[1]) == port:
+                connection.shutdown(socket.SHUT_RDWR)

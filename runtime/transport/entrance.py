@@ -1,6 +1,7 @@
 """The sockets between gateways: the entrance, which accepts other hosts, and the socket that dials an entrance.
 
-A peer without the keys of the run is refused and counted; the first refusal of each kind is logged.
+A peer without the keys of the run is refused and counted; the first refusal of each kind is logged. The number of
+connections that have not shown the keys is limited.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import zmq
 from meshbook.runtime.errors import RefusedMessage
 from meshbook.runtime.transport.curve import Guard, Handshakes, KeyPair, authenticate, guard
 from meshbook.runtime.transport.home import TCP
-from meshbook.runtime.transport.link import AnyLinkMessage, LinkMessage, pack, unpack
+from meshbook.runtime.transport.link import AnyLinkMessage, Attach, LinkMessage, pack, unpack
 from meshbook.runtime.transport.window import PIECE_BYTES
 from meshbook.runtime.wire.frames import Buffer
 
@@ -26,6 +27,9 @@ LINGER_MS = 100  # for the last messages of a closing socket
 MOST_BYTES = PIECE_BYTES + (1 << 20)  # largest message: a piece, or the positions of many streams
 BATCH = 100  # messages to read from one socket before the others
 HANDSHAKE_MS = 5000  # after which a connection that has not shown the keys is closed
+MOST_UNKNOWN = 256  # connections that have not shown the keys, more than `BATCH`; of more the oldest is closed
+BACKLOG = 1000  # connections that wait to be accepted; of more the system ignores the first packet for a second
+UNREAD_EVENTS = 2000  # of the monitor, by the high-water marks of both its ends: then ZeroMQ's I/O thread waits
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Received:
     message: AnyLinkMessage
     data: Buffer
     line: Line
+    frame: zmq.Frame
 
 
 class Line:
@@ -82,7 +87,7 @@ class Entrance:
         self.monitor = self._handshakes.monitor
         self.socket.linger, self.socket.sndhwm, self.socket.maxmsgsize = LINGER_MS, 0, MOST_BYTES
         self.socket.router_mandatory = True  # so that a send to a vanished peer raises
-        self.socket.handshake_ivl = HANDSHAKE_MS
+        self.socket.handshake_ivl, self.socket.backlog = HANDSHAKE_MS, BACKLOG
         guard(self.socket, keys)
         address = f"[{ip}]" if ":" in ip else ip
         self.socket.ipv6 = ":" in ip
@@ -99,16 +104,26 @@ class Entrance:
 
     def read(self) -> Iterator[Received]:
         """Yield the received messages, at most `BATCH`."""
-        return _read(self.socket, self._strangers)
+        for received in _read(self.socket, self._strangers):
+            if isinstance(received.message, Attach):
+                self._admit(int(received.frame.get(zmq.SRCFD)))
+            yield received
+
+    def _admit(self, descriptor: int) -> None:
+        # The event of this connection came before its message, but may be unread.
+        while not self._handshakes.admit(descriptor) and self.note_strangers():
+            pass
 
     def note_strangers(self) -> bool:
-        """Count peers whose handshake has failed; return whether there may be more."""
-        count, failures = self._handshakes.note(BATCH)
-        for why in failures:
+        """Count refused peers, and limit the connections of unknown ones; return whether there may be more events."""
+        count, refused = self._handshakes.note(BATCH)
+        for why in refused + self._handshakes.close_beyond(MOST_UNKNOWN):
             self._strangers.refuse(why)
         return count > 0
 
     def close(self) -> None:
+        # While events are unread beyond their limit, the I/O thread waits and holds the lock of the monitor.
+        self._handshakes.note(2 * UNREAD_EVENTS)
         self.socket.disable_monitor()
         self.monitor.close(0)
         self.socket.close()
@@ -152,4 +167,4 @@ def _read(socket: zmq.Socket[bytes], strangers: Strangers) -> Iterator[Received]
         except RefusedMessage as error:
             strangers.refuse(str(error))
         else:
-            yield Received(message, data, Line(socket, who))
+            yield Received(message, data, Line(socket, who), parts[0])

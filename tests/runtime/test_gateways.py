@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ import zmq
 from meshbook.runtime.config import Settings
 from meshbook.runtime.transport import PeerGone, RunEnded
 from meshbook.runtime.transport.curve import KeyPair, authenticate
-from meshbook.runtime.transport.entrance import BATCH, Entrance, Strangers
+from meshbook.runtime.transport.entrance import BATCH, UNREAD_EVENTS, Entrance, Strangers
 from meshbook.runtime.transport.gateway import Gateway
 from meshbook.runtime.transport.home import Home, LaneRequest
 from meshbook.runtime.transport.link import Attach, Part, Ping, pack
@@ -516,9 +517,9 @@ def test_strangers_are_refused_counted_and_logged_once(
     assert received(there, 2)[1] == b"it is me"
 
 
-def connect_to(prefix: str) -> socket.socket:
+def connect_to(prefix: str, patience: float = PATIENCE) -> socket.socket:
     ip, _, port = prefix.removeprefix("tcp://").rstrip("/").rpartition(":")
-    return socket.create_connection((ip, int(port)), PATIENCE)
+    return socket.create_connection((ip, int(port)), patience)
 
 
 def test_a_stranger_that_says_nothing_is_disconnected(
@@ -530,6 +531,66 @@ def test_a_stranger_that_says_nothing_is_disconnected(
         while stranger.recv(4096):
             pass  # the greeting of the entrance
     wait_for_strangers(second, 1)
+
+
+def is_open(connection: socket.socket) -> bool:
+    waiting = select.poll()
+    waiting.register(connection, select.POLLRDHUP)
+    return not waiting.poll(0)
+
+
+def test_connections_that_never_speak_are_limited_and_hosts_come_through(
+    hosts: Callable[[int], list[Host]], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshbook.runtime.transport.entrance.HANDSHAKE_MS", 3_600_000)
+    monkeypatch.setattr("meshbook.runtime.transport.entrance.MOST_UNKNOWN", most := 2 * BATCH)
+    first, second = hosts(2)
+    here, there = first.node("here"), second.node("there")
+    here.send(there.address, b"before")
+    with contextlib.ExitStack() as stack:
+        strangers = [stack.enter_context(connect_to(second.home.prefix)) for _ in range(2 * most)]
+        here.send(there.address, b"meanwhile")
+        late = Host(folder / "late", first)
+        stack.callback(late.close)
+        join(late, second)
+        late.node("late").send(there.address, b"from another host")
+        strangers += [stack.enter_context(connect_to(second.home.prefix)) for _ in range(most)]
+        wait_for_strangers(second, 2 * most)
+        while sum(map(is_open, strangers)) > most:  # ZeroMQ closes them on its own thread
+            pass
+        assert sum(map(is_open, strangers)) == most
+        late.node("later").send(there.address, b"its link is the same")
+        frames = received(there, 7)
+    assert frames[:3] == [b"hello from here", b"before", b"meanwhile"]
+    assert set(frames[3:]) == {b"hello from late", b"from another host", b"hello from later", b"its link is the same"}
+    assert late.notes.told.empty()  # the link stood all the time
+    assert first.notes.told.empty()
+
+
+def test_a_connection_whose_descriptor_is_another_file_by_now_is_left_alone() -> None:
+    """ZeroMQ closes descriptors on its own thread, and the system gives the number to the next file."""
+    context: Any = zmq.Context()
+    entrance = Entrance(context, "127.0.0.1", KEYS, Strangers())
+    with socket.create_server(("127.0.0.1", 0)) as elsewhere, contextlib.ExitStack() as stack:
+        ours = [stack.enter_context(each) for each in socket.socketpair()]
+        ours.append(stack.enter_context(socket.create_connection(elsewhere.getsockname())))
+        stack.enter_context(elsewhere.accept()[0])
+        for each in ours:
+            entrance._handshakes._unknown[each.fileno()] = None
+        assert len(entrance._handshakes.close_beyond(0)) == len(ours)
+        assert all(map(is_open, ours))
+    entrance.close()
+    context.destroy(0)
+
+
+def test_an_entrance_closes_while_events_are_unread() -> None:
+    context: Any = zmq.Context()
+    entrance = Entrance(context, "127.0.0.1", KEYS, Strangers())
+    with contextlib.suppress(TimeoutError):  # ZeroMQ waits for room, and the queue of the listener is full
+        for _ in range(UNREAD_EVENTS):
+            connect_to(entrance.prefix, 0.3).close()
+    entrance.close()
+    context.destroy(0)
 
 
 def test_many_strangers_are_noted_a_few_at_a_time() -> None:

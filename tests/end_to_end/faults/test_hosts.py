@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import os
 import queue
+import select
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -24,6 +26,8 @@ from meshbook.runtime.errors import LaunchError, ProcessDied
 from meshbook.runtime.hosts.launch import sweep
 from meshbook.runtime.hosts.launchers import CommandLauncher
 from meshbook.runtime.hosts.session import Session
+from meshbook.runtime.transport.entrance import MOST_UNKNOWN, UNREAD_EVENTS
+from meshbook.runtime.transport.home import describe, host_of
 
 PATIENCE = 60.0
 AT_ONCE = 10.0  # promised are two seconds; a busy machine takes longer to take processes apart
@@ -184,6 +188,45 @@ def test_a_broadcast_reads_each_host_once(spawn):
             buffer.broadcast_to(procs, timeout=2.5).get(PATIENCE)
     finally:
         os.kill(stopped, signal.SIGCONT)
+
+
+CONNECTIONS = 4000
+# Connects to an address, as often as it may, and says nothing. Ends with its input.
+SILENT = f"""
+import resource, socket, sys
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+kept = [socket.create_connection((sys.argv[1], int(sys.argv[2]))) for _ in range(min({CONNECTIONS}, hard - 100))]
+print(len(kept), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_thousands_of_connections_that_never_speak(hosts: HostMesh, session: Session, spawn):
+    _, probe = spawn()
+    living, agent = pids(probe), agent_of("h1", session)
+    [address] = [each.address for each in session.remote if each.name == "h1"]
+    assert address is not None
+    ip, _, port = describe(host_of(address)).rpartition(":")
+    before = most = agent.num_fds()
+    command = [sys.executable, "-c", SILENT, ip, port]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as strangers:
+        assert strangers.stdin is not None
+        assert strangers.stdout is not None
+        while not select.select([strangers.stdout], [], [], 0)[0]:
+            most = max(most, agent.num_fds())
+            assert pids(probe) == living
+        late = meshbook.hosts.command({"h3": []})  # which connects to h1
+        there = late.spawn_procs().spawn("late", Probe)
+        assert there.run.call_one(ask_all, probe).get(PATIENCE) == living
+        connected = int(strangers.stdout.readline())
+        strangers.stdin.close()
+    if connected < CONNECTIONS:
+        pytest.skip(f"this process may open no more than {connected} connections")
+    assert most - before <= MOST_UNKNOWN + UNREAD_EVENTS + 100
+    while session.remote._ask(address, "refused").get(PATIENCE) < connected:
+        pass
+    late.shutdown().get(PATIENCE)
 
 
 def test_what_an_actor_owns_on_another_host_ends_with_it(hosts: HostMesh, spawn):
