@@ -18,12 +18,7 @@ from meshbook.runtime.rdma.ways import Deadline
 
 PIECE = 8 << 20  # bytes of one call, and between two looks at the deadline
 _TIME = struct.Struct("@ll")  # a timeval
-Moved = Callable[[int], object]
 Buffer = bytes | bytearray | memoryview
-
-
-def _unnoticed(count: int) -> None:
-    """Nobody counts."""
 
 
 class Line:
@@ -36,38 +31,56 @@ class Line:
         self._socket = connection
         self._look = look
         self.what: Callable[[], str] = lambda: "talking to a memory server"  # for errors
-        self.tags_out = self.tags_in = protocol.Tags(b"", "", b"")  # those of the handshake follow
+        self.seal_out: protocol.Seal  # from the handshake on
+        self.seal_in: protocol.Seal
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def send(self, data: Buffer, deadline: Deadline, moved: Moved = _unnoticed) -> None:
+    def send(self, data: Buffer, deadline: Deadline) -> None:
         rest = memoryview(data)
         while rest:
             with self._within(deadline, socket.SO_SNDTIMEO):
-                count = self._socket.send(rest[:PIECE])
-                moved(count)
-                rest = rest[count:]
+                rest = rest[self._socket.send(rest[:PIECE]) :]
 
-    def receive_into(self, target: memoryview, deadline: Deadline, moved: Moved = _unnoticed) -> None:
+    def receive_into(self, target: memoryview, deadline: Deadline) -> None:
         rest = target
         while rest:
             with self._within(deadline, socket.SO_RCVTIMEO):
                 count = self._socket.recv_into(rest, min(len(rest), PIECE), socket.MSG_WAITALL)
                 if not count:
                     raise ConnectionError("it was closed by the other side")
-                moved(count)
                 rest = rest[count:]
 
-    def send_tagged(self, data: bytes, deadline: Deadline) -> None:
-        """Send a message with its tag."""
-        self.send(data + self.tags_out.next(data), deadline)
+    def send_message(self, data: bytes, deadline: Deadline) -> None:
+        """Send a request or an answer, with its length."""
+        self.send(b"".join(map(self._seal, (protocol.pack_length(len(data)), data))), deadline)
 
-    def receive_tagged(self, size: int, deadline: Deadline, *, begin: bytearray | None = None) -> bytearray:
-        """Receive a message and its tag, which covers `begin` too: that has come already. Raises Damaged."""
-        data = self.receive(size + protocol.TAG, deadline)
-        message, tag = data[:size], data[size:]
-        self.tags_in.check(message if begin is None else begin + message, tag)
-        return message
+    def _seal(self, data: bytes) -> bytearray:
+        sealed = bytearray(len(data) + protocol.TAG)
+        self.seal_out.seal(data, sealed)
+        return sealed
+
+    def receive_length(self, deadline: Deadline) -> int:
+        """Receive the length of the next request or answer. Raises Damaged."""
+        return protocol.unpack_length(self.receive_message(protocol.LENGTH_BYTES, deadline))
+
+    def receive_message(self, length: int, deadline: Deadline) -> bytearray:
+        """Receive the request or answer whose length has come. Raises Damaged."""
+        data = bytearray(length)
+        self.seal_in.open(self.receive(length + protocol.TAG, deadline), data)
+        return data
+
+    def send_piece(self, data: memoryview, between: memoryview, deadline: Deadline) -> None:
+        """Send a piece of the data, sealed into the memory `between`, which has room for it."""
+        sealed = between[: len(data) + protocol.TAG]
+        self.seal_out.seal(data, sealed)
+        self.send(sealed, deadline)
+
+    def receive_piece(self, data: memoryview, between: memoryview, deadline: Deadline) -> None:
+        """Receive a piece that fills `data`, by the memory `between`. Raises Damaged."""
+        sealed = between[: len(data) + protocol.TAG]
+        self.receive_into(sealed, deadline)
+        self.seal_in.open(sealed, data)
 
     def receive(self, size: int, deadline: Deadline) -> bytearray:
         data = bytearray(size)
@@ -119,7 +132,7 @@ def admit(line: Line, key: bytes, deadline: Deadline) -> None:
     if not protocol.is_proof(proof, key, "process", own, asked):
         raise RefusedMessage("it does not know the key of this run")
     line.send(protocol.prove(key, "agent", asked, own), deadline)
-    line.tags_out, line.tags_in = (protocol.Tags(key, who, own + asked) for who in ("agent", "process"))
+    line.seal_out, line.seal_in = (protocol.Seal(key, who, own + asked) for who in ("agent", "process"))
 
 
 def be_admitted(line: Line, key: bytes, deadline: Deadline) -> None:
@@ -129,4 +142,4 @@ def be_admitted(line: Line, key: bytes, deadline: Deadline) -> None:
     line.send(own + protocol.prove(key, "process", asked, own), deadline)
     if not protocol.is_proof(bytes(line.receive(protocol.PROOF, deadline)), key, "agent", own, asked):
         raise RefusedMessage("who answers does not know the key of this run")
-    line.tags_out, line.tags_in = (protocol.Tags(key, who, asked + own) for who in ("process", "agent"))
+    line.seal_out, line.seal_in = (protocol.Seal(key, who, asked + own) for who in ("process", "agent"))

@@ -194,6 +194,9 @@ class LinesToAgent:
         except RefusedMessage as error:
             line.close()
             raise self._unsuitable(f"at {at} is not the memory server of its host agent: {error}", error) from error
+        except ImportError as error:  # an interpreter with packages of its own
+            line.close()
+            raise self._unsuitable(f"this process lacks a package: {error}", error) from error
         except BaseException:
             line.close()
             raise

@@ -3,7 +3,7 @@
     a process of another host ==== TCP ==== the agent -> Cross Memory Attach -> the owner, who takes no part
 
 It is opened when somebody asks the agent for the way to it, by a message: so only who is of the run learns the key, and
-of anybody else nothing is served. What goes over the connection is not encrypted; damage to it is detected.
+of anybody else nothing is served. What goes over the connection is encrypted, and a change of it is detected.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.errors import MeshbookError, RefusedMessage, TransferTimeout
 from meshbook.runtime.memory.identity import ProcessMark
 from meshbook.runtime.memory.local import Local
-from meshbook.runtime.rdma import protocol
+from meshbook.runtime.rdma import pieces, protocol
 from meshbook.runtime.rdma.line import Line, admit
-from meshbook.runtime.rdma.pieces import Buffers
 from meshbook.runtime.rdma.ways import Deadline, Job, Unsuitable, Way
 from meshbook.runtime.transport.entrance import Strangers
 from meshbook.runtime.wire.messages import Address
@@ -79,7 +78,7 @@ class MemoryServer:
         self._folder = folder
         self._is_ours = is_ours
         self._key = secrets.token_bytes(32)
-        self._buffers = Buffers()
+        self._buffers = pieces.Buffers()
         self._room = threading.Semaphore(CONNECTIONS)
         self._lock = threading.Lock()  # guards all below
         self._doors: dict[str, socket.socket] = {}  # by the IP address at which they listen
@@ -157,7 +156,7 @@ class MemoryServer:
             admit(line, self._key, Deadline(HANDSHAKE_SECONDS))
             while not self._closing.is_set():
                 self._note(line, is_idle=True)
-                length = line.receive(protocol.LENGTH_BYTES, Deadline(IDLE_SECONDS))
+                length = line.receive_length(Deadline(IDLE_SECONDS))
                 self._note(line, is_idle=False)
                 self._serve(line, length)
         except (RefusedMessage, protocol.Damaged) as error:
@@ -177,9 +176,8 @@ class MemoryServer:
 
     # -- requests ----------------------------------------------------------------------------
 
-    def _serve(self, line: Line, length: bytearray) -> None:
-        size = protocol.unpack_length(length)
-        request = protocol.unpack_request(line.receive_tagged(size, Deadline(HANDSHAKE_SECONDS), begin=length))
+    def _serve(self, line: Line, length: int) -> None:
+        request = protocol.unpack_request(line.receive_message(length, Deadline(HANDSHAKE_SECONDS)))
         deadline = Deadline(min(request.seconds, MOST_SECONDS))
         if request.is_write:
             self._write(line, request, deadline)
@@ -198,42 +196,38 @@ class MemoryServer:
         has_begun = False
         try:
             self._check(request)
-            with self._buffers.pieces(request.size) as pieces:
-                for start, buffer in pieces:
-                    self._way.read(_job(request, start, buffer, deadline))
+            with self._buffers.borrowed() as buffer, self._buffers.borrowed() as sealed:
+                for start, size in pieces.cut(request.size):
+                    piece = buffer.part(0, size)
+                    self._way.read(_job(request, start, piece, deadline))
                     if not has_begun:
-                        line.send_tagged(protocol.pack_head(), deadline)
+                        line.send_message(protocol.pack_answer(), deadline)
                         has_begun = True
-                    line.send_tagged(protocol.pack_piece(buffer.view()), deadline)
-                    line.send(buffer.view(), deadline)
+                    line.send_piece(piece.view(), sealed.view(), deadline)
         except (MeshbookError, Unsuitable) as error:
             if has_begun:
                 raise ConnectionError(str(error)) from error
-            line.send_tagged(protocol.pack_head(error), deadline)
+            line.send_message(protocol.pack_answer(error), deadline)
 
     def _write(self, line: Line, request: protocol.Request, deadline: Deadline) -> None:
         """What cannot be written is told at once, and the rest of what comes is taken in for nothing."""
         trouble = self._try(lambda: self._check(request), line, deadline)
-        with self._buffers.pieces(request.size) as pieces:
-            for start, buffer in pieces:
-                head = line.receive_tagged(protocol.PIECE_BYTES, deadline)
-                length, crc = protocol.unpack_piece(head, buffer.size)
-                if length != buffer.size:
-                    raise RefusedMessage(f"a piece of {length:,} bytes instead of {buffer.size:,}")
-                line.receive_into(buffer.view(), deadline)
-                protocol.check_piece(buffer.view(), crc)
+        with self._buffers.borrowed() as buffer, self._buffers.borrowed() as sealed:
+            for start, size in pieces.cut(request.size):
+                piece = buffer.part(0, size)
+                line.receive_piece(piece.view(), sealed.view(), deadline)
                 if not trouble:
-                    job = _job(request, start, buffer, deadline)
+                    job = _job(request, start, piece, deadline)
                     trouble = self._try(partial(self._way.write, job), line, deadline)
         if not trouble:
-            line.send_tagged(protocol.pack_head(), deadline)
+            line.send_message(protocol.pack_answer(), deadline)
 
     def _try(self, do: Callable[[], object], line: Line, deadline: Deadline) -> bool:
         """Do it; where it fails, tell so, and return True."""
         try:
             do()
         except (MeshbookError, Unsuitable) as error:
-            line.send_tagged(protocol.pack_head(error), deadline)
+            line.send_message(protocol.pack_answer(error), deadline)
             return True
         return False
 

@@ -25,6 +25,7 @@ class HostAgent:
 
     def __init__(self, node: Node) -> None:
         self._lines = Lines(node)
+        self._buffers = pieces.Buffers()
 
     def refusal(self, handle: Handle, local: str | None) -> str:
         if handle.agent is None:
@@ -56,7 +57,7 @@ class HostAgent:
 
     def _begin(self, job: Job, verb: str, preposition: str) -> _Transfer:
         assert job.handle.agent is not None
-        return _Transfer(self._lines.to(job.handle.agent), job, f"{verb} {{}} {preposition}")
+        return _Transfer(self._lines.to(job.handle.agent), job, self._buffers, f"{verb} {{}} {preposition}")
 
     def offer(self, local: Local, lease: Lease) -> bytes | None:
         return None
@@ -71,37 +72,37 @@ class HostAgent:
 class _Transfer:
     """One job, and how far it is."""
 
-    def __init__(self, lines: LinesToAgent, job: Job, verb: str) -> None:
+    def __init__(self, lines: LinesToAgent, job: Job, buffers: pieces.Buffers, verb: str) -> None:
         self.lines = lines
         self._job = job
+        self._buffers = buffers
         self._verb = verb
         self._done = 0  # bytes
 
     def read_rest(self) -> None:
         """What has come before a connection broke is not asked for again."""
         job = self._job
-        with self.lines.line(job.deadline, self._tell) as line:
-            line.send_tagged(self._ask(is_write=False), job.deadline)
+        with self.lines.line(job.deadline, self._tell) as line, self._buffers.borrowed() as sealed:
+            line.send_message(self._ask(is_write=False), job.deadline)
             trouble = self._receive_answer(line)
-            while trouble is None and self._done < job.local.size:
-                self._receive_piece(line)
+            if trouble is None:
+                rest = job.local.view()[self._done :]
+                for start, size in pieces.cut(len(rest)):
+                    line.receive_piece(rest[start : start + size], sealed.view(), job.deadline)
+                    self._moved(size)
         if trouble is not None:  # the connection is as good as before
             raise trouble
 
     def write(self) -> None:
         job = self._job
-        with self.lines.line(job.deadline, self._tell) as line:
-            line.send_tagged(self._ask(is_write=True), job.deadline)
+        with self.lines.line(job.deadline, self._tell) as line, self._buffers.borrowed() as sealed:
+            line.send_message(self._ask(is_write=True), job.deadline)
             view = job.local.view()
-            copy = memoryview(bytearray(min(pieces.PIECE, len(view))))
-            for start in range(0, len(view), pieces.PIECE):
+            for start, size in pieces.cut(len(view)):
                 if line.has_something():  # an answer before the end is no good one: the rest need not travel
                     break
-                # A copy: another thread may write to the memory between the sum and the sending.
-                piece = copy[: min(pieces.PIECE, len(view) - start)]
-                piece[:] = view[start : start + len(piece)]
-                line.send_tagged(protocol.pack_piece(piece), job.deadline)
-                line.send(piece, job.deadline, self._moved)
+                line.send_piece(view[start : start + size], sealed.view(), job.deadline)
+                self._moved(size)
             if (trouble := self._receive_answer(line)) is not None:
                 raise trouble
 
@@ -113,22 +114,10 @@ class _Transfer:
             protocol.Request(handle, job.offset + done, job.local.size - done, is_write, seconds)
         )
 
-    def _receive_piece(self, line: Line) -> None:
-        job = self._job
-        head = line.receive_tagged(protocol.PIECE_BYTES, job.deadline)
-        length, crc = protocol.unpack_piece(head, job.local.size - self._done)
-        target = job.local.view()[self._done : self._done + length]
-        line.receive_into(target, job.deadline)
-        protocol.check_piece(target, crc)
-        self._moved(length)
-
     def _receive_answer(self, line: Line) -> Exception | None:
         """Why it was refused; None where all is well."""
         deadline = self._job.deadline
-        head = line.receive(protocol.HEAD_BYTES, deadline)
-        status, length = protocol.unpack_head(head)
-        text = line.receive_tagged(length, deadline, begin=head)
-        return None if status == protocol.OK else protocol.make_error(status, text)
+        return protocol.unpack_answer(line.receive_message(line.receive_length(deadline), deadline))
 
     def _moved(self, count: int) -> None:
         self._done += count

@@ -23,9 +23,8 @@ KEY = b"k" * 32
 def test_a_request_arrives_as_it_was() -> None:
     request = protocol.Request(HANDLE, 10, 90, True, 1.5)
     data = protocol.pack_request(request)
-    length = protocol.unpack_length(data[: protocol.LENGTH_BYTES])
-    assert length == len(data) - protocol.LENGTH_BYTES
-    assert protocol.unpack_request(data[protocol.LENGTH_BYTES :]) == request
+    assert protocol.unpack_length(protocol.pack_length(len(data))) == len(data)
+    assert protocol.unpack_request(data) == request
 
 
 @pytest.mark.parametrize(
@@ -56,7 +55,7 @@ def test_garbage_is_no_request(data: bytes) -> None:
 
 
 def test_a_huge_request_is_refused_before_it_is_read() -> None:
-    with pytest.raises(RefusedMessage, match="4,294,967,295 bytes"):
+    with pytest.raises(protocol.Damaged, match="4,294,967,295 bytes"):
         protocol.unpack_length(struct.pack("<I", 0xFFFFFFFF))
     long = msgspec.structs.replace(HANDLE, actor="x" * protocol.MOST_BYTES)
     with pytest.raises(Unsuitable, match="too long"):
@@ -75,18 +74,16 @@ def test_a_huge_request_is_refused_before_it_is_read() -> None:
     ],
 )
 def test_errors_travel(error: Exception, kind: type[Exception]) -> None:
-    data = protocol.pack_head(error)
-    status, length = protocol.unpack_head(data[: protocol.HEAD_BYTES])
-    made = protocol.make_error(status, data[protocol.HEAD_BYTES :][:length])
+    made = protocol.unpack_answer(protocol.pack_answer(error))
     assert type(made) is kind
     assert str(made) == "gone"
 
 
 def test_an_answer_that_is_none() -> None:
-    assert protocol.unpack_head(protocol.pack_head()) == (protocol.OK, 0)
-    for head in (b"HTTP/1.1", b"\x00" * 4 + b"\xff" * 4):
+    assert protocol.unpack_answer(protocol.pack_answer()) is None
+    for answer in (b"", b"HTTP/1.1"):
         with pytest.raises(TransferError, match="nonsense"):
-            protocol.unpack_head(head)
+            protocol.unpack_answer(answer)
 
 
 def test_a_proof_is_of_one_key_one_side_and_one_meeting() -> None:
@@ -104,3 +101,60 @@ def test_a_greeting_of_another_kind_or_version_is_none() -> None:
     for other in (b"x" + greeting[1:], greeting[:9] + b"\x07" + greeting[10:]):
         with pytest.raises(RefusedMessage, match="no host agent of this version"):
             protocol.unpack_greeting(other)
+
+
+# -- what is sealed --------------------------------------------------------------------------------
+
+PIECES = [b"the first piece ", b"the second piece", b"the third piece "]
+NONCES = bytes(2 * protocol.NONCE)
+
+
+def seal(who: str = "agent", nonces: bytes = NONCES, key: bytes = KEY) -> list[bytes]:
+    """Return the pieces as one side sends them."""
+    sealing, made = protocol.Seal(key, who, nonces), []
+    for piece in PIECES:
+        made.append(bytearray(len(piece) + protocol.TAG))
+        sealing.seal(piece, made[-1])
+    return [bytes(each) for each in made]
+
+
+def open_all(sealed: list[bytes]) -> list[bytes]:
+    """Open what the agent has sent."""
+    opening, opened = protocol.Seal(KEY, "agent", NONCES), []
+    for each in sealed:
+        opened.append(bytearray(max(0, len(each) - protocol.TAG)))
+        opening.open(each, opened[-1])
+    return [bytes(each) for each in opened]
+
+
+def test_what_is_sealed_is_opened_in_its_order_and_not_read_on_the_way() -> None:
+    sealed = seal()
+    assert open_all(sealed) == PIECES
+    assert not any(piece in each for piece in PIECES for each in sealed)
+
+
+FIRST, SECOND, THIRD = seal()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *([FIRST[:at] + bytes([FIRST[at] ^ 1]) + FIRST[at + 1 :]] for at in (0, len(PIECES[0]), len(FIRST) - 1)),
+        [SECOND, FIRST],
+        [FIRST, FIRST],
+        [FIRST, THIRD],
+        [FIRST[:-1]],
+        [FIRST + b"x"],
+        [FIRST[: protocol.TAG]],
+        seal("process"),
+        seal(nonces=b"x" * len(NONCES)),
+        seal(key=b"x" * 32),
+    ],
+    ids=[
+        *("flipped", "flipped tag", "flipped end", "swapped", "replayed", "left out", "cut", "longer", "empty"),
+        *("sent back", "of another connection", "of another run"),
+    ],
+)
+def test_what_was_changed_is_detected(changed: list[bytes]) -> None:
+    with pytest.raises(protocol.Damaged):
+        open_all(changed)

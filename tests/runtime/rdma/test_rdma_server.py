@@ -7,6 +7,7 @@ import errno
 import socket
 import struct
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import Mock
@@ -28,6 +29,7 @@ from meshbook.runtime.wire.messages import Address
 PATIENCE = 30.0
 PIECE = 1 << 18  # smaller than it is, so that several are little
 SIZE = 5 * PIECE + 3
+ANSWER_BYTES = protocol.LENGTH_BYTES + protocol.TAG + 1 + protocol.TAG  # of one that goes well
 AGENT = Address("agent", "memory://agent")
 OWNER = Address("procs-1.0", "memory://procs-1.0")
 
@@ -233,7 +235,7 @@ def test_who_sends_nothing_of_what_he_wants_to_write_is_waited_for_no_longer_tha
     line = connect(door)
     be_admitted(line, door.key, Deadline(PATIENCE))
     request = protocol.Request(memory.handle(), 0, SIZE, is_write=True, seconds=0.05)
-    line.send(protocol.pack_request(request), Deadline(PATIENCE))
+    line.send_message(protocol.pack_request(request), Deadline(PATIENCE))
     with pytest.raises(ConnectionError):
         line.receive(1, Deadline(PATIENCE))
     line.close()
@@ -244,25 +246,32 @@ def test_a_request_that_comes_again_is_refused(serving: MemoryServer, memory: Me
     line = connect(door)
     be_admitted(line, door.key, Deadline(PATIENCE))
     request = protocol.pack_request(protocol.Request(memory.handle(), 0, 1, is_write=False, seconds=PATIENCE))
-    message = request + line.tags_out.next(request)
+    message = line._seal(protocol.pack_length(len(request))) + line._seal(request)
     for _ in range(2):
         line.send(message, Deadline(PATIENCE))
-    line.receive(protocol.HEAD_BYTES + protocol.PIECE_BYTES + 2 * protocol.TAG + 1, Deadline(PATIENCE))
+    line.receive(ANSWER_BYTES + 1 + protocol.TAG, Deadline(PATIENCE))
     with pytest.raises(ConnectionError):
         line.receive(1, Deadline(PATIENCE))
     line.close()
     assert serving.strangers.count == 1
 
 
+# A change that CRC-32 does not detect: its polynomial, the first bit in the lowest one.
+UNSEEN = (0xEDB88320 << 1 | 1).to_bytes(5, "little")
+
+
 class Relay:
-    """Stands between a process and a memory server, and flips a bit of what goes to one of them.
+    """Stands between a process and a memory server, and changes what goes to one of them.
 
     `at` is the byte, counted from the handshake of the first connection on; None: in each piece that is received.
+    The bits of `change` are flipped from there on.
     """
 
-    def __init__(self, door: Door, *, to_server: bool, at: int | None) -> None:
+    def __init__(self, door: Door, *, to_server: bool, at: int | None, change: bytes = b"\x01") -> None:
         self._there = door
         self._flips = {to_server: at}
+        self._change = change
+        self.connections = 0
         # The handshake is none of it.
         self._passed = {True: -protocol.NONCE - protocol.PROOF, False: -protocol.GREETING_BYTES - protocol.PROOF}
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -276,6 +285,7 @@ class Relay:
                 here, _ = self._listening.accept()
             except OSError:
                 return
+            self.connections += 1
             there = socket.create_connection((self._there.ip, self._there.port), PATIENCE)
             for source, target, to_server in ((here, there, True), (there, here, False)):
                 self._threads.append(threading.Thread(target=self._pass_on, args=(source, target, to_server)))
@@ -284,22 +294,21 @@ class Relay:
     def _pass_on(self, source: socket.socket, target: socket.socket, to_server: bool) -> None:
         with contextlib.suppress(OSError):
             while data := bytearray(source.recv(1 << 16)):
-                self._flip(data, to_server)
-                target.sendall(data)
+                target.sendall(self._pass_through(data, to_server))
         for end in (source, target):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
-    def _flip(self, data: bytearray, to_server: bool) -> None:
+    def _pass_through(self, data: bytearray, to_server: bool) -> bytearray:
         before = self._passed[to_server]
         self._passed[to_server] += len(data)
         if to_server not in self._flips or before < 0:
-            return
+            return data
         at = self._flips[to_server]
-        if at is None:
-            data[-1] ^= 1
-        elif before <= at < before + len(data):
-            data[at - before] ^= 1
+        for place, bits in enumerate(self._change, len(data) - 1 if at is None else at - before):
+            if 0 <= place < len(data):
+                data[place] ^= bits
+        return data
 
     def close(self) -> None:
         self._listening.shutdown(socket.SHUT_RDWR)
@@ -308,13 +317,41 @@ class Relay:
             thread.join(PATIENCE)
 
 
+class Rewriting(Relay):
+    """Collects so many bytes of what the server sends on the first connection, and passes on what `rewrite` returns.
+
+    That gets all that was collected so far.
+    """
+
+    def __init__(self, door: Door, *, block: int, rewrite: Callable[[list[bytes]], bytes]) -> None:
+        self._block = block
+        self._rewrite = rewrite
+        self._held = bytearray()
+        self._blocks: list[bytes] = []
+        super().__init__(door, to_server=False, at=0)
+
+    def _pass_through(self, data: bytearray, to_server: bool) -> bytearray:
+        before = self._passed[to_server]
+        self._passed[to_server] += len(data)
+        if to_server or before < 0 or self.connections > 1:
+            return data
+        self._held += data
+        changed = bytearray()
+        while len(self._held) >= self._block:
+            self._blocks.append(bytes(self._held[: self._block]))
+            del self._held[: self._block]
+            changed += self._rewrite(self._blocks)
+        return changed
+
+
 @pytest.fixture
-def relayed(client: Client, way: HostAgent) -> Iterator[Callable[..., None]]:
+def relayed(client: Client, way: HostAgent) -> Iterator[Callable[..., Relay]]:
     relays: list[Relay] = []
 
-    def relay(**flips: Any) -> None:
-        relays.append(Relay(client.door, **flips))
+    def relay(kind: type[Relay] = Relay, **changes: Any) -> Relay:
+        relays.append(kind(client.door, **changes))
         client.door = relays[-1].door
+        return relays[-1]
 
     yield relay
     way.close()
@@ -322,15 +359,92 @@ def relayed(client: Client, way: HostAgent) -> Iterator[Callable[..., None]]:
         each.close()
 
 
-@pytest.mark.parametrize("at", [0, 10, 40, 2 * PIECE])
+@pytest.mark.parametrize("at", [0, 10, 30, 40, 2 * PIECE])
 def test_a_read_is_repeated_where_a_bit_has_flipped(memory: Memory, way: HostAgent, relayed: Any, at: int) -> None:
     relayed(to_server=False, at=at)
     data = np.zeros(SIZE, np.uint8)
-    with contextlib.suppress(TransferError):  # an answer that makes no sense is no reason to ask again
-        way.read(job(memory, data))
-        assert (data == memory.data).all()
     way.read(job(memory, data))
     assert (data == memory.data).all()
+
+
+def test_a_read_is_repeated_where_data_was_changed_so_that_a_crc_stays_the_same(
+    memory: Memory, way: HostAgent, relayed: Any
+) -> None:
+    changed = bytes(data ^ change for data, change in zip(b"12345", UNSEEN, strict=True))
+    assert zlib.crc32(changed) == zlib.crc32(b"12345")
+    relay = relayed(to_server=False, at=2 * PIECE, change=UNSEEN)
+    data = np.zeros(SIZE, np.uint8)
+    way.read(job(memory, data))
+    assert (data == memory.data).all()
+    assert relay.connections == 2
+
+
+SEALED = PIECE + protocol.TAG
+
+
+@pytest.mark.parametrize(
+    "rearrange",
+    [
+        lambda first, second: second + first,
+        lambda first, second: first + first,
+        lambda first, second: second,
+        lambda first, second: first[100:] + second,
+    ],
+    ids=["swapped", "replayed", "left out", "cut"],
+)
+def test_a_read_whose_pieces_were_rearranged_is_repeated(
+    memory: Memory, way: HostAgent, relayed: Any, rearrange: Callable[[bytes, bytes], bytes]
+) -> None:
+    def rewrite(blocks: list[bytes]) -> bytes:
+        answer, both = blocks[0][:ANSWER_BYTES], blocks[0][ANSWER_BYTES:]
+        return answer + rearrange(both[:SEALED], both[SEALED:])
+
+    relay = relayed(Rewriting, block=ANSWER_BYTES + 2 * SEALED, rewrite=rewrite)
+    data = np.zeros(2 * PIECE, np.uint8)
+    way.read(job(memory, data))
+    assert (data == memory.data[: 2 * PIECE]).all()
+    assert relay.connections == 2
+
+
+def test_an_old_answer_is_not_taken_for_a_new_one(memory: Memory, way: HostAgent, relayed: Any) -> None:
+    relay = relayed(Rewriting, block=ANSWER_BYTES + SEALED, rewrite=lambda blocks: blocks[0])
+    data = np.zeros(PIECE, np.uint8)
+    for _ in range(2):
+        way.read(job(memory, data))
+        assert (data == memory.data[:PIECE]).all()
+        memory.data[:] = 7
+    assert relay.connections == 2
+
+
+def test_nothing_on_the_way_is_readable(memory: Memory, way: HostAgent, relayed: Any) -> None:
+    seen: list[bytes] = []
+
+    def look(blocks: list[bytes]) -> bytes:
+        seen.append(blocks[-1])
+        return blocks[-1]
+
+    relayed(Rewriting, block=1, rewrite=look)
+    memory.data[:100] = 7
+    way.read(job(memory, np.zeros(100, np.uint8)))
+    assert len(seen) == ANSWER_BYTES + 100 + protocol.TAG
+    assert bytes([7] * 10) not in b"".join(seen)
+
+
+def test_a_process_without_the_package_that_encrypts_goes_another_way(
+    memory: Memory, way: HostAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an interpreter with packages of its own may be."""
+    real = protocol.Seal
+
+    def seal(key: bytes, who: str, nonces: bytes) -> protocol.Seal:
+        if threading.current_thread() is threading.main_thread():
+            raise ModuleNotFoundError("No module named 'cryptography'")
+        return real(key, who, nonces)
+
+    monkeypatch.setattr(protocol, "Seal", seal)
+    with pytest.raises(Unsuitable, match="lacks a package: No module named 'cryptography'"):
+        way.read(job(memory, np.zeros(1, np.uint8)))
+    assert "lacks a package" in way.refusal(memory.handle(), None)
 
 
 def test_a_read_over_a_network_that_damages_everything_fails(memory: Memory, way: HostAgent, relayed: Any) -> None:
@@ -352,12 +466,12 @@ def test_a_write_in_which_a_bit_has_flipped_fails(
     assert all((memory.data[start : start + PIECE] == before[start : start + PIECE]).all() for start in pieces_kept)
 
 
-@pytest.mark.parametrize("data", [struct.pack("<I", 1 << 31), struct.pack("<I", 7) + b"garbage"], ids=["huge", "none"])
-def test_a_request_that_is_none_ends_the_connection(serving: MemoryServer, data: bytes) -> None:
+@pytest.mark.parametrize("parts", [[struct.pack("<I", 1 << 31)], [struct.pack("<I", 7), b"garbage"]], ids=len)
+def test_a_request_that_is_none_ends_the_connection(serving: MemoryServer, parts: list[bytes]) -> None:
     door = serving.open("127.0.0.1")
     line = connect(door)
     be_admitted(line, door.key, Deadline(PATIENCE))
-    line.send_tagged(data, Deadline(PATIENCE))
+    line.send(b"".join(map(line._seal, parts)), Deadline(PATIENCE))
     with pytest.raises(ConnectionError):
         line.receive(1, Deadline(PATIENCE))
     assert serving.strangers.count == 1
@@ -526,7 +640,12 @@ def test_idle_connections_make_room_for_others(serving: MemoryServer, monkeypatc
 
 
 def test_a_server_without_descriptors_says_so_and_goes_on(
-    memory: Memory, way: HostAgent, serving: MemoryServer, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    memory: Memory,
+    way: HostAgent,
+    client: Client,
+    serving: MemoryServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: Any,
 ) -> None:
     """As while strangers hold all that it may have."""
     monkeypatch.setattr(server, "PAUSE_SECONDS", 0.01)
@@ -539,7 +658,9 @@ def test_a_server_without_descriptors_says_so_and_goes_on(
         attend(listening)
 
     monkeypatch.setattr(serving, "_attend_next", attend_later)
+    connect(client.door).close()  # the server waited for this one before
     way.read(job(memory, data := np.zeros(SIZE, np.uint8)))
+    assert not failures
     assert (data == memory.data).all()
     assert "the memory server cannot take a connection: [Errno 24] Too many open files" in caplog.text
 
