@@ -53,7 +53,8 @@ class Buffers:
 
 def cut(size: int) -> Iterator[tuple[int, int]]:
     """Yield where each piece of so many bytes begins, and its size."""
-    return ((start, min(PIECE, size - start)) for start in range(0, size, PIECE))
+    most = PIECE
+    return ((start, min(most, size - start)) for start in range(0, size, most))
 
 
 def _make_buffer() -> Local:

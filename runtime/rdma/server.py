@@ -9,6 +9,7 @@ of anybody else nothing is served. What goes over the connection is encrypted, a
 from __future__ import annotations
 
 import contextlib
+import enum
 import logging
 import secrets
 import socket
@@ -33,12 +34,21 @@ logger = logging.getLogger(__name__)
 
 MEMORY = "memory"  # the actor that an agent hosts for this
 CONNECTIONS = 256  # at once; more wait until one is closed, and those that nobody uses are closed for them
+MOST_UNKNOWN = 64  # of these that have not shown the key; of more the oldest is closed first
 HANDSHAKE_SECONDS = 5.0
 IDLE_SECONDS = 120.0  # a connection that is not used for so long is closed; the other side does so before
 MOST_SECONDS = 86_400.0
 BACKLOG = 128
 PAUSE_SECONDS = 1.0  # after a connection that could not be taken
 LOOK_SECONDS = 0.05  # how often it is looked whether there is room for one more
+
+
+class State(enum.Enum):
+    """What a connection is used for."""
+
+    UNKNOWN = enum.auto()  # it has not shown the key
+    IDLE = enum.auto()
+    BUSY = enum.auto()
 
 
 class Door(msgspec.Struct, frozen=True):
@@ -82,7 +92,7 @@ class MemoryServer:
         self._room = threading.Semaphore(CONNECTIONS)
         self._lock = threading.Lock()  # guards all below
         self._doors: dict[str, socket.socket] = {}  # by the IP address at which they listen
-        self._lines: dict[Line, bool] = {}  # the connections, and whether they are idle; the longest unused first
+        self._lines: dict[Line, State] = {}  # the connections; the longest unused first
         self._closing = threading.Event()
         self.strangers = Strangers("the memory server")
 
@@ -132,47 +142,59 @@ class MemoryServer:
                         self._closing.wait(PAUSE_SECONDS)
 
     def _make_room(self) -> None:
-        while not self._closing.is_set() and not self._room.acquire(blocking=False):
+        has_room = self._room.acquire(blocking=False)
+        while not has_room and not self._closing.is_set():
             with self._lock:
-                idle = next((line for line, is_idle in self._lines.items() if is_idle), None)
-            if idle is not None:
-                idle.interrupt()
-            self._closing.wait(LOOK_SECONDS)
+                unknown, idle = (
+                    [line for line, state in self._lines.items() if state is wanted]
+                    for wanted in (State.UNKNOWN, State.IDLE)
+                )
+            # Idle ones first, unless strangers have come: a process that connects is unknown for a moment, too.
+            for line in (unknown if len(unknown) > MOST_UNKNOWN or not idle else idle)[:1]:
+                line.interrupt()
+            has_room = self._room.acquire(timeout=LOOK_SECONDS)
 
     def _attend_next(self, listening: socket.socket) -> None:
         connection, _ = listening.accept()
-        thread = threading.Thread(target=self._attend, args=(connection,), name="meshbook memory", daemon=True)
         try:
-            thread.start()
-        except RuntimeError:
+            line = Line(connection, HANDSHAKE_SECONDS)
+        except OSError:
             connection.close()
             raise
-
-    def _attend(self, connection: socket.socket) -> None:
-        """Serve one connection, until it ends or does not behave."""
-        line = Line(connection, HANDSHAKE_SECONDS)
+        # Here, not on its thread: while that has not begun, another one would be closed to make room.
+        self._note(line, State.UNKNOWN)
         try:
-            self._note(line, is_idle=False)
+            threading.Thread(target=self._attend, args=(line,), name="meshbook memory", daemon=True).start()
+        except RuntimeError:
+            self._forget(line)
+            raise
+
+    def _attend(self, line: Line) -> None:
+        """Serve one connection, until it ends or does not behave."""
+        try:
             admit(line, self._key, Deadline(HANDSHAKE_SECONDS))
             while not self._closing.is_set():
-                self._note(line, is_idle=True)
+                self._note(line, State.IDLE)
                 length = line.receive_length(Deadline(IDLE_SECONDS))
-                self._note(line, is_idle=False)
+                self._note(line, State.BUSY)
                 self._serve(line, length)
         except (RefusedMessage, protocol.Damaged) as error:
             self.strangers.refuse(str(error))
         except (OSError, TransferTimeout):
             pass  # the other side has closed it, or let it wait for too long
         finally:
-            with self._lock:
-                self._lines.pop(line, None)
-            line.close()
+            self._forget(line)
             self._room.release()
 
-    def _note(self, line: Line, *, is_idle: bool) -> None:
+    def _forget(self, line: Line) -> None:
         with self._lock:
             self._lines.pop(line, None)
-            self._lines[line] = is_idle
+        line.close()
+
+    def _note(self, line: Line, state: State) -> None:
+        with self._lock:
+            self._lines.pop(line, None)
+            self._lines[line] = state
 
     # -- requests ----------------------------------------------------------------------------
 

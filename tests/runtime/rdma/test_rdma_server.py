@@ -639,6 +639,33 @@ def test_idle_connections_make_room_for_others(serving: MemoryServer, monkeypatc
         line.close()
 
 
+def test_strangers_make_room_for_who_is_of_the_run_and_before_idle_connections(
+    memory: Memory, way: HostAgent, serving: MemoryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 1000.0)
+    monkeypatch.setattr(server, "MOST_UNKNOWN", 1)
+    serving._room = threading.Semaphore(3)
+    door = serving.open("127.0.0.1")
+    used = connect(door)
+    be_admitted(used, door.key, Deadline(PATIENCE))
+    request = protocol.pack_request(protocol.Request(memory.handle(), 0, 1, is_write=False, seconds=PATIENCE))
+
+    def ask() -> None:
+        used.send_message(request, Deadline(PATIENCE))
+        used.receive_message(used.receive_length(Deadline(PATIENCE)), Deadline(PATIENCE))
+        used.receive(1 + protocol.TAG, Deadline(PATIENCE))
+        used.seal_in._next()
+
+    ask()
+    with contextlib.ExitStack() as stack:
+        for _ in range(20):
+            stack.callback(connect(door).close)
+        way.read(job(memory, data := np.zeros(SIZE, np.uint8)))
+        assert (data == memory.data).all()
+        ask()
+    used.close()
+
+
 def test_a_server_without_descriptors_says_so_and_goes_on(
     memory: Memory,
     way: HostAgent,
