@@ -196,11 +196,38 @@ def current_origin() -> str:
 
 class _Door:
     client: Callable[[], Context] | None = None
+    run: Callable[[], str] = staticmethod(lambda: "")
+    join: Callable[[str], Context] | None = None
 
 
-def provide_client(boot: Callable[[], Context]) -> None:
-    """Say how a process that is no actor gets its context (called by `runtime.hosts` and by workers)."""
-    _Door.client = boot
+def provide_client(
+    boot: Callable[[], Context], run: Callable[[], str] = lambda: "", join: Callable[[str], Context] | None = None
+) -> None:
+    """Say how a process that is no actor gets its context (called by `runtime.hosts` and by workers).
+
+    `run` returns the run of that context, or "" while there is none yet; `join` returns a context in another run.
+    """
+    _Door.client, _Door.run, _Door.join = boot, staticmethod(run), join
+
+
+def present_run() -> str:
+    """The run that code here belongs to, by the URL of its first host; "" in a process that has started none yet."""
+    found = CURRENT.get()
+    return str(found.actor_instance.node.home) if found is not None else _Door.run()
+
+
+def context_in(run: str) -> Context:
+    """The context in which this process uses meshes of that run; it joins another run than its own as a client.
+
+    Raises SupervisionError where that is impossible.
+    """
+    if run == present_run():
+        return context()
+    if run == _Door.run():
+        return client_context()
+    if _Door.join is None:
+        raise RuntimeError(f"{run} is another run, and this process cannot join it: import meshbook, not its parts")
+    return _Door.join(run)
 
 
 def client_context() -> Context:

@@ -23,6 +23,7 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.errors import ExitReport, MeshbookError
 from meshbook.runtime.geometry import Extent
+from meshbook.runtime.hosts.clients import Clients
 from meshbook.runtime.hosts.custody import Custody
 from meshbook.runtime.hosts.kinship import Kinship
 from meshbook.runtime.hosts.launch import AgentAnswer, AgentBirth, RunFolder, make_folder
@@ -118,12 +119,15 @@ def serve(
     def make_workers(*ways: Any) -> Workers:
         return Workers(folder.path, birth.settings, *ways, servers=servers)
 
-    workers = attend(node, birth, folder.path, make_workers, others)
-    if gateway is not None:
+    workers, clients = attend(node, birth, folder.path, make_workers, others)
+    if gateway is None:
+        clients.open()
+        workers.serve(Custody(birth, line, node, lambda: [*workers.addresses(), *clients.addresses()], workers))
+    else:
         others.open(gateway)
         gateway.link(home.first, dial=False)
         answer(AgentAnswer(address=node.address))
-    workers.serve(Custody(birth, line, node, workers) if gateway is None else line)
+        workers.serve(line)
     others.close("its agent has ended")
     folder.close()
     os._exit(0)  # every worker is gone and nobody listens: there is nothing left to tidy, and nothing to wait for
@@ -141,8 +145,11 @@ def attend(
     folder: Path,
     make_workers: Callable[[Ask, OnExit, OnSpare], Workers],
     others: OtherHosts,
-) -> Workers:
-    """Make this node that of an agent, which takes messages from now on; the caller serves the workers."""
+) -> tuple[Workers, Clients]:
+    """Make this node that of an agent, which takes messages from now on; the caller serves the workers.
+
+    On the first host of a run the caller also lets clients connect.
+    """
     node.controller = birth.controller
     node.routes.trust(birth.controller)
 
@@ -160,14 +167,22 @@ def attend(
             send_remains(node, remains)
         with telling:
             report = dataclasses.replace(report, host=host)
-            node.peers.announce_down(report, [birth.controller, *others.agents, *living])
+            node.peers.announce_down(report, [birth.controller, *others.agents, *living, *clients.addresses()])
             born.discard(report.node)
+
+    def on_client_end(report: ExitReport) -> None:
+        with telling:
+            born.add(report.node)  # it was of this host
+            everyone = *others.agents, *workers.addresses(), *clients.addresses()
+            node.peers.announce_down(report, [birth.controller, *everyone])
+            born.discard(report.node)
+        workers.stop_owned_by(report.node)
 
     def pass_on(report: ExitReport) -> None:
         """The end of somebody on another host: nobody else tells it to the workers here, or ends what he owned."""
 
         def tell() -> None:
-            node.peers.announce_down(report, workers.addresses())
+            node.peers.announce_down(report, [*workers.addresses(), *clients.addresses()])
             workers.stop_owned_by(report.node)
 
         if report.node not in born:
@@ -178,20 +193,20 @@ def attend(
         node.send_event(kind, mesh, mesh, ranks, text)
 
     workers = make_workers(ask_to_leave, on_exit, on_spare)
+    clients = Clients(node, folder, on_client_end)
     others.end = workers.finish
     node.peers.when_down.append(pass_on)
     station = node.station = Station(node, folder, node.address)
     station.serve_host(others.ip_towards, Kinship(folder).includes)
     node.actors.host_inline(MEETINGS, Meetings(others.new_rendezvous))
-    node.actors.host(HOST, lambda: Agent(node, workers, telling, born, others), class_name="HostActor").start(
-        lambda error: None
-    )
+    make_agent = lambda: Agent(node, workers, clients, telling, born, others)  # noqa: E731
+    node.actors.host(HOST, make_agent, class_name="HostActor").start(lambda error: None)
     node.actors.host(OBSERVER, lambda: Observer(workers.pid_of)).start(lambda error: None)
     meter = make_meter(host, folder)
     node.actors.host(METERS, lambda: Meters(node, workers.living, meter)).start(lambda error: None)
     node.actors.host(PROFILER, lambda: Profiler(workers.pid_of)).start(lambda error: None)
     node.start()
-    return workers
+    return workers, clients
 
 
 def send_remains(node: Node, remains: Remains) -> None:
@@ -208,10 +223,17 @@ class Agent(HostActor):
     """The host actor of this process."""
 
     def __init__(
-        self, node: Node, workers: Workers, telling: threading.Lock, born: set[str], others: OtherHosts
+        self,
+        node: Node,
+        workers: Workers,
+        clients: Clients,
+        telling: threading.Lock,
+        born: set[str],
+        others: OtherHosts,
     ) -> None:
         self._node = node
         self._workers = workers
+        self._clients = clients
         self._telling = telling
         self._born = born  # here, and not known to have ended
         self._others = others
@@ -241,7 +263,7 @@ class Agent(HostActor):
 
     def _tell_unborn(self, birth: Birth, why: str) -> None:
         report = ExitReport(birth.address.node, 0, None, stopped=why, life=birth.life)
-        self._node.peers.announce_down(report, [self._node.controller, *self._workers.addresses()])
+        self._node.peers.announce_down(report, [self._node.controller, *self._here()])
 
     def _tell_reborn(self, birth: Birth) -> None:
         """Everybody forgets its end before it can be heard of."""
@@ -253,9 +275,13 @@ class Agent(HostActor):
 
     def _tell_of_life(self, address: Address, life: int, others: Sequence[Address]) -> None:
         self._node.peers.note_reborn(address, life)
-        keepers = [Target(each, CONTROL) for each in (*others, *self._workers.addresses())]
+        keepers = [Target(each, CONTROL) for each in (*others, *self._here())]
         if keepers:
             self._node.calls.send(keepers, "reborn", ((address, life), {}), NOWHERE, None)
+
+    def _here(self) -> list[Address]:
+        """The workers of this host, and the clients of the run that are here."""
+        return [*self._workers.addresses(), *self._clients.addresses()]
 
     def _rendezvous_of(self, world: World) -> dict[str, str]:
         """That of the ranks of this mesh which live, else a new one; on several hosts the first living one's."""

@@ -45,6 +45,7 @@ from meshbook.runtime.hosts.workers import Workers
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport.home import Home
 from meshbook.runtime.transport.unix import UnixTransport
+from meshbook.runtime.wire.messages import Address
 
 logger = logging.getLogger(__name__)
 
@@ -56,10 +57,18 @@ PAUSE_SECONDS = 0.5  # after one that could not be let in
 class Custody:
     """The line to whoever has the run, and what is done while there is nobody."""
 
-    def __init__(self, birth: AgentBirth, line: LineReader, node: Node, workers: Workers) -> None:
+    def __init__(
+        self,
+        birth: AgentBirth,
+        line: LineReader,
+        node: Node,
+        others: Callable[[], list[Address]],
+        workers: Workers,
+    ) -> None:
         self._birth = birth
         self._line: LineReader | None = line
         self._node = node
+        self._others = others  # the workers and clients of the run
         self._workers = workers
         self._folder = Path(birth.folder)
         self._lock = threading.Lock()  # guards all below: the main thread hears the line, the door has its own
@@ -132,7 +141,7 @@ class Custody:
         if former is not None:
             journal.down |= former.down
         caretaker = Caretaker(transport, self._birth.run, self._birth.settings, life, journal)
-        caretaker.begin([self._node.address, *self._workers.addresses()])
+        caretaker.begin([self._node.address, *self._others()])
         self._life, self._journal, self._caretaker, self._state = life, journal, caretaker, "detached"
 
     def _time_is_over(self, order: Detach) -> None:

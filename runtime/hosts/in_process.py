@@ -136,7 +136,7 @@ class ThreadAgent:
                 return self.workers
 
             others = OtherHosts(node, Home.of_first_host(Path(birth.folder)))  # there will be none
-            workers = attend(node, birth, Path(birth.folder), make_workers, others)
+            workers, _ = attend(node, birth, Path(birth.folder), make_workers, others)
             self.started.set()
             workers.serve(LineReader(line.fileno()))
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from meshbook.runtime.actor.context import Context, Instance, context, provide_client
+from meshbook.runtime.actor.context import CURRENT, Context, Instance, context, provide_client
 from meshbook.runtime.actor.future import Future, check_timeout
 from meshbook.runtime.config import Settings, open_private, runtime_root, settings_in_force
 from meshbook.runtime.errors import ExitReport, LaunchError, MeshbookError, SupervisionError
@@ -26,6 +26,7 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.controllers import CONTROLLERS, Controllers
 from meshbook.runtime.hosts.debugging import ScriptDebugger
 from meshbook.runtime.hosts.faults import Faults, end_process
+from meshbook.runtime.hosts.joining import RunOver, has_ended, join, leave_runs
 from meshbook.runtime.hosts.launch import AGENT, AgentBirth, RunFolder, make_folder
 from meshbook.runtime.hosts.launchers import START_AGENT, AgentProcess, agent_environment
 from meshbook.runtime.hosts.meters import METERS
@@ -51,6 +52,7 @@ from meshbook.runtime.telemetry.vitals import VITALS
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.home import Home
 from meshbook.runtime.transport.unix import UnixTransport
+from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.messages import Address
 
 S = TypeVar("S", bound="Session")
@@ -70,6 +72,7 @@ class Session:
     is_in_process = False  # whether workers are threads of this process
 
     def __init__(self, settings: Settings | None = None) -> None:
+        pickling.pass_main_by_value()
         self.settings = settings or settings_in_force()
         self.run = secrets.token_hex(4)
         self.folder = self._open_folder()
@@ -339,6 +342,7 @@ class _Current:
     lock = threading.RLock()
     starting = False
     ended_by = ""  # the failure that ends this process
+    parent_run = ""  # of a forked child: the run of which its parent was the controller
 
 
 def _in_forked_child() -> None:
@@ -348,6 +352,8 @@ def _in_forked_child() -> None:
     _Current.starting = False
     if session is not None:
         session.disown()
+        _Current.parent_run = "" if session.is_in_process else session.node.home
+        CURRENT.set(None)  # its node is the parent's
 
 
 os.register_at_fork(after_in_child=_in_forked_child)
@@ -428,7 +434,8 @@ def events() -> list[Event]:
 
 
 def close_session() -> None:
-    """End this process's session; the next use starts another one."""
+    """End this process's session, and leave the runs of others; the next use starts another session."""
+    leave_runs()
     _close_current()
 
 
@@ -458,6 +465,7 @@ def shutdown_context(host_timeout: float | None = None) -> Future[None]:
     negative or not finite.
     """
     check_timeout(host_timeout, "host_timeout")
+    leave_runs()
     with _Current.lock:
         session, _Current.session = _Current.session, None
         if session is not None:
@@ -506,4 +514,22 @@ def this_proc() -> ProcMesh:
 
 def install_client() -> None:
     """Let `context()` start a session on first use; called by `import meshbook`."""
-    provide_client(lambda: current_session().context)
+    provide_client(_client, _own_run, join)
+
+
+def _client() -> Context:
+    """The context of this process: of its session, or in a forked child that of a client of its parent's run."""
+    if _Current.session is None and (run := _own_run()):
+        try:
+            return join(run)
+        except RunOver:
+            _Current.parent_run = ""
+    return current_session().context
+
+
+def _own_run() -> str:
+    if (session := _Current.session) is not None:
+        return session.node.home
+    if _Current.parent_run and has_ended(_Current.parent_run):
+        _Current.parent_run = ""
+    return _Current.parent_run

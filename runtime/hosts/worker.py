@@ -35,6 +35,7 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.breakpoints import Breakpoints
 from meshbook.runtime.hosts.ending import leave, run_finalisers
 from meshbook.runtime.hosts.heartbeat import Heartbeat
+from meshbook.runtime.hosts.joining import join
 from meshbook.runtime.hosts.linux import buffer_c_output_by_line
 from meshbook.runtime.imports import when_imported
 from meshbook.runtime.mesh.birth import Birth
@@ -83,7 +84,7 @@ def run(birth: Birth, folder: Path, *, is_prepared: bool = False) -> None:
     link = DisturbedTransport(transport, birth.world.settings.high_water_mark)
     node = make_node(link, birth)
     node.station = Station(node, folder, birth.world.agent, is_worker=True)
-    provide_client(lambda: client_of(node, birth))
+    provide_client(lambda: client_of(node, birth), lambda: node.home, join)
     capture = make_capture(node, birth, folder)
     node.take_place = functools.partial(move, node)
     heartbeat = Heartbeat(node, folder, birth.life)

@@ -20,6 +20,7 @@ from meshbook.runtime.actor.undecorated import PlainMethod
 from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.errors import CallError, ProcessDied, SupervisionError
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
+from meshbook.runtime.mesh.arrivals import Made, reduce_for_message, reduce_for_program, run_of
 from meshbook.runtime.node.call_table import (
     AllReplies,
     AsCompleted,
@@ -274,10 +275,17 @@ class ActorMesh(MeshTrait):
         # Wherever the pickle goes, the actors will be there.
         if not self._initialized.done():
             self._initialized.exception()
-        return self._reduce_for_wire()
+        return reduce_for_program(run_of(self._nodes), self._made())
 
     def _reduce_for_wire(self) -> tuple[Any, ...]:
         """As part of a message: pending or not. A node keeps what comes for an actor before the actor does."""
+        return reduce_for_message(run_of(self._nodes), self._made())
+
+    @property
+    def _nodes(self) -> tuple[Address, ...]:
+        return tuple(target.address for target in self._targets)
+
+    def _made(self) -> Made:
         whole = None if self._whole == self._region.extent else self._whole
         return ActorMesh, (self._name, self._cls, self._targets, self._region, None, whole)
 

@@ -21,6 +21,7 @@ from meshbook.runtime.config import OVERRIDES
 from meshbook.runtime.errors import LaunchError, SupervisionError
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
 from meshbook.runtime.mesh.actors import ActorMesh, current_node
+from meshbook.runtime.mesh.arrivals import Made, reduce_for_message, reduce_for_program, run_of
 from meshbook.runtime.mesh.binding import Given
 from meshbook.runtime.mesh.birth import Birth, World, inherited_environment, inherited_path, installed_path
 from meshbook.runtime.mesh.births import Births
@@ -375,6 +376,12 @@ class HostMesh(MeshTrait):
         return f"<HostMesh {dict(self.extent)}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
+        return reduce_for_program(run_of(self._agents), self._made())
+
+    def _reduce_for_wire(self) -> tuple[Any, ...]:
+        return reduce_for_message(run_of(self._agents), self._made())
+
+    def _made(self) -> Made:
         made = functools.partial(HostMesh, python=self._python, is_fake_in_process=self._is_fake)
         return made, (self._agents, self._region)
 

@@ -18,6 +18,7 @@ from meshbook.runtime.actor.future import Future, check_timeout
 from meshbook.runtime.errors import BootstrapFailed, LaunchError, ProcessDied
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
 from meshbook.runtime.mesh.actors import TAKEN, ActorMesh, current_node
+from meshbook.runtime.mesh.arrivals import Made, reduce_for_message, reduce_for_program, run_of
 from meshbook.runtime.mesh.groups import Wanted, abort
 from meshbook.runtime.mesh.healing import heal
 from meshbook.runtime.mesh.mapping import Chunksize, MapResult, begin_map, check_chunksize
@@ -508,6 +509,12 @@ class ProcMesh(MeshTrait):
         return f"<ProcMesh {self._name} {dict(self.extent)}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
+        return reduce_for_program(run_of(self._nodes), self._made())
+
+    def _reduce_for_wire(self) -> tuple[Any, ...]:
+        return reduce_for_message(run_of(self._nodes), self._made())
+
+    def _made(self) -> Made:
         made = functools.partial(ProcMesh, stream_logs=self._streams)
         return made, (self._name, self._nodes, self._region, self._hosts)
 

@@ -49,6 +49,7 @@ class Dispatch:
         self._recorder = recorder
         self._handlers: dict[type, Handler] = {Reply: self._on_reply, **handlers}
         self._logged: set[str] = set()
+        self.load = pickling.loads  # makes values of the bodies of replies
 
     def accept(self, frame: Buffer) -> None:
         """Handle one frame."""
@@ -84,7 +85,7 @@ class Dispatch:
             self._recorder.mark((now(), "", reply.call))
         asker, index = found
         if reply.status == "ok":
-            asker.answer(index, functools.partial(pickling.loads, body, "the result of an endpoint"))
+            asker.answer(index, functools.partial(self.load, body, "the result of an endpoint"))
         else:
             asker.refuse(index, rebuild_error(reply.status, body))
         return None

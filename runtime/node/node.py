@@ -32,6 +32,7 @@ from meshbook.runtime.telemetry.page import Traffic
 from meshbook.runtime.telemetry.signs import Signs
 from meshbook.runtime.telemetry.spans import Recorder
 from meshbook.runtime.transport import Transport
+from meshbook.runtime.transport.home import host_of
 from meshbook.runtime.wire.frames import pack
 from meshbook.runtime.wire.messages import Address, Call, Credit, Down, Handover, Hello, Place, Spawn, Stop
 
@@ -151,6 +152,11 @@ class Node:
         self.flow.close()
         shut_down = "this process's runtime was shut down while the call was open"
         self.peers.fail_calls(None, why or (lambda: SupervisionError(shut_down)))
+
+    @property
+    def home(self) -> str:
+        """The URL of the first host of the run, which is where its controller is: no other run has the same."""
+        return host_of(self.controller)
 
     @property
     def patience(self) -> float:

@@ -34,11 +34,11 @@ class Routes:
         # Asks for the state of a node: no Down arrives for a node that ended before this one began.
         self.ask_after: Callable[[str], None] = lambda node: None
         self.messages = self.bytes = 0  # sent to other nodes
-        self._closed = False
+        self._closed = ""
 
-    def close(self) -> None:
-        """Make `why_gone` report from now on that this node has ended, instead of the other one."""
-        self._closed = True
+    def close(self, why: str = "this process's runtime was shut down; restart it to call actors again") -> None:
+        """Make `why_gone` report from now on why this node has ended, instead of the other one."""
+        self._closed = self._closed or why
 
     # -- the book ------------------------------------------------------------------
 
@@ -201,7 +201,7 @@ class Routes:
         if report is not None:
             return loss(report)
         if self._closed:
-            return SupervisionError("this process's runtime was shut down; restart it to call actors again")
+            return SupervisionError(self._closed)
         if isinstance(gone, RunEnded):
             self._of_ended_runs.add(to.url)
             return SupervisionError(f"{texts.STOPPED_WITH_PROCS}: {gone}")

@@ -75,6 +75,15 @@ def dump_on_cpu(value: Any, stream: IO[bytes]) -> None:
     _CpuPickler(stream, 5).dump(value)
 
 
+def pass_main_by_value() -> None:
+    """Pickle what a child of multiprocessing has from the program by value, as cloudpickle does it for `__main__`.
+
+    Such a child knows the program under a name that no other process has. Call it before anything is sent.
+    """
+    if (program := sys.modules.get("__mp_main__")) is not None:
+        cloudpickle.register_pickle_by_value(program)
+
+
 def loads(body: Body, what: What) -> Any:
     """The value of a body. Buffers are not copied: arrays and tensors live in the frame they came in."""
     try:

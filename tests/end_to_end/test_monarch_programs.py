@@ -38,6 +38,15 @@ PHILOSOPHERS = """\
 meals [8, 8, 8, 8, 8] forks [0, 1, 2, 3, 4]
 most at once one or two
 """
+TWO_CLIENTS = """\
+first [(0, 1), (1, 1)]
+second [(0, 2), (1, 2)] (0, 11)
+second (0, 101) (0, 3)
+the second has ended with 0
+second: its actor has failed
+the second has ended with 1
+first [(0, 4), (1, 3)]
+"""
 LATE_ANSWERS = """\
 1 open
 was it? yes, says 0
@@ -131,6 +140,7 @@ def test_training(run: Run) -> None:
     [
         ("philosophers.py", "", PHILOSOPHERS),
         ("late_answers.py", "", LATE_ANSWERS),
+        ("two_clients.py", "", TWO_CLIENTS),
         ("supervision.py", "", SUPERVISION),
         ("parameter_server.py", "", PARAMETER_SERVER),
         ("all_reduce.py", WITH_TORCH, ALL_REDUCE),

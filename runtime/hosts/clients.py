@@ -1,0 +1,133 @@
+"""The clients of a run: processes that are neither its controller nor its workers, and use meshes that it gave away.
+
+A client connects to a socket in the run's folder, which only this user can enter, and keeps the connection: its end is
+the end of the client, or of the run. All else goes by the messages of nodes.
+
+    client -> Entry -> host agent -> Welcome -> client ==== messages ==== workers
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from meshbook.runtime.config import Settings
+from meshbook.runtime.errors import ExitReport
+from meshbook.runtime.hosts.lifeline import present_version
+from meshbook.runtime.node.node import Node
+from meshbook.runtime.transport.home import Home
+from meshbook.runtime.transport.io_loop import IoLoop
+from meshbook.runtime.transport.unix import Listener, Reader, StreamSocket
+from meshbook.runtime.wire.messages import Address
+
+logger = logging.getLogger(__name__)
+CLIENTS = "clients"  # the socket's name
+LEAVES = b"leave\n"  # the last line of a client that leaves; without it the client was killed
+LINE_BYTES = 65536
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """The first line of a client: the name of its node, and what it runs."""
+
+    node: str
+    pid: int
+    version: str
+
+
+class Welcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer: what a node of the run has to know, or why the process cannot be a client."""
+
+    error: str = ""
+    run: str = ""
+    controller: Address | None = None
+    agent: Address | None = None
+    settings: Settings = Settings()
+    lives: dict[str, int] = {}  # of the nodes that were started again
+
+
+class Clients:
+    """The clients of a run, as the host agent of its first host sees them.
+
+    `ended` is called with the report of each client that has left or ended, on a thread of its own.
+    """
+
+    def __init__(self, node: Node, folder: Path, ended: Callable[[ExitReport], None]) -> None:
+        self._node = node
+        self._folder = folder
+        self._ended = ended
+        self._known: dict[str, Address] = {}  # changed on the I/O thread alone
+
+    def addresses(self) -> list[Address]:
+        """Where the clients are."""
+        return list(self._known.values())
+
+    def open(self) -> None:
+        """Let clients connect from now on."""
+        loop = self._node.loop
+        loop.run(Listener(loop, self._folder / CLIENTS, lambda made: Connection(loop, made, self)).start)
+
+    # -- on the I/O thread ---------------------------------------------------------------
+
+    def welcome(self, entry: Entry) -> Welcome:
+        """Return the answer to a client, which is one from now on unless the answer has an error."""
+        node = self._node
+        if entry.version != present_version():
+            return Welcome(error=f"it is of {present_version()}, and this process of {entry.version}")
+        address = self._known[entry.node] = Home.of_first_host(self._folder).address(entry.node)
+        node.routes.trust(address)
+        return Welcome(
+            run=node.run,
+            controller=node.controller,
+            agent=node.address,
+            settings=node.settings,
+            lives=node.routes.lives(),
+        )
+
+    def lose(self, report: ExitReport) -> None:
+        """Handle the end of a client's connection."""
+        if self._known.pop(report.node, None) is not None:
+            # To report it takes a lock, under which other threads wait for this one.
+            threading.Thread(target=self._report, args=(report,), name="meshbook client's end", daemon=True).start()
+
+    def _report(self, report: ExitReport) -> None:
+        self._ended(report)
+        (self._folder / report.node).unlink(missing_ok=True)  # its socket, where it was killed
+
+
+class Connection(Reader):
+    """The connection to one client, which sends lines instead of frames. For the I/O thread."""
+
+    def __init__(self, loop: IoLoop, connected: StreamSocket, clients: Clients) -> None:
+        super().__init__(loop, connected, LINE_BYTES, lambda frame: None)
+        self._clients = clients
+        self._entry: Entry | None = None
+        self._said = b""
+
+    def _on_bytes(self, flags: int) -> None:
+        try:
+            data = self._socket.recv(LINE_BYTES)
+            self._said += data
+            if self._entry is None and b"\n" in self._said:
+                line, _, self._said = self._said.partition(b"\n")
+                self._entry = msgspec.json.decode(line, type=Entry)
+                self._socket.sendall(msgspec.json.encode(self._clients.welcome(self._entry)) + b"\n")
+        except BlockingIOError:
+            return
+        except (OSError, msgspec.DecodeError) as error:
+            logger.warning("the connection to a client has ended: %s", error)
+            data = b""
+        if not data:
+            self.close()
+
+    def close(self) -> None:
+        """Close the connection: the client is none any more."""
+        super().close()
+        if (entry := self._entry) is not None:
+            self._entry = None
+            left = "its client has left the run" if self._said == LEAVES else ""
+            hint = "" if left else "the client has ended without leaving the run"
+            self._clients.lose(ExitReport(entry.node, entry.pid, None, hint=hint, stopped=left))
