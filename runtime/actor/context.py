@@ -194,6 +194,10 @@ def current_origin() -> str:
     return found.origin if found is not None else ""
 
 
+# The run of the message that is being unpickled, where that is not the run of the code that reads it.
+sender_run: ContextVar[str] = ContextVar("meshbook_sender_run", default="")
+
+
 class _Door:
     client: Callable[[], Context] | None = None
     run: Callable[[], str] = staticmethod(lambda: "")
@@ -210,10 +214,15 @@ def provide_client(
     _Door.client, _Door.run, _Door.join = boot, staticmethod(run), join
 
 
+def process_run() -> str:
+    """The run of this process, by the URL of its first host; "" in a process that has started none yet."""
+    return _Door.run()
+
+
 def present_run() -> str:
-    """The run that code here belongs to, by the URL of its first host; "" in a process that has started none yet."""
+    """The run that code here belongs to: that of the present actor, or of this process."""
     found = CURRENT.get()
-    return str(found.actor_instance.node.home) if found is not None else _Door.run()
+    return str(found.actor_instance.node.home) if found is not None else process_run()
 
 
 def context_in(run: str) -> Context:
@@ -223,7 +232,7 @@ def context_in(run: str) -> Context:
     """
     if run == present_run():
         return context()
-    if run == _Door.run():
+    if run == process_run():
         return client_context()
     if _Door.join is None:
         raise RuntimeError(f"{run} is another run, and this process cannot join it: import meshbook, not its parts")

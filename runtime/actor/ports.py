@@ -10,7 +10,7 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
-from meshbook.runtime.actor.context import context
+from meshbook.runtime.actor.context import CURRENT, context, context_in, present_run, sender_run
 from meshbook.runtime.actor.future import Future
 
 T = TypeVar("T")
@@ -40,9 +40,13 @@ class Port(Generic[T]):
 
     def _send(self, value: T, rank: int) -> None:
         self._refuse_second()
-        node: Node = context().actor_instance.node
-        node.ports.send(self._address, self._number, rank, value, returns=self.return_undeliverable)
+        returns = self.return_undeliverable
+        self._post(lambda ports: ports.send(self._address, self._number, rank, value, returns=returns))
         self._note_sent()
+
+    def _post(self, post: Callable[[Any], None]) -> None:
+        node: Node = context().actor_instance.node
+        post(node.ports)
 
     def exception(self, error: BaseException) -> None:
         """Let a `recv`, or the call that this port answers, raise this error; an ActorError where it cannot travel.
@@ -51,8 +55,8 @@ class Port(Generic[T]):
         """
         _check_exception(error)
         self._refuse_second()
-        node: Node = context().actor_instance.node
-        node.ports.fail(self._address, self._number, error, returns=self.return_undeliverable)
+        returns = self.return_undeliverable
+        self._post(lambda ports: ports.fail(self._address, self._number, error, returns=returns))
         self._note_sent()
 
     def _refuse_second(self) -> None:
@@ -66,11 +70,41 @@ class Port(Generic[T]):
     def _hand_over(self) -> None:
         """From now on somebody else sends here, instead of this process."""
 
+    def _place(self) -> tuple[Any, int]:
+        """Where the code here, or whoever gets a message that is sent from here, sends to this port."""
+        here = CURRENT.get()
+        node: Node | None = None if here is None else here.actor_instance.node
+        if node is None or node.relay is None:
+            return self._address, self._number
+        return node.relay(self._address, self._number, once=self._once is not False)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return Port, (self._address, self._number, self._once is not False, self.return_undeliverable)
+        return _arrive, (*self._place(), self._once is not False, self.return_undeliverable)
 
     def __repr__(self) -> str:
         return f"<Port {self._number} of {self._address.node}>"
+
+
+class HandedPort(Port[T]):
+    """A port of another run, as a client of that run has it."""
+
+    __slots__ = ("_run",)
+
+    def __init__(self, run: str, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._run = run
+
+    def _post(self, post: Callable[[Any], None]) -> None:
+        here = context_in(self._run)
+        here.run(post, here.actor_instance.node.ports)
+
+    def _place(self) -> tuple[Any, int]:
+        return (self._address, self._number) if present_run() == self._run else super()._place()
+
+
+def _arrive(*arguments: Any) -> Port[Any]:
+    run = sender_run.get()
+    return HandedPort(run, *arguments) if run else Port(*arguments)
 
 
 class ResponsePort(Port[T]):
@@ -99,8 +133,9 @@ class ResponsePort(Port[T]):
         self._settled()
 
     def __reduce__(self) -> tuple[Any, ...]:
+        place = self._place()
         self._hand_over()
-        return ResponsePort, (self._address, self._number, self._rank)
+        return ResponsePort, (*place, self._rank)
 
 
 class PortReceiver(Generic[T]):
@@ -171,3 +206,5 @@ class Node(Protocol):
     def address(self) -> Any: ...
     @property
     def ports(self) -> Any: ...  # `runtime.node.ports.Ports`
+    @property
+    def relay(self) -> Callable[..., tuple[Any, int]] | None: ...

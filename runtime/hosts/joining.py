@@ -20,9 +20,9 @@ from pathlib import Path
 
 import msgspec
 
-from meshbook.runtime.actor.context import Context, Instance
+from meshbook.runtime.actor.context import Context, Instance, client_context, process_run
 from meshbook.runtime.config import check_private, settings_in_force
-from meshbook.runtime.errors import ExitReport, MeshbookError, SupervisionError
+from meshbook.runtime.errors import ExitReport, MeshbookError, PickleError, SupervisionError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.clients import CLIENTS, LEAVES, Entry, Welcome
 from meshbook.runtime.hosts.faults import Faults, end_process
@@ -31,12 +31,13 @@ from meshbook.runtime.mesh import handed as handed  # the handles by which other
 from meshbook.runtime.mesh.arrivals import load_from
 from meshbook.runtime.mesh.hosts import HostMesh
 from meshbook.runtime.mesh.places import Places
-from meshbook.runtime.node.call_table import PerRank, Target
+from meshbook.runtime.node.call_table import CallTable, Decode, PerRank, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport.home import UNIX, Home
 from meshbook.runtime.transport.io_loop import IN
 from meshbook.runtime.transport.unix import UnixTransport
 from meshbook.runtime.wire import pickling
+from meshbook.runtime.wire.messages import Address
 
 NOWHERE = Extent((), ())
 LOOK_SECONDS = 0.01  # between looks for the socket of an agent that is still starting
@@ -69,6 +70,7 @@ class JoinedRun:
         node.routes.trust(welcome.agent)
         node.routes.expect(welcome.lives)
         node.places = Places(HostMesh([welcome.agent], NOWHERE.region), node.address)
+        node.relay = Relays(node).place
         node.dispatch.load = functools.partial(load_from, run)
         self._faults = Faults()
         node.on_fault = self._faults.report
@@ -133,6 +135,41 @@ class JoinedRun:
     def has_unreceived_faults(self) -> bool:
         """Whether it had failures at its end that no caller had received."""
         return self._faults.has_unreceived
+
+
+class Relays:
+    """Ports of this process's own run, as ports of its node in another run."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._numbers: dict[int, int] = {}  # by that of the port in the own run; kept while the run lasts
+
+    def place(self, address: Address, number: int, *, once: bool) -> tuple[Address, int]:
+        """Return where the run sends to this port. PickleError for a port of another process."""
+        own = client_context().actor_instance.node if process_run() else self._node
+        if address not in (own.address, self._node.address):
+            raise PickleError(f"a port of {address.node} cannot be sent to another run: open one in this process")
+        if address == self._node.address:
+            return address, number
+        if number not in self._numbers:
+            self._numbers[number] = self._node.table.open_port(_Relay(own.table, number), once=once)
+        return self._node.address, self._numbers[number]
+
+
+class _Relay:
+    """What comes to a port goes to another one of this process; so does the end of the run, for which that may wait."""
+
+    def __init__(self, table: CallTable, number: int) -> None:
+        self._table = table
+        self._number = number
+
+    def answer(self, index: int, decode: Decode) -> None:
+        if (found := self._table.take(self._number, index)) is not None:
+            found[0].answer(found[1], decode)
+
+    def refuse(self, index: int, error: BaseException) -> None:
+        if (found := self._table.take(self._number, index)) is not None:
+            found[0].refuse(found[1], error)
 
 
 class _Joined:

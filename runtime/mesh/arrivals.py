@@ -7,18 +7,15 @@ A handle in a message is of the sender's run. A handle in a pickle that a progra
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from typing import Any
 
-from meshbook.runtime.actor.context import context, present_run
+from meshbook.runtime.actor.context import context, present_run, sender_run
 from meshbook.runtime.transport.home import TCP, UNIX, host_of
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body
 from meshbook.runtime.wire.messages import Address
 
 Made = tuple[Callable[..., Any], tuple[Any, ...]]  # what makes a handle, and from what
-# The run of the message that is being unpickled, where that is not the run of the code that reads it.
-_sender_run: ContextVar[str] = ContextVar("meshbook_sender_run", default="")
 HANDED: dict[type, type] = {}  # by the class of a handle, the one of such a handle of another run (`handed` fills it)
 
 
@@ -46,11 +43,11 @@ def reduce_for_message(run: str, made: Made) -> tuple[Any, ...]:
 
 def load_from(run: str, body: Body, what: pickling.What) -> Any:
     """Load a value from a message of another run: handles in it are of that run."""
-    token = _sender_run.set(run)
+    token = sender_run.set(run)
     try:
         return pickling.loads(body, what)
     finally:
-        _sender_run.reset(token)
+        sender_run.reset(token)
 
 
 def as_of(run: str, made: Any) -> Any:
@@ -64,7 +61,7 @@ def as_of(run: str, made: Any) -> Any:
 
 
 def _arrive(make: Callable[..., Any], *parts: Any) -> Any:
-    made, run = make(*parts), _sender_run.get()
+    made, run = make(*parts), sender_run.get()
     return as_of(run, made) if run else made
 
 

@@ -13,6 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import CURRENT, context_in
+from meshbook.runtime.actor.endpoint import Arguments
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.arrivals import HANDED, as_of, reduce_for_message, reduce_for_program
@@ -59,11 +60,18 @@ class HandedActors(ActorMesh):
     _stream = _in_its_run(ActorMesh._stream)
     _fold = _in_its_run(ActorMesh._fold)
     _broadcast = _in_its_run(ActorMesh._broadcast)
-    _send = _in_its_run(ActorMesh._send)
     _with_region = _of_its_run(ActorMesh._with_region)
     _undecorated = _of_its_run(ActorMesh._undecorated)
     stop = _in_its_run(ActorMesh.stop)
     reload = _in_its_run(ActorMesh.reload)
+
+    def _send(
+        self, endpoint: str, arguments: Arguments, *, chosen: bool, port: tuple[Any, int], has_port: bool
+    ) -> None:
+        here = context_in(self._run_url)
+        if port[1] and (relay := here.actor_instance.node.relay) is not None:
+            port = relay(*port, once=False)
+        here.run(functools.partial(super()._send, endpoint, arguments, chosen=chosen, port=port, has_port=has_port))
 
     @property
     def initialized(self) -> Future[None]:

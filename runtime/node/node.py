@@ -62,6 +62,8 @@ class Node:
     place: Any = None  # `Instance.birth` of the actors here
     places: Places | None = None
     on_fault: OnFault = staticmethod(log_fault)  # gets failures of the client's meshes
+    # Of a client in another run: returns the place there of a port of this process.
+    relay: Callable[..., tuple[Address, int]] | None = None
     station: Any = None  # a `runtime.rdma.Station`, which moves bulk data
     tasks: Any = None  # a `runtime.mesh.tasks.TaskTable`: the items of maps that run here
     on_map: Callable[[Any], object] = staticmethod(

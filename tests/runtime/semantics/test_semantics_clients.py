@@ -22,7 +22,7 @@ from pathlib import Path
 
 import cloudpickle
 import meshbook
-from meshbook import Actor, SupervisionError, current_rank, endpoint, this_host
+from meshbook import Actor, Channel, SupervisionError, current_rank, endpoint, send, this_host
 
 HANDLES = Path(os.environ["HANDLES"])
 faults = []
@@ -56,6 +56,19 @@ class Counter(Actor):
     @endpoint
     def call(self, other):
         return other.add.call_one().get()
+
+    @endpoint
+    def send_to(self, port):
+        port.send(f"from {current_rank().rank}")
+
+    @endpoint
+    def open(self):
+        port, self.receiver = Channel.open()
+        return port
+
+    @endpoint
+    def receive(self):
+        return self.receiver.recv().get()
 
     def __cleanup__(self, error):
         HANDLES.with_suffix(".ended").write_text("ended")
@@ -250,6 +263,25 @@ def test_a_client_with_a_run_of_its_own_uses_both(first: Client, second: Client)
     second.say("meshbook.close_session()")
     assert first.say("values(counter.add.call())") == [4, 3]
     assert second.say("values(counter.add.call())") == [5, 4]
+
+
+def test_ports_lead_from_one_run_to_the_other(first: Client, second: Client) -> None:
+    second.say("port, receiver = Channel.open_ranked()")
+    second.say("values(counter.send_to.call(port))")
+    assert second.say("sorted(receiver.recv().get(60) for _ in range(2))") == [(0, "from 0"), (1, "from 1")]
+    second.say("send(counter.add, [], {}, port)")
+    assert second.say("sorted(receiver.recv().get(60) for _ in range(2))") == [(0, 2), (1, 2)]
+    # A port of an actor of that run, which came in a reply, and goes back in an argument.
+    second.say("theirs = counter.slice(gpus=0).open.call_one().get(60)")
+    second.say("theirs.send('hello')")
+    assert second.say("counter.slice(gpus=0).receive.call_one().get(60)") == "hello"
+    second.say("counter.slice(gpus=1).send_to.call_one(theirs).get(60)")
+    assert second.say("counter.slice(gpus=0).receive.call_one().get(60)") == "from 0"
+    assert first.say("faults") == second.say("faults") == []
+    # A receiver that waits hears of the end of the run.
+    second.say("waiting = receiver.recv()")
+    first.end()
+    assert "has ended: its controller" in second.say("error(waiting.get)")
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
