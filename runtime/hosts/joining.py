@@ -84,12 +84,13 @@ class JoinedRun:
 
     def _on_line(self, flags: int) -> None:
         """The agent says nothing more, so this is the end of the run. On the I/O thread."""
-        with contextlib.suppress(BlockingIOError):
-            try:
-                if self._connection.recv(1):
-                    return
-            except ConnectionError:
-                pass
+        try:
+            is_over = not self._connection.recv(1)
+        except BlockingIOError:
+            return
+        except OSError:
+            is_over = True
+        if is_over:
             self._lose()
 
     def _lose(self) -> None:
@@ -113,10 +114,10 @@ class JoinedRun:
         self._faults.close()
         if not self.has_ended:
             self.context.run(self._stop_owned)
+            self.node.routes.close(f"this process has left run {_name_of(self._run)}")
+            self.node.close()  # first: what is still to be sent leaves before the others hear of the end
             with contextlib.suppress(OSError):  # the run has ended meanwhile
                 self._connection.sendall(LEAVES)
-            self.node.routes.close(f"this process has left run {_name_of(self._run)}")
-            self.node.close()
             self._connection.close()
 
     def _stop_owned(self) -> None:
@@ -142,7 +143,7 @@ class Relays:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._numbers: dict[int, int] = {}  # by that of the port in the own run; kept while the run lasts
+        self._numbers: dict[tuple[str, int], int] = {}  # by place of the port in its own run; kept while the run lasts
 
     def place(self, address: Address, number: int, *, once: bool) -> tuple[Address, int]:
         """Return where the run sends to this port. PickleError for a port of another process."""
@@ -151,9 +152,10 @@ class Relays:
             raise PickleError(f"a port of {address.node} cannot be sent to another run: open one in this process")
         if address == self._node.address:
             return address, number
-        if number not in self._numbers:
-            self._numbers[number] = self._node.table.open_port(_Relay(own.table, number), once=once)
-        return self._node.address, self._numbers[number]
+        key = address.url, number
+        if key not in self._numbers:
+            self._numbers[key] = self._node.table.open_port(_Relay(own.table, number), once=once)
+        return self._node.address, self._numbers[key]
 
 
 class _Relay:

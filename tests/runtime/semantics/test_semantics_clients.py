@@ -292,7 +292,8 @@ import multiprocessing
 
 def other(procs, answers):
     own = procs.slice(gpus=1).spawn("own", Counter, 10)
-    answers.put((values(own.add.call()), values(procs.spawn("all", Counter).add.call())))
+    mine = this_host().spawn_procs().spawn("mine", Counter, 100)
+    answers.put([values(mesh.add.call()) for mesh in (own, procs.spawn("all", Counter), mine)])
 
 if __name__ == "__main__":
     procs = this_host().spawn_procs(per_host={"gpus": 2})
@@ -304,7 +305,7 @@ if __name__ == "__main__":
     first.say("answers = processes.Queue()")
     first.say("child = processes.Process(target=other, args=(procs, answers))")
     first.say("child.start()")
-    assert first.say("answers.get(timeout=60)") == ([11], [1, 1])
+    assert first.say("answers.get(timeout=60)") == [[11], [1, 1], [101]]
     first.say("child.join(60)")
     assert first.say("child.exitcode, values(counter.add.call()), faults") == (0, [2, 2], [])
 
