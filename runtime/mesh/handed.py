@@ -6,6 +6,7 @@ it, and the handles that come back are of the same run. Handles of the process's
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import logging
 from collections.abc import Callable
@@ -114,6 +115,8 @@ class HandedProcs(ProcMesh):
         if (charge := ledger.get(made._targets[0].actor)) is not None:
             handle = charge.handle
             charge.handle = lambda: as_of(self._run_url, handle())  # what a MeshFailure has
+            if charge.policy is None:  # which would act in the client's context
+                charge.context = contextvars.copy_context()  # a notebook shows a failure in the cell that spawned
         return made
 
     @property
