@@ -287,4 +287,4 @@ def _name_of(run: str) -> str:
 
 
 def _why_over(run: str) -> str:
-    return f"run {_name_of(run)} has ended: its controller ended, or called close_session()"
+    return f"run {_name_of(run)} has ended: its controller or its host agent ended, or close_session() was called"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -252,6 +253,24 @@ def test_a_client_of_another_version_is_refused(first: Client, second: Client) -
     second.say("joining.present_version = lambda: 'meshbook 0.0 on Python 2.7'")
     assert "this process of meshbook 0.0 on Python 2.7" in second.say("error(counter.add.call)")
     assert first.say("values(counter.add.call())") == [2, 2]
+
+
+def test_what_is_no_client_is_refused(first: Client, runtime_dir: Path) -> None:
+    (door,) = runtime_dir.rglob("clients")
+    for said in (b"garbage\n", b"the beginning of a line"):
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(str(door))
+            stranger.sendall(said)
+            stranger.shutdown(socket.SHUT_WR)
+            assert stranger.recv(1) == b""
+    assert first.say("values(counter.add.call())") == [2, 2]
+
+
+def test_calls_fail_when_the_host_agent_ends(first: Client, second: Client) -> None:
+    assert second.say("values(counter.add.call())") == [2, 2]
+    (agent,) = (child for child in psutil.Process(first.pid).children() if "start_agent" in " ".join(child.cmdline()))
+    agent.kill()
+    assert second.say("wait_for(lambda: 'its host agent ended' in error(counter.add.call().get))")
 
 
 def test_a_client_with_a_run_of_its_own_uses_both(first: Client, second: Client) -> None:
