@@ -199,7 +199,10 @@ def attend(
     station = node.station = Station(node, folder, node.address)
     station.serve_host(others.ip_towards, Kinship(folder).includes)
     node.actors.host_inline(MEETINGS, Meetings(others.new_rendezvous))
-    make_agent = lambda: Agent(node, workers, clients, telling, born, others)  # noqa: E731
+
+    def make_agent() -> Agent:
+        return Agent(node, workers, clients, telling, born, others)
+
     node.actors.host(HOST, make_agent, class_name="HostActor").start(lambda error: None)
     node.actors.host(OBSERVER, lambda: Observer(workers.pid_of)).start(lambda error: None)
     meter = make_meter(host, folder)

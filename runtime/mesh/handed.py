@@ -13,13 +13,15 @@ from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from meshbook.runtime.actor.base import Actor
-from meshbook.runtime.actor.context import CURRENT, context_in
+from meshbook.runtime.actor.context import CURRENT, Instance, context_in, present_run
 from meshbook.runtime.actor.endpoint import Arguments
+from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.arrivals import HANDED, as_of, reduce_for_message, reduce_for_program
 from meshbook.runtime.mesh.hosts import HostMesh
 from meshbook.runtime.mesh.procs import ProcMesh
+from meshbook.runtime.node.ledger import OwnedMesh
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -111,12 +113,7 @@ class HandedProcs(ProcMesh):
         self, name: str, cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any], *, on_main: bool
     ) -> ActorMesh:
         made = _in_its_run(ProcMesh._spawn)(self, name, cls, args, kwargs, on_main=on_main)
-        ledger = context_in(self._run_url).actor_instance.node.ledger
-        if (charge := ledger.get(made._targets[0].actor)) is not None:
-            handle = charge.handle
-            charge.handle = lambda: as_of(self._run_url, handle())  # what a MeshFailure has
-            if charge.policy is None:  # which would act in the client's context
-                charge.context = contextvars.copy_context()  # a notebook shows a failure in the cell that spawned
+        _own(self._run_url, made._targets[0].actor)
         return made
 
     @property
@@ -146,9 +143,13 @@ class HandedHosts(HostMesh):
     _run_url: str
 
     _twin = _of_its_run(HostMesh._twin)
-    spawn_procs = _in_its_run(HostMesh.spawn_procs)
     shutdown = _in_its_run(HostMesh.shutdown)
     stop = _in_its_run(HostMesh.stop)
+
+    def spawn_procs(self, *args: Any, **kwargs: Any) -> ProcMesh:
+        made = _in_its_run(HostMesh.spawn_procs)(self, *args, **kwargs)
+        _own(self._run_url, made.name)
+        return made
 
     @property
     def stream_logs(self) -> bool:
@@ -164,6 +165,38 @@ class HandedHosts(HostMesh):
 
     def _reduce_for_wire(self) -> tuple[Any, ...]:
         return reduce_for_message(self._run_url, self._made())
+
+
+def _own(run: str, key: str) -> None:
+    """Let the code here own a mesh that a client of another run has spawned for it."""
+    charge = context_in(run).actor_instance.node.ledger.get(key)
+    if charge is None or run == present_run():
+        return
+    handle = charge.handle
+    charge.handle = lambda: as_of(run, handle())  # what a MeshFailure has
+    if charge.policy is None:  # which would act in the client's context
+        charge.context = contextvars.copy_context()  # a notebook shows a failure in the cell that spawned
+    here = CURRENT.get()
+    if here is not None and here.actor_instance.control is not None:
+        _answer_for(charge, here.actor_instance)
+
+
+def _answer_for(charge: OwnedMesh, owner: Instance) -> None:
+    """Tell an actor of this process of the failures of a mesh in another run, and stop the mesh when the actor ends."""
+    actors = owner.node.actors
+
+    def tell(failure: MeshFailure) -> bool:
+        if (hosted := actors.find(owner.key)) is not None:
+            hosted.supervise(charge, failure)
+        return True
+
+    def end(instance: Instance) -> None:
+        if instance is owner:
+            actors.when_ended.remove(end)
+            charge.handle().stop("its owner has ended")
+
+    charge.on_failure = tell
+    actors.when_ended.append(end)
 
 
 HANDED.update({ActorMesh: HandedActors, ProcMesh: HandedProcs, HostMesh: HandedHosts})

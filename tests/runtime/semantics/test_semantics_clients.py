@@ -59,6 +59,19 @@ class Counter(Actor):
         return other.add.call_one().get()
 
     @endpoint
+    def own(self, procs):
+        self.owned = procs.spawn("owned", Counter, 10)
+        return self.owned
+
+    def __supervise__(self, failure):
+        self.told = f"{failure.mesh_name}: {failure.mesh.add.call().exception()}"
+        return True
+
+    @endpoint
+    def what_failed(self):
+        return getattr(self, "told", "")
+
+    @endpoint
     def send_to(self, port):
         port.send(f"from {current_rank().rank}")
 
@@ -282,6 +295,20 @@ def test_a_client_with_a_run_of_its_own_uses_both(first: Client, second: Client)
     second.say("meshbook.close_session()")
     assert first.say("values(counter.add.call())") == [4, 3]
     assert second.say("values(counter.add.call())") == [5, 4]
+
+
+def test_an_actor_owns_what_it_has_spawned_in_another_run(first: Client, second: Client) -> None:
+    second.say("mine = this_host().spawn_procs().spawn('mine', Counter)")
+    second.say("owned = mine.own.call_one(procs.slice(gpus=0)).get(60)")
+    assert second.say("owned.add.call_one().get(60)") == 11
+    second.say("owned.fail.broadcast()")
+    assert second.say("wait_for(lambda: mine.what_failed.call_one().get(60))")
+    assert second.say("mine.what_failed.call_one().get(60)").startswith("owned: Endpoint call owned.add() failed")
+    second.say("owned = mine.own.call_one(procs.slice(gpus=0)).get(60)")
+    assert second.say("owned.add.call_one().get(60)") == 11
+    second.say("mine.stop().get(60)")
+    assert second.say("wait_for(lambda: 'its owner has ended' in error(owned.add.call_one().get))")
+    assert (first.say("faults"), second.say("faults")) == ([], [])
 
 
 def test_ports_lead_from_one_run_to_the_other(first: Client, second: Client) -> None:
