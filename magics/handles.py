@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
 from IPython.core.getipython import get_ipython
+from IPython.display import publish_display_data
 
 from meshbook.magics import variables
 from meshbook.magics.exchange import VariableError, carry_out
@@ -77,14 +78,13 @@ class NotebookProcMesh(ProcMesh):
         self._ranks()  # says so where these are not there any more
         return self._mesh.open_dashboard()
 
-    def _repr_mimebundle_(self, **_: object) -> Any:
+    def _ipython_display_(self) -> None:
         """As a value: the dashboard of the mesh, where widgets are shown; else, and of a slice, a line."""
-        text = {"text/plain": repr(self)}
         if self.nodes != self._mesh.procs.nodes or not self._mesh.rank_of or not has_kernel():
-            return text
-        dashboard = self._mesh.open_dashboard()
-        data, metadata = dashboard._repr_mimebundle_()
-        return data | text, metadata
+            raise NotImplementedError  # IPython shows `repr` then
+        (data, metadata), picture = self._mesh.open_dashboard().outputs()
+        publish_display_data(data | {"text/plain": repr(self)}, metadata)
+        publish_display_data(*picture)
 
     def push(self, values: Mapping[str, Any] | None = None, /, **names: Any) -> None:
         """Set variables on every rank: `mesh.push(lr=0.1)`, `mesh.push({"lr": 0.1})`.

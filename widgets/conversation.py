@@ -31,19 +31,25 @@ from meshbook.widgets.protocol import ReplyMessage
 from meshbook.widgets.pulse import Budget, Pulse
 
 logger = logging.getLogger(__name__)
+Draw: TypeAlias = Callable[[], Mapping[str, str]]
 Send: TypeAlias = Callable[[Mapping[str, object], Sequence[bytes]], object]
 ASIDE: Final = frozenset({"act", "logs", "timeline"})  # requests that may take long
 MOST_ASIDE = 8  # of them at once
 ACTIVE_FOR = 2.0  # seconds after something has changed
 MOST_IN_HISTORY = 64  # ranks of one request
+PICTURE_BYTES = 10_000  # a second, of pictures
 
 
 class Conversation:
-    """Of one dashboard, with all of its views. `send` takes what is for them, from any thread."""
+    """Of one dashboard, with all of its views.
 
-    def __init__(self, board: Board, send: Send, clock: Callable[[], float] = time.monotonic) -> None:
+    `send` takes what is for them, from any thread; `draw` makes the picture for the saved notebook.
+    """
+
+    def __init__(self, board: Board, send: Send, draw: Draw, clock: Callable[[], float] = time.monotonic) -> None:
         self._board = board
         self._send = send
+        self._draw = draw
         self._clock = clock
         self._model = DashboardModel(board.source, board.select)
         self._pulse = Pulse(clock())
@@ -56,6 +62,8 @@ class Conversation:
         self._aside = 0  # requests that are under way
         self._seq = 0
         self._happened_at = -math.inf
+        self._is_picture_old = False
+        self._picture_due_at = -math.inf
         self._faults: set[tuple[str, int]] = set()  # the lines of ours at which some were told of
 
     # -- from any thread ---------------------------------------------------------
@@ -93,6 +101,7 @@ class Conversation:
         while not self._ends():
             self._work_through_mail()
             self._guard(self._tick)
+            self._guard(self._put_picture)
             self._guard(self._send_due)
 
     def _ends(self) -> bool:
@@ -157,6 +166,16 @@ class Conversation:
         self._seq = int(update.content["seq"])
         self._put(update.content, update.buffers)
         self._pulse.published(self._seq)
+        self._is_picture_old |= update.eventful
+
+    def _put_picture(self) -> None:
+        """The picture, where something has happened since the last one."""
+        now = self._clock()
+        if self._is_picture_old and now >= self._picture_due_at:
+            self._is_picture_old = False
+            data = dict(self._draw())
+            self._put({"kind": "picture", "data": data})
+            self._picture_due_at = now + max(1.0, sum(map(len, data.values())) / PICTURE_BYTES)
 
     def _put(self, content: Mapping[str, object], buffers: Sequence[bytes] = ()) -> None:
         size = len(msgspec.json.encode(content, enc_hook=str)) + sum(map(len, buffers))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
+import uuid
 from typing import Any
 
 import anywidget
+import traitlets
+from IPython.display import publish_display_data
 
 from meshbook.widgets.assets import script, style
 from meshbook.widgets.board import Board
 from meshbook.widgets.channel import Channel
 from meshbook.widgets.conversation import Conversation
-from meshbook.widgets.snapshot import at_rest, snapshot_html, snapshot_text
+from meshbook.widgets.snapshot import at_rest, picture_data
 
 PROTOCOL_VERSION = "2.1.0"  # of Jupyter's widgets
 
@@ -18,16 +22,19 @@ PROTOCOL_VERSION = "2.1.0"  # of Jupyter's widgets
 class MeshDashboard(anywidget.AnyWidget):
     """The live dashboard of a mesh; it may be shown in several places at once.
 
-    In a notebook that is shown without its kernel it is a picture of the moment in which it was put up there.
+    A second output beside it has a picture of the mesh, which is seen where the widget is not live: in a notebook that
+    is opened again, and on pages. Front ends renew it when they save the notebook.
     """
+
+    picture_id = traitlets.Unicode().tag(sync=True)  # by which front ends know the outputs with its picture
 
     def __init__(self, board: Board) -> None:
         self._esm = script()
         self._css = style()
         self._board = board
         self._is_open = False
-        self._conversation = Conversation(board, self.send)
-        super().__init__()
+        self._conversation = Conversation(board, self.send, self._picture)
+        super().__init__(picture_id=uuid.uuid4().hex)
         self.on_msg(lambda widget, content, buffers: self._conversation.receive(content))
 
     def open(self) -> None:
@@ -51,8 +58,18 @@ class MeshDashboard(anywidget.AnyWidget):
         self._conversation.close()
         super().close()
 
+    def outputs(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """The outputs that show it, as data and metadata: the widget, and after it the picture of this moment."""
+        return [self._repr_mimebundle_(), (self._picture(), {"meshbook": {"picture_id": self.picture_id}})]
+
+    def _ipython_display_(self) -> None:
+        for data, metadata in self.outputs():
+            publish_display_data(data, metadata)
+
     def _repr_mimebundle_(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The widget, and beside it a picture of this moment for where no widget is shown."""
-        look = at_rest(self._board.source.look())
         widget, metadata = super()._repr_mimebundle_(**options) or ({}, {})
-        return widget | {"text/plain": snapshot_text(look), "text/html": snapshot_html(look)}, metadata
+        return widget | {"text/plain": f"Dashboard of {self._board.source.look().mesh.name}"}, metadata
+
+    def _picture(self) -> dict[str, str]:
+        look = at_rest(self._board.source.look())
+        return picture_data(look, self.picture_id, time.strftime("%Y-%m-%d %H:%M:%S"))

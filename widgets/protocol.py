@@ -4,7 +4,7 @@ The model runs in the kernel. A view is one display of the widget, and there may
 states. Everything travels as custom messages of the widget, none as a synced trait: the front end does not throttle
 them, the kernel handles them while a cell runs, and a notebook does not save them. Buffers are little-endian arrays.
 
-Kernel to views: `StateMessage`, once a tick, and `ReplyMessage`, to each request with an id.
+Kernel to views: `StateMessage`, once a tick, `ReplyMessage`, to each request with an id, and `PictureMessage`.
 Views to the kernel: the members of `ViewMessage`. Those with an id are requests; `Replies` has the reply to each.
 
 `static/protocol.d.ts` is generated from this module: run `python -m meshbook.widgets.typescript` after a change here.
@@ -415,3 +415,13 @@ class ReplyMessage(TypedDict):
     id: int | None
     ok: bool
     error: NotRequired[str]
+
+
+class PictureMessage(TypedDict):
+    """The state of the mesh as a picture for the notebook's file, by MIME type.
+
+    It is sent after something has changed, a second or more after the last one.
+    """
+
+    kind: Literal["picture"]
+    data: dict[str, str]

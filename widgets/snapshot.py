@@ -33,6 +33,15 @@ _TABLE = "border-collapse:collapse;margin:6px 0;font-size:12px"
 _CELL = "padding:1px 12px 1px 0;text-align:left;border:0"
 
 
+# In a notebook that is opened again JupyterLab shows an error in the place of the widget, which is right before.
+# Until it has rendered an output, that has no type.
+_WIDGET = ':not([data-mime-type]),[data-mime-type="application/vnd.jupyter.widget-view+json"]'
+_HIDDEN = (
+    f".jp-OutputArea-child:has(> .jp-OutputArea-output:is({_WIDGET}))"
+    ":not(:has(.meshbook-dashboard[data-connected])):has(+ * .meshbook-picture){display:none}"
+)
+
+
 @dataclass(frozen=True)
 class _Facts:
     """What both forms say: the same words in the same order."""
@@ -59,6 +68,13 @@ def snapshot_html(look: Look) -> str:
     parts += [f"<div>{_safe(line)}</div>" for line in facts.lines]
     parts += [_grid(facts.picture), *(f"<div>{_safe(line)}</div>" for line in facts.worst), _table(facts)]
     return f'<div style="{_STYLE}">{"".join(parts)}</div>'
+
+
+def picture_data(look: Look, picture_id: str, at: str) -> dict[str, str]:
+    """The picture as an output of a notebook, which stands in for the widget before it. `at`: the date and time."""
+    remark = f'<div style="{_STYLE};opacity:0.75">As of {_safe(at)}. Run the cell for the live dashboard.</div>'
+    picture = f'<div class="meshbook-picture" data-of="{picture_id}">{snapshot_html(look)}{remark}</div>'
+    return {"text/plain": snapshot_text(look), "text/html": f"<style>{_HIDDEN}</style>{picture}"}
 
 
 # -- what is said ------------------------------------------------------------------

@@ -19,3 +19,7 @@ class Picture:
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         return {"text/plain": repr(self)}, {}
+
+    def outputs(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """The outputs that show it, as data and metadata."""
+        return [self._repr_mimebundle_()]

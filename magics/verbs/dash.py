@@ -29,4 +29,4 @@ class Dash(Verb):
 
     def run(self, notebook: Notebook) -> None:
         dashboard = notebook.dashboards.open(notebook.meshes.get(self.name).name)
-        publisher_for(notebook.shell).publish([Display(*dashboard._repr_mimebundle_())])
+        publisher_for(notebook.shell).publish([Display(*output) for output in dashboard.outputs()])

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -77,6 +78,11 @@ class Server:
         """Of a notebook, for a browser that was never here."""
         way = "lab/tree" if front_end == "lab" else "notebooks"
         return f"{self.url}{way}/{file.name}?token={self.token}" + ("&reset" if front_end == "lab" else "")
+
+    def trust(self, file: Path) -> None:
+        """Let front ends take a notebook for one that was made here, as after `jupyter trust`."""
+        command = [sys.executable, "-m", "nbformat.sign", str(file)]
+        subprocess.run(command, env=os.environ | self._environment(), check=True, capture_output=True)
 
     def close(self) -> None:
         self._process.send_signal(signal.SIGTERM)  # it ends its kernels, and they their meshes
@@ -180,6 +186,13 @@ class NotebookPage:
         """Save the notebook; what is in the file then."""
         self.page.evaluate(f"{CONTEXT}.save()")
         saved: dict[str, Any] = json.loads(self.file.read_text())
+        return saved
+
+    def save_with(self, text: str) -> dict[str, Any]:
+        """Save until this is in the file: the picture of a dashboard comes a second after what it shows."""
+        end = time.monotonic() + START
+        while text not in json.dumps(saved := self.save()):
+            assert time.monotonic() < end, f"the saved notebook never has {text!r}"
         return saved
 
     def close(self) -> None:

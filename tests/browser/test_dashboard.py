@@ -135,9 +135,10 @@ def test_the_log_is_searched_and_its_markup_is_text(open_: Open) -> None:
 def test_the_saved_notebook_shows_a_picture_to_others(
     open_: Open, make_page: Callable[..., Page], server: Server
 ) -> None:
-    saved = open_.notebook.save()
-    (output,) = saved["cells"][DASH]["outputs"]
-    assert "4 ranks" in "".join(output["data"]["text/plain"])
+    open_.dashboard.wait_for(idle=4)
+    saved = open_.notebook.save_with("4 idle")
+    _, picture = saved["cells"][DASH]["outputs"]
+    assert "4 ranks" in "".join(picture["data"]["text/plain"])
     for cell in saved["cells"]:
         cell["source"] = "1"  # so that it is not the one that was saved here, and trusted
     copy = open_.notebook.file.with_stem(f"copy-{open_.notebook.file.stem}")

@@ -30,8 +30,8 @@ class View:
         self.notebook = notebook
         self.name = uuid.uuid4().hex[:8]
         self.heard = notebook.follow("", "")  # what a dashboard says has no parent
-        shown = notebook.run("mesh.dashboard()").contents("execute_result")[0]
-        self.comm = shown["data"][WIDGET]["model_id"]
+        shown = notebook.run("mesh.dashboard()").displays[0]
+        self.comm = shown[WIDGET]["model_id"]
         self._ids = 0
 
     def say(self, **content: Any) -> str:
@@ -134,10 +134,11 @@ def test_a_view_that_opens_is_told_everything(shared: Notebook, view: View) -> N
     assert state["counts"] == {"idle": 4}
     assert state["by_rank"].tolist() == [State.IDLE] * 4
     assert {"cell", "worst", "hosts", "topology", "stacks", "pauses", "bars", "events", "selected"} <= state.keys()
-    again = view.notebook.run("mesh").contents("execute_result")[0]["data"]
+    again, picture = view.notebook.run("mesh").displays
     assert again[WIDGET]["model_id"] == view.comm
     assert again["text/plain"] == shared.evaluate("repr(mesh)")
-    assert "4 idle" in again["text/html"]  # for where no widget is shown
+    assert "4 idle" in picture["text/html"]  # for where no widget is shown
+    assert "4 idle" in picture["text/plain"]
     assert WIDGET not in shared.run("mesh.slice(gpus=0)").contents("execute_result")[0]["data"]
     assert shared.run("%mesh dash").displays[0][WIDGET]["model_id"] == view.comm
 

@@ -173,9 +173,10 @@ def test_it_is_shown_as_a_widget_and_where_there_are_none_as_a_picture() -> None
     mesh = fake_mesh(8)
     dashboard = mesh.dashboard()
     assert mesh.dashboard() is dashboard
-    data = dashboard._repr_mimebundle_()[0]
-    assert data["text/plain"].startswith("fake · hosts=1 × gpus=8 · 8 ranks\n  8 running (R)")
-    assert "application/vnd.jupyter.widget-view+json" in data
+    (widget, _), (picture, metadata) = dashboard.outputs()
+    assert "application/vnd.jupyter.widget-view+json" in widget
+    assert picture["text/plain"].startswith("fake · hosts=1 × gpus=8 · 8 ranks\n  8 running (R)")
+    assert metadata["meshbook"]["picture_id"] == dashboard.picture_id
     dashboard.close()
     again = mesh.dashboard()
     assert again is not dashboard

@@ -35,6 +35,9 @@ class Board:
     def look(self) -> Look:
         return self.now
 
+    def draw(self) -> dict[str, str]:
+        return {"text/plain": f"{len(self.now.conditions.dead)} dead"}
+
     def series(self, ranks: Sequence[int], metrics: Sequence[str]) -> Any:
         return np.full((len(ranks), len(metrics), HISTORY_SECONDS), 0.5, np.float32)
 
@@ -64,11 +67,13 @@ class Views:
     def __init__(self, board: Board) -> None:
         self.time = 1000.0
         self.told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self.conversation = Conversation(board, self._take, clock=lambda: self.time)
+        self.pictures: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.conversation = Conversation(board, self._take, board.draw, clock=lambda: self.time)
         self._ids = 0
 
     def _take(self, content: dict[str, Any], buffers: Sequence[bytes]) -> None:
-        self.told.put(content | {"arrays": list(buffers)})
+        told = self.pictures if content["kind"] == "picture" else self.told
+        told.put(content | {"arrays": list(buffers)})
 
     def say(self, **content: Any) -> None:
         self.time += 1.0  # so that there is room for what is said
@@ -113,6 +118,26 @@ def test_a_view_is_told_everything_and_then_what_changes(board: Board, views: Vi
     then = views.hear()
     assert (then["full"], then["seq"], then["counts"]) == (False, first["seq"] + 1, {"idle": 3, "dead": 1})
     assert views.open("b")["full"]
+
+
+def test_the_picture_comes_where_something_has_happened_and_once_a_second_at_most(board: Board, views: Views) -> None:
+    views.open()
+    assert views.pictures.get(timeout=PATIENCE)["data"] == {"text/plain": "0 dead"}
+    board.now = dataclasses.replace(board.now, conditions=Conditions(dead={2}))
+    views.time += 0.5
+    views.conversation.wake()
+    views.hear()
+    board.now = dataclasses.replace(board.now, conditions=Conditions(dead={2, 3}))
+    views.time += 0.5
+    views.conversation.wake()
+    views.hear()
+    assert views.pictures.get(timeout=PATIENCE)["data"] == {"text/plain": "2 dead"}
+    board.now = dataclasses.replace(board.now, vitals=_vitals(memory=9e8))
+    views.time += 1.0
+    views.conversation.wake()
+    assert "hosts" in views.hear()  # which is only measured
+    views.ask(kind="history", ranks=[0], metrics=["memory"])
+    assert views.pictures.empty()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import { element } from "./dom.js";
 import { Frames } from "./frames.js";
 import { keepKeys } from "./keys.js";
 import { PANELS } from "./panels.js";
+import { hidePicture, keepPicture } from "./picture.js";
 import { Selection } from "./selection.js";
 import { makeShell } from "./shell.js";
 import { Store } from "./store.js";
@@ -26,7 +27,10 @@ function render({ model, el }) {
   const frames = new Frames((changed) => shell.update(changed));
   const theme = new Theme(root, () => frames.request(["theme"]));
   const connection = new Connection(model, {
-    onState: (content, buffers) => frames.request(store.apply(content, buffers)),
+    onState: (content, buffers) => {
+      hidePicture(root, model);
+      frames.request(store.apply(content, buffers));
+    },
     onSilence: (seconds) => shell.silent(seconds),
     expectsMore: () => store.cell !== null,
   });
@@ -61,4 +65,9 @@ function render({ model, el }) {
   };
 }
 
-export default { render };
+/** Begins what goes on while the model is on the page, shown or not. */
+function initialize({ model }) {
+  return keepPicture(model);
+}
+
+export default { initialize, render };
