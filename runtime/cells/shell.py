@@ -48,7 +48,9 @@ FRAME = re.compile(r"(?:\s|\x1b\[[0-9;]*m)*File .*")
 # Where IPython's syntax may be: magics, shell commands, help; autocall; prompts that were pasted; a first line that is
 # blank or indented.
 MARKS = re.compile(r"[%!?]|^[ \t]*(?:[/,;]|>>>|\.\.\.|In ?\[)|\A\s", re.MULTILINE)
-_MAGIC_ABOVE = re.compile(r"#(%%(?:mesh|time|timeit)(?:\s|$))")
+# A magic of the notebook's as a line of a traceback shows it: after its number, and as the comment that has travelled.
+_CODES = r"(?:\x1b\[[\d;]*m)*"
+_MAGIC_ABOVE = re.compile(rf"^({_CODES} *\d+{_CODES} {_CODES})#(?=%%(?:mesh|time|timeit)\b)")
 # The comments that stand for the line of `%%mesh`, where the cell's own first line is a cell magic.
 MAGIC_BELOW = re.compile(r"(?:#.*\n|[ \t]*\n)+(?=%%\w)")
 INCOMPLETE: int = codeop.PyCF_ALLOW_INCOMPLETE_INPUT  # type: ignore[attr-defined]  # not in typeshed
@@ -83,18 +85,8 @@ class CellCompiler(CachingCompiler):
         return f"<cell {self.number}>"
 
     def cache(self, transformed_code: str, number: int = 0, raw_code: str | None = None) -> str:
-        name: str = super().cache(_with_magics(transformed_code), self.number, raw_code)
+        name: str = super().cache(transformed_code, self.number, raw_code)
         return name
-
-
-def _with_magics(code: str) -> str:
-    """The source as a traceback is to show it: magics of the notebook's that travel as comments, as they were."""
-    lines = code.splitlines(keepends=True)
-    for at, line in enumerate(lines):
-        if not line.startswith("#"):
-            break
-        lines[at] = _MAGIC_ABOVE.sub(r"\1", line)
-    return "".join(lines)
 
 
 class KeepValue(DisplayHook):
@@ -186,7 +178,8 @@ class RankShell(InteractiveShell):
         stb = [part for part in stb if not self._is_ours(part)]  # the user's frames are before
         # The last entry is the exception's own line, which the notebook says once for all ranks that share it.
         lines = "\n".join(stb[:-1]) if len(stb) > 1 else "".join(stb).rstrip().rpartition("\n")[0]
-        self.kept.rendered = lines.split("\n")
+        # Not in the source itself, which Python must be able to parse: else it has no colours, and no mark at the fault.
+        self.kept.rendered = [_MAGIC_ABOVE.sub(r"\1", line) for line in lines.split("\n")]
 
     def _is_ours(self, part: str) -> bool:
         """Whether this part of a traceback is a frame that its user is not shown."""

@@ -37,6 +37,7 @@ def test_lines_count_as_in_any_cell(notebook: Notebook) -> None:
     assert "%mesh push only_here 0" in notebook.run_failing("%%mesh 0\nonly_here").traceback
     failed = notebook.run_failing("# a note\n\n%%mesh 0 -q\n1 / 0")
     assert "      3 %%mesh 0 -q\n----> 4 1 / 0\n" in failed.traceback
+    assert "30;43m" in "".join(failed.error["traceback"])  # the part of the line that has failed
     assert "      1 #mesh: 0\n----> 2 1 / 0\n" in notebook.run_failing("#mesh: 0\n1 / 0").traceback
 
 
