@@ -6,8 +6,10 @@ notebook knows of them.
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from meshbook.runtime.geometry.ranges import name_ranks
 
@@ -15,9 +17,11 @@ from meshbook.runtime.geometry.ranges import name_ranks
 class RankQueues:
     """The executions that were sent to each process of a mesh, and that it has not answered, in their order."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._lock = threading.Lock()  # guards the queues: answers come on the receiving thread
         self._queues: dict[str, dict[str, str]] = {}  # node -> origin -> title
+        self._freed_at: dict[str, float] = {}  # node -> when its last execution was over
 
     def join(self, nodes: Iterable[str], origin: str, title: str) -> None:
         """This execution has been sent there."""
@@ -32,12 +36,19 @@ class RankQueues:
             queue.pop(origin, None)
             if not queue:
                 self._queues.pop(node, None)
+                self._freed_at[node] = self._clock()
 
     def ahead_of(self, node: str, origin: str) -> str:
         """The title of what this execution waits for there; empty where it waits for nothing."""
         with self._lock:
             first = next(iter(self._queues.get(node, {}).items()), (origin, ""))
         return "" if first[0] == origin else first[1]
+
+    def seconds_free(self, nodes: Sequence[str]) -> list[float]:
+        """For how long each of these processes has had nothing to execute; infinite where it never had anything."""
+        now = self._clock()
+        with self._lock:
+            return [0.0 if node in self._queues else now - self._freed_at.get(node, -math.inf) for node in nodes]
 
     def at_work(self) -> dict[str, list[str]]:
         """The processes that are at something, by its title."""

@@ -20,7 +20,7 @@ from meshbook.magics.run import CellRun
 from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.telemetry.history import History
-from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS, METRICS, Metric, ProcessDetail, Vitals
+from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS, METRICS, Activity, Metric, ProcessDetail, Vitals
 from meshbook.runtime.wire.messages import Address
 from meshbook.widgets.source import Conditions, Happening, Look, MeshFacts, Pause, Stacks
 
@@ -118,8 +118,13 @@ def _facts_of(mesh: NotebookMesh, procs: ProcMesh) -> MeshFacts:
 
 
 def _vitals(mesh: NotebookMesh, nodes: Sequence[str]) -> Vitals:
-    found: Vitals = mesh.session.history.vitals(nodes)
-    return found
+    return freed(mesh.session.history.vitals(nodes), mesh.queues.seconds_free(nodes))
+
+
+def freed(vitals: Vitals, seconds: Sequence[float]) -> Vitals:
+    """The vitals, with ranks idle that have given no sign of life since their last cell ended, so many seconds ago."""
+    is_older = numpy.asarray(vitals.age) > numpy.asarray(seconds)
+    return replace(vitals, activity=numpy.where(is_older, numpy.uint8(Activity.IDLE), vitals.activity))
 
 
 def _host_name(history: History, address: Address) -> str:

@@ -178,7 +178,7 @@ class RankShell(InteractiveShell):
         stb = [part for part in stb if not self._is_ours(part)]  # the user's frames are before
         # The last entry is the exception's own line, which the notebook says once for all ranks that share it.
         lines = "\n".join(stb[:-1]) if len(stb) > 1 else "".join(stb).rstrip().rpartition("\n")[0]
-        # Not in the source itself, which Python must be able to parse: else it has no colours, and no mark at the fault.
+        # Not in the source itself: IPython shows no colours, and no mark at the fault, where that cannot be parsed.
         self.kept.rendered = [_MAGIC_ABOVE.sub(r"\1", line) for line in lines.split("\n")]
 
     def _is_ours(self, part: str) -> bool:

@@ -220,6 +220,11 @@ def test_a_rank_that_failed_is_seen_before_the_others_are_done(shared: Notebook,
     view.wait(lambda state: state["counts"] == {"error": 1, "idle": 3})
 
 
+def test_a_picture_right_after_a_cell_shows_its_ranks_as_idle(shared: Notebook) -> None:
+    shared.run("%%mesh\nimport time\ntime.sleep(1.5)")  # longer than it takes until the rank is measured
+    assert "4 idle" in shared.run("%mesh dash").displays[1]["text/plain"]
+
+
 def test_a_wrong_selector_selects_nothing(shared: Notebook, view: View) -> None:
     view.open()
     view.ask(kind="select", sel="1:3")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 
 from meshbook.magics.dashing.bars import MOST, bars_of
+from meshbook.magics.dashing.source import freed
+from meshbook.runtime.telemetry.vitals import Activity, Vitals
 
 
 def _row(title: str, count: int, total: int = 10) -> str:
@@ -42,3 +47,12 @@ def test_a_bar_says_who_is_the_slowest() -> None:
 def test_only_so_many_bars_are_shown() -> None:
     titles = [chr(ord("a") + number) * 3 for number in range(MOST + 5)]
     assert len(bars_of({0: "".join(_row(title, 1) for title in titles)})) == MOST
+
+
+def test_a_rank_is_idle_until_it_says_something_after_its_last_cell() -> None:
+    activity = np.full(4, Activity.IN_COLLECTIVE, np.uint8)
+    vitals = Vitals({}, activity, np.array([0.9, 0.1, 0.9, math.inf], np.float32))
+    assert freed(vitals, [0.5, 0.5, math.inf, math.inf]).activity.tolist() == [
+        Activity.IDLE,
+        *[Activity.IN_COLLECTIVE] * 3,
+    ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from meshbook.magics.attendance import Attendance
@@ -108,3 +110,14 @@ def test_what_has_not_begun_is_given_up_at_once() -> None:
 )
 def test_waiting_in_words(ahead: dict[int, str], text: str) -> None:
     assert tell_waiting(ahead, count=2) == text
+
+
+def test_a_rank_is_free_since_its_last_execution_was_over() -> None:
+    now = 10.0
+    queues = RankQueues(clock=lambda: now)
+    queues.join(["node0", "node1"], "a", "cell 1")
+    queues.join(["node1"], "b", "cell 2")
+    queues.leave("node0", "a")
+    queues.leave("node1", "a")
+    now = 12.0
+    assert queues.seconds_free(["node0", "node1", "node2"]) == [2.0, 0.0, math.inf]
