@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,7 @@ def check(page: Any) -> None:
         "mode-off": "[0] rank 0\n[1] rank 1",
         "inspect": "[0-3] File:      cell 10\n",
         "fails-timeout": "3 ranks [0-2] in barrier",
-        "trace": "for rank 3 in all_reduce",
+        "trace": "least time",
         "redefined": "[11, 21, 31, 41]",
         "fails-killed": "SIGKILL",
         "dash": "1 dead (X)",
@@ -57,3 +59,10 @@ def test_the_page_that_is_committed_has_its_outputs(committed: Callable[[Path], 
     numbers = [cell.execution_count for cell in page.cells.values()]
     assert numbers == list(range(1, len(numbers) + 1))
     assert NOTEBOOK.stat().st_size < 400_000
+
+
+def test_the_page_that_is_committed_names_nothing_of_a_machine(committed: Callable[[Path], Any]) -> None:
+    page = committed(NOTEBOOK)
+    outputs = json.dumps([cell.outputs for cell in page.cells.values()])
+    assert re.findall(r"/(?:home|root|tmp|Users|var|work)/\S*", outputs) == []
+    assert "\n  localhost  3 idle, 1 dead" in page.shown["dash"]
