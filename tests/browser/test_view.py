@@ -179,13 +179,15 @@ def test_ranks_are_selected_by_mouse_keys_and_words(view: BarePage, kernel: Kern
     eventually(view, "select", sel="0-3,7")
     page.fill(".meshbook-field", "wrong")
     page.keyboard.press("Enter")
-    page.wait_for_selector(".meshbook-status[data-kind=error] >> text='wrong' is no mesh")
+    page.wait_for_selector(".meshbook-toolbar [role=alert] >> text='wrong' is no mesh")  # where it was typed
+    page.wait_for_selector(".meshbook-field[aria-invalid]")
     page.wait_for_selector(".meshbook-count:empty", state="attached")
     assert [said["sel"] for said in view.heard("select")].count("wrong") == 1
     page.fill(".meshbook-field", "failed")
     page.keyboard.press("Enter")
     page.wait_for_selector(".meshbook-count >> text=1 of 16")
-    page.wait_for_selector(".meshbook-status:empty", state="attached")
+    page.wait_for_selector(".meshbook-toolbar [role=alert]:empty", state="attached")
+    page.wait_for_selector(".meshbook-field:not([aria-invalid])")
     page.focus(".meshbook-chip[data-state=dead]")
     view.say(kernel.state(counts={"running": 15, "dead": 1}))
     page.wait_for_function("document.querySelector('.meshbook-chips').innerText.includes('15')")
@@ -210,6 +212,12 @@ def test_buttons_act_on_what_is_selected(view: BarePage, kernel: Kernel) -> None
     page.wait_for_selector("[data-action=interrupt][aria-disabled]")
     page.click("[data-action=interrupt]")
     page.wait_for_selector(".meshbook-status >> text=no cell is running")
+    view.say(
+        kernel.state(cell={"number": 10, "title": "cell 10", "seconds": 0.1, "ranks": "0-15", "waits": "", "jobs": 0})
+    )
+    page.wait_for_selector(".meshbook-status:empty", state="attached")  # it is of another time
+    view.say(kernel.state(cell=None))
+    page.wait_for_selector("[data-action=interrupt][aria-disabled]")
     page.click("[data-action=heal]")
     page.wait_for_selector(".meshbook-status[data-kind=error] >> text=rank 14 cannot be started")
 
@@ -277,7 +285,7 @@ def test_a_view_finds_its_way_back(view: BarePage, kernel: Kernel) -> None:
     assert len(view.heard("open")) == opened + 1
 
 
-@pytest.mark.parametrize("width", [400, 320])
+@pytest.mark.parametrize("width", [400, 320, 250])
 def test_a_narrow_window_wraps_tables_and_buttons(view: BarePage, kernel: Kernel, width: int) -> None:
     host = {"ranks": 8, "counts": {"running": 8}, "cpu": 63.5, "memory": 1.5e12, "gpu": 0.95, "gpu_memory": 6.4e11}
     hosts = [host | {"name": name} for name in ("trainer-0001.cluster.example", "trainer-0002.cluster.example")]

@@ -38,10 +38,7 @@ function render({ model, el }) {
   const request = (kind, fields, options) => connection.request(kind, fields, options);
   /** @type {Announce} */
   const announce = (text, kind = "info") => shell.announce(text, kind);
-  const selection = new Selection(store, request, {
-    changed: () => frames.request(["selected"]),
-    complain: (text) => announce(text, "error"),
-  });
+  const selection = new Selection(store, request, () => frames.request(["selected"]));
   /** @type {Context} */
   const context = {
     store,

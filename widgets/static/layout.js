@@ -109,7 +109,7 @@ export function captionOf(dims, rows) {
   if (words.length < 2) return words.join("");
   const [down, across] = words.slice(-2);
   const [name] = dims[dims.length - 2];
-  const places = rows > 1 ? [`${across} to a row`, `${rows} ${name} to a line`] : [`${down} down`, `${across} across`];
+  const places = rows > 1 ? [`${across} to a row`, `${rows} ${name} to a line`] : [`rows: ${down}`, `columns: ${across}`];
   return [...words.slice(0, -2), ...places].join(", ");
 }
 

@@ -16,21 +16,19 @@ export class Selection {
   #store;
   #request;
   #changed;
-  #complain;
-  #withdrawComplaint = () => {};
+
+  /** What is wrong with the selector that was chosen last; empty if nothing is. */
+  problem = "";
 
   /**
    * @param {Store} store
    * @param {Request} request
-   * @param {object} on
-   * @param {() => void} on.changed called when other ranks are selected
-   * @param {(text: string) => () => void} on.complain shows what is wrong with a selector, and returns what withdraws it
+   * @param {() => void} changed called when other ranks are selected, or a selector was refused
    */
-  constructor(store, request, { changed, complain }) {
+  constructor(store, request, changed) {
     this.#store = store;
     this.#request = request;
     this.#changed = changed;
-    this.#complain = complain;
   }
 
   /** How many ranks are selected. */
@@ -64,12 +62,13 @@ export class Selection {
    * @param {string} typed
    */
   async choose(typed) {
-    this.#withdrawComplaint();
+    this.problem = "";
+    this.#changed();
     try {
       await this.#request("select", { sel: typed.trim() });
     } catch (error) {
+      this.problem = messageOf(error);
       this.#show("", []); // as the kernel does: a button must not act on ranks that were not meant
-      this.#withdrawComplaint = this.#complain(messageOf(error));
     }
   }
 

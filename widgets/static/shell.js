@@ -84,6 +84,8 @@ function makeNotices(store) {
   const status = element("div", { class: "meshbook-status", role: "status", "aria-live": "polite" });
   /** @type {string | null} */
   let silence = null;
+  /** @type {number | null} */
+  let cell = null; // the one that ran last
   const show = () => {
     const text = silence ?? bannerText(store);
     setText(banner, text);
@@ -95,6 +97,10 @@ function makeNotices(store) {
     /** @param {Changed} changed */
     update(changed) {
       if (changed.has("mesh")) show();
+      if (store.cell !== null && store.cell.number !== cell) {
+        cell = store.cell.number;
+        setText(status, ""); // the text was about an earlier cell
+      }
     },
     /** @param {number | null} seconds */
     silent(seconds) {

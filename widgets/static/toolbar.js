@@ -29,6 +29,7 @@ export function makeToolbar(context) {
       copy.element,
       element("span", { class: "meshbook-spring" }),
       colours.element,
+      field.problem,
     ),
     legend: legend.element,
     focusField: () => field.focus(),
@@ -58,6 +59,7 @@ function makeField({ store, selection }) {
     autocomplete: "off",
   });
   const count = element("span", { class: "meshbook-quiet meshbook-count", "aria-live": "polite" });
+  const problem = element("div", { class: "meshbook-problem", role: "alert" });
   let isChosen = false; // by Enter, after which the browser fires "change", too
   const choose = () => {
     isChosen = true;
@@ -78,6 +80,7 @@ function makeField({ store, selection }) {
   });
   return {
     element: element("label", { class: "meshbook-select" }, input, count),
+    problem,
     focus() {
       input.focus();
       input.select();
@@ -85,6 +88,8 @@ function makeField({ store, selection }) {
     update() {
       if (document.activeElement !== input) input.value = selection.sel;
       setText(count, selection.size ? `${selection.size} of ${store.size}` : "");
+      setText(problem, selection.problem);
+      setAttribute(input, "aria-invalid", selection.problem !== "" && "true");
     },
   };
 }

@@ -91,7 +91,7 @@ test("a point or a box finds the ranks under it", () => {
 test("the caption says how to read the grid", () => {
   assert.equal(captionOf([], 1), "");
   assert.equal(captionOf([["gpus", 4096]], 1), "4,096 gpus");
-  assert.equal(captionOf(MESHES[3], 1), "2 hosts down, 8 gpus across");
+  assert.equal(captionOf(MESHES[3], 1), "rows: 2 hosts, columns: 8 gpus");
   assert.equal(captionOf(MESHES[4], 11), "8 gpus to a row, 11 hosts to a line");
-  assert.equal(captionOf(MESHES[6], 1), "4 pods, 3 hosts down, 8 gpus across");
+  assert.equal(captionOf(MESHES[6], 1), "4 pods, rows: 3 hosts, columns: 8 gpus");
 });
