@@ -121,6 +121,7 @@ def test_what_the_kernel_says_is_shown_as_text(view: BarePage, kernel: Kernel) -
     text = view.page.inner_text(".meshbook-dashboard")
     for part in ("trainers", "hosts 2 × gpus 8 · 16 ranks", "12running", "cell 9", "1:0", "<i>node2</i>", "1.5 GB"):
         assert part in text.replace("\n", ""), text
+    assert "rows: 2 hosts, columns: 8 gpus" in text
     assert "<script>dead</script>" in text
     assert "GPU" not in view.page.inner_text(".meshbook-hosts")  # of which nothing is known
     assert colour_of(view, 0) == colour_of(view, 11) != colour_of(view, 12) != colour_of(view, 15)
