@@ -62,4 +62,27 @@ export interface Model {
   on(event: string, listener: (...values: any[]) => void): void;
   // biome-ignore lint/suspicious/noExplicitAny: as above
   off(event: string, listener: (...values: any[]) => void): void;
+  get(trait: "picture_id"): string;
+  /** JupyterLab and Notebook 7 only. */
+  widget_manager?: { context?: NotebookContext };
+}
+
+/** The part of JupyterLab's notebook context that the saved picture uses. */
+export interface NotebookContext {
+  model: { cells?: Iterable<Cell> };
+  saveState?: {
+    connect(slot: (sender: unknown, state: string) => void): void;
+    disconnect(slot: (sender: unknown, state: string) => void): void;
+  };
+}
+
+/** A cell of a notebook in JupyterLab; a cell of text has no outputs. */
+export interface Cell {
+  outputs?: { length: number; get(index: number): Output; set(index: number, output: object): void };
+}
+
+export interface Output {
+  data: Record<string, unknown>;
+  metadata: { meshbook?: { picture_id?: string } };
+  toJSON(): object;
 }

@@ -62,7 +62,11 @@ function render({ model, el }) {
   };
 }
 
-/** Begins what goes on while the model is on the page, shown or not. */
+/**
+ * Starts the work that does not depend on a view being shown. Returns a function that ends it.
+ *
+ * @param {{model: Model}} widget
+ */
 function initialize({ model }) {
   return keepPicture(model);
 }

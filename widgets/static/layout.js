@@ -99,7 +99,7 @@ export function ranksIn(layout, { left, top, right, bottom }) {
 }
 
 /**
- * How to read the grid: `16 hosts down, 8 gpus across`, or `8 gpus to a row, 11 hosts to a line`.
+ * How to read the grid: `rows: 16 hosts, columns: 8 gpus`, or `8 gpus to a row, 11 hosts to a line`.
  *
  * @param {Dim[]} dims
  * @param {number} rows that share a line
@@ -109,7 +109,8 @@ export function captionOf(dims, rows) {
   if (words.length < 2) return words.join("");
   const [down, across] = words.slice(-2);
   const [name] = dims[dims.length - 2];
-  const places = rows > 1 ? [`${across} to a row`, `${rows} ${name} to a line`] : [`rows: ${down}`, `columns: ${across}`];
+  const places =
+    rows > 1 ? [`${across} to a row`, `${rows} ${name} to a line`] : [`rows: ${down}`, `columns: ${across}`];
   return [...words.slice(0, -2), ...places].join(", ");
 }
 

@@ -359,3 +359,13 @@ export interface ReplyMessage {
   ok: boolean;
   error?: string;
 }
+
+/**
+ * The state of the mesh as a picture for the notebook's file, by MIME type.
+ *
+ * It is sent after something has changed, a second or more after the last one.
+ */
+export interface PictureMessage {
+  kind: "picture";
+  data: Record<string, string>;
+}

@@ -42,20 +42,14 @@ function selecting(answer) {
     events.push([kind, fields]);
     return answer();
   };
-  const selection = new Selection(store, request, {
-    changed: () => events.push("changed"),
-    complain(text) {
-      events.push(text);
-      return () => events.push("withdrawn");
-    },
-  });
+  const selection = new Selection(store, request, () => events.push("changed"));
   return { selection, store, events };
 }
 
 test("chosen ranks show at once, and the kernel gets a selector", async () => {
   const { selection, events } = selecting(async () => ({}));
   await selection.chooseRanks([3, 1, 0, 1]);
-  assert.deepEqual(events, ["changed", ["select", { sel: "0:2,3" }]]);
+  assert.deepEqual([events[0], events.at(-1)], ["changed", ["select", { sel: "0:2,3" }]]);
   assert.deepEqual([selection.sel, selection.text, selection.size], ["0:2,3", "0-1,3", 3]);
   await selection.toggle(2);
   assert.equal(selection.sel, "all");
@@ -65,15 +59,15 @@ test("chosen ranks show at once, and the kernel gets a selector", async () => {
   assert.equal(selection.size, 0);
 });
 
-test("a wrong selector selects nothing, and its complaint is withdrawn by the next one", async () => {
+test("a wrong selector selects nothing, and its problem is shown until the next one", async () => {
   const { selection, store, events } = selecting(async () => {
     throw new RequestError("'x' is no dimension");
   });
   store.selectedRanks = new Set([1]);
   await selection.choose(" x ");
-  assert.deepEqual(events, [["select", { sel: "x" }], "changed", "'x' is no dimension"]);
-  assert.equal(selection.size, 0);
-  events.length = 0;
-  await selection.choose("y");
-  assert.equal(events[0], "withdrawn");
+  assert.deepEqual(events, ["changed", ["select", { sel: "x" }], "changed"]);
+  assert.deepEqual([selection.size, selection.problem], [0, "'x' is no dimension"]);
+  const next = selection.choose("y");
+  assert.equal(selection.problem, "");
+  await next;
 });
