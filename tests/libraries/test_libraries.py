@@ -2,6 +2,10 @@
 
 The programs are in `programs/`, for two ranks; each checks what it computes. Those of a way to run them share their
 processes, since to import the libraries is most of what they cost.
+
+Each program releases its DDP model before it destroys the process group. In torch 2.13 a model that is the last holder
+of a gloo group joins that group's threads while it holds the GIL. A thread that is still releasing the work of a
+backward pass waits for the GIL, and the process hangs, under torchrun as well.
 """
 
 from __future__ import annotations

@@ -23,5 +23,6 @@ for inputs, targets in data:
 assert sorted(seen) == list(range(16))
 total = accelerator.gather(accelerator.unwrap_model(model).weight.sum()[None])
 assert total[0] == total[1]
+model, optimizer, data = accelerator.free_memory(model, optimizer, data)
 accelerator.end_training()
 accelerator.state._reset_state(True)

@@ -1,5 +1,7 @@
 """DistributedDataParallel: the ranks agree on gradients, and on the weights after a step."""
 
+import gc
+
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -19,6 +21,6 @@ def train(rank, size):
 
 
 dist.init_process_group("gloo")
-# In a function: torch may abort the process at its exit where a model outlives the process group that it uses.
 train(dist.get_rank(), dist.get_world_size())
+gc.collect()
 dist.destroy_process_group()

@@ -1,5 +1,6 @@
 """The Trainer of Lightning: an epoch on two ranks, each with its half of the data."""
 
+import gc
 import logging
 
 import lightning
@@ -47,4 +48,5 @@ assert sorted(seen[0] + seen[1]) == list(range(16))
 weights = [None, None]
 dist.all_gather_object(weights, model.layer.weight.tolist())
 assert weights[0] == weights[1]
+gc.collect()
 dist.destroy_process_group()

@@ -1,5 +1,6 @@
 """The Trainer of transformers: an epoch over a model and data made here."""
 
+import gc
 import tempfile
 
 import torch
@@ -18,8 +19,17 @@ class Regression(torch.nn.Module):
         return {"loss": torch.nn.functional.mse_loss(outputs, labels), "outputs": outputs}
 
 
-torch.manual_seed(0)
-data = [{"inputs": torch.ones(4), "labels": torch.tensor([float(number)])} for number in range(16)]
+def train(arguments):
+    torch.manual_seed(0)
+    data = [{"inputs": torch.ones(4), "labels": torch.tensor([float(number)])} for number in range(16)]
+    trainer = Trainer(Regression(), arguments, train_dataset=data)
+    result = trainer.train()
+    assert result.global_step == 4  # 16 samples, 2 for each of 2 ranks
+    weights = [None, None]
+    dist.all_gather_object(weights, trainer.accelerator.unwrap_model(trainer.model).layer.weight.tolist())
+    assert weights[0] == weights[1]
+
+
 with tempfile.TemporaryDirectory() as folder:
     arguments = TrainingArguments(
         folder,
@@ -30,13 +40,10 @@ with tempfile.TemporaryDirectory() as folder:
         save_strategy="no",
         logging_strategy="no",
         disable_tqdm=True,
+        ddp_find_unused_parameters=False,
     )
-    trainer = Trainer(Regression(), arguments, train_dataset=data)
-    result = trainer.train()
-assert arguments.world_size == 2
-assert result.global_step == 4  # 16 samples, 2 for each of 2 ranks
-weights = [None, None]
-dist.all_gather_object(weights, trainer.accelerator.unwrap_model(trainer.model).layer.weight.tolist())
-assert weights[0] == weights[1]
+    assert arguments.world_size == 2
+    train(arguments)
+gc.collect()
 dist.destroy_process_group()
 AcceleratorState._reset_state(True)
