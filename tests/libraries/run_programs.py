@@ -42,6 +42,10 @@ for program in programs:
         break  # the other rank may wait for this one for ever
 sys.stdout.flush()
 if is_torchrun:
+    if not error:
+        # Rank 0 holds the store of the last program, which another rank may still read.
+        agent.set(f"ended {rank}", "")
+        agent.wait([f"ended {each}" for each in range(int(os.environ["WORLD_SIZE"]))])
     # At its regular exit torch aborts the process at times: "terminate called without an active exception".
     os._exit(bool(error))
 sys.exit(bool(error))
