@@ -69,6 +69,12 @@ class Runner(Actor):
 
 runner = mesh.spawn("runner", Runner)
 """
+OTHER_PROCESSES = """
+from meshbook import this_host
+
+procs = this_host().spawn_procs(per_host={"gpus": 2})
+runner_of_rpc = procs.spawn("runner", Runner)
+"""
 
 
 def path_of(program: str) -> Path:
@@ -125,5 +131,14 @@ def test_in_an_actor(runner: Notebook, program: str) -> None:
 
 
 def test_rpc_in_a_cell(notebook: Notebook) -> None:
-    """Once in these processes: torch waits for ever where a second agent is to be stopped."""
+    """Once in these processes: torch waits for ever when a second agent that has held values is to be stopped."""
     notebook.run(f"%%mesh\n{path_of('rpc').read_text()}", timeout=IN_NOTEBOOK)
+
+
+def test_rpc_in_an_actor(runner: Notebook) -> None:
+    """In processes of its own, for the same reason."""
+    runner.run(OTHER_PROCESSES)
+    try:
+        runner.run(f"_ = runner_of_rpc.run.call({str(path_of('rpc'))!r}).get({IN_NOTEBOOK})", timeout=IN_NOTEBOOK)
+    finally:
+        runner.run("procs.stop().get()")
