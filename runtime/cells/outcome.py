@@ -82,8 +82,8 @@ class TensorSummary:
     maximum: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CellValue:
+# These three are structs: each rank pickles them in every cell, and a frozen dataclass costs several times as much.
+class CellValue(msgspec.Struct, frozen=True):
     """The value of a cell's last expression on one rank.
 
     `mime` is the display bundle (always with text/plain, bounded in size). `pickled` is the value where it is small
@@ -94,11 +94,19 @@ class CellValue:
     mime: Mapping[str, Any]
     type_name: str
     tensor: TensorSummary | None = None
-    pickled: bytes | None = field(default=None, repr=False)
+    pickled: bytes | None = None
     note: str = ""
 
+    def __repr__(self) -> str:  # without the pickled value, which may be long
+        return (
+            f"CellValue(mime={self.mime!r}, type_name={self.type_name!r}, tensor={self.tensor!r}, note={self.note!r})"
+        )
 
-# These two are structs: each rank pickles them in every cell, and a frozen dataclass costs several times as much.
+    def _is_plain_on_wire(self) -> bool:
+        """Whether its looks are texts and images; a bundle may hold anything that JSON has."""
+        return all(type(content) in (str, bytes) for content in self.mime.values())
+
+
 class CellCost(msgspec.Struct, frozen=True):
     """What a cell cost on one rank: seconds of wall clock and processor, bytes of memory (peak)."""
 
@@ -125,4 +133,4 @@ class CellOutcome(msgspec.Struct, frozen=True):
 
     def _is_plain_on_wire(self) -> bool:
         """Whether nothing of the user's is in it: then it is pickled without looking at each part."""
-        return self.value is None and self.pulled is None
+        return self.pulled is None and (self.value is None or self.value._is_plain_on_wire())

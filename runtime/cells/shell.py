@@ -51,7 +51,9 @@ MARKS = re.compile(r"[%!?]|^[ \t]*(?:[/,;]|>>>|\.\.\.|In ?\[)|\A\s", re.MULTILIN
 # A magic of the notebook's as a line of a traceback shows it: after its number, and as the comment that has travelled.
 _CODES = r"(?:\x1b\[[\d;]*m)*"
 _MAGIC_ABOVE = re.compile(rf"^({_CODES} *\d+{_CODES} {_CODES})#(?=%%(?:mesh|time|timeit)\b)")
-# The comments that stand for the line of `%%mesh`, where the cell's own first line is a cell magic.
+# The comments that stand for the line of `%%mesh`, and those below it.
+COMMENTS = re.compile(r"(?:#.*\n)*")
+# Such comments where the cell's own first line is a cell magic.
 MAGIC_BELOW = re.compile(r"(?:#.*\n|[ \t]*\n)+(?=%%\w)")
 INCOMPLETE: int = codeop.PyCF_ALLOW_INCOMPLETE_INPUT  # type: ignore[attr-defined]  # not in typeshed
 # Figures of these backends of matplotlib are widgets, which need a comm to the notebook.
@@ -92,6 +94,8 @@ class CellCompiler(CachingCompiler):
 class KeepValue(DisplayHook):
     """Keeps the value of the last expression, unless a semicolon ends it."""
 
+    exec_result: Any = None  # no trait: each cell sets it twice, and nothing observes it
+
     def __call__(self, result: Any = None) -> None:
         self.check_for_underscore()
         if result is not None:
@@ -126,6 +130,10 @@ class RankShell(InteractiveShell):
     prompts: Prompts
     debugging: Debugger
     given: Mapping[str, Any] = MappingProxyType({})  # the names that a cell finds on this rank
+    # No traits: each cell sets them, and nothing observes them.
+    execution_count: int = 1
+    last_execution_succeeded: bool = True
+    last_execution_result: Any = None
 
     def init_history(self) -> None:
         self.config.HistoryManager.enabled = False
@@ -282,7 +290,7 @@ class RankShell(InteractiveShell):
 
     def transform_cell(self, raw_cell: str) -> str:
         """IPython's own syntax into Python; what has none of its marks stays as it is, and need not be tokenized."""
-        if MARKS.search(raw_cell) is None and not self._has_more_transforms():
+        if MARKS.search(raw_cell, find_end_of_comments(raw_cell)) is None and not self._has_more_transforms():
             return raw_cell if raw_cell.endswith("\n") else f"{raw_cell}\n"
         found = MAGIC_BELOW.match(raw_cell)
         start = found.end() if found else 0
@@ -305,6 +313,12 @@ class RankShell(InteractiveShell):
             raw_cell, transformed_cell=transformed_cell, preprocessing_exc_tuple=preprocessing_exc_tuple
         )
         return found
+
+
+def find_end_of_comments(source: str) -> int:
+    """Where the comments above the code end. Whatever marks are in them, they are Python."""
+    above = COMMENTS.match(source)
+    return above.end() if above is not None else 0
 
 
 def has_group(error: BaseException | None) -> bool:

@@ -6,6 +6,8 @@ import io
 import sys
 from typing import Any
 
+from IPython.core.formatters import BaseFormatter
+
 from meshbook.runtime.cells.outcome import CellValue, TensorSummary
 from meshbook.runtime.cells.widgets import without_widgets
 from meshbook.runtime.wire.pickling import dump_on_cpu
@@ -14,6 +16,8 @@ TRAVEL_BYTES = 1 << 20
 SHOWN_CHARACTERS = 20_000
 SHOWN_RICH_CHARACTERS = 1 << 20
 STATISTICS_ELEMENTS = 50_000_000
+# Classes without `_repr_html_` and its like, and their base, for which formatters may have a printer.
+_BUILTIN = frozenset({bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, object})
 
 
 def describe(value: Any, formatter: Any) -> CellValue:
@@ -31,13 +35,25 @@ def look_at(value: Any, formatter: Any) -> CellValue:
 
 def _looks(value: Any, formatter: Any) -> tuple[dict[str, Any], TensorSummary | None]:
     tensor = summarize_tensor(value)
-    mime = without_widgets(formatter.format(value)[0])
+    include = {"text/plain"} if _has_only_text(value, formatter) else None
+    mime = without_widgets(formatter.format(value, include=include)[0])
     mime = {kind: data for kind, data in mime.items() if kind == "text/plain" or _is_bounded(data)}
     text = mime.get("text/plain") or repr(value)
     if len(text) > SHOWN_CHARACTERS:
         text = f"{text[:SHOWN_CHARACTERS]}… ({len(text):,} characters)"
     mime["text/plain"] = text
     return mime, tensor
+
+
+def _has_only_text(value: Any, formatter: Any) -> bool:
+    """Whether all that formatters have for it is text. IPython asks each of them, which costs more than the cell."""
+    if type(value) not in _BUILTIN:
+        return False
+    others = [each for kind, each in formatter.formatters.items() if kind != "text/plain"]
+    return all(type(each).__call__ is BaseFormatter.__call__ for each in others) and not any(
+        each.singleton_printers or each.deferred_printers or not each.type_printers.keys().isdisjoint(_BUILTIN)
+        for each in (*others, formatter.mimebundle_formatter)
+    )
 
 
 def pack(value: Any, limit: int = TRAVEL_BYTES) -> tuple[bytes | None, str]:

@@ -123,6 +123,9 @@ class Capture:
     def end(self, origin: str) -> None:
         """A cell has ended: send everything, and what it has shown stays."""
         with self._sending:
+            # In most cells nothing is written, and each cell waits for this.
+            if not (self._waiting or self._screens.has_any or any(file.has_news for file in self._files)):
+                return
             self._send_all()
             for writer, emission in self._screens.end(origin):
                 self._send(*writer, emission)

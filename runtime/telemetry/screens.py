@@ -66,6 +66,11 @@ class Screens:
             self._screens.pop(writer, None)
 
     @property
+    def has_any(self) -> bool:
+        """Whether an execution has rows, or a line without an end."""
+        return bool(self._screens)
+
+    @property
     def holds_any(self) -> bool:
         """Whether rows wait to be sent."""
         return any(screen.held is not None for screen in self._screens.values())

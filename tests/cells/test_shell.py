@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from IPython.core.inputtransformer2 import TransformerManager
 
-from meshbook.runtime.cells.shell import MARKS, CellCompiler, LoopRunner, ends_in_semicolon, has_group, render_group
+from meshbook.runtime.cells.shell import (
+    MARKS,
+    CellCompiler,
+    LoopRunner,
+    ends_in_semicolon,
+    find_end_of_comments,
+    has_group,
+    render_group,
+)
 
 WORDS = """x 1 f(a) 'text' ''' " ( ) [ \\ # : = , ; / @ é % %ls ! !! ? ?? ... In[2]"""
 SCRAPS = [*WORDS.split(), "await f()", ">>> ", "... ", "In [1]: ", "%%time\n", "\n", "\nif x:\n    y\n"]
@@ -38,6 +46,20 @@ def test_a_semicolon_at_the_end_hides_the_value(source: str, ends: bool) -> None
 @given(st.lists(st.sampled_from(SCRAPS), max_size=12).map("".join))
 def test_a_source_without_marks_is_python_already(source: str) -> None:
     if MARKS.search(source) is None:
+        transformed = TransformerManager().transform_cell(source)
+        assert transformed.rstrip() == source.rstrip()
+
+
+def test_comments_above_a_cell_have_no_marks() -> None:
+    source = "#%%mesh 0 -o x?\n# !\nx = 1\n"
+    assert MARKS.search(source, find_end_of_comments(source)) is None
+    assert MARKS.search(source + "%pwd", find_end_of_comments(source))
+
+
+@given(st.lists(st.sampled_from(SCRAPS), max_size=12).map("".join))
+def test_a_source_without_marks_below_comments_is_python_already(source: str) -> None:
+    source = f"#%%mesh [0] ?\n{source}"
+    if MARKS.search(source, find_end_of_comments(source)) is None:
         transformed = TransformerManager().transform_cell(source)
         assert transformed.rstrip() == source.rstrip()
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from IPython.core.formatters import DisplayFormatter
+from IPython.core.formatters import BaseFormatter, DisplayFormatter
 
 from meshbook.runtime.cells.outcome import TensorSummary
 from meshbook.runtime.cells.values import (
@@ -31,6 +31,26 @@ class Rich:
 
     def _repr_html_(self) -> str:
         return "x" * self.size
+
+
+@pytest.mark.parametrize("kind", [int, object])
+def test_a_formatter_for_a_builtin_class_is_asked(kind: type) -> None:
+    formatter = DisplayFormatter()
+    formatter.formatters["text/html"].for_type(kind, lambda value: f"<b>{value}</b>")
+    assert describe(1, formatter).mime == {"text/plain": "1", "text/html": "<b>1</b>"}
+
+
+def test_a_bundle_for_a_builtin_class_is_asked() -> None:
+    formatter = DisplayFormatter()
+    formatter.mimebundle_formatter.for_type(int, lambda value, **_: {"text/markdown": f"*{value}*"})
+    assert describe(1, formatter).mime == {"text/plain": "1", "text/markdown": "*1*"}
+
+
+def test_a_builtin_value_is_formatted_as_text_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(BaseFormatter, "lookup", lambda self, value: asked.append(self.format_type))
+    assert describe([1], DisplayFormatter()).mime == {"text/plain": "[1]"}
+    assert "text/html" not in asked
 
 
 @pytest.mark.parametrize(
