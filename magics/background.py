@@ -10,7 +10,7 @@ from typing import TypeAlias
 from meshbook.magics.cell import Cell
 from meshbook.magics.progress import Progress
 from meshbook.magics.results import MeshResult
-from meshbook.magics.run import CellRun
+from meshbook.magics.run import CellExecution
 from meshbook.runtime.actor.future import Future
 
 Then: TypeAlias = Callable[[Cell], Awaitable[None]]
@@ -23,7 +23,7 @@ async def _nothing(cell: Cell) -> None:
 class Running:
     """A cell that runs there. `future` is its result, or what it raised."""
 
-    def __init__(self, run: CellRun, then: Then) -> None:
+    def __init__(self, run: CellExecution, then: Then) -> None:
         self.run = run
         self._then = then
         self.future: Future[MeshResult] = Future.pending()
@@ -81,6 +81,6 @@ class Background:
 
 
 async def _begin(cell: Cell, source: str, title: str, then: Then, resumes: Progress | None) -> Running:
-    run = CellRun(cell, title=title, resumes=resumes)
+    run = CellExecution(cell, title=title, resumes=resumes)
     run.begin(source)
     return Running(run, then)

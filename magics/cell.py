@@ -9,7 +9,7 @@ from typing import Any
 from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.options import CellOptions
 from meshbook.magics.output import OutputLimits
-from meshbook.magics.prompting import UNASKED, Manner
+from meshbook.magics.prompting import UNASKED, PromptPolicy
 from meshbook.magics.publisher import Publisher
 from meshbook.magics.transfers import Transfers
 from meshbook.runtime.geometry import Region
@@ -38,9 +38,9 @@ class Cell:
     label: str = ""  # what stands before its ranks in output: the name of the mesh, where there are several
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the notebook
     by_mode: bool = False  # it runs on ranks without saying so itself
-    manner: Manner = UNASKED  # how a person is asked for what its ranks want to know
+    policy: PromptPolicy = UNASKED  # how a person is asked for what its ranks want to know
 
     @property
     def opens_debugger(self) -> bool:
         """Whether a rank that fails is looked at; where nobody can be asked, what fails only ends."""
-        return self.options.on_error == "debug" and not self.manner.keyboard.refusal
+        return self.options.on_error == "debug" and not self.policy.keyboard.refusal

@@ -16,22 +16,22 @@ from meshbook.magics.local import run_with_local
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.options import CellOptions, parse_cell_options
 from meshbook.magics.parsing import HelpRequested, UsageError, quoted
-from meshbook.magics.preparing import Preparation
+from meshbook.magics.preparing import CellPlanner
 from meshbook.magics.profiling import ProfileRequest, Told
 from meshbook.magics.results import MeshResult
-from meshbook.magics.run import CellRun
+from meshbook.magics.run import CellExecution
 from meshbook.magics.timing import Timer, parse_timer, time_often, time_once
 from meshbook.magics.tracebacks import CellError
 
 T = TypeVar("T")
 
 
-class Cells:
+class CellRunner:
     """Runs the mesh cells of a notebook."""
 
     def __init__(self, notebook: Notebook) -> None:
         self._notebook = notebook
-        self._preparation = Preparation(notebook)
+        self._planner = CellPlanner(notebook)
 
     async def run(self, line: str, source: str, timer: str = "", *, by_mode: bool = False) -> MeshResult | Job | Any:
         """Run a cell by its line and source (see `transform`); `timer` is a line above it, `%%time` or `%%timeit`;
@@ -48,10 +48,10 @@ class Cells:
             return None
         assert not isinstance(options, HelpRequested)
         assert not isinstance(asked, HelpRequested)
-        await self._preparation.bring_up_default()
+        await self._planner.bring_up_default()
         if asked is not None:
             return await self._run_timed(options, source, asked)
-        cell = self._preparation.prepare(options, by_mode=by_mode)
+        cell = self._planner.plan(options, by_mode=by_mode)
         if options.profile and not options.block:
             raise UsageError("%%mesh: nobody waits for a cell with -a: %mesh profile --seconds S profiles what runs")
         if not options.block:
@@ -74,11 +74,11 @@ class Cells:
         if not options.block:
             raise UsageError("%%mesh -a returns at once, so there is nothing to time: leave out one of them")
         if not timer.repeats:
-            cell = self._preparation.prepare(options)
+            cell = self._planner.plan(options)
             return _shown_value(await time_once(functools.partial(self._run_to_end, cell, source)))
         if options.push or options.pull or options.local:
             raise UsageError("%%timeit runs the cell alone: do without --push, --pull and --local, or take %%time")
-        cell = self._preparation.prepare(dataclasses.replace(options, quiet=True, show=None))
+        cell = self._planner.plan(dataclasses.replace(options, quiet=True, show=None))
         result = await time_often(functools.partial(_run_unseen, cell, source), timer)
         if timer.name is not None:
             self._notebook.shell.user_ns[timer.name] = result
@@ -105,14 +105,14 @@ class Cells:
             raise UsageError(f"a %%mesh cell within another cell runs without {word}: give it a cell of its own")
         if not options.block:
             self._bring_up()
-            return self._keep(options, self._notebook.jobs.start(self._preparation.prepare(options), source))
+            return self._keep(options, self._notebook.jobs.start(self._planner.plan(options), source))
         return _shown_value(self._run_blocking(options, source))
 
     def _run_blocking(self, options: CellOptions, source: str) -> MeshResult:
         self._bring_up()
         for stream in (sys.stdout, sys.stderr):  # what the lines before it printed comes before what ranks do
             stream.flush()
-        cell = self._preparation.prepare(options)
+        cell = self._planner.plan(options)
         try:
             result = self._keep(options, self._wait_here(cell, source))
         except CellError as error:
@@ -136,7 +136,7 @@ class Cells:
 
     def _bring_up(self) -> None:
         if not len(self._notebook.meshes):
-            wait_for(self._preparation.bring_up_default())
+            wait_for(self._planner.bring_up_default())
 
     async def _run_profiled(self, cell: Cell, source: str) -> MeshResult:
         """Run it, and profile those of its ranks of which that is wanted."""
@@ -157,12 +157,12 @@ class Cells:
 
     async def _run(self, cell: Cell, source: str) -> MeshResult:
         if not cell.options.local:
-            return await self._wait_for(CellRun(cell), source)
+            return await self._wait_for(CellExecution(cell), source)
         running = self._notebook.background.start(cell, source)
         stops = cell.options.on_error == "stop"
         return await run_with_local(self._notebook.shell, running, source, number=cell.number, stops=stops)
 
-    async def _wait_for(self, run: CellRun, source: str) -> MeshResult:
+    async def _wait_for(self, run: CellExecution, source: str) -> MeshResult:
         self._notebook.waits_for.append(run)
         try:
             return await run.run(source)
@@ -181,7 +181,7 @@ def _shown_value(result: MeshResult) -> MeshResult | None:
 
 async def _run_unseen(cell: Cell, source: str) -> MeshResult:
     """Run a cell one of many times: nothing of it is kept."""
-    run = CellRun(cell)
+    run = CellExecution(cell)
     try:
         return await run.run(source)
     finally:

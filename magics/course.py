@@ -1,7 +1,6 @@
-"""How a cell that runs is watched, and ended: does to its ranks what `steps` says is due, and looks where they are.
+"""Supervises a running cell: does to its ranks what `steps` says is due, and looks where they are.
 
-It acts beside the coroutine of the cell, which gives it the time (`act`). What the cell prints or evaluates to is the
-business of that (`run`).
+It acts in the loop of the cell, which passes the time in (`act`). Not for what the cell prints or evaluates to (`run`).
 """
 
 from __future__ import annotations
@@ -10,16 +9,16 @@ import asyncio
 import dataclasses
 import logging
 import math
-import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from meshbook.magics.divergence import Watch
 from meshbook.magics.losses import error_of_killed
 from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.rollcall import Whereabouts, answers_of, ask_ranks, call_roll, describe_roll
-from meshbook.magics.steps import Order, Patience, Step, Steps
+from meshbook.magics.state import CellState
+from meshbook.magics.steps import EscalationAction, EscalationPolicy, GracePeriods, Step
 from meshbook.magics.tracebacks import Ending
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.outcome import RankError
@@ -31,35 +30,39 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Watched:
-    """The cell that is watched: its execution, its ranks, and its options. `withdraw` gives up what has not begun on
-    these ranks, and returns those that have the cell; `at_work` are those of these that are at it."""
+class SupervisedCell:
+    """The cell: its execution, its ranks, what is known of them, and its options.
+
+    `withdraw` gives up what has not begun on these ranks, and returns those that have the cell; `at_work` are those of
+    these that are at it.
+    """
 
     mesh: NotebookMesh
     origin: str
     ranks: tuple[int, ...]
+    state: CellState
     timeout: float | None
     stops_on_error: bool
     withdraw: Callable[[Sequence[int]], list[int]]
-    at_work: Callable[[Iterable[int]], list[int]]
+    at_work: Callable[[Collection[int]], list[int]]
 
 
-class Course:
-    """The course of one cell. `say` shows a line in it while it runs; `wake` lets `act` be called again soon.
+class CellSupervisor:
+    """Supervises one cell, in its loop. `say` shows a line in it while it runs; `wake` lets `act` be called again soon.
 
     Where its ranks are is looked at from `begin` on; before that they are at what the cell has to wait for.
     """
 
     def __init__(
-        self, cell: Watched, patience: Patience, *, say: Callable[[str], None], wake: Callable[[], None]
+        self, cell: SupervisedCell, periods: GracePeriods, *, say: Callable[[str], None], wake: Callable[[], None]
     ) -> None:
         self._cell = cell
         self._mesh = cell.mesh
+        self._silent = cell.state.silent
         self._say = say
         self._wake = wake
         self._loop = asyncio.get_running_loop()
-        self._lock = threading.Lock()  # guards the next two: answers come on the receiving thread
-        self._steps = Steps(cell.ranks, stops_on_error=cell.stops_on_error, patience=patience)
+        self._policy = EscalationPolicy(self._silent, stops_on_error=cell.stops_on_error, periods=periods)
         in_cell = set(cell.ranks)
         self._absent = [rank for rank in cell.mesh.procs.region.ranks() if rank not in in_cell]
         self._watch = Watch(self._loop.time(), self._absent)
@@ -72,11 +75,6 @@ class Course:
         self._broken: set[str] = set()  # process groups, in words
         self._killed: set[int] = set()
         self._healing: asyncio.Future[list[int]] | None = None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether every rank has answered."""
-        return not self._steps.silent
 
     @property
     def ending(self) -> Ending:
@@ -92,73 +90,71 @@ class Course:
             self._has_begun, self._watch = True, Watch(now, self._absent)
             self._limit = math.inf if self._cell.timeout is None else now + self._cell.timeout
 
-    def answered(self, rank: int, error: RankError | None) -> None:
-        """A rank has answered, or never will; from any thread."""
+    def answered(self, error: RankError | None) -> None:
+        """A rank has answered, or never will."""
         now = self._loop.time()
-        with self._lock:
-            self._steps.answered(rank, now, failed=error is not None, died=error is not None and error.kind == "died")
-            self._watch.answered(now)
+        if error is not None:
+            self._policy.failed(now, died=error.kind == "died")
+        self._watch.answered(now)
 
     def hold(self, is_held: bool) -> None:
-        """Whether a person is in the debugger on some rank: neither an error nor a time limit ends that; any thread."""
-        with self._lock:
-            self._steps.is_held = is_held
-        self._loop.call_soon_threadsafe(self._wake)
+        """Whether a person is in the debugger on some rank: neither an error nor a time limit ends that."""
+        self._policy.is_held = is_held
 
     def interrupt(self) -> None:
         """First: KeyboardInterrupt on every rank that still runs. Second: break process groups. Third: kill."""
         now = self._loop.time()
-        with self._lock:
-            self._steps.press(now)
-            self._watch.hurry(now)
+        self._policy.press(now)
+        self._watch.hurry(now)
         if self._healing is not None:
             self._healing.cancel()
-        self._wake()
 
     # -- what is done ----------------------------------------------------------------
 
     def act(self, now: float) -> tuple[int, ...]:
         """Do what is due. Returns the ranks that the cell is to end without."""
         self._look_around(now)
-        with self._lock:
-            orders = self._steps.due(now)
-        for order in orders:
-            if order.step is Step.LEAVE:
-                return order.ranks
-            self._carry_out(order)
+        for action in self._policy.due(now):
+            if action.step is Step.LEAVE:
+                return action.ranks
+            self._carry_out(action)
         return ()
 
     @property
     def next_at(self) -> float:
         """When something may be due, looks aside."""
-        with self._lock:
-            return self._steps.next_at
+        return self._policy.next_at
 
-    def _carry_out(self, order: Order) -> None:
-        match order.step:
+    def _carry_out(self, action: EscalationAction) -> None:
+        match action.step:
             case Step.INTERRUPT:
-                if concerned := self._cell.withdraw(order.ranks):
+                if concerned := self._cell.withdraw(action.ranks):
                     ask_ranks(self._mesh, concerned).interrupt.broadcast(self._cell.origin)
             case Step.ABORT:
-                self._aborted.update(order.ranks)
-                self._begin_aside(self._abort(order))
+                self._aborted.update(action.ranks)
+                self._begin_aside(self._abort(action))
             case Step.KILL:
-                self._killed.update(order.ranks)
-                self._mesh.procs._with_region(self._mesh.procs.region.pick(order.ranks)).kill(sender="a third Ctrl-C")
+                self._killed.update(action.ranks)
+                self._mesh.procs._with_region(self._mesh.procs.region.pick(action.ranks)).kill(sender="a third Ctrl-C")
 
-    async def _abort(self, order: Order) -> None:
+    async def _abort(self, action: EscalationAction) -> None:
         """Break the process groups of these ranks; then of all, since a part of a group is no use."""
         # In this order: once one of them lets go, the others are elsewhere, too.
-        self._roll |= await call_roll(self._mesh, order.ranks)
-        broken = await self._break_groups(order)
+        self._roll |= await call_roll(self._mesh, action.ranks)
+        broken = await self._break_groups(action)
         if broken:  # also where ranks have come out of them; and all are to meet elsewhere, should they make new ones
             await answers_of([self._mesh.procs.abort_process_groups()], ABORT_WITHIN)
         self._broken |= broken
 
-    async def _break_groups(self, order: Order) -> set[str]:
+    async def _break_groups(self, action: EscalationAction) -> set[str]:
         """Which groups were broken, in words."""
-        asked = ask_ranks(self._mesh, order.ranks).abort.call_each(self._cell.origin, order.forced)
+        asked = ask_ranks(self._mesh, action.ranks).abort.call_each(self._cell.origin, action.forced)
         return {group for groups in await answers_of(asked, ABORT_WITHIN) for group in groups or ()}
+
+    @property
+    def has_to_settle(self) -> bool:
+        """Whether `settle` has something to do."""
+        return bool(self._aborted or self._killed)
 
     async def settle(self) -> dict[int, RankError]:
         """After the last answer: end what was begun, and start the ranks again that were killed; their errors."""
@@ -186,7 +182,7 @@ class Course:
     def _look_around(self, now: float) -> None:
         if self._aside or not self._has_begun:
             return
-        if now >= self._limit and not self._steps.is_held:
+        if now >= self._limit and not self._policy.is_held:
             self._limit = math.inf
             self._begin_aside(self._run_out_of_time())
         elif self._watch.is_due(now):
@@ -202,26 +198,19 @@ class Course:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("the ranks of a running cell could not be asked", exc_info=error)
 
-    @property
-    def _silent(self) -> tuple[int, ...]:
-        with self._lock:
-            return tuple(self._steps.silent)
-
     async def _run_out_of_time(self) -> None:
         roll = await call_roll(self._mesh, self._cell.at_work(self._silent))
         self._timed_out = f"timed out after {self._cell.timeout:g} s: {describe_roll(roll)}"
-        with self._lock:
-            self._steps.time_is_up(self._loop.time())
+        self._policy.time_is_up(self._loop.time())
         self._wake()
 
     async def _look_at_ranks(self) -> None:
         roll = await call_roll(self._mesh, self._cell.at_work(self._silent))
-        with self._lock:
-            running = {rank: where for rank, where in roll.items() if rank in self._steps.silent}
-            done = [rank for rank in self._cell.ranks if rank not in self._steps.silent]
-            line = self._watch.take(running, done, self._loop.time())
-            if self._steps.is_wanted and running:
-                line = f"interrupted, but {describe_roll(running)}; {self._steps.advice}"
+        running = {rank: where for rank, where in roll.items() if rank in self._silent}
+        done = [rank for rank in self._cell.ranks if rank not in self._silent]
+        line = self._watch.take(running, done, self._loop.time())
+        if self._policy.is_wanted and running:
+            line = f"interrupted, but {describe_roll(running)}; {self._policy.advice}"
         self._say(line)
 
     # -- what it was ------------------------------------------------------------------
@@ -230,7 +219,7 @@ class Course:
         """What we did because another rank failed has consequences; what we did for a person is an interrupt."""
         if rank in self._aborted and (error.is_consequence or error.kind == "interrupted"):
             error = self._as_interrupted(rank, error)
-        is_ours = error.kind == "interrupted" and not self._steps.is_wanted
+        is_ours = error.kind == "interrupted" and not self._policy.is_wanted
         return dataclasses.replace(error, is_consequence=True) if is_ours else error
 
     def _as_interrupted(self, rank: int, error: RankError) -> RankError:

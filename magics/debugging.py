@@ -9,7 +9,7 @@ from meshbook.magics.losses import check_able
 from meshbook.magics.meshes import MeshError, NotebookMesh
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.options import CellOptions
-from meshbook.magics.prompting import Manner
+from meshbook.magics.prompting import PromptPolicy
 from meshbook.magics.publisher import publisher_for
 
 SOURCE = "%debug"  # what the ranks run: IPython's own way to look at its last error
@@ -30,7 +30,7 @@ def debug(notebook: Notebook, selector: str | None) -> None:
     cell = Cell(
         *(notebook.session(), mesh, region, CellOptions(on_error="finish"), publisher_for(notebook.shell)),
         number=notebook.cell_number,
-        manner=Manner(keyboard, select=notebook.selector_of(mesh)),
+        policy=PromptPolicy(keyboard, select=notebook.selector_of(mesh)),
     )
     running = notebook.background.start(cell, SOURCE, title="%mesh debug")
     try:

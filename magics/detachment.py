@@ -23,7 +23,7 @@ from meshbook.magics.notebook import Notebook
 from meshbook.magics.options import CellOptions
 from meshbook.magics.progress import Progress
 from meshbook.magics.publisher import publisher_for
-from meshbook.magics.run import CellRun
+from meshbook.magics.run import CellExecution
 from meshbook.magics.transfers import Transfers
 from meshbook.runtime.hosts.attaching import AttachedSession
 from meshbook.runtime.hosts.detached import remark
@@ -106,14 +106,14 @@ def _leave_mesh(mesh: NotebookMesh) -> MeshLeft:
     return MeshLeft(mesh.procs.name, actors, known)
 
 
-def _running(notebook: Notebook) -> Iterator[tuple[int, CellRun]]:
+def _running(notebook: Notebook) -> Iterator[tuple[int, CellExecution]]:
     """The cells that run, as jobs: those that this notebook waits for are jobs in the next one."""
     jobs = list(notebook.jobs)
     yield from ((job.number, job.run) for job in jobs if not job.done())
     yield from enumerate(notebook.waits_for, max((job.number for job in jobs), default=0) + 1)
 
 
-def _leave_cell(number: int, run: CellRun) -> JobLeft:
+def _leave_cell(number: int, run: CellExecution) -> JobLeft:
     cell, progress, transfers = run.cell, run.leave(), run.cell.transfers
     return JobLeft(
         *(number, cell.number, cell.mesh.name, tuple(cell.region.ranks()), cell.options, cell.shown, progress),

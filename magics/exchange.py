@@ -63,7 +63,8 @@ class Exchange:
         self._mesh = mesh
         self._what = what
         self._operation = f"{what} {next(_serial)}"
-        self._nodes = {rank: mesh.procs.nodes[rank].node for rank in requests}
+        nodes = mesh.procs.nodes
+        self._nodes = {rank: nodes[rank].node for rank in requests}
         self._is_given_up = False
         if (made := _made.get()) is not None:
             made.append(self)
@@ -99,7 +100,7 @@ class Exchange:
     @property
     def ahead(self) -> dict[int, str]:
         """What the ranks are at, as far as that is to be waited for: `job 7 of cell 12`."""
-        ahead = {rank: self._mesh.queues.ahead_of(node, self._operation) for rank, node in self._nodes.items()}
+        ahead = self._mesh.queues.ahead_of(self._nodes, self._operation)
         return {rank: title for rank, title in ahead.items() if title}
 
     def wait(self) -> dict[int, Any]:

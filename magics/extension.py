@@ -6,7 +6,7 @@ from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
-from meshbook.magics.cells import Cells
+from meshbook.magics.cells import CellRunner
 from meshbook.magics.completion.completion import Completion
 from meshbook.magics.completion.ranks import RankNames
 from meshbook.magics.faults import FaultScreen
@@ -28,7 +28,7 @@ _NOTEBOOK = "__meshbook__"  # among the shell's hidden names: what has been load
 class MeshMagics(Magics):
     """`%%mesh`, `%mesh`, `%%here` and `%on`."""
 
-    def __init__(self, shell: Any, notebook: Notebook, cells: Cells) -> None:
+    def __init__(self, shell: Any, notebook: Notebook, cells: CellRunner) -> None:
         super().__init__(shell)
         self._notebook = notebook
         self._cells = cells
@@ -72,7 +72,7 @@ def load(shell: Any) -> Notebook:
     if isinstance(shell, RankShell):
         raise UsageError("meshbook is the notebook's, and cells of a rank have no meshes: load it without %%mesh")
     notebook = Notebook(shell)
-    cells = Cells(notebook)
+    cells = CellRunner(notebook)
     shell.register_magics(MeshMagics(shell, notebook, cells))
     shell.input_transformers_cleanup.append(Transform(lambda: notebook.mode.line_now, lambda: notebook.mode.is_within))
     shell.push({RUNNER: cells.run, RUNNER_WITHIN: cells.run_within, _NOTEBOOK: notebook}, interactive=False)

@@ -21,7 +21,7 @@ from meshbook.magics.progress import Progress
 from meshbook.magics.publications import Display, Error, LiveDisplay, Publication
 from meshbook.magics.publisher import Publisher, publisher_for
 from meshbook.magics.results import MeshResult
-from meshbook.magics.run import CellDetached, CellRun
+from meshbook.magics.run import CellDetached, CellExecution
 from meshbook.magics.tracebacks import CellError
 from meshbook.magics.variables import ask_nobody
 from meshbook.runtime.errors import MeshbookError
@@ -116,7 +116,7 @@ class Job:
         return (yield from self._future.__await__())
 
     @property
-    def run(self) -> CellRun:
+    def run(self) -> CellExecution:
         """The cell as it runs."""
         return self._run
 

@@ -19,7 +19,7 @@ from meshbook.magics.mode import MeshMode
 from meshbook.magics.parsing import suggestion
 from meshbook.magics.preferences import Preferences
 from meshbook.magics.profiling import Profiling
-from meshbook.magics.run import CellRun
+from meshbook.magics.run import CellExecution
 from meshbook.magics.selection import Selected, SelectionError, parse, resolve
 from meshbook.magics.tracing import CellTimes
 from meshbook.runtime.hosts.session import Session, current_session
@@ -49,7 +49,7 @@ class Notebook:
         self.preferences = Preferences()
         self.background = Background()
         self.jobs = Jobs(self.background)
-        self.waits_for: list[CellRun] = []  # cells that are run to their end, here
+        self.waits_for: list[CellExecution] = []  # cells that are run to their end, here
         self.detaches_for: float | None = None  # seconds, at the end of this process; None: it ends its meshes
 
     def warm_up(self) -> None:

@@ -17,14 +17,14 @@ from meshbook.magics.notebook import Notebook
 from meshbook.magics.options import CellOptions
 from meshbook.magics.output import OutputLimits
 from meshbook.magics.parsing import UsageError
-from meshbook.magics.prompting import Manner
+from meshbook.magics.prompting import PromptPolicy
 from meshbook.magics.publisher import publisher_for
 from meshbook.magics.transfers import Transfers
 from meshbook.runtime.geometry import Region
 
 
-class Preparation:
-    """Prepares the cells of a notebook. A `Mistake` where they cannot be what their options ask for."""
+class CellPlanner:
+    """Plans the cells of a notebook. A `Mistake` where they cannot be what their options ask for."""
 
     def __init__(self, notebook: Notebook) -> None:
         self._notebook = notebook
@@ -45,7 +45,7 @@ class Preparation:
         print(f"no mesh was up, so one was started: {describe_up(mesh, started)}")
         say_what_is_detached()
 
-    def prepare(self, options: CellOptions, *, by_mode: bool = False) -> Cell:
+    def plan(self, options: CellOptions, *, by_mode: bool = False) -> Cell:
         """The cell that the options ask for, on a mesh that can run it."""
         session = self._notebook.session()
         mesh, selected = self._notebook.select(options.selection)
@@ -60,13 +60,13 @@ class Preparation:
             label=mesh.label,
             variables=self._notebook.shell.user_ns,
             by_mode=by_mode,
-            manner=self._manner(options, mesh),
+            policy=self._prompt_policy(options, mesh),
         )
 
-    def _manner(self, options: CellOptions, mesh: NotebookMesh) -> Manner:
+    def _prompt_policy(self, options: CellOptions, mesh: NotebookMesh) -> PromptPolicy:
         """How its ranks are answered."""
         breaks, select = self._ranks_of(options.breaks, mesh), self._notebook.selector_of(mesh)
-        return Manner(self._keyboard(options), options.stdin, breaks, select, mesh.label)
+        return PromptPolicy(self._keyboard(options), options.stdin, breaks, select, mesh.label)
 
     def _keyboard(self, options: CellOptions) -> Keyboard:
         if not options.block:

@@ -23,7 +23,7 @@ StreamName = Literal["stdout", "stderr"]
 _ENDINGS: dict[ErrorKind, Ending] = {"interrupted": "interrupted", "skipped": "skipped"}
 
 
-class Printing:
+class OutputCollector:
     """The output of one cell, from any thread; made where its loop runs."""
 
     def __init__(self, output: CellOutput, publisher: Publisher) -> None:

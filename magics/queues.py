@@ -38,11 +38,18 @@ class RankQueues:
                 self._queues.pop(node, None)
                 self._freed_at[node] = self._clock()
 
-    def ahead_of(self, node: str, origin: str) -> str:
-        """The title of what this execution waits for there; empty where it waits for nothing."""
+    def ahead_of(self, nodes: Mapping[int, str], origin: str) -> dict[int, str]:
+        """What this execution waits for, by rank: a title, or the empty string where it waits for nothing.
+
+        Only of those ranks that have been sent it and have not answered; `nodes` are their processes.
+        """
         with self._lock:
-            first = next(iter(self._queues.get(node, {}).items()), (origin, ""))
-        return "" if first[0] == origin else first[1]
+            queues = {rank: self._queues.get(node, {}) for rank, node in nodes.items()}
+            return {
+                rank: "" if next(iter(queue)) == origin else next(iter(queue.values()))
+                for rank, queue in queues.items()
+                if origin in queue
+            }
 
     def seconds_free(self, nodes: Sequence[str]) -> list[float]:
         """For how long each of these processes has had nothing to execute; infinite where it never had anything."""

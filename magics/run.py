@@ -1,41 +1,41 @@
 """One `%%mesh` cell from its source to its result: sent to the ranks, watched, interrupted, shown, raised.
 
-Events come on the receiving thread (a rank answered, a rank printed); the coroutine of the cell wakes for the last
-answer, for trouble, for Ctrl-C, for ranks whose turn it is, and four times a second to show what there is.
+Answers come on the receiving thread, as events of the cell's inbox (`state`). The coroutine of the cell handles them.
+It wakes for the last answer, for trouble, for Ctrl-C, for ranks whose turn it is, and four times a second to publish.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import itertools
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
-from meshbook.magics.attendance import Attendance
+from meshbook.magics.attendance import AdmissionQueue
 from meshbook.magics.cell import Cell
 from meshbook.magics.costs import summarise_costs
-from meshbook.magics.course import Course, Watched
-from meshbook.magics.interruptible import run_interruptible
+from meshbook.magics.course import CellSupervisor, SupervisedCell
+from meshbook.magics.interruptible import interruptible, run_interruptible
 from meshbook.magics.losses import error_of_lost, error_of_silent, error_of_skipped, tell_remedy
 from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.missing import explain_missing
 from meshbook.magics.mistakes import Mistake
 from meshbook.magics.output import CellOutput
-from meshbook.magics.printing import Printing
+from meshbook.magics.printing import OutputCollector
 from meshbook.magics.progress import Progress
-from meshbook.magics.prompting import Asking, Prompting
+from meshbook.magics.prompting import OpenPrompt, PromptBroker
 from meshbook.magics.publications import Stream
 from meshbook.magics.queues import tell_waiting
 from meshbook.magics.results import MeshResult, Sources
 from meshbook.magics.rollcall import call_roll
 from meshbook.magics.schedule import Wave, plan_waves
 from meshbook.magics.selection import LastCell
-from meshbook.magics.steps import PATIENCE, Patience
+from meshbook.magics.state import CellState, Inbox
+from meshbook.magics.steps import GRACE_PERIODS, GracePeriods
 from meshbook.magics.tracebacks import CellError, make_cell_error
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.actor.future import Future
@@ -53,11 +53,11 @@ class CellDetached(Mistake, MeshbookError):
     """The run of a cell was detached: its ranks go on without this notebook."""
 
 
-class CellRun:
+class CellExecution:
     """A running cell. `origin` names the execution everywhere; `title` is what cells are told that wait for it."""
 
     def __init__(
-        self, cell: Cell, *, title: str = "", patience: Patience = PATIENCE, resumes: Progress | None = None
+        self, cell: Cell, *, title: str = "", periods: GracePeriods = GRACE_PERIODS, resumes: Progress | None = None
     ) -> None:
         self._serial = next(_serial)
         # Of the controller's present life: ranks of a run that was attached to still know executions of others.
@@ -72,33 +72,34 @@ class CellRun:
         self._source = ""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.current_thread()
-        self._wake = asyncio.Event()
-        self._lock = threading.Lock()  # guards the outcomes, which the receiving thread notes and the loop reads
-        self._printing = Printing(self._make_output(), cell.publisher)
-        self._outcomes: dict[int, CellOutcome] = {}
+        self._inbox = Inbox()
+        self._state = CellState(self._ranks)
+        self._output = OutputCollector(self._make_output(), cell.publisher)
         self._futures: dict[int, Future[Any]] = {}
-        self._failed: list[int] = []  # in the order in which they failed
+        self._arrivals = itertools.count(1)
+        self._wakes_for_each = False  # the loop wakes for each answer, and not for the last one alone
         self._has_left = False  # another notebook sees it to its end
-        options, stops = cell.options, cell.options.on_error == "stop"
-        self._attendance = Attendance(
-            mesh.queues,
-            {rank: mesh.procs.nodes[rank].node for rank in self._ranks},
-            self._plan(),
+        nodes = mesh.procs.nodes
+        self._admission = AdmissionQueue(
+            *(mesh.queues, {rank: nodes[rank].node for rank in self._ranks}, self._plan()),
             origin=self.origin,
             title=self.title,
         )
-        self._course = Course(
-            Watched(mesh, self.origin, self._ranks, options.timeout, stops, self._withdraw, self._attendance.at_work),
-            patience,
-            say=self._printing.remark,
-            wake=self._wake.set,
+        self._supervisor = CellSupervisor(
+            SupervisedCell(
+                *(mesh, self.origin, self._ranks, self._state, cell.options.timeout, cell.options.on_error == "stop"),
+                *(self._withdraw, self._admission.at_work),
+            ),
+            periods,
+            say=self._output.remark,
+            wake=self._inbox.wake,
         )
-
-        self._prompting = Prompting(
-            *(mesh.procs.name, self._ranks, cell.manner),
-            area=self._printing,
+        self._prompting = PromptBroker(
+            *(mesh.procs.name, self._ranks, self._state.silent, cell.policy),
+            inbox=self._inbox,
+            area=self._output,
             whereabouts=self._whereabouts,
-            hold=self._course.hold,
+            hold=self._supervisor.hold,
         )
 
     def _make_output(self) -> CellOutput:
@@ -129,7 +130,7 @@ class CellRun:
     def begin(self, source: str) -> None:
         """Send it to those ranks whose turn it is."""
         self._source = source
-        self.cell.session.output.open(self.origin, self._printing.take)
+        self.cell.session.output.open(self.origin, self._output.take)
         self.cell.session.questions.open(self.origin, self._prompting)
         try:
             if self._resumes is not None:
@@ -143,20 +144,24 @@ class CellRun:
     async def finish(self) -> MeshResult:
         """See it to its end, once it has begun."""
         try:
-            await run_interruptible(self._see_through(), self.interrupt)
+            with interruptible(lambda: self._loop.call_soon_threadsafe(self.interrupt)):
+                unheard = await self._wait()
+                if unheard or self._supervisor.has_to_settle:
+                    await run_interruptible(self._settle(unheard), self.interrupt)
         finally:  # who asks is answered, however it has ended
             self.cell.session.questions.close(self.origin)
             self._prompting.close()
-            self._printing.close(self._footer)
+            self._inbox.close()
+            self._output.close(self._footer)
             self.cell.session.output.end(self.origin)
         if self._has_left:
             raise CellDetached(f"{self.title} was detached and runs on: %mesh attach takes it over")
         result = self._result()
         self._mesh.note_last(self._history())
-        has_shown = bool(self._printing.final)
+        has_shown = bool(self._output.final)
         if self.cell.options.block:  # else `%mesh result` may show it once more
-            self._printing.forget_final()
-        if self._failed:
+            self._output.forget_final()
+        if self._state.failed:
             raise self._error(result)
         if self.cell.by_mode and not (has_shown or result.has_value):
             # A person may have forgotten that the mode is on, and nothing else says where this has run.
@@ -165,8 +170,10 @@ class CellRun:
 
     def interrupt(self) -> None:
         """As Ctrl-C does, each time with more force; in its loop."""
+        self._inbox.handle()  # ranks that have answered are not interrupted
         self._prompting.interrupt()
-        self._course.interrupt()
+        self._supervisor.interrupt()
+        self._inbox.wake()
 
     @property
     def mesh(self) -> NotebookMesh:
@@ -181,79 +188,75 @@ class CellRun:
     @property
     def answers(self) -> dict[int, RankError | None]:
         """What each rank that has answered has failed with, or None."""
-        with self._lock:
-            return {rank: outcome.error for rank, outcome in self._outcomes.items()}
+        return {rank: outcome.error for rank, outcome in dict(self._state.outcomes).items()}
 
     @property
     def seconds(self) -> float:
         """Since it began."""
-        return self._printing.seconds
+        return self._output.seconds
 
     @property
-    def pauses(self) -> Sequence[Asking]:
+    def pauses(self) -> Sequence[OpenPrompt]:
         """Which ranks wait for a person."""
-        return self._prompting.asking()
+        return self._prompting.pauses
 
     @property
     def live_rows(self) -> Mapping[int, str]:
         """What each rank has written that may still change."""
-        return self._printing.live_rows()
+        return self._output.live_rows()
 
     @property
     def headline(self) -> str:
         """How far it is, in a line."""
-        self._show_who_waits(self._attendance.ahead())
-        return self._printing.headline()
+        self._show_who_waits(self._admission.ahead())
+        return self._output.headline()
 
     @property
     def waits_for(self) -> str:
         """What it waits for before it begins, in words; empty for nothing."""
-        return tell_waiting(self._attendance.ahead(), len(self._ranks))
+        return tell_waiting(self._admission.ahead(), len(self._ranks))
 
     @property
     def final_output(self) -> Sequence[Any]:
         """What was published of its output at its end."""
-        return self._printing.final
+        return self._output.final
 
-    async def _see_through(self) -> None:
-        await self._wait()
-        for rank, told in (await self._course.settle()).items():
-            self._outcomes[rank] = msgspec.structs.replace(self._outcomes[rank], error=told)
-
-    async def _wait(self) -> None:
-        """Until every rank has answered, or there is no use in waiting for those that have not."""
-        while not self._course.is_over:
-            now = self._loop.time()
+    async def _wait(self) -> tuple[int, ...]:
+        """Wait until every rank has answered; return the ranks for which there is no use in waiting any longer."""
+        while True:
+            self._inbox.handle()
             self._take_turns()
+            if not self._state.silent:
+                return ()
             self._look_who_waits()
-            self._printing.publish_due()
-            if silent := self._course.act(now):
-                return await self._leave(silent)
-            await self._sleep(max(0.0, min(TICK, self._course.next_at - now)))
-        return None
+            self._output.publish_due()
+            now = self._loop.time()
+            if unheard := self._supervisor.act(now):
+                return unheard
+            self._prompting.act(now)
+            next_at = min(self._supervisor.next_at, self._prompting.next_at)
+            try:
+                await self._inbox.wait(max(0.0, min(TICK, next_at - now)))
+            except asyncio.CancelledError:  # by the kernel: an interrupt like any other
+                if (caller := asyncio.current_task()) is not None:
+                    caller.uncancel()
+                self.interrupt()
 
-    async def _sleep(self, seconds: float) -> None:
-        alarm = self._loop.call_later(seconds, self._wake.set)
-        try:
-            await self._wake.wait()
-        finally:
-            alarm.cancel()
-        self._wake.clear()
-
-    async def _leave(self, ranks: tuple[int, ...]) -> None:
-        """End the cell without the ranks that do not answer; they stay busy with it."""
-        roll = await call_roll(self._mesh, ranks)
-        for rank in ranks:
-            with self._lock:
-                if rank in self._outcomes:
-                    continue
+    async def _settle(self, unheard: tuple[int, ...]) -> None:
+        """End the cell without the ranks that do not answer, which stay busy with it; heal those that were killed."""
+        if unheard:
+            roll = await call_roll(self._mesh, unheard)
+            self._inbox.handle()
+            for rank in self._state.silent.intersection(unheard):
                 self._mesh.busy[rank] = self.cell.number
                 self._note(rank, CellOutcome(_NOTHING, error=error_of_silent(roll[rank])))
+        self._state.replace_errors(await self._supervisor.settle())
 
     # -- who begins ----------------------------------------------------------------
 
     def _take_turns(self) -> None:
-        turn = self._attendance.take_turn()
+        turn = self._admission.take_turn(self._state.silent, has_failed=bool(self._state.failed))
+        self._wakes_for_each = self._wakes_for_each or bool(self._admission.to_come)
         if turn.begins:
             self._send(turn.begins)
         self._skip(dict.fromkeys(turn.skipped, turn.reason))
@@ -266,7 +269,7 @@ class CellRun:
             futures = self._cells_of(ranks).run.call_each(self._source, self.cell.number, *transfer, **debugs)
         except BaseException:  # it cannot travel: these ranks are not at it, and nobody waits behind it there
             for rank in ranks:
-                self._attendance.answered(rank, failed=True)
+                self._admission.leave(rank)
             raise
         finally:
             CURRENT.reset(token)
@@ -275,28 +278,28 @@ class CellRun:
     def _expect(self, answers: dict[int, Future[Any]]) -> None:
         self._futures |= answers
         for rank, future in answers.items():
-            future.when_done(lambda rank=rank, future=future: self._answered(rank, future))  # type: ignore[misc]
+            future.when_done(lambda rank=rank, future=future: self._receive(rank, future))  # type: ignore[misc]
 
     def _skip(self, reasons: dict[int, str]) -> None:
         """End it on these ranks, where it has not begun."""
-        with self._lock:
-            for rank, reason in reasons.items():
-                if rank not in self._outcomes:
-                    self._note(rank, CellOutcome(_NOTHING, error=error_of_skipped(reason)))
+        for rank, reason in reasons.items():
+            if rank in self._state.silent:
+                self._note(rank, CellOutcome(_NOTHING, error=error_of_skipped(reason)))
 
     def _withdraw(self, ranks: Sequence[int]) -> list[int]:
-        given_up, sent = self._attendance.withdraw(ranks)
+        self._wakes_for_each = True  # those that are given up may answer later than the last of the others
+        given_up, sent = self._admission.withdraw(ranks)
         self._skip(given_up)
         return sent
 
     def _look_who_waits(self) -> None:
-        ahead = self._attendance.ahead()
+        ahead = self._admission.ahead()
         self._show_who_waits(ahead)
         if not ahead:
-            self._course.begin()
+            self._supervisor.begin()
 
     def _show_who_waits(self, ahead: dict[int, str]) -> None:
-        self._printing.wait(self._attendance.to_come.union(ahead), tell_waiting(ahead, len(self._ranks)))
+        self._output.wait(self._admission.to_come.union(ahead), tell_waiting(ahead, len(self._ranks)))
 
     # -- from one notebook to another ----------------------------------------------
 
@@ -312,65 +315,63 @@ class CellRun:
 
     def _leave_run(self) -> Progress:
         self._has_left = True
-        self._printing.leave()
-        waves = self._attendance.give_away()
-        with self._lock:
-            outcomes, failed = dict(self._outcomes), tuple(self._failed)
+        self._output.leave()
+        waves = self._admission.give_away()
+        calls = {rank: call for rank, future in self._futures.items() for _, _, call in future.owing()}
+        self._inbox.handle()
+        outcomes, failed = dict(self._state.outcomes), tuple(self._state.failed)
         self._skip({rank: "it begins in the notebook that attaches" for wave in waves for rank in wave.ranks})
         return Progress(
-            *(self.origin, self._source, outcomes, failed, waves),
-            calls={rank: call for rank, future in self._futures.items() for _, _, call in future.owing()},
-            written=self._printing.written(),
-            began=time.time() - self._printing.seconds,
+            *(self.origin, self._source, outcomes, failed, waves, calls),
+            written=self._output.written(),
+            began=time.time() - self._output.seconds,
         )
 
     def _resume(self, progress: Progress) -> None:
         for chunk in progress.written:
-            self._printing.take(chunk)
-        with self._lock:
-            for rank in sorted(progress.outcomes, key=progress.place_of):
-                self._note(rank, progress.outcomes[rank])
-        self._attendance.resume(progress.calls, has_failed=bool(progress.failed))
+            self._output.take(chunk)
+        for rank in sorted(progress.outcomes, key=progress.place_of):
+            self._note(rank, progress.outcomes[rank])
+        self._admission.resume(progress.calls)
         answers = PerRank(len(progress.calls))
         [*targets] = (self._cells_of((rank,))._picked[0] for rank in progress.calls)
         self.cell.session.node.calls.adopt(targets, list(progress.calls.values()), "run", answers)
         self._expect(dict(zip(progress.calls, answers.futures, strict=True)))
 
-    # -- from the receiving thread -------------------------------------------------
+    # -- answers ---------------------------------------------------------------------
 
-    def _answered(self, rank: int, future: Any) -> None:
+    def _receive(self, rank: int, future: Future[CellOutcome]) -> None:
+        """A rank has answered, or never will; on the receiving thread."""
         try:
             outcome = future.get()
-            if self.cell.transfers is not None:
-                outcome = self.cell.transfers.take(rank, outcome)
         except MeshbookError as error:
             outcome = CellOutcome(_NOTHING, error=error_of_lost(rank, error))
-        self._attendance.answered(rank, failed=outcome.error is not None)
-        with self._lock:
-            if outcome.names is not None:
-                self._mesh.names[rank] = outcome.names
-            if rank in self._outcomes:
-                if self._mesh.busy.get(rank) == self.cell.number:
-                    del self._mesh.busy[rank]
-                return
+        self._admission.leave(rank)
+        is_last = next(self._arrivals) >= len(self._futures)
+        self._inbox.put(
+            functools.partial(self._answered, rank, outcome),
+            urgent=is_last or self._wakes_for_each or self._prompting.has_asked or outcome.error is not None,
+        )
+
+    def _answered(self, rank: int, outcome: CellOutcome) -> None:
+        if self.cell.transfers is not None:
+            outcome = self.cell.transfers.take(rank, outcome)
+        if outcome.names is not None:
+            self._mesh.names[rank] = outcome.names
+        if rank in self._state.silent:
             self._note(rank, outcome)
-            is_over = self._course.is_over
-        if is_over or outcome.error is not None or self._attendance.to_come:
-            self._loop.call_soon_threadsafe(self._wake.set)
+        elif self._mesh.busy.get(rank) == self.cell.number:  # the cell has ended without it
+            del self._mesh.busy[rank]
 
     def _note(self, rank: int, outcome: CellOutcome) -> None:
-        self._outcomes[rank] = outcome
-        self._printing.finish(rank, outcome.error and self._course.judge(rank, outcome.error))
-        self._course.answered(rank, outcome.error)
+        self._state.note(rank, outcome)
+        self._output.finish(rank, outcome.error and self._supervisor.judge(rank, outcome.error))
+        self._supervisor.answered(outcome.error)
         self._prompting.ended(rank)
-        if outcome.error is not None:
-            self._failed.append(rank)
 
-    # -- from the thread of the prompts ----------------------------------------------
-
-    def _whereabouts(self, ranks: Collection[int]) -> dict[int, str]:
+    async def _whereabouts(self, ranks: Collection[int]) -> dict[int, str]:
         """Where these ranks are, in words."""
-        return {rank: str(where) for rank, where in asyncio.run(call_roll(self._mesh, ranks)).items()}
+        return {rank: str(where) for rank, where in (await call_roll(self._mesh, ranks)).items()}
 
     # -- what is left ----------------------------------------------------------------
 
@@ -379,30 +380,29 @@ class CellRun:
         return self._cells if region == self._procs else self._cells._with_region(region)
 
     def _errors(self) -> dict[int, RankError]:
-        errors = {rank: outcome.error for rank, outcome in self._outcomes.items() if outcome.error is not None}
-        return {rank: self._course.judge(rank, error) for rank, error in errors.items()}
+        return {rank: self._supervisor.judge(rank, error) for rank, error in self._state.errors.items()}
 
     def _error(self, result: MeshResult) -> CellError:
         errors = self._errors()
         dead = [rank for rank in errors if rank in self._mesh.dead]
         hints = [tell_remedy(self._mesh, dead)] if dead and not self._mesh.session.has_lost_agent else []
         hints += explain_missing(errors, self._mesh, self.cell.variables)
-        ending = dataclasses.replace(self._course.ending, hints=tuple(hints))
-        return make_cell_error(errors, self._failed, result, ending, self.cell.label)
+        ending = dataclasses.replace(self._supervisor.ending, hints=tuple(hints))
+        return make_cell_error(errors, self._state.failed, result, ending, self.cell.label)
 
     def _footer(self) -> str:
         """What the cell has cost, unless a table is to say so."""
-        costs = {rank: outcome.cost for rank, outcome in self._outcomes.items() if outcome.cost is not _NOTHING}
+        costs = {rank: outcome.cost for rank, outcome in self._state.outcomes.items() if outcome.cost is not _NOTHING}
         return summarise_costs(costs) if costs and not self.cell.options.time else ""
 
     def _history(self) -> LastCell:
-        failed = frozenset(self._failed)
+        failed = frozenset(self._state.failed)
         errors = self._errors().items()
         return LastCell(
             failed=failed,
             interrupted=frozenset(rank for rank, error in errors if error.kind == "interrupted"),
             ok=frozenset(self._ranks) - failed,
-            changed=frozenset(rank for rank, outcome in self._outcomes.items() if outcome.changed),
+            changed=frozenset(rank for rank, outcome in self._state.outcomes.items() if outcome.changed),
             mesh=self._mesh.name,
             serial=self._serial,
         )
@@ -414,8 +414,8 @@ class CellRun:
 
         return MeshResult(
             self.cell.region,
-            dict(self._outcomes),
-            Sources(self._printing.text, self._printing.displays, fetch, self.cell.label),
+            dict(self._state.outcomes),
+            Sources(self._output.text, self._output.displays, fetch, self.cell.label),
         )
 
 

@@ -1,6 +1,6 @@
 """In which order the ranks of a cell begin: all at once, some before the others (`--first`), one by one (`--seq`).
 
-Pure: it is told who has answered, and says who begins. Not for ranks that have to wait for another cell (`queues`).
+Pure: given the ranks that have not answered, it says which begin. Not for ranks that wait for another cell (`queues`).
 """
 
 from __future__ import annotations
@@ -48,30 +48,23 @@ class Turn:
 
 
 class Schedule:
-    """The waves of one cell, as it runs. Not thread-safe."""
+    """The waves of one cell that are still to begin. Not thread-safe."""
 
     def __init__(self, waves: Iterable[Wave]) -> None:
         self._waves = list(waves)
-        self._running: set[int] = set()
-        self._has_failed = False
+        self._begun: set[int] = set()
 
     @property
     def to_come(self) -> frozenset[int]:
         """The ranks whose turn has not come."""
         return frozenset(rank for wave in self._waves for rank in wave.ranks)
 
-    def answered(self, rank: int, *, failed: bool) -> None:
-        """A rank is done."""
-        self._running.discard(rank)
-        self._has_failed = self._has_failed or failed
-
-    def resume(self, ranks: Collection[int], *, has_failed: bool) -> None:
+    def resume(self, ranks: Iterable[int]) -> None:
         """These have begun, before this began to look."""
-        self._running.update(ranks)
-        self._has_failed = has_failed
+        self._begun.update(ranks)
 
     def give_away(self) -> tuple[Wave, ...]:
-        """Let nobody else begin; what was still to come."""
+        """Let no other rank begin; return what was still to come."""
         waves, self._waves = self._waves, []
         return tuple(waves)
 
@@ -82,13 +75,13 @@ class Schedule:
         self._waves = [wave for wave in left if wave.ranks]
         return taken
 
-    def take_turn(self) -> Turn:
-        """What is next, once those are done that have begun."""
-        if self._running or not self._waves:
+    def take_turn(self, silent: Collection[int], *, has_failed: bool) -> Turn:
+        """What is next, once those have answered that have begun. `silent` are the ranks that have not answered."""
+        if not self._waves or not self._begun.isdisjoint(silent):
             return Turn()
         wave = self._waves[0]
-        if self._has_failed and wave.unless_failed:
+        if has_failed and wave.unless_failed:
             return Turn(skipped=self.withdraw(self.to_come), reason=wave.unless_failed)
         del self._waves[0]
-        self._running.update(wave.ranks)
+        self._begun.update(wave.ranks)
         return Turn(begins=wave.ranks)

@@ -7,13 +7,13 @@
 An abort that no person asked for is for those ranks alone that are in a collective: what computes keeps its groups.
 A rank that is still silent half-way to the end is aborted all the same: it may wait where no frame shows a collective.
 
-Pure: it is told what happened and when, and says what is due. Not for doing it (`run`).
+Pure: given what happened and when, it says what is due. Not for doing it (`course`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
@@ -28,7 +28,7 @@ class Step(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class EscalationAction:
     """A step that is due now. An abort that is not `forced` is for those alone that stand in a collective."""
 
     step: Step
@@ -37,7 +37,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class GracePeriods:
     """Seconds between steps."""
 
     grace: float = 0.5  # after a first error, for the others to come to theirs
@@ -49,16 +49,18 @@ class Patience:
     kill: float = 1.0  # from an abort on, however fast a person's fingers are: a killed rank has lost all it had
 
 
-PATIENCE = Patience()
+GRACE_PERIODS = GracePeriods()
 
 
-class Steps:
-    """The course of one cell. `stops_on_error`: whether the error of a rank ends the others."""
+class EscalationPolicy:
+    """What is due in one cell. `silent` are the ranks that have not answered, as the cell keeps them;
+    `stops_on_error`: whether the error of a rank ends the others.
+    """
 
-    def __init__(self, ranks: Iterable[int], *, stops_on_error: bool, patience: Patience = PATIENCE) -> None:
-        self.silent = set(ranks)
+    def __init__(self, silent: Collection[int], *, stops_on_error: bool, periods: GracePeriods = GRACE_PERIODS) -> None:
+        self._silent = silent
         self._stops_on_error = stops_on_error
-        self._patience = patience
+        self._periods = periods
         self.is_held = False  # a person is in the debugger: the error of another rank ends nothing meanwhile
         self._presses = 0
         self._is_timed_out = False
@@ -78,14 +80,13 @@ class Steps:
             min(self._presses, 2)
         ]
 
-    def answered(self, rank: int, now: float, *, failed: bool = False, died: bool = False) -> None:
-        """A rank has answered, or never will."""
-        self.silent.discard(rank)
-        if failed and self._stops_on_error and not self.is_wanted:
+    def failed(self, now: float, *, died: bool = False) -> None:
+        """A rank has answered with an error, or never will answer."""
+        if self._stops_on_error and not self.is_wanted:
             self._has_death = self._has_death or died
-            self._plan(Step.INTERRUPT, now + (0.0 if died else self._patience.grace))
+            self._plan(Step.INTERRUPT, now + (0.0 if died else self._periods.grace))
             if died and Step.INTERRUPT in self._taken:
-                self._plan(Step.ABORT, now + self._patience.survivors)
+                self._plan(Step.ABORT, now + self._periods.survivors)
 
     def press(self, now: float) -> None:
         """A person asks for the end; each time with more force."""
@@ -101,24 +102,24 @@ class Steps:
             self._plan(Step.INTERRUPT, now)
             self._plan(Step.ABORT, now)
         else:
-            self._plan(Step.KILL, max(now, self._taken.get(Step.ABORT, now) + self._patience.kill))
+            self._plan(Step.KILL, max(now, self._taken.get(Step.ABORT, now) + self._periods.kill))
 
     def time_is_up(self, now: float) -> None:
         """The time limit of the cell has passed."""
         self._is_timed_out = True
         self.press(now)
 
-    def due(self, now: float) -> list[Order]:
+    def due(self, now: float) -> list[EscalationAction]:
         """What is to be done now; each order is given once."""
         if self.next_at > now:
             return []
         orders = []
         for step in Step:
-            if self._due.get(step, math.inf) <= now and self.silent:
+            if self._due.get(step, math.inf) <= now and self._silent:
                 del self._due[step]
                 forced = self._presses > 1 or (step is Step.ABORT and step in self._taken)
                 self._take(step, now, forced)
-                orders.append(Order(step, tuple(sorted(self.silent)), forced))
+                orders.append(EscalationAction(step, tuple(sorted(self._silent)), forced))
         return orders
 
     @property
@@ -146,9 +147,9 @@ class Steps:
 
     def _until_abort(self) -> float:
         if self._has_death and not self.is_wanted:
-            return self._patience.survivors
-        return self._patience.answer if self.is_wanted and not self._is_timed_out else self._patience.fellows
+            return self._periods.survivors
+        return self._periods.answer if self.is_wanted and not self._is_timed_out else self._periods.fellows
 
     def _until_the_end(self) -> float:
         survives = self._has_death and not self.is_wanted
-        return self._patience.last_of_survivors if survives else self._patience.last
+        return self._periods.last_of_survivors if survives else self._periods.last

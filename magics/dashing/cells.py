@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meshbook.magics.meshes import NotebookMesh
-from meshbook.magics.run import CellRun
+from meshbook.magics.run import CellExecution
 from meshbook.widgets.source import CellFacts
 
 if TYPE_CHECKING:  # it has the dashboards
     from meshbook.magics.notebook import Notebook
 
 
-def runs_on(notebook: Notebook, mesh: NotebookMesh) -> list[CellRun]:
+def runs_on(notebook: Notebook, mesh: NotebookMesh) -> list[CellExecution]:
     """Those that a person waits for, and then the others."""
     beside = [running.run for running in list(notebook.background.running)]
     return [run for run in (*notebook.waits_for, *beside) if run.mesh is mesh]
 
 
-def jobs_on(notebook: Notebook, mesh: NotebookMesh) -> list[CellRun]:
+def jobs_on(notebook: Notebook, mesh: NotebookMesh) -> list[CellExecution]:
     """Those that nobody waits for."""
     jobs = {job.run for job in notebook.jobs if not job.done()}
     return [run for run in runs_on(notebook, mesh) if run in jobs]

@@ -16,7 +16,7 @@ import numpy
 from meshbook.magics.dashing.bars import bars_of
 from meshbook.magics.dashing.cells import cell_of, runs_on
 from meshbook.magics.meshes import NotebookMesh
-from meshbook.magics.run import CellRun
+from meshbook.magics.run import CellExecution
 from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.telemetry.history import History
@@ -143,7 +143,7 @@ def _filled(shape: Any, value: float) -> Any:
     return numpy.full(shape, value, numpy.float32)
 
 
-def _conditions(mesh: NotebookMesh, runs: Sequence[CellRun]) -> Conditions:
+def _conditions(mesh: NotebookMesh, runs: Sequence[CellExecution]) -> Conditions:
     last = mesh.last
     at_work = [node for nodes in mesh.queues.at_work().values() for node in nodes]
     running = {rank for node in at_work if (rank := mesh.rank_of.get(node)) is not None}
@@ -160,7 +160,7 @@ def _is_failure(error: RankError | None) -> bool:
     return error is not None and error.kind not in ("died", "interrupted")
 
 
-def _pauses(runs: Sequence[CellRun]) -> Iterator[Pause]:
+def _pauses(runs: Sequence[CellExecution]) -> Iterator[Pause]:
     for run in runs:
         for asking in run.pauses:
             yield Pause(asking.ranks, "in the debugger" if asking.is_debugger else "asks for input", asking.place)

@@ -341,7 +341,7 @@ def render_group(error: BaseException) -> str:
 def ends_in_semicolon(source: str) -> bool:
     """Whether the cell's last expression is not to be shown."""
     try:
-        return bool(DisplayHook.semicolon_at_end_of_expression(source))
+        return ";" in source and bool(DisplayHook.semicolon_at_end_of_expression(source))
     except Exception:
         return False  # not even tokens: a syntax error, which has no value
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
+import threading
 from collections.abc import Collection, Iterator, Mapping
 
 import pytest
 
 from meshbook.magics.keyboard import GivenUp, Nobody
-from meshbook.magics.prompting import Manner, Prompting
+from meshbook.magics.prompting import PromptBroker, PromptPolicy
+from meshbook.magics.state import Inbox
 from meshbook.runtime.telemetry.questions import EOF, Answer, Kind, Question
 
 PATIENCE = 30.0  # seconds
@@ -34,17 +37,51 @@ class Person:
 class Cell:
     """A cell of two ranks on the mesh `m`, and what is shown around its prompts."""
 
-    def __init__(self, person: Person | Nobody, **manner: object) -> None:
+    def __init__(self, person: Person | Nobody, **policy: object) -> None:
         self.events: list[str] = []
         self.held: list[bool] = []
         self.answers: queue.Queue[tuple[int, Answer]] = queue.Queue()
-        self.prompting = Prompting(
-            *("m", range(2), Manner(person, **manner)),  # type: ignore[arg-type]
+        self.silent = {0, 1}
+        self._policy = PromptPolicy(person, **policy)  # type: ignore[arg-type]
+        self._numbers = iter(range(1, 100))
+        self._is_ready, self._is_over = threading.Event(), False
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self._thread.start()
+        assert self._is_ready.wait(PATIENCE)
+
+    async def _run(self) -> None:
+        """The loop of the cell, as far as prompts have to do with it."""
+        self.inbox = Inbox()
+        self.broker = PromptBroker(
+            *("m", range(2), self.silent, self._policy),
+            inbox=self.inbox,
             area=self,
             whereabouts=self.whereabouts,
             hold=self.held.append,
         )
-        self._numbers = iter(range(1, 100))
+        self._is_ready.set()
+        while not self._is_over:
+            self.inbox.handle()
+            now = asyncio.get_running_loop().time()
+            self.broker.act(now)
+            await self.inbox.wait(max(0.0, min(PATIENCE, self.broker.next_at - now)))
+        self.broker.close()
+        self.inbox.close()
+
+    def interrupt(self) -> None:
+        self.inbox.put(lambda: self.broker.interrupt())
+
+    def end(self, rank: int) -> None:
+        def end() -> None:
+            self.silent.discard(rank)
+            self.broker.ended(rank)
+
+        self.inbox.put(end)
+
+    def close(self) -> None:
+        self._is_over = True
+        self.inbox.wake()
+        self._thread.join(PATIENCE)
 
     def pause(self) -> None:
         self.events.append("pause")
@@ -55,13 +92,13 @@ class Cell:
     def tell(self, text: str) -> None:
         self.events.append(text)
 
-    def whereabouts(self, ranks: Collection[int]) -> Mapping[int, str]:
+    async def whereabouts(self, ranks: Collection[int]) -> Mapping[int, str]:
         return dict.fromkeys(ranks, "in train.py:3")
 
     def ask(self, rank: int, kind: Kind = "input", mesh: str = "m") -> int:
         number = next(self._numbers)
         question = Question("1.1", mesh, rank, number, kind, "name: ", "cell 1:7")
-        self.prompting.take(question, lambda answer: self.answers.put((rank, answer)))
+        self.broker.take(question, lambda answer: self.answers.put((rank, answer)))
         return number
 
     def answer(self) -> tuple[int, str, str]:
@@ -79,7 +116,7 @@ def cell(person: Person) -> Iterator[Cell]:
     cell = Cell(person)
     yield cell
     person.lines.put(None)
-    cell.prompting.close()
+    cell.close()
 
 
 def test_ranks_get_what_was_typed_and_output_is_cut_around_it(cell: Cell, person: Person) -> None:
@@ -92,7 +129,7 @@ def test_ranks_get_what_was_typed_and_output_is_cut_around_it(cell: Cell, person
 
 
 @pytest.mark.parametrize(
-    ("kind", "mesh", "manner", "answer"),
+    ("kind", "mesh", "policy", "answer"),
     [
         ("input", "another", {}, (0, "refused", "no cell runs there that could ask for it")),
         ("input", "m", {"sharing": "error"}, (0, "refused", "the cell runs with --stdin error")),
@@ -101,12 +138,12 @@ def test_ranks_get_what_was_typed_and_output_is_cut_around_it(cell: Cell, person
     ],
 )
 def test_what_is_answered_at_once(
-    person: Person, kind: Kind, mesh: str, manner: Mapping[str, object], answer: tuple[int, str, str]
+    person: Person, kind: Kind, mesh: str, policy: Mapping[str, object], answer: tuple[int, str, str]
 ) -> None:
-    cell = Cell(person, **manner)
+    cell = Cell(person, **policy)
     cell.ask(0, kind, mesh)
     assert cell.answer() == answer
-    cell.prompting.close()
+    cell.close()
 
 
 @pytest.mark.parametrize("kind", ["input", "password", "stop"])
@@ -122,7 +159,7 @@ def test_the_end_of_all_input_is_one_for_input_and_quits_the_debugger(cell: Cell
     cell.ask(1)
     assert {cell.answers.get(timeout=PATIENCE)[1] for _ in range(2)} == {EOF}
     cell.ask(0, "command")
-    cell.prompting.ended(1)
+    cell.end(1)
     person.lines.put(EOFError())
     assert cell.answer() == (0, "text", "q")
 
@@ -132,8 +169,8 @@ def test_who_still_waits_when_the_cell_ends_is_refused(cell: Cell, person: Perso
     cell.ask(1)
     person.prompts.get(timeout=PATIENCE)
     person.lines.put(None)
-    cell.prompting.interrupt()
-    cell.prompting.close()
+    cell.interrupt()
+    cell.close()
     assert cell.answer() == (0, "refused", "the cell has ended")
 
 
@@ -143,7 +180,7 @@ def test_who_asks_while_the_cell_ends_is_refused() -> None:
 
         @property
         def refusal(self) -> str:  # type: ignore[override]
-            cell.prompting.close()
+            cell.close()
             return ""
 
     cell = Cell(Closing())
@@ -158,7 +195,7 @@ def test_a_keyboard_that_breaks_leaves_nobody_waiting(
     cell.ask(0)
     cell.ask(1)
     assert cell.answer() == (0, "refused", "the notebook could not ask for it")
-    cell.prompting.close()
+    cell.close()
     assert "the front end is gone" in caplog.text
 
 

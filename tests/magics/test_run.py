@@ -20,8 +20,8 @@ from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.options import CellOptions
 from meshbook.magics.publications import Publication, Stream
 from meshbook.magics.results import MeshResult
-from meshbook.magics.run import CellRun
-from meshbook.magics.steps import Patience
+from meshbook.magics.run import CellExecution
+from meshbook.magics.steps import GracePeriods
 from meshbook.magics.tracebacks import CellError
 from meshbook.runtime.actor.context import current_origin
 from meshbook.runtime.actor.future import Future
@@ -125,15 +125,15 @@ class FakeProcs:
         return self.healed
 
 
-IMPATIENT = Patience(0.01, 0.01, 0.01, 0.01, 0.01, 0.01, 0.01)
+SHORT = GracePeriods(0.01, 0.01, 0.01, 0.01, 0.01, 0.01, 0.01)
 
 
 class Cell:
     """Runs one cell on fake ranks; `script` is called once it waits."""
 
-    def __init__(self, count: int = 3, patience: Patience = IMPATIENT, **options: Any) -> None:
+    def __init__(self, count: int = 3, periods: GracePeriods = SHORT, **options: Any) -> None:
         self.ranks = FakeRanks(count)
-        self.patience = patience
+        self.periods = periods
         actors: Any = FakeActors(self.ranks, self.ranks.region)
         procs: Any = FakeProcs(self.ranks, self.ranks.region)
         self.mesh = NotebookMesh("mesh", procs, actors, actors, actors, session=None, has_gpus=False)  # type: ignore[arg-type]
@@ -141,32 +141,32 @@ class Cell:
         self.options = CellOptions(**options)
         self.published: list[Publication] = []
 
-    def run(self, script: Callable[[CellRun], None]) -> MeshResult:
+    def run(self, script: Callable[[CellExecution], None]) -> MeshResult:
         async def main() -> MeshResult:
             session: Any = SimpleNamespace(
                 life=0, output=self.store, questions=QuestionDesk(), context=SimpleNamespace(actor_instance=None)
             )
             publisher: Any = SimpleNamespace(publish=self.published.extend)
             cell = MeshCell(session, self.mesh, self.ranks.region, self.options, publisher, 7)
-            run = CellRun(cell, patience=self.patience)
+            run = CellExecution(cell, periods=self.periods)
             asyncio.get_running_loop().call_soon(script, run)
             return await run.run("source")
 
         return asyncio.run(main())
 
-    def run_failing(self, script: Callable[[CellRun], None]) -> CellError:
+    def run_failing(self, script: Callable[[CellExecution], None]) -> CellError:
         with pytest.raises(CellError) as caught:
             self.run(script)
         return caught.value
 
-    def say(self, run: CellRun, rank: int, text: str) -> None:
+    def say(self, run: CellExecution, rank: int, text: str) -> None:
         self.store.add(OutputChunk(run.origin, "mesh-0a1b", rank, "stdout", text))
 
 
 def test_a_cell_ends_with_its_last_answer() -> None:
     cell = Cell()
 
-    def script(run: CellRun) -> None:
+    def script(run: CellExecution) -> None:
         for rank in (2, 0, 1):
             cell.say(run, rank, "said\n")
             cell.ranks.answer(rank, DONE)
@@ -201,7 +201,7 @@ def test_with_on_error_finish_the_others_go_on(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module, "TICK", 0.001)
     cell = Cell(on_error="finish")
 
-    def script(run: CellRun) -> None:
+    def script(run: CellExecution) -> None:
         cell.ranks.answer(1, RAISED)
         # Several ticks later, in which an interrupt would have been sent.
         asyncio.get_running_loop().call_later(0.05, lambda: [cell.ranks.answer(rank, DONE) for rank in (0, 2)])
@@ -240,7 +240,7 @@ def test_after_a_death_nobody_is_waited_for_long() -> None:
     cell = Cell()
     died = ProcessDied("", ExitReport("mesh.1", 4711, -9))
 
-    def script(run: CellRun) -> None:
+    def script(run: CellExecution) -> None:
         cell.ranks.answer(0, DONE)
         cell.ranks.answer(1, died)
 
@@ -285,12 +285,12 @@ def test_a_rank_that_will_not_answer_is_an_error_of_the_cell(
 # --- a person, and a time limit ---
 
 
-def press(run: CellRun | None = None) -> None:
+def press(run: CellExecution | None = None) -> None:
     asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGINT)
 
 
 def test_a_second_interrupt_breaks_process_groups() -> None:
-    cell = Cell(patience=Patience())
+    cell = Cell(periods=GracePeriods())
     cell.ranks.answer(2, DONE)
     cell.ranks.places[1] = Standing(frames=(Frame("<cell 7>", 4, "<module>"), ALL_REDUCE))
 
@@ -321,7 +321,7 @@ def test_a_cell_that_waits_for_another_is_interrupted_at_once() -> None:
     assert cell.ranks.interrupted == [0, 1], "it has the cell in its queue"
     assert cell.mesh.busy == {}
     cell.ranks.answer(1, INTERRUPTED)
-    assert cell.mesh.queues.ahead_of("mesh.1", "2.2") == "job 1 of cell 1"
+    assert cell.mesh.queues.at_work() == {"job 1 of cell 1": ["mesh.1"]}
 
 
 def test_a_cell_that_cannot_be_sent_stands_in_nobodys_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,7 +346,7 @@ def test_a_cell_whose_later_ranks_cannot_be_sent_it_shows_what_was_printed(monke
             raise MessageTooLarge("a message of 5 GB")
         return begin(ranks)
 
-    def script(run: CellRun) -> None:
+    def script(run: CellExecution) -> None:
         cell.say(run, 0, "here")
         cell.ranks.answer(0, DONE)
 
@@ -361,7 +361,7 @@ def test_the_time_limit_of_a_cell_that_waits_has_not_begun() -> None:
     cell = Cell(1, timeout=0.01)
     cell.mesh.queues.join(["mesh.0"], "1.1", "cell 1")
 
-    def script(run: CellRun) -> None:
+    def script(run: CellExecution) -> None:
         # Several times the limit.
         asyncio.get_running_loop().call_later(0.1, cell.ranks.answer, 0, DONE)
 
@@ -370,7 +370,7 @@ def test_the_time_limit_of_a_cell_that_waits_has_not_begun() -> None:
 
 
 def test_a_third_interrupt_kills_and_heals_and_says_what_was_lost() -> None:
-    cell = Cell(2, patience=Patience(kill=0.01))
+    cell = Cell(2, periods=GracePeriods(kill=0.01))
     cell.ranks.answer(0, DONE)
     cell.ranks.places[1] = Standing(frames=(Frame("<cell 7>", 4, "<module>"),))
     cell.mesh.lost[1] = ("model", "step")
@@ -385,7 +385,7 @@ def test_a_third_interrupt_kills_and_heals_and_says_what_was_lost() -> None:
 
 
 def test_a_rank_that_cannot_be_healed_says_so() -> None:
-    cell = Cell(1, patience=Patience(kill=0.01))
+    cell = Cell(1, periods=GracePeriods(kill=0.01))
     cell.mesh.procs.healed = Future.failed(MeshbookError("no more memory"))  # type: ignore[attr-defined]
     cell.ranks.on_interrupt = cell.ranks.on_abort = lambda rank: press()
     cell.ranks.on_kill = lambda rank: cell.ranks.answer(rank, ProcessDied("", ExitReport("mesh.0", 4711, -9)))

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from meshbook.magics.attendance import Attendance
+from meshbook.magics.attendance import AdmissionQueue
 from meshbook.magics.queues import RankQueues, tell_waiting
 from meshbook.magics.schedule import AFTER_ERROR, AFTER_FIRST, Schedule, Turn, Wave, plan_waves
 
@@ -32,68 +32,61 @@ def test_waves(first: tuple[int, ...], options: dict[str, bool], waves: list[Wav
 
 def test_a_wave_begins_once_the_one_before_is_done() -> None:
     schedule = Schedule([Wave((0, 1)), Wave((2,))])
-    assert schedule.take_turn() == Turn((0, 1))
-    schedule.answered(0, failed=False)
-    assert (schedule.take_turn(), schedule.to_come) == (Turn(), {2})
-    schedule.answered(1, failed=True)
-    assert schedule.take_turn() == Turn((2,)), "nobody has asked it to stop"
-    schedule.answered(2, failed=False)
-    assert (schedule.take_turn(), schedule.to_come) == (Turn(), frozenset())
+    assert schedule.take_turn({0, 1, 2}, has_failed=False) == Turn((0, 1))
+    assert (schedule.take_turn({1, 2}, has_failed=False), schedule.to_come) == (Turn(), {2})
+    assert schedule.take_turn({2}, has_failed=True) == Turn((2,)), "it goes on after an error"
+    assert (schedule.take_turn((), has_failed=True), schedule.to_come) == (Turn(), frozenset())
 
 
 def test_after_a_failure_the_rest_is_skipped() -> None:
     schedule = Schedule(plan_waves(range(4), (1,), one_by_one=True))
-    assert schedule.take_turn() == Turn((1,))
-    schedule.answered(1, failed=True)
-    assert schedule.take_turn() == Turn(skipped=(0, 2, 3), reason=AFTER_FIRST)
-    assert schedule.take_turn() == Turn()
+    assert schedule.take_turn(range(4), has_failed=False) == Turn((1,))
+    assert schedule.take_turn((0, 2, 3), has_failed=True) == Turn(skipped=(0, 2, 3), reason=AFTER_FIRST)
+    assert schedule.take_turn((), has_failed=True) == Turn()
 
 
 def test_turns_can_be_taken_away() -> None:
     schedule = Schedule(plan_waves(range(4), one_by_one=True))
-    schedule.take_turn()
+    schedule.take_turn(range(4), has_failed=False)
     assert schedule.withdraw({0, 2}) == (2,), "rank 0 has begun"
-    schedule.answered(0, failed=False)
-    assert schedule.take_turn() == Turn((1,))
+    assert schedule.take_turn((1, 3), has_failed=False) == Turn((1,))
 
 
 def test_another_notebook_goes_on_where_this_one_stops() -> None:
-    """Here nobody begins any more, and there the next one does once those that run are done."""
+    """Here no other rank begins, and there the next one does once those that run are done."""
     schedule = Schedule(plan_waves(range(4), (1,), one_by_one=True))
-    schedule.take_turn()
+    schedule.take_turn(range(4), has_failed=False)
     left = schedule.give_away()
-    schedule.answered(1, failed=False)
-    assert schedule.take_turn() == Turn()
+    assert schedule.take_turn((0, 2, 3), has_failed=False) == Turn()
     there = Schedule(left)
-    there.resume({1}, has_failed=False)
-    assert there.take_turn() == Turn()
-    there.answered(1, failed=False)
-    assert there.take_turn() == Turn((0,))
+    there.resume({1})
+    assert there.take_turn(range(4), has_failed=False) == Turn()
+    assert there.take_turn((0, 2, 3), has_failed=False) == Turn((0,))
     after_a_failure = Schedule(left)
-    after_a_failure.resume({}, has_failed=True)
-    assert after_a_failure.take_turn().skipped == (0, 2, 3)
+    assert after_a_failure.take_turn((0, 2, 3), has_failed=True).skipped == (0, 2, 3)
 
 
-def attend(queues: RankQueues, name: str, waves: list[Wave]) -> Attendance:
-    return Attendance(queues, {rank: f"node{rank}" for rank in range(3)}, waves, origin=name, title=f"cell {name}")
+def attend(queues: RankQueues, name: str, waves: list[Wave]) -> AdmissionQueue:
+    return AdmissionQueue(queues, {rank: f"node{rank}" for rank in range(3)}, waves, origin=name, title=f"cell {name}")
 
 
 def test_a_rank_is_at_one_cell_at_a_time() -> None:
     queues = RankQueues()
     before, after = attend(queues, "1", [Wave((0, 1))]), attend(queues, "2", [Wave((1, 2))])
-    before.take_turn(), after.take_turn()
+    for each in (before, after):
+        each.take_turn(range(3), has_failed=False)
     assert (before.ahead(), after.ahead()) == ({}, {1: "cell 1"})
     assert queues.at_work() == {"cell 1": ["node0", "node1"], "cell 2": ["node2"]}
     assert (after.at_work((0, 1, 2)), after.to_come) == ([2], frozenset())
-    before.answered(1, failed=False)
+    before.leave(1)
     assert (after.ahead(), after.at_work((0, 1, 2))) == ({}, [1, 2])
 
 
 def test_what_has_not_begun_is_given_up_at_once() -> None:
     queues = RankQueues()
-    attend(queues, "1", [Wave((0,))]).take_turn()
+    attend(queues, "1", [Wave((0,))]).take_turn(range(3), has_failed=False)
     cell = attend(queues, "2", [Wave((0, 1)), Wave((2,))])
-    cell.take_turn()
+    cell.take_turn(range(3), has_failed=False)
     reasons, sent = cell.withdraw((0, 1, 2))
     assert reasons == {0: "cell 1 was still running", 2: "the turn had not come"}
     assert sent == [0, 1], "rank 0 has it in its queue, and has to be told"

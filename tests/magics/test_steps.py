@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from meshbook.magics.steps import Order, Step, Steps
+from meshbook.magics.steps import EscalationAction, EscalationPolicy, Step
 
 Event = tuple[float, str, int]  # when, what, which rank
 Due = tuple[float, str, str]  # when, the step (with ! where it is forced), the ranks
@@ -15,29 +15,32 @@ Due = tuple[float, str, str]  # when, the step (with ! where it is forced), the 
 
 def course(events: Sequence[Event], *, stops_on_error: bool = True, until: float = 100.0) -> list[Due]:
     """What is due in a cell of the ranks 0 to 2."""
-    steps = Steps(range(3), stops_on_error=stops_on_error)
+    silent = {0, 1, 2}
+    policy = EscalationPolicy(silent, stops_on_error=stops_on_error)
     due: list[Due] = []
     last = 0.0
     for at, what, rank in [*events, (until, "end", 0)]:
-        while (planned := steps.next_at) <= at:
+        while (planned := policy.next_at) <= at:
             now = max(planned, last)
-            due += [(round(now, 3), *_written(order)) for order in steps.due(now)]
-            if steps.next_at == planned:  # it is due to nobody
+            due += [(round(now, 3), *_written(action)) for action in policy.due(now)]
+            if policy.next_at == planned:  # it is due to nobody
                 break
         last = at
         if what == "press":
-            steps.press(at)
+            policy.press(at)
         elif what == "time is up":
-            steps.time_is_up(at)
+            policy.time_is_up(at)
         elif what in ("held", "let go"):
-            steps.is_held = what == "held"
+            policy.is_held = what == "held"
         else:
-            steps.answered(rank, at, failed=what in ("raised", "died"), died=what == "died")
+            silent.discard(rank)
+            if what in ("raised", "died"):
+                policy.failed(at, died=what == "died")
     return due
 
 
-def _written(order: Order) -> tuple[str, str]:
-    return order.step.name.lower() + "!" * order.forced, "".join(map(str, order.ranks))
+def _written(action: EscalationAction) -> tuple[str, str]:
+    return action.step.name.lower() + "!" * action.forced, "".join(map(str, action.ranks))
 
 
 @pytest.mark.parametrize(
@@ -144,20 +147,21 @@ def test_with_on_error_finish_nothing_is_done_to_the_others(what: str) -> None:
 
 
 def test_a_step_is_due_once_and_to_nobody_who_has_answered() -> None:
-    steps = Steps([0], stops_on_error=True)
-    assert steps.next_at == math.inf
-    steps.press(1.0)
-    assert steps.due(0.9) == []
-    assert [order.step for order in steps.due(1.0)] == [Step.INTERRUPT]
-    assert steps.due(1.0) == []
-    steps.answered(0, 1.1)
-    assert steps.due(50.0) == []
+    silent = {0}
+    policy = EscalationPolicy(silent, stops_on_error=True)
+    assert policy.next_at == math.inf
+    policy.press(1.0)
+    assert policy.due(0.9) == []
+    assert [action.step for action in policy.due(1.0)] == [Step.INTERRUPT]
+    assert policy.due(1.0) == []
+    silent.clear()
+    assert policy.due(50.0) == []
 
 
 def test_a_person_is_told_what_the_next_interrupt_does() -> None:
-    steps, said = Steps([0], stops_on_error=True), []
+    policy, said = EscalationPolicy({0}, stops_on_error=True), []
     for at in range(4):
-        said.append(steps.advice)
-        steps.press(at)
+        said.append(policy.advice)
+        policy.press(at)
     breaks, kills = "interrupt again to break process groups", "interrupt again to kill what does not answer"
     assert said == ["", breaks, kills, kills]
