@@ -31,7 +31,7 @@ class KernelPublisher:
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
         self._parent = kernel.get_parent("shell")
-        self._display_id = uuid.uuid4().hex
+        self._display_id = ""  # of the live area, once there is one
 
     def publish(self, publications: Sequence[Publication]) -> None:
         for publication in publications:
@@ -52,7 +52,7 @@ class KernelPublisher:
                 return "display_data", _bundle(data, metadata)
             case LiveDisplay(data, update, _, name, metadata):
                 kind = "update_display_data" if update else "display_data"
-                if not update and not name:  # after a prompt the cell has another live area
+                if not (self._display_id and (update or name)):  # after a prompt the cell has another live area
                     self._display_id = uuid.uuid4().hex
                 return kind, _bundle(data, metadata) | {"transient": {"display_id": f"{self._display_id}{name}"}}
             case Error(name, value, traceback):

@@ -44,16 +44,24 @@ def has_value(outcome: CellOutcome) -> bool:
 
 def render_outcomes(outcomes: Mapping[int, CellOutcome], mesh: str = "") -> str:
     """The values, equal ones once, and the errors in a line each; before ranks the name of their `mesh`, if given."""
-    if not any(has_value(each) or each.error for each in outcomes.values()):
+    if not _has_content(outcomes):
         return f"{name_ranks(outcomes)}{f' of {mesh}' if mesh else ''}: no value" if outcomes else "no ranks"
-    parts, omitted = _within_bounds(_parts_of(outcomes, mesh))
+    return _text_of(*_within_bounds(_parts_of(outcomes, mesh)))
+
+
+def _has_content(outcomes: Mapping[int, CellOutcome]) -> bool:
+    return any(has_value(each) or each.error for each in outcomes.values())
+
+
+def _text_of(parts: Sequence[_Part], omitted: Sequence[str]) -> str:
     return "".join([*(part.text for part in parts), *omitted]).removesuffix("\n")
 
 
 def bundle_of(outcomes: Mapping[int, CellOutcome], mesh: str = "") -> dict[str, Any]:
     """The display bundle: HTML only where a value has some, because plain text reads better as plain text."""
-    bundle = {**_shared_mime(outcomes), "text/plain": render_outcomes(outcomes, mesh)}
     parts, omitted = _within_bounds(_parts_of(outcomes, mesh))
+    text = _text_of(parts, omitted) if _has_content(outcomes) else render_outcomes(outcomes, mesh)
+    bundle = {**_shared_mime(outcomes), "text/plain": text}
     if any(part.markup for part in parts):
         bundle["text/html"] = _render_markup(parts, mesh) + html_of("".join(omitted))
     return bundle
