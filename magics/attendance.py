@@ -1,20 +1,30 @@
 """Where each rank of a cell stands before it begins: its turn has not come, or it is behind another cell.
 
-`schedule` says whose turn it is, `queues` which executions each process has; this is both for one execution.
+`schedule` plans the waves of a cell; `queues` knows which executions each process has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from meshbook.magics.queues import RankQueues
-from meshbook.magics.schedule import Schedule, Turn, Wave
+from meshbook.magics.schedule import Wave
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The ranks that begin now; those that never will, and why."""
+
+    begins: tuple[int, ...] = ()
+    skipped: tuple[int, ...] = ()
+    reason: str = ""
 
 
 class AdmissionQueue:
     """The ranks of one execution. `nodes` are their processes; `title` is what cells show that wait for it.
 
-    `ahead` and `to_come` are for any thread, the rest for the loop of the cell.
+    `leave`, `ahead` and `to_come` are for any thread, the rest is for the loop of the cell.
     """
 
     def __init__(
@@ -24,50 +34,64 @@ class AdmissionQueue:
         self._nodes = nodes
         self._origin = origin
         self._title = title
-        self._schedule = Schedule(waves)
+        self._waves = tuple(waves)  # that are still to begin
+        self._begun: set[int] = set()
 
     def take_turn(self, silent: Collection[int], *, has_failed: bool) -> Turn:
-        """Which ranks begin now: the caller sends them the cell. `silent` are those that have not answered."""
-        turn = self._schedule.take_turn(silent, has_failed=has_failed)
-        self._join(turn.begins)
-        return turn
+        """Which ranks begin now, once those have answered that have begun; the caller sends them the cell.
 
-    def resume(self, ranks: Collection[int]) -> None:
-        """A notebook before this one has sent these ranks the cell, and they have not answered."""
-        self._schedule.resume(ranks)
-        self._join(sorted(ranks))
+        `silent` are the ranks that have not answered.
+        """
+        if not self._waves or not self._begun.isdisjoint(silent):
+            return Turn()
+        wave = self._waves[0]
+        if has_failed and wave.unless_failed:
+            return Turn(skipped=self._take_away(self.to_come), reason=wave.unless_failed)
+        self._waves = self._waves[1:]
+        self.resume(wave.ranks)
+        return Turn(begins=wave.ranks)
 
-    def _join(self, ranks: Collection[int]) -> None:
-        if ranks:
-            self._queues.join((self._nodes[rank] for rank in ranks), self._origin, self._title)
+    def resume(self, ranks: Iterable[int]) -> None:
+        """These ranks have been sent the cell, and have not answered."""
+        ranks = sorted(ranks)
+        self._begun.update(ranks)
+        self._queues.join((self._nodes[rank] for rank in ranks), self._origin, self._title)
 
     def leave(self, rank: int) -> None:
-        """A rank has answered; from any thread."""
+        """A rank has answered."""
         self._queues.leave(self._nodes[rank], self._origin)
 
     def give_away(self) -> tuple[Wave, ...]:
         """Let no other rank begin; return the waves that were still to come."""
-        return self._schedule.give_away()
+        waves, self._waves = self._waves, ()
+        return waves
 
     def withdraw(self, ranks: Collection[int]) -> tuple[dict[int, str], list[int]]:
         """Give up what has not begun on these ranks: why not, by rank; and those that have the cell, begun or not."""
-        ahead = {
-            rank: title for rank, title in self._queues.ahead_of(self._nodes, self._origin).items() if rank in ranks
-        }
-        behind = {rank: f"{title} was still running" for rank, title in ahead.items() if title}
-        return behind | dict.fromkeys(self._schedule.withdraw(ranks), "the turn had not come"), sorted(ahead)
+        sent = {rank: title for rank, title in self._sent().items() if rank in ranks}
+        behind = {rank: f"{title} was still running" for rank, title in sent.items() if title}
+        return behind | dict.fromkeys(self._take_away(ranks), "the turn had not come"), sorted(sent)
+
+    def _take_away(self, ranks: Collection[int]) -> tuple[int, ...]:
+        """Take the turn of these ranks away; return those that have not had it."""
+        taken = tuple(sorted(self.to_come.intersection(ranks)))
+        left = [Wave(tuple(set(wave.ranks).difference(taken)), wave.unless_failed) for wave in self._waves]
+        self._waves = tuple(wave for wave in left if wave.ranks)
+        return taken
+
+    def _sent(self) -> dict[int, str]:
+        """The ranks that have been sent it and have not answered, with the title of what is before it there."""
+        return self._queues.ahead_of(self._nodes, self._origin)
 
     def ahead(self) -> dict[int, str]:
         """What each rank waits for that has been sent the cell, and is at another one."""
-        ahead = self._queues.ahead_of(self._nodes, self._origin)
-        return {rank: title for rank, title in ahead.items() if title}
+        return {rank: title for rank, title in self._sent().items() if title}
 
     def at_work(self, ranks: Collection[int]) -> list[int]:
         """Those of these ranks that are at it."""
-        ahead = self._queues.ahead_of(self._nodes, self._origin)
-        return sorted(rank for rank in ranks if ahead.get(rank) == "")
+        return sorted(rank for rank, title in self._sent().items() if rank in ranks and not title)
 
     @property
     def to_come(self) -> frozenset[int]:
         """The ranks whose turn has not come."""
-        return self._schedule.to_come
+        return frozenset(rank for wave in self._waves for rank in wave.ranks)

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import sys
 import threading
+from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 from meshbook.magics.cell import Cell
@@ -56,11 +57,12 @@ class CellRunner:
             raise UsageError("%%mesh: nobody waits for a cell with -a: %mesh profile --seconds S profiles what runs")
         if not options.block:
             return self._keep(options, self._notebook.jobs.start(cell, source))
-        return _shown_value(await self._run_to_end(cell, source))
+        return _shown_value(await self._complete(cell, self._run_profiled(cell, source)))
 
-    async def _run_to_end(self, cell: Cell, source: str) -> MeshResult:
+    async def _complete(self, cell: Cell, ended: Awaitable[MeshResult]) -> MeshResult:
+        """Wait for the end of a cell, and do what is to follow: its result under its name, what it pulls, its times."""
         try:
-            result = self._keep(cell.options, await self._run_profiled(cell, source))
+            result = self._keep(cell.options, await ended)
         except CellError as error:
             self._keep(cell.options, error.result)
             raise
@@ -75,7 +77,7 @@ class CellRunner:
             raise UsageError("%%mesh -a returns at once, so there is nothing to time: leave out one of them")
         if not timer.repeats:
             cell = self._planner.plan(options)
-            return _shown_value(await time_once(functools.partial(self._run_to_end, cell, source)))
+            return _shown_value(await time_once(lambda: self._complete(cell, self._run_profiled(cell, source))))
         if options.push or options.pull or options.local:
             raise UsageError("%%timeit runs the cell alone: do without --push, --pull and --local, or take %%time")
         cell = self._planner.plan(dataclasses.replace(options, quiet=True, show=None))
@@ -109,30 +111,19 @@ class CellRunner:
         return _shown_value(self._run_blocking(options, source))
 
     def _run_blocking(self, options: CellOptions, source: str) -> MeshResult:
+        """Run it in the loop of the jobs, and wait on this thread."""
         self._bring_up()
         for stream in (sys.stdout, sys.stderr):  # what the lines before it printed comes before what ranks do
             stream.flush()
         cell = self._planner.plan(options)
-        try:
-            result = self._keep(options, self._wait_here(cell, source))
-        except CellError as error:
-            self._keep(options, error.result)
-            raise
-        if cell.transfers is not None:
-            wait_for(cell.transfers.complete(ask=input))
-        if options.time:
-            cell.publisher.publish([table_of(result)])
-        return result
-
-    def _wait_here(self, cell: Cell, source: str) -> MeshResult:
-        """Run it in the loop of the jobs, and wait on this thread."""
         early = threading.Event()
         with interruptible(early.set):  # ranks may be at work before there is something that could be interrupted
             running = self._notebook.background.start(cell, source)
             with interruptible(running.interrupt):
                 if early.is_set():
                     running.interrupt()
-                return running.future.get()
+                running.future.exception()
+        return wait_for(self._complete(cell, running.future))
 
     def _bring_up(self) -> None:
         if not len(self._notebook.meshes):

@@ -1,6 +1,7 @@
 """What the ranks of one cell write and display: kept whole, shown as `CellOutput` decides, in that cell for ever.
 
-Chunks come on the receiving thread; the coroutine of the cell publishes. Not for what is shown and how (`output`).
+Chunks are stored on the receiving thread, which waits while one is; the loop of the cell publishes, and no other
+thread. Not for what is shown and how (`output`).
 """
 
 from __future__ import annotations
@@ -24,11 +25,10 @@ _ENDINGS: dict[ErrorKind, Ending] = {"interrupted": "interrupted", "skipped": "s
 
 
 class OutputCollector:
-    """The output of one cell, from any thread; made where its loop runs."""
+    """The output of one cell; made where its loop runs. Text is stored and read on any thread."""
 
     def __init__(self, output: CellOutput, publisher: Publisher) -> None:
         self._lock = threading.Lock()  # guards the model and the spools
-        self._publishing = threading.Lock()  # held from taking what is to be published until it is
         self._output = output
         self._publisher = publisher
         self._loop = asyncio.get_running_loop()
@@ -82,18 +82,15 @@ class OutputCollector:
 
     def publish_due(self) -> None:
         """Show what there is to show now."""
-        self._publish(lambda: self._output.due(self._loop.time()))
-
-    def _publish(self, take: Callable[[], Sequence[Publication]]) -> None:
-        """Publish what is taken, and nothing of what another thread takes in between."""
-        with self._publishing:
-            with self._lock:
-                publications = take()
-            self._publisher.publish(publications)
+        with self._lock:
+            publications = self._output.due(self._loop.time())
+        self._publisher.publish(publications)
 
     def pause(self) -> None:
         """A prompt is about to be shown: what there is stands above it."""
-        self._publish(lambda: self._output.pause(self._loop.time()))
+        with self._lock:
+            publications = self._output.pause(self._loop.time())
+        self._publisher.publish(publications)
 
     def resume(self) -> None:
         """The prompt is over."""
@@ -102,7 +99,7 @@ class OutputCollector:
 
     def tell(self, text: str) -> None:
         """Say this beside the prompt."""
-        self._publish(lambda: [Stream("stdout", text)])
+        self._publisher.publish([Stream("stdout", text)])
 
     def close(self, footer: Callable[[], str] = str) -> None:
         """The cell has ended: show its output as it stays; of a longer one with a footer."""

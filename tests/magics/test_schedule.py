@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import pytest
 
-from meshbook.magics.attendance import AdmissionQueue
+from meshbook.magics.attendance import AdmissionQueue, Turn
 from meshbook.magics.queues import RankQueues, tell_waiting
-from meshbook.magics.schedule import AFTER_ERROR, AFTER_FIRST, Schedule, Turn, Wave, plan_waves
+from meshbook.magics.schedule import AFTER_ERROR, AFTER_FIRST, Wave, plan_waves
 
 
 @pytest.mark.parametrize(
@@ -30,44 +31,48 @@ def test_waves(first: tuple[int, ...], options: dict[str, bool], waves: list[Wav
     assert list(plan_waves((0, 1, 2, 3), first, **options)) == waves
 
 
+def attend(queues: RankQueues, name: str, waves: Iterable[Wave]) -> AdmissionQueue:
+    return AdmissionQueue(queues, {rank: f"node{rank}" for rank in range(4)}, waves, origin=name, title=f"cell {name}")
+
+
+def admit(waves: Iterable[Wave]) -> AdmissionQueue:
+    return attend(RankQueues(), "1", waves)
+
+
 def test_a_wave_begins_once_the_one_before_is_done() -> None:
-    schedule = Schedule([Wave((0, 1)), Wave((2,))])
-    assert schedule.take_turn({0, 1, 2}, has_failed=False) == Turn((0, 1))
-    assert (schedule.take_turn({1, 2}, has_failed=False), schedule.to_come) == (Turn(), {2})
-    assert schedule.take_turn({2}, has_failed=True) == Turn((2,)), "it goes on after an error"
-    assert (schedule.take_turn((), has_failed=True), schedule.to_come) == (Turn(), frozenset())
+    queue = admit([Wave((0, 1)), Wave((2,))])
+    assert queue.take_turn({0, 1, 2}, has_failed=False) == Turn((0, 1))
+    assert (queue.take_turn({1, 2}, has_failed=False), queue.to_come) == (Turn(), {2})
+    assert queue.take_turn({2}, has_failed=True) == Turn((2,)), "it goes on after an error"
+    assert (queue.take_turn((), has_failed=True), queue.to_come) == (Turn(), frozenset())
 
 
 def test_after_a_failure_the_rest_is_skipped() -> None:
-    schedule = Schedule(plan_waves(range(4), (1,), one_by_one=True))
-    assert schedule.take_turn(range(4), has_failed=False) == Turn((1,))
-    assert schedule.take_turn((0, 2, 3), has_failed=True) == Turn(skipped=(0, 2, 3), reason=AFTER_FIRST)
-    assert schedule.take_turn((), has_failed=True) == Turn()
+    queue = admit(plan_waves(range(4), (1,), one_by_one=True))
+    assert queue.take_turn(range(4), has_failed=False) == Turn((1,))
+    assert queue.take_turn((0, 2, 3), has_failed=True) == Turn(skipped=(0, 2, 3), reason=AFTER_FIRST)
+    assert queue.take_turn((), has_failed=True) == Turn()
 
 
 def test_turns_can_be_taken_away() -> None:
-    schedule = Schedule(plan_waves(range(4), one_by_one=True))
-    schedule.take_turn(range(4), has_failed=False)
-    assert schedule.withdraw({0, 2}) == (2,), "rank 0 has begun"
-    assert schedule.take_turn((1, 3), has_failed=False) == Turn((1,))
+    queue = admit(plan_waves(range(4), one_by_one=True))
+    queue.take_turn(range(4), has_failed=False)
+    assert queue.withdraw({0, 2}) == ({2: "the turn had not come"}, [0]), "rank 0 has begun"
+    assert queue.take_turn((1, 3), has_failed=False) == Turn((1,))
 
 
 def test_another_notebook_goes_on_where_this_one_stops() -> None:
     """Here no other rank begins, and there the next one does once those that run are done."""
-    schedule = Schedule(plan_waves(range(4), (1,), one_by_one=True))
-    schedule.take_turn(range(4), has_failed=False)
-    left = schedule.give_away()
-    assert schedule.take_turn((0, 2, 3), has_failed=False) == Turn()
-    there = Schedule(left)
+    queue = admit(plan_waves(range(4), (1,), one_by_one=True))
+    queue.take_turn(range(4), has_failed=False)
+    left = queue.give_away()
+    assert queue.take_turn((0, 2, 3), has_failed=False) == Turn()
+    there = admit(left)
     there.resume({1})
     assert there.take_turn(range(4), has_failed=False) == Turn()
     assert there.take_turn((0, 2, 3), has_failed=False) == Turn((0,))
-    after_a_failure = Schedule(left)
+    after_a_failure = admit(left)
     assert after_a_failure.take_turn((0, 2, 3), has_failed=True).skipped == (0, 2, 3)
-
-
-def attend(queues: RankQueues, name: str, waves: list[Wave]) -> AdmissionQueue:
-    return AdmissionQueue(queues, {rank: f"node{rank}" for rank in range(3)}, waves, origin=name, title=f"cell {name}")
 
 
 def test_a_rank_is_at_one_cell_at_a_time() -> None:
