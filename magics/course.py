@@ -135,7 +135,7 @@ class CellSupervisor:
                 self._begin_aside(self._abort(action))
             case Step.KILL:
                 self._killed.update(action.ranks)
-                self._mesh.procs._with_region(self._mesh.procs.region.pick(action.ranks)).kill(sender="a third Ctrl-C")
+                self._mesh.pick(self._mesh.procs, action.ranks).kill(sender="a third Ctrl-C")
 
     async def _abort(self, action: EscalationAction) -> None:
         """Break the process groups of these ranks; then of all, since a part of a group is no use."""

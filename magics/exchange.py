@@ -86,8 +86,7 @@ class Exchange:
             self._ask(requests[ranks[0]], ranks)
 
     def _ask(self, request: Request, ranks: Sequence[int]) -> None:
-        cells = self._mesh.cells._with_region(self._mesh.procs.region.pick(ranks))
-        asked = cells.handle.call_each(request, self._operation)
+        asked = self._mesh.pick(self._mesh.cells, ranks).handle.call_each(request, self._operation)
         for rank, future in zip(ranks, asked, strict=True):
             self._futures[rank] = future
             future.when_done(functools.partial(self._mesh.queues.leave, self._nodes[rank], self._operation))

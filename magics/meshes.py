@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +72,10 @@ class NotebookMesh:
     @property
     def extent(self) -> Extent:
         return self.procs.extent
+
+    def pick(self, handle: Any, ranks: Iterable[int]) -> Any:
+        """This handle of its processes, or of actors on all of them, for these ranks alone."""
+        return handle._with_region(self.procs.region.pick(ranks))
 
     @property
     def label(self) -> str:

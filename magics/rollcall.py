@@ -93,13 +93,14 @@ async def call_roll(mesh: NotebookMesh, ranks: Iterable[int]) -> dict[int, Where
 
 def ask_ranks(mesh: NotebookMesh, ranks: Sequence[int]) -> Any:
     """The actors of these ranks that answer while a cell runs."""
-    return mesh.control._with_region(mesh.procs.region.pick(ranks))
+    return mesh.pick(mesh.control, ranks)
 
 
 async def look_at(mesh: NotebookMesh, ranks: Sequence[int]) -> dict[int, Observation]:
     """What the hosts see of these ranks."""
-    nodes = {mesh.procs.nodes[rank].node: rank for rank in ranks}
-    asked = ask_observers(mesh.procs._with_region(mesh.procs.region.pick(ranks)))
+    addresses = mesh.procs.nodes
+    nodes = {addresses[rank].node: rank for rank in ranks}
+    asked = ask_observers(mesh.pick(mesh.procs, ranks))
     found = [seen or {} for seen in await answers_of(asked)]
     return {nodes[node]: observation for seen in found for node, observation in seen.items()}
 

@@ -409,8 +409,7 @@ class CellExecution:
 
     def _result(self) -> MeshResult:
         def fetch(rank: int) -> Any:
-            cells = self._mesh.cells._with_region(self._mesh.procs.region.pick([rank]))
-            return cells.fetch.call_one(self.origin).get().open()["value"]
+            return self._mesh.pick(self._mesh.cells, [rank]).fetch.call_one(self.origin).get().open()["value"]
 
         return MeshResult(
             self.cell.region,
