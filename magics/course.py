@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any, TypeVar
 
 from meshbook.magics.divergence import Watch
@@ -31,10 +31,8 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SupervisedCell:
-    """The cell: its execution, its ranks, what is known of them, and its options.
-
-    `withdraw` gives up what has not begun on these ranks, and returns those that have the cell; `at_work` are those of
-    these that are at it.
+    """The cell: its execution, its ranks, what is known of them, its options; `at_work` are those of these ranks that
+    are at it.
     """
 
     mesh: NotebookMesh
@@ -43,8 +41,10 @@ class SupervisedCell:
     state: CellState
     timeout: float | None
     stops_on_error: bool
-    withdraw: Callable[[Sequence[int]], list[int]]
     at_work: Callable[[Collection[int]], list[int]]
+
+
+Withdraw = Callable[[Collection[int]], list[int]]
 
 
 class CellSupervisor:
@@ -111,13 +111,17 @@ class CellSupervisor:
 
     # -- what is done ----------------------------------------------------------------
 
-    def act(self, now: float) -> tuple[int, ...]:
-        """Do what is due. Returns the ranks that the cell is to end without."""
+    def act(self, now: float, withdraw: Withdraw) -> tuple[int, ...]:
+        """Do what is due. Returns the ranks that the cell is to end without.
+
+        `withdraw` gives up what has not begun on these ranks, and returns those that have the cell. It is not kept: a
+        cell that has ended is freed at once, and not by the garbage collector.
+        """
         self._look_around(now)
         for action in self._policy.due(now):
             if action.step is Step.LEAVE:
                 return action.ranks
-            self._carry_out(action)
+            self._carry_out(action, withdraw)
         return ()
 
     @property
@@ -125,10 +129,10 @@ class CellSupervisor:
         """When something may be due, looks aside."""
         return self._policy.next_at
 
-    def _carry_out(self, action: EscalationAction) -> None:
+    def _carry_out(self, action: EscalationAction, withdraw: Withdraw) -> None:
         match action.step:
             case Step.INTERRUPT:
-                if concerned := self._cell.withdraw(action.ranks):
+                if concerned := withdraw(action.ranks):
                     ask_ranks(self._mesh, concerned).interrupt.broadcast(self._cell.origin)
             case Step.ABORT:
                 self._aborted.update(action.ranks)

@@ -91,6 +91,11 @@ async def call_roll(mesh: NotebookMesh, ranks: Iterable[int]) -> dict[int, Where
     return {rank: Whereabouts(said[rank], seen.get(rank)) for rank in ranks}
 
 
+async def describe_whereabouts(mesh: NotebookMesh, ranks: Iterable[int]) -> dict[int, str]:
+    """Where each of these ranks is, in words."""
+    return {rank: str(where) for rank, where in (await call_roll(mesh, ranks)).items()}
+
+
 def ask_ranks(mesh: NotebookMesh, ranks: Sequence[int]) -> Any:
     """The actors of these ranks that answer while a cell runs."""
     return mesh.pick(mesh.control, ranks)

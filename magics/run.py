@@ -31,7 +31,7 @@ from meshbook.magics.prompting import OpenPrompt, PromptBroker
 from meshbook.magics.publications import Stream
 from meshbook.magics.queues import tell_waiting
 from meshbook.magics.results import MeshResult, Sources
-from meshbook.magics.rollcall import call_roll
+from meshbook.magics.rollcall import call_roll, describe_whereabouts
 from meshbook.magics.schedule import Wave, plan_waves
 from meshbook.magics.selection import LastCell
 from meshbook.magics.state import CellState, Inbox
@@ -88,7 +88,7 @@ class CellExecution:
         self._supervisor = CellSupervisor(
             SupervisedCell(
                 *(mesh, self.origin, self._ranks, self._state, cell.options.timeout, cell.options.on_error == "stop"),
-                *(self._withdraw, self._admission.at_work),
+                self._admission.at_work,
             ),
             periods,
             say=self._output.remark,
@@ -98,7 +98,7 @@ class CellExecution:
             *(mesh.procs.name, self._ranks, self._state.silent, cell.policy),
             inbox=self._inbox,
             area=self._output,
-            whereabouts=self._whereabouts,
+            whereabouts=functools.partial(describe_whereabouts, mesh),
             hold=self._supervisor.hold,
         )
 
@@ -231,7 +231,7 @@ class CellExecution:
             self._look_who_waits()
             self._output.publish_due()
             now = self._loop.time()
-            if unheard := self._supervisor.act(now):
+            if unheard := self._supervisor.act(now, self._withdraw):
                 return unheard
             self._prompting.act(now)
             next_at = min(self._supervisor.next_at, self._prompting.next_at)
@@ -286,7 +286,7 @@ class CellExecution:
             if rank in self._state.silent:
                 self._note(rank, CellOutcome(_NOTHING, error=error_of_skipped(reason)))
 
-    def _withdraw(self, ranks: Sequence[int]) -> list[int]:
+    def _withdraw(self, ranks: Collection[int]) -> list[int]:
         self._wakes_for_each = True  # those that are given up may answer later than the last of the others
         given_up, sent = self._admission.withdraw(ranks)
         self._skip(given_up)
@@ -369,10 +369,6 @@ class CellExecution:
         self._supervisor.answered(outcome.error)
         self._prompting.ended(rank)
 
-    async def _whereabouts(self, ranks: Collection[int]) -> dict[int, str]:
-        """Where these ranks are, in words."""
-        return {rank: str(where) for rank, where in (await call_roll(self._mesh, ranks)).items()}
-
     # -- what is left ----------------------------------------------------------------
 
     def _cells_of(self, ranks: tuple[int, ...]) -> Any:
@@ -408,14 +404,14 @@ class CellExecution:
         )
 
     def _result(self) -> MeshResult:
-        def fetch(rank: int) -> Any:
-            return self._mesh.pick(self._mesh.cells, [rank]).fetch.call_one(self.origin).get().open()["value"]
+        fetch = functools.partial(_fetch, self._mesh, self.origin)
+        sources = Sources(self._output.text, self._output.displays, fetch, self.cell.label)
+        return MeshResult(self.cell.region, dict(self._state.outcomes), sources)
 
-        return MeshResult(
-            self.cell.region,
-            dict(self._state.outcomes),
-            Sources(self._output.text, self._output.displays, fetch, self.cell.label),
-        )
+
+def _fetch(mesh: NotebookMesh, origin: str, rank: int) -> Any:
+    """The value that stayed with its rank."""
+    return mesh.pick(mesh.cells, [rank]).fetch.call_one(origin).get().open()["value"]
 
 
 _NOTHING = CellCost(wall=0.0, cpu=0.0, peak_rss=0)

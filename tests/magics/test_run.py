@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import re
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -177,6 +179,25 @@ def test_a_cell_ends_with_its_last_answer() -> None:
     assert cell.mesh.last.ok == {0, 1, 2}
     (origin,) = cell.ranks.origins
     assert origin.startswith("7."), "what ranks print is told apart by the cell they print for"
+
+
+def test_a_cell_that_has_ended_is_freed_without_the_garbage_collector() -> None:
+    runs: list[weakref.ref[CellExecution]] = []
+
+    def script(run: CellExecution) -> None:
+        runs.append(weakref.ref(run))
+        for rank in range(3):
+            cell.ranks.answer(rank, DONE)
+
+    cell = Cell()
+    gc.collect()
+    gc.disable()
+    try:
+        result = cell.run(script)
+        assert runs[0]() is None, "the result needs only its output"
+    finally:
+        gc.enable()
+    assert list(result.ranks) == [0, 1, 2]
 
 
 def test_two_executions_of_a_number_are_told_apart() -> None:
