@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any, TypeVar
 
+from meshbook.magics.attendance import AdmissionQueue
+from meshbook.magics.cell import Cell
 from meshbook.magics.divergence import Watch
 from meshbook.magics.losses import error_of_killed
-from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.rollcall import Whereabouts, answers_of, ask_ranks, call_roll, describe_roll
 from meshbook.magics.state import CellState
 from meshbook.magics.steps import EscalationAction, EscalationPolicy, GracePeriods, Step
@@ -29,21 +30,6 @@ ABORT_WITHIN = 3.0  # seconds; mostly it takes milliseconds, but a rendezvous tr
 T = TypeVar("T")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SupervisedCell:
-    """The cell: its execution, its ranks, what is known of them, its options; `at_work` are those of these ranks that
-    are at it.
-    """
-
-    mesh: NotebookMesh
-    origin: str
-    ranks: tuple[int, ...]
-    state: CellState
-    timeout: float | None
-    stops_on_error: bool
-    at_work: Callable[[Collection[int]], list[int]]
-
-
 Withdraw = Callable[[Collection[int]], list[int]]
 
 
@@ -54,16 +40,28 @@ class CellSupervisor:
     """
 
     def __init__(
-        self, cell: SupervisedCell, periods: GracePeriods, *, say: Callable[[str], None], wake: Callable[[], None]
+        self,
+        cell: Cell,
+        origin: str,
+        state: CellState,
+        admission: AdmissionQueue,
+        periods: GracePeriods,
+        *,
+        say: Callable[[str], None],
+        wake: Callable[[], None],
     ) -> None:
-        self._cell = cell
         self._mesh = cell.mesh
-        self._silent = cell.state.silent
+        self._origin = origin
+        self._ranks = cell.region.ranks()
+        self._silent = state.silent
+        self._admission = admission
+        self._timeout = cell.options.timeout
         self._say = say
         self._wake = wake
         self._loop = asyncio.get_running_loop()
-        self._policy = EscalationPolicy(self._silent, stops_on_error=cell.stops_on_error, periods=periods)
-        in_cell = set(cell.ranks)
+        stops_on_error = cell.options.on_error == "stop"
+        self._policy = EscalationPolicy(self._silent, stops_on_error=stops_on_error, periods=periods)
+        in_cell = set(self._ranks)
         self._absent = [rank for rank in cell.mesh.procs.region.ranks() if rank not in in_cell]
         self._watch = Watch(self._loop.time(), self._absent)
         self._limit = math.inf
@@ -88,7 +86,7 @@ class CellSupervisor:
         if not self._has_begun:
             now = self._loop.time()
             self._has_begun, self._watch = True, Watch(now, self._absent)
-            self._limit = math.inf if self._cell.timeout is None else now + self._cell.timeout
+            self._limit = math.inf if self._timeout is None else now + self._timeout
 
     def answered(self, error: RankError | None) -> None:
         """A rank has answered, or never will."""
@@ -133,7 +131,7 @@ class CellSupervisor:
         match action.step:
             case Step.INTERRUPT:
                 if concerned := withdraw(action.ranks):
-                    ask_ranks(self._mesh, concerned).interrupt.broadcast(self._cell.origin)
+                    ask_ranks(self._mesh, concerned).interrupt.broadcast(self._origin)
             case Step.ABORT:
                 self._aborted.update(action.ranks)
                 self._begin_aside(self._abort(action))
@@ -152,7 +150,7 @@ class CellSupervisor:
 
     async def _break_groups(self, action: EscalationAction) -> set[str]:
         """Which groups were broken, in words."""
-        asked = ask_ranks(self._mesh, action.ranks).abort.call_each(self._cell.origin, action.forced)
+        asked = ask_ranks(self._mesh, action.ranks).abort.call_each(self._origin, action.forced)
         return {group for groups in await answers_of(asked, ABORT_WITHIN) for group in groups or ()}
 
     @property
@@ -203,15 +201,15 @@ class CellSupervisor:
             logger.error("the ranks of a running cell could not be asked", exc_info=error)
 
     async def _run_out_of_time(self) -> None:
-        roll = await call_roll(self._mesh, self._cell.at_work(self._silent))
-        self._timed_out = f"timed out after {self._cell.timeout:g} s: {describe_roll(roll)}"
+        roll = await call_roll(self._mesh, self._admission.at_work(self._silent))
+        self._timed_out = f"timed out after {self._timeout:g} s: {describe_roll(roll)}"
         self._policy.time_is_up(self._loop.time())
         self._wake()
 
     async def _look_at_ranks(self) -> None:
-        roll = await call_roll(self._mesh, self._cell.at_work(self._silent))
+        roll = await call_roll(self._mesh, self._admission.at_work(self._silent))
         running = {rank: where for rank, where in roll.items() if rank in self._silent}
-        done = [rank for rank in self._cell.ranks if rank not in self._silent]
+        done = [rank for rank in self._ranks if rank not in self._silent]
         line = self._watch.take(running, done, self._loop.time())
         if self._policy.is_wanted and running:
             line = f"interrupted, but {describe_roll(running)}; {self._policy.advice}"

@@ -18,7 +18,7 @@ from typing import Any
 from meshbook.magics.attendance import AdmissionQueue
 from meshbook.magics.cell import Cell
 from meshbook.magics.costs import summarise_costs
-from meshbook.magics.course import CellSupervisor, SupervisedCell
+from meshbook.magics.course import CellSupervisor
 from meshbook.magics.interruptible import interruptible, run_interruptible
 from meshbook.magics.losses import error_of_lost, error_of_silent, error_of_skipped, tell_remedy
 from meshbook.magics.meshes import NotebookMesh
@@ -86,11 +86,7 @@ class CellExecution:
             title=self.title,
         )
         self._supervisor = CellSupervisor(
-            SupervisedCell(
-                *(mesh, self.origin, self._ranks, self._state, cell.options.timeout, cell.options.on_error == "stop"),
-                self._admission.at_work,
-            ),
-            periods,
+            *(cell, self.origin, self._state, self._admission, periods),
             say=self._output.remark,
             wake=self._inbox.wake,
         )

@@ -35,8 +35,10 @@ def look_at(value: Any, formatter: Any) -> CellValue:
 
 def _looks(value: Any, formatter: Any) -> tuple[dict[str, Any], TensorSummary | None]:
     tensor = summarize_tensor(value)
-    include = {"text/plain"} if _has_only_text(value, formatter) else None
-    mime = without_widgets(formatter.format(value, include=include)[0])
+    if _has_only_text(value, formatter):
+        mime = {"text/plain": formatter.formatters["text/plain"](value)}
+    else:
+        mime = without_widgets(formatter.format(value)[0])
     mime = {kind: data for kind, data in mime.items() if kind == "text/plain" or _is_bounded(data)}
     text = mime.get("text/plain") or repr(value)
     if len(text) > SHOWN_CHARACTERS:
@@ -52,7 +54,7 @@ def _has_only_text(value: Any, formatter: Any) -> bool:
     others = [each for kind, each in formatter.formatters.items() if kind != "text/plain"]
     return all(type(each).__call__ is BaseFormatter.__call__ for each in others) and not any(
         each.singleton_printers or each.deferred_printers or not each.type_printers.keys().isdisjoint(_BUILTIN)
-        for each in (*others, formatter.mimebundle_formatter)
+        for each in (*others, formatter.mimebundle_formatter, formatter.ipython_display_formatter)
     )
 
 
