@@ -238,6 +238,21 @@ def test_text_written_while_earlier_text_is_sent_keeps_its_place_before_text_of_
     assert [chunk.text for chunk in chunks] == ["first\n", "second\n", "from C\n"]
 
 
+def test_the_end_of_a_cell_sends_what_it_wrote_by_whichever_way(
+    tmp_path: Path, captured: Captured, as_cell: Any
+) -> None:
+    as_cell("cell 1")
+    captured.capture.end("cell 1")
+    assert captured.chunks == []
+    captured.capture.stdout.write("without an end")
+    captured.capture.end("cell 1")
+    assert [chunk.text for chunk in captured.chunks if chunk.text] == ["without an end"]
+    with (tmp_path / "node.out").open("a") as file:
+        file.write("from C\n")
+    captured.capture.end("cell 1")
+    assert captured.chunks[-1].text == "from C\n"
+
+
 def test_stderr_is_kept_for_the_day_the_process_dies(tmp_path: Path, captured: Captured) -> None:
     captured.capture.stdout.write("not this\n")
     captured.capture.stderr.write("but this\n")
