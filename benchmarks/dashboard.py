@@ -18,7 +18,7 @@ from drawing import can_draw, measure_drawing
 from report import Report, arguments, spread
 
 from meshbook.testing import FakeMesh, fake_mesh
-from meshbook.widgets.model import DashboardModel, Update
+from meshbook.widgets.model import DashboardModel, ModelUpdate
 from meshbook.widgets.protocol import ACTIVE_HERTZ
 from meshbook.widgets.snapshot import snapshot_html
 
@@ -43,7 +43,7 @@ def measure_channel(report: Report, mesh: FakeMesh, channel: str) -> None:
     report.put(f"{channel}: on the wire", sum(map(size_of, updates[1:])) / SECONDS / 1e3, "KB/s", "under 200")
 
 
-def tick(mesh: FakeMesh, model: DashboardModel, updates: list[Update]) -> None:
+def tick(mesh: FakeMesh, model: DashboardModel, updates: list[ModelUpdate]) -> None:
     """Keep what the views would be told."""
     if (update := model.tick(mesh.seconds)) is not None:
         updates.append(update)
@@ -56,7 +56,7 @@ def seconds_of(work: Callable[[], object]) -> float:
     return time.thread_time() - start
 
 
-def size_of(update: Update) -> int:
+def size_of(update: ModelUpdate) -> int:
     """In bytes, without the envelope of Jupyter's messages (half a kilobyte)."""
     return len(json.dumps(update.content)) + sum(map(len, update.buffers))
 
@@ -65,7 +65,7 @@ def measure_openings(report: Report, mesh: FakeMesh) -> None:
     """What is done once, for a view that was just opened, or a notebook that is saved."""
     model = DashboardModel(mesh, lambda selector: ())
     model.show("rss")
-    updates: list[Update] = []
+    updates: list[ModelUpdate] = []
     report.put("everything, for a new view", seconds_of(lambda: updates.append(model.full(0.0))) * 1e3, "ms")
     report.put("its size", size_of(updates[0]) / 1e3, "KB")
     look = mesh.look()

@@ -19,17 +19,17 @@ from report import Report, arguments, seconds_of
 
 from meshbook import Actor, close_session, endpoint, this_host
 from meshbook.runtime.hosts.gpus import NOTHING
-from meshbook.runtime.hosts.meters import Living, Meter, SystemProcesses
+from meshbook.runtime.hosts.meters import LiveWorker, ProcessSampler, SystemProcesses
 from meshbook.runtime.telemetry.history import History
-from meshbook.runtime.telemetry.page import PageReader
-from meshbook.runtime.telemetry.signs import Signs
-from meshbook.runtime.telemetry.vitals import METRICS, Batch, Words
+from meshbook.runtime.telemetry.page import StatusPageReader
+from meshbook.runtime.telemetry.signs import StatusWriter
+from meshbook.runtime.telemetry.vitals import METRICS, ProcessWords, VitalsBatch
 
 PER_HOST = 64
 RANKS = 4096
 SETTLED = 5.0  # seconds in which a worker idles
 TIMES = 20
-WORDS = Words(os.getpid(), (("trainer", 3, "step"), ("loader", 0, "")), "all_reduce")
+WORDS = ProcessWords(os.getpid(), (("trainer", 3, "step"), ("loader", 0, "")), "all_reduce")
 
 
 class Probe(Actor):
@@ -56,7 +56,7 @@ def measure_worker(report: Report, probe: Any) -> None:
     report.put("heartbeat of a worker", share * 100, "% of a core", "under 1; 0.02")
 
 
-def measure_signs(report: Report, signs: Signs) -> None:
+def measure_signs(report: Report, signs: StatusWriter) -> None:
     """What stands where every nanosecond counts, and the once a second."""
     many = range(10_000)
     report.put(
@@ -65,9 +65,9 @@ def measure_signs(report: Report, signs: Signs) -> None:
     report.put("a heartbeat", seconds_of(lambda: [signs.tick(WORDS, (1, 2, 3, 4)) for _ in many]) / 1e4 * 1e6, "us")
 
 
-def measure_batch(report: Report, meter: Meter) -> Batch:
+def measure_batch(report: Report, meter: ProcessSampler) -> VitalsBatch:
     """What an agent does, and sends."""
-    workers = [Living(f"m.{rank}", 0, os.getpid(), rank) for rank in range(PER_HOST)]
+    workers = [LiveWorker(f"m.{rank}", 0, os.getpid(), rank) for rank in range(PER_HOST)]
     first = meter.measure(workers, NOTHING, time.monotonic())
     taken = seconds_of(lambda: [meter.measure(workers, NOTHING, time.monotonic()) for _ in range(TIMES)])
     report.put(f"a batch of {PER_HOST} workers", taken / TIMES * 1e3, "ms", "under 5")
@@ -75,12 +75,12 @@ def measure_batch(report: Report, meter: Meter) -> Batch:
     return first
 
 
-def measure_history(report: Report, batch: Batch) -> None:
+def measure_history(report: Report, batch: VitalsBatch) -> None:
     """What the controller does with those of many hosts."""
     history, hosts = History(), []
     for host in range(RANKS // PER_HOST):
         nodes = tuple(f"m.{host * PER_HOST + rank}" for rank in range(PER_HOST))
-        hosts.append(Batch(f"host {host}", nodes, batch.lives, batch.numbers))
+        hosts.append(VitalsBatch(f"host {host}", nodes, batch.lives, batch.numbers))
     for each in hosts:
         history.add(each)
     nodes = [f"m.{rank}" for rank in range(RANKS)]
@@ -99,11 +99,11 @@ def main() -> None:
     workers = this_host().spawn_procs(per_host={"gpus": 2})
     probe = workers.spawn("probe", Probe).slice(gpus=0)
     with tempfile.TemporaryDirectory() as folder:
-        every = [Signs() for _ in range(PER_HOST)]
+        every = [StatusWriter() for _ in range(PER_HOST)]
         for rank, signs in enumerate(every):
             signs.open(Path(folder), f"m.{rank}", 0)
             signs.tick(WORDS, (1, 2, 3, 4))
-        meter = Meter("this host", PageReader(Path(folder)), SystemProcesses())
+        meter = ProcessSampler("this host", StatusPageReader(Path(folder)), SystemProcesses())
         for _ in range(options.rounds):
             measure_worker(report, probe)
             measure_signs(report, every[0])

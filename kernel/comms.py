@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from meshbook.widgets.channel import Channel
+from meshbook.widgets.channel import DashboardComm
 
 CONTROL = "jupyter.widget.control"  # the target of the comm by which a page asks for all widgets
 KINDS = frozenset({"comm_open", "comm_msg"})
@@ -21,7 +21,7 @@ def handler_of(manager: Any, kind: str, content: dict[str, Any], *, is_busy: boo
     if kind == "comm_open":
         return _open_with(manager) if is_busy and content.get("target_name") == CONTROL else None
     comm = manager.comms.get(str(content.get("comm_id")))
-    if isinstance(comm, Channel):
+    if isinstance(comm, DashboardComm):
         # Always, so that they stay in order: all that is done there is to note them.
         return comm.handle_msg if _is_said_by_a_view(content) else None
     return _without_events(comm) if is_busy and getattr(comm, "target_name", "") == CONTROL else None

@@ -16,10 +16,10 @@ from typing import Any
 from ipykernel.jsonutil import json_clean
 
 from meshbook.kernel import comms
-from meshbook.magics.completion.completion import Completion
+from meshbook.magics.completion.completion import NotebookCompleter
 from meshbook.magics.completion.reply import reply_of
-from meshbook.magics.inspection import Inspection
-from meshbook.runtime.cells.aside import Aside
+from meshbook.magics.inspection import Inspector
+from meshbook.runtime.cells.aside import BackgroundThreads
 
 WITHIN = 1.0  # seconds: then a request is answered with nothing, since an object of the user's hangs
 
@@ -32,7 +32,7 @@ class Services:
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
-        self._aside = Aside("request", most=8)
+        self._aside = BackgroundThreads("request", most=8)
         # Cells handed to the main thread, and those that it has done with. Each is counted by one thread only.
         self._begun = 0
         self._ended = 0
@@ -167,13 +167,13 @@ class Services:
         return answer
 
     def _complete(self, content: dict[str, Any]) -> dict[str, Any]:
-        completion: Completion = self._kernel.notebook.completion
+        completion: NotebookCompleter = self._kernel.notebook.completion
         running = self._kernel.get_parent("shell").get("content", {}).get("code", "")
         found = completion.complete_beside(content["code"], content["cursor_pos"], running)
         return reply_of(content["code"], content["cursor_pos"], found)
 
     def _inspect(self, content: dict[str, Any]) -> dict[str, Any]:
-        inspection: Inspection = self._kernel.notebook.inspection
+        inspection: Inspector = self._kernel.notebook.inspection
         detail, omitted = content.get("detail_level", 0), content.get("omit_sections", ())
         return inspection.inspect_beside(content["code"], content["cursor_pos"], detail, omitted)
 

@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from meshbook.magics.queues import RankQueues
-from meshbook.magics.schedule import Wave
+from meshbook.magics.schedule import StartWave
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class StartTurn:
     """The ranks that begin now; those that never will, and why."""
 
     begins: tuple[int, ...] = ()
@@ -28,7 +28,7 @@ class AdmissionQueue:
     """
 
     def __init__(
-        self, queues: RankQueues, nodes: Mapping[int, str], waves: Iterable[Wave], *, origin: str, title: str
+        self, queues: RankQueues, nodes: Mapping[int, str], waves: Iterable[StartWave], *, origin: str, title: str
     ) -> None:
         self._queues = queues
         self._nodes = nodes
@@ -37,19 +37,19 @@ class AdmissionQueue:
         self._waves = tuple(waves)  # that are still to begin
         self._begun: set[int] = set()
 
-    def take_turn(self, silent: Collection[int], *, has_failed: bool) -> Turn:
+    def take_turn(self, silent: Collection[int], *, has_failed: bool) -> StartTurn:
         """Which ranks begin now, once those have answered that have begun; the caller sends them the cell.
 
         `silent` are the ranks that have not answered.
         """
         if not self._waves or not self._begun.isdisjoint(silent):
-            return Turn()
+            return StartTurn()
         wave = self._waves[0]
         if has_failed and wave.unless_failed:
-            return Turn(skipped=self._take_away(self.to_come), reason=wave.unless_failed)
+            return StartTurn(skipped=self._take_away(self.to_come), reason=wave.unless_failed)
         self._waves = self._waves[1:]
         self.resume(wave.ranks)
-        return Turn(begins=wave.ranks)
+        return StartTurn(begins=wave.ranks)
 
     def resume(self, ranks: Iterable[int]) -> None:
         """These ranks have been sent the cell, and have not answered."""
@@ -61,7 +61,7 @@ class AdmissionQueue:
         """A rank has answered."""
         self._queues.leave(self._nodes[rank], self._origin)
 
-    def give_away(self) -> tuple[Wave, ...]:
+    def give_away(self) -> tuple[StartWave, ...]:
         """Let no other rank begin; return the waves that were still to come."""
         waves, self._waves = self._waves, ()
         return waves
@@ -75,7 +75,7 @@ class AdmissionQueue:
     def _take_away(self, ranks: Collection[int]) -> tuple[int, ...]:
         """Take the turn of these ranks away; return those that have not had it."""
         taken = tuple(sorted(self.to_come.intersection(ranks)))
-        left = [Wave(tuple(set(wave.ranks).difference(taken)), wave.unless_failed) for wave in self._waves]
+        left = [StartWave(tuple(set(wave.ranks).difference(taken)), wave.unless_failed) for wave in self._waves]
         self._waves = tuple(wave for wave in left if wave.ranks)
         return taken
 

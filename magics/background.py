@@ -7,20 +7,20 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
-from meshbook.magics.cell import Cell
-from meshbook.magics.progress import Progress
+from meshbook.magics.cell import PreparedCell
+from meshbook.magics.progress import CellProgress
 from meshbook.magics.results import MeshResult
 from meshbook.magics.run import CellExecution
 from meshbook.runtime.actor.future import Future
 
-Then: TypeAlias = Callable[[Cell], Awaitable[None]]
+Then: TypeAlias = Callable[[PreparedCell], Awaitable[None]]
 
 
-async def _nothing(cell: Cell) -> None:
+async def _nothing(cell: PreparedCell) -> None:
     """Nothing is to follow."""
 
 
-class Running:
+class BackgroundCell:
     """A cell that runs there. `future` is its result, or what it raised."""
 
     def __init__(self, run: CellExecution, then: Then) -> None:
@@ -44,22 +44,22 @@ class Running:
             self.future.resolve(lambda: result)
 
 
-class Background:
+class BackgroundLoop:
     """The loop, which begins with the first cell, and lasts as long as the process."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.running: list[Running] = []  # those that have not ended
+        self.running: list[BackgroundCell] = []  # those that have not ended
 
     def start(
         self,
-        cell: Cell,
+        cell: PreparedCell,
         source: str,
         *,
         title: str = "",
         then: Then = _nothing,
-        resumes: Progress | None = None,
-    ) -> Running:
+        resumes: CellProgress | None = None,
+    ) -> BackgroundCell:
         """Begin a cell, and return once it is on its way: what is sent afterwards comes after it.
 
         `then` is done after its end, if that is good, and before the future resolves. It may be one that another
@@ -80,7 +80,9 @@ class Background:
         return self._loop
 
 
-async def _begin(cell: Cell, source: str, title: str, then: Then, resumes: Progress | None) -> Running:
+async def _begin(
+    cell: PreparedCell, source: str, title: str, then: Then, resumes: CellProgress | None
+) -> BackgroundCell:
     run = CellExecution(cell, title=title, resumes=resumes)
     run.begin(source)
-    return Running(run, then)
+    return BackgroundCell(run, then)

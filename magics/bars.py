@@ -22,7 +22,7 @@ _SCALES = {letter: 1000.0**power for power, letter in enumerate("kMGTPEZY", 1)}
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class MergedBar:
     """What the line of a bar says. `total` and `drawn` are empty where the end is not known."""
 
     line: str
@@ -62,7 +62,7 @@ class Bar:
         return -self.progress, _seconds_of(self.elapsed), -self.speed
 
 
-def parse_bar(line: str) -> Bar | None:
+def parse_bar(line: str) -> MergedBar | None:
     """The bar of a line without colours; None for other text."""
     if not line.endswith("]"):  # most lines: a regular expression would cost more
         return None
@@ -70,10 +70,10 @@ def parse_bar(line: str) -> Bar | None:
     if found is None:
         return None
     parts = {name: text or "" for name, text in found.groupdict().items() if name != "percent"}
-    return Bar(**({"line": line, "total": "", "drawn": ""} | parts))
+    return MergedBar(**({"line": line, "total": "", "drawn": ""} | parts))
 
 
-def merge_bars(bars: Mapping[int, Bar]) -> str:
+def merge_bars(bars: Mapping[int, MergedBar]) -> str:
     """One line for bars: `train:  60%|██████    | 9–12–20/20 [00:07<00:05, 1.2–1.6it/s] · r3 slowest`.
 
     The part that is drawn is that of the median, the times are those of the slowest.
@@ -95,7 +95,7 @@ def merge_bars(bars: Mapping[int, Bar]) -> str:
     return line if len({bar.lag[:2] for bar in bars.values()}) == 1 else f"{line} · r{ordered[-1]} slowest"
 
 
-def _percent(bar: Bar) -> float:
+def _percent(bar: MergedBar) -> float:
     return 100 * bar.progress
 
 
@@ -105,7 +105,7 @@ def _spread(texts: Sequence[str]) -> str:
     return "–".join(dict.fromkeys([ordered[0], ordered[(len(ordered) - 1) // 2], ordered[-1]]))
 
 
-def _spread_rates(bars: Sequence[Bar], middle: Bar) -> str:
+def _spread_rates(bars: Sequence[MergedBar], middle: MergedBar) -> str:
     if len({bar.unit for bar in bars}) == 1 and all(bar.rate != "?" for bar in bars):
         return _spread([bar.rate for bar in bars]) + middle.unit
     # `1.02s/it` beside `1.10it/s`: from the slowest to the fastest, each with its unit.

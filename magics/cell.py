@@ -11,7 +11,7 @@ from meshbook.magics.options import CellOptions
 from meshbook.magics.output import OutputLimits
 from meshbook.magics.prompting import UNASKED, PromptPolicy
 from meshbook.magics.publisher import Publisher
-from meshbook.magics.transfers import Transfers
+from meshbook.magics.transfers import CellTransfers
 from meshbook.runtime.geometry import Region
 from meshbook.runtime.hosts.session import Session
 
@@ -19,7 +19,7 @@ LIMITS = OutputLimits()
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class PreparedCell:
     """A mesh cell whose line was understood: on which ranks it runs and how, and where it is shown.
 
     Of what `shown` ranks write (None: all) it prints; those of `first` are to be done before the others begin.
@@ -33,7 +33,7 @@ class Cell:
     number: int
     shown: frozenset[int] | None = None
     first: frozenset[int] = frozenset()
-    transfers: Transfers | None = None  # of variables, with it
+    transfers: CellTransfers | None = None  # of variables, with it
     limits: OutputLimits = LIMITS
     label: str = ""  # what stands before its ranks in output: the name of the mesh, where there are several
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the notebook

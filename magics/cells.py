@@ -9,7 +9,7 @@ import threading
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
-from meshbook.magics.cell import Cell
+from meshbook.magics.cell import PreparedCell
 from meshbook.magics.changes import wait_for
 from meshbook.magics.interruptible import interruptible
 from meshbook.magics.jobs import Job, table_of
@@ -18,7 +18,7 @@ from meshbook.magics.notebook import Notebook
 from meshbook.magics.options import CellOptions, parse_cell_options
 from meshbook.magics.parsing import HelpRequested, UsageError, quoted
 from meshbook.magics.preparing import CellPlanner
-from meshbook.magics.profiling import ProfileRequest, Told
+from meshbook.magics.profiling import ProfileRequest, ProfileTarget
 from meshbook.magics.results import MeshResult
 from meshbook.magics.run import CellExecution
 from meshbook.magics.timing import Timer, parse_timer, time_often, time_once
@@ -59,7 +59,7 @@ class CellRunner:
             return self._keep(options, self._notebook.jobs.start(cell, source))
         return _shown_value(await self._complete(cell, self._run_profiled(cell, source)))
 
-    async def _complete(self, cell: Cell, ended: Awaitable[MeshResult]) -> MeshResult:
+    async def _complete(self, cell: PreparedCell, ended: Awaitable[MeshResult]) -> MeshResult:
         """Wait for the end of a cell, and do what is to follow: its result under its name, what it pulls, its times."""
         try:
             result = self._keep(cell.options, await ended)
@@ -129,7 +129,7 @@ class CellRunner:
         if not len(self._notebook.meshes):
             wait_for(self._planner.bring_up_default())
 
-    async def _run_profiled(self, cell: Cell, source: str) -> MeshResult:
+    async def _run_profiled(self, cell: PreparedCell, source: str) -> MeshResult:
         """Run it, and profile those of its ranks of which that is wanted."""
         profiling = self._notebook.profiling
         request = profiling.take_request(wanted=cell.options.profile)
@@ -137,16 +137,18 @@ class CellRunner:
         run = self._run(cell, source)
         if request is None or not ranks:
             return await run
-        return await profiling.around(run, cell.mesh, request, Told(f"cell {cell.number}", ranks, cell.publisher))
+        return await profiling.around(
+            run, cell.mesh, request, ProfileTarget(f"cell {cell.number}", ranks, cell.publisher)
+        )
 
-    def _profiled(self, cell: Cell, request: ProfileRequest) -> list[int]:
+    def _profiled(self, cell: PreparedCell, request: ProfileRequest) -> list[int]:
         ranks = list(cell.region.ranks())
         if request.selection is None:
             return ranks
         mesh, wanted = self._notebook.ranks_of(request.selection)
         return [rank for rank in ranks if mesh is cell.mesh and rank in wanted]
 
-    async def _run(self, cell: Cell, source: str) -> MeshResult:
+    async def _run(self, cell: PreparedCell, source: str) -> MeshResult:
         if not cell.options.local:
             return await self._wait_for(CellExecution(cell), source)
         running = self._notebook.background.start(cell, source)
@@ -170,7 +172,7 @@ def _shown_value(result: MeshResult) -> MeshResult | None:
     return result if result.has_value else None
 
 
-async def _run_unseen(cell: Cell, source: str) -> MeshResult:
+async def _run_unseen(cell: PreparedCell, source: str) -> MeshResult:
     """Run a cell one of many times: nothing of it is kept."""
     run = CellExecution(cell)
     try:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from meshbook.magics.course import ABORT_WITHIN
 from meshbook.magics.losses import tell_lost, tell_stuck
 from meshbook.magics.meshes import MeshError, NotebookMesh
-from meshbook.magics.rollcall import Whereabouts, answers_of, ask_ranks, call_roll, count_ranks, describe_roll
+from meshbook.magics.rollcall import RankWhereabouts, answers_of, ask_ranks, call_roll, count_ranks, describe_roll
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.geometry.ranges import name_ranks
@@ -111,7 +111,7 @@ def break_groups(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
     return "\n".join(parts)
 
 
-async def _break_groups(mesh: NotebookMesh, ranks: Sequence[int]) -> tuple[set[str], Mapping[int, Whereabouts]]:
+async def _break_groups(mesh: NotebookMesh, ranks: Sequence[int]) -> tuple[set[str], Mapping[int, RankWhereabouts]]:
     """Which groups were broken, in words; the ranks that still run a cell after that, and where."""
     answers = await answers_of(ask_ranks(mesh, ranks).abort_present.call_each(), ABORT_WITHIN)
     (others,) = await answers_of([mesh.procs.abort_process_groups()], ABORT_WITHIN)
@@ -134,7 +134,7 @@ def _wait_freed(mesh: NotebookMesh, ranks: Collection[int], seconds: float) -> b
     return not mesh.stuck.intersection(ranks)
 
 
-async def _interrupt(mesh: NotebookMesh, ranks: Sequence[int]) -> tuple[list[int], Mapping[int, Whereabouts]]:
+async def _interrupt(mesh: NotebookMesh, ranks: Sequence[int]) -> tuple[list[int], Mapping[int, RankWhereabouts]]:
     """The ranks that were interrupted; where the others are."""
     answers = await answers_of(ask_ranks(mesh, ranks).interrupt_present.call_each())
     heard = [rank for rank, answer in zip(ranks, answers, strict=True) if answer]

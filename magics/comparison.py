@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshbook.magics.differences import MOST_SHOWN, Difference, Measured, find_differences, render, render_same
-from meshbook.magics.exchange import Exchange, Steps, VariableError
+from meshbook.magics.exchange import RankRequest, Steps, VariableError
 from meshbook.magics.gaps import find_gap
 from meshbook.magics.meshes import NotebookMesh
-from meshbook.runtime.cells.digests import BLOCK, Digest, Fetch, Numbers
+from meshbook.runtime.cells.digests import BLOCK, DigestRequest, FetchBlocks, NumberDigests
 from meshbook.runtime.geometry.ranges import name_ranks
 
 MOST_MOVED = 64 << 20  # bytes of one part in all its variants; of all parts together four times that
@@ -22,7 +22,7 @@ MOST_MOVED = 64 << 20  # bytes of one part in all its variants; of all parts tog
 
 def compare(mesh: NotebookMesh, ranks: Sequence[int], name: str) -> Steps[str]:
     """What is to be said of the differences. VariableError where no rank has such a variable."""
-    anatomies = yield Exchange(mesh, dict.fromkeys(ranks, Digest(name)), f"compare {name}")
+    anatomies = yield RankRequest(mesh, dict.fromkeys(ranks, DigestRequest(name)), f"compare {name}")
     if all(anatomy is None for anatomy in anatomies.values()):
         raise VariableError(f"cannot compare {name}: it is not defined on {name_ranks(ranks)}")
     differences = find_differences(anatomies)
@@ -33,11 +33,11 @@ def compare(mesh: NotebookMesh, ranks: Sequence[int], name: str) -> Steps[str]:
 
 
 @dataclass(frozen=True)
-class Probe:
+class NumberComparison:
     """A part that is to be compared number by number, in these blocks; `is_whole`: in all that differ."""
 
     difference: Difference
-    numbers: Numbers
+    numbers: NumberDigests
     blocks: tuple[int, ...]
     is_whole: bool
 
@@ -56,9 +56,9 @@ class Probe:
         return tuple(reversed(place))
 
 
-def plan(differences: Sequence[Difference]) -> list[Probe]:
+def plan(differences: Sequence[Difference]) -> list[NumberComparison]:
     """What is compared number by number: of the parts that are shown as much as may be moved."""
-    probes: list[Probe] = []
+    probes: list[NumberComparison] = []
     room = 4 * MOST_MOVED
     for difference in differences[:MOST_SHOWN]:
         compared, blocks = difference.compared, difference.blocks
@@ -70,24 +70,26 @@ def plan(differences: Sequence[Difference]) -> list[Probe]:
         room -= cost * len(chosen)
         is_whole = len(chosen) == len(blocks) and len(compared) == len(difference.variants)
         if chosen:
-            probes.append(Probe(difference, numbers, chosen, is_whole))
+            probes.append(NumberComparison(difference, numbers, chosen, is_whole))
     return probes
 
 
-def _measure(mesh: NotebookMesh, name: str, probes: Sequence[Probe]) -> Steps[dict[str, Measured]]:
+def _measure(mesh: NotebookMesh, name: str, probes: Sequence[NumberComparison]) -> Steps[dict[str, Measured]]:
     if not probes:
         return {}
     blocks: dict[int, dict[str, tuple[int, ...]]] = {}
     for probe in probes:
         for rank in probe.speakers:
             blocks.setdefault(rank, {})[probe.difference.path] = probe.blocks
-    parcels = yield Exchange(mesh, {rank: Fetch(name, wanted) for rank, wanted in blocks.items()}, f"compare {name}")
+    parcels = yield RankRequest(
+        mesh, {rank: FetchBlocks(name, wanted) for rank, wanted in blocks.items()}, f"compare {name}"
+    )
     values = {rank: parcel.open() for rank, parcel in parcels.items()}
     measured = ((probe, _measure_one(probe, values)) for probe in probes)
     return {probe.difference.path: found for probe, found in measured if found is not None}
 
 
-def _measure_one(probe: Probe, values: Mapping[int, Mapping[str, Any]]) -> Measured | None:
+def _measure_one(probe: NumberComparison, values: Mapping[int, Mapping[str, Any]]) -> Measured | None:
     arrays = [values[rank].get(probe.difference.path, ()) for rank in probe.speakers]
     if len({*map(len, arrays)}) > 1 or not len(arrays[0]):
         return None  # it was changed in between

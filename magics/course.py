@@ -14,13 +14,13 @@ from collections.abc import Callable, Collection, Coroutine
 from typing import Any, TypeVar
 
 from meshbook.magics.attendance import AdmissionQueue
-from meshbook.magics.cell import Cell
-from meshbook.magics.divergence import Watch
+from meshbook.magics.cell import PreparedCell
+from meshbook.magics.divergence import DivergenceWatch
 from meshbook.magics.losses import error_of_killed
-from meshbook.magics.rollcall import Whereabouts, answers_of, ask_ranks, call_roll, describe_roll
+from meshbook.magics.rollcall import RankWhereabouts, answers_of, ask_ranks, call_roll, describe_roll
 from meshbook.magics.state import CellState
-from meshbook.magics.steps import EscalationAction, EscalationPolicy, GracePeriods, Step
-from meshbook.magics.tracebacks import Ending
+from meshbook.magics.steps import EscalationAction, EscalationPolicy, EscalationStep, GracePeriods
+from meshbook.magics.tracebacks import EndedBy
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.errors import MeshbookError
@@ -41,7 +41,7 @@ class CellSupervisor:
 
     def __init__(
         self,
-        cell: Cell,
+        cell: PreparedCell,
         origin: str,
         state: CellState,
         admission: AdmissionQueue,
@@ -63,11 +63,11 @@ class CellSupervisor:
         self._policy = EscalationPolicy(self._silent, stops_on_error=stops_on_error, periods=periods)
         in_cell = set(self._ranks)
         self._absent = [rank for rank in cell.mesh.procs.region.ranks() if rank not in in_cell]
-        self._watch = Watch(self._loop.time(), self._absent)
+        self._watch = DivergenceWatch(self._loop.time(), self._absent)
         self._limit = math.inf
         self._has_begun = False
         self._aside: set[asyncio.Task[None]] = set()  # what asks the ranks, beside the waiting; an abort waits for none
-        self._roll: dict[int, Whereabouts] = {}  # where silent ranks were before an abort
+        self._roll: dict[int, RankWhereabouts] = {}  # where silent ranks were before an abort
         self._timed_out = ""  # what to say of a time limit that has passed
         self._aborted: set[int] = set()
         self._broken: set[str] = set()  # process groups, in words
@@ -75,9 +75,9 @@ class CellSupervisor:
         self._healing: asyncio.Future[list[int]] | None = None
 
     @property
-    def ending(self) -> Ending:
+    def ending(self) -> EndedBy:
         """What was done to end the cell."""
-        return Ending(self._timed_out, tuple(sorted(self._broken)))
+        return EndedBy(self._timed_out, tuple(sorted(self._broken)))
 
     # -- what happens ----------------------------------------------------------------
 
@@ -85,7 +85,7 @@ class CellSupervisor:
         """The ranks are at it: its time limit runs. Saying so again changes nothing."""
         if not self._has_begun:
             now = self._loop.time()
-            self._has_begun, self._watch = True, Watch(now, self._absent)
+            self._has_begun, self._watch = True, DivergenceWatch(now, self._absent)
             self._limit = math.inf if self._timeout is None else now + self._timeout
 
     def answered(self, error: RankError | None) -> None:
@@ -117,7 +117,7 @@ class CellSupervisor:
         """
         self._look_around(now)
         for action in self._policy.due(now):
-            if action.step is Step.LEAVE:
+            if action.step is EscalationStep.LEAVE:
                 return action.ranks
             self._carry_out(action, withdraw)
         return ()
@@ -129,13 +129,13 @@ class CellSupervisor:
 
     def _carry_out(self, action: EscalationAction, withdraw: Withdraw) -> None:
         match action.step:
-            case Step.INTERRUPT:
+            case EscalationStep.INTERRUPT:
                 if concerned := withdraw(action.ranks):
                     ask_ranks(self._mesh, concerned).interrupt.broadcast(self._origin)
-            case Step.ABORT:
+            case EscalationStep.ABORT:
                 self._aborted.update(action.ranks)
                 self._begin_aside(self._abort(action))
-            case Step.KILL:
+            case EscalationStep.KILL:
                 self._killed.update(action.ranks)
                 self._mesh.pick(self._mesh.procs, action.ranks).kill(sender="a third Ctrl-C")
 

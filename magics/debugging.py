@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshbook.magics.cell import Cell
+from meshbook.magics.cell import PreparedCell
 from meshbook.magics.interruptible import interruptible
 from meshbook.magics.keyboard import keyboard_for
 from meshbook.magics.losses import check_able
@@ -27,7 +27,7 @@ def debug(notebook: Notebook, selector: str | None) -> None:
     if keyboard.refusal:
         raise MeshError(f"the debugger has no prompt here: {keyboard.refusal}")
     last = mesh.last
-    cell = Cell(
+    cell = PreparedCell(
         *(notebook.session(), mesh, region, CellOptions(on_error="finish"), publisher_for(notebook.shell)),
         number=notebook.cell_number,
         policy=PromptPolicy(keyboard, select=notebook.selector_of(mesh)),

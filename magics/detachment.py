@@ -15,19 +15,19 @@ from typing import Any
 
 import cloudpickle
 
-from meshbook.magics.cell import Cell
+from meshbook.magics.cell import PreparedCell
 from meshbook.magics.handles import NotebookProcMesh
 from meshbook.magics.jobs import Job
 from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.options import CellOptions
-from meshbook.magics.progress import Progress
+from meshbook.magics.progress import CellProgress
 from meshbook.magics.publisher import publisher_for
 from meshbook.magics.run import CellExecution
-from meshbook.magics.transfers import Transfers
+from meshbook.magics.transfers import CellTransfers
 from meshbook.runtime.hosts.attaching import AttachedSession
 from meshbook.runtime.hosts.detached import remark
-from meshbook.runtime.hosts.detaching import Part, detach
+from meshbook.runtime.hosts.detaching import ClientState, detach
 from meshbook.runtime.hosts.session import Session, close_session, leave_session
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.procs import ProcMesh
@@ -42,7 +42,7 @@ OF_THE_SESSION = {"session", "procs", "unwatch", "queues", "is_one_of_several"}
 
 
 @dataclass(frozen=True)
-class MeshLeft:
+class DetachedMesh:
     """A mesh: the key of its processes, those of its actors by field, and what else is known of it, by field."""
 
     procs: str
@@ -51,7 +51,7 @@ class MeshLeft:
 
 
 @dataclass(frozen=True)
-class JobLeft:
+class DetachedJob:
     """A cell that runs on."""
 
     number: int
@@ -60,26 +60,26 @@ class JobLeft:
     ranks: tuple[int, ...]
     options: CellOptions
     shown: frozenset[int] | None
-    progress: Progress
+    progress: CellProgress
     transfer: bytes | None  # what travels with the cell, and what has come back
 
 
 @dataclass(frozen=True)
-class NotebookLeft:
+class DetachedNotebook:
     """All of it. `variables` are those that name meshes, pickled one by one."""
 
-    meshes: tuple[MeshLeft, ...]
+    meshes: tuple[DetachedMesh, ...]
     default: str
-    jobs: tuple[JobLeft, ...]
+    jobs: tuple[DetachedJob, ...]
     variables: dict[str, bytes]
     detaches_for: float | None = None  # whether it was to be detached at the end of each kernel, and for how long
 
 
-def leave(notebook: Notebook, session: Session) -> Part:
+def leave(notebook: Notebook, session: Session) -> ClientState:
     """What this notebook has to leave, once nothing comes from the run any more."""
     meshes = list(notebook.meshes)
     jobs = tuple(_leave_cell(number, run) for number, run in _running(notebook))
-    left = NotebookLeft(
+    left = DetachedNotebook(
         tuple(map(_leave_mesh, meshes)),
         notebook.meshes.get().name if meshes else "",
         jobs,
@@ -90,10 +90,10 @@ def leave(notebook: Notebook, session: Session) -> Part:
         mesh.unwatch()
     nodes = {mesh.name: mesh.procs.nodes for mesh in meshes}
     calls = {call: nodes[job.mesh][rank].node for job in jobs for rank, call in job.progress.calls.items()}
-    return Part(pickle.dumps(left), calls)
+    return ClientState(pickle.dumps(left), calls)
 
 
-def _leave_mesh(mesh: NotebookMesh) -> MeshLeft:
+def _leave_mesh(mesh: NotebookMesh) -> DetachedMesh:
     actors, known = {}, {}
     for field in dataclasses.fields(mesh):
         value = getattr(mesh, field.name)
@@ -103,7 +103,7 @@ def _leave_mesh(mesh: NotebookMesh) -> MeshLeft:
             [actors[field.name]] = value._keys
         elif (pickled := _pickled(value)) is not None:
             known[field.name] = pickled
-    return MeshLeft(mesh.procs.name, actors, known)
+    return DetachedMesh(mesh.procs.name, actors, known)
 
 
 def _running(notebook: Notebook) -> Iterator[tuple[int, CellExecution]]:
@@ -113,9 +113,9 @@ def _running(notebook: Notebook) -> Iterator[tuple[int, CellExecution]]:
     yield from enumerate(notebook.waits_for, max((job.number for job in jobs), default=0) + 1)
 
 
-def _leave_cell(number: int, run: CellExecution) -> JobLeft:
+def _leave_cell(number: int, run: CellExecution) -> DetachedJob:
     cell, progress, transfers = run.cell, run.leave(), run.cell.transfers
-    return JobLeft(
+    return DetachedJob(
         *(number, cell.number, cell.mesh.name, tuple(cell.region.ranks()), cell.options, cell.shown, progress),
         transfer=None if transfers is None else cloudpickle.dumps(transfers.leave()),
     )
@@ -175,12 +175,12 @@ def say_what_is_detached() -> None:
         print(text)
 
 
-class Arrival:
+class AttachedNotebook:
     """One notebook that attaches. `prepare` takes everything on but variables, before anything is received."""
 
     def __init__(self, notebook: Notebook) -> None:
         self._notebook = notebook
-        self._left = NotebookLeft((), "", (), {})
+        self._left = DetachedNotebook((), "", (), {})
         self.meshes: list[NotebookMesh] = []
         self.jobs: list[Job] = []
         self.bound: list[str] = []  # variables that were set
@@ -200,13 +200,13 @@ class Arrival:
         by_name = {mesh.name: mesh for mesh in self.meshes}
         self.jobs = [self._take_job(job, session, by_name[job.mesh]) for job in self._left.jobs]
 
-    def _take_job(self, left: JobLeft, session: AttachedSession, mesh: NotebookMesh) -> Job:
+    def _take_job(self, left: DetachedJob, session: AttachedSession, mesh: NotebookMesh) -> Job:
         transfers = None
         if left.transfer is not None:
             names = self._notebook.shell.user_ns
-            transfers = Transfers(mesh, left.ranks, names, {}, left.options.pull)
+            transfers = CellTransfers(mesh, left.ranks, names, {}, left.options.pull)
             transfers.resume(*pickle.loads(left.transfer))
-        cell = Cell(
+        cell = PreparedCell(
             *(session, mesh, mesh.procs.region.pick(left.ranks), left.options),
             publisher_for(self._notebook.shell),
             number=left.cell,
@@ -245,7 +245,7 @@ class Arrival:
         return NotebookProcMesh(handle, of[0]) if of else handle
 
 
-def _take_mesh(left: MeshLeft, session: AttachedSession) -> NotebookMesh:
+def _take_mesh(left: DetachedMesh, session: AttachedSession) -> NotebookMesh:
     ledger = session.node.ledger
 
     def handle(key: str) -> Any:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from meshbook.magics.gaps import Gap
-from meshbook.runtime.cells.digests import Anatomy, Part
+from meshbook.magics.gaps import LargestDifference
+from meshbook.runtime.cells.digests import DigestPart, VariableDigest
 from meshbook.runtime.geometry.ranges import format_label, name_ranks
 
 MOST_SHOWN = 20  # parts; of a model that has diverged all of them differ
@@ -18,7 +18,7 @@ MOST_VARIANTS = 8  # of one part
 class Measured:
     """The gap in a part, None where only bits differ; and where that is. `is_whole`: all that differs was compared."""
 
-    gap: Gap | None
+    gap: LargestDifference | None
     place: tuple[int, ...]
     total: int
     is_whole: bool
@@ -29,7 +29,7 @@ class Variant:
     """What some ranks have of a part; None where they have no such part."""
 
     ranks: tuple[int, ...]
-    part: Part | None
+    part: DigestPart | None
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Difference:
         return [index for index, column in enumerate(zip(*digests, strict=True)) if len(set(column)) > 1]
 
 
-def find_differences(by_rank: Mapping[int, Anatomy | None]) -> list[Difference]:
+def find_differences(by_rank: Mapping[int, VariableDigest | None]) -> list[Difference]:
     """The parts that differ, in the order in which ranks have them. None stands for a rank without the variable."""
     types = {rank: anatomy.type_name if anatomy is not None else None for rank, anatomy in by_rank.items()}
     if len(set(types.values())) > 1:  # their parts would have nothing to do with each other
@@ -65,14 +65,14 @@ def find_differences(by_rank: Mapping[int, Anatomy | None]) -> list[Difference]:
     return [difference for difference in compared if len(difference.variants) > 1]
 
 
-def _whole(anatomy: Anatomy) -> Part:
+def _whole(anatomy: VariableDigest) -> DigestPart:
     if len(anatomy.parts) == 1 and not anatomy.parts[0].path:
         return anatomy.parts[0]
     text = f"{len(anatomy.parts)} parts"
-    return Part("", anatomy.type_name, text, b"".join(part.digest for part in anatomy.parts))
+    return DigestPart("", anatomy.type_name, text, b"".join(part.digest for part in anatomy.parts))
 
 
-def _variants(parts: Mapping[int, Part | None]) -> tuple[Variant, ...]:
+def _variants(parts: Mapping[int, DigestPart | None]) -> tuple[Variant, ...]:
     """The most common one first."""
     ranks_of: dict[bytes | None, list[int]] = {}
     for rank, part in sorted(parts.items()):
@@ -81,7 +81,7 @@ def _variants(parts: Mapping[int, Part | None]) -> tuple[Variant, ...]:
     return tuple(sorted(found, key=lambda variant: -len(variant.ranks)))
 
 
-def render_same(name: str, by_rank: Mapping[int, Anatomy | None]) -> str:
+def render_same(name: str, by_rank: Mapping[int, VariableDigest | None]) -> str:
     """`x is the same on ranks 0-3: …`"""
     anatomy = next(iter(by_rank.values()))
     assert anatomy is not None
@@ -89,7 +89,10 @@ def render_same(name: str, by_rank: Mapping[int, Anatomy | None]) -> str:
 
 
 def render(
-    name: str, by_rank: Mapping[int, Anatomy | None], differences: Sequence[Difference], gaps: Mapping[str, Measured]
+    name: str,
+    by_rank: Mapping[int, VariableDigest | None],
+    differences: Sequence[Difference],
+    gaps: Mapping[str, Measured],
 ) -> str:
     """What differs, who agrees, and how far numbers are apart, for the parts in `gaps`."""
     count = max(len(anatomy.parts) for anatomy in by_rank.values() if anatomy is not None)
@@ -102,7 +105,7 @@ def render(
     return "\n".join(lines)
 
 
-def _camps(by_rank: Mapping[int, Anatomy | None]) -> list[list[int]]:
+def _camps(by_rank: Mapping[int, VariableDigest | None]) -> list[list[int]]:
     """The ranks that have the same in all parts."""
     camps: dict[frozenset[tuple[str, bytes]] | None, list[int]] = {}
     for rank, anatomy in sorted(by_rank.items()):
@@ -135,7 +138,7 @@ def _render_one(difference: Difference, gaps: Mapping[str, Measured]) -> Iterato
         yield f"{margin}too much differs for this to be compared number by number"
 
 
-def _describe(part: Part | None) -> str:
+def _describe(part: DigestPart | None) -> str:
     return "not there" if part is None else f"{part.kind}  {part.text}".rstrip()
 
 

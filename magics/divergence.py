@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from meshbook.magics.rollcall import Whereabouts, count_ranks, describe_roll
+from meshbook.magics.rollcall import RankWhereabouts, count_ranks, describe_roll
 from meshbook.runtime.geometry.ranges import name_ranks
 
 PATIENCE = 5.0  # seconds: after the last answer, and between looks
 SOON = 1.0  # where a line is on show that may have become untrue
 
 
-class Watch:
+class DivergenceWatch:
     """Looks at the ranks of one cell that still run. `done` are those that have answered.
 
     `absent` are ranks of the mesh that the cell does not run on: a collective may wait for them for ever.
@@ -47,7 +47,7 @@ class Watch:
         self._is_interrupted = True
         self._next = now + SOON
 
-    def take(self, roll: Mapping[int, Whereabouts], done: Sequence[int], now: float) -> str:
+    def take(self, roll: Mapping[int, RankWhereabouts], done: Sequence[int], now: float) -> str:
         """What the cell is to say, after a look at the ranks that run; empty where they are together."""
         waiting = {rank: str(where) for rank, where in roll.items() if where.is_waiting}
         is_apart = bool(waiting) and len(set(map(str, roll.values()))) > 1
@@ -63,5 +63,5 @@ class Watch:
         return ", ".join([*parts, describe_roll(roll), *([missing] if awaits_absent else [])])
 
 
-def _has_mute(roll: Mapping[int, Whereabouts]) -> bool:
+def _has_mute(roll: Mapping[int, RankWhereabouts]) -> bool:
     return any(where.said is None for where in roll.values())

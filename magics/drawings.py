@@ -8,27 +8,27 @@ from meshbook.magics.area import render_area
 from meshbook.magics.fitting import fit_details, fit_streams
 from meshbook.magics.grouping import Block, Group, StreamName, group_blocks
 from meshbook.magics.publications import LiveDisplay
-from meshbook.magics.retention import Capture
+from meshbook.magics.retention import TextBuffer
 from meshbook.runtime.telemetry.forwarding import mesh_name
-from meshbook.runtime.telemetry.lines import Drawn
+from meshbook.runtime.telemetry.lines import DrawnText
 
 LINES = 20  # of each rank, the last ones
 KEPT_CHARACTERS = 20_000
 AREA_BYTES = 12_000
 
 
-class Drawings:
+class ActorProgressBars:
     """The areas of one cell. Pure: what ranks draw comes in, what to publish comes out."""
 
     def __init__(self) -> None:
-        self._meshes: dict[str, dict[StreamName, dict[int, Capture]]] = {}
+        self._meshes: dict[str, dict[StreamName, dict[int, TextBuffer]]] = {}
         self._shown: set[str] = set()
         self._changed: dict[str, None] = {}
 
-    def add(self, drawn: Drawn) -> None:
+    def add(self, drawn: DrawnText) -> None:
         """A rank draws its bars anew, or has done with them."""
         streams = self._meshes.setdefault(drawn.mesh, {"stdout": {}, "stderr": {}})
-        capture = streams[drawn.stream].setdefault(drawn.rank, Capture(KEPT_CHARACTERS))
+        capture = streams[drawn.stream].setdefault(drawn.rank, TextBuffer(KEPT_CHARACTERS))
         capture.add(drawn.text)
         capture.live = drawn.live
         self._changed[drawn.mesh] = None
@@ -46,5 +46,5 @@ class Drawings:
         return LiveDisplay(area, update=not is_new, is_final=False, name=f"bars {mesh}")
 
 
-def _group(captures: Mapping[int, Capture]) -> list[Group]:
+def _group(captures: Mapping[int, TextBuffer]) -> list[Group]:
     return group_blocks({rank: Block(capture.last_lines(LINES)) for rank, capture in captures.items()})

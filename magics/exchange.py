@@ -18,13 +18,13 @@ from typing import Any, TypeAlias, TypeVar
 from meshbook.magics.interruptible import run_interruptible
 from meshbook.magics.losses import check_able
 from meshbook.magics.meshes import NotebookMesh
-from meshbook.magics.mistakes import Mistake
+from meshbook.magics.mistakes import UserError
 from meshbook.magics.queues import tell_waiting
 from meshbook.magics.rollcall import ask_ranks
 from meshbook.magics.tracebacks import make_cell_error
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.outcome import RankError
-from meshbook.runtime.cells.variables import Refusal, Request
+from meshbook.runtime.cells.variables import RequestError, VariableRequest
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.geometry.ranges import name_ranks
 
@@ -32,18 +32,18 @@ QUIET = 2.0  # seconds without an answer, after which it is said for whom one wa
 _serial = itertools.count(1)
 T = TypeVar("T")
 # Those that the steps which are being carried out here have made. Ctrl-C may come before one of them is waited for.
-_made: ContextVar[list[Exchange] | None] = ContextVar("exchanges", default=None)
+_made: ContextVar[list[RankRequest] | None] = ContextVar("exchanges", default=None)
 
 
 class VariableError(MeshbookError):
     """Variables that cannot be moved or read; says which, on which ranks, and why."""
 
 
-class _OfALine(Mistake, VariableError):
+class VariableUsageError(UserError, VariableError):
     """The same where a line of magic asked for it: no line of the cell's code is to be shown."""
 
 
-_OfALine.__name__ = VariableError.__name__
+VariableUsageError.__name__ = VariableError.__name__
 
 
 @contextmanager
@@ -52,13 +52,13 @@ def of_a_line() -> Iterator[None]:
     try:
         yield
     except VariableError as error:
-        raise _OfALine(str(error)) from None
+        raise VariableUsageError(str(error)) from None
 
 
-class Exchange:
+class RankRequest:
     """One question to each of some ranks; it is under way once this is made. `what` completes "cannot …"."""
 
-    def __init__(self, mesh: NotebookMesh, requests: Mapping[int, Request], what: str) -> None:
+    def __init__(self, mesh: NotebookMesh, requests: Mapping[int, VariableRequest], what: str) -> None:
         check_able(mesh, mesh.procs.region.pick(requests))
         self._mesh = mesh
         self._what = what
@@ -77,7 +77,7 @@ class Exchange:
                 mesh.queues.leave(self._nodes[rank], self._operation)
             raise
 
-    def _send(self, requests: Mapping[int, Request]) -> None:
+    def _send(self, requests: Mapping[int, VariableRequest]) -> None:
         """Ranks with the same request get it by one call: it is pickled once for all of them."""
         alike: dict[int, list[int]] = {}
         for rank in sorted(requests):
@@ -85,7 +85,7 @@ class Exchange:
         for ranks in alike.values():
             self._ask(requests[ranks[0]], ranks)
 
-    def _ask(self, request: Request, ranks: Sequence[int]) -> None:
+    def _ask(self, request: VariableRequest, ranks: Sequence[int]) -> None:
         asked = self._mesh.pick(self._mesh.cells, ranks).handle.call_each(request, self._operation)
         for rank, future in zip(ranks, asked, strict=True):
             self._futures[rank] = future
@@ -118,7 +118,7 @@ class Exchange:
             self._are_done_within(seconds, without=ahead)
         if self._open_ranks():
             self.interrupt()  # who has not begun until now need not any more
-        busy = {rank: Refusal(f"it is at {title}") for rank, title in ahead.items()}
+        busy = {rank: RequestError(f"it is at {title}") for rank, title in ahead.items()}
         return busy | {rank: _answer_of(future) for rank, future in self._futures.items() if future.done()}
 
     @contextmanager
@@ -183,9 +183,9 @@ class Exchange:
 
 def raise_refusals(what: str, answers: Mapping[int, Any]) -> None:
     """VariableError where one of the answers is a refusal; with all of them, by rank."""
-    refused: dict[Refusal, list[int]] = {}
+    refused: dict[RequestError, list[int]] = {}
     for rank, answer in sorted(answers.items()):
-        if isinstance(answer, Refusal):
+        if isinstance(answer, RequestError):
             refused.setdefault(answer, []).append(rank)
     if refused:
         raise VariableError(f"cannot {what}: {'; '.join(map(_tell, refused, refused.values()))}")
@@ -195,19 +195,19 @@ def _answer_of(future: Future[Any]) -> Any:
     try:
         return future.get()
     except MeshbookError as error:
-        return Refusal(str(error).strip())
+        return RequestError(str(error).strip())
 
 
-def _tell(refusal: Refusal, ranks: Sequence[int]) -> str:
+def _tell(refusal: RequestError, ranks: Sequence[int]) -> str:
     return f"{refusal.reason} on {name_ranks(ranks)}" + (f" ({refusal.hint})" if refusal.hint else "")
 
 
-Steps: TypeAlias = Generator[Exchange, dict[int, Any], T]
+Steps: TypeAlias = Generator[RankRequest, dict[int, Any], T]
 
 
 def carry_out(steps: Steps[T]) -> T:
     """Take the steps on this thread, which waits for each. Ctrl-C ends them, here and on the ranks."""
-    made: list[Exchange] = []
+    made: list[RankRequest] = []
     token = _made.set(made)
     try:
         exchange = next(steps)

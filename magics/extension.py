@@ -7,14 +7,14 @@ from typing import Any
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
 from meshbook.magics.cells import CellRunner
-from meshbook.magics.completion.completion import Completion
+from meshbook.magics.completion.completion import NotebookCompleter
 from meshbook.magics.completion.ranks import RankNames
-from meshbook.magics.faults import FaultScreen
+from meshbook.magics.faults import UnhandledFaultDisplay
 from meshbook.magics.folding import fold_frames
-from meshbook.magics.inspection import Inspection
+from meshbook.magics.inspection import Inspector
 from meshbook.magics.moments import CellInterrupts
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.ordinary import OrdinaryCells
+from meshbook.magics.ordinary import LocalCells
 from meshbook.magics.parsing import HelpRequested, UsageError, quoted
 from meshbook.magics.results import MeshResult
 from meshbook.magics.transform import RUNNER, RUNNER_WITHIN, Transform
@@ -77,14 +77,14 @@ def load(shell: Any) -> Notebook:
     shell.input_transformers_cleanup.append(Transform(lambda: notebook.mode.line_now, lambda: notebook.mode.is_within))
     shell.push({RUNNER: cells.run, RUNNER_WITHIN: cells.run_within, _NOTEBOOK: notebook}, interactive=False)
     notebook.mode.install()
-    OrdinaryCells(notebook).install()
+    LocalCells(notebook).install()
     notebook.cell_times.install(shell)
-    FaultScreen(notebook.screen).install()
+    UnhandledFaultDisplay(notebook.screen).install()
     ranks = RankNames(notebook)
-    Completion(notebook, ranks).install()
+    NotebookCompleter(notebook, ranks).install()
     fold_frames(shell)
     if getattr(shell, "kernel", None) is not None:
         CellInterrupts(shell).install()
-        Inspection(notebook, ranks).install()
+        Inspector(notebook, ranks).install()
     notebook.warm_up()
     return notebook

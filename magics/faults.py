@@ -5,7 +5,7 @@ A script ends there; a notebook has a person before it, who sees which cell it c
 
 from __future__ import annotations
 
-from meshbook.magics.forwarding import CellScreen
+from meshbook.magics.forwarding import ActorOutputRouter
 from meshbook.magics.publications import Error
 from meshbook.runtime.actor.context import current_origin
 from meshbook.runtime.actor.failure import MeshFailure
@@ -16,10 +16,10 @@ _RED = "\x1b[31m"
 _RESET = "\x1b[0m"
 
 
-class FaultScreen:
+class UnhandledFaultDisplay:
     """Shows faults in cells, by the hook that a script would end in."""
 
-    def __init__(self, screen: CellScreen) -> None:
+    def __init__(self, screen: ActorOutputRouter) -> None:
         self._screen = screen
         self._seen: dict[tuple[str, str], int] = {}  # by cell and mesh: how many ranks have failed
 

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from meshbook.magics.drawings import Drawings
+from meshbook.magics.drawings import ActorProgressBars
 from meshbook.magics.grouping import split_lines
 from meshbook.magics.publications import Display, Publication, Stream
 from meshbook.magics.publisher import Publisher, publisher_for
 from meshbook.runtime.telemetry.forwarding import label_lines
-from meshbook.runtime.telemetry.lines import Drawn, Said, Shown
+from meshbook.runtime.telemetry.lines import CompleteLines, DrawnText, Shown
 from meshbook.runtime.telemetry.output import DisplayChunk, StreamName
 
 REMEMBERED_CELLS = 64
@@ -27,7 +27,7 @@ CELL_LINES = 4000  # of one cell: a page with many more is slow
 Ranks = tuple[int, ...]
 
 
-class CellScreen:
+class ActorOutputRouter:
     """Publishes what no `%%mesh` cell claims in the ordinary cell that caused it, else in the latest."""
 
     def __init__(self) -> None:
@@ -71,10 +71,10 @@ class _Cell:
         self._places = CELL_DISPLAYS
         self._texts: dict[tuple[str, StreamName], dict[Ranks, list[str]]] = {}
         self._displays: list[Publication] = []
-        self._drawings = Drawings()
+        self._drawings = ActorProgressBars()
 
     def add(self, shown: Shown) -> None:
-        if isinstance(shown, Drawn):
+        if isinstance(shown, DrawnText):
             self._draw(shown)
         elif isinstance(shown, DisplayChunk):
             self._add_display(shown)
@@ -92,7 +92,7 @@ class _Cell:
         kept = "".join(text.splitlines(keepends=True)[:count])
         return f"{kept}… more is not shown (%mesh log {rank})\n"
 
-    def _draw(self, drawn: Drawn) -> None:
+    def _draw(self, drawn: DrawnText) -> None:
         if self.publisher.updates:
             self._drawings.add(drawn)
             return
@@ -100,7 +100,7 @@ class _Cell:
         whole, _, rest = drawn.text.rpartition("\n")
         text = "\n".join(split_lines(whole if rest.endswith("\r") else drawn.text)).strip("\n")
         if text:
-            self.add(Said(drawn.origin, drawn.mesh, (drawn.rank,), drawn.stream, f"{text}\n"))
+            self.add(CompleteLines(drawn.origin, drawn.mesh, (drawn.rank,), drawn.stream, f"{text}\n"))
 
     def _add_display(self, shown: DisplayChunk) -> None:
         label = label_lines(shown.mesh, (shown.rank,), "\n").rstrip()

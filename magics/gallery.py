@@ -17,7 +17,7 @@ LARGE_IMAGE = 300_000  # bytes; a larger one is not there twice, as image and in
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class RankDisplay:
     """A rich output as its rank sent it; by its id it may be replaced."""
 
     rank: int
@@ -28,7 +28,7 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
-class Bundle:
+class MimeBundle:
     """What is published of one output."""
 
     data: Mapping[str, Any]
@@ -36,11 +36,11 @@ class Bundle:
 
 
 @dataclass(frozen=True, slots=True)
-class _Alike:
+class _EqualDisplays:
     """Ranks that displayed the same."""
 
     ranks: tuple[int, ...]
-    picture: Picture
+    picture: RankDisplay
     markup: str
 
     @property
@@ -59,7 +59,7 @@ class _Alike:
         return not self.markup and bool(self.picture.data.keys() - {"text/plain"})
 
 
-def lay_out(row: Mapping[int, Picture]) -> list[Bundle]:
+def lay_out(row: Mapping[int, RankDisplay]) -> list[MimeBundle]:
     """The outputs for one display of these ranks: one, and two more for each that only a front end can draw."""
     alike = _join_same(row.values())
     foreign = [each for each in alike if each.is_foreign]
@@ -69,12 +69,12 @@ def lay_out(row: Mapping[int, Picture]) -> list[Bundle]:
     return [*_lay_out_own(own), *(bundle for each in foreign for bundle in _under_heading(each))]
 
 
-def _join_same(pictures: Iterable[Picture]) -> list[_Alike]:
-    ranks_of: dict[str, list[Picture]] = {}
+def _join_same(pictures: Iterable[RankDisplay]) -> list[_EqualDisplays]:
+    ranks_of: dict[str, list[RankDisplay]] = {}
     for picture in pictures:
         ranks_of.setdefault(_content_of(picture.data), []).append(picture)
     found = [
-        _Alike(tuple(sorted(each.rank for each in same)), same[0], markup_of(same[0].data, same[0].metadata))
+        _EqualDisplays(tuple(sorted(each.rank for each in same)), same[0], markup_of(same[0].data, same[0].metadata))
         for same in ranks_of.values()
     ]
     return sorted(found, key=lambda each: each.ranks)
@@ -86,20 +86,20 @@ def _content_of(data: Mapping[str, Any]) -> str:
     return repr(sorted((rich or data).items()))
 
 
-def _lay_out_own(own: Sequence[_Alike]) -> list[Bundle]:
+def _lay_out_own(own: Sequence[_EqualDisplays]) -> list[MimeBundle]:
     if not own:
         return []
     parts: dict[str, Any] = {"text/plain": "\n".join(each.text for each in own)}
     if any(each.markup for each in own):
         parts["text/html"] = _in_html(own)
     if len(own) > 1:
-        return [Bundle(parts, {})]
+        return [MimeBundle(parts, {})]
     # As an image, too: a PDF cannot hold HTML, and an image can be copied.
     images = {mime: content for mime, content in own[0].picture.data.items() if mime.startswith("image/")}
-    return [Bundle(images | parts, own[0].picture.metadata)]
+    return [MimeBundle(images | parts, own[0].picture.metadata)]
 
 
-def _in_html(own: Sequence[_Alike]) -> str:
+def _in_html(own: Sequence[_EqualDisplays]) -> str:
     if len(own) == 1:
         return _cell_in_html(own[0])
     cells: list[str] = []
@@ -115,7 +115,7 @@ def _in_html(own: Sequence[_Alike]) -> str:
     return f"{side_by_side(cells)}{_note(left_out)}"
 
 
-def _cell_in_html(each: _Alike) -> str:
+def _cell_in_html(each: _EqualDisplays) -> str:
     if not each.markup:
         return render_html([Group(each.ranks, Block(split_lines(str(each.picture.data.get("text/plain", "")))))])
     return f'<div style="{HEADER_STYLE}">{each.label}</div>{each.markup}'
@@ -128,6 +128,6 @@ def _note(left_out: Sequence[int]) -> str:
     return f'<div style="{HEADER_STYLE}">… {format_label(left_out)} not shown, since it is large ({where})</div>'
 
 
-def _under_heading(each: _Alike) -> list[Bundle]:
+def _under_heading(each: _EqualDisplays) -> list[MimeBundle]:
     heading = {"text/plain": each.label, "text/html": f'<div style="{HEADER_STYLE}">{each.label}</div>'}
-    return [Bundle(heading, {}), Bundle(each.picture.data, each.picture.metadata)]
+    return [MimeBundle(heading, {}), MimeBundle(each.picture.data, each.picture.metadata)]

@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class LargestDifference:
     """Where values are farthest apart: the index, the two values, and which of the arrays they are in.
 
     So many elements are not the same in all. Where only some arrays have a NaN, the index is of that.
@@ -28,7 +28,7 @@ class Gap:
         return float(abs(self.most - self.least))
 
 
-def find_gap(arrays: Sequence[Any]) -> Gap | None:
+def find_gap(arrays: Sequence[Any]) -> LargestDifference | None:
     """The largest difference between flat arrays of one length; None where all numbers are the same."""
     import numpy  # weight: who compares nothing needs none
 
@@ -40,7 +40,7 @@ def find_gap(arrays: Sequence[Any]) -> Gap | None:
     values = rows[:, index]
     least_in, most_in = _extremes(values)
     ends = values[least_in].item(), values[most_in].item()
-    return Gap(index, *ends, least_in, most_in, int(unlike.sum()))
+    return LargestDifference(index, *ends, least_in, most_in, int(unlike.sum()))
 
 
 def _widest(rows: Any, unlike: Any) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from meshbook.magics.bars import Bar, merge_bars, parse_bar
+from meshbook.magics.bars import MergedBar, merge_bars, parse_bar
 from meshbook.magics.colours import strip_colours
 from meshbook.runtime.geometry.ranges import format_label
 
@@ -107,9 +107,9 @@ def _align(singles: Sequence[Group]) -> list[Group]:
     return [group for index in range(len(places[singles[0].ranks[0]])) for group in _align_part(parts, index)]
 
 
-def _split_at_bars(lines: Sequence[str]) -> list[Bar | tuple[str, ...]]:
+def _split_at_bars(lines: Sequence[str]) -> list[MergedBar | tuple[str, ...]]:
     """Bars, and the lines between them."""
-    parts: list[Bar | tuple[str, ...]] = []
+    parts: list[MergedBar | tuple[str, ...]] = []
     start = 0
     for index, line in enumerate(lines):
         if (bar := _bar_of(line)) is not None:
@@ -118,12 +118,12 @@ def _split_at_bars(lines: Sequence[str]) -> list[Bar | tuple[str, ...]]:
     return [*parts, tuple(lines[start:])] if start < len(lines) else parts
 
 
-def _bar_of(line: str) -> Bar | None:
+def _bar_of(line: str) -> MergedBar | None:
     return parse_bar(strip_colours(line)) if line.endswith("]") else None
 
 
-def _place_of(part: Bar | tuple[str, ...]) -> str:
-    return f"bar {part.key}" if isinstance(part, Bar) else ""
+def _place_of(part: MergedBar | tuple[str, ...]) -> str:
+    return f"bar {part.key}" if isinstance(part, MergedBar) else ""
 
 
 def _without_bars(singles: Iterable[Group]) -> Iterator[Group]:
@@ -135,30 +135,30 @@ def _without_bars(singles: Iterable[Group]) -> Iterator[Group]:
             yield replace(single, block=replace(block, lines=lines, cut=cut))
 
 
-def _align_part(parts: Mapping[int, Sequence[Bar | tuple[str, ...]]], index: int) -> list[Group]:
+def _align_part(parts: Mapping[int, Sequence[MergedBar | tuple[str, ...]]], index: int) -> list[Group]:
     bars, texts = {}, []
     for rank, each in parts.items():
         part = each[index]
-        if isinstance(part, Bar):
+        if isinstance(part, MergedBar):
             bars[rank] = part
         else:
             texts.append(Group((rank,), Block(part)))
     return [_merge_bars(bars)] if bars else _align_families(_join_same(texts))
 
 
-def _merge_all_bars(parts: Mapping[int, Sequence[Bar | tuple[str, ...]]]) -> list[Group]:
+def _merge_all_bars(parts: Mapping[int, Sequence[MergedBar | tuple[str, ...]]]) -> list[Group]:
     """The n-th bars with one title are one."""
-    alike: dict[tuple[str, int], dict[int, Bar]] = {}
+    alike: dict[tuple[str, int], dict[int, MergedBar]] = {}
     for rank, each in parts.items():
         counts: Counter[str] = Counter()
         for bar in each:
-            if isinstance(bar, Bar):
+            if isinstance(bar, MergedBar):
                 alike.setdefault((bar.key, counts[bar.key]), {})[rank] = bar
                 counts[bar.key] += 1
     return [_merge_bars(bars) for bars in alike.values()]
 
 
-def _merge_bars(bars: Mapping[int, Bar]) -> Group:
+def _merge_bars(bars: Mapping[int, MergedBar]) -> Group:
     same = _join_same([Group((rank,), Block((bar.line,)), is_bar=True) for rank, bar in bars.items()])
     members = tuple(replace(group, is_bar=True) for group in same)
     if len(members) == 1:

@@ -10,11 +10,11 @@ from IPython.display import publish_display_data
 
 from meshbook.magics import variables
 from meshbook.magics.exchange import VariableError, carry_out
-from meshbook.magics.mapping import CellRunner
+from meshbook.magics.mapping import CellItemRunner
 from meshbook.magics.merging import REDUCTIONS, Reduction
 from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.references import RemoteVariable
-from meshbook.magics.wanted import Wanted
+from meshbook.magics.wanted import PullSpec
 from meshbook.runtime.geometry import Region
 from meshbook.runtime.mesh.policies import Respawning
 from meshbook.runtime.mesh.procs import ProcMesh
@@ -57,7 +57,7 @@ class NotebookProcMesh(ProcMesh):
 
     def _make_runner(self, name: str) -> Runner:
         """Items of a map run where cells do: they see the rank's variables."""
-        return CellRunner(self._mesh, self._ranks(), name)
+        return CellItemRunner(self._mesh, self._ranks(), name)
 
     @property
     def actors(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class NotebookProcMesh(ProcMesh):
         it.
         """
         _check_reduction(reduce)
-        wanted = [Wanted(_checked(name), reduce) for name in names]
+        wanted = [PullSpec(_checked(name), reduce) for name in names]
         ask = None if force else input
         found = carry_out(variables.pull(self._mesh, self._ranks(), wanted, dim=dim, ask=ask))
         values = tuple(self._of_one(found[name]) if reduce is None else found[name] for name in names)

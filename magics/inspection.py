@@ -26,7 +26,7 @@ _MAGIC = re.compile(r"(?:\A|\n)\s*(%%?)mesh\Z")
 _HEAD = "\x1b[31mRanks:\x1b[39m"  # as IPython heads its fields
 
 
-class Inspection:
+class Inspector:
     """Inspects in cells of a notebook, from any thread."""
 
     def __init__(self, notebook: Notebook, ranks: RankNames) -> None:

@@ -14,10 +14,10 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from meshbook.magics.area import HEADER_STYLE
-from meshbook.magics.background import Background, Running
-from meshbook.magics.cell import Cell
-from meshbook.magics.mistakes import Mistake
-from meshbook.magics.progress import Progress
+from meshbook.magics.background import BackgroundCell, BackgroundLoop
+from meshbook.magics.cell import PreparedCell
+from meshbook.magics.mistakes import UserError
+from meshbook.magics.progress import CellProgress
 from meshbook.magics.publications import Display, Error, LiveDisplay, Publication
 from meshbook.magics.publisher import Publisher, publisher_for
 from meshbook.magics.results import MeshResult
@@ -31,7 +31,7 @@ MOST_SHOWN = 16  # places in the notebook where the state of a job is kept up to
 HINT = "await it, or .result(), .cancel(); %mesh jobs lists all"
 
 
-class JobError(Mistake, MeshbookError):
+class JobError(UserError, MeshbookError):
     """A job that is not there, or was asked for what it cannot do."""
 
 
@@ -42,7 +42,7 @@ class Job:
     cell raised is raised by whoever waits for it.
     """
 
-    def __init__(self, number: int, cell: Cell, running: Running) -> None:
+    def __init__(self, number: int, cell: PreparedCell, running: BackgroundCell) -> None:
         self.number = number
         self.cell = cell.number
         self.name = cell.options.out  # of the variable that it was put into
@@ -184,7 +184,7 @@ def table_of(result: MeshResult) -> Display:
 class Jobs:
     """The jobs of a notebook, by number, from 1."""
 
-    def __init__(self, background: Background) -> None:
+    def __init__(self, background: BackgroundLoop) -> None:
         self._background = background
         self._lock = threading.Lock()  # guards the jobs: they are listed from any thread
         self._jobs: OrderedDict[int, Job] = OrderedDict()
@@ -207,18 +207,18 @@ class Jobs:
         known = ", ".join(f"{job.number} ({job.name})" if job.name else str(job.number) for job in jobs)
         raise JobError(f"there is no job {which!r}; there is {known}")
 
-    def start(self, cell: Cell, source: str) -> Job:
+    def start(self, cell: PreparedCell, source: str) -> Job:
         """Begin a cell, and return once it is on its way: what is sent afterwards comes after it."""
         return self._start(next(self._numbers), cell, source)
 
-    def resume(self, number: int, cell: Cell, progress: Progress) -> Job:
+    def resume(self, number: int, cell: PreparedCell, progress: CellProgress) -> Job:
         """See a cell to its end that another notebook has begun, as its job of this number."""
         known = [job.number for job in self]
         number = max(known) + 1 if number in known else number
         self._numbers = itertools.count(max([number, *known]) + 1)
         return self._start(number, cell, progress.source, progress)
 
-    def _start(self, number: int, cell: Cell, source: str, resumes: Progress | None = None) -> Job:
+    def _start(self, number: int, cell: PreparedCell, source: str, resumes: CellProgress | None = None) -> Job:
         title = _title_of(number, cell.number)
         running = self._background.start(cell, source, title=title, then=_fetch, resumes=resumes)
         with self._lock:
@@ -233,7 +233,7 @@ def _title_of(number: int, cell: int) -> str:
     return f"job {number} of cell {cell}"
 
 
-async def _fetch(cell: Cell) -> None:
+async def _fetch(cell: PreparedCell) -> None:
     """What `--pull` wants: there is nobody to ask whether it may be large."""
     if cell.transfers is not None:
         await cell.transfers.complete(ask=ask_nobody)

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 END = "\x04"  # what a front end sends for Ctrl-D
 
 
-class GivenUp:
+class PromptWithdrawn:
     """Says from another thread that a prompt is not wanted any more."""
 
     def __init__(self) -> None:
@@ -50,17 +50,17 @@ class Keyboard(Protocol):
 
     refusal: str
 
-    def ask(self, prompt: str, given_up: GivenUp, *, is_password: bool) -> str | None:
+    def ask(self, prompt: str, given_up: PromptWithdrawn, *, is_password: bool) -> str | None:
         """The line that a person enters; None where the prompt was given up. EOFError for the end of all input."""
 
 
-class Nobody:
+class NoKeyboard:
     """No keyboard."""
 
     def __init__(self, refusal: str) -> None:
         self.refusal = refusal
 
-    def ask(self, prompt: str, given_up: GivenUp, *, is_password: bool) -> str | None:
+    def ask(self, prompt: str, given_up: PromptWithdrawn, *, is_password: bool) -> str | None:
         raise EOFError(self.refusal)
 
 
@@ -73,7 +73,7 @@ class KernelKeyboard:
         self._ident = kernel._get_shell_context_var(kernel._shell_parent_ident)
         self.refusal = "" if kernel._allow_stdin else "this front end does not support input requests"
 
-    def ask(self, prompt: str, given_up: GivenUp, *, is_password: bool) -> str | None:
+    def ask(self, prompt: str, given_up: PromptWithdrawn, *, is_password: bool) -> str | None:
         socket, session = self._kernel.stdin_socket, self._kernel.session
         self._drop_stale(socket)
         content = {"prompt": prompt, "password": is_password}
@@ -114,7 +114,7 @@ class TerminalKeyboard:
 
     refusal = ""
 
-    def ask(self, prompt: str, given_up: GivenUp, *, is_password: bool) -> str | None:
+    def ask(self, prompt: str, given_up: PromptWithdrawn, *, is_password: bool) -> str | None:
         with _without_echo() if is_password else contextlib.nullcontext():
             print(prompt, end="", flush=True)
             # What is no terminal has its lines read ahead, so that there is nothing to wait for.

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from meshbook.magics.background import Running
+from meshbook.magics.background import BackgroundCell
 from meshbook.magics.interruptible import interruptible, run_interruptible
 from meshbook.magics.results import MeshResult
 from meshbook.magics.tracebacks import CellError
@@ -111,7 +111,9 @@ class LocalError(CellError):
         return MeshbookError, (str(self),)
 
 
-async def run_with_local(shell: Any, running: Running, source: str, *, number: int, stops: bool) -> ResultWithLocal:
+async def run_with_local(
+    shell: Any, running: BackgroundCell, source: str, *, number: int, stops: bool
+) -> ResultWithLocal:
     """Run the source here, beside the ranks, and wait for both. A LocalError where it failed here; else the ranks'.
 
     `stops`: whether an error here interrupts the ranks.
@@ -128,7 +130,7 @@ async def run_with_local(shell: Any, running: Running, source: str, *, number: i
     return ResultWithLocal(ranks, local)
 
 
-async def _end_of(running: Running) -> MeshResult | BaseException:
+async def _end_of(running: BackgroundCell) -> MeshResult | BaseException:
     try:
         return await running.future
     except MeshbookError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from meshbook.magics.meshes import MeshError, NotebookMesh
-from meshbook.magics.rollcall import Whereabouts
+from meshbook.magics.rollcall import RankWhereabouts
 from meshbook.runtime.cells.outcome import Frame, RankError
 from meshbook.runtime.errors import MeshbookError, ProcessDied
 from meshbook.runtime.geometry import Region
@@ -33,7 +33,7 @@ def error_of_lost(rank: int, error: MeshbookError) -> RankError:
     return RankError("died", "ProcessDied", message, rendered=lines)
 
 
-def error_of_silent(where: Whereabouts) -> RankError:
+def error_of_silent(where: RankWhereabouts) -> RankError:
     """A rank that the cell ends without."""
     if where.said is not None:
         message = "does not heed interrupts, and still runs the cell; %mesh interrupt --break or --kill frees it"

@@ -16,7 +16,7 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.amounts import format_elapsed
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.mesh.mapping import MapResult
-from meshbook.runtime.mesh.tasks import Done, Work
+from meshbook.runtime.mesh.tasks import BatchReply, ItemBatch
 from meshbook.runtime.wire.messages import Address
 
 QUIET = 0.5  # seconds until a bar appears: what is quicker needs none
@@ -25,7 +25,7 @@ WIDTH = 20
 _serial = itertools.count(1)
 
 
-class CellRunner:
+class CellItemRunner:
     """Asks the cell actors: items take their turn with cells, on the main thread, and find the rank's variables."""
 
     def __init__(self, mesh: NotebookMesh, ranks: Sequence[int], name: str) -> None:
@@ -41,11 +41,11 @@ class CellRunner:
         self._open: dict[int, int] = dict.fromkeys(ranks, 0)  # rank -> requests that are not answered
         self._lock = threading.Lock()  # guards them: answers come on the I/O thread
 
-    def send(self, rank: int, work: Work) -> Future[Done]:
+    def send(self, rank: int, work: ItemBatch) -> Future[BatchReply]:
         with self._lock:
             self._open[rank] += 1
             self._mesh.queues.join([self.nodes[rank].node], self._operation, self._title)
-        sent: Future[Done] = self._cells[rank].run_items.call_one(work, self._operation)
+        sent: Future[BatchReply] = self._cells[rank].run_items.call_one(work, self._operation)
         sent.when_done(lambda: self._note_answer(rank))
         return sent
 

@@ -19,7 +19,7 @@ Reduction: TypeAlias = Literal["mean", "cat", "stack", "first"]
 REDUCTIONS: tuple[str, ...] = get_args(Reduction)
 
 
-class Unmergeable(ValueError):
+class ReduceError(ValueError):
     """Values that do not go together; says why."""
 
 
@@ -48,7 +48,7 @@ def _mean(values: Sequence[Any]) -> Any:
         return _by_place(values, _mean)
     if all(isinstance(value, numbers.Number) for value in values):
         return sum(values) / len(values)
-    raise Unmergeable(f"there is no mean of {_kinds(values)}")
+    raise ReduceError(f"there is no mean of {_kinds(values)}")
 
 
 def _mean_of_tensors(tensors: Sequence[Any]) -> Any:
@@ -76,7 +76,7 @@ def _cat(values: Sequence[Any], dim: int) -> Any:
         return _joined_sequence(values)
     if all(isinstance(value, numbers.Number) for value in values) and dim == 0:
         return list(values)  # one of each rank, as `scatter` would hand them out
-    raise Unmergeable(f"{_kinds(values)} cannot be put together" + (f" along dimension {dim}" if dim else ""))
+    raise ReduceError(f"{_kinds(values)} cannot be put together" + (f" along dimension {dim}" if dim else ""))
 
 
 def _joined(values: Sequence[Any], dim: int) -> Any:
@@ -87,16 +87,16 @@ def _joined(values: Sequence[Any], dim: int) -> Any:
         numpy = sys.modules["numpy"]
         return numpy.concatenate([numpy.atleast_1d(value) for value in values], dim)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
-        raise Unmergeable(f"{_kinds(values)} cannot be put together: {error}") from error
+        raise ReduceError(f"{_kinds(values)} cannot be put together: {error}") from error
 
 
 def _joined_tables(values: Sequence[Any], dim: int) -> Any:
     if len({*map(library_of, values)}) > 1:
-        raise Unmergeable(f"{_kinds(values)} cannot be put together")
+        raise ReduceError(f"{_kinds(values)} cannot be put together")
     try:
         return join(values, dim)
     except Exception as error:  # each library has its own words for columns that do not go together
-        raise Unmergeable(f"{_kinds(values)} cannot be put together: {error}") from error
+        raise ReduceError(f"{_kinds(values)} cannot be put together: {error}") from error
 
 
 def _joined_sequence(values: Sequence[Any]) -> Any:
@@ -118,27 +118,27 @@ def _stack(values: Sequence[Any], dim: int) -> Any:
 
         stacked = numpy.stack(values, dim)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
-        raise Unmergeable(f"{_kinds(values)} cannot be stacked: {error}") from error
+        raise ReduceError(f"{_kinds(values)} cannot be stacked: {error}") from error
     if stacked.dtype == object:
-        raise Unmergeable(f"{_kinds(values)} cannot be stacked: they are no numbers")
+        raise ReduceError(f"{_kinds(values)} cannot be stacked: they are no numbers")
     return stacked
 
 
 def _alike(values: Sequence[Any]) -> Sequence[Any]:
     if len({tuple(getattr(value, "shape", ())) for value in values}) > 1 or len({*map(type, values)}) > 1:
-        raise Unmergeable(f"there is no mean of {_kinds(values)}")
+        raise ReduceError(f"there is no mean of {_kinds(values)}")
     return values
 
 
 def _by_key(values: Sequence[Any], combine: Callable[[list[Any]], Any]) -> dict[Any, Any]:
     if any(not isinstance(value, Mapping) or value.keys() != values[0].keys() for value in values):
-        raise Unmergeable("the dicts have different keys")
+        raise ReduceError("the dicts have different keys")
     return {key: combine([value[key] for value in values]) for key in values[0]}
 
 
 def _by_place(values: Sequence[Any], combine: Callable[[list[Any]], Any]) -> Any:
     if any(type(value) is not type(values[0]) or len(value) != len(values[0]) for value in values):
-        raise Unmergeable(f"{_kinds(values)} are not equally long")
+        raise ReduceError(f"{_kinds(values)} are not equally long")
     make = getattr(type(values[0]), "_make", type(values[0]))  # a named tuple wants it
     return make(combine(list(each)) for each in zip(*values, strict=True))
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from meshbook.magics.mistakes import Mistake
+from meshbook.magics.mistakes import UserError
 from meshbook.magics.queues import RankQueues
-from meshbook.magics.selection import LastCell, Selected, parse, resolve
+from meshbook.magics.selection import LastCell, SelectedRegion, parse, resolve
 from meshbook.runtime.actor.context import CURRENT, Context, current_origin
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.actor import CellActor, CellControl
@@ -32,7 +32,7 @@ MOST_DEFAULT_RANKS = 8  # of CPU ranks that start unasked; a machine with 128 co
 Progress = Callable[[int, int], None]  # ranks that are ready, ranks in all
 
 
-class MeshError(Mistake, MeshbookError):
+class MeshError(UserError, MeshbookError):
     """A mesh that is not there, is there already, or cannot do what was asked."""
 
 
@@ -184,7 +184,7 @@ class Meshes:
             self._current = mesh.name
         return mesh
 
-    def select(self, text: str) -> tuple[NotebookMesh, Selected]:
+    def select(self, text: str) -> tuple[NotebookMesh, SelectedRegion]:
         """The ranks that a selector means. SelectionError where it means none, MeshError without a mesh."""
         current = self.get()
         regions = {mesh.name: mesh.procs.region for mesh in self}

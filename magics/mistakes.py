@@ -1,9 +1,9 @@
-"""`Mistake`: what the user wrote cannot be done as written. Shown as one line, with no traceback through our code."""
+"""`UserError`: what the user wrote cannot be done as written. Shown as one line, with no traceback through our code."""
 
 from __future__ import annotations
 
 
-class Mistake(Exception):
+class UserError(Exception):
     """The base of errors about a selector, an option, a verb or a mesh's name."""
 
     def _render_traceback_(self) -> list[str]:

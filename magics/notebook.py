@@ -7,47 +7,47 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from meshbook.magics.background import Background
-from meshbook.magics.dashing.dashboards import Dashboards
+from meshbook.magics.background import BackgroundLoop
+from meshbook.magics.dashing.dashboards import DashboardRegistry
 from meshbook.magics.exchange import VariableError
-from meshbook.magics.forwarding import CellScreen
+from meshbook.magics.forwarding import ActorOutputRouter
 from meshbook.magics.handles import NotebookProcMesh
 from meshbook.magics.jobs import Jobs
 from meshbook.magics.mapping import show_progress
 from meshbook.magics.meshes import Meshes, NotebookMesh
 from meshbook.magics.mode import MeshMode
 from meshbook.magics.parsing import suggestion
-from meshbook.magics.preferences import Preferences
-from meshbook.magics.profiling import Profiling
+from meshbook.magics.preferences import NotebookSettings
+from meshbook.magics.profiling import ProfilerState
 from meshbook.magics.run import CellExecution
-from meshbook.magics.selection import Selected, SelectionError, parse, resolve
+from meshbook.magics.selection import SelectedRegion, SelectionError, parse, resolve
 from meshbook.magics.tracing import CellTimes
 from meshbook.runtime.hosts.session import Session, current_session
 from meshbook.runtime.mesh.procs import ProcMesh
 
 if TYPE_CHECKING:  # it knows the verbs, and they act on what is here
-    from meshbook.magics.completion.completion import Completion
-    from meshbook.magics.inspection import Inspection
+    from meshbook.magics.completion.completion import NotebookCompleter
+    from meshbook.magics.inspection import Inspector
 
 
 class Notebook:
     """One for each IPython shell that has loaded the extension."""
 
     # What front ends are offered; there once it is installed.
-    completion: Completion
-    inspection: Inspection  # in a kernel
+    completion: NotebookCompleter
+    inspection: Inspector  # in a kernel
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
         self.meshes = Meshes()
-        self.dashboards = Dashboards(self)
+        self.dashboards = DashboardRegistry(self)
         self.meshes.open_dashboard = self.dashboards.open
-        self.screen = CellScreen()
+        self.screen = ActorOutputRouter()
         self.cell_times = CellTimes()
-        self.profiling = Profiling()
+        self.profiling = ProfilerState()
         self.mode = MeshMode(shell)
-        self.preferences = Preferences()
-        self.background = Background()
+        self.preferences = NotebookSettings()
+        self.background = BackgroundLoop()
         self.jobs = Jobs(self.background)
         self.waits_for: list[CellExecution] = []  # cells that are run to their end, here
         self.detaches_for: float | None = None  # seconds, at the end of this process; None: it ends its meshes
@@ -63,7 +63,7 @@ class Notebook:
         session.node.on_map = functools.partial(show_progress, self.shell)
         return session
 
-    def select(self, selector: str) -> tuple[NotebookMesh, Selected]:
+    def select(self, selector: str) -> tuple[NotebookMesh, SelectedRegion]:
         """The ranks that a selector means, as a region of their mesh."""
         return self.meshes.select(selector)
 

@@ -22,7 +22,7 @@ from meshbook.magics.parsing import (
     words,
 )
 from meshbook.magics.prompts import Sharing
-from meshbook.magics.wanted import Wanted, pulled, pushed
+from meshbook.magics.wanted import PullSpec, pulled, pushed
 
 OnError: TypeAlias = Literal["stop", "finish", "debug"]
 Grouping: TypeAlias = Literal["auto", "same", "rank", "order", "none"]
@@ -45,7 +45,7 @@ class CellOptions:
     first: str | None = None
     seq: bool = False
     push: tuple[str, ...] = ()
-    pull: tuple[Wanted, ...] = ()
+    pull: tuple[PullSpec, ...] = ()
     local: bool = False
     profile: bool = False
     stdin: Sharing = "same"

@@ -9,7 +9,7 @@ from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.hosts.session import running_session
 
 
-class OrdinaryCells:
+class LocalCells:
     """Hears of the beginning and the end of each cell."""
 
     def __init__(self, notebook: Notebook) -> None:

@@ -17,12 +17,12 @@ from typing import Any
 
 from meshbook.magics.area import Ending, format_header, format_left, render_area
 from meshbook.magics.fitting import cost_of, fit_details, fit_streams
-from meshbook.magics.gallery import Picture
+from meshbook.magics.gallery import RankDisplay
 from meshbook.magics.grouping import Block, Group, GroupMode, StreamName, group_blocks, split_lines
-from meshbook.magics.pictures import Pictures
+from meshbook.magics.pictures import DisplayRows
 from meshbook.magics.publications import Display, LiveDisplay, Publication, Stream
 from meshbook.magics.rendering import render_text
-from meshbook.magics.retention import Capture
+from meshbook.magics.retention import TextBuffer
 from meshbook.runtime.amounts import format_elapsed
 from meshbook.runtime.geometry.ranges import format_label
 
@@ -86,7 +86,7 @@ class CellOutput:
         self._running = set(ranks)
         self._endings: dict[int, Ending] = {}
         self._slowest: int | None = None
-        self._pictures = Pictures(limits.display_patience, limits.update_interval)
+        self._pictures = DisplayRows(limits.display_patience, limits.update_interval)
         self._cleared: set[int] = set()  # ranks whose next output takes the place of all before
         self.final: list[Publication] = []  # the whole output, once it is closed
         self._part = 0
@@ -135,7 +135,7 @@ class CellOutput:
             return
         if rank in self._cleared and not update:
             self.clear(rank)
-        picture = Picture(rank, bundle, metadata, display_id, mesh=self._mesh)
+        picture = RankDisplay(rank, bundle, metadata, display_id, mesh=self._mesh)
         (self._pictures.update if update else self._pictures.add)(picture)
         self._is_changed = True
 
@@ -348,13 +348,13 @@ class _RankedText:
     def __init__(self, limit: int, mode: GroupMode) -> None:
         self._limit = limit
         self._mode = mode
-        self._captures: dict[int, Capture] = {}
+        self._captures: dict[int, TextBuffer] = {}
 
     def add(self, rank: int, text: str, live: str | None) -> None:
         if rank not in self._captures:
             if not (text.strip("\r") or live):
                 return
-            self._captures[rank] = Capture(self._limit)
+            self._captures[rank] = TextBuffer(self._limit)
         self._captures[rank].add(text)
         if live is not None:
             self._captures[rank].live = live
@@ -376,7 +376,7 @@ class _ArrivedText:
 
     def __init__(self, limit: int, mode: GroupMode, mesh: str) -> None:
         self._mesh = mesh
-        self._capture = Capture(limit)
+        self._capture = TextBuffer(limit)
         self._is_labelled = mode == "order"
         self._writer: int | None = None  # the rank whose line is still open
         self._live: dict[int, str] = {}

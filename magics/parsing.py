@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from meshbook.magics.mistakes import Mistake
+from meshbook.magics.mistakes import UserError
 from meshbook.runtime.geometry import Extent
 
 # argparse takes a word that begins with "-" for an option, unless it looks like *one* negative number. Others
@@ -24,7 +24,7 @@ _HIDDEN_MINUS = "\N{MINUS SIGN}"
 _LONGEST_QUOTE = 60
 
 
-class UsageError(Mistake, ValueError):
+class UsageError(UserError, ValueError):
     """A line that asks for something there is not; the text names it, and what there is."""
 
 

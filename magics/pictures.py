@@ -8,27 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
 
-from meshbook.magics.gallery import Bundle, Picture, lay_out
+from meshbook.magics.gallery import MimeBundle, RankDisplay, lay_out
 from meshbook.magics.publications import Display, LiveDisplay
 
 MOST_OUTPUTS = 40  # of a cell: JupyterLab shows 50, and trims the rest
 BYTES_PER_SECOND = 200_000  # of what is published anew
 
 
-class Pictures:
+class DisplayRows:
     """The rows of one cell. `patience`: for how many seconds a row waits for the like from the other ranks."""
 
     def __init__(self, patience: float, interval: float = 0.25) -> None:
         self._patience = patience
         self._interval = interval
-        self._of: dict[int, list[Picture]] = {}
+        self._of: dict[int, list[RankDisplay]] = {}
         self._waiting: dict[int, float | None] = {}  # rows that are to be published, and since when that is known
-        self._published: list[list[Bundle]] = []
+        self._published: list[list[MimeBundle]] = []
         self._count = 0  # of the outputs that were published
         self._next_at = 0.0
         self.hidden: dict[int, int] = {}  # how many displays of each rank found no place
 
-    def add(self, picture: Picture) -> None:
+    def add(self, picture: RankDisplay) -> None:
         """A rank displayed something."""
         rank = picture.rank
         row = self._of.setdefault(rank, [])
@@ -38,7 +38,7 @@ class Pictures:
         row.append(picture)
         self._waiting.setdefault(len(row) - 1, None)
 
-    def update(self, picture: Picture) -> None:
+    def update(self, picture: RankDisplay) -> None:
         """A rank displays something else where it displayed something before, known by its id."""
         for index, other in enumerate(self._of.get(picture.rank, ())):
             if other.display_id == picture.display_id:
@@ -98,12 +98,12 @@ class Pictures:
                 self._hide(row)
                 return
 
-    def _display(self, index: int, place: int, bundle: Bundle, *, update: bool) -> LiveDisplay:
+    def _display(self, index: int, place: int, bundle: MimeBundle, *, update: bool) -> LiveDisplay:
         return LiveDisplay(bundle.data, update, is_final=not update, name=f"{index}.{place}", metadata=bundle.metadata)
 
-    def _hide(self, row: Mapping[int, Picture]) -> None:
+    def _hide(self, row: Mapping[int, RankDisplay]) -> None:
         for rank in row:
             self.hidden[rank] = self.hidden.get(rank, 0) + 1
 
 
-EMPTY = Bundle({"text/plain": ""}, {})
+EMPTY = MimeBundle({"text/plain": ""}, {})

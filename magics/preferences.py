@@ -21,7 +21,7 @@ NEST_ASYNCIO = "nest_asyncio"  # cannot be taken back
 
 
 @dataclass(frozen=True)
-class Preference:
+class Setting:
     """One thing that can be set. `read` makes the value of a word, or raises ArgumentTypeError."""
 
     name: str
@@ -50,32 +50,32 @@ def _limit(text: str) -> float | None:
 
 
 _ALL = (
-    Preference(
+    Setting(
         "group",
         "auto",
         f"how output is grouped: {', '.join(get_args(Grouping))}",
         _choice(*get_args(Grouping)),
         offers=get_args(Grouping),
     ),
-    Preference(
+    Setting(
         "on_error",
         "stop",
         f"what the first error does to the other ranks: {', '.join(get_args(OnError))}",
         _choice(*get_args(OnError)),
         offers=get_args(OnError),
     ),
-    Preference("timeout", None, "seconds after which a cell is interrupted, or none", _limit, offers=("none",)),
-    Preference(
+    Setting("timeout", None, "seconds after which a cell is interrupted, or none", _limit, offers=("none",)),
+    Setting(
         "block", True, "whether a cell waits for its ranks (on), or is a job, as with -a (off)", _switch, offers=SWITCH
     ),
-    Preference(
+    Setting(
         "plain_time",
         OutputLimits().plain_time,
         "seconds: a cell that ends sooner prints plain text, a longer one has an area of its own",
         seconds,
         is_option=False,
     ),
-    Preference(
+    Setting(
         NEST_ASYNCIO,
         False,
         "whether asyncio.run() works inside cells (on); that changes asyncio itself until the kernel ends",
@@ -87,7 +87,7 @@ _ALL = (
 PREFERENCES = {each.name: each for each in _ALL}
 
 
-def find(name: str) -> Preference:
+def find(name: str) -> Setting:
     """The preference of this name, whose words may be joined by hyphens as well. UsageError where there is none."""
     known = name.replace("-", "_")
     if known not in PREFERENCES:
@@ -96,7 +96,7 @@ def find(name: str) -> Preference:
     return PREFERENCES[known]
 
 
-class Preferences:
+class NotebookSettings:
     """What is set in one notebook."""
 
     def __init__(self) -> None:

@@ -6,11 +6,11 @@ import asyncio
 import threading
 import time
 
-from meshbook.magics.cell import Cell
+from meshbook.magics.cell import PreparedCell
 from meshbook.magics.detachment import say_what_is_detached
 from meshbook.magics.exchange import of_a_line
 from meshbook.magics.interruptible import run_interruptible
-from meshbook.magics.keyboard import Keyboard, Nobody, keyboard_for
+from meshbook.magics.keyboard import Keyboard, NoKeyboard, keyboard_for
 from meshbook.magics.losses import check_able
 from meshbook.magics.meshes import MeshError, NotebookMesh, describe_up
 from meshbook.magics.notebook import Notebook
@@ -19,7 +19,7 @@ from meshbook.magics.output import OutputLimits
 from meshbook.magics.parsing import UsageError
 from meshbook.magics.prompting import PromptPolicy
 from meshbook.magics.publisher import publisher_for
-from meshbook.magics.transfers import Transfers
+from meshbook.magics.transfers import CellTransfers
 from meshbook.runtime.geometry import Region
 
 
@@ -45,12 +45,12 @@ class CellPlanner:
         print(f"no mesh was up, so one was started: {describe_up(mesh, started)}")
         say_what_is_detached()
 
-    def plan(self, options: CellOptions, *, by_mode: bool = False) -> Cell:
+    def plan(self, options: CellOptions, *, by_mode: bool = False) -> PreparedCell:
         """The cell that the options ask for, on a mesh that can run it."""
         session = self._notebook.session()
         mesh, selected = self._notebook.select(options.selection)
         check_able(mesh, selected.region)
-        return Cell(
+        return PreparedCell(
             *(session, mesh, selected.region, options, publisher_for(self._notebook.shell)),
             number=self._notebook.cell_number,
             shown=self._ranks_of(options.show, mesh),
@@ -72,17 +72,17 @@ class CellPlanner:
         if not options.block:
             if options.on_error == "debug":
                 raise UsageError("%%mesh -a opens no debugger, since nobody waits for it: %mesh debug does, afterwards")
-            return Nobody("a cell with -a has no prompt, since nobody waits for it")
+            return NoKeyboard("a cell with -a has no prompt, since nobody waits for it")
         if options.local:
-            return Nobody("in a cell with --local only what runs here has a prompt")
+            return NoKeyboard("in a cell with --local only what runs here has a prompt")
         return keyboard_for(self._notebook.shell)
 
-    def _transfers(self, options: CellOptions, mesh: NotebookMesh, region: Region) -> Transfers | None:
+    def _transfers(self, options: CellOptions, mesh: NotebookMesh, region: Region) -> CellTransfers | None:
         if not options.push and not options.pull:
             return None
         with of_a_line():
             pushed = self._notebook.values_of(options.push)
-            return Transfers(
+            return CellTransfers(
                 *(mesh, region.ranks(), self._notebook.shell.user_ns, pushed, options.pull),
                 in_turns=options.seq or options.first is not None,
             )

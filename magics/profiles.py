@@ -32,7 +32,7 @@ class Profile(Protocol):
     """What was seen of some ranks."""
 
     @property
-    def summary(self) -> Summary: ...
+    def summary(self) -> ProfileSummary: ...
     @property
     def viewer(self) -> str:
         """What opens the file."""
@@ -42,7 +42,7 @@ class Profile(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ProfileLine:
     """Something that took time: the seconds by rank, and (where it is a function) with what it called."""
 
     name: str
@@ -51,12 +51,12 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class ProfileSummary:
     """What took the time on each rank. `ranks`: the seconds that were seen of each."""
 
     title: str
     ranks: Mapping[int, float]
-    lines: tuple[Line, ...]
+    lines: tuple[ProfileLine, ...]
     notes: tuple[str, ...] = ()
 
     def share(self, seconds: Mapping[int, float], rank: int) -> float:
@@ -75,11 +75,11 @@ class Summary:
         heading = ("own time", *(["total"] if has_totals else []), "", *_ends_heading(self.ranks))
         return [heading, *(self._row(line, has_totals) for line in largest)]
 
-    def _row(self, line: Line, has_totals: bool) -> tuple[str, ...]:
+    def _row(self, line: ProfileLine, has_totals: bool) -> tuple[str, ...]:
         totals = [f"{self.mean(line.total):.0%}"] if has_totals else []
         return (f"{self.mean(line.own):.0%}", *totals, line.name, *self._ends(line))
 
-    def _ends(self, line: Line) -> tuple[str, ...]:
+    def _ends(self, line: ProfileLine) -> tuple[str, ...]:
         if len(self.ranks) < 2:
             return ()
         least, most = (choose(self.ranks, key=lambda rank: line.own.get(rank, 0.0)) for choose in (min, max))
@@ -90,7 +90,7 @@ class Summary:
         apart = sorted((self._apart(line) for line in self.lines), reverse=True)[:3]
         return [text for share, text in apart if share >= DIFFERS]
 
-    def _apart(self, line: Line) -> tuple[float, str]:
+    def _apart(self, line: ProfileLine) -> tuple[float, str]:
         own = {rank: line.own.get(rank, 0.0) for rank in self.ranks}
         middle = (min(own.values(), default=0.0) + max(own.values(), default=0.0)) / 2
         much, little = ([rank for rank in own if (own[rank] > middle) is wanted] for wanted in (True, False))
@@ -150,7 +150,7 @@ class SampleProfile:
     viewer = "https://www.speedscope.app"
 
     @property
-    def summary(self) -> Summary:
+    def summary(self) -> ProfileSummary:
         own: dict[tuple[str, str], dict[int, float]] = defaultdict(lambda: defaultdict(float))
         total: dict[tuple[str, str], dict[int, float]] = defaultdict(lambda: defaultdict(float))
         hottest: dict[tuple[str, str], Counter[CodeLine]] = defaultdict(Counter)
@@ -160,9 +160,9 @@ class SampleProfile:
             hottest[_function(innermost)][_users_line(stack)] += 1
             for function in set(map(_function, stack)):
                 total[function][rank] += seconds
-        lines = [Line(_name(function, hottest[function]), own[function], total[function]) for function in own]
+        lines = [ProfileLine(_name(function, hottest[function]), own[function], total[function]) for function in own]
         seen = {rank: sum(thread.length for thread in each.threads) for rank, each in sorted(self.by_rank.items())}
-        return Summary(self.title, seen, tuple(lines), self.notes)
+        return ProfileSummary(self.title, seen, tuple(lines), self.notes)
 
     def _seen(self) -> Iterator[tuple[int, tuple[CodeLine, ...], float]]:
         for rank, samples in self.by_rank.items():
@@ -229,7 +229,7 @@ class TorchProfile:
     viewer = "https://ui.perfetto.dev"
 
     @property
-    def summary(self) -> Summary:
+    def summary(self) -> ProfileSummary:
         """Time on the device where any was spent there, else on the CPU."""
         on_device = any(each.device for profile in self.by_rank.values() for each in profile.operators)
         spent: dict[str, dict[int, float]] = defaultdict(dict)
@@ -237,9 +237,9 @@ class TorchProfile:
             for each in profile.operators:
                 spent[each.name][rank] = each.device if on_device else each.cpu
         seen = {rank: sum(own.get(rank, 0.0) for own in spent.values()) for rank in sorted(self.by_rank)}
-        lines = tuple(Line(name, own, {}) for name, own in spent.items())
+        lines = tuple(ProfileLine(name, own, {}) for name, own in spent.items())
         note = "time on the device" if on_device else "time on the CPU"
-        return Summary(f"{self.title} ({note})", seen, lines, self.notes)
+        return ProfileSummary(f"{self.title} ({note})", seen, lines, self.notes)
 
     def content(self) -> dict[str, Any]:
         """As torch writes it, with a process for each rank."""

@@ -43,7 +43,7 @@ class ProfileRequest:
     out: str | None = None
 
 
-class Taking(Protocol):
+class ProfileRun(Protocol):
     """A profile that is being taken of some ranks."""
 
     async def begin(self) -> None:
@@ -54,7 +54,7 @@ class Taking(Protocol):
 
 
 @dataclass
-class Profiling:
+class ProfilerState:
     """What a notebook knows of profiles: the one that the next cell is to have, and the last that was taken."""
 
     armed: ProfileRequest | None = None
@@ -65,7 +65,9 @@ class Profiling:
         request, self.armed = self.armed, None
         return request if request is not None or not wanted else ProfileRequest()
 
-    async def around(self, work: Coroutine[Any, Any, T], mesh: NotebookMesh, request: ProfileRequest, told: Told) -> T:
+    async def around(
+        self, work: Coroutine[Any, Any, T], mesh: NotebookMesh, request: ProfileRequest, told: ProfileTarget
+    ) -> T:
         """Run a cell while it is profiled, and show what was seen below what it has shown, however it ends."""
         taking = taking_of(mesh, told.ranks, torch=request.torch)
         try:
@@ -91,7 +93,7 @@ class Profiling:
 
 
 @dataclass(frozen=True)
-class Told:
+class ProfileTarget:
     """How a profile is told: of what, and where."""
 
     what: str
@@ -121,7 +123,7 @@ def save_as(profile: Profile, name: str) -> str:
     return f"saved as {path} ({format_bytes(size)}): open it in {profile.viewer}"
 
 
-async def profile_for(taking: Taking, seconds: float, stop: threading.Event, told: Told) -> Profile:
+async def profile_for(taking: ProfileRun, seconds: float, stop: threading.Event, told: ProfileTarget) -> Profile:
     """Profile for so many seconds, or until it is stopped."""
     started = time.monotonic()
     try:
@@ -133,12 +135,12 @@ async def profile_for(taking: Taking, seconds: float, stop: threading.Event, tol
     return profile
 
 
-def taking_of(mesh: NotebookMesh, ranks: Sequence[int], *, torch: bool) -> Taking:
+def taking_of(mesh: NotebookMesh, ranks: Sequence[int], *, torch: bool) -> ProfileRun:
     """A profile of these ranks, by samples or of torch's operators."""
-    return OperatorTaking(mesh, ranks) if torch else SampleTaking(mesh, ranks)
+    return OperatorProfileRun(mesh, ranks) if torch else SampleProfileRun(mesh, ranks)
 
 
-class SampleTaking:
+class SampleProfileRun:
     """Samples of some ranks: from outside where that works, else from within."""
 
     def __init__(self, mesh: NotebookMesh, ranks: Sequence[int], rate: int = RATE) -> None:
@@ -197,7 +199,7 @@ def _read(data: bytes) -> RankSamples | None:
         return None
 
 
-class OperatorTaking:
+class OperatorProfileRun:
     """torch.profiler on some ranks, around the next cell."""
 
     def __init__(self, mesh: NotebookMesh, ranks: Sequence[int]) -> None:

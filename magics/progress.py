@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshbook.magics.schedule import Wave
+from meshbook.magics.schedule import StartWave
 from meshbook.runtime.cells.outcome import CellOutcome
 from meshbook.runtime.telemetry.output import Chunk
 
 
 @dataclass(frozen=True)
-class Progress:
+class CellProgress:
     """A cell that was begun by another notebook, by the ranks it is on.
 
     `failed` are in the order in which they did, `waves` are still to begin, `calls` are the numbers under which those
@@ -21,7 +21,7 @@ class Progress:
     source: str
     outcomes: dict[int, CellOutcome]
     failed: tuple[int, ...]
-    waves: tuple[Wave, ...]
+    waves: tuple[StartWave, ...]
     calls: dict[int, int]
     written: list[Chunk]
     began: float

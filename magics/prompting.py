@@ -16,18 +16,18 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from meshbook.magics.keyboard import GivenUp, Keyboard, Nobody
-from meshbook.magics.prompts import Prompt, Prompts, Sharing
-from meshbook.magics.state import Inbox
-from meshbook.magics.stops import DebugPrompt, Select, Stops
-from meshbook.runtime.telemetry.questions import EOF, Answer, Question, Reply
+from meshbook.magics.keyboard import Keyboard, NoKeyboard, PromptWithdrawn
+from meshbook.magics.prompts import Prompt, PromptQueue, Sharing
+from meshbook.magics.state import CellInbox
+from meshbook.magics.stops import DebuggerGroups, DebugPrompt, Select
+from meshbook.runtime.telemetry.questions import EOF, PromptAnswer, PromptQuestion, Reply
 
 logger = logging.getLogger(__name__)
-OVER = Answer("refused", "no cell runs there that could ask for it")
+OVER = PromptAnswer("refused", "no cell runs there that could ask for it")
 LEAVES_WITHIN = 2.0  # seconds for the thread to end; on a pipe that is no terminal it may wait for a line for ever
 
 
-class Area(Protocol):
+class PromptOutput(Protocol):
     """The output of the cell, around the prompts."""
 
     def pause(self) -> None:
@@ -68,7 +68,7 @@ class OpenPrompt:
     place: str = ""
 
 
-UNASKED = PromptPolicy(Nobody("the cell runs where nobody can be asked"))
+UNASKED = PromptPolicy(NoKeyboard("the cell runs where nobody can be asked"))
 
 
 class PromptBroker:
@@ -84,8 +84,8 @@ class PromptBroker:
         silent: Collection[int],
         policy: PromptPolicy,
         *,
-        inbox: Inbox,
-        area: Area,
+        inbox: CellInbox,
+        area: PromptOutput,
         whereabouts: Whereabouts,
         hold: Hold,
     ) -> None:
@@ -99,8 +99,8 @@ class PromptBroker:
         self._hold = hold
         self._holds = False
         self._loop = asyncio.get_running_loop()
-        self._prompts = Prompts(policy.sharing, policy.label)
-        self._stops = Stops(policy.select, policy.label)
+        self._prompts = PromptQueue(policy.sharing, policy.label)
+        self._stops = DebuggerGroups(policy.select, policy.label)
         self._replies: dict[tuple[int, int], Reply] = {}
         self._shown: Prompt | DebugPrompt | None = None
         self._reader: _LineReader | None = None  # from the first question on
@@ -110,7 +110,7 @@ class PromptBroker:
 
     # -- from the receiving thread ---------------------------------------------------
 
-    def take(self, question: Question, reply: Reply) -> None:
+    def take(self, question: PromptQuestion, reply: Reply) -> None:
         """A rank asks."""
         if (answer := self._answer_at_once(question)) is not None:
             reply(answer)
@@ -121,17 +121,17 @@ class PromptBroker:
         """A rank does not wait for this answer any more."""
         self._inbox.put(functools.partial(self._withdraw, rank, number))
 
-    def _answer_at_once(self, question: Question) -> Answer | None:
+    def _answer_at_once(self, question: PromptQuestion) -> PromptAnswer | None:
         if question.mesh != self._mesh or self._is_closed:
             return OVER
         if question.kind == "stop" and not self._stops_at(question.rank):
-            return Answer("text", "pass")
+            return PromptAnswer("text", "pass")
         if self._policy.keyboard.refusal:
-            return Answer("refused", self._policy.keyboard.refusal)
+            return PromptAnswer("refused", self._policy.keyboard.refusal)
         if question.kind == "stop":
-            return Answer("text", "stop")
+            return PromptAnswer("text", "stop")
         if self._policy.sharing == "error" and question.kind != "command":
-            return Answer("refused", "the cell runs with --stdin error")
+            return PromptAnswer("refused", "the cell runs with --stdin error")
         return None
 
     def _stops_at(self, rank: int) -> bool:
@@ -144,7 +144,7 @@ class PromptBroker:
 
     # -- in the loop -------------------------------------------------------------------
 
-    def _note(self, question: Question, reply: Reply) -> None:
+    def _note(self, question: PromptQuestion, reply: Reply) -> None:
         if self._is_closed:
             return reply(OVER)
         now = self._loop.time()
@@ -205,7 +205,7 @@ class PromptBroker:
         self._is_closed = True
         left, self._replies = list(self._replies.values()), {}
         for reply in left:
-            reply(Answer("refused", why))
+            reply(PromptAnswer("refused", why))
 
     # -- one prompt after the other ------------------------------------------------------
 
@@ -234,7 +234,7 @@ class PromptBroker:
         """The ranks that may still ask for something."""
         return set(self._silent) - self._stops.ranks - self._prompts.ranks
 
-    def _entered(self, prompt: Prompt | DebugPrompt, answer: Answer | None) -> None:
+    def _entered(self, prompt: Prompt | DebugPrompt, answer: PromptAnswer | None) -> None:
         """A person has answered the prompt; None where it was given up."""
         if self._is_closed:
             return
@@ -252,7 +252,7 @@ class PromptBroker:
         if commands.wants_ranks:
             self._telling = asyncio.ensure_future(self._tell_ranks(prompt))
         else:
-            self._conclude(self._replies_to(commands.to, Answer("text", commands.command)))
+            self._conclude(self._replies_to(commands.to, PromptAnswer("text", commands.command)))
 
     async def _tell_ranks(self, prompt: DebugPrompt) -> None:
         try:
@@ -265,7 +265,7 @@ class PromptBroker:
         self._conclude([])
         return self._inbox.wake()
 
-    def _conclude(self, replies: list[tuple[Reply, Answer]]) -> None:
+    def _conclude(self, replies: list[tuple[Reply, PromptAnswer]]) -> None:
         """The prompt is over: the output of the cell goes on, and then the ranks do."""
         assert self._reader is not None
         self._shown = None
@@ -275,7 +275,9 @@ class PromptBroker:
         for reply, answer in replies:
             reply(answer)
 
-    def _replies_to(self, questions: Iterable[Question], answer: Answer) -> list[tuple[Reply, Answer]]:
+    def _replies_to(
+        self, questions: Iterable[PromptQuestion], answer: PromptAnswer
+    ) -> list[tuple[Reply, PromptAnswer]]:
         found = [self._replies.pop((each.rank, each.number), None) for each in questions]
         return [(reply, answer) for reply in found if reply is not None]
 
@@ -286,8 +288,8 @@ class _LineReader:
     def __init__(
         self,
         keyboard: Keyboard,
-        inbox: Inbox,
-        entered: Callable[[Prompt | DebugPrompt, Answer | None], None],
+        inbox: CellInbox,
+        entered: Callable[[Prompt | DebugPrompt, PromptAnswer | None], None],
         fail: Callable[[], None],
     ) -> None:
         self._keyboard = keyboard
@@ -295,7 +297,7 @@ class _LineReader:
         self._report = entered
         self._fail = fail
         self._prompts: queue.SimpleQueue[Prompt | DebugPrompt | None] = queue.SimpleQueue()
-        self._given_up = GivenUp()
+        self._given_up = PromptWithdrawn()
         self._thread = threading.Thread(target=self._run, name="meshbook prompts", daemon=True)
         self._thread.pydev_do_not_trace = True  # type: ignore[attr-defined]
         self._thread.start()
@@ -329,10 +331,10 @@ class _LineReader:
                 pass
         self._given_up.close()
 
-    def _ask(self, prompt: Prompt | DebugPrompt) -> Answer | None:
+    def _ask(self, prompt: Prompt | DebugPrompt) -> PromptAnswer | None:
         is_password = isinstance(prompt, Prompt) and prompt.is_password
         try:
             line = self._keyboard.ask(prompt.text, self._given_up, is_password=is_password)
         except EOFError:
             return EOF
-        return None if line is None else Answer("text", line)
+        return None if line is None else PromptAnswer("text", line)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from meshbook.runtime.geometry.ranges import name_ranks
-from meshbook.runtime.telemetry.questions import Answer, Question
+from meshbook.runtime.telemetry.questions import PromptAnswer, PromptQuestion
 
 Sharing: TypeAlias = Literal["same", "ask", "error"]
 GRACE = 0.3  # seconds in which the other ranks may come to the same prompt
@@ -25,7 +25,7 @@ GRACE = 0.3  # seconds in which the other ranks may come to the same prompt
 class Prompt:
     """What is shown, for these questions."""
 
-    questions: tuple[Question, ...]
+    questions: tuple[PromptQuestion, ...]
     mesh: str = ""  # whose ranks ask, where there are several meshes
 
     @property
@@ -41,7 +41,7 @@ class Prompt:
 
 @dataclass(slots=True)
 class _Waiting:
-    question: Question
+    question: PromptQuestion
     since: float
     turn: int  # how many this rank has asked for in this cell, this one included
 
@@ -50,16 +50,16 @@ _Like: TypeAlias = tuple[str, str, int]  # what questions of one prompt have in 
 
 
 @dataclass(slots=True)
-class Prompts:
+class PromptQueue:
     """The questions of the ranks of one cell."""
 
     sharing: Sharing
     mesh: str = ""  # named in prompts, where there are several
     _waiting: list[_Waiting] = field(default_factory=list)  # as they came
     _turns: dict[int, int] = field(default_factory=dict)
-    _answers: dict[_Like, Answer] = field(default_factory=dict)
+    _answers: dict[_Like, PromptAnswer] = field(default_factory=dict)
 
-    def asked(self, question: Question, now: float) -> Answer | None:
+    def asked(self, question: PromptQuestion, now: float) -> PromptAnswer | None:
         """A rank asks; the answer, where it is known already."""
         turn = self._turns[question.rank] = self._turns.get(question.rank, 0) + 1
         waiting = _Waiting(question, now, turn)
@@ -95,7 +95,7 @@ class Prompts:
             return math.inf
         return self._waiting[0].since + (GRACE if self.sharing == "same" else 0.0)
 
-    def answered(self, prompt: Prompt, answer: Answer) -> list[Question]:
+    def answered(self, prompt: Prompt, answer: PromptAnswer) -> list[PromptQuestion]:
         """Whom this answers: those who still wait of those that were asked, and who has come since."""
         first = next((each for each in self._waiting if each.question in prompt.questions), None)
         if first is None:

@@ -6,11 +6,11 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from meshbook.magics.exchange import Exchange
+from meshbook.magics.exchange import RankRequest
 from meshbook.magics.merging import Reduction
 from meshbook.magics.results import MeshResult, Sources
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, CellValue, RankError
-from meshbook.runtime.cells.variables import Look, Refusal, variable_here
+from meshbook.runtime.cells.variables import RequestError, ShowRequest, variable_here
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.geometry import MeshTrait, Region
 from meshbook.runtime.geometry.ranges import name_ranks
@@ -71,9 +71,9 @@ class RemoteVariable(MeshTrait):
     def _look(self) -> MeshResult:
         mesh, ranks = self._holder._mesh, self._holder._ranks()
         able = [rank for rank in ranks if rank not in mesh.dead and rank not in mesh.busy]
-        answers: dict[int, CellValue | Refusal] = {rank: Refusal("it died") for rank in mesh.dead}
+        answers: dict[int, CellValue | RequestError] = {rank: RequestError("it died") for rank in mesh.dead}
         if able:
-            asked = Exchange(mesh, dict.fromkeys(able, Look(self.name)), f"look at {self.name}")
+            asked = RankRequest(mesh, dict.fromkeys(able, ShowRequest(self.name)), f"look at {self.name}")
             answers |= asked.wait_at_most(LOOK_WITHIN)
         outcomes = {rank: _outcome_of(answers.get(rank)) for rank in ranks}
         return MeshResult(mesh.procs.region.pick(ranks), outcomes, Sources(lambda rank, stream: "", mesh=mesh.label))
@@ -85,7 +85,7 @@ class RemoteVariable(MeshTrait):
         raise TypeError(f"mesh[{self.name!r}] is of this notebook and its ranks: get() brings the values")
 
 
-def _outcome_of(answer: CellValue | Refusal | None) -> CellOutcome:
+def _outcome_of(answer: CellValue | RequestError | None) -> CellOutcome:
     if isinstance(answer, CellValue):
         return CellOutcome(_NOTHING, value=answer)
     text = "it has not answered, and may run a cell" if answer is None else answer.reason

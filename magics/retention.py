@@ -12,7 +12,7 @@ _LIVE_LINE = 400  # characters of a line that the live area can show: aligning e
 _PIECE = 4096  # characters; smaller chunks are joined up to this size
 
 
-class Capture:
+class TextBuffer:
     """The start and end of a text that comes in chunks, in bounded memory; the rest is counted and hashed."""
 
     def __init__(self, limit: int) -> None:

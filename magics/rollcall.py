@@ -18,9 +18,9 @@ from meshbook.magics.meshes import NotebookMesh
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.failures import is_user_code
 from meshbook.runtime.cells.outcome import Frame, tell_place
-from meshbook.runtime.cells.standing import Standing
+from meshbook.runtime.cells.standing import MainThreadState
 from meshbook.runtime.geometry.ranges import format_label
-from meshbook.runtime.hosts.observer import Observation, SpiedThread, ask_observers
+from meshbook.runtime.hosts.observer import Observation, SampledThread, ask_observers
 from meshbook.runtime.traces import is_ours
 
 ANSWER_WITHIN = 0.5  # seconds for a rank, and then for its host
@@ -28,10 +28,10 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
+class RankWhereabouts:
     """Where one rank is: what it says, or what its host sees; neither where nobody answers."""
 
-    said: Standing | None = None
+    said: MainThreadState | None = None
     seen: Observation | None = None
 
     @property
@@ -63,7 +63,7 @@ class Whereabouts:
         return place or "at the cell's begin or end"
 
 
-def describe_roll(roll: Mapping[int, Whereabouts]) -> str:
+def describe_roll(roll: Mapping[int, RankWhereabouts]) -> str:
     """A roll call as one line: ranks at the same place are told together, the larger groups first."""
     ranks_at: dict[str, list[int]] = {}
     for rank in sorted(roll):
@@ -81,14 +81,14 @@ def count_ranks(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks {format_label(ranks)}"
 
 
-async def call_roll(mesh: NotebookMesh, ranks: Iterable[int]) -> dict[int, Whereabouts]:
+async def call_roll(mesh: NotebookMesh, ranks: Iterable[int]) -> dict[int, RankWhereabouts]:
     """Ask these ranks where they are; it takes a second at most."""
     ranks = sorted(ranks)
     asked = ask_ranks(mesh, ranks).where.call_each() if ranks else []
     said = dict(zip(ranks, await answers_of(asked), strict=True))
     mute = [rank for rank in ranks if said[rank] is None]
     seen = await look_at(mesh, mute) if mute else {}
-    return {rank: Whereabouts(said[rank], seen.get(rank)) for rank in ranks}
+    return {rank: RankWhereabouts(said[rank], seen.get(rank)) for rank in ranks}
 
 
 async def describe_whereabouts(mesh: NotebookMesh, ranks: Iterable[int]) -> dict[int, str]:
@@ -125,7 +125,7 @@ def _answer_of(twin: asyncio.Future[T]) -> T | None:
     return twin.result() if twin.exception() is None else None
 
 
-def frames_seen(threads: Iterable[SpiedThread]) -> tuple[Frame, ...]:
+def frames_seen(threads: Iterable[SampledThread]) -> tuple[Frame, ...]:
     """Of the main thread from the cell's first on, the outermost first."""
     main = next((thread for thread in threads if thread.thread_name == "MainThread"), None)
     frames = [] if main is None else [frame_of(each.filename, each.line, each.name) for each in reversed(main.frames)]

@@ -16,25 +16,25 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from meshbook.magics.attendance import AdmissionQueue
-from meshbook.magics.cell import Cell
+from meshbook.magics.cell import PreparedCell
 from meshbook.magics.costs import summarise_costs
 from meshbook.magics.course import CellSupervisor
 from meshbook.magics.interruptible import interruptible, run_interruptible
 from meshbook.magics.losses import error_of_lost, error_of_silent, error_of_skipped, tell_remedy
 from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.missing import explain_missing
-from meshbook.magics.mistakes import Mistake
+from meshbook.magics.mistakes import UserError
 from meshbook.magics.output import CellOutput
 from meshbook.magics.printing import OutputCollector
-from meshbook.magics.progress import Progress
+from meshbook.magics.progress import CellProgress
 from meshbook.magics.prompting import OpenPrompt, PromptBroker
 from meshbook.magics.publications import Stream
 from meshbook.magics.queues import tell_waiting
 from meshbook.magics.results import MeshResult, Sources
 from meshbook.magics.rollcall import call_roll, describe_whereabouts
-from meshbook.magics.schedule import Wave, plan_waves
+from meshbook.magics.schedule import StartWave, plan_waves
 from meshbook.magics.selection import LastCell
-from meshbook.magics.state import CellState, Inbox
+from meshbook.magics.state import CellInbox, CellState
 from meshbook.magics.steps import GRACE_PERIODS, GracePeriods
 from meshbook.magics.tracebacks import CellError, make_cell_error
 from meshbook.runtime.actor.context import CURRENT, Context
@@ -49,7 +49,7 @@ TICK = 0.25  # seconds between looks at what there is to show
 _serial = itertools.count(1)
 
 
-class CellDetached(Mistake, MeshbookError):
+class CellDetached(UserError, MeshbookError):
     """The run of a cell was detached: its ranks go on without this notebook."""
 
 
@@ -57,7 +57,12 @@ class CellExecution:
     """A running cell. `origin` names the execution everywhere; `title` is what cells are told that wait for it."""
 
     def __init__(
-        self, cell: Cell, *, title: str = "", periods: GracePeriods = GRACE_PERIODS, resumes: Progress | None = None
+        self,
+        cell: PreparedCell,
+        *,
+        title: str = "",
+        periods: GracePeriods = GRACE_PERIODS,
+        resumes: CellProgress | None = None,
     ) -> None:
         self._serial = next(_serial)
         # Of the controller's present life: ranks of a run that was attached to still know executions of others.
@@ -72,7 +77,7 @@ class CellExecution:
         self._source = ""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.current_thread()
-        self._inbox = Inbox()
+        self._inbox = CellInbox()
         self._state = CellState(self._ranks)
         self._output = OutputCollector(self._make_output(), cell.publisher)
         self._futures: dict[int, Future[Any]] = {}
@@ -110,7 +115,7 @@ class CellExecution:
             limits=self.cell.limits,
         )
 
-    def _plan(self) -> tuple[Wave, ...]:
+    def _plan(self) -> tuple[StartWave, ...]:
         if self._resumes is not None:
             return self._resumes.waves
         options, stops = self.cell.options, self.cell.options.on_error == "stop"
@@ -299,17 +304,17 @@ class CellExecution:
 
     # -- from one notebook to another ----------------------------------------------
 
-    def leave(self) -> Progress:
+    def leave(self) -> CellProgress:
         """How far it is, for another notebook that sees it to its end: here no other rank begins. From any thread."""
         if not self._loop.is_running() or threading.current_thread() is self._thread:
             return self._leave_run()
 
-        async def leave() -> Progress:
+        async def leave() -> CellProgress:
             return self._leave_run()
 
         return asyncio.run_coroutine_threadsafe(leave(), self._loop).result(LEAVING_SECONDS)
 
-    def _leave_run(self) -> Progress:
+    def _leave_run(self) -> CellProgress:
         self._has_left = True
         self._output.leave()
         waves = self._admission.give_away()
@@ -317,13 +322,13 @@ class CellExecution:
         self._inbox.handle()
         outcomes, failed = dict(self._state.outcomes), tuple(self._state.failed)
         self._skip({rank: "it begins in the notebook that attaches" for wave in waves for rank in wave.ranks})
-        return Progress(
+        return CellProgress(
             *(self.origin, self._source, outcomes, failed, waves, calls),
             written=self._output.written(),
             began=time.time() - self._output.seconds,
         )
 
-    def _resume(self, progress: Progress) -> None:
+    def _resume(self, progress: CellProgress) -> None:
         for chunk in progress.written:
             self._output.take(chunk)
         for rank in sorted(progress.outcomes, key=progress.place_of):

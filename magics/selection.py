@@ -1,4 +1,4 @@
-"""Selectors: what `%%mesh 0:4` and its like mean. Text -> `Selection` (knows no mesh) -> `Selected` ranks.
+"""Selectors: what `%%mesh 0:4` and its like mean. Text -> `Selection` (knows no mesh) -> `SelectedRegion` ranks.
 
 The grammar, with blanks allowed between tokens:
 
@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn, TypeAlias
 
-from meshbook.magics.mistakes import Mistake
+from meshbook.magics.mistakes import UserError
 from meshbook.runtime.geometry import Region
 
 _OUTCOMES = {
@@ -38,7 +38,7 @@ _QUOTED_LENGTH = 60
 _MOST_DIGITS = 15
 
 
-class SelectionError(Mistake, ValueError):
+class SelectionError(UserError, ValueError):
     """A selector that was not understood, or that fits no rank; names the part and its column, from 1."""
 
 
@@ -51,7 +51,7 @@ class Index:
 
 
 @dataclass(frozen=True)
-class Span:
+class SpanSelector:
     """`start:stop:step`, as for a list."""
 
     start: int | None
@@ -69,7 +69,7 @@ class Range:
     column: int = field(compare=False, default=1)
 
 
-Item: TypeAlias = Index | Span | Range
+Item: TypeAlias = Index | SpanSelector | Range
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Everything:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class OutcomeSelector:
     """`failed`, `ok` or `changed`: ranks by what the last cell did on them."""
 
     word: str
@@ -108,7 +108,7 @@ class Dimensions:
     items: tuple[Dimension, ...]
 
 
-Choice: TypeAlias = Everything | Outcome | Ranks | Dimensions
+Choice: TypeAlias = Everything | OutcomeSelector | Ranks | Dimensions
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class LastCell:
 
 
 @dataclass(frozen=True)
-class Selected:
+class SelectedRegion:
     """The ranks that are meant: a region of the mesh of that name."""
 
     mesh: str
@@ -154,11 +154,11 @@ def parse(text: str) -> Selection:
     return _Parser(text).selection()
 
 
-def resolve(selection: Selection, meshes: Mapping[str, Region], default: str, history: LastCell) -> Selected:
+def resolve(selection: Selection, meshes: Mapping[str, Region], default: str, history: LastCell) -> SelectedRegion:
     """The ranks that a selection means on these meshes; SelectionError where it names what is not there."""
     name = default if selection.mesh is None else selection.mesh
     resolver = _Resolver(selection, name, default, meshes, history)
-    return Selected(name, resolver.part(selection.part))
+    return SelectedRegion(name, resolver.part(selection.part))
 
 
 def names_one_rank(text: str) -> bool:
@@ -240,7 +240,7 @@ class _Parser:
         if token.text not in WORDS:
             hint = _suggestion(token.text, WORDS)
             self._complain(token, f"{_quoted(token.text)} is no selector here; there are {', '.join(WORDS)}{hint}")
-        return Everything() if token.text == "all" else Outcome(token.text, token.column)
+        return Everything() if token.text == "all" else OutcomeSelector(token.text, token.column)
 
     def _dimensions(self) -> Dimensions:
         items = [self._dimension()]
@@ -269,7 +269,7 @@ class _Parser:
                 self._unexpected(self._peek(), "a number, a range such as 0-3 or a slice such as 0:4")
             return Index(start, column)
         stop = self._number()
-        return Span(start, stop, self._step() if self._accept(":") else None, column)
+        return SpanSelector(start, stop, self._step() if self._accept(":") else None, column)
 
     def _range(self, first: int, column: int) -> Range:
         token = self._peek()
@@ -338,13 +338,13 @@ class _Resolver:
 
     def _excluded(self, choice: Choice) -> Iterable[int]:
         # `!failed` after a cell without failures is a way to say all: here an outcome may be that of no rank.
-        return self._ranks_with(choice) if isinstance(choice, Outcome) else self._choice(choice).ranks()
+        return self._ranks_with(choice) if isinstance(choice, OutcomeSelector) else self._choice(choice).ranks()
 
     def _choice(self, choice: Choice) -> Region:
         match choice:
             case Everything():
                 return self._region()
-            case Outcome():
+            case OutcomeSelector():
                 return self._outcome(choice)
             case Ranks():
                 return self._ranks(choice)
@@ -364,13 +364,13 @@ class _Resolver:
             return f"{problem} (it is a dimension: write {self.mesh}=0 or {self.mesh}=0:2)"
         return problem + _suggestion(self.mesh, [*self.meshes, *WORDS])
 
-    def _outcome(self, outcome: Outcome) -> Region:
+    def _outcome(self, outcome: OutcomeSelector) -> Region:
         ranks = self._ranks_with(outcome)
         if not ranks:
             self._complain(outcome.column, _OUTCOMES[outcome.word])
         return self._region().pick(ranks)
 
-    def _ranks_with(self, outcome: Outcome) -> frozenset[int]:
+    def _ranks_with(self, outcome: OutcomeSelector) -> frozenset[int]:
         cells_mesh = self.default if self.history.mesh is None else self.history.mesh
         if cells_mesh != self.mesh:
             problem = f"the last cell ran on {_quoted(cells_mesh)}, not on {_quoted(self.mesh)}"
@@ -403,7 +403,7 @@ class _Resolver:
 
     def _places(self, item: Item, places: range, meaning: str, size: str) -> range:
         """The places an item means among all of them, as a list would have it, but never none."""
-        if isinstance(item, Span):
+        if isinstance(item, SpanSelector):
             chosen = places[item.start : item.stop : item.step]
             if not chosen:
                 self._complain(item.column, f"{meaning} {_written(item)} selects nothing; {size}")
@@ -437,7 +437,7 @@ def _quoted(text: str) -> str:
     return repr(text if len(text) <= _QUOTED_LENGTH else text[:_QUOTED_LENGTH] + "…")
 
 
-def _written(span: Span) -> str:
+def _written(span: SpanSelector) -> str:
     ends = ["" if end is None else str(end) for end in (span.start, span.stop)]
     return ":".join(ends if span.step is None else [*ends, str(span.step)])
 

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from meshbook.magics.merging import Unmergeable, is_array, is_tensor
-from meshbook.magics.tables import NotReadable, as_table, cut
+from meshbook.magics.merging import ReduceError, is_array, is_tensor
+from meshbook.magics.tables import NotReadableError, as_table, cut
 from meshbook.runtime.cells.tables import library_of
 
 Take = Callable[[int, int], Any]  # the piece from here to there
@@ -28,8 +28,8 @@ def split(data: Any, count: int, dim: int = 0) -> list[Any]:
         return [{key: pieces[index] for key, pieces in by_key.items()} for index in range(count)]
     try:
         data = as_table(data)
-    except NotReadable as error:
-        raise Unmergeable(str(error)) from None
+    except NotReadableError as error:
+        raise ReduceError(str(error)) from None
     size = _size_along(data, dim)
     take = _taker(data, dim)
     least, more = divmod(size, count)
@@ -43,7 +43,7 @@ def _size_along(data: Any, dim: int) -> int:
         return int(shape[dim]) if shape is not None else _length(data, dim)
     except (IndexError, TypeError):
         what = f"of shape {tuple(shape)}" if shape is not None else f"of type {type(data).__name__}"
-        raise Unmergeable(f"data {what} has no dimension {dim} that could be split") from None
+        raise ReduceError(f"data {what} has no dimension {dim} that could be split") from None
 
 
 def _length(data: Any, dim: int) -> int:
@@ -82,7 +82,7 @@ def _taker_of_sequence(data: Any) -> Take:
     except Exception:  # whatever a class raises that has no slices
         if not hasattr(data, "__getitem__"):
             kind = type(data).__name__
-            raise Unmergeable(
+            raise ReduceError(
                 f"data of type {kind} cannot be split: it has no slices, and no items by number"
             ) from None
     return lambda start, end: [data[index] for index in range(start, end)]

@@ -44,7 +44,7 @@ class CellState:
         return {rank: outcome.error for rank, outcome in self.outcomes.items() if outcome.error is not None}
 
 
-class Inbox:
+class CellInbox:
     """The events of one cell. It is bounded by the ranks: each answers once, and asks one question at a time.
 
     An event runs in the loop. After `close` it runs on the thread that puts it, since the loop may be gone.

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Step(Enum):
+class EscalationStep(Enum):
     """In this order, each for the ranks that have not answered the one before."""
 
     INTERRUPT = 1  # KeyboardInterrupt in the cell's code
@@ -31,7 +31,7 @@ class Step(Enum):
 class EscalationAction:
     """A step that is due now. An abort that is not `forced` is for those alone that stand in a collective."""
 
-    step: Step
+    step: EscalationStep
     ranks: tuple[int, ...]
     forced: bool = False
 
@@ -65,8 +65,8 @@ class EscalationPolicy:
         self._presses = 0
         self._is_timed_out = False
         self._has_death = False
-        self._due: dict[Step, float] = {}
-        self._taken: dict[Step, float] = {}
+        self._due: dict[EscalationStep, float] = {}
+        self._taken: dict[EscalationStep, float] = {}
 
     @property
     def is_wanted(self) -> bool:
@@ -84,9 +84,9 @@ class EscalationPolicy:
         """A rank has answered with an error, or never will answer."""
         if self._stops_on_error and not self.is_wanted:
             self._has_death = self._has_death or died
-            self._plan(Step.INTERRUPT, now + (0.0 if died else self._periods.grace))
-            if died and Step.INTERRUPT in self._taken:
-                self._plan(Step.ABORT, now + self._periods.survivors)
+            self._plan(EscalationStep.INTERRUPT, now + (0.0 if died else self._periods.grace))
+            if died and EscalationStep.INTERRUPT in self._taken:
+                self._plan(EscalationStep.ABORT, now + self._periods.survivors)
 
     def press(self, now: float) -> None:
         """A person asks for the end; each time with more force."""
@@ -94,15 +94,15 @@ class EscalationPolicy:
         if self._presses == 1:
             self._due.clear()  # what was due because of an error is too soon for who wants to tidy up
             self._taken.clear()
-            self._plan(Step.INTERRUPT, now)
+            self._plan(EscalationStep.INTERRUPT, now)
         elif self._presses == 2:
-            self._taken.pop(Step.ABORT, None)  # one that was not forced
-            self._due.pop(Step.LEAVE, None)
-            self._taken.pop(Step.INTERRUPT, None)  # code that an interrupt comes upon unawares may swallow it
-            self._plan(Step.INTERRUPT, now)
-            self._plan(Step.ABORT, now)
+            self._taken.pop(EscalationStep.ABORT, None)  # one that was not forced
+            self._due.pop(EscalationStep.LEAVE, None)
+            self._taken.pop(EscalationStep.INTERRUPT, None)  # code that an interrupt comes upon unawares may swallow it
+            self._plan(EscalationStep.INTERRUPT, now)
+            self._plan(EscalationStep.ABORT, now)
         else:
-            self._plan(Step.KILL, max(now, self._taken.get(Step.ABORT, now) + self._periods.kill))
+            self._plan(EscalationStep.KILL, max(now, self._taken.get(EscalationStep.ABORT, now) + self._periods.kill))
 
     def time_is_up(self, now: float) -> None:
         """The time limit of the cell has passed."""
@@ -114,10 +114,10 @@ class EscalationPolicy:
         if self.next_at > now:
             return []
         orders = []
-        for step in Step:
+        for step in EscalationStep:
             if self._due.get(step, math.inf) <= now and self._silent:
                 del self._due[step]
-                forced = self._presses > 1 or (step is Step.ABORT and step in self._taken)
+                forced = self._presses > 1 or (step is EscalationStep.ABORT and step in self._taken)
                 self._take(step, now, forced)
                 orders.append(EscalationAction(step, tuple(sorted(self._silent)), forced))
         return orders
@@ -129,21 +129,21 @@ class EscalationPolicy:
             return math.inf
         return min(self._due.values(), default=math.inf)
 
-    def _plan(self, step: Step, at: float) -> None:
+    def _plan(self, step: EscalationStep, at: float) -> None:
         if step not in self._taken:
             self._due[step] = min(at, self._due.get(step, math.inf))
 
-    def _take(self, step: Step, now: float, forced: bool) -> None:
+    def _take(self, step: EscalationStep, now: float, forced: bool) -> None:
         self._taken[step] = now
         end = now + self._until_the_end()
-        if step is Step.INTERRUPT:
-            self._plan(Step.ABORT, now + self._until_abort())
-        elif step is Step.ABORT:
-            self._plan(Step.LEAVE, end)
+        if step is EscalationStep.INTERRUPT:
+            self._plan(EscalationStep.ABORT, now + self._until_abort())
+        elif step is EscalationStep.ABORT:
+            self._plan(EscalationStep.LEAVE, end)
             if not forced:
-                self._due[Step.ABORT] = (now + end) / 2
-        elif step is Step.KILL:
-            self._due[Step.LEAVE] = end
+                self._due[EscalationStep.ABORT] = (now + end) / 2
+        elif step is EscalationStep.KILL:
+            self._due[EscalationStep.LEAVE] = end
 
     def _until_abort(self) -> float:
         if self._has_death and not self.is_wanted:

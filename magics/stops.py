@@ -17,9 +17,9 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from meshbook.magics.mistakes import Mistake
+from meshbook.magics.mistakes import UserError
 from meshbook.runtime.geometry.ranges import name_ranks
-from meshbook.runtime.telemetry.questions import Question
+from meshbook.runtime.telemetry.questions import PromptQuestion
 
 GATHER = 0.3  # seconds after a first rank has stopped, for others that come to the same place
 PATIENCE = 2.0  # seconds after a command, until the prompt turns to ranks that are stopped elsewhere
@@ -55,19 +55,19 @@ class DebugPrompt:
 class Commands:
     """What a line asks for: a command to those that asked these questions, a text to show, a look at all ranks."""
 
-    to: tuple[Question, ...] = ()
+    to: tuple[PromptQuestion, ...] = ()
     command: str = ""
     text: str = ""
     wants_ranks: bool = False
 
 
-class Stops:
+class DebuggerGroups:
     """The stopped ranks of one cell. `select` reads a selector; `mesh` is named in prompts, where there are several."""
 
     def __init__(self, select: Select, mesh: str = "") -> None:
         self._select = select
         self._of = f" of {mesh}" if mesh else ""
-        self._stopped: dict[int, Question] = {}
+        self._stopped: dict[int, PromptQuestion] = {}
         self._focus: frozenset[int] = frozenset()  # chosen by a person; empty: all at the same place
         self._shown: tuple[int, ...] = ()  # whom the last prompt was for
         self._awaited: set[int] = set()
@@ -90,7 +90,7 @@ class Stops:
         """Whether a person is in the debugger: a rank is stopped, or only steps."""
         return bool(self._engaged)
 
-    def stopped(self, question: Question, now: float, others: Iterable[int]) -> None:
+    def stopped(self, question: PromptQuestion, now: float, others: Iterable[int]) -> None:
         """A rank waits for a command; `others` are those that could still come to."""
         if not self._stopped:
             if not self._awaited or now >= self._until:
@@ -148,7 +148,7 @@ class Stops:
         selector, _, command = line[1:].partition(" ")
         try:
             chosen = self._choose(selector)
-        except Mistake as mistake:
+        except UserError as mistake:
             return Commands(text=f"{mistake}\n")
         return self._send(chosen, command.strip(), now) if command.strip() else self._turn_to(chosen)
 
@@ -158,7 +158,7 @@ class Stops:
         if stopped := tuple(rank for rank in chosen if rank in self._stopped):
             return stopped
         verb = "is" if len(chosen) == 1 else "are"
-        raise NotStopped(f"{name_ranks(chosen)} {verb} not stopped; `ranks` says who is")
+        raise NotInDebugger(f"{name_ranks(chosen)} {verb} not stopped; `ranks` says who is")
 
     def _turn_to(self, ranks: Iterable[int]) -> Commands:
         self._focus = frozenset(ranks)
@@ -201,7 +201,7 @@ class Stops:
         return "".join(f"{line}\n" for line in lines)
 
 
-class NotStopped(Mistake):
+class NotInDebugger(UserError):
     """A command to ranks that are not stopped."""
 
 

@@ -13,23 +13,25 @@ from typing import Any
 from meshbook.runtime.cells.tables import library_of
 
 
-class NotReadable(ValueError):
+class NotReadableError(ValueError):
     """What has rows only once it is read; says how."""
 
 
 def as_table(value: Any) -> Any:
     """The same, as a table where it is a result that can be read as one: a relation of DuckDB, a reader of Arrow's.
 
-    NotReadable where it cannot.
+    NotReadableError where it cannot.
     """
     if type(value).__module__.startswith("polars.") and hasattr(value, "collect"):
-        raise NotReadable(f"a {type(value).__name__} is a plan, which has no rows before they are collected: collect()")
+        raise NotReadableError(
+            f"a {type(value).__name__} is a plan, which has no rows before they are collected: collect()"
+        )
     if library_of(value) or not hasattr(value, "__arrow_c_stream__"):
         return value
     try:
         import pyarrow  # weight: only what speaks Arrow needs it
     except ImportError:
-        raise NotReadable(f"to read a {type(value).__name__} pyarrow is needed: pip install pyarrow") from None
+        raise NotReadableError(f"to read a {type(value).__name__} pyarrow is needed: pip install pyarrow") from None
     return pyarrow.table(value)
 
 

@@ -18,18 +18,18 @@ from meshbook.runtime.amounts import format_seconds
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.telemetry.lanes import (
     STATES,
-    Blame,
     Lane,
-    Segment,
+    LaneSegment,
     State,
-    Window,
+    TimeWindow,
+    WaitBlame,
     blames_of,
     lanes_of,
     states_of,
     thin_out,
     totals_of,
 )
-from meshbook.runtime.telemetry.spans import Recording
+from meshbook.runtime.telemetry.spans import SpanRecording
 
 MOST_LANES = 32  # that are drawn; of more those that worked longest, and those that waited longest
 MOST_BARS = 240  # in a lane
@@ -60,7 +60,7 @@ _STYLE = (
 
 
 @dataclass(frozen=True)
-class Shown:
+class NamedLane:
     """A lane with its name."""
 
     label: str
@@ -80,7 +80,7 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class NamedTime:
     """The time that ranks spent in what bears one name: the calls, and the seconds of each rank."""
 
     name: str
@@ -146,7 +146,7 @@ class Timeline:
         if error := self._trace.clock_error:
             yield f"clocks of different hosts agree to within {seconds(error)}"
 
-    def _tell(self, mesh: str, blame: Blame) -> str:
+    def _tell(self, mesh: str, blame: WaitBlame) -> str:
         who = name_ranks(blame.ranks) + (f" of {mesh}" if self._names_mesh else "")
         calls = f", {blame.times} calls" if blame.times > 1 else ""
         up_to = "up to " if len(blame.ranks) > 1 else ""
@@ -161,7 +161,7 @@ class Timeline:
         found.sort(key=lambda each: -max(each[1].by_rank.values()))
         return [self._tell_spent(*each) for each in found[:MOST_LINES]]
 
-    def _tell_spent(self, mesh: str, spent: Spent) -> tuple[str, ...]:
+    def _tell_spent(self, mesh: str, spent: NamedTime) -> tuple[str, ...]:
         name = f"{mesh}: {spent.name}" if self._names_mesh else spent.name
         ends = [choose(spent.by_rank, key=spent.by_rank.__getitem__) for choose in (max, min)]
         slowest, fastest = (f"{seconds(spent.by_rank[rank])} (rank {rank})" for rank in ends)
@@ -176,17 +176,17 @@ class Timeline:
 
     # -- which lanes -----------------------------------------------------------------
 
-    def _choose(self) -> tuple[list[Shown], int]:
+    def _choose(self) -> tuple[list[NamedLane], int]:
         everyone = [(mesh, rank, lane) for mesh, lanes in self.lanes.items() for rank, lane in sorted(lanes.items())]
         kept = everyone
         if len(everyone) > MOST_LANES:
             busiest = sorted(range(len(everyone)), key=lambda at: -totals_of(everyone[at][2])["running"])
             chosen = busiest[: MOST_LANES // 2] + busiest[-MOST_LANES // 2 :]
             kept = [everyone[at] for at in sorted(chosen)]
-        lanes = [Shown(f"{mesh} {rank}" if self._names_mesh else f"rank {rank}", lane) for mesh, rank, lane in kept]
+        lanes = [NamedLane(f"{mesh} {rank}" if self._names_mesh else f"rank {rank}", lane) for mesh, rank, lane in kept]
         if (controller := self._trace.controller) is not None:
             own = lanes_of({0: controller.recording}, self._trace.window)[0]
-            lanes.insert(0, Shown("notebook", own))
+            lanes.insert(0, NamedLane("notebook", own))
         return lanes, len(everyone) - len(kept)
 
     # -- as text ----------------------------------------------------------------------
@@ -234,7 +234,7 @@ class Timeline:
 # -- where the time went ------------------------------------------------------------------
 
 
-def spent_in(recordings: Mapping[int, Recording], window: Window) -> list[Spent]:
+def spent_in(recordings: Mapping[int, SpanRecording], window: TimeWindow) -> list[NamedTime]:
     """How long each rank was in what bears one name: endpoints, spans of the user's, collectives, transfers."""
     times: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank, recording in recordings.items():
@@ -242,7 +242,7 @@ def spent_in(recordings: Mapping[int, Recording], window: Window) -> list[Spent]
             if span.kind not in ("cell", "call", "wait"):
                 times[name_span(span)][rank].append(span.end - span.start)
     return [
-        Spent(name, max(map(len, by_rank.values())), {rank: sum(own) for rank, own in by_rank.items()})
+        NamedTime(name, max(map(len, by_rank.values())), {rank: sum(own) for rank, own in by_rank.items()})
         for name, by_rank in times.items()
     ]
 
@@ -256,13 +256,13 @@ def _align(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 # -- drawing ---------------------------------------------------------------------------------
 
 
-def _draw(shown: Shown, top: int, left: int, window: Window) -> str:
+def _draw(shown: NamedLane, top: int, left: int, window: TimeWindow) -> str:
     scale = _WIDTH / max(1, window.length)
     bars = "".join(_bar(each, window, scale, top, left) for each in thin_out(shown.lane, MOST_BARS))
     return f"{_label(shown.label, top, left)}{bars}"
 
 
-def _bar(segment: Segment, window: Window, scale: float, top: int, left: int) -> str:
+def _bar(segment: LaneSegment, window: TimeWindow, scale: float, top: int, left: int) -> str:
     height = _HEIGHTS[segment.state]
     x, width = left + (segment.start - window.start) * scale, max(0.3, segment.length * scale)
     told = _WORDS[segment.state] + (f": {segment.name}" if segment.name else "")
@@ -281,7 +281,7 @@ def _label(text: str, top: int, left: int) -> str:
     )
 
 
-def _axis(window: Window, left: int, y: int) -> str:
+def _axis(window: TimeWindow, left: int, y: int) -> str:
     ticks = ((0, "start", "0 s"), (0.5, "middle", seconds(window.length // 2)), (1, "end", seconds(window.length)))
     return "".join(
         f'<text x="{left + at * _WIDTH:g}" y="{y}" text-anchor="{anchor}" font-size="11"'
@@ -290,12 +290,12 @@ def _axis(window: Window, left: int, y: int) -> str:
     )
 
 
-def _legend(shown: Sequence[Shown]) -> str:
+def _legend(shown: Sequence[NamedLane]) -> str:
     used = _used(shown)
     return " &nbsp; ".join(f'<span style="color:{_COLOURS[state]}">■</span> {_WORDS[state]}' for state in used)
 
 
-def _used(shown: Sequence[Shown]) -> list[State]:
+def _used(shown: Sequence[NamedLane]) -> list[State]:
     return [state for state in STATES if any(each.totals[state] for each in shown)]
 
 

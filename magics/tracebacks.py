@@ -64,7 +64,7 @@ class ErrorGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class EndedBy:
     """What was done to end the cell, beside interrupting it."""
 
     timed_out: str = ""  # which time limit, and where the ranks were then
@@ -78,7 +78,7 @@ class Ending:
         return [*self.hints, *([broken] if self.aborted else [])]
 
 
-PLAIN = Ending()
+PLAIN = EndedBy()
 
 
 class CellError(MeshbookError):
@@ -92,7 +92,7 @@ class CellError(MeshbookError):
         errors: Mapping[int, RankError],
         order: Sequence[int],
         result: MeshResult | None = None,
-        ending: Ending = PLAIN,
+        ending: EndedBy = PLAIN,
         mesh: str = "",
     ) -> None:
         self.by_rank = dict(sorted(errors.items()))
@@ -141,7 +141,7 @@ def make_cell_error(
     errors: Mapping[int, RankError],
     order: Sequence[int],
     result: MeshResult | None = None,
-    ending: Ending = PLAIN,
+    ending: EndedBy = PLAIN,
     mesh: str = "",
 ) -> CellError:
     """The error to raise for a cell; its class is named after the first group's error.
@@ -156,7 +156,7 @@ def make_cell_error(
     return _class_named(_name_of(groups, ending))(errors, order, result, ending, mesh)
 
 
-def _name_of(groups: Sequence[ErrorGroup], ending: Ending) -> str:
+def _name_of(groups: Sequence[ErrorGroup], ending: EndedBy) -> str:
     if not are_interrupts(groups):
         return groups[0].error.type_name
     return _TIMEOUT if ending.timed_out else _INTERRUPT
@@ -181,7 +181,7 @@ def are_interrupts(groups: Sequence[ErrorGroup]) -> bool:
     return all(group.error.kind in ("interrupted", "skipped") for group in roots)
 
 
-def render(groups: Sequence[ErrorGroup], ending: Ending = PLAIN) -> list[str]:
+def render(groups: Sequence[ErrorGroup], ending: EndedBy = PLAIN) -> list[str]:
     """The lines of the traceback, with their ANSI colours, as IPython shows them."""
     if are_interrupts(groups):
         return [_red(_name_of(groups, ending)), describe_interrupt(groups, ending)]
@@ -196,7 +196,7 @@ def render(groups: Sequence[ErrorGroup], ending: Ending = PLAIN) -> list[str]:
     return "\n\n".join(parts).split("\n")
 
 
-def summarise(groups: Sequence[ErrorGroup], ending: Ending = PLAIN) -> str:
+def summarise(groups: Sequence[ErrorGroup], ending: EndedBy = PLAIN) -> str:
     """The error in plain text, a line per distinct error: what papermill, nbclient and a log show."""
     if are_interrupts(groups):
         return describe_interrupt(groups, ending)
@@ -207,7 +207,7 @@ def summarise(groups: Sequence[ErrorGroup], ending: Ending = PLAIN) -> str:
     return "\n".join([*lines, *ending.remarks])
 
 
-def describe_interrupt(groups: Iterable[ErrorGroup], ending: Ending = PLAIN) -> str:
+def describe_interrupt(groups: Iterable[ErrorGroup], ending: EndedBy = PLAIN) -> str:
     """`interrupted; ranks 0-2 were at cell 3:2, rank 3 at cell 3:7 in step`; then what became of who did not heed it.
 
     What a time limit has ended was looked at before.

@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from meshbook.magics.tracing import Answers, Process, Trace, cell_of
+from meshbook.magics.tracing import ReplyTimes, Trace, TracedProcess, cell_of
 from meshbook.runtime.actor.context import name_of
-from meshbook.runtime.telemetry.spans import Mark, Span
+from meshbook.runtime.telemetry.spans import CallMark, Span
 
 MOST_SPANS = 300_000  # in a file; of more the shortest are left out
 MOST_ROWS = 100  # of a thread, for messages that overlap on a loop; what does not fit is cut short by viewers
@@ -96,7 +96,7 @@ def _tid(row: Row) -> int:
     return (hash((thread, layer)) & 0x3FFFFFFF) + 1
 
 
-def _names(process: Process, pid: int, rows: Mapping[Row, object]) -> Iterator[Event]:
+def _names(process: TracedProcess, pid: int, rows: Mapping[Row, object]) -> Iterator[Event]:
     yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": process.label}}
     yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
     for (thread, layer), index in zip(sorted(rows), itertools.count(), strict=False):
@@ -126,7 +126,7 @@ def name_span(span: Span) -> str:
 
 
 def _slice(
-    span: Span, process: Process, pid: int, tid: int, trace: Trace, ran: Mapping[tuple[Any, ...], Span]
+    span: Span, process: TracedProcess, pid: int, tid: int, trace: Trace, ran: Mapping[tuple[Any, ...], Span]
 ) -> Iterator[Event]:
     number = span.origin.partition(".")[0]
     args: dict[str, Any] = {"cell": int(number)} if number.isdecimal() else {}
@@ -166,9 +166,9 @@ def _numbers(call: Span) -> range:
 
 
 def _in_flight(
-    process: Process, spans: Sequence[Span], pid: int, trace: Trace, serial: Iterator[int]
+    process: TracedProcess, spans: Sequence[Span], pid: int, trace: Trace, serial: Iterator[int]
 ) -> Iterator[Event]:
-    answers = Answers(process.recording)
+    answers = ReplyTimes(process.recording)
     for call in spans:
         if call.kind == "call" and call.link[0]:
             name = f"{name_of(call.link[2])}.{call.name} in flight"
@@ -176,7 +176,9 @@ def _in_flight(
             yield from _bar(name, "in flight", call.start, max(call.end, end), pid, trace, serial)
 
 
-def _queued(process: Process, spans: Sequence[Span], pid: int, trace: Trace, serial: Iterator[int]) -> Iterator[Event]:
+def _queued(
+    process: TracedProcess, spans: Sequence[Span], pid: int, trace: Trace, serial: Iterator[int]
+) -> Iterator[Event]:
     begun = {span.link[:2]: span for span in spans if span.kind in ("run", "cell") and span.link}
     for mark in process.recording.marks:
         if (span := begun.get((mark.node, mark.call))) is not None and _is_before(mark, span):
@@ -184,7 +186,7 @@ def _queued(process: Process, spans: Sequence[Span], pid: int, trace: Trace, ser
             yield from _bar(name, "queued", mark.time, span.start, pid, trace, serial)
 
 
-def _is_before(mark: Mark, span: Span) -> bool:
+def _is_before(mark: CallMark, span: Span) -> bool:
     return bool(mark.node and mark.call) and mark.time < span.start
 
 

@@ -21,8 +21,8 @@ from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.node.control import CONTROL, ControlActor
-from meshbook.runtime.telemetry.lanes import Window
-from meshbook.runtime.telemetry.spans import Mark, Recording, Span, now
+from meshbook.runtime.telemetry.lanes import TimeWindow
+from meshbook.runtime.telemetry.spans import CallMark, Span, SpanRecording, now
 from meshbook.runtime.transport.home import host_of
 from meshbook.runtime.wire.messages import Address
 
@@ -75,7 +75,7 @@ class CellTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class ClockOffset:
     """How much later it is by another host's clock than by ours, and by how much that may be wrong: nanoseconds."""
 
     offset: int = 0
@@ -83,14 +83,14 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class TracedProcess:
     """One process of a trace: a rank of a mesh of the notebook's, another worker, or (rank -1) the controller."""
 
     node: str
     mesh: str
     rank: int
-    recording: Recording  # by our clock
-    clock: Clock = Clock()
+    recording: SpanRecording  # by our clock
+    clock: ClockOffset = ClockOffset()
 
     @property
     def label(self) -> str:
@@ -103,8 +103,8 @@ class Trace:
     """What was recorded of some cells. `silent` are the processes that did not answer."""
 
     cells: tuple[int, ...]
-    window: Window
-    processes: tuple[Process, ...]
+    window: TimeWindow
+    processes: tuple[TracedProcess, ...]
     silent: tuple[str, ...] = ()
     gone: int = 0  # ranks that took part, and have ended
     # Nanoseconds since 1970 at the zero of our clock, so that a trace can be laid beside logs.
@@ -120,16 +120,16 @@ class Trace:
         """Whether something of it still runs."""
         return any(span.is_open and span.kind == "cell" for each in self.processes for span in each.recording.spans)
 
-    def meshes(self) -> dict[str, dict[int, Recording]]:
+    def meshes(self) -> dict[str, dict[int, SpanRecording]]:
         """The recordings of ranks, by mesh; without the controller."""
-        found: dict[str, dict[int, Recording]] = {}
+        found: dict[str, dict[int, SpanRecording]] = {}
         for process in self.processes:
             if process.rank >= 0:
                 found.setdefault(process.mesh, {})[process.rank] = process.recording
         return found
 
     @property
-    def controller(self) -> Process | None:
+    def controller(self) -> TracedProcess | None:
         """The notebook's own process."""
         return next((process for process in self.processes if process.rank < 0), None)
 
@@ -174,23 +174,23 @@ async def take_trace(
     addresses = [each for each in session.workers() if only is None or each.node in only]
     told = await _ask(session, addresses, start)
     numbers = {each.number for each in chosen}
-    window = Window(start, max([chosen[-1].end, *(_end_of(each.recording, numbers) for each in told)]))
+    window = TimeWindow(start, max([chosen[-1].end, *(_end_of(each.recording, numbers) for each in told)]))
     processes = [_named(each, ranks) for each in told if any(map(window.has, each.recording.spans))]
-    controller = Process(CONTROLLER, "", -1, _with_cells(own, chosen))
+    controller = TracedProcess(CONTROLLER, "", -1, _with_cells(own, chosen))
     silent = {address.node for address in addresses} - {each.node for each in told}
     order = sorted(processes, key=lambda each: (each.mesh, each.rank, each.node))
     gone = _asked(controller.recording, window) - len(order) - len(silent) if only is None else 0
     return Trace(tuple(sorted(numbers)), window, (controller, *order), tuple(sorted(silent)), max(0, gone))
 
 
-def _asked(own: Recording, window: Window) -> int:
+def _asked(own: SpanRecording, window: TimeWindow) -> int:
     """How many ranks the largest of the `%%mesh` cells was run on."""
     calls = (span for span in own.spans if span.kind == "call" and span.name == "run" and is_use(span))
     of_cells = (call.link for call in calls if name_of(call.link[2]) == "cells" and window.has(call))
     return max((last - first + 1 for first, last, _ in of_cells), default=0)
 
 
-def _end_of(recording: Recording, numbers: set[int]) -> int:
+def _end_of(recording: SpanRecording, numbers: set[int]) -> int:
     """When the last of these cells ended there: one that was not waited for may end later than here."""
     return max((span.end for span in recording.spans if cell_of(span) in numbers), default=0)
 
@@ -201,17 +201,17 @@ def cell_of(span: Span) -> int | None:
     return int(number) if span.kind == "cell" and number.isdecimal() else None
 
 
-def _named(process: Process, ranks: Mapping[str, tuple[str, int]]) -> Process:
+def _named(process: TracedProcess, ranks: Mapping[str, tuple[str, int]]) -> TracedProcess:
     """Worker nodes are named for their mesh and a number, which is the rank where the notebook knows no other."""
     mesh, _, number = process.node.rpartition(".")
     rank = int(number) if number.isdecimal() else 0
     mesh, rank = ranks.get(process.node, (mesh, rank))
-    return Process(process.node, mesh, rank, process.recording, process.clock)
+    return TracedProcess(process.node, mesh, rank, process.recording, process.clock)
 
 
-def _with_cells(own: Recording, cells: Sequence[CellTime]) -> Recording:
+def _with_cells(own: SpanRecording, cells: Sequence[CellTime]) -> SpanRecording:
     """The controller's recording, with these cells, and their waits for answers."""
-    answers = Answers(own)
+    answers = ReplyTimes(own)
     spans = [Span("cell", each.start, each.end, 0, f"{each.number}", is_open=each.is_open) for each in cells]
     for cell in cells:
         asked = (span for span in own.spans if span.kind == "call" and cell.start <= span.start <= cell.end)
@@ -232,10 +232,10 @@ def union(times: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
-class Answers:
+class ReplyTimes:
     """When the answers came in to the calls of a process."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: SpanRecording) -> None:
         self._times = {mark.call: mark.time for mark in recording.marks if not mark.node}
         self._asked = recording.asked
         self._since = recording.marked_since
@@ -253,7 +253,7 @@ class Answers:
 # -- asking --------------------------------------------------------------------------------
 
 
-async def _ask(session: Session, addresses: Sequence[Address], since: int) -> list[Process]:
+async def _ask(session: Session, addresses: Sequence[Address], since: int) -> list[TracedProcess]:
     """What these processes have recorded, by our clock; those that do not answer are left out."""
     clocks = await _clocks(session.node.address, addresses)
     asked = [
@@ -262,9 +262,9 @@ async def _ask(session: Session, addresses: Sequence[Address], since: int) -> li
         if host_of(address) in clocks
     ]
     reached = [address for address in addresses if host_of(address) in clocks]
-    answers: list[Recording | None] = await answers_of(asked, ANSWER_WITHIN)
+    answers: list[SpanRecording | None] = await answers_of(asked, ANSWER_WITHIN)
     return [
-        Process(address.node, "", 0, shift(recording, clocks[host_of(address)].offset), clocks[host_of(address)])
+        TracedProcess(address.node, "", 0, shift(recording, clocks[host_of(address)].offset), clocks[host_of(address)])
         for address, recording in zip(reached, answers, strict=True)
         if recording is not None
     ]
@@ -274,16 +274,16 @@ def _keeper(address: Address) -> Any:
     return ActorMesh(CONTROL, ControlActor, [Target(address, CONTROL)], Extent((), ()).region)
 
 
-async def _clocks(here: Address, addresses: Sequence[Address]) -> dict[str, Clock]:
+async def _clocks(here: Address, addresses: Sequence[Address]) -> dict[str, ClockOffset]:
     """The clock of each host; processes of one host share theirs."""
-    clocks = {host_of(here): Clock()}
+    clocks = {host_of(here): ClockOffset()}
     for address in addresses:
         if host_of(address) not in clocks and (clock := await read_clock(_keeper(address))) is not None:
             clocks[host_of(address)] = clock
     return clocks
 
 
-async def read_clock(keeper: Any) -> Clock | None:
+async def read_clock(keeper: Any) -> ClockOffset | None:
     """How another process's clock stands to ours: asked a few times, the quickest answer counts; None without any."""
     pings: list[tuple[int, int, int]] = []
     for _ in range(PINGS):
@@ -295,22 +295,22 @@ async def read_clock(keeper: Any) -> Clock | None:
     return best_clock(pings)
 
 
-def best_clock(pings: Sequence[tuple[int, int, int]]) -> Clock:
+def best_clock(pings: Sequence[tuple[int, int, int]]) -> ClockOffset:
     """Of pings as (sent, their clock, received): their clock was read half-way, give or take the other half."""
     sent, there, received = min(pings, key=lambda ping: ping[2] - ping[0])
-    return Clock(there - (sent + received) // 2, (received - sent + 1) // 2)
+    return ClockOffset(there - (sent + received) // 2, (received - sent + 1) // 2)
 
 
-def shift(recording: Recording, offset: int) -> Recording:
+def shift(recording: SpanRecording, offset: int) -> SpanRecording:
     """By a clock at which it is earlier by so many nanoseconds."""
     if not offset:
         return recording
     move = msgspec.structs.replace
-    return Recording(
+    return SpanRecording(
         recording.asked - offset,
         recording.since - offset,
         tuple(move(span, start=span.start - offset, end=span.end - offset) for span in recording.spans),
-        tuple(Mark(mark.time - offset, mark.node, mark.call) for mark in recording.marks),
+        tuple(CallMark(mark.time - offset, mark.node, mark.call) for mark in recording.marks),
         recording.threads,
         recording.marked_since - offset,
     )

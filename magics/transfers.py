@@ -10,12 +10,12 @@ import msgspec
 from meshbook.magics import variables
 from meshbook.magics.exchange import VariableError, carry_out_in_loop, of_a_line, raise_refusals
 from meshbook.magics.meshes import NotebookMesh
-from meshbook.magics.wanted import Wanted
+from meshbook.magics.wanted import PullSpec
 from meshbook.runtime.cells.outcome import CellOutcome
 from meshbook.runtime.cells.transfer import Transfer
 
 
-class Transfers:
+class CellTransfers:
     """Of one cell on these ranks, from and to a namespace. VariableError for what is wrong before it runs.
 
     `in_turns`: some ranks have their turn later, and are to get what the others got.
@@ -27,7 +27,7 @@ class Transfers:
         ranks: Sequence[int],
         namespace: dict[str, Any],
         pushed: Mapping[str, Any],
-        pulled: Sequence[Wanted],
+        pulled: Sequence[PullSpec],
         *,
         in_turns: bool = False,
     ) -> None:

@@ -12,14 +12,14 @@ from typing import Any
 
 from IPython.core.error import StdinNotImplementedError
 
-from meshbook.magics.exchange import Exchange, Steps, VariableError
-from meshbook.magics.merging import Reduction, Unmergeable, merge
+from meshbook.magics.exchange import RankRequest, Steps, VariableError
+from meshbook.magics.merging import ReduceError, Reduction, merge
 from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.splitting import split
-from meshbook.magics.wanted import Wanted
+from meshbook.magics.wanted import PullSpec
 from meshbook.runtime.cells.inventory import Entry, Inventory
 from meshbook.runtime.cells.parcels import Parcel, pack, tell_excess
-from meshbook.runtime.cells.variables import Delete, Have, HeldBack, Pull, Push
+from meshbook.runtime.cells.variables import DeleteRequest, HasRequest, PullRequest, PushRequest, TooLarge
 from meshbook.runtime.errors import PickleError
 from meshbook.runtime.geometry.ranges import name_ranks
 
@@ -34,8 +34,8 @@ def ask_nobody(prompt: str) -> str:
 
 def push(mesh: NotebookMesh, ranks: Sequence[int], values: Mapping[str, Any]) -> Steps[None]:
     """Set variables on the ranks, to the same values on all of them."""
-    request = Push(pack_all(mesh, values))
-    yield Exchange(mesh, dict.fromkeys(ranks, request), f"push {', '.join(values)}")
+    request = PushRequest(pack_all(mesh, values))
+    yield RankRequest(mesh, dict.fromkeys(ranks, request), f"push {', '.join(values)}")
     _note(mesh, ranks, values)
 
 
@@ -46,11 +46,11 @@ def scatter(
     places = range(len(ranks)) if places is None else places
     try:
         pieces = split(data, max(places) + 1, dim)
-    except Unmergeable as error:
+    except ReduceError as error:
         raise VariableError(f"cannot scatter {name}: {error}") from None
-    pushes = [Push(pack_all(mesh, {name: piece})) for piece in pieces]
+    pushes = [PushRequest(pack_all(mesh, {name: piece})) for piece in pieces]
     requests = {rank: pushes[place] for rank, place in zip(ranks, places, strict=True)}
-    yield Exchange(mesh, requests, f"scatter {name}")
+    yield RankRequest(mesh, requests, f"scatter {name}")
     _note(mesh, ranks, [name])
 
 
@@ -79,24 +79,24 @@ def _note(mesh: NotebookMesh, ranks: Sequence[int], names: Sequence[str] | Mappi
 
 def delete(mesh: NotebookMesh, ranks: Sequence[int], name: str) -> Steps[None]:
     """Let go of a variable on the ranks."""
-    yield Exchange(mesh, dict.fromkeys(ranks, Delete((name,))), f"delete {name}")
+    yield RankRequest(mesh, dict.fromkeys(ranks, DeleteRequest((name,))), f"delete {name}")
 
 
 def have(mesh: NotebookMesh, ranks: Sequence[int], name: str) -> Steps[bool]:
     """Whether all of the ranks have a variable of this name."""
-    answers = yield Exchange(mesh, dict.fromkeys(ranks, Have(name)), f"look for {name}")
+    answers = yield RankRequest(mesh, dict.fromkeys(ranks, HasRequest(name)), f"look for {name}")
     return all(answers.values())
 
 
 def inventory(mesh: NotebookMesh, ranks: Sequence[int]) -> Steps[dict[int, list[Entry]]]:
     """The variables that cells have made, by rank."""
-    return (yield Exchange(mesh, dict.fromkeys(ranks, Inventory()), "list variables"))
+    return (yield RankRequest(mesh, dict.fromkeys(ranks, Inventory()), "list variables"))
 
 
 def pull(
-    mesh: NotebookMesh, ranks: Sequence[int], wanted: Sequence[Wanted], *, ask: Ask | None, dim: int = 0
+    mesh: NotebookMesh, ranks: Sequence[int], wanted: Sequence[PullSpec], *, ask: Ask | None, dim: int = 0
 ) -> Steps[dict[str, Any]]:
-    """The values of variables by name: a list in the order of the ranks, or what `Wanted.how` makes of them.
+    """The values of variables by name: a list in the order of the ranks, or what `PullSpec.how` makes of them.
 
     More than 1 GiB is asked about first, unless `ask` is None. A kernel replaces `input` for each cell, so it is taken
     where the cell runs.
@@ -106,11 +106,11 @@ def pull(
     sources = {each.name: sources_of(each, ranks, mesh) for each in wanted}
     names_of = names_by_rank(sources)
     requests = _requests(names_of, MOST_UNASKED / len(names_of))
-    answers = yield Exchange(mesh, requests, f"pull {', '.join(sources)}")
+    answers = yield RankRequest(mesh, requests, f"pull {', '.join(sources)}")
     return (yield from collect(mesh, wanted, sources, answers, ask=ask, dim=dim))
 
 
-def sources_of(wanted: Wanted, ranks: Sequence[int], mesh: NotebookMesh) -> Sequence[int]:
+def sources_of(wanted: PullSpec, ranks: Sequence[int], mesh: NotebookMesh) -> Sequence[int]:
     """The ranks that a value is taken from. VariableError for one that is none of these."""
     if wanted.how == "first":
         return ranks[:1]
@@ -130,7 +130,7 @@ def names_by_rank(sources: Mapping[str, Sequence[int]]) -> dict[int, tuple[str, 
 
 def collect(
     mesh: NotebookMesh,
-    wanted: Sequence[Wanted],
+    wanted: Sequence[PullSpec],
     sources: Mapping[str, Sequence[int]],
     answers: Mapping[int, Any],
     *,
@@ -139,19 +139,19 @@ def collect(
 ) -> Steps[dict[str, Any]]:
     """The values of what ranks have answered; those that hold theirs back are asked again, if that is agreed to."""
     names, what = ", ".join(sources), f"pull {', '.join(sources)}"
-    if held := {rank: answer.size for rank, answer in answers.items() if isinstance(answer, HeldBack)}:
+    if held := {rank: answer.size for rank, answer in answers.items() if isinstance(answer, TooLarge)}:
         sent = sum(answer.size for answer in answers.values() if isinstance(answer, Parcel))
         _check_agreed(names, sum(held.values()) + sent, len(answers), ask)
         names_of = names_by_rank(sources)
-        rest = yield Exchange(mesh, _requests({rank: names_of[rank] for rank in held}, math.inf), what)
+        rest = yield RankRequest(mesh, _requests({rank: names_of[rank] for rank in held}, math.inf), what)
         answers = {**answers, **rest}
     found = {rank: _opened(answer, rank, what) for rank, answer in answers.items()}
     return {each.name: _made_one([found[rank][each.name] for rank in sources[each.name]], each, dim) for each in wanted}
 
 
-def _requests(names_of: Mapping[int, tuple[str, ...]], limit: float) -> dict[int, Pull]:
+def _requests(names_of: Mapping[int, tuple[str, ...]], limit: float) -> dict[int, PullRequest]:
     """Ranks that are asked for the same have the same request, which is then sent as one."""
-    made = {names: Pull(names, limit) for names in names_of.values()}
+    made = {names: PullRequest(names, limit) for names in names_of.values()}
     return {rank: made[names] for rank, names in names_of.items()}
 
 
@@ -178,11 +178,11 @@ def _check_agreed(names: str, size: int, count: int, ask: Ask | None) -> None:
         raise VariableError(f"{names}, {amount}, stayed there")
 
 
-def _made_one(values: list[Any], wanted: Wanted, dim: int) -> Any:
+def _made_one(values: list[Any], wanted: PullSpec, dim: int) -> Any:
     if wanted.how is None:
         return values
     how: Reduction = "first" if isinstance(wanted.how, int) else wanted.how
     try:
         return merge(values, how, dim)
-    except Unmergeable as error:
+    except ReduceError as error:
         raise VariableError(f"cannot pull {wanted}: {error}") from None

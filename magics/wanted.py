@@ -12,7 +12,7 @@ from meshbook.magics.parsing import quoted, suggestion, variable
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PullSpec:
     """A variable to pull: from each rank (`how` None), from one rank, or made one of all ranks'."""
 
     name: str
@@ -27,7 +27,7 @@ def pushed(text: str) -> tuple[str, ...]:
     return tuple(variable(name) for name in _parts(text))
 
 
-def pulled(text: str) -> tuple[Wanted, ...]:
+def pulled(text: str) -> tuple[PullSpec, ...]:
     """`a,b@0,c@mean`: names of variables, each with the rank or the way in which it is made one."""
     wanted = tuple(_wanted(part) for part in _parts(text))
     names = [each.name for each in wanted]
@@ -36,9 +36,9 @@ def pulled(text: str) -> tuple[Wanted, ...]:
     return wanted
 
 
-def _wanted(part: str) -> Wanted:
+def _wanted(part: str) -> PullSpec:
     name, at, how = part.partition("@")
-    return Wanted(variable(name), _how(how.strip(), part) if at else None)
+    return PullSpec(variable(name), _how(how.strip(), part) if at else None)
 
 
 def _how(how: str, part: str) -> Reduction | int:

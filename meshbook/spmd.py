@@ -38,7 +38,7 @@ from meshbook.runtime.spmd.actor import (
     setup_torch_elastic_env,
     setup_torch_elastic_env_async,
 )
-from meshbook.runtime.spmd.course import Course, Dismiss, Ending
+from meshbook.runtime.spmd.course import Dismiss, EndRun, RunPolicy
 from meshbook.runtime.spmd.printing import Printer
 
 __all__ = ["AddrType", "SPMDActor", "setup_torch_elastic_env", "setup_torch_elastic_env_async"]
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     size = args.procs or choose_size()
     script = (["-m"] if args.module else []) + [args.script, *args.args]
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    course = Course(size)
+    course = RunPolicy(size)
     printer = Printer(
         size,
         {"stdout": sys.stdout, "stderr": sys.stderr},
@@ -115,7 +115,7 @@ def say(text: str) -> None:
 
 
 @contextlib.contextmanager
-def signals_to(events: queue.SimpleQueue[Event], course: Course) -> Iterator[None]:
+def signals_to(events: queue.SimpleQueue[Event], course: RunPolicy) -> Iterator[None]:
     """Ctrl-C and SIGTERM are events like others; the third way to end a run is the end of this process."""
 
     def note(number: int, frame: object) -> None:
@@ -130,7 +130,7 @@ def signals_to(events: queue.SimpleQueue[Event], course: Course) -> Iterator[Non
             signal.signal(number, handler)
 
 
-def run(course: Course, events: queue.SimpleQueue[Event], printer: Printer, script: Sequence[str]) -> None:
+def run(course: RunPolicy, events: queue.SimpleQueue[Event], printer: Printer, script: Sequence[str]) -> None:
     """Start a session and a mesh, and stay with them until every process has ended."""
     settings = Settings.from_environment()
     preload = settings.preload.replace("meshbook.runtime.cells.preload", "meshbook.runtime.spmd.actor")
@@ -147,7 +147,7 @@ def run(course: Course, events: queue.SimpleQueue[Event], printer: Printer, scri
 class Run:
     """The mesh of one run: starts it, notes what happens, and does what the course says."""
 
-    def __init__(self, session: Session, course: Course, events: queue.SimpleQueue[Event]) -> None:
+    def __init__(self, session: Session, course: RunPolicy, events: queue.SimpleQueue[Event]) -> None:
         self._course = course
         self._events = events
         self._procs: ProcMesh = session.host.spawn_procs(per_host={PROCS: course.size}, name="spmd")
@@ -196,7 +196,7 @@ class Run:
             for rank, answer in enumerate(self._actors.run_script.call_each(LOOPBACK, asked.get()[1], script)):
                 answer.when_done(partial(self._events.put, partial(self._note_answer, rank, answer)))
 
-    def _note_answer(self, rank: int, answer: Future[Ending], now: float) -> None:
+    def _note_answer(self, rank: int, answer: Future[EndRun], now: float) -> None:
         if (error := answer.exception()) is not None:
             self._note_trouble(rank, error, now)
         else:
@@ -204,23 +204,23 @@ class Run:
 
     def _note_trouble(self, rank: int, error: BaseException, now: float) -> None:
         if not isinstance(error, ProcessDied):  # of that its end tells
-            self._course.script_ended(rank, Ending(1, str(error)), now)
+            self._course.script_ended(rank, EndRun(1, str(error)), now)
 
     def _heard_of_end(self, report: ExitReport) -> None:
         if (rank := self._ranks.get(report.node)) is not None:
             self._events.put(partial(self._course.process_ended, rank, ending_of(report)))
 
 
-def ending_of(report: ExitReport) -> Ending:
+def ending_of(report: ExitReport) -> EndRun:
     """What the end of a process says: its exit code, and 1 where it has none."""
     if report.returncode == 0:
-        return Ending(0)
+        return EndRun(0)
     hint = report.hint.splitlines()[report.returncode is None :]
     stderr = ["its last lines on stderr:", *(f"    {line}" for line in report.stderr)] if report.stderr else []
-    return Ending(max(report.returncode or 1, 1), "\n".join([report.cause, *hint, *stderr]), died=True)
+    return EndRun(max(report.returncode or 1, 1), "\n".join([report.cause, *hint, *stderr]), died=True)
 
 
-def tell(course: Course) -> Iterator[str]:
+def tell(course: RunPolicy) -> Iterator[str]:
     """What there is to say about a run that did not go well: who failed, why, and what became of the others."""
     if course.signal:
         yield f"ended by {signal.Signals(course.signal).name}"

@@ -39,7 +39,7 @@ from types import MappingProxyType
 from typing import Any
 
 from meshbook.runtime import texts
-from meshbook.runtime.traces import Line, render_in_ipython
+from meshbook.runtime.traces import SourceLine, render_in_ipython
 
 
 class MeshbookError(Exception):
@@ -56,7 +56,7 @@ class CallError(MeshbookError):
 
     results: Any = None
     failures: Mapping[int, BaseException] = MappingProxyType({})
-    called_at: Line | None = None
+    called_at: SourceLine | None = None
 
     def __str__(self) -> str:
         text = super().__str__()

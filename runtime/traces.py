@@ -42,7 +42,7 @@ def _is_noise(filename: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class SourceLine:
     """A line of code, by the names that its code object has."""
 
     filename: str
@@ -50,7 +50,7 @@ class Line:
     function: str
 
     @classmethod
-    def of(cls, place: Place) -> Line:
+    def of(cls, place: Place) -> SourceLine:
         code, offset = place
         spans = code.co_lines()
         number = next((line for start, end, line in spans if start <= offset < end), None)

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from meshbook.runtime.errors import ExitReport
-from meshbook.runtime.spmd.course import Course, Ending
+from meshbook.runtime.spmd.course import EndRun, RunPolicy
 from meshbook.spmd import build_parser, choose_size, ending_of, main, tell
 
 
@@ -59,68 +59,68 @@ def test_the_number_of_ranks_that_nobody_said(
 @pytest.mark.parametrize(
     ("report", "ending"),
     [
-        (ExitReport("spmd.1", 7, 0), Ending(0)),
-        (ExitReport("spmd.1", 7, 0, stopped="its script has ended"), Ending(0)),
-        (ExitReport("spmd.1", 7, 5), Ending(5, "exit code 5", died=True)),
+        (ExitReport("spmd.1", 7, 0), EndRun(0)),
+        (ExitReport("spmd.1", 7, 0, stopped="its script has ended"), EndRun(0)),
+        (ExitReport("spmd.1", 7, 5), EndRun(5, "exit code 5", died=True)),
         (
             ExitReport("spmd.1", 7, -11, ("Fatal Python error", "in step")),
-            Ending(
+            EndRun(
                 1,
                 "Segmentation fault(sig=11)\nits last lines on stderr:\n    Fatal Python error\n    in step",
                 died=True,
             ),
         ),
-        (ExitReport("spmd.1", 7, -9, hint="from outside"), Ending(1, "Killed(sig=9)\nfrom outside", died=True)),
-        (ExitReport("spmd.1", 0, None, hint="fork failed"), Ending(1, "fork failed", died=True)),
+        (ExitReport("spmd.1", 7, -9, hint="from outside"), EndRun(1, "Killed(sig=9)\nfrom outside", died=True)),
+        (ExitReport("spmd.1", 0, None, hint="fork failed"), EndRun(1, "fork failed", died=True)),
     ],
 )
-def test_the_end_of_a_process(report: ExitReport, ending: Ending) -> None:
+def test_the_end_of_a_process(report: ExitReport, ending: EndRun) -> None:
     assert ending_of(report) == ending
 
 
-def course_of(*endings: Ending) -> Course:
-    course = Course(len(endings))
+def course_of(*endings: EndRun) -> RunPolicy:
+    course = RunPolicy(len(endings))
     course.begin()
     for rank, ending in enumerate(endings):
         course.process_ended(rank, ending, 0.0)
     return course
 
 
-BOOM = Ending(1, "ValueError: boom", "train.py:5 in step")
+BOOM = EndRun(1, "ValueError: boom", "train.py:5 in step")
 
 
 @pytest.mark.parametrize(
     ("endings", "lines"),
     [
-        ([Ending(0), Ending(0)], []),
-        ([Ending(0), BOOM], ["rank 1 failed: ValueError: boom (train.py:5 in step)"]),
-        ([BOOM, Ending(3, "exited with code 3"), BOOM], [
+        ([EndRun(0), EndRun(0)], []),
+        ([EndRun(0), BOOM], ["rank 1 failed: ValueError: boom (train.py:5 in step)"]),
+        ([BOOM, EndRun(3, "exited with code 3"), BOOM], [
             "ranks 0,2 failed: ValueError: boom (train.py:5 in step)",
             "rank 1 failed: exited with code 3",
         ]),
     ],
 )  # fmt: skip
-def test_what_is_said_at_the_end(endings: list[Ending], lines: list[str]) -> None:
+def test_what_is_said_at_the_end(endings: list[EndRun], lines: list[str]) -> None:
     assert list(tell(course_of(*endings))) == lines
 
 
 def test_who_was_stopped_is_said_too() -> None:
-    course = Course(3)
+    course = RunPolicy(3)
     course.begin()
     course.script_ended(1, BOOM, 0.0)
     course.actions(1.0)
     for rank in (0, 2):
-        course.process_ended(rank, Ending(1, "Terminated(sig=15)", died=True), 1.0)
+        course.process_ended(rank, EndRun(1, "Terminated(sig=15)", died=True), 1.0)
     assert list(tell(course)) == ["rank 1 failed: ValueError: boom (train.py:5 in step)", "ranks 0,2 were stopped"]
 
 
 def test_where_an_interrupt_found_the_ranks() -> None:
-    course = Course(3)
+    course = RunPolicy(3)
     course.begin()
     course.signalled(signal.SIGINT, 0.0)
     course.actions(0.0)
     for rank, place in enumerate(["train.py:5", "train.py:7 in step", "train.py:5"]):
-        course.script_ended(rank, Ending(130, "KeyboardInterrupt", place, interrupted=True), 0.1)
+        course.script_ended(rank, EndRun(130, "KeyboardInterrupt", place, interrupted=True), 0.1)
     assert list(tell(course)) == [
         "ended by SIGINT",
         "ranks 0,2 interrupted at train.py:5",

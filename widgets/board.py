@@ -11,14 +11,14 @@ from meshbook.widgets.source import Source
 
 
 @dataclass(frozen=True)
-class Answer:
+class BackendReply:
     """The answer to a request of a view: a reply of the protocol and its buffers."""
 
     content: Reply = field(default_factory=EmptyReply)
     buffers: Sequence[bytes] = ()
 
 
-class Board(Protocol):
+class DashboardBackend(Protocol):
     """A mesh, of a notebook or simulated. What cannot be done raises an error whose text says what to do instead."""
 
     @property
@@ -34,6 +34,6 @@ class Board(Protocol):
         """Somebody begins to look, and is to be woken when something has happened; None: nobody looks any more."""
         ...
 
-    def answer(self, request: Mapping[str, Any]) -> Answer:
+    def answer(self, request: Mapping[str, Any]) -> BackendReply:
         """What the request `act`, `logs` or `timeline` asks for; it may take its time, on a thread of its own."""
         ...

@@ -18,7 +18,7 @@ from ipykernel.kernelbase import Kernel
 _HANDLED: ContextVar[dict[str, Any] | None] = ContextVar("meshbook_comm_message", default=None)
 
 
-class Channel(BaseComm):
+class DashboardComm(BaseComm):
     """Of one widget. What it sends belongs to no cell."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:

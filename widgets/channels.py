@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshbook.runtime.telemetry.vitals import STALE_AFTER, Metric, Vitals
-from meshbook.widgets.protocol import Channel, State
+from meshbook.widgets.protocol import Channel, RankState
 from meshbook.widgets.states import States
 
 Values: TypeAlias = npt.NDArray[np.float32]
@@ -19,7 +19,7 @@ SHRINKS_AFTER = 10.0  # seconds in which a scale was wider than twice what it ha
 
 
 @dataclass(frozen=True)
-class ChannelKind:
+class GridMetric:
     """`metric`: what it is, or is made of. `low`, `high`: ends of its scale that are fixed.
 
     The scale is at least as wide as `least`, and as this share of its upper end (`share`): where all ranks are nearly
@@ -34,23 +34,23 @@ class ChannelKind:
     share: float = 0.0
 
 
-KINDS: Final[dict[Channel, ChannelKind]] = {
-    "state": ChannelKind("", low=0.0, high=1.0),
-    "memory": ChannelKind("bytes", "memory", least=1e6, share=0.25),
-    "cpu": ChannelKind("cores", "cpu", low=0.0, least=1.0),
-    "gpu_memory": ChannelKind("bytes", "gpu_memory", least=1e6, share=0.25),
-    "gpu": ChannelKind("share", "gpu", low=0.0, high=1.0),
-    "step": ChannelKind("seconds", "step", least=1e-3, share=0.25),
-    "skew": ChannelKind("seconds", "step", low=0.0, least=1e-3),
-    "queued": ChannelKind("messages", "queued", low=0.0, least=10.0),
-    "age": ChannelKind("seconds", low=0.0, high=STALE_AFTER),
+KINDS: Final[dict[Channel, GridMetric]] = {
+    "state": GridMetric("", low=0.0, high=1.0),
+    "memory": GridMetric("bytes", "memory", least=1e6, share=0.25),
+    "cpu": GridMetric("cores", "cpu", low=0.0, least=1.0),
+    "gpu_memory": GridMetric("bytes", "gpu_memory", least=1e6, share=0.25),
+    "gpu": GridMetric("share", "gpu", low=0.0, high=1.0),
+    "step": GridMetric("seconds", "step", least=1e-3, share=0.25),
+    "skew": GridMetric("seconds", "step", low=0.0, least=1e-3),
+    "queued": GridMetric("messages", "queued", low=0.0, least=10.0),
+    "age": GridMetric("seconds", low=0.0, high=STALE_AFTER),
 }
 
 
 def values_of(channel: Channel, vitals: Vitals, states: States) -> Values:
     """The channel's value of each rank; NaN where it is not known, and of ranks that are dead."""
     values = _raw(channel, vitals, len(states))
-    values[(states == State.DEAD) | np.isinf(values)] = np.nan
+    values[(states == RankState.DEAD) | np.isinf(values)] = np.nan
     if channel == "skew":
         values -= median(values)
     return values
@@ -68,7 +68,7 @@ def median(values: Values) -> float:
     return float(np.median(known)) if len(known) else 0.0
 
 
-class Scale:
+class MetricScale:
     """The ends of a channel's scale: it widens as soon as it has to, and shrinks only after a while."""
 
     def __init__(self, channel: Channel) -> None:

@@ -25,10 +25,10 @@ import msgspec
 from meshbook.runtime.geometry.ranges import format_ranks
 from meshbook.runtime.queues import get_within
 from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS, METRICS
-from meshbook.widgets.board import Answer, Board
-from meshbook.widgets.model import DashboardModel, Update
+from meshbook.widgets.board import BackendReply, DashboardBackend
+from meshbook.widgets.model import DashboardModel, ModelUpdate
 from meshbook.widgets.protocol import ReplyMessage
-from meshbook.widgets.pulse import Budget, Pulse
+from meshbook.widgets.pulse import SendBudget, UpdateScheduler
 
 logger = logging.getLogger(__name__)
 Draw: TypeAlias = Callable[[], Mapping[str, str]]
@@ -40,20 +40,22 @@ MOST_IN_HISTORY = 64  # ranks of one request
 PICTURE_BYTES = 10_000  # a second, of pictures
 
 
-class Conversation:
+class DashboardServer:
     """Of one dashboard, with all of its views.
 
     `send` takes what is for them, from any thread; `draw` makes the picture for the saved notebook.
     """
 
-    def __init__(self, board: Board, send: Send, draw: Draw, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, board: DashboardBackend, send: Send, draw: Draw, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._board = board
         self._send = send
         self._draw = draw
         self._clock = clock
         self._model = DashboardModel(board.source, board.select)
-        self._pulse = Pulse(clock())
-        self._budget = Budget()
+        self._pulse = UpdateScheduler(clock())
+        self._budget = SendBudget()
         self._mail: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._outbox: deque[tuple[Mapping[str, object], Sequence[bytes], int]] = deque()
         self._lock = threading.Lock()  # guards the thread's begin and end
@@ -162,7 +164,7 @@ class Conversation:
             self._pulse.happened(now)
         return self._publish(update)
 
-    def _publish(self, update: Update) -> None:
+    def _publish(self, update: ModelUpdate) -> None:
         self._seq = int(update.content["seq"])
         self._put(update.content, update.buffers)
         self._pulse.published(self._seq)
@@ -202,7 +204,7 @@ class Conversation:
             self._reply(content, answer)
         return None
 
-    def _hear(self, kind: str, content: dict[str, Any]) -> Answer:
+    def _hear(self, kind: str, content: dict[str, Any]) -> BackendReply:
         match kind:
             case "open":
                 self._open(_text(content, "view"))
@@ -221,7 +223,7 @@ class Conversation:
                 return self._history(content)
             case _:
                 raise ValueError(f"a dashboard knows no {kind!r}")
-        return Answer()
+        return BackendReply()
 
     def _open(self, view: str) -> None:
         now = self._clock()
@@ -230,12 +232,12 @@ class Conversation:
         self._publish(update)
         self._pulse.ticked(now)
 
-    def _select(self, selector: str) -> Answer:
+    def _select(self, selector: str) -> BackendReply:
         try:
             selected = self._model.select(selector)
         finally:
             self._stir()
-        return Answer({"ranks": format_ranks(selected.ranks), "count": len(selected.ranks)})
+        return BackendReply({"ranks": format_ranks(selected.ranks), "count": len(selected.ranks)})
 
     def _stir(self) -> None:
         """A person is at it: what follows shows at once, and nothing is quiet any more."""
@@ -246,7 +248,7 @@ class Conversation:
             self._publish(self._model.full(now))
         self._pulse.hurry()
 
-    def _history(self, content: dict[str, Any]) -> Answer:
+    def _history(self, content: dict[str, Any]) -> BackendReply:
         source = self._board.source
         size = source.look().mesh.size
         ranks = [int(rank) for rank in content.get("ranks", ())][:MOST_IN_HISTORY]
@@ -256,11 +258,11 @@ class Conversation:
         if unknown := [name for name in metrics if name not in METRICS]:
             raise ValueError(f"nothing called {unknown[0]!r} is measured; it is {', '.join(METRICS)}")
         series = source.series(ranks, metrics)
-        return Answer({"seconds": HISTORY_SECONDS, "shape": list(series.shape)}, [series.astype("<f4").tobytes()])
+        return BackendReply({"seconds": HISTORY_SECONDS, "shape": list(series.shape)}, [series.astype("<f4").tobytes()])
 
     # -- replies -----------------------------------------------------------------
 
-    def _reply(self, request: dict[str, Any], answer: Answer) -> None:
+    def _reply(self, request: dict[str, Any], answer: BackendReply) -> None:
         head: ReplyMessage = {"kind": "reply", "id": request.get("id"), "ok": True}
         self._put({**answer.content, **head}, answer.buffers)
 

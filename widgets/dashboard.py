@@ -1,4 +1,4 @@
-"""The dashboard of a mesh as a widget: a window on a `Conversation`. All that is shown travels as custom messages."""
+"""The dashboard of a mesh as a widget: a window on a `DashboardServer`. All that is shown travels as custom messages."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import traitlets
 from IPython.display import publish_display_data
 
 from meshbook.widgets.assets import script, style
-from meshbook.widgets.board import Board
-from meshbook.widgets.channel import Channel
-from meshbook.widgets.conversation import Conversation
+from meshbook.widgets.board import DashboardBackend
+from meshbook.widgets.channel import DashboardComm
+from meshbook.widgets.conversation import DashboardServer
 from meshbook.widgets.snapshot import at_rest, picture_data
 
 PROTOCOL_VERSION = "2.1.0"  # of Jupyter's widgets
@@ -28,12 +28,12 @@ class MeshDashboard(anywidget.AnyWidget):
 
     picture_id = traitlets.Unicode().tag(sync=True)  # by which front ends know the outputs with its picture
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: DashboardBackend) -> None:
         self._esm = script()
         self._css = style()
         self._board = board
         self._is_open = False
-        self._conversation = Conversation(board, self.send, self._picture)
+        self._conversation = DashboardServer(board, self.send, self._picture)
         super().__init__(picture_id=uuid.uuid4().hex)
         self.on_msg(lambda widget, content, buffers: self._conversation.receive(content))
 
@@ -42,7 +42,7 @@ class MeshDashboard(anywidget.AnyWidget):
         if not self._is_open:
             self._is_open = True
             data = {"state": self.get_state(), "buffer_paths": []}  # its traits are the script and the style: text
-            self.comm = Channel(target_name="jupyter.widget", data=data, metadata={"version": PROTOCOL_VERSION})
+            self.comm = DashboardComm(target_name="jupyter.widget", data=data, metadata={"version": PROTOCOL_VERSION})
             self.comm.on_close(lambda message: self.close())  # by a front end: whoever asks next gets another one
 
     def wake(self) -> None:

@@ -25,28 +25,28 @@ _RANK_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedArrays:
     """Buffers by their names, in this order; none where nothing has changed."""
 
     names: tuple[BufferName, ...] = ()
     buffers: tuple[bytes, ...] = ()
 
 
-def pack_whole(name: ArrayName, array: Array) -> Packed:
+def pack_whole(name: ArrayName, array: Array) -> PackedArrays:
     """All of an array."""
     whole, _, _ = _BUFFERS[name]
-    return Packed((whole,), (_bytes_of(array),))
+    return PackedArrays((whole,), (_bytes_of(array),))
 
 
-def pack_changes(name: ArrayName, array: Array, changed: npt.NDArray[np.bool_]) -> Packed:
+def pack_changes(name: ArrayName, array: Array, changed: npt.NDArray[np.bool_]) -> PackedArrays:
     """What has changed, as ranks and their values; the whole array where that is shorter."""
     ranks = np.flatnonzero(changed)
     if not len(ranks):
-        return Packed()
+        return PackedArrays()
     if len(ranks) * (_RANK_BYTES + array.itemsize) >= array.nbytes:
         return pack_whole(name, array)
     _, *changes = _BUFFERS[name]
-    return Packed(tuple(changes), (_bytes_of(ranks.astype(np.uint32)), _bytes_of(array[ranks])))
+    return PackedArrays(tuple(changes), (_bytes_of(ranks.astype(np.uint32)), _bytes_of(array[ranks])))
 
 
 def _bytes_of(array: Array) -> bytes:

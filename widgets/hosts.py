@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from meshbook.runtime.telemetry.vitals import Metric, Vitals
-from meshbook.widgets.protocol import HostEntry, State
+from meshbook.widgets.protocol import HostEntry, RankState
 from meshbook.widgets.source import MeshFacts
 from meshbook.widgets.states import States
 
 _DIGITS = 3  # that are told: a sum that changes in the fourth one is no news
 _DECIMALS = 2  # the rest is what an idle process uses
-_NAMES = [state.name.lower() for state in State]
+_NAMES = [state.name.lower() for state in RankState]
 
 
 def roll_up(mesh: MeshFacts, vitals: Vitals, states: States) -> list[HostEntry]:
@@ -38,8 +38,8 @@ def roll_up(mesh: MeshFacts, vitals: Vitals, states: States) -> list[HostEntry]:
 
 
 def _count(host_of: npt.NDArray[np.intp], states: States, hosts: int) -> list[tuple[int, ...]]:
-    counts = np.bincount(host_of * len(State) + states, minlength=hosts * len(State))
-    return list(map(tuple, counts.reshape(hosts, len(State)).tolist()))
+    counts = np.bincount(host_of * len(RankState) + states, minlength=hosts * len(RankState))
+    return list(map(tuple, counts.reshape(hosts, len(RankState)).tolist()))
 
 
 @functools.lru_cache(maxsize=1024)  # most hosts are like others

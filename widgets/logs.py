@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from meshbook.runtime.telemetry.logbook import Logbook
-from meshbook.runtime.telemetry.logsearch import Page, Query, find_lines
+from meshbook.runtime.telemetry.logsearch import LogPage, LogQuery, find_lines
 from meshbook.runtime.telemetry.patterns import QueryError
 from meshbook.widgets.protocol import LogsReply
 
@@ -16,7 +16,7 @@ from meshbook.widgets.protocol import LogsReply
 class LogsRequest(msgspec.Struct, frozen=True):
     """The part of a "logs" message that says which lines are wanted."""
 
-    query: Query = Query()
+    query: LogQuery = LogQuery()
     after: Annotated[int, msgspec.Meta(ge=0)] = 0
     before: int | None = None
     limit: int = 500
@@ -37,7 +37,7 @@ def answer_logs(logbook: Logbook, ranks: Mapping[str, int], content: Mapping[str
     )
 
 
-def reply_of(page: Page) -> LogsReply:
+def reply_of(page: LogPage) -> LogsReply:
     """A page as the view reads it."""
     return {
         "lines": page.lines,

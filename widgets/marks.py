@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from meshbook.runtime.geometry.ranges import format_ranks
-from meshbook.widgets.protocol import State
+from meshbook.widgets.protocol import RankState
 from meshbook.widgets.source import MeshFacts
 from meshbook.widgets.states import States
 
@@ -20,7 +20,7 @@ MOST_PLACES = 16  # rows that have coordinates as their labels
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class StateMark:
     """How a state is shown: legible without its colours, on a light ground and on a dark one."""
 
     letter: str
@@ -29,48 +29,50 @@ class Mark:
     colour: str = "#fff"
 
 
-MARKS: Final[dict[State, Mark]] = {
-    State.IDLE: Mark("·", "idle", "#9aa4b1", "#000"),
-    State.RUNNING: Mark("R", "running", "#007a59"),
-    State.IN_COLLECTIVE: Mark("C", "in a collective", "#0072b2"),
-    State.PAUSED: Mark("P", "paused", "#f0e442", "#000"),
-    State.STARTING: Mark("S", "starting", "#cc79a7", "#000"),
-    State.ERROR: Mark("E", "error", "#b84c00"),
-    State.STUCK: Mark("!", "stuck", "#8a1c7c"),
-    State.STALE: Mark("?", "no heartbeat", "#e69f00", "#000"),
-    State.DEAD: Mark("X", "dead", "#5c1a33"),
+MARKS: Final[dict[RankState, StateMark]] = {
+    RankState.IDLE: StateMark("·", "idle", "#9aa4b1", "#000"),
+    RankState.RUNNING: StateMark("R", "running", "#007a59"),
+    RankState.IN_COLLECTIVE: StateMark("C", "in a collective", "#0072b2"),
+    RankState.PAUSED: StateMark("P", "paused", "#f0e442", "#000"),
+    RankState.STARTING: StateMark("S", "starting", "#cc79a7", "#000"),
+    RankState.ERROR: StateMark("E", "error", "#b84c00"),
+    RankState.STUCK: StateMark("!", "stuck", "#8a1c7c"),
+    RankState.STALE: StateMark("?", "no heartbeat", "#e69f00", "#000"),
+    RankState.DEAD: StateMark("X", "dead", "#5c1a33"),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MarkRow:
     """A row of marks. `label`: where in the mesh it is."""
 
     label: str
-    states: tuple[State, ...]
+    states: tuple[RankState, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class MarkPicture:
     """All rows; a mark stands for `per_mark` ranks, and shows the worst state among them."""
 
     per_mark: int
-    rows: tuple[Row, ...]
+    rows: tuple[MarkRow, ...]
     group: int  # marks that stand closer together
 
-    def groups_of(self, row: Row) -> Iterator[tuple[State, ...]]:
+    def groups_of(self, row: MarkRow) -> Iterator[tuple[RankState, ...]]:
         """The marks of a row, in groups."""
         return (row.states[start : start + self.group] for start in range(0, len(row.states), self.group))
 
 
-def picture_of(mesh: MeshFacts, states: States) -> Picture:
+def picture_of(mesh: MeshFacts, states: States) -> MarkPicture:
     """The mesh in at most 256 marks."""
     per_mark = _ranks_per_mark(mesh)
     missing = -len(states) % per_mark
     worst = np.pad(states, (0, missing)).reshape(-1, per_mark).max(axis=1)
     last = mesh.dims[-1][1] if mesh.dims and per_mark == 1 else ROW
     group = last if last <= ROW else ROW
-    return Picture(per_mark, tuple(_rows_of(mesh, [State(each) for each in worst.tolist()], per_mark, group)), group)
+    return MarkPicture(
+        per_mark, tuple(_rows_of(mesh, [RankState(each) for each in worst.tolist()], per_mark, group)), group
+    )
 
 
 def _ranks_per_mark(mesh: MeshFacts) -> int:
@@ -80,7 +82,7 @@ def _ranks_per_mark(mesh: MeshFacts) -> int:
     return least if least == 1 or last > 2 * least else math.ceil(least / last) * last
 
 
-def _rows_of(mesh: MeshFacts, states: list[State], per_mark: int, group: int) -> Iterator[Row]:
+def _rows_of(mesh: MeshFacts, states: list[RankState], per_mark: int, group: int) -> Iterator[MarkRow]:
     fits = per_mark == 1 and len(mesh.dims) > 1 and mesh.dims[-1][1] == group
     by_dims = fits and len(states) // group <= MOST_PLACES
     width = group if by_dims else ROW // group * group
@@ -88,7 +90,7 @@ def _rows_of(mesh: MeshFacts, states: list[State], per_mark: int, group: int) ->
         shown = tuple(states[start : start + width])
         first = start * per_mark
         ranks = range(first, min(first + len(shown) * per_mark, mesh.size))
-        yield Row(_place(mesh, first) if by_dims else format_ranks(ranks), shown)
+        yield MarkRow(_place(mesh, first) if by_dims else format_ranks(ranks), shown)
 
 
 def _place(mesh: MeshFacts, rank: int) -> str:

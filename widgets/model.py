@@ -18,10 +18,10 @@ from typing import cast
 import numpy as np
 
 from meshbook.runtime.geometry.ranges import format_ranks
-from meshbook.widgets.awaited import Awaited
-from meshbook.widgets.channels import KINDS, Scale, values_of
-from meshbook.widgets.deltas import Packed
-from meshbook.widgets.grid import Grid
+from meshbook.widgets.awaited import StragglerDetector
+from meshbook.widgets.channels import KINDS, MetricScale, values_of
+from meshbook.widgets.deltas import PackedArrays
+from meshbook.widgets.grid import SentGrid
 from meshbook.widgets.hosts import roll_up
 from meshbook.widgets.protocol import (
     CHANNELS,
@@ -29,9 +29,9 @@ from meshbook.widgets.protocol import (
     Channel,
     ChannelSection,
     HostProcesses,
+    RankState,
     Sections,
     SelectedSection,
-    State,
     StateMessage,
     WorstEntry,
 )
@@ -47,20 +47,20 @@ from meshbook.widgets.sections import (
     topology_section,
     worst_section,
 )
-from meshbook.widgets.source import Look, MeshFacts, Source
+from meshbook.widgets.source import MeshFacts, MeshSnapshot, Source
 from meshbook.widgets.states import States, count_ill, counts_of, states_of
 from meshbook.widgets.worst import lag_of, metric_of, worst_of
 
 Choose = Callable[[str], Collection[int]]
 SLOWLY = 1.0  # seconds between two states of the sections that are long or cost much
 HOSTS_A_SECOND = 128  # that are told of: with more of them they are told less often
-_AT_WORK = (State.RUNNING, State.IN_COLLECTIVE, State.STARTING)
+_AT_WORK = (RankState.RUNNING, RankState.IN_COLLECTIVE, RankState.STARTING)
 # What is only measured changes for ever, also where nothing happens.
 _MEASURED = {"channel", "worst", "hosts", "topology"}
 
 
 @dataclass(frozen=True)
-class Update:
+class ModelUpdate:
     """One message for all views. `eventful`: it tells more than new measurements of a mesh at rest."""
 
     content: StateMessage
@@ -69,7 +69,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Selected:
+class SelectedRanks:
     """The ranks that all views have selected, and the selector that said so."""
 
     sel: str = ""
@@ -88,9 +88,9 @@ class DashboardModel:
         self._source = source
         self._choose = choose
         self._mesh: MeshFacts | None = None
-        self._awaited = Awaited(0)
+        self._awaited = StragglerDetector(0)
         self._seq = 0
-        self.selected = Selected()
+        self.selected = SelectedRanks()
         self.busy = False  # whether anything ran at the last tick
         self._show("state")
         self._forget()
@@ -110,15 +110,15 @@ class DashboardModel:
             self._grid.values = None
             self._due_at.pop("worst", None)
 
-    def select(self, sel: str) -> Selected:
+    def select(self, sel: str) -> SelectedRanks:
         """Select the ranks that a selector means, none if it is empty or wrong; raises what `choose` raises."""
-        self.selected = Selected()
+        self.selected = SelectedRanks()
         ranks = self._choose(sel) if sel.strip() else ()
-        self.selected = Selected(sel.strip(), tuple(sorted(int(rank) for rank in ranks)))
+        self.selected = SelectedRanks(sel.strip(), tuple(sorted(int(rank) for rank in ranks)))
         self._due_at.pop("topology", None)
         return self.selected
 
-    def tick(self, now: float) -> Update | None:
+    def tick(self, now: float) -> ModelUpdate | None:
         """What has changed since the last update, or None; everything, where the mesh is another one."""
         try:
             return self._update(self._source.look(), now)
@@ -126,7 +126,7 @@ class DashboardModel:
             self._forget()  # what had been packed by then is told to nobody
             raise
 
-    def full(self, now: float) -> Update:
+    def full(self, now: float) -> ModelUpdate:
         """Everything, for a view that has nothing yet."""
         self._forget()
         update = self._update(self._source.look(), now)
@@ -135,17 +135,17 @@ class DashboardModel:
 
     def _show(self, channel: Channel) -> None:
         self._channel: Channel = channel
-        self._scale = Scale(channel)
+        self._scale = MetricScale(channel)
 
     def _forget(self) -> None:
         """Nothing counts as told any more."""
-        self._grid = Grid()
+        self._grid = SentGrid()
         self._told: Sections = {}
         self._cell_told_at = 0.0
         self._due_at: dict[str, float] = {}
         self._ill = 0
 
-    def _update(self, look: Look, now: float) -> Update | None:
+    def _update(self, look: MeshSnapshot, now: float) -> ModelUpdate | None:
         if look.mesh is not self._mesh and look.mesh != self._mesh:
             self._begin(look.mesh)
         is_full = not self._told
@@ -166,17 +166,17 @@ class DashboardModel:
             **news,
         }
         eventful = self.busy or bool(news.keys() - _MEASURED) or any("state" in name for name in packed.names)
-        return Update(content, list(packed.buffers), eventful)
+        return ModelUpdate(content, list(packed.buffers), eventful)
 
     def _begin(self, mesh: MeshFacts) -> None:
         if self._mesh is None or self._mesh.dims != mesh.dims:
-            self.selected = Selected()  # its ranks are others now
-            self._awaited = Awaited(mesh.size)
+            self.selected = SelectedRanks()  # its ranks are others now
+            self._awaited = StragglerDetector(mesh.size)
         self._mesh = mesh
         self._show(self._channel)
         self._forget()
 
-    def _colour(self, look: Look, states: States, now: float) -> tuple[Packed, ChannelSection]:
+    def _colour(self, look: MeshSnapshot, states: States, now: float) -> tuple[PackedArrays, ChannelSection]:
         """The arrays that colour the grid, and the channel with its scale."""
         values = values_of(self._channel, look.vitals, states)
         least = lag_of(look.vitals, states) if self._channel == "skew" else 0.0
@@ -184,7 +184,7 @@ class DashboardModel:
         packed = self._grid.pack(states, None if self._channel == "state" else values, high - low)
         return packed, {"name": self._channel, "unit": KINDS[self._channel].unit, "low": low, "high": high}
 
-    def _at_once(self, look: Look, states: States) -> Sections:
+    def _at_once(self, look: MeshSnapshot, states: States) -> Sections:
         """The sections that cost little."""
         mesh: Sections = {} if "mesh" in self._told else {"mesh": mesh_section(look.mesh)}
         return mesh | {
@@ -197,7 +197,7 @@ class DashboardModel:
             "selected": self.selected.section(),
         }
 
-    def _slow(self, look: Look, states: States, now: float) -> Sections:
+    def _slow(self, look: MeshSnapshot, states: States, now: float) -> Sections:
         """The sections that are long, or change with every measurement, where they are due."""
         slow: Sections = {}
         before, self._ill = self._ill, count_ill(states)
@@ -215,13 +215,13 @@ class DashboardModel:
         self._due_at[section] = now + every
         return True
 
-    def _worst(self, look: Look, states: States) -> list[WorstEntry]:
+    def _worst(self, look: MeshSnapshot, states: States) -> list[WorstEntry]:
         worst = worst_of(self._channel, look.vitals, states, self._awaited.told())
         metric = metric_of(self._channel, look.vitals)
         histories = self._source.series([each.rank for each in worst], [metric])
         return worst_section(worst, np.asarray(histories)[:, 0])
 
-    def _topology(self, look: Look) -> list[HostProcesses]:
+    def _topology(self, look: MeshSnapshot) -> list[HostProcesses]:
         size = look.mesh.size
         chosen = self.selected.ranks or range(size)
         ranks = [rank for rank in chosen[:MOST_PROCESSES] if rank < size]

@@ -17,13 +17,13 @@ from enum import IntEnum
 from typing import Final, Literal, NotRequired, TypeAlias, TypedDict
 
 from meshbook.runtime.telemetry.lanes import State as LaneState
-from meshbook.runtime.telemetry.logsearch import Line as LogLine
 from meshbook.runtime.telemetry.logsearch import LiveLine as LiveLogLine
-from meshbook.runtime.telemetry.logsearch import Query as LogQuery
+from meshbook.runtime.telemetry.logsearch import LogLine as LogLine
+from meshbook.runtime.telemetry.logsearch import LogQuery as LogQuery
 from meshbook.runtime.telemetry.vitals import Metric
 
 
-class State(IntEnum):
+class RankState(IntEnum):
     """The state of a rank; each has a colour and a shape. Where several hold, the highest number wins."""
 
     IDLE = 0
@@ -195,7 +195,7 @@ class Sections(TypedDict, total=False):
     """The parts of a state. Each replaces the one that the view had.
 
     `ranks` in them are texts such as "0-2,5", for people; they are selectors as well. `counts` has the number of ranks
-    by the lower-case name of their `State`, without zeros. `topology` has at most 64 processes: the selected ones, or
+    by the lower-case name of their `RankState`, without zeros. `topology` has at most 64 processes: the selected ones, or
     else the first. `events` has the last ten.
     """
 
@@ -216,7 +216,7 @@ class Sections(TypedDict, total=False):
 class StateMessage(Sections):
     """What changed since the last state, or everything if `full`. A view that misses a number sends "open" again.
 
-    `buffers` names the buffers of the message, in their order: "states" (uint8, a `State` for each rank) or
+    `buffers` names the buffers of the message, in their order: "states" (uint8, a `RankState` for each rank) or
     "state_ranks" (uint32) and "state_values"; then "values" (float32 of the channel, NaN where unknown) or
     "value_ranks" and "value_values". A new channel comes with all its values; the channel "state" has none.
     """

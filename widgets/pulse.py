@@ -13,7 +13,7 @@ SECOND = 1.0
 HURRY = 0.1  # seconds between two ticks at the least
 
 
-class Pulse:
+class UpdateScheduler:
     """Of one dashboard. Views that acknowledge nothing are gone; without views it has no ticks."""
 
     def __init__(self, now: float) -> None:
@@ -71,7 +71,7 @@ class Pulse:
         self._acknowledged = listening
 
 
-class Budget:
+class SendBudget:
     """What may go out: so many messages and bytes in any second. What is larger than all of it goes alone."""
 
     def __init__(self, messages: int = MOST_MESSAGES, size: int = MOST_BYTES) -> None:

@@ -23,8 +23,8 @@ from meshbook.widgets.protocol import (
     StacksSection,
     WorstEntry,
 )
-from meshbook.widgets.source import Bar, CellFacts, Happening, MeshFacts, Pause, StackGroup, Stacks
-from meshbook.widgets.worst import Worst
+from meshbook.widgets.source import CellFacts, MeshEvent, MeshFacts, PausedRanks, ProgressBar, StackGroup, Stacks
+from meshbook.widgets.worst import WorstRank
 
 MOST_EVENTS = 10
 MOST_PROCESSES = 64  # of which actors are told
@@ -68,7 +68,7 @@ def counts_on(before: CellSection | None, after: CellSection | None, passed: flo
     return is_same and abs(before["seconds"] + passed - after["seconds"]) < DRIFT
 
 
-def worst_section(worst: Sequence[Worst], histories: npt.NDArray[np.float32]) -> list[WorstEntry]:
+def worst_section(worst: Sequence[WorstRank], histories: npt.NDArray[np.float32]) -> list[WorstEntry]:
     """The worst, with the history of each: float32 of the shape [worst, points], the newest last."""
     return [
         {"rank": each.rank, "value": rounded(each.value), "text": each.text, "history": _shortened(history)}
@@ -108,12 +108,12 @@ def _actor(actor: ActorLoad) -> ActorEntry:
     return {"name": actor.name, "queued": actor.queued, "endpoint": actor.endpoint}
 
 
-def pauses_section(pauses: Sequence[Pause]) -> list[PauseEntry]:
+def pauses_section(pauses: Sequence[PausedRanks]) -> list[PauseEntry]:
     """Who waits for a person."""
     return [{"ranks": format_ranks(each.ranks), "what": each.what, "place": each.place} for each in pauses]
 
 
-def bars_section(bars: Sequence[Bar]) -> list[BarEntry]:
+def bars_section(bars: Sequence[ProgressBar]) -> list[BarEntry]:
     """The progress bars, as shares with three digits."""
     return [
         {
@@ -127,7 +127,7 @@ def bars_section(bars: Sequence[Bar]) -> list[BarEntry]:
     ]
 
 
-def events_section(events: Sequence[Happening]) -> list[EventEntry]:
+def events_section(events: Sequence[MeshEvent]) -> list[EventEntry]:
     """The last ten events, the newest last."""
     return [
         {"at": event.at, "kind": event.kind, "ranks": format_ranks(event.ranks), "text": event.text}

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from meshbook.runtime.amounts import format_bytes, format_elapsed
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.widgets.hosts import roll_up
-from meshbook.widgets.marks import MARKS, Mark, Picture, Row, picture_of
-from meshbook.widgets.protocol import HostEntry, State
-from meshbook.widgets.source import CellFacts, Look, MeshFacts, Pause
+from meshbook.widgets.marks import MARKS, MarkPicture, MarkRow, StateMark, picture_of
+from meshbook.widgets.protocol import HostEntry, RankState
+from meshbook.widgets.source import CellFacts, MeshFacts, MeshSnapshot, PausedRanks
 from meshbook.widgets.states import ILL, states_of
-from meshbook.widgets.worst import Worst, worst_of
+from meshbook.widgets.worst import WorstRank, worst_of
 
 MOST_HOSTS = 8
 MOST_PAUSES = 4
@@ -47,20 +47,20 @@ class _Facts:
     """What both forms say: the same words in the same order."""
 
     title: str
-    counts: tuple[tuple[Mark, int], ...]
+    counts: tuple[tuple[StateMark, int], ...]
     lines: tuple[str, ...]  # the cell, and who waits for a person
-    picture: Picture
+    picture: MarkPicture
     worst: tuple[str, ...]
     hosts: tuple[tuple[str, ...], ...]
     more_hosts: int
 
 
-def snapshot_text(look: Look) -> str:
+def snapshot_text(look: MeshSnapshot) -> str:
     """The picture as plain text."""
     return "\n".join(_text_lines(_facts_of(look)))
 
 
-def snapshot_html(look: Look) -> str:
+def snapshot_html(look: MeshSnapshot) -> str:
     """The picture as HTML: some 15 KB for 64 ranks, never more than 40."""
     facts = _facts_of(look)
     counts = " &nbsp;".join(f"{_mark(mark)} {count} {mark.title}" for mark, count in facts.counts)
@@ -70,7 +70,7 @@ def snapshot_html(look: Look) -> str:
     return f'<div style="{_STYLE}">{"".join(parts)}</div>'
 
 
-def picture_data(look: Look, picture_id: str, at: str) -> dict[str, str]:
+def picture_data(look: MeshSnapshot, picture_id: str, at: str) -> dict[str, str]:
     """The picture as an output of a notebook, which stands in for the widget before it. `at`: the date and time."""
     remark = f'<div style="{_STYLE};opacity:0.75">As of {_safe(at)}. Run the cell for the live dashboard.</div>'
     picture = f'<div class="meshbook-picture" data-of="{picture_id}">{snapshot_html(look)}{remark}</div>'
@@ -80,14 +80,14 @@ def picture_data(look: Look, picture_id: str, at: str) -> dict[str, str]:
 # -- what is said ------------------------------------------------------------------
 
 
-def at_rest(look: Look) -> Look:
+def at_rest(look: MeshSnapshot) -> MeshSnapshot:
     """The same without a cell that runs on no rank: it is the one that shows the picture."""
     return replace(look, cell=None) if look.cell is not None and not look.cell.ranks else look
 
 
-def _facts_of(look: Look) -> _Facts:
+def _facts_of(look: MeshSnapshot) -> _Facts:
     states = states_of(look)
-    counted = [(MARKS[state], int((states == state).sum())) for state in State]
+    counted = [(MARKS[state], int((states == state).sum())) for state in RankState]
     hosts = sorted(roll_up(look.mesh, look.vitals, states), key=_is_well)  # where somebody is ill, first
     return _Facts(
         _title(look.mesh),
@@ -113,14 +113,14 @@ def _cell(cell: CellFacts | None) -> Iterator[str]:
         yield " · ".join(_plain(part) for part in said if part)
 
 
-def _pauses(pauses: Sequence[Pause]) -> Iterator[str]:
+def _pauses(pauses: Sequence[PausedRanks]) -> Iterator[str]:
     for pause in pauses[:MOST_PAUSES]:
         yield _plain(" · ".join(filter(None, [f"{name_ranks(pause.ranks)} {pause.what}", pause.place])))
     if len(pauses) > MOST_PAUSES:
         yield f"and {len(pauses) - MOST_PAUSES} more wait"
 
 
-def _told(worst: Worst) -> str:
+def _told(worst: WorstRank) -> str:
     return f"rank {worst.rank}: {worst.text}"
 
 
@@ -129,7 +129,7 @@ def _is_well(host: HostEntry) -> bool:
 
 
 def _host(host: HostEntry) -> tuple[str, ...]:
-    counts = ", ".join(f"{count} {MARKS[State[name.upper()]].title}" for name, count in host["counts"].items())
+    counts = ", ".join(f"{count} {MARKS[RankState[name.upper()]].title}" for name, count in host["counts"].items())
     gpu = "" if host["gpu"] is None else f"GPU {host['gpu']:.0%}"
     cpu = "" if host["cpu"] is None else f"{host['cpu']:.1f} cores"
     memory, gpu_memory = _bytes(host["memory"]), _bytes(host["gpu_memory"])
@@ -146,7 +146,7 @@ def _plain(text: str) -> str:
     return shown if len(shown) <= MOST_CHARACTERS else shown[: MOST_CHARACTERS - 1] + "…"
 
 
-def _remark(picture: Picture) -> str:
+def _remark(picture: MarkPicture) -> str:
     return "" if picture.per_mark == 1 else f"a mark is {picture.per_mark} ranks, and shows the worst of them"
 
 
@@ -173,18 +173,18 @@ def _text_lines(facts: _Facts) -> Iterator[str]:
 # -- as HTML -----------------------------------------------------------------------
 
 
-def _grid(picture: Picture) -> str:
+def _grid(picture: MarkPicture) -> str:
     width = max((len(row.label) for row in picture.rows), default=0)
     text = "\n".join(f"{_safe(row.label.ljust(width))}  {_marks(picture, row)}" for row in picture.rows)
     remark = f"<div>{_remark(picture)}</div>" if _remark(picture) else ""
     return f'<pre style="{_GRID}">{text}</pre>{remark}'
 
 
-def _marks(picture: Picture, row: Row) -> str:
+def _marks(picture: MarkPicture, row: MarkRow) -> str:
     return " ".join("".join(_mark(MARKS[state]) for state in group) for group in picture.groups_of(row))
 
 
-def _mark(mark: Mark) -> str:
+def _mark(mark: StateMark) -> str:
     # The blanks make it a cell with styles, and part the letters without.
     return (
         f'<span style="background:{mark.ground};color:{mark.colour};margin:1px;white-space:pre"> {mark.letter} </span>'

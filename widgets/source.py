@@ -43,7 +43,7 @@ class MeshFacts:
 
 
 @dataclass(frozen=True)
-class Conditions:
+class RankConditions:
     """What the notebook knows of ranks, beside what their vitals say. Each is a set (or an array) of ranks.
 
     `error`: its last cell has failed, and no other one has begun there. `running`: it owes an answer to a cell.
@@ -76,7 +76,7 @@ class CellFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class PausedRanks:
     """Ranks that wait for a person: `what` is `in the debugger` or `asks for input`, `place` is `cell 9:14`."""
 
     ranks: Collection[int]
@@ -85,7 +85,7 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class ProgressBar:
     """A progress bar that ranks have in common. `fraction`: of the median rank, `low` and `high`: ends."""
 
     text: str
@@ -96,7 +96,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class MeshEvent:
     """One thing that happened to the mesh: `at` is the time of day, `kind` one of `telemetry.events.Kind`."""
 
     at: str
@@ -123,23 +123,23 @@ class Stacks:
 
 
 @dataclass(frozen=True)
-class Look:
+class MeshSnapshot:
     """How a mesh is in one moment. Arrays of `vitals` have a value for each rank of `mesh`."""
 
     mesh: MeshFacts
     vitals: Vitals
-    conditions: Conditions = field(default_factory=Conditions)
+    conditions: RankConditions = field(default_factory=RankConditions)
     cell: CellFacts | None = None
-    pauses: Sequence[Pause] = ()
-    bars: Sequence[Bar] = ()
-    events: Sequence[Happening] = ()  # the newest last
+    pauses: Sequence[PausedRanks] = ()
+    bars: Sequence[ProgressBar] = ()
+    events: Sequence[MeshEvent] = ()  # the newest last
     stacks: Stacks | None = None
 
 
 class Source(Protocol):
     """What the model asks, several times a second: answers come from memory, at once, and from any thread."""
 
-    def look(self) -> Look:
+    def look(self) -> MeshSnapshot:
         """How the mesh is now."""
         ...
 

@@ -1,4 +1,4 @@
-"""How each rank is: one `State` from what it says of itself, its signs of life, and what the notebook knows. Pure."""
+"""How each rank is: one `RankState` from what it says of itself, its signs of life, and what the notebook knows. Pure."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ import numpy as np
 import numpy.typing as npt
 
 from meshbook.runtime.telemetry.vitals import STALE_AFTER
-from meshbook.widgets.protocol import State
-from meshbook.widgets.source import Conditions, Look
+from meshbook.widgets.protocol import RankState
+from meshbook.widgets.source import MeshSnapshot, RankConditions
 
 States: TypeAlias = npt.NDArray[np.uint8]
-ILL = (State.DEAD, State.STALE, State.STUCK, State.ERROR)  # the worst first
+ILL = (RankState.DEAD, RankState.STALE, RankState.STUCK, RankState.ERROR)  # the worst first
 
 
-def states_of(look: Look) -> States:
-    """A `State` for each rank, as uint8: of those that hold the one with the highest number."""
+def states_of(look: MeshSnapshot) -> States:
+    """A `RankState` for each rank, as uint8: of those that hold the one with the highest number."""
     states = np.asarray(look.vitals.activity).astype(np.uint8)  # the first four states are the activities
     for ranks, state in _conditions(look):
         states[ranks] = np.maximum(states[ranks], state)
     return states
 
 
-def _conditions(look: Look) -> Iterator[tuple[Any, State]]:
+def _conditions(look: MeshSnapshot) -> Iterator[tuple[Any, RankState]]:
     size, known = look.mesh.size, look.conditions
-    yield indices(known.running, size), State.RUNNING
-    yield indices(known.paused, size), State.PAUSED
-    yield indices(known.starting, size), State.STARTING
-    yield indices(known.error, size), State.ERROR
-    yield indices(known.stuck, size), State.STUCK
-    yield _silent(look.vitals.age, known, size), State.STALE
-    yield indices(known.dead, size), State.DEAD
+    yield indices(known.running, size), RankState.RUNNING
+    yield indices(known.paused, size), RankState.PAUSED
+    yield indices(known.starting, size), RankState.STARTING
+    yield indices(known.error, size), RankState.ERROR
+    yield indices(known.stuck, size), RankState.STUCK
+    yield _silent(look.vitals.age, known, size), RankState.STALE
+    yield indices(known.dead, size), RankState.DEAD
 
 
-def _silent(age: Any, known: Conditions, size: int) -> npt.NDArray[np.bool_]:
+def _silent(age: Any, known: RankConditions, size: int) -> npt.NDArray[np.bool_]:
     # Who has never given a sign is not measured at all, or is starting: neither is a reason for alarm.
     age = np.asarray(age)
     silent: npt.NDArray[np.bool_] = np.isfinite(age) & (age > STALE_AFTER)
@@ -52,8 +52,8 @@ def indices(ranks: Collection[int], size: int) -> npt.NDArray[np.intp]:
 
 def counts_of(states: States) -> dict[str, int]:
     """How many ranks are in each state, by its lower-case name; states of no rank are left out."""
-    counts = np.bincount(states, minlength=len(State)).tolist()
-    return {state.name.lower(): counts[state] for state in State if counts[state]}
+    counts = np.bincount(states, minlength=len(RankState)).tolist()
+    return {state.name.lower(): counts[state] for state in RankState if counts[state]}
 
 
 def count_ill(states: States) -> int:

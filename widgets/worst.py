@@ -12,18 +12,18 @@ import numpy.typing as npt
 from meshbook.runtime.amounts import format_bytes, format_seconds
 from meshbook.runtime.telemetry.vitals import Metric, Vitals
 from meshbook.widgets.channels import KINDS, median, values_of
-from meshbook.widgets.protocol import Channel, State
+from meshbook.widgets.protocol import Channel, RankState
 from meshbook.widgets.states import ILL, States
 
 MOST = 5
 LAGGING = 0.1  # of the median step, beyond which a rank is behind
 LOW_IS_WORSE: Final[tuple[Channel, ...]] = ("gpu",)
-_AT_WORK = (State.RUNNING, State.IN_COLLECTIVE)
+_AT_WORK = (RankState.RUNNING, RankState.IN_COLLECTIVE)
 ONLY_POSITIVE: Final[tuple[Channel, ...]] = ("skew", "queued")
 
 
 @dataclass(frozen=True, slots=True)
-class Worst:
+class WorstRank:
     """A rank and why it is here. `value`: of the channel, NaN where it is not known."""
 
     rank: int
@@ -31,16 +31,16 @@ class Worst:
     text: str
 
 
-def worst_of(channel: Channel, vitals: Vitals, states: States, awaited: Iterable[Worst] = ()) -> list[Worst]:
+def worst_of(channel: Channel, vitals: Vitals, states: States, awaited: Iterable[WorstRank] = ()) -> list[WorstRank]:
     """The worst first, at most five; fewer where fewer are worth a word. `awaited`: those for whom others wait."""
     if channel == "state":
-        told: dict[int, Worst] = {}
+        told: dict[int, WorstRank] = {}
         for each in (*_ill(vitals, states), *awaited, *_lagging(vitals, states)):
             told.setdefault(each.rank, each)
         return list(told.values())[:MOST]
     values = values_of(channel, vitals, states)
     ranks = _extremes(-values if channel in LOW_IS_WORSE else values)
-    worst = [Worst(rank, float(values[rank]), say(channel, float(values[rank]))) for rank in ranks]
+    worst = [WorstRank(rank, float(values[rank]), say(channel, float(values[rank]))) for rank in ranks]
     return [each for each in worst if channel not in ONLY_POSITIVE or each.value > 0]
 
 
@@ -52,26 +52,26 @@ def metric_of(channel: Channel, vitals: Vitals) -> Metric:
     return "step" if steps is not None and np.isfinite(steps).any() else "cpu"
 
 
-def _ill(vitals: Vitals, states: States) -> Iterator[Worst]:
+def _ill(vitals: Vitals, states: States) -> Iterator[WorstRank]:
     for state in ILL:
         for rank in np.flatnonzero(states == state)[:MOST].tolist():
-            yield Worst(rank, float("nan"), _say_ill(state, float(vitals.age[rank])))
+            yield WorstRank(rank, float("nan"), _say_ill(state, float(vitals.age[rank])))
 
 
-def _say_ill(state: State, age: float) -> str:
-    if state is State.STALE:
+def _say_ill(state: RankState, age: float) -> str:
+    if state is RankState.STALE:
         return f"no heartbeat for {age:.0f} s"
-    if state is State.STUCK:
+    if state is RankState.STUCK:
         return "still runs a cell that has ended; Interrupt may free it"
-    return "dead" if state is State.DEAD else "its last cell failed"
+    return "dead" if state is RankState.DEAD else "its last cell failed"
 
 
-def _lagging(vitals: Vitals, states: States) -> Iterator[Worst]:
+def _lagging(vitals: Vitals, states: States) -> Iterator[WorstRank]:
     skews = values_of("skew", vitals, states)
     least = lag_of(vitals, states)
     for rank in _extremes(np.where(np.isin(states, _AT_WORK), skews, np.float32("nan"))):
         if skews[rank] > least:
-            yield Worst(rank, float(skews[rank]), say("skew", float(skews[rank])))
+            yield WorstRank(rank, float(skews[rank]), say("skew", float(skews[rank])))
 
 
 def lag_of(vitals: Vitals, states: States) -> float:

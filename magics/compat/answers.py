@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.getipython import get_ipython
 
-from meshbook.magics.compat.calls import KEYS, Call
+from meshbook.magics.compat.calls import KEYS, ViewCall
 from meshbook.magics.compat.errors import TaskAborted, as_rank_error, make_error
 from meshbook.magics.mapping import format_bar
 from meshbook.magics.publications import LiveDisplay
 from meshbook.magics.publisher import publisher_for
-from meshbook.runtime.cells.calling import Recorded
+from meshbook.runtime.cells.calling import RecordedResult
 from meshbook.runtime.cells.parcels import Parcel
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ FOREVER = -1.0  # ipyparallel's timeout for it
 def values_of(answers: Mapping[int, Any], what: str = "calls") -> dict[int, Any]:
     """The values that ranks have sent. RemoteError where a function raised."""
     given: dict[int, Any] = {
-        rank: each.answer if isinstance(each, Recorded) else each for rank, each in answers.items()
+        rank: each.answer if isinstance(each, RecordedResult) else each for rank, each in answers.items()
     }
     if failed := [(rank, as_rank_error(rank, each)) for rank, each in given.items() if not isinstance(each, Parcel)]:
         raise make_error(failed, what)
@@ -43,7 +43,7 @@ class AsyncResult(concurrent.futures.Future[Any]):
 
     def __init__(
         self,
-        calls: Sequence[Call],
+        calls: Sequence[ViewCall],
         name: str = "unknown",
         make: Make = lambda values: values,
         *,
@@ -290,7 +290,7 @@ class AsyncResult(concurrent.futures.Future[Any]):
         if groupby not in ("type", "engine", "order"):
             raise ValueError(f"groupby must be one of 'type', 'engine', 'order', not {groupby!r}")
         self._check_ready()
-        kinds: list[Callable[[Call], None]] = [
+        kinds: list[Callable[[ViewCall], None]] = [
             *([] if result_only else [self._show_stdout, self._show_stderr, self._show_displays]),
             self._show_result,
         ]
@@ -301,18 +301,18 @@ class AsyncResult(concurrent.futures.Future[Any]):
         for kind, call in pairs:
             kind(call)
 
-    def _show_stdout(self, call: Call) -> None:
+    def _show_stdout(self, call: ViewCall) -> None:
         _show_stream("" if self._single else f"[stdout:{call.engine}] \n", call.metadata["stdout"], sys.stdout)
 
-    def _show_stderr(self, call: Call) -> None:
+    def _show_stderr(self, call: ViewCall) -> None:
         _show_stream("" if self._single else f"[stderr:{call.engine}] \n", call.metadata["stderr"], sys.stderr)
 
-    def _show_displays(self, call: Call) -> None:
+    def _show_displays(self, call: ViewCall) -> None:
         shell = get_ipython()
         for output in call.metadata["outputs"] if shell is not None else ():
             shell.display_pub.publish(data=dict(output["data"]), metadata=dict(output["metadata"] or {}))
 
-    def _show_result(self, call: Call) -> None:
+    def _show_result(self, call: ViewCall) -> None:
         shell = get_ipython()
         if shell is not None and (found := call.metadata["execute_result"]) is not None:
             data = dict(found["data"])
@@ -365,7 +365,7 @@ class AsyncMapResult(AsyncResult):
     """
 
     def __init__(
-        self, calls: Sequence[Call], name: str, *, ordered: bool = True, chunked: bool = False, **options: Any
+        self, calls: Sequence[ViewCall], name: str, *, ordered: bool = True, chunked: bool = False, **options: Any
     ) -> None:
         self._chunked = chunked
         self.ordered = ordered
@@ -389,7 +389,7 @@ class AsyncMapResult(AsyncResult):
 
 def ready_result(client: Client, values: Mapping[int, Any], name: str, make: Make, *, single: bool) -> AsyncResult:
     """The result of what was done at once, by engine."""
-    calls = [Call(client, engine) for engine in values]
+    calls = [ViewCall(client, engine) for engine in values]
     result = AsyncResult(calls, name, make, single=single, client=client)
     for call, value in zip(calls, values.values(), strict=True):
         call.settle(value)

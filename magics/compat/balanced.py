@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from meshbook.magics.compat.answers import AsyncMapResult, AsyncResult
-from meshbook.magics.compat.calls import Call
+from meshbook.magics.compat.calls import ViewCall
 from meshbook.magics.compat.functions import Function, name_of
 from meshbook.magics.compat.views import Targets, View
-from meshbook.magics.mapping import CellRunner
+from meshbook.magics.mapping import CellItemRunner
 from meshbook.magics.splitting import split
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.cells.calling import Recorded, Recording
+from meshbook.runtime.cells.calling import RecordedFunction, RecordedResult
 from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.errors import CallCancelled, ItemError
 from meshbook.runtime.mesh.scheduling import Arguments, Scheduler
@@ -48,8 +48,8 @@ class LoadBalancedView(View):
 
     def apply_async(self, function: Function, /, *arguments: Any, **keywords: Any) -> AsyncResult:
         """Call the function on the next rank that is free, and go on."""
-        call = Call(self.client, label=self.label)
-        task = _Task(self, call, Recording(function), (arguments, keywords))
+        call = ViewCall(self.client, label=self.label)
+        task = _ViewTask(self, call, RecordedFunction(function), (arguments, keywords))
         needed = [*_results_of(self.after), *_results_of(self.follow)]
         task.begin_after(needed, _results_of(self.follow))
         return AsyncResult(
@@ -72,7 +72,7 @@ class LoadBalancedView(View):
             raise ValueError("must have some sequences to map onto!")
         rows: list[Arguments] = [(row, {}) for row in zip(*columns, strict=False)]
         scheduler = self._make_scheduler(self._ranks, chunksize)
-        calls, numbers = self._submit_all(scheduler, Recording(function), rows, label)
+        calls, numbers = self._submit_all(scheduler, RecordedFunction(function), rows, label)
         result = AsyncMapResult(
             *(calls, name_of(function)),
             ordered=ordered,
@@ -88,20 +88,20 @@ class LoadBalancedView(View):
         pieces = [split(sequence, count) for sequence in sequences]
         rows: list[Arguments] = [(row, {}) for row in zip(*pieces, strict=True)]
         scheduler = self._make_scheduler(self._ranks, 1)
-        calls, numbers = self._submit_all(scheduler, Recording(function), rows, None)
+        calls, numbers = self._submit_all(scheduler, RecordedFunction(function), rows, None)
         return AsyncMapResult(
             *(calls, name_of(function)), chunked=True, abort=lambda: scheduler.cancel(numbers), client=self.client
         )
 
     def _submit_all(
-        self, scheduler: Scheduler, function: Recording, rows: Sequence[Arguments], label: str | None
-    ) -> tuple[list[Call], list[int]]:
+        self, scheduler: Scheduler, function: RecordedFunction, rows: Sequence[Arguments], label: str | None
+    ) -> tuple[list[ViewCall], list[int]]:
         try:
             numbers, futures = scheduler.submit(scheduler.add_function(function), rows)
         except BaseException:
             scheduler.close()
             raise
-        calls = [Call(self.client, label=label or self.label) for _ in rows]
+        calls = [ViewCall(self.client, label=label or self.label) for _ in rows]
         for number, call, future in zip(numbers, calls, futures, strict=True):
             call.abort = functools.partial(scheduler.cancel, [number])
             call.follow(future, functools.partial(_rank_of, scheduler, number, future))
@@ -139,15 +139,15 @@ class LoadBalancedView(View):
             return known
 
     def _make_scheduler(self, ranks: Sequence[int], chunksize: int | None, *, keeps: bool = False) -> Scheduler:
-        scheduler = Scheduler(CellRunner(self.client.mesh, ranks, "tasks"), "tasks", chunksize, keeps=keeps)
+        scheduler = Scheduler(CellItemRunner(self.client.mesh, ranks, "tasks"), "tasks", chunksize, keeps=keeps)
         self.client.schedulers.add(scheduler)
         return scheduler
 
 
-class _Task:
+class _ViewTask:
     """A single task: begun after others, tried again, and on another rank where one lacks what it needs."""
 
-    def __init__(self, view: LoadBalancedView, call: Call, function: Recording, arguments: Any) -> None:
+    def __init__(self, view: LoadBalancedView, call: ViewCall, function: RecordedFunction, arguments: Any) -> None:
         self._view = view
         self._call = call
         self._function = function
@@ -279,7 +279,7 @@ def _failure_of(future: Future[Any]) -> str:
     if error is not None:
         return error.type_name if isinstance(error, ItemError) else type(error).__name__
     answer = future.get()
-    failed = answer.answer if isinstance(answer, Recorded) else None
+    failed = answer.answer if isinstance(answer, RecordedResult) else None
     return failed.type_name if isinstance(failed, RankError) else ""
 
 

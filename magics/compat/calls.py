@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshbook.magics.compat.errors import TaskAborted, as_rank_error, make_error
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.cells.calling import Recorded
+from meshbook.runtime.cells.calling import RecordedResult
 from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.cells.parcels import Parcel
 
@@ -36,7 +36,7 @@ class Metadata(dict[str, Any]):
             raise AttributeError(key) from None
 
 
-class Call(concurrent.futures.Future[Any]):
+class ViewCall(concurrent.futures.Future[Any]):
     """One call. `engine` is its rank; None until a rank has taken it. `size` is how many items it has."""
 
     def __init__(self, client: Client, engine: int | None = None, *, size: int = 1, label: str | None = None) -> None:
@@ -48,7 +48,7 @@ class Call(concurrent.futures.Future[Any]):
         self.msg_id = uuid.uuid4().hex
         self.submitted = time.time()
         self.received: float | None = None
-        self.recorded: Recorded | None = None
+        self.recorded: RecordedResult | None = None
         self.error: RankError | None = None
         self.shows_value = False  # the value is a display bundle
         self.abort: Callable[[], object] = lambda: None  # give it up
@@ -64,7 +64,7 @@ class Call(concurrent.futures.Future[Any]):
         given: Any
         try:
             given = answer.get()
-            if isinstance(given, Recorded):
+            if isinstance(given, RecordedResult):
                 self.recorded, given = given, given.answer
             value = given.open()["value"] if isinstance(given, Parcel) else None
         except Exception as error:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from meshbook.magics.compat import errors
 from meshbook.magics.compat.answers import AsyncMapResult, AsyncResult
 from meshbook.magics.compat.balanced import LoadBalancedView, count_open
-from meshbook.magics.compat.calls import Call
+from meshbook.magics.compat.calls import ViewCall
 from meshbook.magics.compat.direct import BroadcastView, DirectView
 from meshbook.magics.compat.functions import ViewExecutor, parallel, remote
 from meshbook.magics.compat.views import Targets
-from meshbook.magics.exchange import Exchange
+from meshbook.magics.exchange import RankRequest
 from meshbook.magics.meshes import DEFAULT_NAME, Meshes, NotebookMesh
 from meshbook.magics.notebook import Notebook
 from meshbook.runtime.cells.calling import Clear, Reference
@@ -43,8 +43,8 @@ class Client:
         self.history: list[str] = []
         self.schedulers: weakref.WeakSet[Scheduler] = weakref.WeakSet()
         self._lock = threading.Lock()  # guards what follows: answers come on other threads
-        self._open: dict[str, Call] = {}
-        self._known: weakref.WeakValueDictionary[str, Call] = weakref.WeakValueDictionary()
+        self._open: dict[str, ViewCall] = {}
+        self._known: weakref.WeakValueDictionary[str, ViewCall] = weakref.WeakValueDictionary()
         self._completed: Counter[int] = Counter()
         self._resolvers = ThreadPoolExecutor(RESOLVERS, thread_name_prefix="meshbook results")
 
@@ -112,13 +112,13 @@ class Client:
 
     # -- calls, as they come and go ------------------------------------------------------
 
-    def note_begin(self, call: Call) -> None:
+    def note_begin(self, call: ViewCall) -> None:
         """A call was made."""
         with self._lock:
             self.history.append(call.msg_id)
             self._open[call.msg_id] = self._known[call.msg_id] = call
 
-    def note_end(self, call: Call) -> None:
+    def note_end(self, call: ViewCall) -> None:
         """It is answered."""
         with self._lock:
             self._open.pop(call.msg_id, None)
@@ -149,14 +149,14 @@ class Client:
 
     def wait_interactive(self, jobs: Any = None, interval: float = 1.0, timeout: float = -1.0) -> None:
         """The same, and show the progress."""
-        calls = [call for each in self._jobs(jobs) for call in ([each] if isinstance(each, Call) else each._calls)]
+        calls = [call for each in self._jobs(jobs) for call in ([each] if isinstance(each, ViewCall) else each._calls)]
         if calls:
             AsyncResult(calls, "tasks", client=self).wait_interactive(interval, timeout)
 
     def abort(self, jobs: Any = None, targets: Targets = None, block: bool | None = None) -> None:
         """Give up these calls, or all, as far as they have not begun."""
         for each in self._jobs(jobs):
-            if (isinstance(each, AsyncResult) and not each.done()) or (isinstance(each, Call) and not each.done()):
+            if (isinstance(each, AsyncResult) and not each.done()) or (isinstance(each, ViewCall) and not each.done()):
                 each.abort()
 
     def _jobs(self, jobs: Any) -> Iterable[Any]:
@@ -166,7 +166,7 @@ class Client:
         given = [jobs] if isinstance(jobs, str | int | concurrent.futures.Future) else list(jobs)
         return [each if isinstance(each, concurrent.futures.Future) else self._find(each) for each in given]
 
-    def _find(self, index: int | str) -> Call:
+    def _find(self, index: int | str) -> ViewCall:
         msg_id = self.history[index] if isinstance(index, int) else index
         if not isinstance(msg_id, str):
             raise TypeError(f"Expected msg_id, int, or AsyncResult, got {index!r}")
@@ -198,7 +198,7 @@ class Client:
 
     def clear(self, targets: Targets = None, block: bool | None = None) -> None:
         """Delete the variables that programs have made on these ranks."""
-        asked = Exchange(self.mesh, dict.fromkeys(self.ranks_of(targets), Clear()), "clear variables")
+        asked = RankRequest(self.mesh, dict.fromkeys(self.ranks_of(targets), Clear()), "clear variables")
         if self.block if block is None else block:
             asked.wait()
 

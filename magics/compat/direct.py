@@ -15,10 +15,10 @@ from typing import Any
 
 from meshbook.magics import variables
 from meshbook.magics.compat.answers import AsyncMapResult, AsyncResult, Make, ready_result
-from meshbook.magics.compat.calls import Call, ExecuteReply
+from meshbook.magics.compat.calls import ExecuteReply, ViewCall
 from meshbook.magics.compat.functions import Function, name_of
 from meshbook.magics.compat.views import Targets, View
-from meshbook.magics.exchange import Exchange, carry_out
+from meshbook.magics.exchange import RankRequest, carry_out
 from meshbook.magics.merging import merge
 from meshbook.magics.splitting import split
 from meshbook.runtime.cells.calling import Apply, Evaluate, Execute
@@ -132,9 +132,9 @@ class DirectView(View):
 
     def _send(
         self, requests: Mapping[int, Any], what: str, sizes: Mapping[int, int], *, label: str | None
-    ) -> tuple[list[Call], Exchange]:
-        exchange = Exchange(self.client.mesh, requests, f"call {what}")
-        calls = [Call(self.client, rank, size=sizes.get(rank, 1), label=label or self.label) for rank in requests]
+    ) -> tuple[list[ViewCall], RankRequest]:
+        exchange = RankRequest(self.client.mesh, requests, f"call {what}")
+        calls = [ViewCall(self.client, rank, size=sizes.get(rank, 1), label=label or self.label) for rank in requests]
         for call, rank in zip(calls, requests, strict=True):
             call.abort = exchange.interrupt
             call.follow(exchange.futures[rank])

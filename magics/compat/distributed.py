@@ -8,7 +8,7 @@ from IPython.core.magic import Magics, line_magic, magics_class
 
 from meshbook.magics.compat.answers import values_of
 from meshbook.magics.compat.translation import read_init, read_switch
-from meshbook.magics.exchange import Exchange
+from meshbook.magics.exchange import RankRequest
 from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.parsing import HelpAsked
@@ -107,4 +107,4 @@ class DistributedMagics(Magics):
 
 def _execute(mesh: NotebookMesh, source: str) -> None:
     requests = dict.fromkeys(range(mesh.extent.nelements), Execute(source, "<dist>"))
-    values_of(Exchange(mesh, requests, "prepare the ranks").wait())
+    values_of(RankRequest(mesh, requests, "prepare the ranks").wait())

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from meshbook.magics.losses import error_of_lost
 from meshbook.magics.tracebacks import CellError
 from meshbook.runtime.cells.outcome import RankError
-from meshbook.runtime.cells.variables import Refusal
+from meshbook.runtime.cells.variables import RequestError
 from meshbook.runtime.errors import CallCancelled, ItemError, MeshbookError
 from meshbook.runtime.traces import headline, name_cells
 
@@ -98,11 +98,11 @@ def headline_of(error: RankError) -> str:
     return f"{error.type_name}: {error.message}" if error.message else error.type_name
 
 
-def as_rank_error(rank: int, error: BaseException | RankError | Refusal) -> RankError:
+def as_rank_error(rank: int, error: BaseException | RankError | RequestError) -> RankError:
     """Whatever a call came to, but a value, as the error of its rank."""
     if isinstance(error, RankError):  # its rank does not know the lines of this notebook's cells
         return dataclasses.replace(error, rendered=tuple(name_cells("\n".join(error.rendered)).split("\n")))
-    if isinstance(error, Refusal):
+    if isinstance(error, RequestError):
         return RankError("raised", "SerializationError", error.reason)
     if isinstance(error, ItemError):
         return RankError("raised", error.type_name, error.said, rendered=tuple(error.trace.splitlines()[:-1]))

@@ -17,23 +17,23 @@ from meshbook.magics.completion.options import complete_cell_options, complete_v
 from meshbook.magics.completion.own import own_names
 from meshbook.magics.completion.place import InBody, OnOptions, OnSelector, OnVerb, place_of, runs_on_ranks
 from meshbook.magics.completion.ranks import BUDGET, RankNames, answer_of
-from meshbook.magics.completion.selectors import Scene, complete_selector
+from meshbook.magics.completion.selectors import SelectorScope, complete_selector
 from meshbook.magics.completion.told import complete_told
 from meshbook.magics.notebook import Notebook
-from meshbook.runtime.cells.aside import Aside
+from meshbook.runtime.cells.aside import BackgroundThreads
 from meshbook.runtime.cells.completing import Match, complete, make_completer
 from meshbook.runtime.cells.snapshot import Snapshot
 
 LOADING_WITHIN = 1.0  # seconds for jedi's first work in a process, which IPython's own first completion waits for too
 
 
-class Completion:
+class NotebookCompleter:
     """Completes cells of a notebook, from any thread."""
 
     def __init__(self, notebook: Notebook, ranks: RankNames) -> None:
         self._notebook = notebook
         self._ranks = ranks
-        self._aside = Aside("jedi", most=1)
+        self._aside = BackgroundThreads("jedi", most=1)
         self._beside: IPCompleter | None = None
 
     def install(self) -> None:
@@ -78,14 +78,14 @@ class Completion:
             found = complete(self._beside, cell, cursor)
         return found
 
-    def _scene(self) -> Scene:
+    def _scene(self) -> SelectorScope:
         shell, meshes = self._notebook.shell, {mesh.name: mesh for mesh in self._notebook.meshes}
         sizes = {name: dict(mesh.extent) for name, mesh in meshes.items()}
         local = [name for name in list(shell.user_ns) if not name.startswith("_") and name not in shell.user_ns_hidden]
         default = self._notebook.meshes.get() if meshes else None
         remote = sorted({name for names in list(default.names.values()) for name in names}) if default else []
         jobs = [name for job in self._notebook.jobs for name in (str(job.number), job.name) if name]
-        return Scene(sizes, default.name if default else "", sorted(local), remote, jobs)
+        return SelectorScope(sizes, default.name if default else "", sorted(local), remote, jobs)
 
     def _in_body(self, options: str, before: str, *, with_jedi: bool) -> list[Match]:
         """What the first rank says, and what the body says itself; jedi works while the rank does."""

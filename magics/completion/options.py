@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from meshbook.magics.completion.selectors import Scene, complete_mesh, complete_rank, complete_selector
+from meshbook.magics.completion.selectors import SelectorScope, complete_mesh, complete_rank, complete_selector
 from meshbook.magics.merging import REDUCTIONS
 from meshbook.magics.options import cell_parser
 from meshbook.magics.parsing import Parser, job_name, mesh_name, preference, remote_variable, selector
@@ -17,11 +17,11 @@ from meshbook.magics.wanted import pulled, pushed
 from meshbook.runtime.cells.completing import Match
 
 
-def _complete_pushed(text: str, start: int, scene: Scene) -> list[Match]:
+def _complete_pushed(text: str, start: int, scene: SelectorScope) -> list[Match]:
     return _in_list(text, start, scene.local)
 
 
-def _complete_pulled(text: str, start: int, scene: Scene) -> list[Match]:
+def _complete_pulled(text: str, start: int, scene: SelectorScope) -> list[Match]:
     last = text.rpartition(",")[2]
     _, at, how = last.partition("@")
     if not at:
@@ -44,7 +44,7 @@ def _in_list(text: str, start: int, names: Sequence[str]) -> list[Match]:
 
 
 # What a value of this type may be; of others (numbers, new names) nothing is known.
-_BY_TYPE: Mapping[Any, Callable[[str, int, Scene], list[Match]]] = {
+_BY_TYPE: Mapping[Any, Callable[[str, int, SelectorScope], list[Match]]] = {
     selector: complete_selector,
     mesh_name: complete_mesh,
     pushed: _complete_pushed,
@@ -57,12 +57,12 @@ _WORD = re.compile(r"\S+")
 _NUMBER = re.compile("-[0-9]")
 
 
-def complete_cell_options(text: str, start: int, scene: Scene) -> list[Match]:
+def complete_cell_options(text: str, start: int, scene: SelectorScope) -> list[Match]:
     """After `%%mesh`: `text` is the line up to the cursor, `start` its place in the cell."""
     return _complete(cell_parser(), text, start, scene)
 
 
-def complete_verb(text: str, start: int, scene: Scene) -> list[Match]:
+def complete_verb(text: str, start: int, scene: SelectorScope) -> list[Match]:
     """After `%mesh`: a verb, or what comes after it."""
     *done, last = [*_WORD.findall(text), ""] if not text or text[-1].isspace() else _WORD.findall(text)
     at = start + len(text) - len(last)
@@ -80,7 +80,7 @@ def complete_verb(text: str, start: int, scene: Scene) -> list[Match]:
             return []
 
 
-def _complete(parser: Parser, text: str, start: int, scene: Scene) -> list[Match]:
+def _complete(parser: Parser, text: str, start: int, scene: SelectorScope) -> list[Match]:
     if text.count("'") % 2 or text.count('"') % 2:
         return []  # within a quotation anything may stand
     *done, last = [*_WORD.findall(text), ""] if not text or text[-1].isspace() else _WORD.findall(text)
@@ -124,7 +124,7 @@ class _Line:
             self._values.pop(0)
 
 
-def _after_dash(line: _Line, word: str, at: int, scene: Scene) -> list[Match]:
+def _after_dash(line: _Line, word: str, at: int, scene: SelectorScope) -> list[Match]:
     name, equals, value = word.partition("=")
     option = line.parser.option(name)
     if equals:
@@ -138,7 +138,7 @@ def _options(line: _Line, word: str, start: int, end: int) -> list[Match]:
     return [Match(name, start, end, "option") for name in names if name.startswith(word)]
 
 
-def _values(action: argparse.Action, word: str, at: int, scene: Scene) -> list[Match]:
+def _values(action: argparse.Action, word: str, at: int, scene: SelectorScope) -> list[Match]:
     if action.choices is not None:
         return [Match(str(each), at, at + len(word), "choice") for each in action.choices if str(each).startswith(word)]
     complete = _BY_TYPE.get(action.type)

@@ -8,7 +8,7 @@ from typing import Any
 
 from meshbook.magics.completion.told import complete_told
 from meshbook.magics.meshes import NotebookMesh
-from meshbook.magics.mistakes import Mistake
+from meshbook.magics.mistakes import UserError
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.options import CellOptions, parse_cell_options
 from meshbook.magics.selection import LastCell
@@ -39,7 +39,7 @@ class RankNames:
             try:
                 asked = parse_cell_options(line)
                 mesh, ranks = self._notebook.ranks_of(asked.selection if isinstance(asked, CellOptions) else "all")
-            except Mistake:
+            except UserError:
                 continue
             return mesh, sorted(ranks, key=lambda rank: (rank in mesh.dead, rank))
         return None

@@ -15,7 +15,7 @@ _SELECTOR = re.compile(r"(?P<head>(?:(?P<mesh>[^\W\d]\w*)\[)?(?P<no>!?)(?P<befor
 
 
 @dataclass(frozen=True)
-class Scene:
+class SelectorScope:
     """What there is to choose from: each mesh's sizes by dimension, which one is meant without a name, and names."""
 
     meshes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -28,7 +28,7 @@ class Scene:
         return self.meshes.get(mesh or self.default, {})
 
 
-def complete_selector(text: str, start: int, scene: Scene) -> list[Match]:
+def complete_selector(text: str, start: int, scene: SelectorScope) -> list[Match]:
     """What the end of a selector may become; it begins at `start` of the cell."""
     found = _SELECTOR.fullmatch(text)
     if found is None:
@@ -45,12 +45,12 @@ def complete_selector(text: str, start: int, scene: Scene) -> list[Match]:
     return _fitting([*_words(), *names, *_dimensions(sizes), *_places(_count(sizes))], piece, at)
 
 
-def complete_mesh(text: str, start: int, scene: Scene) -> list[Match]:
+def complete_mesh(text: str, start: int, scene: SelectorScope) -> list[Match]:
     """The name of a mesh."""
     return _fitting([(name, "mesh") for name in scene.meshes], text, start)
 
 
-def complete_rank(text: str, start: int, scene: Scene) -> list[Match]:
+def complete_rank(text: str, start: int, scene: SelectorScope) -> list[Match]:
     """One rank of the default mesh."""
     ranks = range(min(_count(scene.sizes()), MOST_RANKS))
     return _fitting([(str(rank), "rank") for rank in ranks], text, start)
@@ -64,7 +64,7 @@ def _words() -> Iterator[tuple[str, str]]:
     return ((word, "ranks") for word in WORDS)
 
 
-def _meshes(scene: Scene) -> Iterator[tuple[str, str]]:
+def _meshes(scene: SelectorScope) -> Iterator[tuple[str, str]]:
     for name in scene.meshes:
         yield name, "mesh"
         yield f"{name}[", "mesh"

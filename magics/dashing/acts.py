@@ -14,14 +14,14 @@ from meshbook.magics.dashing.cells import cell_of, holds_the_notebook, jobs_on
 from meshbook.magics.dashing.source import NotebookSource
 from meshbook.magics.jobs import Job
 from meshbook.magics.meshes import MeshError, NotebookMesh
-from meshbook.magics.profiling import Told, profile_for, slice_of, taking_of
+from meshbook.magics.profiling import ProfileTarget, profile_for, slice_of, taking_of
 from meshbook.magics.publications import Publication
 from meshbook.magics.rollcall import count_ranks
 from meshbook.magics.stacks import group_stacks, place_of, take_stacks, title_of
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.ends import when_ended
-from meshbook.widgets.board import Answer
+from meshbook.widgets.board import BackendReply
 from meshbook.widgets.protocol import ACTIONS, Action
 from meshbook.widgets.source import StackGroup, Stacks
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:  # it has the dashboards
     from meshbook.magics.notebook import Notebook
 
 
-class Acts:
+class DashboardActions:
     """Of one dashboard. A `Mistake` or an error of the runtime's where something cannot be done."""
 
     def __init__(self, notebook: Notebook, source: NotebookSource) -> None:
         self._notebook = notebook
         self._source = source
 
-    def do(self, action: str, mesh: NotebookMesh, selector: str, cell: int | None = None) -> Answer:
+    def do(self, action: str, mesh: NotebookMesh, selector: str, cell: int | None = None) -> BackendReply:
         """Do this to the ranks that the selector means; the answer says what was done.
 
         `cell`: what ran when somebody asked for it, None if that is not known. No other one is interrupted.
@@ -51,12 +51,12 @@ class Acts:
             raise ValueError(f"a dashboard does not {action!r}; it does {', '.join(ACTIONS)}")
         ranks = list(self._notebook.selector_of(mesh)(selector or "all"))
         if known == "interrupt" and cell is not None and cell != self._present_cell(mesh):
-            return Answer({"text": f"cell {cell} had ended by then: nothing was interrupted"})
+            return BackendReply({"text": f"cell {cell} had ended by then: nothing was interrupted"})
         if known == "interrupt" and selector in EVERYONE:
-            return Answer({"text": self._interrupt_cell(mesh, ranks)})
+            return BackendReply({"text": self._interrupt_cell(mesh, ranks)})
         if known == "profile":
             return self._profile(mesh, ranks)
-        return Answer({"text": self._change(known, mesh, ranks)})
+        return BackendReply({"text": self._change(known, mesh, ranks)})
 
     def _change(self, action: Action, mesh: NotebookMesh, ranks: Sequence[int]) -> str:
         match action:
@@ -100,14 +100,14 @@ class Acts:
         self._source.stacks = Stacks(time.strftime("%H:%M:%S"), tuple(groups))
         return f"took the stacks of {count_ranks(living)}"
 
-    def _profile(self, mesh: NotebookMesh, ranks: Sequence[int]) -> Answer:
+    def _profile(self, mesh: NotebookMesh, ranks: Sequence[int]) -> BackendReply:
         living = _living(mesh, ranks)
-        told = Told(mesh.name, living, _Nowhere())
+        told = ProfileTarget(mesh.name, living, _Nowhere())
         taking = taking_of(mesh, living, torch=False)
         profile = changes.wait_for(profile_for(taking, PROFILE_SECONDS, threading.Event(), told))
         self._notebook.profiling.last = profile
         text = f"profiled {count_ranks(living)} for {PROFILE_SECONDS:g} s; %mesh profile --save FILE keeps it"
-        return Answer({"text": text, "html": profile.summary.html()})
+        return BackendReply({"text": text, "html": profile.summary.html()})
 
 
 def _interrupt(mesh: NotebookMesh, ranks: Sequence[int]) -> str:

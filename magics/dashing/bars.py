@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from meshbook.magics.bars import Bar as RankBar
+from meshbook.magics.bars import MergedBar as RankBar
 from meshbook.magics.bars import merge_bars, parse_bar
 from meshbook.magics.colours import strip_colours
-from meshbook.widgets.source import Bar
+from meshbook.widgets.source import ProgressBar
 
 MOST = 12  # bars that are shown
 
 
-def bars_of(rows: Mapping[int, str]) -> list[Bar]:
+def bars_of(rows: Mapping[int, str]) -> list[ProgressBar]:
     """The bars among the rows of each rank that may still change, in the order of the ranks."""
     alike: dict[str, dict[int, RankBar]] = {}
     for rank, text in sorted(rows.items()):
@@ -22,6 +22,6 @@ def bars_of(rows: Mapping[int, str]) -> list[Bar]:
     return [_merged(bars) for bars in list(alike.values())[:MOST]]
 
 
-def _merged(bars: Mapping[int, RankBar]) -> Bar:
+def _merged(bars: Mapping[int, RankBar]) -> ProgressBar:
     done = sorted(bar.progress for bar in bars.values())
-    return Bar(merge_bars(bars), done[len(done) // 2], tuple(bars), done[0], done[-1])
+    return ProgressBar(merge_bars(bars), done[len(done) // 2], tuple(bars), done[0], done[-1])

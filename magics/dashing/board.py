@@ -7,27 +7,27 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from meshbook.magics.changes import wait_for
-from meshbook.magics.dashing.acts import Acts
+from meshbook.magics.dashing.acts import DashboardActions
 from meshbook.magics.dashing.source import NotebookSource
 from meshbook.magics.meshes import MeshError, NotebookMesh
 from meshbook.magics.timeline_reply import take_timeline
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.hosts.session import Session
-from meshbook.widgets.board import Answer
+from meshbook.widgets.board import BackendReply
 from meshbook.widgets.logs import answer_logs
 
 if TYPE_CHECKING:  # it has the dashboards
     from meshbook.magics.notebook import Notebook
 
 
-class NotebookBoard:
+class NotebookBackend:
     """Of the mesh with this name (`widgets.board.Board`)."""
 
     def __init__(self, notebook: Notebook, name: str) -> None:
         self._notebook = notebook
         self._name = name
         self.source = NotebookSource(notebook, name)
-        self._acts = Acts(notebook, self.source)
+        self._acts = DashboardActions(notebook, self.source)
         self._lock = threading.Lock()  # guards these: a mesh may be seen first on any thread
         self._wake: Callable[[], object] | None = None
         self._watched: Session | None = None
@@ -55,7 +55,7 @@ class NotebookBoard:
             if session is not None and wake is not None:
                 self._unwatch = watch_session(session, wake)
 
-    def answer(self, request: Mapping[str, Any]) -> Answer:
+    def answer(self, request: Mapping[str, Any]) -> BackendReply:
         """What was asked for, on a thread of the request's own: there the notebook is the client that asks."""
         mesh = self._mesh()
         CURRENT.set(Context(mesh.session.context.actor_instance))
@@ -68,14 +68,14 @@ class NotebookBoard:
             case _:
                 return self._timeline(mesh, request.get("cell"))
 
-    def _logs(self, mesh: NotebookMesh, selector: str, request: Mapping[str, Any]) -> Answer:
+    def _logs(self, mesh: NotebookMesh, selector: str, request: Mapping[str, Any]) -> BackendReply:
         ranks = self._notebook.selector_of(mesh)(selector or "all")
         nodes = {mesh.procs.nodes[rank].node: rank for rank in ranks}
-        return Answer(answer_logs(mesh.session.output.logbook, nodes, request))
+        return BackendReply(answer_logs(mesh.session.output.logbook, nodes, request))
 
-    def _timeline(self, mesh: NotebookMesh, cell: Any) -> Answer:
+    def _timeline(self, mesh: NotebookMesh, cell: Any) -> BackendReply:
         number = None if cell is None else int(cell)
-        return Answer(wait_for(take_timeline(self._notebook, mesh, number)))
+        return BackendReply(wait_for(take_timeline(self._notebook, mesh, number)))
 
     def _mesh(self) -> NotebookMesh:
         mesh = self.source.mesh

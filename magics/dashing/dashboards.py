@@ -10,7 +10,7 @@ if TYPE_CHECKING:  # it has these
     from meshbook.magics.notebook import Notebook
 
 
-class Dashboards:
+class DashboardRegistry:
     """By the names of meshes. They are kept: what is shown in the notebook lives as long as its kernel."""
 
     def __init__(self, notebook: Notebook) -> None:
@@ -22,18 +22,18 @@ class Dashboards:
     def open(self, name: str) -> Any:
         """The dashboard of the mesh with this name: a widget; in IPython on a terminal a picture of the moment."""
         # Widgets and numpy take a quarter of a second to import, which nobody is to wait for who shows no dashboard.
-        from meshbook.magics.dashing.board import NotebookBoard
+        from meshbook.magics.dashing.board import NotebookBackend
 
         if getattr(self._notebook.shell, "kernel", None) is None:
-            from meshbook.magics.dashing.picture import Picture
+            from meshbook.magics.dashing.picture import TextDashboard
 
-            return Picture(NotebookBoard(self._notebook, name))
+            return TextDashboard(NotebookBackend(self._notebook, name))
         from meshbook.widgets.dashboard import MeshDashboard
 
         with self._lock:
             known = self._by_name.get(name)
             if known is None or known.comm is None:  # it was closed by hand
-                known = self._by_name[name] = MeshDashboard(NotebookBoard(self._notebook, name))
+                known = self._by_name[name] = MeshDashboard(NotebookBackend(self._notebook, name))
                 self._hear_of_cells()
             return known
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshbook.widgets.board import Board
+from meshbook.widgets.board import DashboardBackend
 from meshbook.widgets.snapshot import at_rest, snapshot_text
 
 
-class Picture:
+class TextDashboard:
     """Each time it is shown, of that moment."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: DashboardBackend) -> None:
         self._board = board
 
     def __repr__(self) -> str:

@@ -22,7 +22,7 @@ from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.telemetry.history import History
 from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS, METRICS, Activity, Metric, ProcessDetail, Vitals
 from meshbook.runtime.wire.messages import Address
-from meshbook.widgets.source import Conditions, Happening, Look, MeshFacts, Pause, Stacks
+from meshbook.widgets.source import MeshEvent, MeshFacts, MeshSnapshot, PausedRanks, RankConditions, Stacks
 
 MOST_EVENTS = 10
 
@@ -58,14 +58,14 @@ class NotebookSource:
 
     # -- what the model asks -----------------------------------------------------
 
-    def look(self) -> Look:
+    def look(self) -> MeshSnapshot:
         """How the mesh is now."""
         mesh = self.mesh
         if mesh is None:
             return self._look_at_none()
         known = self._learn(mesh)
         runs = runs_on(self._notebook, mesh)
-        return Look(
+        return MeshSnapshot(
             mesh=known.facts,
             vitals=_vitals(mesh, known.nodes),
             conditions=_conditions(mesh, runs),
@@ -91,13 +91,13 @@ class NotebookSource:
 
     # -- what it is made of ------------------------------------------------------
 
-    def _look_at_none(self) -> Look:
+    def _look_at_none(self) -> MeshSnapshot:
         """Its ranks as they were laid out, and nothing else."""
         facts = self._known.facts
         if facts.alive:
             facts = replace(facts, alive=False)
             self._known, self.stacks = _Known(facts), None
-        return Look(facts, _unknown(facts.size), Conditions(dead=range(facts.size)))
+        return MeshSnapshot(facts, _unknown(facts.size), RankConditions(dead=range(facts.size)))
 
     def _learn(self, mesh: NotebookMesh) -> _Known:
         known, procs = self._known, mesh.procs
@@ -143,7 +143,7 @@ def _filled(shape: Any, value: float) -> Any:
     return numpy.full(shape, value, numpy.float32)
 
 
-def _conditions(mesh: NotebookMesh, runs: Sequence[CellExecution]) -> Conditions:
+def _conditions(mesh: NotebookMesh, runs: Sequence[CellExecution]) -> RankConditions:
     last = mesh.last
     at_work = [node for nodes in mesh.queues.at_work().values() for node in nodes]
     running = {rank for node in at_work if (rank := mesh.rank_of.get(node)) is not None}
@@ -152,7 +152,7 @@ def _conditions(mesh: NotebookMesh, runs: Sequence[CellExecution]) -> Conditions
         answers = run.answers
         failed = (failed - answers.keys()) | {rank for rank, error in answers.items() if _is_failure(error)}
     paused = {rank for run in runs for asking in run.pauses for rank in asking.ranks}
-    return Conditions(dead=set(mesh.dead), error=failed - running, running=running, paused=paused, stuck=mesh.stuck)
+    return RankConditions(dead=set(mesh.dead), error=failed - running, running=running, paused=paused, stuck=mesh.stuck)
 
 
 def _is_failure(error: RankError | None) -> bool:
@@ -160,14 +160,14 @@ def _is_failure(error: RankError | None) -> bool:
     return error is not None and error.kind not in ("died", "interrupted")
 
 
-def _pauses(runs: Sequence[CellExecution]) -> Iterator[Pause]:
+def _pauses(runs: Sequence[CellExecution]) -> Iterator[PausedRanks]:
     for run in runs:
         for asking in run.pauses:
-            yield Pause(asking.ranks, "in the debugger" if asking.is_debugger else "asks for input", asking.place)
+            yield PausedRanks(asking.ranks, "in the debugger" if asking.is_debugger else "asks for input", asking.place)
 
 
-def _events(mesh: NotebookMesh) -> Iterator[Happening]:
+def _events(mesh: NotebookMesh) -> Iterator[MeshEvent]:
     of_mesh = [event for event in mesh.session.events if event.procs == mesh.procs.name]
     for event in of_mesh[-MOST_EVENTS:]:
         clock = str(event).partition(" ")[0]
-        yield Happening(clock, event.kind, event.ranks, event.text.partition("\n")[0])
+        yield MeshEvent(clock, event.kind, event.ranks, event.text.partition("\n")[0])

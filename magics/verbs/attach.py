@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshbook.magics.detachment import Arrival
+from meshbook.magics.detachment import AttachedNotebook
 from meshbook.magics.meshes import MeshError
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.parsing import Parser
@@ -20,7 +20,7 @@ from meshbook.runtime.hosts.detaching import DetachError
 
 
 @dataclass(frozen=True)
-class Attach(Verb):
+class AttachVerb(Verb):
     """Attach to the run of this name, its id or that of a mesh; without one to the only one there is."""
 
     word = "attach"
@@ -53,7 +53,7 @@ class Attach(Verb):
         if len(notebook.meshes):
             names = ", ".join(mesh.name for mesh in notebook.meshes)
             raise MeshError(f"{names} is up in this notebook: %mesh down first, or %mesh detach, or another notebook")
-        arrival = Arrival(notebook)
+        arrival = AttachedNotebook(notebook)
         status = choose(self.name or "")
         # At once: what its jobs show is to come below.
         print(f"attaching to run {status.run}, detached since {clock(status.since)}", flush=True)
@@ -66,7 +66,7 @@ class Attach(Verb):
             print("  detached again when this notebook ends: %mesh detach --at-exit off keeps it from that")
 
 
-def _tell(session: AttachedSession, arrival: Arrival) -> Iterator[str]:
+def _tell(session: AttachedSession, arrival: AttachedNotebook) -> Iterator[str]:
     for mesh in arrival.meshes:
         yield from state_of(mesh)
         if ranks := [rank for rank, address in enumerate(mesh.procs.nodes) if address.node in session.dropped]:

@@ -12,7 +12,7 @@ ALL = "all"
 
 
 @dataclass(frozen=True)
-class Cancel(Verb):
+class CancelVerb(Verb):
     """Interrupt a job (None: the last one), or all of them."""
 
     word = "cancel"

@@ -11,7 +11,7 @@ from meshbook.magics.verbs.verb import Verb
 
 
 @dataclass(frozen=True)
-class Config(Verb):
+class ConfigVerb(Verb):
     """Say what is set (`key` None: everything), or set one thing."""
 
     word = "config"

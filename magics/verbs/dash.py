@@ -12,7 +12,7 @@ from meshbook.magics.verbs.verb import Verb, add_name
 
 
 @dataclass(frozen=True)
-class Dash(Verb):
+class DashVerb(Verb):
     """Show the dashboard of a mesh (None: the current mesh)."""
 
     word = "dash"

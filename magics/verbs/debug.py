@@ -11,7 +11,7 @@ from meshbook.magics.verbs.verb import Verb
 
 
 @dataclass(frozen=True)
-class Debug(Verb):
+class DebugVerb(Verb):
     """Open the debugger where these ranks raised their last error."""
 
     word = "debug"

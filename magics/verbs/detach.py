@@ -28,7 +28,7 @@ def duration(text: str) -> float:
 
 
 @dataclass(frozen=True)
-class Detach(Verb):
+class DetachVerb(Verb):
     """Leave all meshes to themselves for so many seconds at most; this notebook has none then."""
 
     word = "detach"

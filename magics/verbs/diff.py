@@ -12,7 +12,7 @@ from meshbook.magics.verbs.verb import Verb, add_selection
 
 
 @dataclass(frozen=True)
-class Diff(Verb):
+class DiffVerb(Verb):
     """Say how a variable differs between these ranks."""
 
     word = "diff"

@@ -12,7 +12,7 @@ from meshbook.magics.verbs.verb import Verb
 
 
 @dataclass(frozen=True)
-class Doctor(Verb):
+class DoctorVerb(Verb):
     """Look at the installation and the machine, and say what to do."""
 
     word = "doctor"

@@ -10,7 +10,7 @@ from meshbook.magics.verbs.verb import Verb, add_name
 
 
 @dataclass(frozen=True)
-class Down(Verb):
+class DownVerb(Verb):
     """Stop a mesh (None: the current mesh); `now` does not wait for what runs."""
 
     word = "down"

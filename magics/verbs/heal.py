@@ -11,7 +11,7 @@ from meshbook.magics.verbs.verb import Verb, add_name
 
 
 @dataclass(frozen=True)
-class Heal(Verb):
+class HealVerb(Verb):
     """Start the dead ranks of a mesh again (None: the current mesh)."""
 
     word = "heal"

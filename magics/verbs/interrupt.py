@@ -11,7 +11,7 @@ from meshbook.magics.verbs.verb import Verb, add_selection
 
 
 @dataclass(frozen=True)
-class Interrupt(Verb):
+class InterruptVerb(Verb):
     """Interrupt what these ranks run.
 
     `breaks`: break the process groups of their mesh, for ranks that wait in a collective. `kill`: end those that are

@@ -10,7 +10,7 @@ from meshbook.magics.verbs.verb import Verb
 
 
 @dataclass(frozen=True)
-class ListJobs(Verb):
+class JobsVerb(Verb):
     """List the jobs of this notebook, the last ones that have ended included."""
 
     word = "jobs"

@@ -12,14 +12,14 @@ from meshbook.magics.parsing import Parser, count
 from meshbook.magics.verbs.verb import Verb, add_selection
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.telemetry.logbook import Logbook
-from meshbook.runtime.telemetry.logsearch import MOST_LINES, Line, LiveLine, Page, Query, find_lines
+from meshbook.runtime.telemetry.logsearch import MOST_LINES, LiveLine, LogLine, LogPage, LogQuery, find_lines
 from meshbook.runtime.telemetry.patterns import QueryError
 
 SECONDS = 10.0  # that a search takes at most; Ctrl-C ends it before
 
 
 @dataclass(frozen=True)
-class Log(Verb):
+class LogVerb(Verb):
     """Show the last lines that these ranks wrote, those that match if anything is asked for, in order of arrival."""
 
     word = "log"
@@ -60,10 +60,10 @@ class Log(Verb):
         told = list(self._tell(page, labelled=len(ranks) > 1))
         print("\n".join(told) or self._tell_nothing(name_ranks(ranks), mesh.name))
 
-    def _query(self) -> Query:
-        return Query(self.grep, self.regex, self.case, "stderr" if self.stderr else "", self.cell)
+    def _query(self) -> LogQuery:
+        return LogQuery(self.grep, self.regex, self.case, "stderr" if self.stderr else "", self.cell)
 
-    def _tell(self, page: Page, *, labelled: bool) -> Iterator[str]:
+    def _tell(self, page: LogPage, *, labelled: bool) -> Iterator[str]:
         if page.partial:
             yield f"[meshbook: older lines were not searched: that takes more than {SECONDS:g} s]"
         elif page.dropped and len(page.lines) < self.lines:
@@ -76,15 +76,15 @@ class Log(Verb):
 
     def _tell_nothing(self, ranks: str, mesh: str) -> str:
         has = "has" if ranks.startswith("rank ") else "have"
-        what = "nothing yet" if self._query() == Query() else "no such line, as far as the log is kept"
+        what = "nothing yet" if self._query() == LogQuery() else "no such line, as far as the log is kept"
         return f"{ranks} of {mesh} {has} written {what}"
 
 
-def last_lines(logbook: Logbook, ranks: Mapping[str, int], query: Query, most: int) -> Page:
+def last_lines(logbook: Logbook, ranks: Mapping[str, int], query: LogQuery, most: int) -> LogPage:
     """The last lines that match, on one page, whatever its size."""
     extract = logbook.extract(ranks)
     until = time.monotonic() + SECONDS
-    lines: list[Line] = []
+    lines: list[LogLine] = []
     before = extract.end
     while True:
         limit, left = min(most - len(lines), MOST_LINES), until - time.monotonic()
@@ -94,10 +94,10 @@ def last_lines(logbook: Logbook, ranks: Mapping[str, int], query: Query, most: i
             break
         before = lines[0].serial
     live = find_lines(extract, ranks, query, after=extract.end).live
-    return Page(lines, page.first, page.next, page.end, page.dropped, len(lines), page.partial, live)
+    return LogPage(lines, page.first, page.next, page.end, page.dropped, len(lines), page.partial, live)
 
 
-def _time_of(line: Line) -> str:
+def _time_of(line: LogLine) -> str:
     return time.strftime("%H:%M:%S", time.localtime(line.at))
 
 

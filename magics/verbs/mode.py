@@ -13,7 +13,7 @@ from meshbook.magics.verbs.verb import Verb
 
 
 @dataclass(frozen=True)
-class Mode(Verb):
+class ModeVerb(Verb):
     """Let cells run on the mesh without `%%mesh` (`state` is "on" or "off"), with these options of it; or say which."""
 
     word = "mode"

@@ -10,7 +10,7 @@ from meshbook.magics.interruptible import interruptible
 from meshbook.magics.meshes import MeshError
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.parsing import Parser, UsageError, seconds, selector
-from meshbook.magics.profiling import ProfileRequest, Told, profile_for, save_as, taking_of
+from meshbook.magics.profiling import ProfileRequest, ProfileTarget, profile_for, save_as, taking_of
 from meshbook.magics.publisher import publisher_for
 from meshbook.magics.rollcall import call_roll
 from meshbook.magics.verbs.verb import Verb
@@ -90,7 +90,7 @@ class ProfileVerb(Verb):
         living = [rank for rank in ranks if rank not in mesh.dead]
         if not living:
             raise MeshError(f"all of these ranks of {mesh.name} are dead: %mesh heal starts them again")
-        stop, told = threading.Event(), Told(mesh.name, living, publisher_for(notebook.shell))
+        stop, told = threading.Event(), ProfileTarget(mesh.name, living, publisher_for(notebook.shell))
         taking = taking_of(mesh, living, torch=False)
         length = self.seconds or DEFAULT_SECONDS
         with interruptible(stop.set):

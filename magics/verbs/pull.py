@@ -11,12 +11,12 @@ from meshbook.magics.notebook import Notebook
 from meshbook.magics.parsing import Parser
 from meshbook.magics.selection import names_one_rank
 from meshbook.magics.verbs.verb import Verb, add_selection
-from meshbook.magics.wanted import Wanted, pulled
+from meshbook.magics.wanted import PullSpec, pulled
 
 
 @dataclass(frozen=True)
-class Pull(Verb):
-    """Set these variables in the notebook, to lists of what they are on ranks, or as `Wanted.how` says."""
+class PullVerb(Verb):
+    """Set these variables in the notebook, to lists of what they are on ranks, or as `PullSpec.how` says."""
 
     word = "pull"
     description = (
@@ -24,7 +24,7 @@ class Pull(Verb):
         "with c@mean, c@cat, c@stack and c@first one value made of all."
     )
 
-    names: tuple[Wanted, ...]
+    names: tuple[PullSpec, ...]
     selection: str = "all"
     force: bool = False
 
@@ -42,6 +42,6 @@ class Pull(Verb):
             notebook.shell.user_ns.update(carry_out(variables.pull(mesh, ranks, wanted, ask=ask)))
 
     @staticmethod
-    def _of_one(wanted: Wanted, ranks: Sequence[int]) -> Wanted:
+    def _of_one(wanted: PullSpec, ranks: Sequence[int]) -> PullSpec:
         """`%mesh pull c 0` gives the value itself, as `c@0` does."""
-        return Wanted(wanted.name, ranks[0]) if wanted.how is None else wanted
+        return PullSpec(wanted.name, ranks[0]) if wanted.how is None else wanted

@@ -13,7 +13,7 @@ from meshbook.magics.wanted import pushed
 
 
 @dataclass(frozen=True)
-class Push(Verb):
+class PushVerb(Verb):
     """Set these variables on ranks, to what they are in the notebook."""
 
     word = "push"

@@ -12,7 +12,7 @@ from meshbook.runtime.geometry import Extent
 
 
 @dataclass(frozen=True)
-class Resize(Verb):
+class ResizeVerb(Verb):
     """Let a mesh (None: the current mesh) have `gpus` workers in its last dimension, or these sizes."""
 
     word = "resize"

@@ -11,7 +11,7 @@ from meshbook.magics.verbs.verb import Verb, add_selection
 
 
 @dataclass(frozen=True)
-class Restart(Verb):
+class RestartVerb(Verb):
     """End these ranks, whatever they run, and start them again."""
 
     word = "restart"

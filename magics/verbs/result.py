@@ -12,7 +12,7 @@ from meshbook.magics.verbs.verb import Verb
 
 
 @dataclass(frozen=True)
-class Result(Verb):
+class ResultVerb(Verb):
     """Wait for a job (None: the last one), and show what it has printed, and its value or its error."""
 
     word = "result"

@@ -12,7 +12,7 @@ from meshbook.magics.verbs.verb import Verb, add_selection
 
 
 @dataclass(frozen=True)
-class Stack(Verb):
+class StackVerb(Verb):
     """Show where these ranks are."""
 
     word = "stack"

@@ -12,7 +12,7 @@ from meshbook.magics.verbs.verb import Verb, add_name
 
 
 @dataclass(frozen=True)
-class Status(Verb):
+class StatusVerb(Verb):
     """Say how a mesh is (`name` None means all of them), and unless it is to be `brief` what has happened to it."""
 
     word = "status"

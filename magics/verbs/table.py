@@ -17,65 +17,65 @@ from meshbook.magics.parsing import (
     suggestion,
     words,
 )
-from meshbook.magics.verbs.attach import Attach
-from meshbook.magics.verbs.cancel import Cancel
-from meshbook.magics.verbs.config import Config
-from meshbook.magics.verbs.dash import Dash
-from meshbook.magics.verbs.debug import Debug
-from meshbook.magics.verbs.detach import Detach
-from meshbook.magics.verbs.diff import Diff
-from meshbook.magics.verbs.doctor import Doctor
-from meshbook.magics.verbs.down import Down
-from meshbook.magics.verbs.heal import Heal
-from meshbook.magics.verbs.interrupt import Interrupt
-from meshbook.magics.verbs.jobs import ListJobs
-from meshbook.magics.verbs.log import Log
+from meshbook.magics.verbs.attach import AttachVerb
+from meshbook.magics.verbs.cancel import CancelVerb
+from meshbook.magics.verbs.config import ConfigVerb
+from meshbook.magics.verbs.dash import DashVerb
+from meshbook.magics.verbs.debug import DebugVerb
+from meshbook.magics.verbs.detach import DetachVerb
+from meshbook.magics.verbs.diff import DiffVerb
+from meshbook.magics.verbs.doctor import DoctorVerb
+from meshbook.magics.verbs.down import DownVerb
+from meshbook.magics.verbs.heal import HealVerb
+from meshbook.magics.verbs.interrupt import InterruptVerb
+from meshbook.magics.verbs.jobs import JobsVerb
+from meshbook.magics.verbs.log import LogVerb
 from meshbook.magics.verbs.metrics import MetricsVerb
-from meshbook.magics.verbs.mode import Mode
+from meshbook.magics.verbs.mode import ModeVerb
 from meshbook.magics.verbs.profile import ProfileVerb
-from meshbook.magics.verbs.pull import Pull
-from meshbook.magics.verbs.push import Push
-from meshbook.magics.verbs.resize import Resize
-from meshbook.magics.verbs.restart import Restart
-from meshbook.magics.verbs.result import Result
-from meshbook.magics.verbs.stack import Stack
-from meshbook.magics.verbs.status import Status
+from meshbook.magics.verbs.pull import PullVerb
+from meshbook.magics.verbs.push import PushVerb
+from meshbook.magics.verbs.resize import ResizeVerb
+from meshbook.magics.verbs.restart import RestartVerb
+from meshbook.magics.verbs.result import ResultVerb
+from meshbook.magics.verbs.stack import StackVerb
+from meshbook.magics.verbs.status import StatusVerb
 from meshbook.magics.verbs.trace import TraceVerb
-from meshbook.magics.verbs.up import Up
-from meshbook.magics.verbs.use import Use
+from meshbook.magics.verbs.up import UpVerb
+from meshbook.magics.verbs.use import UseVerb
 from meshbook.magics.verbs.verb import Verb
-from meshbook.magics.verbs.who import Who, Whos
+from meshbook.magics.verbs.who import WhosVerb, WhoVerb
 
 # As the overview lists them: a mesh's life, then cells that run, then variables, then what to look at.
 _ALL: tuple[type[Verb], ...] = (
-    Up,
-    Use,
-    Status,
-    Dash,
-    Down,
-    Resize,
-    Heal,
-    Interrupt,
-    Restart,
-    Detach,
-    Attach,
-    Push,
-    Pull,
-    Who,
-    Whos,
-    Diff,
-    ListJobs,
-    Result,
-    Cancel,
-    Mode,
-    Config,
-    Stack,
-    Debug,
+    UpVerb,
+    UseVerb,
+    StatusVerb,
+    DashVerb,
+    DownVerb,
+    ResizeVerb,
+    HealVerb,
+    InterruptVerb,
+    RestartVerb,
+    DetachVerb,
+    AttachVerb,
+    PushVerb,
+    PullVerb,
+    WhoVerb,
+    WhosVerb,
+    DiffVerb,
+    JobsVerb,
+    ResultVerb,
+    CancelVerb,
+    ModeVerb,
+    ConfigVerb,
+    StackVerb,
+    DebugVerb,
     TraceVerb,
     MetricsVerb,
     ProfileVerb,
-    Log,
-    Doctor,
+    LogVerb,
+    DoctorVerb,
 )
 VERBS = {verb.word: verb for verb in _ALL}
 WIDTH = 100  # as argparse's texts have it (`parsing.Parser`)
@@ -84,7 +84,7 @@ WIDTH = 100  # as argparse's texts have it (`parsing.Parser`)
 def parse_verb(line: str) -> Verb | HelpRequested:
     """What follows `%mesh` on its line; nothing is a brief `status`."""
     if not (found := words(line)):
-        return Status(brief=True)
+        return StatusVerb(brief=True)
     word, *arguments = found
     if word in ("help", *HELP_WORDS):
         verb_asked = next((each for each in arguments if each not in HELP_WORDS and each != "help"), None)

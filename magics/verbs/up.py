@@ -18,7 +18,7 @@ from meshbook.runtime.geometry import Extent
 
 
 @dataclass(frozen=True)
-class Up(Verb):
+class UpVerb(Verb):
     """Start a mesh of `gpus` workers, or of this shape; the default of both is None. One that is up already is left."""
 
     word = "up"

@@ -10,7 +10,7 @@ from meshbook.magics.verbs.verb import Verb
 
 
 @dataclass(frozen=True)
-class Use(Verb):
+class UseVerb(Verb):
     """Let cells and verbs that name no mesh mean this one."""
 
     word = "use"

@@ -15,7 +15,7 @@ from meshbook.runtime.cells.inventory import Entry
 
 
 @dataclass(frozen=True)
-class Who(Verb):
+class WhoVerb(Verb):
     """List the variables of these ranks."""
 
     word = "who"
@@ -36,7 +36,7 @@ class Who(Verb):
 
 
 @dataclass(frozen=True)
-class Whos(Who):
+class WhosVerb(WhoVerb):
     """List the variables of these ranks, with what they are."""
 
     word = "whos"

@@ -79,7 +79,7 @@ class Chaos:
     def __init__(self, mesh: ProcMesh, events: Iterator[Event], report: Report, latency: float) -> None:
         self._events = events
         self._report = report
-        self._ranks = _Ranks(mesh, latency)
+        self._ranks = _TargetRanks(mesh, latency)
         self._over = threading.Event()
         self._trouble: BaseException | None = None  # why the thread ended before its time
         # In this context: the thread speaks for whoever enters.
@@ -140,7 +140,7 @@ def with_ends(events: Iterator[Event]) -> Iterator[tuple[float, Event, bool]]:
         yield at, ended, False
 
 
-class _Ranks:
+class _TargetRanks:
     """The processes of a mesh, each to be hurt and to be let go."""
 
     def __init__(self, mesh: ProcMesh, latency: float) -> None:

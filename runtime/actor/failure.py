@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from meshbook.runtime import texts
 from meshbook.runtime.actor.receipts import Receipt
-from meshbook.runtime.traces import Line
+from meshbook.runtime.traces import SourceLine
 
 
 class MeshFailure:
@@ -24,7 +24,7 @@ class MeshFailure:
         crashed_ranks: Sequence[int],
         report: str,
         handle: Callable[[], Any],
-        spawned_at: Line | None = None,
+        spawned_at: SourceLine | None = None,
         remark: str = "",
         ended_by: str = "",
         receipts: Sequence[Receipt] = (),

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _UNDECODED: Any = object()
 
 
-class PendingCall(Protocol):
+class Cancellable(Protocol):
     """The question that a future is the answer of (`runtime.node.calls`); `index` counts the targets it was put to."""
 
     def cancel(self, index: int | None) -> bool: ...
@@ -63,7 +63,7 @@ class Future(Generic[T]):
     _decoding: RLock | None  # one thread decodes; re-entrant, as a finalizer may read the same future meanwhile
     _done: bool
     _error: BaseException | None
-    _inquiry: PendingCall | None  # None once the future is done
+    _inquiry: Cancellable | None  # None once the future is done
     _index: int | None  # of the target that answers; None where several do
     _receipt: Receipt  # where there is one: notes that the error was raised in the caller's code
     _trace: TracebackType | None  # of the error, as it came here; each reader adds its own lines to that
@@ -101,7 +101,7 @@ class Future(Generic[T]):
 
     # -- the runtime's side ------------------------------------------------
 
-    def asked(self, inquiry: PendingCall, index: int | None) -> None:
+    def asked(self, inquiry: Cancellable, index: int | None) -> None:
         """Say which question this is the answer of."""
         self._index = index
         if not self._done:
@@ -113,7 +113,7 @@ class Future(Generic[T]):
         receipt.follow(self)
 
     @property
-    def inquiry(self) -> PendingCall | None:
+    def inquiry(self) -> Cancellable | None:
         """The question that it answers; None once the answer is here."""
         return self._inquiry
 

@@ -45,7 +45,7 @@ class Port(Generic[T]):
         self._note_sent()
 
     def _post(self, post: Callable[[Any], None]) -> None:
-        node: Node = context().actor_instance.node
+        node: PortNode = context().actor_instance.node
         post(node.ports)
 
     def exception(self, error: BaseException) -> None:
@@ -73,7 +73,7 @@ class Port(Generic[T]):
     def _place(self) -> tuple[Any, int]:
         """Where the code here, or whoever gets a message that is sent from here, sends to this port."""
         here = CURRENT.get()
-        node: Node | None = None if here is None else here.actor_instance.node
+        node: PortNode | None = None if here is None else here.actor_instance.node
         if node is None or node.relay is None:
             return self._address, self._number
         return node.relay(self._address, self._number, once=self._once is not False)
@@ -141,7 +141,7 @@ class ResponsePort(Port[T]):
 class PortReceiver(Generic[T]):
     """Takes what was sent to a port, in the order of arrival. Without it the port takes nothing more."""
 
-    def __init__(self, mailbox: Mailbox, drop: Callable[[], object], take: Callable[[Any], T]) -> None:
+    def __init__(self, mailbox: MailboxProtocol, drop: Callable[[], object], take: Callable[[Any], T]) -> None:
         self._mailbox = mailbox
         self._take = take
         weakref.finalize(self, drop)
@@ -178,7 +178,7 @@ class Channel(Generic[T]):
 
 
 def _open(once: bool, take: Callable[[Any], Any]) -> tuple[Port[Any], PortReceiver[Any]]:
-    node: Node = context().actor_instance.node
+    node: PortNode = context().actor_instance.node
     number, mailbox = node.ports.open(once=once)
     return Port(node.address, number, once), PortReceiver(mailbox, lambda: node.ports.close(number), take)
 
@@ -192,14 +192,14 @@ def _whole(pair: Any) -> Any:
     return pair
 
 
-class Mailbox(Protocol):
+class MailboxProtocol(Protocol):
     """What a receiver needs of where its values come in."""
 
     def take(self, receiver: PortReceiver[Any]) -> Future[Any]:
         """The next value, as (rank, value). The receiver is kept as long as somebody waits."""
 
 
-class Node(Protocol):
+class PortNode(Protocol):
     """What ports need of the node that they are on."""
 
     @property

@@ -18,7 +18,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Cells(Protocol[T_co]):
+class LazyValues(Protocol[T_co]):
     """Values by index, each behind a call that makes it."""
 
     def __getitem__(self, index: int, /) -> Callable[[], T_co]: ...
@@ -28,18 +28,18 @@ class ValueMesh(MeshTrait, Generic[T]):
     """Immutable values with a shape; points count from zero within the mesh that was called."""
 
     _region: Region
-    _cells: Cells[T]  # indexed by the ranks of the region as it was called, `_base`; slices share them
+    _cells: LazyValues[T]  # indexed by the ranks of the region as it was called, `_base`; slices share them
     _base: Sequence[int] | None
 
     def __init__(self, shape: Extent | Region, values: Iterable[T]) -> None:
         """These values, in rank order of the shape; ValueError where their number is not that of its ranks."""
-        held = [_Held(value) for value in values]
+        held = [_Value(value) for value in values]
         if len(held) != len(shape.region):
             raise ValueError(f"expected {len(shape.region)} values for {dict(shape.region.extent)}, got {len(held)}")
         self._region, self._cells, self._base = shape.region, held, None
 
     @classmethod
-    def of_cells(cls, region: Region, cells: Cells[T], base: Sequence[int] | None = None) -> ValueMesh[T]:
+    def of_cells(cls, region: Region, cells: LazyValues[T], base: Sequence[int] | None = None) -> ValueMesh[T]:
         """A value mesh whose values are made when they are first read (for the runtime)."""
         made = cls.__new__(cls)
         made._region, made._cells, made._base = region, cells, base
@@ -61,8 +61,8 @@ class ValueMesh(MeshTrait, Generic[T]):
     @classmethod
     def _of_runs(cls, extent: Extent, values: Sequence[T], counts: Sequence[int]) -> ValueMesh[T]:
         # Where there are as many values as ranks, the counts do not matter, and are not sent.
-        cells = [_Held(value) for value in values]
-        return cls.of_cells(extent.region, cells if len(cells) == extent.nelements else _Runs(cells, counts))
+        cells = [_Value(value) for value in values]
+        return cls.of_cells(extent.region, cells if len(cells) == extent.nelements else _RepeatedValues(cells, counts))
 
     @classmethod
     def from_indexed(cls, shape: Extent | Region, pairs: Iterable[tuple[int, T]]) -> ValueMesh[T]:
@@ -146,7 +146,7 @@ class ValueMesh(MeshTrait, Generic[T]):
         return ValueMesh._of_runs, (self.extent, values, counts if len(values) < len(self) else ())
 
 
-class _Held(Generic[T]):
+class _Value(Generic[T]):
     """A value that is here already."""
 
     __slots__ = ("value",)
@@ -158,20 +158,20 @@ class _Held(Generic[T]):
         return self.value
 
 
-class _Runs(Generic[T]):
+class _RepeatedValues(Generic[T]):
     """Cells of which each stands for so many neighbours."""
 
     __slots__ = ("_cells", "_ends")
 
-    def __init__(self, cells: Sequence[_Held[T]], counts: Iterable[int]) -> None:
+    def __init__(self, cells: Sequence[_Value[T]], counts: Iterable[int]) -> None:
         self._cells = cells
         self._ends = list(itertools.accumulate(counts))
 
-    def __getitem__(self, index: int) -> _Held[T]:
+    def __getitem__(self, index: int) -> _Value[T]:
         return self._cells[bisect_right(self._ends, index)]
 
 
-class Once(Generic[T]):
+class LazyValue(Generic[T]):
     """A value that is decoded when first asked for; an error stays an error."""
 
     __slots__ = ("_decode", "_error", "_value")

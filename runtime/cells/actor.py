@@ -27,12 +27,12 @@ from meshbook.runtime.cells.failures import describe_error, describe_interrupt, 
 from meshbook.runtime.cells.interrupts import INTERRUPTS
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
 from meshbook.runtime.cells.parcels import Parcel, pack, tell_excess
-from meshbook.runtime.cells.prompts import Prompts
-from meshbook.runtime.cells.shell import Ran, RankShell, make_shell
+from meshbook.runtime.cells.prompts import RankPrompts
+from meshbook.runtime.cells.shell import RankShell, RunResult, make_shell
 from meshbook.runtime.cells.standing import (
     MAIN,
-    Stack,
-    Standing,
+    MainThreadState,
+    ThreadStack,
     collective_of,
     describe_frames,
     stack_of_main,
@@ -40,11 +40,11 @@ from meshbook.runtime.cells.standing import (
 )
 from meshbook.runtime.cells.transfer import NO_TRANSFER, Transfer
 from meshbook.runtime.cells.values import describe, without_graph
-from meshbook.runtime.cells.variables import Namespace, Request, handle
+from meshbook.runtime.cells.variables import Namespace, VariableRequest, handle
 from meshbook.runtime.cells.widgets import use_text_bars
 from meshbook.runtime.collectives.abort import abort_groups
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.mesh.tasks import Done, Work, table_of
+from meshbook.runtime.mesh.tasks import BatchReply, ItemBatch, table_of
 
 KEPT_VALUES = 16
 _wall, _cpu = time.perf_counter, time.process_time  # bound here: a cell may replace them
@@ -60,7 +60,7 @@ class CellActor(Actor):
         self._birth = instance.birth
         # matplotlib draws through IPython's display, as in any notebook; the user's own choice wins.
         os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-        self._shell: RankShell = make_shell(Displays(self._node, lambda: self._birth), Prompts(self._node))
+        self._shell: RankShell = make_shell(Displays(self._node, lambda: self._birth), RankPrompts(self._node))
         use_text_bars()
         # As in a kernel: the commands of a cell have a terminal, at which a pager would wait for a key.
         os.environ.setdefault("PAGER", "cat")
@@ -113,7 +113,7 @@ class CellActor(Actor):
         return self._with_names(outcome, before)
 
     def _run(self, source: str, number: int, origin: str, debugs: bool) -> CellOutcome:
-        meter = Meter()
+        meter = CellMeter()
         self._node.signs.cell(True)
         if self._node.capture is not None:
             self._node.capture.begin(origin)
@@ -129,7 +129,7 @@ class CellActor(Actor):
             self._node.signs.cell(False)
         return outcome
 
-    def _run_out(self, source: str, number: int, origin: str, debugs: bool, meter: Meter) -> CellOutcome:
+    def _run_out(self, source: str, number: int, origin: str, debugs: bool, meter: CellMeter) -> CellOutcome:
         try:
             ran = self._shell.run_source(source, number)
             cost = meter.read()
@@ -151,14 +151,14 @@ class CellActor(Actor):
         return parcel
 
     @endpoint
-    def handle(self, request: Request, operation: str) -> Any:
+    def handle(self, request: VariableRequest, operation: str) -> Any:
         """Read or change variables, as the request says; `operation` names it, should it be interrupted."""
         answer = handle(request, self._namespace, operation)
         self._end(current_origin())
         return answer
 
     @endpoint
-    def run_items(self, work: Work, operation: str) -> Done:
+    def run_items(self, work: ItemBatch, operation: str) -> BatchReply:
         """Run items of a map, with the variables of this rank as globals; `operation` names it for an interrupt."""
         with INTERRUPTS.during(operation):
             done = self._tasks.run(work, lambda function: at_home(function, self._shell.user_ns), INTERRUPTS.user_code)
@@ -189,7 +189,7 @@ class CellActor(Actor):
             names=None if is_told else tuple(name for name in names if name not in self._given)[:MOST_NAMES],
         )
 
-    def _outcome(self, ran: Ran, cost: CellCost, origin: str) -> CellOutcome:
+    def _outcome(self, ran: RunResult, cost: CellCost, origin: str) -> CellOutcome:
         if isinstance(ran.error, SystemExit):
             return CellOutcome(cost, error=_exit_error(ran.error))
         if isinstance(ran.error, BdbQuit):
@@ -250,19 +250,19 @@ class CellControl(Actor):
             return abort_groups()
 
     @endpoint
-    def where(self) -> Standing:
+    def where(self) -> MainThreadState:
         """Where the main thread is."""
         if not INTERRUPTS.origin:
-            return Standing(is_idle=True)
-        return Standing(frames=describe_frames(stack_of_main(_awaiting())), pause=_pause())
+            return MainThreadState(is_idle=True)
+        return MainThreadState(frames=describe_frames(stack_of_main(_awaiting())), pause=_pause())
 
     @endpoint
-    def stacks(self) -> list[Stack]:
+    def stacks(self) -> list[ThreadStack]:
         """The main thread first, then those in which code of the user's runs."""
         found = stack_of_main(_awaiting())
         collective = collective_of(found)
         remark = f"in {collective}" if collective else _pause() if INTERRUPTS.origin else "idle"
-        return [Stack(MAIN, describe_frames(found, with_source=True), remark), *stacks_of_others()]
+        return [ThreadStack(MAIN, describe_frames(found, with_source=True), remark), *stacks_of_others()]
 
 
 def _awaiting() -> Any:
@@ -276,7 +276,7 @@ def _pause() -> str:
     return f"paused {pause}" if pause else ""
 
 
-class Meter:
+class CellMeter:
     """What a cell costs, from here to `read`."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from typing import Generic, NoReturn, TypeVar
 T = TypeVar("T")
 
 
-class Aside:
+class BackgroundThreads:
     """Runs work on threads of its own, as many at once as `most`; those that hang count until they come back."""
 
     def __init__(self, name: str, most: int = 4) -> None:
@@ -25,7 +25,7 @@ class Aside:
         """The value of the work, or its error. TimeoutError after `within` seconds, or if all threads hang."""
         if not self._free.acquire(blocking=False):
             raise TimeoutError(f"all threads for {self._name} hang in earlier work")
-        task: _Task[T] = _Task(work, self._free.release)
+        task: _BackgroundTask[T] = _BackgroundTask(work, self._free.release)
         thread = threading.Thread(target=task.run, name=f"meshbook {self._name}", daemon=True)
         thread.pydev_do_not_trace = True  # type: ignore[attr-defined]  # a debugger that stops a cell stops all others
         thread.start()
@@ -34,7 +34,7 @@ class Aside:
         return task.outcome()
 
 
-class _Task(Generic[T]):
+class _BackgroundTask(Generic[T]):
     """Work, and what became of it once it is `done`."""
 
     def __init__(self, work: Callable[[], T], end: Callable[[], object]) -> None:

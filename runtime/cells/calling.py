@@ -18,15 +18,15 @@ from meshbook.runtime.cells.failures import describe_error
 from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.cells.parcels import Parcel, pack
 from meshbook.runtime.cells.shell import RankShell
-from meshbook.runtime.cells.variables import Namespace, Refusal, Request
+from meshbook.runtime.cells.variables import Namespace, RequestError, VariableRequest
 from meshbook.runtime.errors import PickleError
 from meshbook.runtime.traces import format_error
 
-Answer = Parcel | RankError | Refusal
+Answer = Parcel | RankError | RequestError
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedResult:
     """The result of a call, with what it printed and displayed; `began` in seconds since 1970."""
 
     answer: Answer
@@ -50,7 +50,7 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class Apply(Request):
+class Apply(VariableRequest):
     """Call a function; the parcel has `function`, `arguments` and `keywords`. Answers with a parcel of `value`.
 
     Where `each` is true, it is called with each element of its arguments, and the value is the list of the results.
@@ -58,7 +58,7 @@ class Apply(Request):
 
     parcel: Parcel
 
-    def handle(self, namespace: Namespace) -> Recorded:
+    def handle(self, namespace: Namespace) -> RecordedResult:
         return record(lambda: self._call(namespace.values))
 
     def _call(self, names: dict[str, Any]) -> Any:
@@ -69,14 +69,14 @@ class Apply(Request):
 
 
 @dataclass(frozen=True)
-class Execute(Request):
+class Execute(VariableRequest):
     """Run Python source, magics included. Answers with the text of its last expression, None where it is `silent`."""
 
     source: str
     name: str  # of the source, in tracebacks
     silent: bool = True
 
-    def handle(self, namespace: Namespace) -> Recorded:
+    def handle(self, namespace: Namespace) -> RecordedResult:
         return record(lambda: self._run(namespace))
 
     def _run(self, namespace: Namespace) -> Mapping[str, Any] | None:
@@ -95,17 +95,17 @@ class Execute(Request):
 
 
 @dataclass(frozen=True)
-class Evaluate(Request):
+class Evaluate(VariableRequest):
     """Send the values of expressions, as a list."""
 
     expressions: tuple[str, ...]
 
-    def handle(self, namespace: Namespace) -> Recorded:
+    def handle(self, namespace: Namespace) -> RecordedResult:
         return record(lambda: [eval(each, namespace.values) for each in self.expressions])
 
 
 @dataclass(frozen=True)
-class Clear(Request):
+class Clear(VariableRequest):
     """Delete all variables that cells and calls have made."""
 
     def handle(self, namespace: Namespace) -> None:
@@ -113,7 +113,7 @@ class Clear(Request):
             namespace.values.pop(name, None)
 
 
-class Recording:
+class RecordedFunction:
     """A function whose calls are recorded: its value is a Recorded. Pickled once for all calls of a map."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -121,13 +121,13 @@ class Recording:
         self._names: dict[str, Any] = {}
         self.__name__ = getattr(function, "__name__", type(function).__name__)
 
-    def bind_to(self, names: dict[str, Any]) -> Recording:
+    def bind_to(self, names: dict[str, Any]) -> RecordedFunction:
         """The same function on a rank, with these as its globals."""
-        bound = Recording(at_home(self.function, names))
+        bound = RecordedFunction(at_home(self.function, names))
         bound._names = names
         return bound
 
-    def __call__(self, *arguments: Any, **keywords: Any) -> Recorded:
+    def __call__(self, *arguments: Any, **keywords: Any) -> RecordedResult:
         def call() -> Any:
             args, kwargs = dereference((arguments, keywords), self._names)
             return self.function(*args, **kwargs)
@@ -135,27 +135,27 @@ class Recording:
         return record(call)
 
 
-def record(call: Callable[[], Any]) -> Recorded:
+def record(call: Callable[[], Any]) -> RecordedResult:
     """Call this; what it prints and displays becomes part of the result. An interrupt ends it as an error."""
     began, clock = time.time(), time.perf_counter()
     with capture_output() as captured:
         answer = _answer(call)
     seconds = time.perf_counter() - clock
     outputs = tuple({"data": each.data, "metadata": each.metadata} for each in captured.outputs)
-    return Recorded(answer, captured.stdout, captured.stderr, outputs, began, seconds)
+    return RecordedResult(answer, captured.stdout, captured.stderr, outputs, began, seconds)
 
 
 def _answer(call: Callable[[], Any]) -> Answer:
     try:
         value = call()
     except PickleError as error:
-        return Refusal(str(error))
+        return RequestError(str(error))
     except (Exception, KeyboardInterrupt) as error:
         return describe_error(error, format_error(error).splitlines()[:-1])
     try:
         return pack({"value": value})
     except PickleError as error:
-        return Refusal(str(error))
+        return RequestError(str(error))
 
 
 def at_home(function: Any, names: dict[str, Any]) -> Any:

@@ -19,7 +19,7 @@ from IPython.core.debugger import Pdb
 
 from meshbook.runtime.cells.failures import is_user_code
 from meshbook.runtime.cells.interrupts import INTERRUPTS
-from meshbook.runtime.cells.prompts import Prompts
+from meshbook.runtime.cells.prompts import RankPrompts
 from meshbook.runtime.cells.standing import is_of_cell
 from meshbook.runtime.traces import is_ours
 
@@ -31,7 +31,7 @@ _BENEATH = ("/IPython/core/", "/asyncio/", "/threading.py", "/contextlib.py")
 class Debugger:
     """The debugger of this rank: one, for all of its cells, so that what they display and alias stays."""
 
-    def __init__(self, prompts: Prompts) -> None:
+    def __init__(self, prompts: RankPrompts) -> None:
         self._prompts = prompts
         self._pdb: RankPdb | None = None  # made when it is first needed, since that takes milliseconds
         self._passing = ""  # the execution that does not stop here, as the controller has said
@@ -214,7 +214,7 @@ class RankPdb(Pdb):
 class CommandLines:
     """What the debugger reads its commands from."""
 
-    def __init__(self, prompts: Prompts, debugger: RankPdb) -> None:
+    def __init__(self, prompts: RankPrompts, debugger: RankPdb) -> None:
         self.prompts = prompts
         self._debugger = debugger
 

@@ -23,7 +23,7 @@ from meshbook.runtime.cells.inventory import entry_of
 from meshbook.runtime.cells.parcels import Parcel, pack
 from meshbook.runtime.cells.tables import columns_of, content_of, library_of, numbers_of
 from meshbook.runtime.cells.values import summarize_tensor
-from meshbook.runtime.cells.variables import Namespace, Refusal, Request
+from meshbook.runtime.cells.variables import Namespace, RequestError, VariableRequest
 
 MOST_PARTS = 20_000  # of one variable; what comes after these is one part
 DEEPEST = 20
@@ -34,7 +34,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class NumberDigests:
     """Numbers that can be compared one by one: their shape, how large one is, and a digest for each block of them."""
 
     shape: tuple[int, ...]
@@ -48,42 +48,42 @@ class Numbers:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DigestPart:
     """A part that has no parts: `path` leads to it (`['model'].lr`), `kind` is what it is beside its content."""
 
     path: str
     kind: str
     text: str
     digest: bytes
-    numbers: Numbers | None = None
+    numbers: NumberDigests | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Anatomy:
+class VariableDigest:
     """A variable in its parts; one that is a single thing has one, whose path is empty."""
 
     type_name: str
-    parts: tuple[Part, ...]
+    parts: tuple[DigestPart, ...]
 
 
 @dataclass(frozen=True)
-class Digest(Request):
+class DigestRequest(VariableRequest):
     """Take a variable apart; None where there is none of this name."""
 
     name: str
 
-    def handle(self, namespace: Namespace) -> Anatomy | Refusal | None:
+    def handle(self, namespace: Namespace) -> VariableDigest | RequestError | None:
         if self.name not in namespace.values:
             return None
         value = namespace.values[self.name]
         try:
-            return Anatomy(type(value).__name__, tuple(_folded([part_of(*part) for part in _parts(value)])))
+            return VariableDigest(type(value).__name__, tuple(_folded([part_of(*part) for part in _parts(value)])))
         except Exception as error:  # of the user's own code
-            return Refusal(f"{self.name} cannot be looked through: {type(error).__name__}: {error}")
+            return RequestError(f"{self.name} cannot be looked through: {type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True)
-class Fetch(Request):
+class FetchBlocks(VariableRequest):
     """Send numbers of a variable, as one dimension: of each path these blocks. What is gone by now is left out."""
 
     name: str
@@ -95,13 +95,13 @@ class Fetch(Request):
         return pack({path: _take(value, self.blocks[path]) for path, value in wanted if _has_numbers(value)})
 
 
-def _folded(parts: list[Part]) -> list[Part]:
+def _folded(parts: list[DigestPart]) -> list[DigestPart]:
     """With those that are too many as one."""
     if len(parts) <= MOST_PARTS:
         return parts
     rest = parts[MOST_PARTS:]
     digest = _hash(piece for part in rest for piece in (part.path.encode(), part.digest))
-    return [*parts[:MOST_PARTS], Part(f"from {rest[0].path} on", "parts", f"{len(rest):,} in all", digest)]
+    return [*parts[:MOST_PARTS], DigestPart(f"from {rest[0].path} on", "parts", f"{len(rest):,} in all", digest)]
 
 
 def _parts(value: Any, path: str = "", above: frozenset[int] = frozenset()) -> Iterator[tuple[str, Any]]:
@@ -159,20 +159,20 @@ def _is_numeric(value: Any) -> bool:
     return numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc"
 
 
-def part_of(path: str, value: Any) -> Part:
+def part_of(path: str, value: Any) -> DigestPart:
     """A part as it is told."""
     kind = type(value).__name__
     if not _has_numbers(value):
         content = content_of(value) if library_of(value) else None
-        return Part(path, kind, _short(value), _hash([kind.encode(), *(content or [_content_of(value)])]))
+        return DigestPart(path, kind, _short(value), _hash([kind.encode(), *(content or [_content_of(value)])]))
     if not _is_numeric(value):
         kind, text = f"{kind} of {len(value)} numbers", _short(value)
     else:
         kind, text = _look_at(value)
     blocks = tuple(_hash([block]) for block in _blocks_of(value))
     item_size = int(value.itemsize) if _is_numeric(value) else 8
-    numbers_of = Numbers(tuple(getattr(value, "shape", (len(value),))), item_size, blocks)
-    return Part(path, kind, text, _hash([kind.encode(), *blocks]), numbers_of)
+    numbers_of = NumberDigests(tuple(getattr(value, "shape", (len(value),))), item_size, blocks)
+    return DigestPart(path, kind, text, _hash([kind.encode(), *blocks]), numbers_of)
 
 
 def _has_numbers(value: Any) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshbook.runtime.cells.tables import summarize_table
-from meshbook.runtime.cells.variables import Namespace, Request
+from meshbook.runtime.cells.variables import Namespace, VariableRequest
 
 MOST_CHARACTERS = 80
 MOST_ELEMENTS = 6  # of a tensor that is shown itself
@@ -34,7 +34,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Inventory(Request):
+class Inventory(VariableRequest):
     """List the user's variables."""
 
     def handle(self, namespace: Namespace) -> list[Entry]:

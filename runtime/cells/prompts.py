@@ -25,12 +25,12 @@ from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.telemetry.questions import QUESTIONS, Answer, Kind, Question
+from meshbook.runtime.telemetry.questions import QUESTIONS, Kind, PromptAnswer, PromptQuestion
 
 NOWHERE = Extent((), ())
 
 
-class Prompts:
+class RankPrompts:
     """What this rank asks."""
 
     def __init__(self, node: Node) -> None:
@@ -60,7 +60,7 @@ class Prompts:
     def ask(self, kind: Kind, prompt: str = "", place: str = "") -> str:
         """What is answered to this; EOFError and StdinNotImplementedError like `input`."""
         birth = self._node.place
-        question = Question(
+        question = PromptQuestion(
             *(current_origin(), birth.world.mesh, birth.rank, next(self._numbers), kind), prompt=prompt, place=place
         )
         with INTERRUPTS.runtime_code():
@@ -71,7 +71,7 @@ class Prompts:
             raise EOFError(answer.text or "EOF when reading a line")
         raise StdinNotImplementedError(f"{_words(kind, prompt)}: {answer.text}")
 
-    def _wait_for_answer(self, question: Question) -> Answer:
+    def _wait_for_answer(self, question: PromptQuestion) -> PromptAnswer:
         if self._node.capture is not None:
             self._node.capture.flush()  # what was printed before it is shown before it
         asked, answered = PerRank(1), threading.Event()
@@ -85,16 +85,16 @@ class Prompts:
             self._tell("withdraw", question.origin, question.rank, question.number)
             raise
         try:
-            answer: Answer = future.get()
+            answer: PromptAnswer = future.get()
         except MeshbookError as error:
-            return Answer("eof", f"the notebook is gone: {error}")
+            return PromptAnswer("eof", f"the notebook is gone: {error}")
         return answer
 
     def _tell(self, endpoint: str, *arguments: Any, asker: PerRank | None = None) -> None:
         self._node.calls.send([Target(self._node.controller, QUESTIONS)], endpoint, (arguments, {}), NOWHERE, asker)
 
     @contextmanager
-    def _paused(self, question: Question) -> Iterator[None]:
+    def _paused(self, question: PromptQuestion) -> Iterator[None]:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -127,7 +127,7 @@ class RankInput(io.TextIOBase):
     mode = "r"
     name = "<stdin>"
 
-    def __init__(self, prompts: Prompts) -> None:
+    def __init__(self, prompts: RankPrompts) -> None:
         self._prompts = prompts
 
     def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]

@@ -35,7 +35,7 @@ from meshbook.runtime.cells.failures import frames_of
 from meshbook.runtime.cells.inspecting import CellInspector
 from meshbook.runtime.cells.installing import INSTALLERS, in_turn
 from meshbook.runtime.cells.interrupts import INTERRUPTS
-from meshbook.runtime.cells.prompts import Prompts
+from meshbook.runtime.cells.prompts import RankPrompts
 from meshbook.runtime.telemetry import spans_of_collectives
 from meshbook.runtime.traces import OWN
 
@@ -65,7 +65,7 @@ NUMBER_OF_TRANSFORMS = sum(map(len, vars(TransformerManager()).values()))
 
 
 @dataclass
-class Ran:
+class RunResult:
     """What running a source left: the value of its last expression, or the error and its rendering."""
 
     value: Any = None
@@ -127,7 +127,7 @@ class SendDisplay(DisplayPublisher):
 class RankShell(InteractiveShell):
     """One per worker; its namespace is the worker's `__main__`."""
 
-    prompts: Prompts
+    prompts: RankPrompts
     debugging: Debugger
     given: Mapping[str, Any] = MappingProxyType({})  # the names that a cell finds on this rank
     # No traits: each cell sets them, and nothing observes them.
@@ -238,11 +238,11 @@ class RankShell(InteractiveShell):
             with contextlib.suppress(KeyboardInterrupt, StdinNotImplementedError):
                 self.debugging.examine(error)
 
-    kept: Ran = Ran()
+    kept: RunResult = RunResult()
 
-    def run_source(self, source: str, number: int) -> Ran:
+    def run_source(self, source: str, number: int) -> RunResult:
         """Run a cell and return what it left; only KeyboardInterrupt of the runtime itself gets out."""
-        self.kept = Ran()
+        self.kept = RunResult()
         self.execution_count = number
         self.compile.number = number
         try:
@@ -266,7 +266,7 @@ class RankShell(InteractiveShell):
         The store of a process group that was broken would else go on, and a new group would meet in it: each of its
         ranks finds there what the old ones have left.
         """
-        self.kept = Ran()
+        self.kept = RunResult()
         self.last_execution_result = None
         for name in ("last_type", "last_value", "last_traceback", "last_exc"):
             if hasattr(sys, name):
@@ -346,7 +346,7 @@ def ends_in_semicolon(source: str) -> bool:
         return False  # not even tokens: a syntax error, which has no value
 
 
-def make_shell(displays: Displays, asking: Prompts) -> RankShell:
+def make_shell(displays: Displays, asking: RankPrompts) -> RankShell:
     """The shell of this process; on the main thread."""
     SendDisplay.displays = displays
     config = Config()

@@ -25,7 +25,7 @@ MOST_FRAMES = 200  # of one stack; what recursed deeper has its innermost ones
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class MainThreadState:
     """Where the main thread of a rank is: idle, or in a cell, where it has frames (outermost first) or just begins.
 
     `pause` says that it waits for a person: `in input()`, `in the debugger`.
@@ -42,7 +42,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class ThreadStack:
     """One thread, the outermost frame first; `remark` says what its frames do not: `idle`, `in all_reduce`."""
 
     thread: str
@@ -59,7 +59,7 @@ def stack_of_main(awaiting: Coroutine[Any, Any, Any] | None) -> list[tuple[Frame
     return _from_the_cell(_walk(here)) or _from_the_cell(_suspended(awaiting))
 
 
-def stacks_of_others() -> Iterator[Stack]:
+def stacks_of_others() -> Iterator[ThreadStack]:
     """The other threads in which code of the user's runs, by name; what is above that code is left out."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = sys._current_frames()
@@ -68,7 +68,7 @@ def stacks_of_others() -> Iterator[Stack]:
         first = next((at for at, (frame, _) in enumerate(found) if is_user_code(frame.f_code.co_filename)), None)
         if first is not None:
             name = names.get(ident, f"thread {ident}").removeprefix("meshbook ")
-            yield Stack(name, describe_frames(found[first:], with_source=True))
+            yield ThreadStack(name, describe_frames(found[first:], with_source=True))
 
 
 def collective_of(found: Iterable[tuple[FrameType, int]]) -> str:

@@ -11,7 +11,7 @@ from meshbook.runtime.cells.failures import describe_interrupt
 from meshbook.runtime.cells.interrupts import INTERRUPTS
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
 from meshbook.runtime.cells.parcels import Parcel
-from meshbook.runtime.cells.variables import Namespace, Pull, Push, Refusal
+from meshbook.runtime.cells.variables import Namespace, PullRequest, PushRequest, RequestError
 
 _NOTHING = CellCost(wall=0.0, cpu=0.0, peak_rss=0)
 
@@ -32,7 +32,7 @@ class Transfer:
         """Run a cell, which does not begin where something cannot be set, and takes nothing along where it fails."""
         try:
             with INTERRUPTS.during(origin), INTERRUPTS.user_code():
-                refused = None if self.pushed is None else Push(self.pushed).handle(namespace)
+                refused = None if self.pushed is None else PushRequest(self.pushed).handle(namespace)
             if refused is not None:
                 return CellOutcome(_NOTHING, error=_error_of(refused))
         except KeyboardInterrupt as error:
@@ -45,7 +45,7 @@ class Transfer:
             return outcome
         try:
             with INTERRUPTS.during(origin), INTERRUPTS.user_code():
-                return msgspec.structs.replace(outcome, pulled=Pull(names, self.limit).handle(namespace))
+                return msgspec.structs.replace(outcome, pulled=PullRequest(names, self.limit).handle(namespace))
         except KeyboardInterrupt as error:
             return msgspec.structs.replace(outcome, error=describe_interrupt(error))
 
@@ -53,5 +53,5 @@ class Transfer:
 NO_TRANSFER = Transfer()
 
 
-def _error_of(refused: Refusal) -> RankError:
+def _error_of(refused: RequestError) -> RankError:
     return RankError("raised", "VariableError", f"the cell did not run, since nothing was pushed: {refused.reason}")

@@ -35,7 +35,7 @@ class Namespace:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class RequestError:
     """Why a rank has not done what was asked: `x is not defined`."""
 
     reason: str
@@ -43,13 +43,13 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class HeldBack:
+class TooLarge:
     """Values that were not sent since they have so many bytes."""
 
     size: int
 
 
-class Request(ABC):
+class VariableRequest(ABC):
     """Something that is asked of a rank's variables."""
 
     @abstractmethod
@@ -57,65 +57,65 @@ class Request(ABC):
         """Do it; the answer travels back. It is a Refusal where that cannot be done."""
 
 
-def handle(request: Request, namespace: Namespace, operation: str) -> Any:
+def handle(request: VariableRequest, namespace: Namespace, operation: str) -> Any:
     """Do what is asked, in user code that can be interrupted under the name of this operation."""
     try:
         with INTERRUPTS.during(operation), INTERRUPTS.user_code():
             return request.handle(namespace)
     except KeyboardInterrupt:
-        return Refusal("this was interrupted")
+        return RequestError("this was interrupted")
 
 
 @dataclass(frozen=True)
-class Push(Request):
+class PushRequest(VariableRequest):
     """Set variables: all of them, or none where one cannot be made here."""
 
     parcel: Parcel
 
-    def handle(self, namespace: Namespace) -> Refusal | None:
+    def handle(self, namespace: Namespace) -> RequestError | None:
         try:
             namespace.values.update(self.parcel.open())
         except PickleError as error:
-            return Refusal(str(error))
+            return RequestError(str(error))
         return None
 
 
 @dataclass(frozen=True)
-class Pull(Request):
+class PullRequest(VariableRequest):
     """Send variables; where they have more bytes than `limit`, only say how many."""
 
     names: tuple[str, ...]
     limit: float
 
-    def handle(self, namespace: Namespace) -> Parcel | HeldBack | Refusal:
+    def handle(self, namespace: Namespace) -> Parcel | TooLarge | RequestError:
         if (missing := missing_from(namespace, self.names)) is not None:
             return missing
         try:
             parcel = pack({name: namespace.values[name] for name in self.names})
         except PickleError as error:
-            return Refusal(str(error))
+            return RequestError(str(error))
         if excess := tell_excess(parcel, namespace.most_bytes):
-            return Refusal(excess)
-        return parcel if parcel.size <= self.limit else HeldBack(parcel.size)
+            return RequestError(excess)
+        return parcel if parcel.size <= self.limit else TooLarge(parcel.size)
 
 
 @dataclass(frozen=True)
-class Look(Request):
+class ShowRequest(VariableRequest):
     """Show a variable, as the last expression of a cell is shown."""
 
     name: str
 
-    def handle(self, namespace: Namespace) -> CellValue | Refusal:
+    def handle(self, namespace: Namespace) -> CellValue | RequestError:
         if (missing := missing_from(namespace, [self.name])) is not None:
             return missing
         try:
             return look_at(namespace.values[self.name], namespace.formatter)
         except Exception as error:  # of the user's own `__repr__`
-            return Refusal(f"{self.name} cannot be shown: {type(error).__name__}: {error}")
+            return RequestError(f"{self.name} cannot be shown: {type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True)
-class Have(Request):
+class HasRequest(VariableRequest):
     """Say whether there is a variable of this name."""
 
     name: str
@@ -125,12 +125,12 @@ class Have(Request):
 
 
 @dataclass(frozen=True)
-class Delete(Request):
+class DeleteRequest(VariableRequest):
     """Let go of variables."""
 
     names: tuple[str, ...]
 
-    def handle(self, namespace: Namespace) -> Refusal | None:
+    def handle(self, namespace: Namespace) -> RequestError | None:
         if (missing := missing_from(namespace, self.names)) is not None:
             return missing
         for name in self.names:
@@ -138,15 +138,15 @@ class Delete(Request):
         return None
 
 
-def missing_from(namespace: Namespace, names: Sequence[str]) -> Refusal | None:
+def missing_from(namespace: Namespace, names: Sequence[str]) -> RequestError | None:
     """Why these cannot be read: some are not there."""
     missing = [name for name in names if name not in namespace.values]
     if not missing:
         return None
     if len(missing) > 1:
-        return Refusal(f"{', '.join(missing)} are not defined")
+        return RequestError(f"{', '.join(missing)} are not defined")
     close = difflib.get_close_matches(missing[0], namespace.names(), n=1)
-    return Refusal(f"{missing[0]} is not defined", hint=f"did you mean {close[0]}?" if close else "")
+    return RequestError(f"{missing[0]} is not defined", hint=f"did you mean {close[0]}?" if close else "")
 
 
 def variable_here(mesh: str, name: str) -> Any:

@@ -21,7 +21,7 @@ from meshbook.runtime.collectives.stores import open_store
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class LeftGroups:
     """What a process says of itself when it has left its groups: what it aborted, and a port that is free here.
 
     `stuck`: the function in which a thread still waits, if one does.
@@ -33,7 +33,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GroupPlan:
     """A process group that is being made: where its ranks meet, and what it is like. Seconds; None: torch's default."""
 
     host: str
@@ -43,19 +43,19 @@ class Plan:
     timeout: float | None
 
 
-class Membership:
+class GroupMembership:
     """Of this process; there is one default group in a process."""
 
     def __init__(self) -> None:
         self._store: Any = None  # that this process has opened, until the group holds it
 
-    def leave(self, size: int | None = None) -> Standing:
+    def leave(self, size: int | None = None) -> LeftGroups:
         """Abort all groups of this process; with a size, only where the default group has so many ranks."""
         if not (size is None or size == _group_size()):
-            return Standing((), _free_port())
+            return LeftGroups((), _free_port())
         threads = stuck_threads()
         aborted = abort_groups()
-        return Standing(tuple(aborted), _free_port(), wait_freed(threads))
+        return LeftGroups(tuple(aborted), _free_port(), wait_freed(threads))
 
     def open_store(self, is_alone: bool) -> tuple[str, int]:
         """Open the store in which a group meets: the host and the port. `is_alone`: all ranks are on this host."""
@@ -63,7 +63,7 @@ class Membership:
         self._store = open_store(host)
         return host, int(self._store.port)
 
-    def join(self, plan: Plan, rank: int, local_rank: int) -> None:
+    def join(self, plan: GroupPlan, rank: int, local_rank: int) -> None:
         """Be this rank of the group; returns once all ranks have come. Raises what torch raises."""
         import torch
         import torch.distributed as dist

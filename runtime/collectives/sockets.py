@@ -20,7 +20,7 @@ INTERNET = (socket.AF_INET, socket.AF_INET6)
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchedDescriptor:
     """A descriptor that an epoll loop watches; `data` is what the loop's owner gets back with each event."""
 
     fd: int
@@ -29,25 +29,25 @@ class Watched:
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class TorchConnection:
     """A socket; by its inode it is told from another one that has got the same descriptor since."""
 
     fd: int
     inode: int
 
 
-def parse_watched(details: str) -> list[Watched]:
+def parse_watched(details: str) -> list[WatchedDescriptor]:
     """What an epoll descriptor watches, from its text in /proc/self/fdinfo (proc(5), lines that begin with `tfd`)."""
     found = []
     for line in details.splitlines():
         if line.startswith("tfd:"):
             words = line.replace(":", " ").split()
             fields = dict(zip(words[::2], words[1::2], strict=True))
-            found.append(Watched(int(fields["tfd"]), int(fields["data"], 16), int(fields["ino"], 16)))
+            found.append(WatchedDescriptor(int(fields["tfd"]), int(fields["data"], 16), int(fields["ino"], 16)))
     return found
 
 
-def is_loop_of_gloo(watched: Iterable[Watched], names: Mapping[int, str]) -> bool:
+def is_loop_of_gloo(watched: Iterable[WatchedDescriptor], names: Mapping[int, str]) -> bool:
     """Whether this is what a loop of gloo's watches: a listener, connections, a pipe.
 
     Gloo has each event answer with the address of a handler, where Python and libuv (torch's store) have the
@@ -59,7 +59,7 @@ def is_loop_of_gloo(watched: Iterable[Watched], names: Mapping[int, str]) -> boo
     return has_handlers and "socket" in kinds and kinds <= {"socket", "pipe"}
 
 
-def gloo_connections() -> list[Connection]:
+def gloo_connections() -> list[TorchConnection]:
     """All sockets of this process's gloo groups."""
     names = dict(_open_files())
     found = []
@@ -67,19 +67,21 @@ def gloo_connections() -> list[Connection]:
         with contextlib.suppress(OSError):  # closed meanwhile
             watched = parse_watched((DETAILS / str(fd)).read_text())
             if is_loop_of_gloo(watched, names):
-                found += [Connection(each.fd, each.inode) for each in watched if _kind(names[each.fd]) == "socket"]
+                found += [TorchConnection(each.fd, each.inode) for each in watched if _kind(names[each.fd]) == "socket"]
     return found
 
 
-def connections_to(ports: Set[int]) -> list[Connection]:
+def connections_to(ports: Set[int]) -> list[TorchConnection]:
     """This process's TCP connections to these ports, wherever."""
     sockets = (
-        Connection(fd, int(name[len("socket:[") : -1])) for fd, name in _open_files() if name.startswith("socket:[")
+        TorchConnection(fd, int(name[len("socket:[") : -1]))
+        for fd, name in _open_files()
+        if name.startswith("socket:[")
     )
     return [each for each in sockets if _peer_port(each.fd) in ports]
 
 
-def cut(connections: Iterable[Connection]) -> int:
+def cut(connections: Iterable[TorchConnection]) -> int:
     """End these connections for both sides; how many there were. Their owners keep the descriptors and find the end."""
     return sum(map(_cut, connections))
 
@@ -109,7 +111,7 @@ def _peer_port(fd: int) -> int | None:
     return None
 
 
-def _cut(connection: Connection) -> bool:
+def _cut(connection: TorchConnection) -> bool:
     with contextlib.suppress(OSError), _twin(connection.fd) as twin:
         is_the_same = os.fstat(twin.fileno()).st_ino == connection.inode
         if is_the_same and not twin.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):

@@ -18,7 +18,7 @@ from typing import Any
 _NEXT = "meshbook/next_port"
 
 
-class Stores:
+class GroupStores:
     """The stores of one rank. `told` returns the variables that meshbook has set, of its rank and its rendezvous."""
 
     def __init__(self, told: Callable[[], Mapping[str, str]]) -> None:

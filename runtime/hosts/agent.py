@@ -24,32 +24,32 @@ from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.errors import ExitReport, MeshbookError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.clients import Clients
-from meshbook.runtime.hosts.custody import Custody
-from meshbook.runtime.hosts.kinship import Kinship
-from meshbook.runtime.hosts.launch import AgentAnswer, AgentBirth, RunFolder, make_folder
+from meshbook.runtime.hosts.custody import RunLease
+from meshbook.runtime.hosts.kinship import RunMembership
+from meshbook.runtime.hosts.launch import AgentAnswer, AgentSpec, RunFolder, make_folder
 from meshbook.runtime.hosts.lifeline import LineReader
 from meshbook.runtime.hosts.linux import adopt_orphans
 from meshbook.runtime.hosts.machine import address_towards, count_gpus
-from meshbook.runtime.hosts.meetings import MEETINGS, Meetings
-from meshbook.runtime.hosts.meters import METERS, Meters, make_meter
+from meshbook.runtime.hosts.meetings import MEETINGS, RendezvousActor
+from meshbook.runtime.hosts.meters import METERS, VitalsSender, make_meter
 from meshbook.runtime.hosts.observer import OBSERVER, Observer
-from meshbook.runtime.hosts.others import OtherHosts
+from meshbook.runtime.hosts.others import RemoteAgents
 from meshbook.runtime.hosts.profiler import PROFILER, Profiler
 from meshbook.runtime.hosts.reserve import OnSpare
 from meshbook.runtime.hosts.roster import ROSTER
-from meshbook.runtime.hosts.server import Server, execute_server, fork_server
+from meshbook.runtime.hosts.server import ForkServerClient, execute_server, fork_server
 from meshbook.runtime.hosts.start_agent import LOG, Started
 from meshbook.runtime.hosts.workers import Ask, OnExit, Workers
-from meshbook.runtime.mesh.birth import Birth, World
+from meshbook.runtime.mesh.birth import MeshSpec, WorkerSpec
 from meshbook.runtime.mesh.hosts import HOST, HostActor
 from meshbook.runtime.mesh.process import PROCESS
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.control import CONTROL
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.rdma.station import Station
+from meshbook.runtime.rdma.station import DataPlane
 from meshbook.runtime.resources import raise_limit_of_files
 from meshbook.runtime.telemetry.events import Kind
-from meshbook.runtime.telemetry.output import TELEMETRY, Remains
+from meshbook.runtime.telemetry.output import TELEMETRY, UnsentOutput
 from meshbook.runtime.transport.curve import KeyPair
 from meshbook.runtime.transport.gateway import Gateway
 from meshbook.runtime.transport.home import Home, host_of
@@ -70,7 +70,7 @@ def main(said: bytes = b"", server: Started | None = None) -> None:
     raise_limit_of_files()  # ours, and that of the workers, who may talk to each other
     adopt_orphans()  # what workers started and left behind comes here, and is ended with the run
     line = LineReader(sys.stdin.fileno(), said)
-    birth = msgspec.json.decode(line.first(), type=AgentBirth)
+    birth = msgspec.json.decode(line.first(), type=AgentSpec)
     if birth.away is None:
         folder = RunFolder(Path(birth.folder))
         serve(birth, folder, None, line, first_servers(birth, folder, server), IoLoop())
@@ -88,24 +88,24 @@ def main(said: bytes = b"", server: Started | None = None) -> None:
     serve(birth, folder, gateway, line, servers, loop)
 
 
-def first_servers(birth: AgentBirth, folder: RunFolder, started: Started | None) -> dict[bool, Server]:
+def first_servers(birth: AgentSpec, folder: RunFolder, started: Started | None) -> dict[bool, ForkServerClient]:
     """The fork server that this agent begins with, by whether it is warm; one with nothing to import is forked here.
 
     Call this before the process has a thread or a ZeroMQ context, which no fork server may have.
     """
     if started is not None:
-        return {birth.is_warm: Server(*started, folder.path / LOG, birth.settings.stderr_lines)}
+        return {birth.is_warm: ForkServerClient(*started, folder.path / LOG, birth.settings.stderr_lines)}
     if birth.is_warm and birth.settings.preload:
         return {birth.is_warm: execute_server(folder.path, birth.settings, is_warm=True)}
     return {birth.is_warm: fork_server(folder, birth.settings)}
 
 
 def serve(
-    birth: AgentBirth,
+    birth: AgentSpec,
     folder: RunFolder,
     gateway: Gateway | None,
     line: LineReader,
-    servers: Mapping[bool, Server],
+    servers: Mapping[bool, ForkServerClient],
     loop: IoLoop,
 ) -> None:
     """Be this agent until its controller is gone, then end the process. With a gateway: on another host."""
@@ -114,7 +114,7 @@ def serve(
         home = Home(folder.path, gateway.prefix, host_of(birth.controller))
     node = Node(UnixTransport(birth.node, home, birth.settings, loop), birth.run, birth.settings)
     provide_client(lambda: Context(Instance("agent", "agent", NOWHERE.point(0), node)))
-    others = OtherHosts(node, home)
+    others = RemoteAgents(node, home)
 
     def make_workers(*ways: Any) -> Workers:
         return Workers(folder.path, birth.settings, *ways, servers=servers)
@@ -122,7 +122,7 @@ def serve(
     workers, clients = attend(node, birth, folder.path, make_workers, others)
     if gateway is None:
         clients.open()
-        workers.serve(Custody(birth, line, node, lambda: [*workers.addresses(), *clients.addresses()], workers))
+        workers.serve(RunLease(birth, line, node, lambda: [*workers.addresses(), *clients.addresses()], workers))
     else:
         others.open(gateway)
         gateway.link(home.first, dial=False)
@@ -141,10 +141,10 @@ def answer(line: AgentAnswer) -> None:
 
 def attend(
     node: Node,
-    birth: AgentBirth,
+    birth: AgentSpec,
     folder: Path,
     make_workers: Callable[[Ask, OnExit, OnSpare], Workers],
-    others: OtherHosts,
+    others: RemoteAgents,
 ) -> tuple[Workers, Clients]:
     """Make this node that of an agent, which takes messages from now on; the caller serves the workers.
 
@@ -161,7 +161,7 @@ def attend(
     born: set[str] = set()
     host = birth.away.host if birth.away is not None else ""
 
-    def on_exit(report: ExitReport, living: list[Address], remains: Remains | None) -> None:
+    def on_exit(report: ExitReport, living: list[Address], remains: UnsentOutput | None) -> None:
         others.forget(report)
         if remains is not None:  # before its end, which fails the cell that shows it
             send_remains(node, remains)
@@ -196,9 +196,9 @@ def attend(
     clients = Clients(node, folder, on_client_end)
     others.end = workers.finish
     node.peers.when_down.append(pass_on)
-    station = node.station = Station(node, folder, node.address)
-    station.serve_host(others.ip_towards, Kinship(folder).includes)
-    node.actors.host_inline(MEETINGS, Meetings(others.new_rendezvous))
+    station = node.station = DataPlane(node, folder, node.address)
+    station.serve_host(others.ip_towards, RunMembership(folder).includes)
+    node.actors.host_inline(MEETINGS, RendezvousActor(others.new_rendezvous))
 
     def make_agent() -> Agent:
         return Agent(node, workers, clients, telling, born, others)
@@ -206,13 +206,13 @@ def attend(
     node.actors.host(HOST, make_agent, class_name="HostActor").start(lambda error: None)
     node.actors.host(OBSERVER, lambda: Observer(workers.pid_of)).start(lambda error: None)
     meter = make_meter(host, folder)
-    node.actors.host(METERS, lambda: Meters(node, workers.living, meter)).start(lambda error: None)
+    node.actors.host(METERS, lambda: VitalsSender(node, workers.living, meter)).start(lambda error: None)
     node.actors.host(PROFILER, lambda: Profiler(workers.pid_of)).start(lambda error: None)
     node.start()
     return workers, clients
 
 
-def send_remains(node: Node, remains: Remains) -> None:
+def send_remains(node: Node, remains: UnsentOutput) -> None:
     """Send the controller what a process had written when it ended."""
     telemetry = Target(node.controller, TELEMETRY)
     try:
@@ -232,7 +232,7 @@ class Agent(HostActor):
         clients: Clients,
         telling: threading.Lock,
         born: set[str],
-        others: OtherHosts,
+        others: RemoteAgents,
     ) -> None:
         self._node = node
         self._workers = workers
@@ -242,7 +242,7 @@ class Agent(HostActor):
         self._others = others
 
     @endpoint
-    def spawn_procs(self, births: list[Birth]) -> None:
+    def spawn_procs(self, births: list[WorkerSpec]) -> None:
         owner = births[0].world.owner
         # Before anybody is told of a birth: it fails where the host that is asked is lost meanwhile.
         rendezvous = self._others.network | self._rendezvous_of(births[0].world)
@@ -264,11 +264,11 @@ class Agent(HostActor):
         if self._node.peers.report_of(owner) is not None:  # it has died meanwhile, when there was nothing to end yet
             self._workers.stop_owned_by(owner)
 
-    def _tell_unborn(self, birth: Birth, why: str) -> None:
+    def _tell_unborn(self, birth: WorkerSpec, why: str) -> None:
         report = ExitReport(birth.address.node, 0, None, stopped=why, life=birth.life)
         self._node.peers.announce_down(report, [self._node.controller, *self._here()])
 
-    def _tell_reborn(self, birth: Birth) -> None:
+    def _tell_reborn(self, birth: WorkerSpec) -> None:
         """Everybody forgets its end before it can be heard of."""
         with self._telling:
             self._tell_of_life(birth.address, birth.life, [self._node.controller])
@@ -286,7 +286,7 @@ class Agent(HostActor):
         """The workers of this host, and the clients of the run that are here."""
         return [*self._workers.addresses(), *self._clients.addresses()]
 
-    def _rendezvous_of(self, world: World) -> dict[str, str]:
+    def _rendezvous_of(self, world: MeshSpec) -> dict[str, str]:
         """That of the ranks of this mesh which live, else a new one; on several hosts the first living one's."""
         if len(world.agents) == 1:
             known = self._workers.rendezvous_of(world.mesh)
@@ -331,7 +331,7 @@ class Agent(HostActor):
         return self._others.refused
 
     @endpoint
-    def keep_spares(self, like: Birth, count: int) -> None:
+    def keep_spares(self, like: WorkerSpec, count: int) -> None:
         self._workers.keep_spares(like, count)
 
     @endpoint
@@ -366,7 +366,7 @@ def _nothing() -> None:
     """Nobody waits for it."""
 
 
-def _informed(birth: Birth, rendezvous: dict[str, str], lives: dict[str, int]) -> Birth:
+def _informed(birth: WorkerSpec, rendezvous: dict[str, str], lives: dict[str, int]) -> WorkerSpec:
     """A birth with what only its agent knows."""
     world = msgspec.structs.replace(birth.world, rendezvous=rendezvous)
     return msgspec.structs.replace(birth, world=world, lives=lives)

@@ -18,7 +18,7 @@ import msgspec
 
 from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.config import Settings, runtime_root, settings_in_force
-from meshbook.runtime.hosts.detaching import DetachError, Left, load
+from meshbook.runtime.hosts.detaching import ControllerState, DetachError, load
 from meshbook.runtime.hosts.journal import read_messages, read_output
 from meshbook.runtime.hosts.launch import RunFolder
 from meshbook.runtime.hosts.launchers import AgentProcess
@@ -26,10 +26,10 @@ from meshbook.runtime.hosts.lifeline import (
     ESTATE,
     JOURNAL,
     DoorClosed,
-    Estate,
-    Request,
+    DoorRequest,
+    RunState,
+    RunTaken,
     Status,
-    Took,
     knock,
     present_version,
 )
@@ -39,7 +39,7 @@ from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.telemetry.output import TELEMETRY
 from meshbook.runtime.wire import pickling
-from meshbook.runtime.wire.frames import Elsewhere, unpack
+from meshbook.runtime.wire.frames import BodyElsewhere, unpack
 
 UNKNOWN = -1  # how a process has ended that is not our child
 _CREDENTIALS = struct.Struct("3i")
@@ -50,7 +50,7 @@ Prepare = Callable[["AttachedSession"], None]
 class AttachedSession(Session):
     """The controller of a run that another process has begun."""
 
-    def __init__(self, folder: Path, left: Left, estate: Estate, connection: socket.socket) -> None:
+    def __init__(self, folder: Path, left: ControllerState, estate: RunState, connection: socket.socket) -> None:
         self._path = folder
         self._left = left
         self._estate = estate
@@ -100,7 +100,7 @@ class AttachedSession(Session):
             self._replay()
         finally:
             CURRENT.reset(token)
-        self._agent_line().write(msgspec.json.encode(Took()) + b"\n")
+        self._agent_line().write(msgspec.json.encode(RunTaken()) + b"\n")
         super()._begin()
         self.node.peers.greet(self.node.peers.known())
 
@@ -108,7 +108,7 @@ class AttachedSession(Session):
         journal = self._path / JOURNAL
         for frame in read_output(journal):
             _, body = unpack(frame)
-            if isinstance(body, Elsewhere):
+            if isinstance(body, BodyElsewhere):
                 continue  # it was on its way to a controller that was killed, and is lost as what that had received
             (chunk,), _ = pickling.loads(body, TELEMETRY)
             self.output.replay(chunk)
@@ -179,7 +179,7 @@ def attach(run: Status, who: str, prepare: Prepare, settings: Settings | None = 
 
 def _take(folder: Path, who: str, prepare: Prepare) -> AttachedSession:
     try:
-        answer, connection = knock(folder, Request("attach", who))
+        answer, connection = knock(folder, DoorRequest("attach", who))
     except DoorClosed as error:
         raise DetachError(f"run {folder.name} cannot be attached to: {error}") from error
     if answer.estate is None:
@@ -202,7 +202,7 @@ def end(run: Status, who: str, settings: Settings | None = None) -> None:
     """End a detached run with all its processes; returns once it has ended. DetachError where somebody has it."""
     folder = runtime_root(settings or settings_in_force()) / run.run
     try:
-        answer, connection = knock(folder, Request("end", who))
+        answer, connection = knock(folder, DoorRequest("end", who))
     except DoorClosed as error:
         raise DetachError(f"run {run.run} cannot be ended: {error}") from error
     if answer.error:

@@ -22,7 +22,7 @@ from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.telemetry.questions import QUESTIONS, Answer, Kind, Question
+from meshbook.runtime.telemetry.questions import QUESTIONS, Kind, PromptAnswer, PromptQuestion
 
 NOWHERE = Extent((), ())
 # A step does not stop in what calls the user's code.
@@ -54,11 +54,13 @@ class Breakpoints:
         debugger.rcLines.extend(commands)
         debugger.set_trace(sys._getframe(1))
 
-    def ask(self, kind: Kind, prompt: str = "", place: str = "") -> Answer:
+    def ask(self, kind: Kind, prompt: str = "", place: str = "") -> PromptAnswer:
         """Ask the controller, and wait for the answer; the thread waits for a plain event."""
         birth = self._node.place
         number = next(self._numbers)
-        question = Question(current_origin(), birth.world.mesh, birth.rank, number, kind, prompt=prompt, place=place)
+        question = PromptQuestion(
+            current_origin(), birth.world.mesh, birth.rank, number, kind, prompt=prompt, place=place
+        )
         if self._node.capture is not None:
             self._node.capture.flush()  # what was printed before is shown before
         asker, answered = PerRank(1), threading.Event()
@@ -66,9 +68,9 @@ class Breakpoints:
         asker.futures[0].when_done(answered.set)
         answered.wait()
         try:
-            answer: Answer = asker.futures[0].get()
+            answer: PromptAnswer = asker.futures[0].get()
         except MeshbookError as error:
-            return Answer("eof", f"the controller is gone: {error}")
+            return PromptAnswer("eof", f"the controller is gone: {error}")
         return answer
 
 

@@ -14,9 +14,9 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.hosts.journal import Journal
-from meshbook.runtime.hosts.roster import ROSTER, Roster
+from meshbook.runtime.hosts.roster import ROSTER, WorkerRegistry
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.telemetry.events import Event
+from meshbook.runtime.telemetry.events import RunEvent
 from meshbook.runtime.telemetry.output import TELEMETRY, Chunk
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.wire.frames import Buffer
@@ -25,7 +25,7 @@ from meshbook.runtime.wire.messages import Address
 HOLD_SECONDS = 3.0  # that others have to say that they send no more; a kernel that is shut down has 5
 
 
-class Caretaker(Node):
+class DetachedController(Node):
     """Between two controllers of a run."""
 
     def __init__(self, transport: Transport, run: str, settings: Settings, life: int, journal: Journal) -> None:
@@ -33,8 +33,8 @@ class Caretaker(Node):
         self._journal = journal
         transport.accept = self._note_and_accept
         self.bulk.refuses = "what comes for a detached run is kept in a file, as it is"
-        self.actors.host_inline(TELEMETRY, Unheard())
-        self.actors.host_inline(ROSTER, Roster())
+        self.actors.host_inline(TELEMETRY, JournalOnly())
+        self.actors.host_inline(ROSTER, WorkerRegistry())
 
     def begin(self, peers: Sequence[Address]) -> None:
         """Receive, and have these send what they have held."""
@@ -55,11 +55,11 @@ class Caretaker(Node):
         return peers
 
 
-class Unheard(Actor):
+class JournalOnly(Actor):
     """In the place of telemetry: what it is told is in the journal."""
 
     @endpoint
-    def happened(self, event: Event) -> None:
+    def happened(self, event: RunEvent) -> None:
         """Nobody listens."""
 
     @endpoint

@@ -30,7 +30,7 @@ LEAVES = b"leave\n"  # the last line of a client that leaves; without it the cli
 LINE_BYTES = 65536
 
 
-class Entry(msgspec.Struct, frozen=True):
+class ClientHello(msgspec.Struct, frozen=True):
     """The first line of a client: the name of its node, and what it runs."""
 
     node: str
@@ -38,7 +38,7 @@ class Entry(msgspec.Struct, frozen=True):
     version: str
 
 
-class Welcome(msgspec.Struct, frozen=True, kw_only=True):
+class ClientWelcome(msgspec.Struct, frozen=True, kw_only=True):
     """The answer: what a node of the run has to know, or why the process cannot be a client."""
 
     error: str = ""
@@ -68,18 +68,18 @@ class Clients:
     def open(self) -> None:
         """Let clients connect from now on."""
         loop = self._node.loop
-        loop.run(Listener(loop, self._folder / CLIENTS, lambda made: Connection(loop, made, self)).start)
+        loop.run(Listener(loop, self._folder / CLIENTS, lambda made: ClientConnection(loop, made, self)).start)
 
     # -- on the I/O thread ---------------------------------------------------------------
 
-    def welcome(self, entry: Entry) -> Welcome:
+    def welcome(self, entry: ClientHello) -> ClientWelcome:
         """Return the answer to a client, which is one from now on unless the answer has an error."""
         node = self._node
         if entry.version != present_version():
-            return Welcome(error=f"it is of {present_version()}, and this process of {entry.version}")
+            return ClientWelcome(error=f"it is of {present_version()}, and this process of {entry.version}")
         address = self._known[entry.node] = Home.of_first_host(self._folder).address(entry.node)
         node.routes.trust(address)
-        return Welcome(
+        return ClientWelcome(
             run=node.run,
             controller=node.controller,
             agent=node.address,
@@ -98,13 +98,13 @@ class Clients:
         (self._folder / report.node).unlink(missing_ok=True)  # its socket, where it was killed
 
 
-class Connection(Reader):
+class ClientConnection(Reader):
     """The connection to one client, which sends lines instead of frames. For the I/O thread."""
 
     def __init__(self, loop: IoLoop, connected: StreamSocket, clients: Clients) -> None:
         super().__init__(loop, connected, LINE_BYTES, lambda frame: None)
         self._clients = clients
-        self._entry: Entry | None = None
+        self._entry: ClientHello | None = None
         self._said = b""
 
     def _on_bytes(self, flags: int) -> None:
@@ -113,7 +113,7 @@ class Connection(Reader):
             self._said += data
             if self._entry is None and b"\n" in self._said:
                 line, _, self._said = self._said.partition(b"\n")
-                self._entry = msgspec.json.decode(line, type=Entry)
+                self._entry = msgspec.json.decode(line, type=ClientHello)
                 self._socket.sendall(msgspec.json.encode(self._clients.welcome(self._entry)) + b"\n")
         except BlockingIOError:
             return

@@ -23,23 +23,23 @@ from typing import Literal
 
 import msgspec
 
-from meshbook.runtime.hosts.caretaker import Caretaker
+from meshbook.runtime.hosts.caretaker import DetachedController
 from meshbook.runtime.hosts.journal import Journal
-from meshbook.runtime.hosts.launch import AgentBirth
+from meshbook.runtime.hosts.launch import AgentSpec
 from meshbook.runtime.hosts.lifeline import (
     DOOR,
     ESTATE,
     JOURNAL,
-    Answer,
-    Detach,
-    Estate,
+    DoorReply,
+    DoorRequest,
     Line,
     LineReader,
     MeshStatus,
     MeshSummary,
-    Request,
+    RunDetached,
+    RunState,
+    RunTaken,
     Status,
-    Took,
 )
 from meshbook.runtime.hosts.workers import Workers
 from meshbook.runtime.node.node import Node
@@ -54,12 +54,12 @@ REQUEST_SECONDS = 5.0  # for a line of somebody at the door
 PAUSE_SECONDS = 0.5  # after one that could not be let in
 
 
-class Custody:
+class RunLease:
     """The line to whoever has the run, and what is done while there is nobody."""
 
     def __init__(
         self,
-        birth: AgentBirth,
+        birth: AgentSpec,
         line: LineReader,
         node: Node,
         others: Callable[[], list[Address]],
@@ -73,10 +73,10 @@ class Custody:
         self._folder = Path(birth.folder)
         self._lock = threading.Lock()  # guards all below: the main thread hears the line, the door has its own
         self._state: State = "held"
-        self._order: Detach | None = None
+        self._order: RunDetached | None = None
         self._life = 0  # of the controller's node
         self._journal: Journal | None = None
-        self._caretaker: Caretaker | None = None
+        self._caretaker: DetachedController | None = None
         self._since = 0.0
         self._held_by = ""
         self._door: socket.socket | None = None
@@ -107,9 +107,9 @@ class Custody:
             return False
 
     def _hear(self, line: Line) -> None:
-        if isinstance(line, Detach):
+        if isinstance(line, RunDetached):
             self._order = line
-        elif isinstance(line, Took):
+        elif isinstance(line, RunTaken):
             self._state, self._order = "held", None
             (self._folder / ESTATE).unlink(missing_ok=True)
             shutil.rmtree(self._folder / JOURNAL, ignore_errors=True)
@@ -129,22 +129,22 @@ class Custody:
             self._limit(self._order)
         return True
 
-    def _limit(self, order: Detach) -> None:
+    def _limit(self, order: RunDetached) -> None:
         self._since = time.time()
         self._open_door()
         self._node.loop.call_later(order.seconds, functools.partial(self._time_is_over, order))
 
-    def _take_care(self, order: Detach, life: int) -> None:
+    def _take_care(self, order: RunDetached, life: int) -> None:
         transport = UnixTransport("controller", Home.of_first_host(self._folder), self._birth.settings)
         former = self._journal if self._state == "offered" else None
         journal = Journal(self._folder / JOURNAL, order.calls if former is None else former.wanted)
         if former is not None:
             journal.down |= former.down
-        caretaker = Caretaker(transport, self._birth.run, self._birth.settings, life, journal)
+        caretaker = DetachedController(transport, self._birth.run, self._birth.settings, life, journal)
         caretaker.begin([self._node.address, *self._others()])
         self._life, self._journal, self._caretaker, self._state = life, journal, caretaker, "detached"
 
-    def _time_is_over(self, order: Detach) -> None:
+    def _time_is_over(self, order: RunDetached) -> None:
         with self._lock:
             if self._order is not order:
                 return
@@ -184,36 +184,36 @@ class Custody:
     def _serve(self, visitor: socket.socket) -> None:
         visitor.settimeout(REQUEST_SECONDS)
         with visitor.makefile("rb") as lines:
-            request = msgspec.json.decode(lines.readline(), type=Request)
-        verbs: dict[str, Callable[[Request, socket.socket], None]] = {
-            "status": lambda request, visitor: _say(visitor, Answer(status=self.status())),
+            request = msgspec.json.decode(lines.readline(), type=DoorRequest)
+        verbs: dict[str, Callable[[DoorRequest, socket.socket], None]] = {
+            "status": lambda request, visitor: _say(visitor, DoorReply(status=self.status())),
             "attach": self._offer,
             "end": self._end,
         }
         verbs[request.verb](request, visitor)
         visitor.close()  # unless it is the line now: then this object has let go of it
 
-    def _offer(self, request: Request, visitor: socket.socket) -> None:
+    def _offer(self, request: DoorRequest, visitor: socket.socket) -> None:
         with self._lock:
             if self._state != "detached":
-                return _say(visitor, Answer(error=self._why_not()))
+                return _say(visitor, DoorReply(error=self._why_not()))
             assert self._caretaker is not None
             assert self._journal is not None
             peers = tuple(self._caretaker.leave())
             self._journal.close()
             self._state, self._held_by = "offered", request.who
             self._line = LineReader(visitor.detach())
-        estate = Estate(self._life + 1, peers, self._journal.dropped)
+        estate = RunState(self._life + 1, peers, self._journal.dropped)
         with contextlib.suppress(OSError):  # he has gone already, as the line tells
-            os.write(self._line.descriptor, _encode(Answer(status=self.status(), estate=estate)))
+            os.write(self._line.descriptor, _encode(DoorReply(status=self.status(), estate=estate)))
         self._workers.look_at_line()
         return None
 
-    def _end(self, request: Request, visitor: socket.socket) -> None:
+    def _end(self, request: DoorRequest, visitor: socket.socket) -> None:
         with self._lock:
             if self._state != "detached":
-                return _say(visitor, Answer(error=self._why_not()))
-        _say(visitor, Answer(status=self.status()))
+                return _say(visitor, DoorReply(error=self._why_not()))
+        _say(visitor, DoorReply(status=self.status()))
         logger.warning("the run is ended by %s", request.who)
         return self._workers.finish()
 
@@ -240,9 +240,9 @@ class Custody:
         return MeshStatus(mesh.name, len(mesh.nodes), len(busy & set(mesh.nodes) - down), len(dead))
 
 
-def _say(visitor: socket.socket, answer: Answer) -> None:
+def _say(visitor: socket.socket, answer: DoorReply) -> None:
     visitor.sendall(_encode(answer))
 
 
-def _encode(answer: Answer) -> bytes:
+def _encode(answer: DoorReply) -> bytes:
     return msgspec.json.encode(answer) + b"\n"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from meshbook.runtime.telemetry.forwarding import mesh_name
-from meshbook.runtime.telemetry.questions import EOF, Answer, Question, Reply
+from meshbook.runtime.telemetry.questions import EOF, PromptAnswer, PromptQuestion, Reply
 
 DOOR = "debugger"  # the socket in the folder of all runs at which `python -m meshbook debug` listens
 HOLD = 0.5  # seconds that a rank keeps the terminal after a command, while others wait for it
@@ -86,12 +86,12 @@ class ScriptDebugger:
 
     def __init__(self, root: Callable[[], Path]) -> None:
         self._root = root  # of all runs
-        self._questions: queue.SimpleQueue[tuple[Question, Reply] | None] = queue.SimpleQueue()
-        self._waiting: list[tuple[Question, Reply]] = []
+        self._questions: queue.SimpleQueue[tuple[PromptQuestion, Reply] | None] = queue.SimpleQueue()
+        self._waiting: list[tuple[PromptQuestion, Reply]] = []
         self._console: Console | None = None
         self._thread: threading.Thread | None = None
 
-    def take(self, question: Question, reply: Reply) -> None:
+    def take(self, question: PromptQuestion, reply: Reply) -> None:
         """Note a question; never waits."""
         self._questions.put((question, reply))
         if self._thread is None:
@@ -111,7 +111,7 @@ class ScriptDebugger:
         self._questions.put(None)
 
     def _run(self) -> None:
-        last: Question | None = None
+        last: PromptQuestion | None = None
         while self._gather(last):
             question, reply = item = next((each for each in self._waiting if _is_same(each[0], last)), self._waiting[0])
             reply(self._answer(question))
@@ -120,7 +120,7 @@ class ScriptDebugger:
         if self._console is not None:
             self._console.close()
 
-    def _gather(self, last: Question | None) -> bool:
+    def _gather(self, last: PromptQuestion | None) -> bool:
         """Wait for a question, for a moment for one of the rank that was asked last; return whether to go on."""
         while not any(_is_same(question, last) for question, _ in self._waiting):
             try:
@@ -137,26 +137,26 @@ class ScriptDebugger:
                 return True
         return True
 
-    def _admit(self, question: Question) -> Answer:
+    def _admit(self, question: PromptQuestion) -> PromptAnswer:
         """Say whether a rank may stop: where there is a terminal."""
         if question.kind != "stop":
-            return Answer("refused", "no cell runs that could ask for it")
+            return PromptAnswer("refused", "no cell runs that could ask for it")
         self._console = self._console or open_console(self._root())
-        return Answer("text", "stop") if self._console is not None else Answer("refused", NO_TERMINAL)
+        return PromptAnswer("text", "stop") if self._console is not None else PromptAnswer("refused", NO_TERMINAL)
 
-    def _answer(self, question: Question) -> Answer:
+    def _answer(self, question: PromptQuestion) -> PromptAnswer:
         if self._console is None:
             return EOF
         try:
             prompt = f"[{mesh_name(question.mesh)} {question.rank} {question.place}] (Pdb) "
-            return Answer("text", self._console.ask(question.prompt, prompt))
+            return PromptAnswer("text", self._console.ask(question.prompt, prompt))
         except EOFError:
             console, self._console = self._console, None  # the next one that stops looks for a terminal again
             console.close()
             return EOF
 
 
-def _is_same(question: Question, other: Question | None) -> bool:
+def _is_same(question: PromptQuestion, other: PromptQuestion | None) -> bool:
     return other is not None and (question.mesh, question.rank) == (other.mesh, other.rank)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from meshbook.runtime.config import Settings, runtime_root, settings_in_force
 from meshbook.runtime.hosts.detaching import DetachError
 from meshbook.runtime.hosts.launch import is_of_a_run
-from meshbook.runtime.hosts.lifeline import DOOR, DoorClosed, MeshStatus, Request, Status, knock
+from meshbook.runtime.hosts.lifeline import DOOR, DoorClosed, DoorRequest, MeshStatus, Status, knock
 
 STATUS_SECONDS = 1.0  # an agent that says nothing for so long is not waited for
 
@@ -26,7 +26,7 @@ def _folders(settings: Settings | None) -> Iterator[Path]:
 
 def _status_of(folder: Path) -> Status | None:
     try:
-        answer, connection = knock(folder, Request("status"), STATUS_SECONDS)
+        answer, connection = knock(folder, DoorRequest("status"), STATUS_SECONDS)
     except DoorClosed:
         return None
     connection.close()

@@ -19,11 +19,11 @@ from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.config import Settings, open_private
 from meshbook.runtime.errors import ExitReport, MeshbookError
 from meshbook.runtime.hosts.caretaker import wait_for_silence
-from meshbook.runtime.hosts.lifeline import ESTATE, Detach, DoorClosed, MeshSummary, present_version, wait_for_door
+from meshbook.runtime.hosts.lifeline import ESTATE, DoorClosed, MeshSummary, RunDetached, present_version, wait_for_door
 from meshbook.runtime.hosts.session import Session
-from meshbook.runtime.mesh.deeds import CLIENT, Deeds, deeds_of
-from meshbook.runtime.telemetry.events import Event
-from meshbook.runtime.telemetry.logbook import LogEstate
+from meshbook.runtime.mesh.deeds import CLIENT, OwnedMeshes, deeds_of
+from meshbook.runtime.telemetry.events import RunEvent
+from meshbook.runtime.telemetry.logbook import LogState
 
 DAY = 24 * 3600.0
 
@@ -33,23 +33,23 @@ class DetachError(MeshbookError):
 
 
 @dataclass(frozen=True)
-class Part:
+class ClientState:
     """What somebody above the runtime leaves: its data, and the calls whose answers are wanted, with who owes each."""
 
     data: bytes = b""
     calls: dict[int, str] = field(default_factory=dict)
 
 
-Contribute = Callable[[Session], Part]
+Contribute = Callable[[Session], ClientState]
 
 
-def nothing_more(session: Session) -> Part:
+def nothing_more(session: Session) -> ClientState:
     """Nobody has anything to leave but the runtime."""
-    return Part()
+    return ClientState()
 
 
 @dataclass(frozen=True)
-class Left:
+class ControllerState:
     """What a controller leaves to the next one."""
 
     run: str
@@ -58,13 +58,13 @@ class Left:
     lives: dict[str, int]
     ended: dict[str, ExitReport]
     roster: dict[str, str]
-    events: list[Event]
-    output: dict[str, LogEstate]
-    deeds: Deeds
+    events: list[RunEvent]
+    output: dict[str, LogState]
+    deeds: OwnedMeshes
     part: bytes
 
 
-def detach(session: Session, seconds: float, contribute: Contribute = nothing_more) -> Detach:
+def detach(session: Session, seconds: float, contribute: Contribute = nothing_more) -> RunDetached:
     """Leave the run of this session to itself, for so many seconds at most; the session is over.
 
     Actors that live in this very process end, with what they own; calls from here that have not been answered fail.
@@ -77,7 +77,7 @@ def detach(session: Session, seconds: float, contribute: Contribute = nothing_mo
         CURRENT.reset(token)
 
 
-def _detach(session: Session, seconds: float, contribute: Contribute) -> Detach:
+def _detach(session: Session, seconds: float, contribute: Contribute) -> RunDetached:
     check(session, seconds)
     _wait_until_up(session)
     session.stop_actors()
@@ -92,7 +92,7 @@ def _detach(session: Session, seconds: float, contribute: Contribute) -> Detach:
     except BaseException:
         node.peers.greet(peers)
         raise
-    order = Detach(
+    order = RunDetached(
         life=node.life,
         seconds=seconds,
         version=present_version(),
@@ -137,9 +137,9 @@ def _wait_until_up(session: Session) -> None:
                 charge.handle().initialized.get(seconds)
 
 
-def _gather(session: Session, part: Part) -> Left:
+def _gather(session: Session, part: ClientState) -> ControllerState:
     node = session.node
-    return Left(
+    return ControllerState(
         run=session.run,
         settings=session.settings,
         life=node.life,
@@ -153,11 +153,11 @@ def _gather(session: Session, part: Part) -> Left:
     )
 
 
-def load(data: bytes) -> Left:
+def load(data: bytes) -> ControllerState:
     """What was left. DetachError where this process cannot read it."""
     try:
         left: Any = pickle.loads(data)
     except Exception as error:
         raise DetachError(f"what its controller has left cannot be read here: {error}") from error
-    assert isinstance(left, Left)
+    assert isinstance(left, ControllerState)
     return left

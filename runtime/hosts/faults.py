@@ -40,7 +40,7 @@ def strict_hook(failure: MeshFailure) -> None:
     default_hook(failure)
 
 
-class _Hook:
+class _FaultHook:
     """The one hook of this process."""
 
     current: Hook = staticmethod(default_hook)
@@ -49,14 +49,14 @@ class _Hook:
 
 def unhandled_fault_hook() -> Hook:
     """What is called for a failure that nobody handled."""
-    return _Hook.current
+    return _FaultHook.current
 
 
 def set_unhandled_fault_hook(hook: Hook) -> None:
     """Replace it; TypeError for what cannot be called."""
     if not callable(hook):
         raise TypeError(f"unhandled_fault_hook is called with a MeshFailure; {hook!r} cannot be called")
-    _Hook.current = staticmethod(hook)
+    _FaultHook.current = staticmethod(hook)
 
 
 def is_default(hook: Hook) -> bool:
@@ -66,9 +66,9 @@ def is_default(hook: Hook) -> bool:
 
 def make_default_strict() -> None:
     """End scripts also for failures that a caller has received, unless the user sets a hook."""
-    _Hook.default = staticmethod(strict_hook)
-    if _Hook.current is default_hook:
-        _Hook.current = staticmethod(strict_hook)
+    _FaultHook.default = staticmethod(strict_hook)
+    if _FaultHook.current is default_hook:
+        _FaultHook.current = staticmethod(strict_hook)
 
 
 class HookedModule(ModuleType):
@@ -84,7 +84,7 @@ class HookedModule(ModuleType):
 
     @unhandled_fault_hook.deleter
     def unhandled_fault_hook(self) -> None:
-        set_unhandled_fault_hook(_Hook.default)  # unittest.mock ends a patch by deleting
+        set_unhandled_fault_hook(_FaultHook.default)  # unittest.mock ends a patch by deleting
 
     def __reduce__(self) -> tuple[Any, ...]:
         # By name. cloudpickle does that for plain modules only, and what a notebook defines refers to this one.
@@ -94,7 +94,7 @@ class HookedModule(ModuleType):
 Fault: TypeAlias = tuple[OwnedMesh, MeshFailure]
 
 
-class Faults:
+class UnhandledFaults:
     """The faults of one session, each taken to the hook once, on a thread of their own: it may use the runtime."""
 
     def __init__(self) -> None:

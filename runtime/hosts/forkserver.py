@@ -6,7 +6,7 @@ the agent has a second thread: it has imported meshbook alone, and is ready at o
 Hard rule: it never computes. A matrix product, a CUDA call, a ZeroMQ context or a thread in here would leave locks and
 pools behind that hang every child at its first use of them.
 
-    requests   a line of base64 each: a pickled `Birth`
+    requests   a line of base64 each: a pickled `WorkerSpec`
     answers    a line of JSON each: `Started`, and later, always later, `Exited`
 """
 
@@ -39,7 +39,7 @@ from meshbook.runtime.hosts.linux import (
     outlive_parent,
     skip_exit_handlers_so_far,
 )
-from meshbook.runtime.mesh.birth import Birth
+from meshbook.runtime.mesh.birth import WorkerSpec
 from meshbook.runtime.resources import explain_limit, raise_limit_of_files
 
 
@@ -136,7 +136,7 @@ class ForkServer:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
 
-    def serve(self) -> Birth | None:
+    def serve(self) -> WorkerSpec | None:
         """Return the birth in a new child, None in the fork server once its agent hangs up."""
         while True:
             ready = select.select([self._channel.fileno(), self._woken], [], [])[0]
@@ -148,7 +148,7 @@ class ForkServer:
             except ConnectionError:
                 return None
 
-    def _take_requests(self) -> Birth | None:
+    def _take_requests(self) -> WorkerSpec | None:
         data = self._channel.recv(1 << 20)
         if not data:
             raise ConnectionResetError
@@ -158,7 +158,7 @@ class ForkServer:
                 return birth
         return None
 
-    def _fork(self, birth: Birth) -> Birth | None:
+    def _fork(self, birth: WorkerSpec) -> WorkerSpec | None:
         node = birth.address.node
         try:
             pid = os.fork()
@@ -200,7 +200,7 @@ class ForkServer:
         self._channel.sendall(_encode(answer) + b"\n")
 
 
-def begin(birth: Birth, folder: Path, server: int) -> None:
+def begin(birth: WorkerSpec, folder: Path, server: int) -> None:
     """Turn a fresh child into a process of its own: session, signals, descriptors, place."""
     die_with_parent(server)
     os.setsid()
@@ -214,7 +214,7 @@ def begin(birth: Birth, folder: Path, server: int) -> None:
     bind(birth.start.binding.cpus)
 
 
-def become(birth: Birth) -> None:
+def become(birth: WorkerSpec) -> None:
     """Turn the child into the worker, in place: as it would be if it had been started, and not forked."""
     skip_exit_handlers_so_far()
     os.environ.clear()

@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from meshbook.runtime.mesh.birth import Birth
+from meshbook.runtime.mesh.birth import WorkerSpec
 
 VARIABLE = "MESHBOOK_BIRTH"
 NUMACTL = "numactl"
 CANNOT_START = 127  # the exit code that shells use for it
 
 
-def command_line(birth: Birth) -> tuple[str, list[str]]:
+def command_line(birth: WorkerSpec) -> tuple[str, list[str]]:
     """The program that starts this worker, and its arguments from the zeroth on. Only for one that has a command."""
     command, options = birth.start.command, birth.start.binding.numactl
     assert command is not None
@@ -45,7 +45,7 @@ def bind(cpus: Sequence[int]) -> None:
         give_up(f"proc_bind: no such CPUs: {', '.join(map(str, cpus))} ({error.strerror}); this host has {offered}")
 
 
-def execute(birth: Birth, folder: Path) -> NoReturn:
+def execute(birth: WorkerSpec, folder: Path) -> NoReturn:
     """Become the command of this worker. Where that fails, end with the reason as the last words."""
     program, words = command_line(birth)
     try:
@@ -73,7 +73,7 @@ def _birth_file(folder: Path, node: str) -> Path:
     return folder / f"{node}.birth"
 
 
-def _leave_birth(birth: Birth, folder: Path) -> Path:
+def _leave_birth(birth: WorkerSpec, folder: Path) -> Path:
     """The file with the birth, for this user alone: it may hold secrets of the environment.
 
     Beside it our Python's version, in a form that any interpreter can read before it has meshbook.

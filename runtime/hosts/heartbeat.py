@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.telemetry.vitals import IDLE_BEAT_SECONDS, SECONDS, Activity, Words
+from meshbook.runtime.telemetry.vitals import IDLE_BEAT_SECONDS, SECONDS, Activity, ProcessWords
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Heartbeat:
             if not self._has_failed:
                 logger.exception("%s cannot tell what it is at", self._node.address.node)
             self._has_failed = True
-            self._node.signs.tick(Words(os.getpid()), self._node.traffic())
+            self._node.signs.tick(ProcessWords(os.getpid()), self._node.traffic())
 
     def _tell(self) -> None:
         node = self._node
@@ -66,7 +66,7 @@ class Heartbeat:
         actors = tuple(
             (name[:MOST_CHARACTERS], queued, at[:MOST_CHARACTERS]) for name, queued, at in node.actors.loads()
         )
-        node.signs.tick(Words(os.getpid(), actors, self._collective(), node.signs.pause), node.traffic())
+        node.signs.tick(ProcessWords(os.getpid(), actors, self._collective(), node.signs.pause), node.traffic())
 
     def _collective(self) -> str:
         """The one that was begun first."""

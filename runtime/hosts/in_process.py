@@ -28,22 +28,22 @@ from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.hosts.agent import attend
 from meshbook.runtime.hosts.forkserver import Answer, Exited, Started
 from meshbook.runtime.hosts.heartbeat import Heartbeat
-from meshbook.runtime.hosts.launch import AgentBirth
+from meshbook.runtime.hosts.launch import AgentSpec
 from meshbook.runtime.hosts.lifeline import LineReader
-from meshbook.runtime.hosts.others import OtherHosts
+from meshbook.runtime.hosts.others import RemoteAgents
 from meshbook.runtime.hosts.session import STOP_SECONDS, Session
 from meshbook.runtime.hosts.worker import NOWHERE, bootstrap, client_of, make_node, serve
 from meshbook.runtime.hosts.workers import Starter, Worker, Workers
-from meshbook.runtime.mesh.birth import Birth
+from meshbook.runtime.mesh.birth import WorkerSpec
 from meshbook.runtime.mesh.process import PROCESS
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.rdma.station import Station
+from meshbook.runtime.rdma.station import DataPlane
 from meshbook.runtime.telemetry.last_words import leave_traceback
 from meshbook.runtime.traces import format_error
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.home import Home
-from meshbook.runtime.transport.memory import SCHEME, Inbox, MemoryTransport, Switchboard
+from meshbook.runtime.transport.memory import SCHEME, FrameQueue, MemoryTransport, Switchboard
 
 FIRST_PID = 1 << 24  # over the largest that Linux gives: these are of no process
 SHUT_DOWN = "this process's runtime was shut down"
@@ -93,8 +93,8 @@ class PatientSwitchboard(Switchboard):
         self._limit = high_water_mark
         self._renewing = threading.Lock()  # so that what is sent to one that begins anew is for that one
 
-    def find(self, node: str) -> Inbox:
-        return self._inboxes.setdefault(node, Inbox(self._limit))
+    def find(self, node: str) -> FrameQueue:
+        return self._inboxes.setdefault(node, FrameQueue(self._limit))
 
     def remove(self, node: str) -> None:
         """The inbox stays, and takes in for nobody."""
@@ -102,7 +102,7 @@ class PatientSwitchboard(Switchboard):
     def renew(self, node: str) -> None:
         with self._renewing:
             if self.find(node).has_ended:
-                self._inboxes[node] = Inbox(self._limit)
+                self._inboxes[node] = FrameQueue(self._limit)
 
     def transport(self, node: str, high_water_mark: int = 0) -> MemoryTransport:
         return MemoryTransport(node, self, self.find(node))
@@ -127,7 +127,7 @@ class ThreadAgent:
         with open(descriptor, "rb", buffering=0) as line:
             if not (first := line.readline()):  # the session could not begin
                 return
-            birth = msgspec.json.decode(first, type=AgentBirth)
+            birth = msgspec.json.decode(first, type=AgentSpec)
             node = self._node = Node(self._board.transport(birth.node), birth.run, birth.settings)
 
             def make_workers(*ways: Callable[..., None]) -> ThreadWorkers:
@@ -135,7 +135,7 @@ class ThreadAgent:
                 self.workers.board = self._board
                 return self.workers
 
-            others = OtherHosts(node, Home.of_first_host(Path(birth.folder)))  # there will be none
+            others = RemoteAgents(node, Home.of_first_host(Path(birth.folder)))  # there will be none
             workers, _ = attend(node, birth, Path(birth.folder), make_workers, others)
             self.started.set()
             workers.serve(LineReader(line.fileno()))
@@ -180,7 +180,7 @@ class ThreadWorkers(Workers):
     def _end_orphans(self) -> None:
         """There are none."""
 
-    def keep_spares(self, like: Birth, count: int) -> None:
+    def keep_spares(self, like: WorkerSpec, count: int) -> None:
         """A thread is there at once, and needs no other that waits."""
 
     def limit(self, seconds: float) -> None:
@@ -223,7 +223,7 @@ class ThreadStarter:
         self.channel, self._bell = socket.socketpair()
         self.channel.setblocking(False)
 
-    def ask(self, births: Iterable[Birth]) -> None:
+    def ask(self, births: Iterable[WorkerSpec]) -> None:
         for birth in births:
             pid = next(self._pids)
             transport, exited = self._board.transport(birth.address.node), partial(self._exited, pid)
@@ -277,14 +277,16 @@ class ThreadStarter:
 class ThreadWorker:
     """One worker; its thread is what a main thread is in a process."""
 
-    def __init__(self, transport: MemoryTransport, birth: Birth, folder: Path, exited: Callable[[int], None]) -> None:
+    def __init__(
+        self, transport: MemoryTransport, birth: WorkerSpec, folder: Path, exited: Callable[[int], None]
+    ) -> None:
         self.name = birth.address.node
         self._exited = exited  # told the exit code, once
         self._transport = transport
         self._birth = birth
         self._folder = folder
         self._node = make_node(transport, birth)
-        self._node.station = Station(self._node, folder, birth.world.agent)
+        self._node.station = DataPlane(self._node, folder, birth.world.agent)
         self._heartbeat = Heartbeat(self._node, folder, birth.life)
         self._has_left = False
         self._ending = threading.Lock()  # taken once, by whoever ends it

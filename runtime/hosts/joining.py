@@ -24,13 +24,13 @@ from meshbook.runtime.actor.context import Context, Instance, client_context, pr
 from meshbook.runtime.config import check_private, settings_in_force
 from meshbook.runtime.errors import ExitReport, MeshbookError, PickleError, SupervisionError
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.hosts.clients import CLIENTS, LEAVES, Entry, Welcome
-from meshbook.runtime.hosts.faults import Faults, end_process
+from meshbook.runtime.hosts.clients import CLIENTS, LEAVES, ClientHello, ClientWelcome
+from meshbook.runtime.hosts.faults import UnhandledFaults, end_process
 from meshbook.runtime.hosts.lifeline import present_version
 from meshbook.runtime.mesh import handed as handed  # the handles by which other runs are used
 from meshbook.runtime.mesh.arrivals import load_from
 from meshbook.runtime.mesh.hosts import HostMesh
-from meshbook.runtime.mesh.places import Places
+from meshbook.runtime.mesh.places import LocalHandles
 from meshbook.runtime.node.call_table import CallTable, Decode, PerRank, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport.home import UNIX, Home
@@ -56,7 +56,7 @@ class JoinedRun:
         pickling.pass_main_by_value()
         self._run = run
         self._name = f"client-{secrets.token_hex(4)}"
-        self._connection, welcome = _enter(folder, Entry(self._name, os.getpid(), present_version()))
+        self._connection, welcome = _enter(folder, ClientHello(self._name, os.getpid(), present_version()))
         assert welcome.controller is not None
         assert welcome.agent is not None
         try:
@@ -69,10 +69,10 @@ class JoinedRun:
         node.routes.trust(welcome.controller)
         node.routes.trust(welcome.agent)
         node.routes.expect(welcome.lives)
-        node.places = Places(HostMesh([welcome.agent], NOWHERE.region), node.address)
-        node.relay = Relays(node).place
+        node.places = LocalHandles(HostMesh([welcome.agent], NOWHERE.region), node.address)
+        node.relay = PortRelays(node).place
         node.dispatch.load = functools.partial(load_from, run)
-        self._faults = Faults()
+        self._faults = UnhandledFaults()
         node.on_fault = self._faults.report
         self.context = Context(Instance("client", "client", NOWHERE.point(0), node))
         self.has_ended = False
@@ -138,7 +138,7 @@ class JoinedRun:
         return self._faults.has_unreceived
 
 
-class Relays:
+class PortRelays:
     """Ports of this process's own run, as ports of its node in another run."""
 
     def __init__(self, node: Node) -> None:
@@ -154,11 +154,11 @@ class Relays:
             return address, number
         key = address.url, number
         if key not in self._numbers:
-            self._numbers[key] = self._node.table.open_port(_Relay(own.table, number), once=once)
+            self._numbers[key] = self._node.table.open_port(_PortRelay(own.table, number), once=once)
         return self._node.address, self._numbers[key]
 
 
-class _Relay:
+class _PortRelay:
     """What comes to a port goes to another one of this process; so does the end of the run, for which that may wait."""
 
     def __init__(self, table: CallTable, number: int) -> None:
@@ -226,7 +226,7 @@ def _in_forked_child() -> None:
 os.register_at_fork(after_in_child=_in_forked_child)
 
 
-def _enter(folder: Path, entry: Entry) -> tuple[socket.socket, Welcome]:
+def _enter(folder: Path, entry: ClientHello) -> tuple[socket.socket, ClientWelcome]:
     """Connect to the agent of the run in this folder, and wait for its answer."""
     seconds = settings_in_force().launch_timeout
     end = time.monotonic() + seconds
@@ -244,7 +244,7 @@ def _enter(folder: Path, entry: Entry) -> tuple[socket.socket, Welcome]:
             line = answers.readline()
         if not line:
             raise FileNotFoundError
-        welcome = msgspec.json.decode(line, type=Welcome)
+        welcome = msgspec.json.decode(line, type=ClientWelcome)
         if welcome.error:
             raise SupervisionError(f"run {run} cannot be joined: {welcome.error}")
     except BaseException as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from meshbook.runtime.memory.identity import ProcessMark
 
 
-class Kinship:
+class RunMembership:
     """Of the run are: this process and all that came of it, and whoever holds the run's folder, as controllers do."""
 
     def __init__(self, folder: Path) -> None:

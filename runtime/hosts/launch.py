@@ -22,7 +22,7 @@ MARK = ".meshbook-run"  # the file by which a sweep knows the folder of a run
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class AgentBirth(msgspec.Struct, frozen=True, kw_only=True):
+class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The first line on an agent's standard input; the end of that input tells it that its controller is gone."""
 
     run: str
@@ -31,10 +31,10 @@ class AgentBirth(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings
     folder: str = ""  # of the run; on another host than the first the agent makes one
     is_warm: bool = True  # whether it starts the warm fork server at once, or the plain one
-    away: Away | None = None
+    away: RemoteAgentSpec | None = None
 
 
-class Away(msgspec.Struct, frozen=True, kw_only=True):
+class RemoteAgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What an agent on another host than the first has to know besides."""
 
     host: str  # its name

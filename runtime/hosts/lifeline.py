@@ -1,6 +1,6 @@
 """What a host agent and its controller say to each other beside the messages of nodes, and where a detached run is met.
 
-    controller ==== lifeline ====> agent      its end is the controller's; after a `Detach` the run lives on
+    controller ==== lifeline ====> agent      its end is the controller's; after a `RunDetached` the run lives on
     whoever attaches -> the run's door -> `Status`, or a lifeline of his own
 
 The lifeline is the agent's standard input, and later the connection of whoever has attached. The door is a socket in
@@ -35,7 +35,7 @@ class MeshSummary(msgspec.Struct, frozen=True):
     nodes: tuple[str, ...]
 
 
-class Detach(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class RunDetached(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The controller leaves, and its run lives on until somebody attaches to it, or for so many seconds."""
 
     life: int  # of the controller's node
@@ -45,14 +45,14 @@ class Detach(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     calls: dict[int, str] = {}  # whose answers are to be kept: their numbers, and who owes each
 
 
-class Took(msgspec.Struct, frozen=True, tag=True):
+class RunTaken(msgspec.Struct, frozen=True, tag=True):
     """Whoever attaches has all that was left: from now on his end is the end of the run."""
 
 
-Line = Detach | Took
+Line = RunDetached | RunTaken
 
 
-class Request(msgspec.Struct, frozen=True):
+class DoorRequest(msgspec.Struct, frozen=True):
     """What somebody at the door wants; `who` says who that is."""
 
     verb: Literal["status", "attach", "end"]
@@ -80,7 +80,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     held_by: str = ""  # who has attached to it since
 
 
-class Estate(msgspec.Struct, frozen=True):
+class RunState(msgspec.Struct, frozen=True):
     """Where what is left to whoever attaches begins: the next life of the controller's node, and who lives."""
 
     life: int
@@ -88,12 +88,12 @@ class Estate(msgspec.Struct, frozen=True):
     dropped: dict[str, int] = {}  # by node: pieces of output that were too much to be kept
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class DoorReply(msgspec.Struct, frozen=True, kw_only=True):
     """What the agent says at the door."""
 
     error: str = ""
     status: Status | None = None
-    estate: Estate | None = None
+    estate: RunState | None = None
 
 
 class DoorClosed(OSError):
@@ -106,7 +106,7 @@ def present_version() -> str:
     return f"meshbook {metadata.version('meshbook')} on Python {major}.{minor}"
 
 
-def knock(folder: Path, request: Request, seconds: float = DOOR_SECONDS) -> tuple[Answer, socket.socket]:
+def knock(folder: Path, request: DoorRequest, seconds: float = DOOR_SECONDS) -> tuple[DoorReply, socket.socket]:
     """Ask at the door of the run in this folder; the connection is to be closed. DoorClosed where nobody answers."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(seconds)
@@ -114,7 +114,7 @@ def knock(folder: Path, request: Request, seconds: float = DOOR_SECONDS) -> tupl
         connection.connect(os.fspath(folder / DOOR))
         connection.sendall(msgspec.json.encode(request) + b"\n")
         with connection.makefile("rb") as answers:
-            return msgspec.json.decode(answers.readline(), type=Answer), connection
+            return msgspec.json.decode(answers.readline(), type=DoorReply), connection
     except (OSError, msgspec.DecodeError) as error:
         connection.close()
         raise DoorClosed(f"its host agent does not answer: {error}") from None
@@ -125,7 +125,7 @@ def wait_for_door(folder: Path) -> None:
     end = time.monotonic() + DOOR_SECONDS
     while True:
         try:
-            answer, connection = knock(folder, Request("status"))
+            answer, connection = knock(folder, DoorRequest("status"))
         except DoorClosed:
             if time.monotonic() > end:
                 raise

@@ -13,7 +13,7 @@ MEETINGS = "meetings"  # the actor that every agent hosts for this
 REMEMBERED = 1000  # meshes; whose processes started longer ago than so many others need theirs no more
 
 
-class Meetings(Actor):
+class RendezvousActor(Actor):
     """Hosted inline, so that an agent that waits for its answer waits for no other host to do its own work."""
 
     def __init__(self, make: Callable[[], dict[str, str]]) -> None:

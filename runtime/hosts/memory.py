@@ -30,7 +30,7 @@ def counts_as_kernel() -> bool:
 
 
 @dataclass(frozen=True)
-class Kill:
+class OomKill:
     """A process that the kernel killed for want of memory: what it had, and whose limit was reached."""
 
     rss: int
@@ -38,17 +38,17 @@ class Kill:
     group: str = ""  # which; not always told
 
 
-def find_kill(log: Sequence[str], pid: int) -> Kill | None:
+def find_kill(log: Sequence[str], pid: int) -> OomKill | None:
     """What the kernel's log says of the end of this process, where it says that."""
     groups = {int(match["pid"]): match["group"] for line in log if (match := _GROUP.search(line))}
     for line in reversed(log):
         if (match := _KILLED.search(line)) and int(match["pid"]) == pid:
             in_group = match["what"].startswith("Memory cgroup")
-            return Kill(sum(map(int, _PAGES.findall(line))) << 10, in_group, groups.get(pid, "") if in_group else "")
+            return OomKill(sum(map(int, _PAGES.findall(line))) << 10, in_group, groups.get(pid, "") if in_group else "")
     return None
 
 
-class Groups:
+class MemoryCgroups:
     """The memory cgroup of this process and those above it, which limit it as well."""
 
     def __init__(self, proc: Path = Path("/proc/self"), root: Path = Path("/sys/fs/cgroup")) -> None:
@@ -113,7 +113,7 @@ class KernelLog:
         """Whether it can be read."""
         return self._file >= 0
 
-    def find_kill(self, pid: int) -> Kill | None:
+    def find_kill(self, pid: int) -> OomKill | None:
         """What it says of the end of this process."""
         self._recent = [*self._recent, *self._read()][-100:]
         return find_kill(self._recent, pid)
@@ -136,12 +136,12 @@ class KernelLog:
             self._file = -1
 
 
-class Memory:
+class OomDetector:
     """Explains ends by SIGKILL that nobody of ours has sent."""
 
-    def __init__(self, log: KernelLog | None = None, groups: Groups | None = None) -> None:
+    def __init__(self, log: KernelLog | None = None, groups: MemoryCgroups | None = None) -> None:
         self._log = log or KernelLog()
-        self._groups = groups or Groups()
+        self._groups = groups or MemoryCgroups()
 
     def explain(self, pid: int, peak: int) -> str:
         """Why this process was killed, as far as that can be known; `peak` is the most memory that it had, in bytes."""

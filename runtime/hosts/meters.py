@@ -30,7 +30,7 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.gpus import GpuReading, GpuWatch
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.telemetry.page import PageReader, Reading, Traffic
+from meshbook.runtime.telemetry.page import StatusPageReader, StatusReading, Traffic
 from meshbook.runtime.telemetry.vitals import (
     COLUMNS,
     IDLE_BATCH_SECONDS,
@@ -39,8 +39,8 @@ from meshbook.runtime.telemetry.vitals import (
     STALE_AFTER,
     VITALS,
     Activity,
-    Batch,
-    Words,
+    ProcessWords,
+    VitalsBatch,
 )
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ UNKNOWN_RATES = (math.nan,) * 4
 
 
 @dataclass(frozen=True, slots=True)
-class Living:
+class LiveWorker:
     """A worker that has a process."""
 
     node: str
@@ -138,7 +138,7 @@ class SystemProcesses:
 
 
 @dataclass
-class _Before:
+class _LastSample:
     """What was known of a process at the last tick, by which rates are measured."""
 
     pid: int = 0
@@ -153,18 +153,18 @@ class _Before:
 
 
 @dataclass
-class Meter:
+class ProcessSampler:
     """Makes batches. `host` is its name; for one thread."""
 
     host: str
-    pages: PageReader
+    pages: StatusPageReader
     table: ProcessTable
-    _before: dict[tuple[str, int], _Before] = field(default_factory=dict)
+    _before: dict[tuple[str, int], _LastSample] = field(default_factory=dict)
 
-    def measure(self, workers: Sequence[Living], gpus: GpuReading, now: float) -> Batch:
+    def measure(self, workers: Sequence[LiveWorker], gpus: GpuReading, now: float) -> VitalsBatch:
         """How these are; `words` are those that have changed since the last batch."""
         living = {(worker.node, worker.life) for worker in workers}
-        self._before = {key: self._before.get(key) or _Before() for key in living}
+        self._before = {key: self._before.get(key) or _LastSample() for key in living}
         self.pages.keep(living)
         numbers, words = array.array("f"), {}
         for worker in workers:
@@ -175,7 +175,7 @@ class Meter:
                 words[worker.node] = before.words = said
         self.table.keep({before.pid for before in self._before.values()})
         names, lives = tuple(worker.node for worker in workers), tuple(worker.life for worker in workers)
-        return Batch(self.host, names, lives, numbers.tobytes(), words)
+        return VitalsBatch(self.host, names, lives, numbers.tobytes(), words)
 
     def tell_all(self) -> None:
         """Whoever was told of words is not there any more, or has not heard them: tell them again."""
@@ -183,7 +183,7 @@ class Meter:
             before.words = b""
 
     def _measure_one(
-        self, worker: Living, before: _Before, gpus: GpuReading, now: float
+        self, worker: LiveWorker, before: _LastSample, gpus: GpuReading, now: float
     ) -> tuple[Iterable[float], bytes]:
         can_say = True
         try:
@@ -200,7 +200,7 @@ class Meter:
             before.sign = page.tick or before.sign
         elif not can_say and self.table.runs(pid):
             before.sign = now
-            said = said or msgspec.msgpack.encode(Words(pid))
+            said = said or msgspec.msgpack.encode(ProcessWords(pid))
         step, queued = (page.step or math.nan, page.queued) if page is not None else (math.nan, math.nan)
         activity = page.activity if page is not None else Activity.IDLE
         age = max(0.0, now - before.sign)
@@ -208,10 +208,10 @@ class Meter:
 
 
 def _pid_of(words: bytes) -> int:
-    return msgspec.msgpack.decode(words, type=Words).pid if words else 0
+    return msgspec.msgpack.decode(words, type=ProcessWords).pid if words else 0
 
 
-def _cpu(before: _Before, pid: int, usage: Usage | None, now: float) -> float:
+def _cpu(before: _LastSample, pid: int, usage: Usage | None, now: float) -> float:
     """Cores that it uses, over the last second or so."""
     if usage is None:
         return math.nan
@@ -223,7 +223,7 @@ def _cpu(before: _Before, pid: int, usage: Usage | None, now: float) -> float:
     return before.cpu
 
 
-def _take_rates(before: _Before, page: Reading, now: float) -> None:
+def _take_rates(before: _LastSample, page: StatusReading, now: float) -> None:
     """Messages and bytes a second between two writings of the page: by its own times, so that they are exact."""
     seconds = page.tick - before.tick
     if now - page.tick > STALE_AFTER:
@@ -234,14 +234,14 @@ def _take_rates(before: _Before, page: Reading, now: float) -> None:
         before.tick, before.traffic = page.tick, page.traffic
 
 
-class Meters(Actor):
+class VitalsSender(Actor):
     """Sends what is measured on this host to the controller, from a thread of its own until it is stopped.
 
     A batch is sent once the one before it was answered: a busy controller gets fewer, and while a run is detached none
     is kept. The answer is the pace: how many seconds to wait until the next batch. The thread does not wake for it.
     """
 
-    def __init__(self, node: Node, living: Callable[[], list[Living]], meter: Meter) -> None:
+    def __init__(self, node: Node, living: Callable[[], list[LiveWorker]], meter: ProcessSampler) -> None:
         self._node = node
         self._living = living
         self._meter = meter
@@ -306,7 +306,7 @@ class Meters(Actor):
             self._pace = self._ordered.get()
 
 
-def is_quiet(batch: Batch) -> bool:
+def is_quiet(batch: VitalsBatch) -> bool:
     """Whether every process in a batch is idle, with no message waiting and a heartbeat that is not late."""
     rows = array.array("f")
     rows.frombytes(batch.numbers)
@@ -320,6 +320,6 @@ def interval(pace: float, *, is_quiet: bool) -> float:
     return max(pace, IDLE_BATCH_SECONDS) if is_quiet and pace >= SECONDS else pace
 
 
-def make_meter(host: str, folder: Path) -> Meter:
+def make_meter(host: str, folder: Path) -> ProcessSampler:
     """The meter of this machine; on the first host of a run `host` is empty, and the system's name for it is taken."""
-    return Meter(host or socket.gethostname(), PageReader(folder), SystemProcesses())
+    return ProcessSampler(host or socket.gethostname(), StatusPageReader(folder), SystemProcesses())

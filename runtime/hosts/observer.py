@@ -28,7 +28,7 @@ SPY_PATIENCE = 2.0  # seconds for py-spy, which takes some 20 ms
 _STATES = {"T": "stopped (SIGSTOP)", "t": "stopped by a debugger", "Z": "ended", "X": "ended", "": "ended"}
 
 
-class SpiedFrame(msgspec.Struct, frozen=True):
+class SampledFrame(msgspec.Struct, frozen=True):
     """A frame as py-spy tells it."""
 
     name: str
@@ -36,12 +36,12 @@ class SpiedFrame(msgspec.Struct, frozen=True):
     line: int
 
 
-class SpiedThread(msgspec.Struct, frozen=True):
+class SampledThread(msgspec.Struct, frozen=True):
     """A thread as py-spy tells it, the innermost frame first."""
 
     thread_name: str | None
     owns_gil: bool
-    frames: tuple[SpiedFrame, ...]
+    frames: tuple[SampledFrame, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Observation:
     pid: int
     state: str
     waits_in: str = ""  # the function of the operating system's kernel, where it is known
-    threads: tuple[SpiedThread, ...] | None = None  # None: py-spy is not installed, or was not allowed to look
+    threads: tuple[SampledThread, ...] | None = None  # None: py-spy is not installed, or was not allowed to look
 
     @property
     def trouble(self) -> str:
@@ -90,14 +90,14 @@ def observe(pid: int, folder: Path = Path("/proc")) -> Observation:
     return Observation(pid, state, waits_in, spy(pid) if state not in ("", "Z", "X") else None)
 
 
-def spy(pid: int) -> tuple[SpiedThread, ...] | None:
+def spy(pid: int) -> tuple[SampledThread, ...] | None:
     """The stacks of a process, which is not stopped for that; None without py-spy or the permission."""
     if (program := find_spy()) is None:
         return None
     command = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
     with contextlib.suppress(OSError, subprocess.SubprocessError, msgspec.DecodeError):
         done = subprocess.run(command, capture_output=True, timeout=SPY_PATIENCE, check=True)
-        return msgspec.json.decode(done.stdout, type=tuple[SpiedThread, ...])
+        return msgspec.json.decode(done.stdout, type=tuple[SampledThread, ...])
     return None
 
 

@@ -27,7 +27,7 @@ NOWHERE = Extent((), ())
 logger = logging.getLogger(__name__)
 
 
-class OtherHosts:
+class RemoteAgents:
     """Owned by an agent. `end` ends this host: its controller is gone, or has given it up."""
 
     def __init__(self, node: Node, home: Home) -> None:

@@ -34,7 +34,7 @@ _BEGUN = b"Sampling process"
 
 
 @dataclass
-class _Spy:
+class _ProfilerProcess:
     """A process that profiles another one."""
 
     process: subprocess.Popen[bytes]
@@ -62,7 +62,7 @@ class Profiler(Actor):
 
     def __init__(self, pid_of: Callable[[str], int]) -> None:
         self._pid_of = pid_of
-        self._spies: dict[str, _Spy] = {}
+        self._spies: dict[str, _ProfilerProcess] = {}
 
     @endpoint
     def begin(self, nodes: list[str], rate: int) -> dict[str, str]:
@@ -97,8 +97,8 @@ class Profiler(Actor):
         return {node: spy.end() for node, spy in known.items()}
 
 
-def _start(program: str, pid: int, rate: int) -> _Spy:
-    file = tempfile.TemporaryFile()  # noqa: SIM115 - `_Spy.end` closes it
+def _start(program: str, pid: int, rate: int) -> _ProfilerProcess:
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - `_ProfilerProcess.end` closes it
     command = [program, "record", "--pid", str(pid), "--rate", str(rate), "--duration", str(MOST_SECONDS)]
     command += ["--idle", "--threads", "--nonblocking", "--format", "speedscope"]
     command += ["--output", f"/proc/self/fd/{file.fileno()}"]
@@ -110,10 +110,10 @@ def _start(program: str, pid: int, rate: int) -> _Spy:
         pass_fds=(file.fileno(),),
         start_new_session=True,
     )
-    return _Spy(process, file)
+    return _ProfilerProcess(process, file)
 
 
-def _wait_begun(spy: _Spy, until: float) -> str:
+def _wait_begun(spy: _ProfilerProcess, until: float) -> str:
     """Until it says that it samples; else why it does not."""
     assert spy.process.stdout is not None
     with selectors.DefaultSelector() as selector:

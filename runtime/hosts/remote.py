@@ -27,10 +27,10 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ExitReport, LaunchError, MeshbookError
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.hosts.launch import AgentAnswer, AgentBirth, Away
+from meshbook.runtime.hosts.launch import AgentAnswer, AgentSpec, RemoteAgentSpec
 from meshbook.runtime.hosts.launchers import AgentProcess, Launcher
 from meshbook.runtime.hosts.machine import own_addresses
-from meshbook.runtime.hosts.roster import Roster
+from meshbook.runtime.hosts.roster import WorkerRegistry
 from meshbook.runtime.mesh.hosts import HOST, HostMesh
 from meshbook.runtime.mesh.warmth import is_agent_warm
 from meshbook.runtime.node.call_table import PerRank, Target
@@ -73,7 +73,7 @@ class RemoteHost:
 class RemoteHosts:
     """Those of a session. `first` is the agent of its own host."""
 
-    def __init__(self, node: Node, settings: Settings, folder: Path, roster: Roster, first: Address) -> None:
+    def __init__(self, node: Node, settings: Settings, folder: Path, roster: WorkerRegistry, first: Address) -> None:
         self._node = node
         self._settings = settings
         self._folder = folder
@@ -145,8 +145,8 @@ class RemoteHosts:
     def _launch(self, launcher: Launcher, name: str, keys: KeyPair, address: str, python: str) -> RemoteHost:
         node = f"agent-{name}-{secrets.token_hex(2)}"
         log = self._folder / f"{node}.log"
-        away = Away(host=name, keys=keys, address=address, towards=tuple(own_addresses()))
-        birth = AgentBirth(
+        away = RemoteAgentSpec(host=name, keys=keys, address=address, towards=tuple(own_addresses()))
+        birth = AgentSpec(
             run=self._node.run,
             node=node,
             controller=self._node.address,

@@ -12,8 +12,8 @@ from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.hosts.forkserver import Exited, Started
 from meshbook.runtime.hosts.handover import is_left
-from meshbook.runtime.hosts.spares import Spare, Spares
-from meshbook.runtime.mesh.birth import Birth
+from meshbook.runtime.hosts.spares import Spare, SpareTable
+from meshbook.runtime.mesh.birth import WorkerSpec
 from meshbook.runtime.telemetry.events import Kind
 from meshbook.runtime.telemetry.last_words import last_words
 
@@ -21,7 +21,7 @@ OnSpare = Callable[[Kind, str, Sequence[int], str], None]  # what happened to on
 SendSignal = Callable[[int, int], None]
 
 
-class Reserve:
+class SpareManager:
     """The spares of one host at work. `on_spare` hears what concerns their meshes."""
 
     def __init__(self, folder: Path, settings: Settings, send_signal: SendSignal, on_spare: OnSpare) -> None:
@@ -29,11 +29,11 @@ class Reserve:
         self._settings = settings
         self._send_signal = send_signal
         self._on_spare = on_spare
-        self._spares = Spares(folder)
+        self._spares = SpareTable(folder)
         self.keep, self.count, self.missing = self._spares.keep, self._spares.count, self._spares.missing
         self.meshes, self.lose_all = self._spares.meshes, self._spares.lose_all
 
-    def take(self, birth: Birth) -> int:
+    def take(self, birth: WorkerSpec) -> int:
         """Let a warm one become this rank; its process id, 0 where there is none."""
         if pid := self._spares.take(birth):
             self._on_spare("spare used", birth.world.mesh, [birth.rank], f"pid {pid}")

@@ -12,7 +12,7 @@ from meshbook.runtime.snapshots import items_of
 ROSTER = "roster"  # the actor that a controller hosts for this
 
 
-class Roster(Actor):
+class WorkerRegistry(Actor):
     """Hosted inline: a birth is noted before anything can be heard of the newborn."""
 
     def __init__(self) -> None:

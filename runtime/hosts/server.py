@@ -20,7 +20,7 @@ from meshbook.runtime.config import Settings
 from meshbook.runtime.hosts.forkserver import Answer, serve_in_fork
 from meshbook.runtime.hosts.launch import RunFolder
 from meshbook.runtime.hosts.start_agent import LOG, execute_forkserver
-from meshbook.runtime.mesh.birth import Birth
+from meshbook.runtime.mesh.birth import WorkerSpec
 from meshbook.runtime.telemetry.last_words import last_lines
 
 _decode = msgspec.json.Decoder(Answer).decode
@@ -30,7 +30,7 @@ POLL_SECONDS = 0.002
 
 
 class ServerProcess(Protocol):
-    """What a `Server` needs of its process: a `Popen`, or a `Fork`."""
+    """What a `ForkServerClient` needs of its process: a `Popen`, or a `ForkedProcess`."""
 
     pid: int
 
@@ -38,7 +38,7 @@ class ServerProcess(Protocol):
     def kill(self) -> None: ...
 
 
-class Fork:
+class ForkedProcess:
     """A child of this process that runs no other program."""
 
     def __init__(self, pid: int) -> None:
@@ -69,7 +69,7 @@ class Fork:
             os.kill(self.pid, signal.SIGKILL)
 
 
-class Server:
+class ForkServerClient:
     """One fork server. It dies with the thread that started it."""
 
     def __init__(self, process: ServerProcess, channel: socket.socket, log: Path, log_lines: int) -> None:
@@ -90,7 +90,7 @@ class Server:
         """What a selector should wait for on the channel."""
         return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
 
-    def ask(self, births: Iterable[Birth]) -> None:
+    def ask(self, births: Iterable[WorkerSpec]) -> None:
         """Request these workers, as far as the channel takes it at once; `send` sends the rest."""
         for birth in births:
             # Not JSON: an environment may hold what is no UTF-8.
@@ -138,14 +138,14 @@ class Server:
         return f"the fork server ended ({how})\n{log}".rstrip()
 
 
-def execute_server(folder: Path, settings: Settings, *, is_warm: bool) -> Server:
+def execute_server(folder: Path, settings: Settings, *, is_warm: bool) -> ForkServerClient:
     """Start a fork server as a new interpreter; a warm one imports `Settings.preload`."""
     log = folder / (LOG if is_warm else PLAIN_LOG)
     process, channel = execute_forkserver(log, settings.preload if is_warm else "")
-    return Server(process, channel, log, settings.stderr_lines)
+    return ForkServerClient(process, channel, log, settings.stderr_lines)
 
 
-def fork_server(folder: RunFolder, settings: Settings) -> Server:
+def fork_server(folder: RunFolder, settings: Settings) -> ForkServerClient:
     """Start the plain fork server: a fork of this process, which must have one thread and no ZeroMQ context yet."""
     log = folder.path / PLAIN_LOG
     channel, theirs = socket.socketpair()
@@ -155,4 +155,4 @@ def fork_server(folder: RunFolder, settings: Settings) -> Server:
         folder.disown()
         serve_in_fork(theirs, folder.path, log)
     theirs.close()
-    return Server(Fork(pid), channel, log, settings.stderr_lines)
+    return ForkServerClient(ForkedProcess(pid), channel, log, settings.stderr_lines)

@@ -25,29 +25,29 @@ from meshbook.runtime.errors import ExitReport, LaunchError, MeshbookError, Supe
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.controllers import CONTROLLERS, Controllers
 from meshbook.runtime.hosts.debugging import ScriptDebugger
-from meshbook.runtime.hosts.faults import Faults, end_process
+from meshbook.runtime.hosts.faults import UnhandledFaults, end_process
 from meshbook.runtime.hosts.joining import RunOver, has_ended, join, leave_runs
-from meshbook.runtime.hosts.launch import AGENT, AgentBirth, RunFolder, make_folder
+from meshbook.runtime.hosts.launch import AGENT, AgentSpec, RunFolder, make_folder
 from meshbook.runtime.hosts.launchers import START_AGENT, AgentProcess, agent_environment
 from meshbook.runtime.hosts.meters import METERS
 from meshbook.runtime.hosts.metrics import export_of
 from meshbook.runtime.hosts.remote import RemoteHosts
-from meshbook.runtime.hosts.roster import ROSTER, Roster
+from meshbook.runtime.hosts.roster import ROSTER, WorkerRegistry
 from meshbook.runtime.mesh.hosts import HOST, HostMesh
-from meshbook.runtime.mesh.places import Places
+from meshbook.runtime.mesh.places import LocalHandles
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.mesh.warmth import is_agent_warm
 from meshbook.runtime.node.call_table import AllReplies, PerRank, Target
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.rdma.station import Station
+from meshbook.runtime.rdma.station import DataPlane
 from meshbook.runtime.resources import explain_limit
-from meshbook.runtime.telemetry.events import Event, EventLog
+from meshbook.runtime.telemetry.events import EventLog, RunEvent
 from meshbook.runtime.telemetry.forwarding import Forwarder, ScriptScreen
 from meshbook.runtime.telemetry.history import History, VitalsActor
 from meshbook.runtime.telemetry.last_words import last_lines
 from meshbook.runtime.telemetry.logs import Prefix
 from meshbook.runtime.telemetry.output import TELEMETRY, OutputStore, TelemetryActor
-from meshbook.runtime.telemetry.questions import QUESTIONS, QuestionDesk
+from meshbook.runtime.telemetry.questions import QUESTIONS, QuestionRouter
 from meshbook.runtime.telemetry.vitals import VITALS
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.home import Home
@@ -77,15 +77,15 @@ class Session:
         self.run = secrets.token_hex(4)
         self.folder = self._open_folder()
         self.output = OutputStore()
-        self.questions = QuestionDesk()
+        self.questions = QuestionRouter()
         self.debugger = ScriptDebugger(lambda: runtime_root(self.settings))
         self.questions.open("", self.debugger)  # what no cell asks
         self.events = EventLog()
         self.history = History()
         self.forwarder = Forwarder(ScriptScreen())
         self.output.set_default(self.forwarder.take)
-        self.roster = Roster()
-        self._faults = Faults()
+        self.roster = WorkerRegistry()
+        self._faults = UnhandledFaults()
         self._agent_address = Address(AGENT, f"{self._inbox_prefix()}{AGENT}")
         self._closing = threading.Lock()  # taken once, by whoever closes first
         self._has_left = False  # and the run goes on
@@ -101,7 +101,7 @@ class Session:
             raise LaunchError(f"the host agent cannot be started: {why}") from error
         self.host = HostMesh([self._agent_address], NOWHERE.region, owned=True, is_fake_in_process=self.is_in_process)
         self.remote = RemoteHosts(self.node, self.settings, self.folder.path, self.roster, self._agent_address)
-        self.node.places = Places(self.host, self.node.address)
+        self.node.places = LocalHandles(self.host, self.node.address)
         self.context = Context(Instance("client", "client", NOWHERE.point(0), self.node))
         self.metrics = export_of(self)
         self._watcher = threading.Thread(target=self._watch_agent, name="meshbook agent watcher", daemon=True)
@@ -117,7 +117,7 @@ class Session:
 
     def _make_node(self) -> Node:
         node = self._new_node()
-        node.station = Station(node, self.folder.path, self._agent_address)
+        node.station = DataPlane(node, self.folder.path, self._agent_address)
         node.actors.host_inline(TELEMETRY, TelemetryActor(self.output, self.events))
         node.actors.host_inline(VITALS, VitalsActor(self.history))
         node.actors.host_inline(QUESTIONS, self.questions)
@@ -132,7 +132,7 @@ class Session:
         return self._launch()
 
     def _send_birth(self) -> None:
-        birth = AgentBirth(
+        birth = AgentSpec(
             run=self.run,
             node=AGENT,
             controller=self.node.address,
@@ -423,7 +423,7 @@ def running_session() -> Session | None:
     return _Current.session
 
 
-def events() -> list[Event]:
+def events() -> list[RunEvent]:
     """What has happened to the meshes of this session so far, the oldest first: the last thousand events.
 
     Ranks that failed, were respawned or given up, and were healed; meshes that were resized; spares and hosts. Those

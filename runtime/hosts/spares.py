@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from meshbook.runtime.hosts.standby import call_file, place_file
-from meshbook.runtime.mesh.birth import Birth
+from meshbook.runtime.mesh.birth import WorkerSpec
 from meshbook.runtime.telemetry.last_words import remove_files
 
 
@@ -26,7 +26,7 @@ from meshbook.runtime.telemetry.last_words import remove_files
 class Spare:
     """One spare from the asking to the end."""
 
-    birth: Birth
+    birth: WorkerSpec
     call: int  # the writing end of what it waits at, until it is called or nobody needs it any more
     pid: int = 0
     is_dismissed: bool = False
@@ -47,31 +47,31 @@ class Spare:
 
 
 @dataclass
-class Stock:
+class MeshSpares:
     """The spares of one mesh."""
 
-    like: Birth  # what they are born with
+    like: WorkerSpec  # what they are born with
     count: int
     spares: dict[str, Spare] = field(default_factory=dict)  # the oldest first
 
 
-class Spares:
+class SpareTable:
     """All spares of this host. A spare that ends before it is warm is not replaced: the next would end so, too."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()  # guards these three
-        self._stocks: dict[str, Stock] = {}
+        self._stocks: dict[str, MeshSpares] = {}
         self._by_pid: dict[int, Spare] = {}  # those that have been started and live, dismissed ones too
         self._unstarted: dict[str, Spare] = {}  # those that were dismissed before they had been started
         self._numbers = itertools.count()
 
-    def keep(self, like: Birth, count: int) -> None:
+    def keep(self, like: WorkerSpec, count: int) -> None:
         """From now on so many are wanted for the mesh of this birth."""
         with self._lock:
-            self._stocks[like.world.mesh] = Stock(like, count)
+            self._stocks[like.world.mesh] = MeshSpares(like, count)
 
-    def missing(self, mesh: str) -> list[Birth]:
+    def missing(self, mesh: str) -> list[WorkerSpec]:
         """The births of those that are to be started now; they are known from here on."""
         with self._lock:
             stock = self._stocks.get(mesh)
@@ -80,7 +80,7 @@ class Spares:
                 stock.spares |= {spare.node: spare for spare in made}
         return [spare.birth for spare in made]
 
-    def _make(self, like: Birth) -> Spare:
+    def _make(self, like: WorkerSpec) -> Spare:
         node = f"{like.world.mesh}.spare-{next(self._numbers)}"
         address = msgspec.structs.replace(like.address, node=node)
         path = call_file(self._folder, node)
@@ -114,7 +114,7 @@ class Spares:
             stock = self._stocks.get(mesh)
             return sum(map(self.is_warm, stock.spares.values())) if stock is not None else 0
 
-    def take(self, birth: Birth) -> int:
+    def take(self, birth: WorkerSpec) -> int:
         """Let a warm one become this rank, which has not been asked for otherwise; its process id, 0 if there is none.
 
         One that is not warm may never be: its bootstrap may fail, and the rank would be lost once more.
@@ -129,7 +129,7 @@ class Spares:
         self._call(spare, birth)
         return spare.pid
 
-    def _call(self, spare: Spare, birth: Birth) -> None:
+    def _call(self, spare: Spare, birth: WorkerSpec) -> None:
         for suffix in (".out", ".err"):  # what its bootstrap printed is that rank's
             with contextlib.suppress(FileNotFoundError):
                 (self._folder / f"{spare.node}{suffix}").rename(self._folder / f"{birth.address.node}{suffix}")

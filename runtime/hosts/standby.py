@@ -17,7 +17,7 @@ from meshbook.runtime.config import begin_with
 from meshbook.runtime.hosts import worker
 from meshbook.runtime.hosts.ending import leave, run_finalisers
 from meshbook.runtime.hosts.handover import bind
-from meshbook.runtime.mesh.birth import Birth
+from meshbook.runtime.mesh.birth import WorkerSpec
 
 
 def call_file(folder: Path, node: str) -> Path:
@@ -30,7 +30,7 @@ def place_file(folder: Path, node: str) -> Path:
     return folder / f"{node}.place"
 
 
-def stand_by(birth: Birth, folder: Path) -> Birth:
+def stand_by(birth: WorkerSpec, folder: Path) -> WorkerSpec:
     """Prepare as any worker of this mesh does, then wait for a place in it: the birth of the rank to become."""
     faulthandler.enable(file=2, all_threads=False)
     begin_with(birth.world.settings)
@@ -44,14 +44,14 @@ def stand_by(birth: Birth, folder: Path) -> Birth:
     return place
 
 
-def take_over(birth: Birth) -> None:
+def take_over(birth: WorkerSpec) -> None:
     """Be that rank to whoever looks at the environment; what the bootstrap has set stays."""
     for name, value in (birth.world.rendezvous | birth.ranks()).items():
         os.environ.setdefault(name, value)
     bind(birth.start.binding.cpus)
 
 
-def _wait(folder: Path, node: str) -> Birth:
+def _wait(folder: Path, node: str) -> WorkerSpec:
     path = call_file(folder, node)
     try:
         calling = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # its agent has it open for writing
@@ -64,7 +64,7 @@ def _wait(folder: Path, node: str) -> Birth:
         leave(0)
     os.close(calling)
     place = place_file(folder, node_to_become)
-    found: Birth = pickle.loads(place.read_bytes())
+    found: WorkerSpec = pickle.loads(place.read_bytes())
     place.unlink()
     return found
 
@@ -73,7 +73,7 @@ def _refuse() -> Context:
     raise RuntimeError("this is a spare process: it can reach actors and hosts once it has become a rank")
 
 
-def run(birth: Birth, folder: Path) -> None:
+def run(birth: WorkerSpec, folder: Path) -> None:
     """Be this worker, or the one that it becomes, until told to stop; then end the process."""
     if birth.is_spare:
         worker.run(stand_by(birth, folder), folder, is_prepared=True)

@@ -28,8 +28,8 @@ import msgspec
 from meshbook.runtime.actor.context import Context, Instance, context, provide_client
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.ports import Port
-from meshbook.runtime.collectives.membership import Membership, Plan, Standing, has_gpu
-from meshbook.runtime.collectives.stores import Stores
+from meshbook.runtime.collectives.membership import GroupMembership, GroupPlan, LeftGroups, has_gpu
+from meshbook.runtime.collectives.stores import GroupStores
 from meshbook.runtime.config import begin_with
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.breakpoints import Breakpoints
@@ -38,13 +38,13 @@ from meshbook.runtime.hosts.heartbeat import Heartbeat
 from meshbook.runtime.hosts.joining import join
 from meshbook.runtime.hosts.linux import buffer_c_output_by_line
 from meshbook.runtime.imports import when_imported
-from meshbook.runtime.mesh.birth import Birth
+from meshbook.runtime.mesh.birth import WorkerSpec
 from meshbook.runtime.mesh.places import places_of
 from meshbook.runtime.mesh.process import PROCESS, ProcessActor
-from meshbook.runtime.mesh.tasks import Returned, table_of
+from meshbook.runtime.mesh.tasks import UnstartedItems, table_of
 from meshbook.runtime.node.call_table import AllReplies, Target
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.rdma.station import Station
+from meshbook.runtime.rdma.station import DataPlane
 from meshbook.runtime.resources import count_cores
 from meshbook.runtime.telemetry.capture import CHUNK_CHARACTERS, Capture
 from meshbook.runtime.telemetry.last_words import leave_traceback
@@ -52,7 +52,7 @@ from meshbook.runtime.telemetry.logs import Prefix, print_logs
 from meshbook.runtime.telemetry.output import TELEMETRY, LogOptions, OutputChunk
 from meshbook.runtime.telemetry.signs import watch_steps
 from meshbook.runtime.telemetry.spans_of_collectives import watch_collectives
-from meshbook.runtime.telemetry.traffic import Moved
+from meshbook.runtime.telemetry.traffic import TransferRecord
 from meshbook.runtime.traces import format_error
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.disturbed import DisturbedTransport
@@ -63,7 +63,7 @@ from meshbook.runtime.wire import pickling
 NOWHERE = Extent((), ())
 
 
-def settle(birth: Birth) -> None:
+def settle(birth: WorkerSpec) -> None:
     """Make this interpreter the user's: their import path, no arguments, and a `__main__` that is none of ours."""
     buffer_c_output_by_line()
     sys.path[:] = birth.search_path()
@@ -72,7 +72,7 @@ def settle(birth: Birth) -> None:
     sys.modules["__main__"] = types.ModuleType("__main__")
 
 
-def run(birth: Birth, folder: Path, *, is_prepared: bool = False) -> None:
+def run(birth: WorkerSpec, folder: Path, *, is_prepared: bool = False) -> None:
     """Be this worker until told to stop; then end the process. `is_prepared`: its bootstrap has run."""
     # A segmentation fault leaves Python's stack on stderr, where the agent reads it. Of the thread at fault alone: the
     # others would push it out of the last lines.
@@ -83,7 +83,7 @@ def run(birth: Birth, folder: Path, *, is_prepared: bool = False) -> None:
     transport = UnixTransport(birth.address.node, home, birth.world.settings)
     link = DisturbedTransport(transport, birth.world.settings.high_water_mark)
     node = make_node(link, birth)
-    node.station = Station(node, folder, birth.world.agent, is_worker=True)
+    node.station = DataPlane(node, folder, birth.world.agent, is_worker=True)
     provide_client(lambda: client_of(node, birth), lambda: node.home, join)
     capture = make_capture(node, birth, folder)
     node.take_place = functools.partial(move, node)
@@ -106,7 +106,7 @@ def run(birth: Birth, folder: Path, *, is_prepared: bool = False) -> None:
     leave(0 if ready else 1)
 
 
-def make_node(transport: Transport, birth: Birth) -> Node:
+def make_node(transport: Transport, birth: WorkerSpec) -> Node:
     """The node of a worker, which knows whom it belongs to."""
     world = birth.world
     node = Node(transport, world.run, world.settings, birth.life)
@@ -119,16 +119,16 @@ def make_node(transport: Transport, birth: Birth) -> Node:
     return node
 
 
-def take_place(node: Node, birth: Birth) -> Birth:
+def take_place(node: Node, birth: WorkerSpec) -> WorkerSpec:
     """Be another rank, or the same of more, or of fewer: what this process finds out for itself is kept."""
-    before: Birth = node.place
+    before: WorkerSpec = node.place
     world = msgspec.structs.replace(birth.world, rendezvous=before.world.rendezvous)
     place = msgspec.structs.replace(birth, world=world, told=before.told)
     node.places = places_of(place)
     return place
 
 
-def move(node: Node, birth: Birth) -> Birth:
+def move(node: Node, birth: WorkerSpec) -> WorkerSpec:
     """The same, with what others see of a process. Variables that were changed meanwhile stay."""
     before, place = node.place, take_place(node, birth)
     for name, value in place.ranks().items():
@@ -139,12 +139,12 @@ def move(node: Node, birth: Birth) -> Birth:
     return place
 
 
-def client_of(node: Node, birth: Birth) -> Context:
+def client_of(node: Node, birth: WorkerSpec) -> Context:
     """Who runs in a worker outside of its actors: a bootstrap, a thread of the user's."""
     return Context(Instance("worker", "worker", NOWHERE.point(0), node, birth))
 
 
-def make_capture(node: Node, birth: Birth, folder: Path) -> Capture:
+def make_capture(node: Node, birth: WorkerSpec, folder: Path) -> Capture:
     """Take over the output of this process, and send it to the controller."""
     target = [Target(node.controller, TELEMETRY)]
 
@@ -161,7 +161,7 @@ def make_capture(node: Node, birth: Birth, folder: Path) -> Capture:
     return capture
 
 
-def prepare(birth: Birth, folder: Path) -> bool:
+def prepare(birth: WorkerSpec, folder: Path) -> bool:
     """Run what the user wants to have run before any actor; whether it went well."""
     try:
         if birth.world.bootstrap:
@@ -173,7 +173,7 @@ def prepare(birth: Birth, folder: Path) -> bool:
     return True
 
 
-def serve(node: Node, birth: Birth, link: DisturbedTransport | None = None) -> None:
+def serve(node: Node, birth: WorkerSpec, link: DisturbedTransport | None = None) -> None:
     """Serve actors until told to stop. `link` is what can be disturbed, where something can."""
     main = MainThread()
     node.run_on_main = main.submit
@@ -195,7 +195,7 @@ async def _wait_for(made: Any) -> None:
     await made
 
 
-def limit_threads(birth: Birth) -> None:
+def limit_threads(birth: WorkerSpec) -> None:
     """Share the cores among the workers of this mesh on this host; OMP_NUM_THREADS of the user's wins.
 
     torch reads the variable when it is loaded, which may have been in the fork server; so its own call follows. Known
@@ -213,7 +213,7 @@ def watch_torch(node: Node) -> None:
     watch_collectives(node.recorder, node.signs)
     watch_steps(node.signs)
     if (rendezvous := sys.modules.get("torch.distributed.rendezvous")) is not None:
-        Stores(lambda: node.place.rendezvous()).install(rendezvous)
+        GroupStores(lambda: node.place.rendezvous()).install(rendezvous)
 
 
 class MainThread:
@@ -248,7 +248,7 @@ class Process(ProcessActor):
         self._node = node
         self._main = main
         self._link = link
-        self._membership = Membership()
+        self._membership = GroupMembership()
         self._master_port: str | None = None  # that was told later than at the birth
         self._fences: set[str] = set()  # that have come
         self._leaving: tuple[str, str] | None = None  # why it is to leave, and the fence that has not come
@@ -291,7 +291,7 @@ class Process(ProcessActor):
         everyone.future.when_done(self._main.end)
 
     @endpoint
-    def leave_groups(self, size: int | None) -> Standing:
+    def leave_groups(self, size: int | None) -> LeftGroups:
         return self._membership.leave(size)
 
     @endpoint
@@ -312,12 +312,12 @@ class Process(ProcessActor):
         return self._membership.open_store(is_alone)
 
     @endpoint(explicit_response_port=True)
-    def join_group(self, port: Port[None], plan: Plan) -> None:
+    def join_group(self, port: Port[None], plan: GroupPlan) -> None:
         # On a thread of its own: this one has to abort it where another rank does not come.
         here = contextvars.copy_context()
         threading.Thread(target=here.run, args=(self._join, port, plan), name="meshbook group", daemon=True).start()
 
-    def _join(self, port: Port[None], plan: Plan) -> None:
+    def _join(self, port: Port[None], plan: GroupPlan) -> None:
         try:
             self._membership.join(plan, context().message_rank.rank, self._birth.local_rank)
         except Exception as error:
@@ -326,16 +326,16 @@ class Process(ProcessActor):
             port.send(None)
 
     @property
-    def _birth(self) -> Birth:
-        birth: Birth = self._node.place
+    def _birth(self) -> WorkerSpec:
+        birth: WorkerSpec = self._node.place
         return birth
 
     @endpoint
-    def take_back(self, key: str, number: int, items: list[int]) -> Returned:
+    def take_back(self, key: str, number: int, items: list[int]) -> UnstartedItems:
         return table_of(self._node).take_back(key, number, items)
 
     @endpoint
-    def transfers(self) -> list[Moved]:
+    def transfers(self) -> list[TransferRecord]:
         return self._node.station.traffic.rows() if self._node.station is not None else []
 
     @endpoint

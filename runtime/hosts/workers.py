@@ -3,7 +3,7 @@
     start -> request -> fork server -> Started ... Exited -> on_exit
 
 There are up to two fork servers: a warm one, which has imported `Settings.preload`, and a plain one, which has not. The
-births of a mesh say from which one its workers come (`World.is_warm`). What concerns the fork servers happens on the
+births of a mesh say from which one its workers come (`MeshSpec.is_warm`). What concerns the fork servers happens on the
 agent's main thread (`serve`); they die with the thread that makes them.
 """
 
@@ -28,19 +28,19 @@ from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.hosts.forkserver import Answer, Exited, Started
 from meshbook.runtime.hosts.handover import command_line, drop_birth, is_left
 from meshbook.runtime.hosts.linux import end_descendants
-from meshbook.runtime.hosts.memory import Memory
-from meshbook.runtime.hosts.meters import Living
-from meshbook.runtime.hosts.reserve import OnSpare, Reserve
+from meshbook.runtime.hosts.memory import OomDetector
+from meshbook.runtime.hosts.meters import LiveWorker
+from meshbook.runtime.hosts.reserve import OnSpare, SpareManager
 from meshbook.runtime.hosts.server import execute_server
 from meshbook.runtime.hosts.standby import place_file
-from meshbook.runtime.mesh.birth import Birth, World
+from meshbook.runtime.mesh.birth import MeshSpec, WorkerSpec
 from meshbook.runtime.resources import explain_limit
 from meshbook.runtime.telemetry.last_words import find_traceback, last_lines, last_words, remove_files
-from meshbook.runtime.telemetry.output import Remains
+from meshbook.runtime.telemetry.output import UnsentOutput
 from meshbook.runtime.telemetry.unsent import read_remains
 from meshbook.runtime.wire.messages import Address
 
-OnExit = Callable[[ExitReport, list[Address], Remains | None], None]
+OnExit = Callable[[ExitReport, list[Address], UnsentOutput | None], None]
 Ask = Callable[[Address, str, str], None]  # the worker, why, and the fence that it waits for
 
 
@@ -53,7 +53,7 @@ class Starter(Protocol):
     def pid(self) -> int: ...
     @property
     def events(self) -> int: ...
-    def ask(self, births: Iterable[Birth]) -> None: ...
+    def ask(self, births: Iterable[WorkerSpec]) -> None: ...
     def send(self) -> None: ...
     def hear(self) -> list[Answer] | None: ...
     def end(self) -> None: ...
@@ -118,9 +118,9 @@ class Workers:
         self._lock = threading.Lock()  # guards _by_node, _by_pid, and the life of each worker
         self._by_node: dict[str, Worker] = {}
         self._by_pid: dict[int, Worker] = {}
-        self._requests: queue.SimpleQueue[tuple[World, Sequence[Birth]]] = queue.SimpleQueue()
-        self._reserve = Reserve(folder, settings, lambda pid, number: self._send_signal(pid, number), on_spare)
-        self._memory = Memory()
+        self._requests: queue.SimpleQueue[tuple[MeshSpec, Sequence[WorkerSpec]]] = queue.SimpleQueue()
+        self._reserve = SpareManager(folder, settings, lambda pid, number: self._send_signal(pid, number), on_spare)
+        self._memory = OomDetector()
         self._bell, self._ringer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._servers: dict[bool, Starter] = dict(servers or {})
         self._selector = selectors.DefaultSelector()
@@ -128,7 +128,7 @@ class Workers:
 
     # -- from the host actor -------------------------------------------------
 
-    def start(self, births: Sequence[Birth]) -> None:
+    def start(self, births: Sequence[WorkerSpec]) -> None:
         """Ask for these workers of one mesh; its fork server starts them once it has imported what they need."""
         workers = [_worker_of(birth) for birth in births]
         with self._lock:
@@ -167,7 +167,7 @@ class Workers:
             self.stop(owned, f"its owner has ended ({node})")
         self._reserve.dismiss(self._reserve.meshes(owner=node))  # also of a mesh whose ranks have all died
 
-    def keep_spares(self, like: Birth, count: int) -> None:
+    def keep_spares(self, like: WorkerSpec, count: int) -> None:
         """Keep so many processes waiting to become a rank of the mesh of this birth, until the mesh is stopped."""
         self._reserve.keep(like, count)
         self._requests.put((like.world, []))
@@ -214,11 +214,11 @@ class Workers:
             worker = self._by_node.get(node)
             return worker.pid if worker is not None else 0
 
-    def living(self) -> list[Living]:
+    def living(self) -> list[LiveWorker]:
         """Those that have a process."""
         with self._lock:
             workers = [worker for worker in self._by_node.values() if worker.pid]
-        return [Living(worker.address.node, worker.life, worker.pid, worker.local_rank) for worker in workers]
+        return [LiveWorker(worker.address.node, worker.life, worker.pid, worker.local_rank) for worker in workers]
 
     def rendezvous_of(self, mesh: str) -> dict[str, str] | None:
         """What the workers of this mesh were told of theirs; None where none lives."""
@@ -324,7 +324,7 @@ class Workers:
             server.ask([birth for birth in births if not self._start_from_spare(birth)])
             self._fill_up(server, world.mesh)
 
-    def _start_from_spare(self, birth: Birth) -> bool:
+    def _start_from_spare(self, birth: WorkerSpec) -> bool:
         if (pid := self._reserve.take(birth)) == 0:
             return False
         self._started(birth.address.node, pid)
@@ -449,7 +449,7 @@ class Workers:
         end_descendants(spared={server.pid for server in self._servers.values()})
 
 
-def _worker_of(birth: Birth) -> Worker:
+def _worker_of(birth: WorkerSpec) -> Worker:
     command = shlex.join(command_line(birth)[1]) if birth.start.command else ""
     world = birth.world
     return Worker(

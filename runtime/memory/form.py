@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from meshbook.runtime.memory.local import Local
+from meshbook.runtime.memory.local import LocalMemory
 
 
-class Form(msgspec.Struct, frozen=True, array_like=True):
+class TensorForm(msgspec.Struct, frozen=True, array_like=True):
     """A dense tensor or array."""
 
     kind: str  # "torch" or "numpy"
@@ -21,31 +21,31 @@ class Form(msgspec.Struct, frozen=True, array_like=True):
         return f"{self.dtype.lstrip('<=|')} {self.shape}"
 
 
-def form_of(data: Any) -> Form | None:
+def form_of(data: Any) -> TensorForm | None:
     """The form of a tensor or of an array of plain numbers; None for other memory, which is bytes."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(data, torch.Tensor):
-        return Form("torch", str(data.dtype).removeprefix("torch."), tuple(data.shape))
+        return TensorForm("torch", str(data.dtype).removeprefix("torch."), tuple(data.shape))
     if numpy is not None and isinstance(data, numpy.ndarray) and data.dtype.names is None:
-        return Form("numpy", data.dtype.str, data.shape)
+        return TensorForm("numpy", data.dtype.str, data.shape)
     return None
 
 
-def shaped(local: Local, form: Form | None) -> Any:
+def shaped(local: LocalMemory, form: TensorForm | None) -> Any:
     """The memory as a tensor or array of this form, without a copy; as a memoryview of bytes where there is none."""
     if form is None:
         return local.view()
     return _tensor(local, form) if form.kind == "torch" else _array(local, form)
 
 
-def _tensor(local: Local, form: Form) -> Any:
+def _tensor(local: LocalMemory, form: TensorForm) -> Any:
     import torch  # weight: only who has tensors pays for it
 
     flat = local.tensor if local.tensor is not None else torch.frombuffer(local.view(), dtype=torch.uint8)
     return flat.view(getattr(torch, form.dtype)).view(form.shape)
 
 
-def _array(local: Local, form: Form) -> Any:
+def _array(local: LocalMemory, form: TensorForm) -> Any:
     import numpy  # weight, as above
 
     array = numpy.frombuffer(local.view(), numpy.dtype(form.dtype)).reshape(form.shape)

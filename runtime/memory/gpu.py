@@ -9,7 +9,7 @@ import functools
 import sys
 from typing import Any
 
-from meshbook.runtime.memory.local import Local
+from meshbook.runtime.memory.local import LocalMemory
 
 CUDA = "cuda:"
 
@@ -31,7 +31,7 @@ def number_here(name: str) -> int | None:
     return next((number for number in range(count) if f"{CUDA}{_uuid(number)}" == name), None)
 
 
-def settle(*memories: Local) -> None:
+def settle(*memories: LocalMemory) -> None:
     """Wait until what these GPUs were told to do before is done: on all streams, since whose it is cannot be known."""
     for device in {each.device for each in memories}:
         if device.startswith(CUDA):

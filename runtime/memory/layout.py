@@ -26,7 +26,7 @@ FREE, SPOILT = 0, (1 << 64) - 1
 ALIGNMENT = 64
 
 
-class Reference(msgspec.Struct, frozen=True, array_like=True):
+class SegmentReference(msgspec.Struct, frozen=True, array_like=True):
     """Where the bytes of a message lie, and for whom. It is good once, in that process, while the word has its ticket.
 
     A tensor in it may be written to; where it `is_shared` with nobody else, that costs nothing.

@@ -11,7 +11,7 @@ CPU = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
+class LocalMemory:
     """A stretch of memory of this process. `keep` holds it: as long as this is there, it is not freed or moved.
 
     `device` is "cpu" or torch's name of a GPU, as "cuda:0"; `tensor` is the flat tensor of bytes where there is one.
@@ -24,12 +24,12 @@ class Local:
     keep: Any
     tensor: Any = None
 
-    def part(self, offset: int, size: int) -> Local:
+    def part(self, offset: int, size: int) -> LocalMemory:
         """So many bytes of it from there on; who asks has checked that they are inside."""
         if size == self.size:
             return self
         tensor = None if self.tensor is None else self.tensor[offset : offset + size]
-        return Local(self.address + offset, size, self.device, self.is_writable, self.keep, tensor)
+        return LocalMemory(self.address + offset, size, self.device, self.is_writable, self.keep, tensor)
 
     def array(self) -> Any:
         """Its bytes as an array of `ctypes`, where it is memory of the CPU."""
@@ -42,7 +42,7 @@ class Local:
         return memoryview(self.array()).cast("B")
 
 
-def local_memory(data: Any, what: str) -> Local:
+def local_memory(data: Any, what: str) -> LocalMemory:
     """The memory of a tensor, a NumPy array or anything with the buffer protocol, of any shape and type.
 
     `what` names it in errors. ValueError where it is not contiguous, or has no bytes; TypeError where it is no memory,
@@ -64,7 +64,7 @@ def local_memory(data: Any, what: str) -> Local:
     return _of_view(view, what)
 
 
-def _of_tensor(tensor: Any, what: str, torch: Any) -> Local:
+def _of_tensor(tensor: Any, what: str, torch: Any) -> LocalMemory:
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
         kind = "quantized" if tensor.is_quantized else str(tensor.layout) if not tensor.is_nested else "nested"
         raise TypeError(f"{what} is a {kind} tensor, whose bytes alone do not make it: pass the tensors it is made of")
@@ -83,12 +83,12 @@ def _of_tensor(tensor: Any, what: str, torch: Any) -> Local:
     if not address:
         raise TypeError(f"{what} is a {type(tensor).__qualname__} on {tensor.device} that has no memory of its own")
     if flat.device.type != CPU:
-        return Local(address, flat.numel(), f"{flat.device.type}:{flat.device.index}", True, flat, flat)
+        return LocalMemory(address, flat.numel(), f"{flat.device.type}:{flat.device.index}", True, flat, flat)
     # An array of the same memory: since torch lent it out, it does not let the storage be resized, which would free it.
-    return Local(address, flat.numel(), CPU, True, flat.numpy(), flat)
+    return LocalMemory(address, flat.numel(), CPU, True, flat.numpy(), flat)
 
 
-def _of_array(array: Any, what: str, numpy: Any) -> Local:
+def _of_array(array: Any, what: str, numpy: Any) -> LocalMemory:
     if array.dtype.hasobject:
         raise _objects(what, array.dtype)
     if not array.flags.c_contiguous:
@@ -98,7 +98,7 @@ def _of_array(array: Any, what: str, numpy: Any) -> Local:
     return _of_bytes(memoryview(array.reshape(-1).view(numpy.uint8)))  # dates have no buffer
 
 
-def _of_view(view: memoryview, what: str) -> Local:
+def _of_view(view: memoryview, what: str) -> LocalMemory:
     if "O" in view.format:
         raise _objects(what, view.format)
     if not view.c_contiguous:
@@ -120,8 +120,8 @@ def _objects(what: str, kind: object) -> TypeError:
     return TypeError(f"{what} has Python objects in it (type {kind}): their addresses mean nothing elsewhere")
 
 
-def _of_bytes(view: memoryview) -> Local:
-    return Local(_address_of(view), view.nbytes, CPU, not view.readonly, view)
+def _of_bytes(view: memoryview) -> LocalMemory:
+    return LocalMemory(_address_of(view), view.nbytes, CPU, not view.readonly, view)
 
 
 def _address_of(view: memoryview) -> int:

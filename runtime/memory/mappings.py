@@ -24,7 +24,7 @@ from meshbook.runtime.memory.layout import (
     FREE,
     HEADER,
     SPOILT,
-    Reference,
+    SegmentReference,
     expect_token,
     map_file,
     starts_of,
@@ -39,7 +39,7 @@ MOST_IDLE = 64
 class _Use:
     """One message that is read, in memory that others see as well or (`private` is its address) in a copy on write."""
 
-    def __init__(self, mapping: _Mapping, reference: Reference, private: int) -> None:
+    def __init__(self, mapping: _Mapping, reference: SegmentReference, private: int) -> None:
         self.mapping = mapping
         self.reference = reference
         self.private = private
@@ -86,7 +86,7 @@ class _Use:
 class _Mapping:
     """A segment of another process, mapped here."""
 
-    def __init__(self, reference: Reference, descriptor: int) -> None:
+    def __init__(self, reference: SegmentReference, descriptor: int) -> None:
         self.size = reference.size
         self.address = map_file(descriptor, self.size, is_shared=True)
         self.uses: dict[int, _Use] = {}  # by ticket
@@ -95,14 +95,14 @@ class _Mapping:
         self._words = words_at(self.address)
         self._mapped = [self.address]
 
-    def accept(self, reference: Reference) -> None:
+    def accept(self, reference: SegmentReference) -> None:
         """OSError where this message was taken back, as it was meant for another process."""
         if self._words[reference.word] != reference.ticket:
             raise OSError(errno.ESTALE, "its sender has taken it back")
         self._words[reference.word] = reference.ticket + 1
         self.used_at = monotonic()
 
-    def give_back(self, reference: Reference, word: int) -> None:
+    def give_back(self, reference: SegmentReference, word: int) -> None:
         if self._words[reference.word] == reference.ticket + 1:
             self._words[reference.word] = word
 
@@ -123,7 +123,7 @@ class Mappings:
         self._own = own_mark()
         _all.add(self)
 
-    def can_open(self, reference: Reference) -> str:
+    def can_open(self, reference: SegmentReference) -> str:
         """Why this process cannot read segments of that one; empty where it can."""
         if reference.owner.system != self._own.system:
             return "it is in another pid namespace"
@@ -133,7 +133,7 @@ class Mappings:
             return str(error)
         return ""
 
-    def open(self, reference: Reference, lengths: Sequence[int]) -> list[memoryview]:
+    def open(self, reference: SegmentReference, lengths: Sequence[int]) -> list[memoryview]:
         """The parts of a message, writable, without a copy. OSError where they cannot be reached."""
         if reference.reader != self._own:
             raise OSError(errno.ESTALE, "it was meant for a process that was here before")
@@ -180,7 +180,7 @@ class Mappings:
     def _uses(self) -> list[_Use]:
         return [use for mapping in list(self._mappings.values()) for use in list(mapping.uses.values())]
 
-    def _view(self, reference: Reference) -> memoryview:
+    def _view(self, reference: SegmentReference) -> memoryview:
         private = 0
         with self._lock:
             if self._closed:
@@ -195,7 +195,7 @@ class Mappings:
         use.watch(made)
         return memoryview(made).cast("B")
 
-    def _find(self, reference: Reference) -> _Mapping:
+    def _find(self, reference: SegmentReference) -> _Mapping:
         key = reference.owner, reference.descriptor, reference.token
         if (mapping := self._mappings.get(key)) is None:
             descriptor = _open(reference)
@@ -206,7 +206,7 @@ class Mappings:
         return mapping
 
 
-def _open(reference: Reference) -> int:
+def _open(reference: SegmentReference) -> int:
     descriptor = os.open(reference.path, os.O_RDWR | os.O_CLOEXEC)
     try:
         expect_token(descriptor, reference.token)
@@ -216,7 +216,7 @@ def _open(reference: Reference) -> int:
     return descriptor
 
 
-def _map(reference: Reference, *, is_shared: bool) -> int:
+def _map(reference: SegmentReference, *, is_shared: bool) -> int:
     descriptor = _open(reference)
     try:
         return map_file(descriptor, reference.size, is_shared=is_shared)
@@ -224,7 +224,7 @@ def _map(reference: Reference, *, is_shared: bool) -> int:
         os.close(descriptor)
 
 
-def _read_over(reference: Reference, lengths: Sequence[int], error: OSError) -> memoryview:
+def _read_over(reference: SegmentReference, lengths: Sequence[int], error: OSError) -> memoryview:
     """The data, copied out of the owner's memory: for who has no descriptor left to map it."""
     if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         raise error

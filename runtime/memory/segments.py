@@ -24,7 +24,7 @@ from meshbook.runtime.memory.layout import (
     MOST_READERS,
     SPOILT,
     TOKEN,
-    Reference,
+    SegmentReference,
     give_pages_back,
     map_file,
     starts_of,
@@ -38,7 +38,7 @@ Part = bytes | bytearray | memoryview
 _HAS_MEMFD = hasattr(os, "memfd_create")
 
 
-class Segment:
+class SharedSegment:
     """A stretch of shared memory, and who reads it now."""
 
     def __init__(self, room: int) -> None:
@@ -80,7 +80,7 @@ class Segment:
         for view, start in zip(views, starts_of([view.nbytes for view in views]), strict=False):
             _copy(self.address + start, view)
 
-    def lend(self, owner: ProcessMark, reader: ProcessMark, ticket: int, *, is_shared: bool) -> Reference | None:
+    def lend(self, owner: ProcessMark, reader: ProcessMark, ticket: int, *, is_shared: bool) -> SegmentReference | None:
         """What lets this process read it; None where no more fit."""
         word = FIRST_WORD + len(self.readers)
         if len(self.readers) == MOST_READERS:
@@ -88,9 +88,9 @@ class Segment:
         self.readers[word] = ticket, reader
         self._words[word] = ticket
         where = owner, self.descriptor, self.token, self.size, self.address
-        return Reference(*where, reader, word, ticket, is_shared)
+        return SegmentReference(*where, reader, word, ticket, is_shared)
 
-    def take_back(self, reference: Reference) -> None:
+    def take_back(self, reference: SegmentReference) -> None:
         """Nobody is going to read it by this."""
         if self._words[reference.word] == reference.ticket:
             self._words[reference.word] = FREE
@@ -123,7 +123,7 @@ class Segment:
         os.close(self.descriptor)
 
 
-class Exclusive:
+class NonReentrantLock:
     """A lock that refuses the thread that holds it: OSError. So a finalizer that runs under it takes another way."""
 
     def __init__(self) -> None:
@@ -141,18 +141,18 @@ class Exclusive:
         self._lock.release()
 
 
-class Pool:
+class SegmentPool:
     """The segments of one process. `trim` wants to be called now and then while it says that there are some."""
 
     def __init__(self) -> None:
-        self._lock = Exclusive()  # guards all of these, but the data of segments
+        self._lock = NonReentrantLock()  # guards all of these, but the data of segments
         self._owner = own_mark()
-        self._busy: list[Segment] = []
-        self._idle: list[Segment] = []
+        self._busy: list[SharedSegment] = []
+        self._idle: list[SharedSegment] = []
         self._ticket = 0
         self._closed = False
 
-    def take(self, parts: Sequence[Part], size: int) -> Segment:
+    def take(self, parts: Sequence[Part], size: int) -> SharedSegment:
         """A segment with these parts in it, for `lend` and then `done`. OSError where none can be had."""
         with self._lock:
             segment = self._find(size)
@@ -165,20 +165,20 @@ class Pool:
             raise
         return segment
 
-    def lend(self, segment: Segment, reader: ProcessMark, *, is_shared: bool) -> Reference | None:
+    def lend(self, segment: SharedSegment, reader: ProcessMark, *, is_shared: bool) -> SegmentReference | None:
         """Let this process read what is in it, too. Where it `is_shared`, no other one does."""
         with self._lock:
             self._ticket += 2
             return segment.lend(self._owner, reader, self._ticket, is_shared=is_shared)
 
-    def done(self, segment: Segment) -> None:
+    def done(self, segment: SharedSegment) -> None:
         """Nobody is added any more: it is used again once all have read it."""
         with self._lock:
             segment.is_filled = True
             if self._closed:
                 segment.close(is_read=True)
 
-    def parts_of(self, reference: Reference, lengths: Sequence[int]) -> list[Part] | None:
+    def parts_of(self, reference: SegmentReference, lengths: Sequence[int]) -> list[Part] | None:
         """A copy of what was put there for somebody, who has not seen it and will not; None where it is not there."""
         with self._lock:
             segment = next((each for each in self._busy if each.token == reference.token), None)
@@ -221,7 +221,7 @@ class Pool:
             waiting = [reader for segment in self._busy for reader in segment.unopened()]
         return any(not has_ended(reader.pid, reader.started) for reader in waiting)
 
-    def _find(self, size: int) -> Segment:
+    def _find(self, size: int) -> SharedSegment:
         if self._closed:
             raise OSError(errno.ESHUTDOWN, "the pool is closed")
         if (segment := fitting(self._idle, size)) is None:
@@ -232,7 +232,7 @@ class Pool:
         self._idle.remove(segment)
         return segment
 
-    def _make(self, size: int) -> Segment:
+    def _make(self, size: int) -> SharedSegment:
         most = most_segments(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         if len(self._busy) + len(self._idle) >= most and self._idle:
             oldest = min(self._idle, key=lambda each: each.idle_since)
@@ -240,7 +240,7 @@ class Pool:
             oldest.close()
         if len(self._busy) + len(self._idle) >= most:
             raise OSError(errno.EMFILE, f"{most} segments are in use")
-        return Segment(size_class(size))
+        return SharedSegment(size_class(size))
 
     def _sweep(self) -> None:
         """Put aside what has been given back."""

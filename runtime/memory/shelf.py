@@ -12,14 +12,14 @@ MOST_SEGMENTS = 256
 RESERVE = 64  # descriptors that are left to others
 
 
-class Shelved(Protocol):
+class IdleSegment(Protocol):
     """A segment that nobody uses: how many bytes it has room for, and since when it is idle."""
 
     room: int
     idle_since: float
 
 
-S = TypeVar("S", bound=Shelved)
+S = TypeVar("S", bound=IdleSegment)
 
 
 def size_class(size: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 
 
-class Stretches:
+class IntervalSet:
     """A set of addresses, as stretches that do not touch: a question costs the logarithm of their number."""
 
     def __init__(self) -> None:

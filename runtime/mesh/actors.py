@@ -32,7 +32,7 @@ from meshbook.runtime.node.call_table import (
     Target,
 )
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.traces import Line, Place, calling_place
+from meshbook.runtime.traces import Place, SourceLine, calling_place
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.messages import Address
 
@@ -307,7 +307,7 @@ class _Explainer:
                 error = ProcessDied(f"{text}{self._mesh._name_lost(error.report.node)}", error.report)
             else:
                 error = SupervisionError(text)
-        if isinstance(error, CallError) and (line := Line.of(self._place)).is_of_user:
+        if isinstance(error, CallError) and (line := SourceLine.of(self._place)).is_of_user:
             error.called_at = line
         return error
 

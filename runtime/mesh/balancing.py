@@ -25,7 +25,7 @@ MOST_ITEMS = 10_000  # of a request
 
 
 @dataclass(eq=False)
-class Request:
+class ItemRequest:
     """Items that were sent to a rank together. Without those that were taken back since."""
 
     number: int
@@ -36,7 +36,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Loss:
+class LostItems:
     """What the death of a rank means: the items that are handed out again, and those that are given up."""
 
     again: Sequence[int]
@@ -52,7 +52,9 @@ class Balancer:
     def __init__(self, ranks: Iterable[int], chunksize: int | None = None) -> None:
         self._chunksize = chunksize
         self._waiting: deque[int] = deque()
-        self._open: dict[int, list[Request]] = {rank: [] for rank in ranks}  # of the ranks that live, in their order
+        self._open: dict[int, list[ItemRequest]] = {
+            rank: [] for rank in ranks
+        }  # of the ranks that live, in their order
         self._since: dict[int, float] = {}  # when a rank began with its first open request
         self._numbers = itertools.count(1)
         self._seconds: float | None = None  # that an item takes, as far as it is known
@@ -82,10 +84,10 @@ class Balancer:
         """Items to be handed out, in their order."""
         self._waiting.extend(items)
 
-    def requests(self, now: float) -> Iterator[Request]:
+    def requests(self, now: float) -> Iterator[ItemRequest]:
         """The requests to send now."""
         while self._waiting and (rank := self._find_rank(now)) is not None:
-            request = Request(next(self._numbers), rank, self._take())
+            request = ItemRequest(next(self._numbers), rank, self._take())
             if not self._open[rank]:
                 self._since[rank] = now
             self._open[rank].append(request)
@@ -96,7 +98,7 @@ class Balancer:
         free = [rank for rank, requests in self._open.items() if self._has_room(rank, requests, now)]
         return min(free, key=lambda rank: sum(len(request.items) for request in self._open[rank]), default=None)
 
-    def _has_room(self, rank: int, requests: Sequence[Request], now: float) -> bool:
+    def _has_room(self, rank: int, requests: Sequence[ItemRequest], now: float) -> bool:
         if not requests:
             return True
         if len(requests) > 1 or self._seconds is None or self._waiting[0] in self._alone:
@@ -136,7 +138,7 @@ class Balancer:
             self._seconds = each if self._seconds is None else 0.7 * self._seconds + 0.3 * each
             self._largest = max(self._largest, len(done))
 
-    def late_requests(self, now: float) -> list[Request]:
+    def late_requests(self, now: float) -> list[ItemRequest]:
         """The requests whose ranks are to be asked now, each once: for the items that are done.
 
         Where another rank is idle, `is_asked_back` is set: they are asked for the items that have not begun as well.
@@ -155,7 +157,7 @@ class Balancer:
     def _has_idle(self) -> bool:
         return not self._waiting and not all(self._open.values())
 
-    def _late(self) -> Iterator[tuple[float, Request]]:
+    def _late(self) -> Iterator[tuple[float, ItemRequest]]:
         """The requests to ask for, and when they are late. Their ranks know what has begun."""
         for rank, requests in self._open.items():
             for index, request in enumerate(requests):
@@ -178,7 +180,7 @@ class Balancer:
             request.items = [item for item in request.items if item not in items]
             self._put_back(taken)
 
-    def lose(self, rank: int) -> Loss:
+    def lose(self, rank: int) -> LostItems:
         """A rank has died. Only items of its oldest request can have begun, so only these count the death.
 
         They are handed out again one by one: the next death then shows which of them is to blame.
@@ -192,7 +194,7 @@ class Balancer:
         given_up = [item for item in items if len(self.died_with(item)) >= MOST_DEATHS]
         again = [item for item in items if item not in given_up]
         self._put_back(again)
-        return Loss(again, given_up)
+        return LostItems(again, given_up)
 
     def refused(self, rank: int, number: int) -> list[int]:
         """A request could not travel. Its items go one by one; return the item that was alone already."""
@@ -223,15 +225,15 @@ class Balancer:
         self._waiting.clear()
         return dropped
 
-    def is_open(self, request: Request) -> bool:
+    def is_open(self, request: ItemRequest) -> bool:
         """Whether this request is still to be answered, as far as is known."""
         return request in self._open.get(request.rank, ())
 
-    def open_requests(self) -> list[Request]:
+    def open_requests(self) -> list[ItemRequest]:
         """The requests that are not answered."""
         return [request for requests in self._open.values() for request in requests]
 
-    def _find(self, rank: int, number: int) -> Request | None:
+    def _find(self, rank: int, number: int) -> ItemRequest | None:
         return next((each for each in self._open.get(rank, ()) if each.number == number), None)
 
     def _put_back(self, items: Iterable[int]) -> None:

@@ -21,7 +21,7 @@ _TERMINAL = {"TERM", "COLUMNS", "LINES", "PAGER", "GIT_PAGER", "NO_COLOR", "FORC
 LEAKS = frozenset(_TERMINAL | {"MPLBACKEND", "JPY_PARENT_PID", "JPY_SESSION_NAME"})
 
 
-class World(msgspec.Struct, frozen=True, kw_only=True):
+class MeshSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What all processes of one mesh share: the run, the controller, and the surroundings of the code."""
 
     run: str
@@ -47,14 +47,14 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     is_fake_host: bool = False  # see `HostMesh.is_fake_in_process`
 
 
-class Birth(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One worker: its address, its rank in its mesh, and its place among the workers of its host."""
 
     address: Address
     rank: int
     local_rank: int
     local_size: int
-    world: World
+    world: MeshSpec
     start: Start = Start()
     life: int = 0  # how many it has had before: it died, and its mesh was healed
     lives: dict[str, int] = {}  # the incarnations of the nodes that were restarted before this process began
@@ -113,7 +113,9 @@ def elastic_run(run_id: str) -> dict[str, str]:
     }
 
 
-def inherited_environment(overrides: Mapping[str, str] | None = None, parent: Birth | None = None) -> dict[str, str]:
+def inherited_environment(
+    overrides: Mapping[str, str] | None = None, parent: WorkerSpec | None = None
+) -> dict[str, str]:
     """This process's environment as a worker should see it; `parent` is the birth of a worker that spawns others.
 
     What we told that one of its rank and its rendezvous is not for them.

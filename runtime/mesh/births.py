@@ -10,29 +10,29 @@ import msgspec
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.actors import current_node
-from meshbook.runtime.mesh.birth import Birth
+from meshbook.runtime.mesh.birth import WorkerSpec
 from meshbook.runtime.mesh.commands import Start
 from meshbook.runtime.mesh.ends import mark_unborn
 from meshbook.runtime.wire.messages import Address
 
-Ask = Callable[[Address, list[Birth]], Future[None]]
+Ask = Callable[[Address, list[WorkerSpec]], Future[None]]
 PlanStarts = Callable[[Extent, int], list[Start]]  # for a mesh of this extent, with so many processes on each host
 
 
-class Births:
+class WorkerSpecs:
     """The births of a mesh, by rank; `ask` asks a host's agent for some, `plan_starts` says how each is started."""
 
-    def __init__(self, births: Sequence[Birth], ask: Ask, plan_starts: PlanStarts, used: int = 0) -> None:
+    def __init__(self, births: Sequence[WorkerSpec], ask: Ask, plan_starts: PlanStarts, used: int = 0) -> None:
         self._births = list(births)
         self._ask = ask
         self._plan_starts = plan_starts
         self._used = used or len(births)  # numbers in names: a resize brings others, and each is used once
 
-    def __getitem__(self, rank: int) -> Birth:
+    def __getitem__(self, rank: int) -> WorkerSpec:
         return self._births[rank]
 
     @property
-    def all(self) -> tuple[Birth, ...]:
+    def all(self) -> tuple[WorkerSpec, ...]:
         """All of them, by rank."""
         return tuple(self._births)
 
@@ -72,7 +72,7 @@ class Births:
             for rank, birth in enumerate(births)
         ]
 
-    def _new(self, like: Birth, start: Start) -> Birth:
+    def _new(self, like: WorkerSpec, start: Start) -> WorkerSpec:
         node = f"{like.world.mesh}.{self._used}"
         self._used += 1
         url = like.address.url.removesuffix(like.address.node) + node

@@ -15,8 +15,8 @@ import cloudpickle
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.mesh.birth import Birth
-from meshbook.runtime.mesh.births import Births
+from meshbook.runtime.mesh.birth import WorkerSpec
+from meshbook.runtime.mesh.births import WorkerSpecs
 from meshbook.runtime.mesh.commands import Start
 from meshbook.runtime.mesh.hosts import HostMesh, ask_for
 from meshbook.runtime.mesh.ownership import Ownership, own
@@ -31,12 +31,12 @@ CLIENT = ""  # who owns them
 
 
 @dataclass(frozen=True)
-class ProcsDeed:
+class ProcMeshState:
     """A process mesh. `policy` and `plan` are pickles, None where there is none, or none that could be pickled."""
 
     key: str
     name: str
-    births: tuple[Birth, ...]
+    births: tuple[WorkerSpec, ...]
     used: int
     labels: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -48,7 +48,7 @@ class ProcsDeed:
 
 
 @dataclass(frozen=True)
-class ActorsDeed:
+class ActorMeshState:
     """An actor mesh; `cls` is None where its class could not be pickled."""
 
     key: str
@@ -61,15 +61,15 @@ class ActorsDeed:
 
 
 @dataclass(frozen=True)
-class Deeds:
+class OwnedMeshes:
     """All that a client owns, the oldest first."""
 
-    procs: tuple[ProcsDeed, ...]
-    actors: tuple[ActorsDeed, ...]
+    procs: tuple[ProcMeshState, ...]
+    actors: tuple[ActorMeshState, ...]
     policies: tuple[bytes | None, ...]  # which several may share
 
 
-def deeds_of(node: Node) -> Deeds:
+def deeds_of(node: Node) -> OwnedMeshes:
     """Those of the client here. MeshbookError while one of its meshes is being healed, or changed."""
     charges = [each for each in reversed(node.ledger.of(CLIENT)) if node.address.node not in each.ranks]
     for charge in charges:
@@ -78,15 +78,15 @@ def deeds_of(node: Node) -> Deeds:
     policies: list[Any] = []
     procs = tuple(_procs_deed(each, policies) for each in charges if each.are_processes)
     actors = tuple(_actors_deed(each, policies) for each in charges if not each.are_processes)
-    return Deeds(procs, actors, tuple(_pickled(policy.rule) for policy in policies))
+    return OwnedMeshes(procs, actors, tuple(_pickled(policy.rule) for policy in policies))
 
 
-def _procs_deed(charge: OwnedMesh, policies: list[Any]) -> ProcsDeed:
+def _procs_deed(charge: OwnedMesh, policies: list[Any]) -> ProcMeshState:
     procs: ProcMesh = charge.handle()
     births = procs._ownership.births
     assert births is not None
     with procs._ownership.changing:
-        return ProcsDeed(
+        return ProcMeshState(
             *(charge.key, charge.name, births.all, births.used),
             *procs.extent.dims,
             ranks=dict(charge.ranks),
@@ -97,9 +97,9 @@ def _procs_deed(charge: OwnedMesh, policies: list[Any]) -> ProcsDeed:
         )
 
 
-def _actors_deed(charge: OwnedMesh, policies: list[Any]) -> ActorsDeed:
+def _actors_deed(charge: OwnedMesh, policies: list[Any]) -> ActorMeshState:
     spawned: Spawned = charge.spawned
-    return ActorsDeed(
+    return ActorMeshState(
         *(charge.key, charge.name, _pickled(spawned.cls), spawned.creation),
         ranks=dict(charge.ranks),
         failed=tuple(charge.failed),
@@ -123,7 +123,7 @@ def _pickled(value: Any) -> bytes | None:
         return None
 
 
-def take_on(deeds: Deeds, node: Node, hosts: HostMesh) -> list[str]:
+def take_on(deeds: OwnedMeshes, node: Node, hosts: HostMesh) -> list[str]:
     """Be the owner of all of these, on these hosts; what of it cannot be had here, in words."""
     lost: list[str] = []
     policies = [_policy(rule, lost) for rule in deeds.policies]
@@ -143,9 +143,9 @@ def _policy(rule: bytes | None, lost: list[str]) -> Respawning | None:
     return None if found is None else Respawning(*found)
 
 
-def _take_procs(deed: ProcsDeed, hosts: HostMesh, policy: Respawning | None, lost: list[str]) -> None:
+def _take_procs(deed: ProcMeshState, hosts: HostMesh, policy: Respawning | None, lost: list[str]) -> None:
     plan = _loaded(deed.plan, f"how processes of {deed.name} are started; it cannot be made larger", lost)
-    births = Births(deed.births, ask_for, plan or _no_plan, deed.used)
+    births = WorkerSpecs(deed.births, ask_for, plan or _no_plan, deed.used)
     ownership = Ownership(births)
     region = Extent(deed.labels, deed.sizes).region
     procs = ownership.current = ProcMesh(
@@ -164,7 +164,7 @@ def _take_procs(deed: ProcsDeed, hosts: HostMesh, policy: Respawning | None, los
     hosts.adopt(procs)
 
 
-def _take_actors(deed: ActorsDeed, node: Node, policy: Respawning | None, lost: list[str]) -> None:
+def _take_actors(deed: ActorMeshState, node: Node, policy: Respawning | None, lost: list[str]) -> None:
     cls = _loaded(deed.cls, f"the class of the actors {deed.name!r}; they live, and have no handle here", lost)
     spawned = Spawned(node, deed.name, cls or Actor, deed.creation)
     charge = own(
@@ -190,6 +190,6 @@ def _no_plan(extent: Extent, local: int) -> list[Start]:
     raise ValueError("resize: how more of these processes are started was not handed over with the run")
 
 
-def names_of(deeds: Iterable[ProcsDeed]) -> str:
+def names_of(deeds: Iterable[ProcMeshState]) -> str:
     """`mesh (4 ranks), trainers (2 ranks)`"""
     return ", ".join(f"{deed.name} ({len(deed.births)} rank{'s' * (len(deed.births) != 1)})" for deed in deeds)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import ExitReport, ProcessDied
 from meshbook.runtime.mesh.actors import current_node
-from meshbook.runtime.mesh.birth import Birth
+from meshbook.runtime.mesh.birth import WorkerSpec
 from meshbook.runtime.node.node import Node
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def when_ended(node: Node, names: Sequence[str]) -> Future[None]:
     return future
 
 
-def mark_unborn(asked: Future[None], births: Sequence[Birth]) -> None:
+def mark_unborn(asked: Future[None], births: Sequence[WorkerSpec]) -> None:
     """Where the agent could not even be asked, its workers will never be: say so to whoever calls them, anywhere."""
     node = current_node()
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.settled import when_settled
-from meshbook.runtime.collectives.membership import Plan, Standing
+from meshbook.runtime.collectives.membership import GroupPlan, LeftGroups
 from meshbook.runtime.errors import GroupError, ProcessDied
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.process import PROCESS
@@ -37,7 +37,7 @@ MEETING_S = 60.0  # that they have to come together, unless a collective has les
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class GroupRequest:
     """A group as somebody asked for it."""
 
     mesh: ProcMesh  # or a slice
@@ -51,25 +51,25 @@ class Wanted:
         return frozenset(address.node for address in self.mesh.nodes)
 
 
-class Groups:
+class ProcessGroups:
     """The groups of one mesh and its slices, where it is owned. A rank is in one of them at most."""
 
     def __init__(self) -> None:
         self.generation = 0
-        self._made: list[Wanted] = []
+        self._made: list[GroupRequest] = []
         self._latest: Future[Any] = Future.completed(None)
         self._lock = threading.Lock()  # guards all of these: threads come here that heard answers
 
-    def make(self, wanted: Wanted) -> Future[int]:
+    def make(self, wanted: GroupRequest) -> Future[int]:
         """Make a group, once what was asked for before is settled; the future is of its generation."""
         node = current_node()
         made: Future[int] = Future.pending()
         with self._lock:
             earlier, self._latest = self._latest, made
-        earlier.when_done(_Meeting(node, wanted, functools.partial(self._note, wanted), made).begin)
+        earlier.when_done(_GroupCreation(node, wanted, functools.partial(self._note, wanted), made).begin)
         return made
 
-    def _note(self, wanted: Wanted) -> int:
+    def _note(self, wanted: GroupRequest) -> int:
         with self._lock:
             self._made = [other for other in self._made if not other.nodes & wanted.nodes] + [wanted]
             self.generation += 1
@@ -116,10 +116,10 @@ def _first_of(mesh: ProcMesh) -> ProcMesh:
     return mesh.slice(**dict.fromkeys(mesh.extent.labels, 0))
 
 
-class _Meeting:
+class _GroupCreation:
     """One making of a group; `note` counts it once it is there."""
 
-    def __init__(self, node: Any, wanted: Wanted, note: Callable[[], int], made: Future[int]) -> None:
+    def __init__(self, node: Any, wanted: GroupRequest, note: Callable[[], int], made: Future[int]) -> None:
         self._node = node
         self._mesh = wanted.mesh
         self._wanted = wanted
@@ -130,7 +130,7 @@ class _Meeting:
         limit = LEAVING_S if self._wanted.is_up else max(LEAVING_S, self._node.settings.launch_timeout)
         self._step("leave_groups", None, then=self._choose, limit=limit)
 
-    def _choose(self, standings: list[Standing]) -> None:
+    def _choose(self, standings: list[LeftGroups]) -> None:
         stuck = [(rank, each.stuck) for rank, each in enumerate(standings) if each.stuck]
         if stuck:
             self._fail(stuck[0][0], RuntimeError(f"it still waits in {stuck[0][1]}(), {REMEDY}"))
@@ -146,7 +146,7 @@ class _Meeting:
 
     def _join(self, backend: str, opened: list[tuple[str, int]]) -> None:
         timeout = self._wanted.timeout
-        plan = Plan(*opened[0], self._mesh.size(), backend, timeout)
+        plan = GroupPlan(*opened[0], self._mesh.size(), backend, timeout)
         limit = min(MEETING_S, timeout or MEETING_S)
         self._step("join_group", plan, limit=limit, then=lambda _: self._end())
 

@@ -50,7 +50,7 @@ def _of_its_run(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenat
     return make
 
 
-class HandedActors(ActorMesh):
+class ForeignActorMesh(ActorMesh):
     """Actors of another run."""
 
     _run_url: str
@@ -78,7 +78,7 @@ class HandedActors(ActorMesh):
 
     @property
     def initialized(self) -> Future[None]:
-        ready: Future[None] = context_in(self._run_url).run(lambda: super(HandedActors, self).initialized)
+        ready: Future[None] = context_in(self._run_url).run(lambda: super(ForeignActorMesh, self).initialized)
         return ready
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -88,7 +88,7 @@ class HandedActors(ActorMesh):
         return reduce_for_message(self._run_url, self._made())
 
 
-class HandedProcs(ProcMesh):
+class ForeignProcMesh(ProcMesh):
     """Processes of another run."""
 
     _run_url: str
@@ -118,7 +118,7 @@ class HandedProcs(ProcMesh):
 
     @property
     def actors(self) -> dict[str, Any]:
-        known: dict[str, Any] = context_in(self._run_url).run(lambda: super(HandedProcs, self).actors)
+        known: dict[str, Any] = context_in(self._run_url).run(lambda: super(ForeignProcMesh, self).actors)
         return {name: as_of(self._run_url, mesh) for name, mesh in known.items()}
 
     async def logging_option(
@@ -137,7 +137,7 @@ class HandedProcs(ProcMesh):
         return reduce_for_message(self._run_url, self._made())
 
 
-class HandedHosts(HostMesh):
+class ForeignHostMesh(HostMesh):
     """Hosts of another run."""
 
     _run_url: str
@@ -153,11 +153,11 @@ class HandedHosts(HostMesh):
 
     @property
     def stream_logs(self) -> bool:
-        return bool(context_in(self._run_url).run(lambda: super(HandedHosts, self).stream_logs))
+        return bool(context_in(self._run_url).run(lambda: super(ForeignHostMesh, self).stream_logs))
 
     @property
     def initialized(self) -> Future[bool]:
-        ready: Future[bool] = context_in(self._run_url).run(lambda: super(HandedHosts, self).initialized)
+        ready: Future[bool] = context_in(self._run_url).run(lambda: super(ForeignHostMesh, self).initialized)
         return ready
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -199,4 +199,4 @@ def _answer_for(charge: OwnedMesh, owner: Instance) -> None:
     actors.when_ended.append(end)
 
 
-HANDED.update({ActorMesh: HandedActors, ProcMesh: HandedProcs, HostMesh: HandedHosts})
+HANDED.update({ActorMesh: ForeignActorMesh, ProcMesh: ForeignProcMesh, HostMesh: ForeignHostMesh})

@@ -23,8 +23,8 @@ from meshbook.runtime.geometry import Extent, MeshTrait, Region
 from meshbook.runtime.mesh.actors import ActorMesh, current_node
 from meshbook.runtime.mesh.arrivals import Made, reduce_for_message, reduce_for_program, run_of
 from meshbook.runtime.mesh.binding import Given
-from meshbook.runtime.mesh.birth import Birth, World, inherited_environment, inherited_path, installed_path
-from meshbook.runtime.mesh.births import Births
+from meshbook.runtime.mesh.birth import MeshSpec, WorkerSpec, inherited_environment, inherited_path, installed_path
+from meshbook.runtime.mesh.births import WorkerSpecs
 from meshbook.runtime.mesh.commands import Commands, Start, plan_starts, start_of_spares
 from meshbook.runtime.mesh.ends import HostOwnership, when_ended
 from meshbook.runtime.mesh.ownership import Ownership, own
@@ -49,12 +49,12 @@ class HostActor(Actor):
     """What a host agent does for others; the doing is in `runtime.hosts.agent`."""
 
     @endpoint
-    def spawn_procs(self, births: list[Birth]) -> None:
+    def spawn_procs(self, births: list[WorkerSpec]) -> None:
         """Start these workers; one that does not come up is reported as ended."""
         raise NotImplementedError
 
     @endpoint
-    def keep_spares(self, like: Birth, count: int) -> None:
+    def keep_spares(self, like: WorkerSpec, count: int) -> None:
         """From now on so many workers wait to become a rank of the mesh of this birth, until it is stopped."""
         raise NotImplementedError
 
@@ -217,11 +217,11 @@ class HostMesh(MeshTrait):
         policy = policy_of(on_failure, restarts)
         spare_start = start_of_spares(starts) if spares else None
         is_warm = is_born_warm(OVERRIDES.over_mesh(current_node().settings), local)
-        all_births: list[Birth] = []
+        all_births: list[WorkerSpec] = []
         for index, agent in enumerate(self._picked()):
             world = self._world(mesh, extent, agent, bootstrap, env, is_warm=is_warm)
             all_births += [self._birth(world, index * local + place, place, local, starts) for place in range(local)]
-        births, nodes = Births(all_births, ask_for, plan), [birth.address for birth in all_births]
+        births, nodes = WorkerSpecs(all_births, ask_for, plan), [birth.address for birth in all_births]
         births.start(range(len(nodes)))
         if spare_start is not None:
             self._keep_spares(all_births[::local], spare_start, spares)
@@ -238,7 +238,7 @@ class HostMesh(MeshTrait):
         self._ownership.add(procs)
         return procs
 
-    def _keep_spares(self, firsts: Sequence[Birth], start: Start, count: int) -> None:
+    def _keep_spares(self, firsts: Sequence[WorkerSpec], start: Start, count: int) -> None:
         """On each host, of which this is the first rank."""
         for birth in firsts:
             like = msgspec.structs.replace(birth, start=start)
@@ -253,10 +253,10 @@ class HostMesh(MeshTrait):
         env: Mapping[str, str] | None,
         *,
         is_warm: bool = True,
-    ) -> World:
+    ) -> MeshSpec:
         node = current_node()
         search_path = inherited_path()
-        return World(
+        return MeshSpec(
             run=node.run,
             mesh=mesh,
             owner=node.address.node,
@@ -278,9 +278,11 @@ class HostMesh(MeshTrait):
             is_fake_host=self._is_fake,
         )
 
-    def _birth(self, world: World, rank: int, local_rank: int, local_size: int, starts: Sequence[Start]) -> Birth:
+    def _birth(
+        self, world: MeshSpec, rank: int, local_rank: int, local_size: int, starts: Sequence[Start]
+    ) -> WorkerSpec:
         name = f"{world.mesh}.{rank}"
-        return Birth(
+        return WorkerSpec(
             address=Address(name, f"{host_of(world.agent)}{name}"),
             rank=rank,
             local_rank=local_rank,
@@ -390,7 +392,7 @@ def _on_agent(agent: Address) -> ActorMesh:
     return ActorMesh("hosts", HostActor, [Target(agent, HOST)], Extent((), ()).region)
 
 
-def ask_for(agent: Address, births: list[Birth]) -> Future[None]:
+def ask_for(agent: Address, births: list[WorkerSpec]) -> Future[None]:
     """Ask the agent of a host to start these."""
     return _on_agent(agent).spawn_procs.call_one(births)
 

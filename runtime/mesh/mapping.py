@@ -15,7 +15,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import CallError
-from meshbook.runtime.mesh.scheduling import Arguments, Ran, Scheduler
+from meshbook.runtime.mesh.scheduling import Arguments, ItemTiming, Scheduler
 
 R = TypeVar("R")
 Chunksize: TypeAlias = int | Literal["auto"]
@@ -127,7 +127,7 @@ class MapResult(Generic[R]):
         return {item: tuple(again[number]) for item, number in enumerate(self._numbers) if number in again}
 
     @property
-    def runs(self) -> list[Ran | None]:
+    def runs(self) -> list[ItemTiming | None]:
         """Where and when each item ran; None for one that has not, or has no result."""
         return [self._scheduler.runs.get(number) for number in self._numbers]
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from meshbook.runtime.actor.context import context
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.mesh.groups import Groups
+from meshbook.runtime.mesh.groups import ProcessGroups
 from meshbook.runtime.node.ledger import OwnedMesh, Policy
-from meshbook.runtime.traces import Line, calling_place
+from meshbook.runtime.traces import SourceLine, calling_place
 
 if TYPE_CHECKING:
-    from meshbook.runtime.mesh.births import Births
+    from meshbook.runtime.mesh.births import WorkerSpecs
     from meshbook.runtime.mesh.procs import ProcMesh
     from meshbook.runtime.mesh.spawned import Spawned
 
@@ -27,11 +27,11 @@ class Ownership:
 
     current: ProcMesh  # the handle of it as it is now
 
-    def __init__(self, births: Births | None = None) -> None:
+    def __init__(self, births: WorkerSpecs | None = None) -> None:
         self.births = births  # None for a reference
         self.stopped: Future[None] | None = None
         self.afterwards: list[Afterwards] = []  # what follows each heal
-        self.groups = Groups()
+        self.groups = ProcessGroups()
         # Held by whoever heals, resizes or stops the mesh, until he has asked for that: a process that is asked for
         # after the others were told to end would stay. Before `Node.noting`, where both are needed.
         self.changing = threading.RLock()
@@ -67,7 +67,7 @@ def own(
     def stop(reason: str) -> Future[None]:
         return handle().stop(reason)
 
-    here = Line.of(calling_place(2))
+    here = SourceLine.of(calling_place(2))
     charge = OwnedMesh(
         *(key, name, owner, ranks, stop, handle, contextvars.copy_context(), again),
         spawned_at=here if here.is_of_user else None,

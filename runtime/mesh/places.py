@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.mesh.birth import Birth, World
+from meshbook.runtime.mesh.birth import MeshSpec, WorkerSpec
 from meshbook.runtime.mesh.hosts import HostMesh
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.transport.home import host_of
@@ -12,10 +12,10 @@ from meshbook.runtime.wire.messages import Address
 NOWHERE = Extent((), ())
 
 
-class Places:
+class LocalHandles:
     """The handles of one process. A worker knows its `birth`; a client has none."""
 
-    def __init__(self, host: HostMesh, node: Address, birth: Birth | None = None) -> None:
+    def __init__(self, host: HostMesh, node: Address, birth: WorkerSpec | None = None) -> None:
         self.host = host
         self._node = node
         self._birth = birth
@@ -35,7 +35,7 @@ class Places:
         nodes = world.nodes or [Address(name, f"{host}{name}") for name, host in names]
         return ProcMesh(world.mesh, nodes, extent.region, self._hosts(world))
 
-    def _hosts(self, world: World) -> HostMesh:
+    def _hosts(self, world: MeshSpec) -> HostMesh:
         """The hosts of this process's mesh."""
         if not world.host_labels:
             return self.host
@@ -43,7 +43,7 @@ class Places:
         return HostMesh(world.agents, extent.region, python=world.python, is_fake_in_process=world.is_fake_host)
 
 
-def places_of(birth: Birth) -> Places:
+def places_of(birth: WorkerSpec) -> LocalHandles:
     """Where a worker is."""
     world = birth.world
     host = HostMesh(
@@ -51,4 +51,4 @@ def places_of(birth: Birth) -> Places:
         python=world.python,
         is_fake_in_process=world.is_fake_host,
     )
-    return Places(host, birth.address, birth)
+    return LocalHandles(host, birth.address, birth)

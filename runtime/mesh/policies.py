@@ -40,7 +40,7 @@ class Restarts:
             raise ValueError(f"{self} allows none: on_failure='raise' says that")
 
 
-class Budget:
+class RestartBudget:
     """Which restarts there have been. Pure: the time is passed in."""
 
     def __init__(self, limit: Restarts) -> None:
@@ -68,7 +68,7 @@ class Respawning:
     def __init__(self, on_failure: OnFailure, restarts: Restarts) -> None:
         self._on_failure = on_failure
         self._restarts = restarts
-        self._budget = Budget(restarts)
+        self._budget = RestartBudget(restarts)
         self._lock = threading.Lock()  # guards the thread: whoever puts something in the queue, it is taken out
         self._waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._is_running = False

@@ -5,10 +5,10 @@ from __future__ import annotations
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.ports import Port
-from meshbook.runtime.collectives.membership import Plan, Standing
-from meshbook.runtime.mesh.tasks import Returned
+from meshbook.runtime.collectives.membership import GroupPlan, LeftGroups
+from meshbook.runtime.mesh.tasks import UnstartedItems
 from meshbook.runtime.telemetry.output import LogOptions
-from meshbook.runtime.telemetry.traffic import Moved
+from meshbook.runtime.telemetry.traffic import TransferRecord
 
 PROCESS = "process"  # its name, the same in each
 
@@ -40,7 +40,7 @@ class ProcessActor(Actor):
         raise NotImplementedError
 
     @endpoint
-    def leave_groups(self, size: int | None) -> Standing:
+    def leave_groups(self, size: int | None) -> LeftGroups:
         """Abort the process groups of torch in this process; with a size, only where the default one has so many."""
         raise NotImplementedError
 
@@ -60,17 +60,17 @@ class ProcessActor(Actor):
         raise NotImplementedError
 
     @endpoint(explicit_response_port=True)
-    def join_group(self, port: Port[None], plan: Plan) -> None:
+    def join_group(self, port: Port[None], plan: GroupPlan) -> None:
         """Join the process group that is being made; answered when all ranks have."""
         raise NotImplementedError
 
     @endpoint
-    def take_back(self, key: str, number: int, items: list[int]) -> Returned:
+    def take_back(self, key: str, number: int, items: list[int]) -> UnstartedItems:
         """Give back those items of a request of a map that have not begun here, and say what is done."""
         raise NotImplementedError
 
     @endpoint
-    def transfers(self) -> list[Moved]:
+    def transfers(self) -> list[TransferRecord]:
         """What this process has moved between its memory and that of others."""
         raise NotImplementedError
 

@@ -19,13 +19,13 @@ from meshbook.runtime.errors import BootstrapFailed, LaunchError, ProcessDied
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
 from meshbook.runtime.mesh.actors import TAKEN, ActorMesh, current_node
 from meshbook.runtime.mesh.arrivals import Made, reduce_for_message, reduce_for_program, run_of
-from meshbook.runtime.mesh.groups import Wanted, abort
+from meshbook.runtime.mesh.groups import GroupRequest, abort
 from meshbook.runtime.mesh.healing import heal
 from meshbook.runtime.mesh.mapping import Chunksize, MapResult, begin_map, check_chunksize
 from meshbook.runtime.mesh.ownership import Afterwards, Ownership, own
 from meshbook.runtime.mesh.policies import OnFailure, Respawning, Restarts, policy_of
 from meshbook.runtime.mesh.process import PROCESS
-from meshbook.runtime.mesh.resizing import Change, check_sizes
+from meshbook.runtime.mesh.resizing import Resize, check_sizes
 from meshbook.runtime.mesh.runners import ActorRunner, Runner
 from meshbook.runtime.mesh.scheduling import Scheduler, name_of
 from meshbook.runtime.mesh.spawned import Spawned
@@ -334,7 +334,7 @@ class ProcMesh(MeshTrait):
                 return current
             node = current_node()
             # On the I/O thread, which notes the end of a process completely before it does this.
-            change = node.loop.run(lambda: Change(node, self._name, births, before, after))
+            change = node.loop.run(lambda: Resize(node, self._name, births, before, after))
             resized = current._twin(change.nodes, after.region, owned=True, policy=current._policy)
             self._ownership.current = resized
             follow_up = functools.partial(resized._follow_up, reborn=(), was=before.nelements)
@@ -404,7 +404,7 @@ class ProcMesh(MeshTrait):
         current = self._ownership.current
         is_whole, started = set(self.nodes) == set(current.nodes), current._initialized
         is_up = started is not None and started.done() and started.exception() is None
-        return self._ownership.groups.make(Wanted(self, backend, seconds, is_whole, is_up))
+        return self._ownership.groups.make(GroupRequest(self, backend, seconds, is_whole, is_up))
 
     @property
     def process_group_generation(self) -> int:

@@ -19,7 +19,7 @@ from meshbook.runtime.node.node import Node
 from meshbook.runtime.wire.messages import Address
 
 if TYPE_CHECKING:
-    from meshbook.runtime.mesh.births import Births
+    from meshbook.runtime.mesh.births import WorkerSpecs
     from meshbook.runtime.mesh.hosts import HostMesh
 
 NOWHERE = Extent((), ())
@@ -48,10 +48,10 @@ def check_sizes(before: Extent, hosts: Extent, sizes: dict[str, int]) -> Extent:
     return Extent(before.labels, [sizes.get(label, size) for label, size in before.items()])
 
 
-class Change:
+class Resize:
     """One resize, of the processes that are `mesh` in the ledger of this node. `begin` does it, and does not wait."""
 
-    def __init__(self, node: Node, mesh: str, births: Births, before: Extent, after: Extent) -> None:
+    def __init__(self, node: Node, mesh: str, births: WorkerSpecs, before: Extent, after: Extent) -> None:
         self._node = node
         self._mesh = mesh
         self._births = births

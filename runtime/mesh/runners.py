@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.mesh.actors import current_node
-from meshbook.runtime.mesh.tasks import Done, MapActor, Work
+from meshbook.runtime.mesh.tasks import BatchReply, ItemBatch, MapActor
 from meshbook.runtime.wire.messages import Address
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Runner(Protocol):
     def nodes(self) -> Mapping[int, Address]:
         """The ranks that can be asked."""
 
-    def send(self, rank: int, work: Work) -> Future[Done]:
+    def send(self, rank: int, work: ItemBatch) -> Future[BatchReply]:
         """Send a request to a rank, which answers its requests in their order."""
 
     def may_return(self, rank: int) -> bool:
@@ -56,9 +56,9 @@ class ActorRunner:
         self._given_up.update(failure.crashed_ranks)
         return True
 
-    def send(self, rank: int, work: Work) -> Future[Done]:
+    def send(self, rank: int, work: ItemBatch) -> Future[BatchReply]:
         self._given_up.discard(rank)  # it may have been healed since
-        sent: Future[Done] = self._by_rank[rank].run.call_one(work)
+        sent: Future[BatchReply] = self._by_rank[rank].run.call_one(work)
         return sent
 
     def may_return(self, rank: int) -> bool:

@@ -22,18 +22,18 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import CallCancelled, ItemError, ItemLost, SupervisionError, WireError
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.mesh.actors import current_node
-from meshbook.runtime.mesh.balancing import Balancer, Request
+from meshbook.runtime.mesh.balancing import Balancer, ItemRequest
 from meshbook.runtime.mesh.process import PROCESS
 from meshbook.runtime.mesh.runners import Runner
 from meshbook.runtime.mesh.tasks import (
-    Done,
+    BatchReply,
     Function,
     Item,
+    ItemBatch,
+    ItemFailure,
     Outcome,
     Packed,
-    Raised,
-    Returned,
-    Work,
+    UnstartedItems,
     pack,
     table_of,
     unpack,
@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Ran:
+class ItemTiming:
     """Where and when an item ran: `began` in seconds since 1970, and for how many `seconds`."""
 
     rank: int
@@ -63,7 +63,7 @@ class Ran:
 
 
 @dataclass(frozen=True)
-class _Task:
+class _PendingItem:
     """An item that is not settled. `place` is its position, for errors."""
 
     future: Future[Any]
@@ -82,7 +82,7 @@ class Scheduler:
     def __init__(self, runner: Runner, name: str, chunksize: int | None = None, *, keeps: bool = False) -> None:
         self.name = name
         self.again: dict[int, list[int]] = {}  # task that was handed out again -> the ranks that died with it
-        self.runs: dict[int, Ran] = {}
+        self.runs: dict[int, ItemTiming] = {}
         self._runner = runner
         self._keeps = keeps
         self._node = current_node()
@@ -91,7 +91,7 @@ class Scheduler:
         self._lock = threading.RLock()
         alive = [rank for rank, address in runner.nodes.items() if self._node.peers.report_of(address.node) is None]
         self._balancer = Balancer(alive, chunksize)
-        self._tasks: dict[int, _Task] = {}
+        self._tasks: dict[int, _PendingItem] = {}
         self._cancelled: set[int] = set()  # tasks that were handed out by then
         self._functions: dict[int, Packed] = {}
         self._streams: dict[bytes, int] = {}  # functions without buffers, by their pickles
@@ -123,12 +123,12 @@ class Scheduler:
 
     def submit(self, function: int, calls: Iterable[Arguments]) -> tuple[list[int], list[Future[Any]]]:
         """Add a task for each call of a function; return their numbers and futures."""
-        made: dict[int, _Task] = {}
+        made: dict[int, _PendingItem] = {}
         for place, arguments in enumerate(calls):
             number = next(self._numbers)
             future: Future[Any] = Future.pending()
-            future.asked(_Inquiry(self, number), 0)
-            made[number] = _Task(future, function, arguments, place)
+            future.asked(_PendingItemCall(self, number), 0)
+            made[number] = _PendingItem(future, function, arguments, place)
         with self._lock:
             self._context = contextvars.copy_context()  # what ranks print goes to the cell that submits
             self._tasks.update(made)
@@ -258,7 +258,7 @@ class Scheduler:
         known = self._known[request.rank]
         functions = {number: self._functions[number] for _, number, _ in items if number not in known}
         known |= functions.keys()
-        work = Work(self._runner.key, request.number, functions, tuple(items))
+        work = ItemBatch(self._runner.key, request.number, functions, tuple(items))
         try:
             answer = self._runner.send(request.rank, work)
         except Exception as error:
@@ -266,7 +266,7 @@ class Scheduler:
         answer.when_done(lambda: self._events.put(lambda: self._take_answer(request, answer)))
         return True
 
-    def _take_answer(self, request: Request, answer: Future[Done]) -> None:
+    def _take_answer(self, request: ItemRequest, answer: Future[BatchReply]) -> None:
         try:
             done = answer.get()
         except Exception as error:
@@ -284,14 +284,14 @@ class Scheduler:
             task = self._pop(number)
             if task is None:  # settled already
                 continue
-            self.runs[number] = Ran(rank, host, began, seconds)
-            if isinstance(outcome, Raised):
+            self.runs[number] = ItemTiming(rank, host, began, seconds)
+            if isinstance(outcome, ItemFailure):
                 task.future.fail(self._make_error(task, outcome, rank, host))
             else:
                 what = f"the value of item {task.place} of {self.name}"
                 task.future.resolve(functools.partial(unpack, outcome, what))
 
-    def _make_error(self, task: _Task, raised: Raised, rank: int, host: str) -> ItemError:
+    def _make_error(self, task: _PendingItem, raised: ItemFailure, rank: int, host: str) -> ItemError:
         head = f"{raised.type_name}: {raised.said}" if raised.said else raised.type_name
         trace = name_cells(raised.trace)
         text = f"item {task.place} of {self.name} failed on rank {rank} ({host}): {head}"
@@ -306,7 +306,7 @@ class Scheduler:
             trace=trace,
         )
 
-    def _refuse(self, request: Request, error: Exception) -> None:
+    def _refuse(self, request: ItemRequest, error: Exception) -> None:
         """A request did not travel."""
         with self._lock:
             failed = self._balancer.refused(request.rank, request.number)
@@ -315,7 +315,7 @@ class Scheduler:
         for number in failed:
             self._fail(number, lambda _: error)
 
-    def _lose(self, request: Request, error: Exception) -> None:
+    def _lose(self, request: ItemRequest, error: Exception) -> None:
         rank, self._last_loss = request.rank, str(error)
         with self._lock:
             if not self._balancer.is_open(request):  # this death is known
@@ -331,7 +331,7 @@ class Scheduler:
         for number, ranks in deaths.items():
             self._fail(number, functools.partial(self._explain_loss, ranks, error))
 
-    def _explain_loss(self, ranks: Sequence[int], error: Exception, task: _Task) -> ItemLost:
+    def _explain_loss(self, ranks: Sequence[int], error: Exception, task: _PendingItem) -> ItemLost:
         text = (
             f"item {task.place} of {self.name} was handed out {len(ranks)} times, and each time its rank died "
             f"(ranks {', '.join(map(str, ranks))}): the item may be what kills them. The last death: {error}"
@@ -353,7 +353,7 @@ class Scheduler:
         for number in waiting:
             self._fail(number, functools.partial(self._explain_no_rank, self._balancer.died_with(number)))
 
-    def _explain_no_rank(self, ranks: Sequence[int], task: _Task) -> ItemLost:
+    def _explain_no_rank(self, ranks: Sequence[int], task: _PendingItem) -> ItemLost:
         text = (
             f"item {task.place} of {self.name} has no rank to run on: {name_ranks(self._runner.nodes)} died; heal the "
             f"mesh, and map again. The last death: {self._last_loss}"
@@ -367,12 +367,12 @@ class Scheduler:
         for number in dropped:
             self._fail(number, lambda _: _cancelled())
 
-    def _fail(self, number: int, make_error: Callable[[_Task], BaseException]) -> None:
+    def _fail(self, number: int, make_error: Callable[[_PendingItem], BaseException]) -> None:
         task = self._pop(number)
         if task is not None:
             task.future.fail(make_error(task))
 
-    def _fail_all(self, make_error: Callable[[_Task], BaseException]) -> None:
+    def _fail_all(self, make_error: Callable[[_PendingItem], BaseException]) -> None:
         with self._lock:
             self._balancer = Balancer(self._balancer.ranks)
             self._thread = None
@@ -380,12 +380,12 @@ class Scheduler:
         for number in numbers:
             self._fail(number, make_error)
 
-    def _pop(self, number: int) -> _Task | None:
+    def _pop(self, number: int) -> _PendingItem | None:
         with self._lock:
             self._cancelled.discard(number)
             return self._tasks.pop(number, None)
 
-    def _take_back(self, request: Request, items: list[int]) -> None:
+    def _take_back(self, request: ItemRequest, items: list[int]) -> None:
         """Ask a rank for items that have not begun. On any thread."""
         arguments = self._runner.key, request.number, items
         address = self._runner.nodes[request.rank]
@@ -400,7 +400,7 @@ class Scheduler:
                 answer.fail(error)
         answer.when_done(lambda: self._events.put(lambda: self._put_back(request, answer)))
 
-    def _put_back(self, request: Request, answer: Future[Returned]) -> None:
+    def _put_back(self, request: ItemRequest, answer: Future[UnstartedItems]) -> None:
         try:
             returned = answer.get()
         except Exception:  # the rank is dead, or cannot be asked: what it has is settled by its answer
@@ -413,7 +413,7 @@ class Scheduler:
         self._take_outcomes(returned.outcomes, request.rank, returned.host)
 
 
-class _Inquiry:
+class _PendingItemCall:
     """What the future of a task waits for. Lets `Future.cancel` cancel the task."""
 
     __slots__ = ("_number", "_scheduler")

@@ -42,7 +42,7 @@ def unpack(packed: Packed, what: pickling.What) -> Any:
 
 
 @dataclass(frozen=True)
-class Work:
+class ItemBatch:
     """A request: items of the map `key`, with the functions that this rank does not have yet."""
 
     key: str
@@ -52,7 +52,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Raised:
+class ItemFailure:
     """What a function raised, as text; `pickled` is the exception itself, where it can be pickled."""
 
     type_name: str
@@ -62,11 +62,11 @@ class Raised:
 
 
 # The number of an item, when it began (seconds since 1970), the seconds that it took, and what it came to.
-Outcome: TypeAlias = tuple[int, float, float, Packed | Raised]
+Outcome: TypeAlias = tuple[int, float, float, Packed | ItemFailure]
 
 
 @dataclass(frozen=True)
-class Done:
+class BatchReply:
     """The answer: the items that were not taken back."""
 
     outcomes: tuple[Outcome, ...]
@@ -74,7 +74,7 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Returned:
+class UnstartedItems:
     """What a rank says of a request that it has not answered: the items that it gives back, and what is done."""
 
     items: tuple[int, ...]
@@ -106,10 +106,10 @@ class TaskTable:
 
     def run(
         self,
-        work: Work,
+        work: ItemBatch,
         bind: Callable[[Function], Function] = lambda function: function,
         user_code: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> Done:
+    ) -> BatchReply:
         """Run the items that are not taken back. `bind` prepares a function, `user_code` is around each call."""
         known = self._maps.setdefault(work.key, _Map())
         known.packed.update(work.functions)
@@ -127,7 +127,7 @@ class TaskTable:
             known.answered = work.number
             for index, _, _ in work.items:
                 known.has_begun.pop((work.number, index), None)
-        return Done(tuple(outcomes), socket.gethostname())
+        return BatchReply(tuple(outcomes), socket.gethostname())
 
     def _run_one(
         self,
@@ -136,7 +136,7 @@ class TaskTable:
         arguments: Packed,
         bind: Callable[[Function], Function],
         user_code: Callable[[], AbstractContextManager[None]],
-    ) -> Packed | Raised:
+    ) -> Packed | ItemFailure:
         try:
             if number not in known.functions:
                 known.functions[number] = bind(unpack(known.packed[number], "the function of a map"))
@@ -148,26 +148,26 @@ class TaskTable:
         except BaseException as error:
             # Errors of pickling are ours, and their text says all.
             trace = "" if isinstance(error, PickleError) else format_error(error)
-            return Raised(type(error).__name__, _say(error), trace, pickle_exception(error))
+            return ItemFailure(type(error).__name__, _say(error), trace, pickle_exception(error))
 
-    def take_back(self, key: str, number: int, items: Sequence[int]) -> Returned:
+    def take_back(self, key: str, number: int, items: Sequence[int]) -> UnstartedItems:
         """Give back those of these items that have not begun: they never will. The request may be still to come."""
         known = self._maps.setdefault(key, _Map())
         host = socket.gethostname()
         with known.ending:
             if number <= known.answered:
-                return Returned((), (), host)
+                return UnstartedItems((), (), host)
             given = tuple(item for item in items if not known.has_begun.setdefault((number, item), False))
-            return Returned(given, tuple(known.outcomes) if known.running == number else (), host)
+            return UnstartedItems(given, tuple(known.outcomes) if known.running == number else (), host)
 
     def forget(self, key: str) -> None:
         """This map is over."""
         self._maps.pop(key, None)
 
 
-def _fit(outcome: Packed | Raised, room: int) -> tuple[Packed | Raised, int]:
+def _fit(outcome: Packed | ItemFailure, room: int) -> tuple[Packed | ItemFailure, int]:
     """The outcome, or an error where a message has no room for it; and the room that is left."""
-    if isinstance(outcome, Raised):
+    if isinstance(outcome, ItemFailure):
         return outcome, room - ROOM
     size = sum(memoryview(part).nbytes for part in outcome)
     if size <= room:
@@ -176,7 +176,7 @@ def _fit(outcome: Packed | Raised, room: int) -> tuple[Packed | Raised, int]:
         f"its value has {size:,} bytes, and the message has room for {max(room, 0):,}: use a smaller chunksize, return "
         f"less, or raise MESHBOOK_MAX_MESSAGE_BYTES where the run starts"
     )
-    return Raised(MessageTooLarge.__name__, said, ""), room
+    return ItemFailure(MessageTooLarge.__name__, said, ""), room
 
 
 def table_of(node: Node) -> TaskTable:
@@ -202,7 +202,7 @@ class MapActor(Actor):
         self._table = table_of(context().actor_instance.node)
 
     @endpoint
-    def run(self, work: Work) -> Done:
+    def run(self, work: ItemBatch) -> BatchReply:
         """Run the items of a request."""
         return self._table.run(work)
 

@@ -23,7 +23,7 @@ from meshbook.runtime.actor.failure import UndeliverableMessageEnvelope
 from meshbook.runtime.errors import SupervisionError
 from meshbook.runtime.geometry import Point
 from meshbook.runtime.node.call_table import Target
-from meshbook.runtime.node.deadlock import Step, Watch
+from meshbook.runtime.node.deadlock import DeadlockDetector, WaitStep
 from meshbook.runtime.node.execution import Execution, Spans
 from meshbook.runtime.node.flow_control import is_counted, size_of
 from meshbook.runtime.node.hosted_actor import HostedActor, sender_of
@@ -57,7 +57,7 @@ class PendingReplacement(NamedTuple):
 class ActorRegistry:
     """The actors that a node hosts, by their keys."""
 
-    def __init__(self, node: Node, routes: Routes, send_probe: Callable[[Target, list[Step]], None]) -> None:
+    def __init__(self, node: Node, routes: Routes, send_probe: Callable[[Target, list[WaitStep]], None]) -> None:
         self.when_ended: list[Callable[[Instance], None]] = []  # callbacks for an actor that has ended
         self._node = node
         self._routes = routes
@@ -65,7 +65,7 @@ class ActorRegistry:
         self._replacements: dict[str, PendingReplacement] = {}  # each starts once the actor it replaces has ended
         self._ended: OrderedDict[str, str] = OrderedDict()  # reasons of ended actors; the oldest are dropped
         self.early = EarlyMessages()
-        self._watch = Watch(routes.own.node, self._executions, send_probe, node.loop.call_later)
+        self._watch = DeadlockDetector(routes.own.node, self._executions, send_probe, node.loop.call_later)
 
     # -- hosted actors ---------------------------------------------------------------
 
@@ -287,7 +287,7 @@ class ActorRegistry:
             return hosted.where(sender, call)
         return "gone" if key in self._ended else "not there yet"
 
-    def follow(self, path: list[Step], key: str) -> None:
+    def follow(self, path: list[WaitStep], key: str) -> None:
         """Forward a probe of the deadlock watch: the last actor of the path waits for this one."""
         hosted, last = self._actors.get(key), path[-1]
         if hosted is not None and (execution := hosted.held_up_by(last.node, last.call)) is not None:

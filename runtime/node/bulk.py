@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from meshbook.runtime.memory.identity import ProcessMark, own_mark
-from meshbook.runtime.memory.layout import Reference, starts_of
+from meshbook.runtime.memory.layout import SegmentReference, starts_of
 from meshbook.runtime.memory.mappings import Mappings
-from meshbook.runtime.memory.segments import Pool, Segment
+from meshbook.runtime.memory.segments import SegmentPool, SharedSegment
 from meshbook.runtime.node.routes import Routes
 from meshbook.runtime.transport.home import host_of
 from meshbook.runtime.transport.io_loop import CallLater
 from meshbook.runtime.transport.memory import SCHEME
-from meshbook.runtime.wire.frames import Body, Buffer, Elsewhere, Lost, is_whole, pack, pack_elsewhere, unpack
+from meshbook.runtime.wire.frames import Body, BodyElsewhere, Buffer, LostBody, is_whole, pack, pack_elsewhere, unpack
 from meshbook.runtime.wire.messages import Address, Message
 
 logger = logging.getLogger(__name__)
@@ -45,9 +45,9 @@ class Bulk:
         self._limit = limit
         self._tell = tell
         self._call_later = call_later
-        self._pool = Pool()
+        self._pool = SegmentPool()
         self._mappings = Mappings()
-        self._probes: list[Segment] = []  # one, made on first use; two threads may make two
+        self._probes: list[SharedSegment] = []  # one, made on first use; two threads may make two
         self._is_ticking = False
         self._closed = False
         self._numbers = itertools.count(1)
@@ -103,7 +103,7 @@ class Bulk:
         if is_whole(frame):
             return frame
         message, body = unpack(frame)
-        assert isinstance(body, Elsewhere)
+        assert isinstance(body, BodyElsewhere)
         parts = self._pool.parts_of(body.reference, body.lengths)
         return frame if parts is None else pack(message, parts, self._limit)
 
@@ -117,7 +117,7 @@ class Bulk:
             self._offer(to)
         return known if isinstance(known, ProcessMark) else None
 
-    def _fill(self, body: Body) -> Segment | None:
+    def _fill(self, body: Body) -> SharedSegment | None:
         lengths = [memoryview(part).nbytes for part in body]
         try:
             segment = self._pool.take(body, starts_of(lengths)[-1])
@@ -137,14 +137,14 @@ class Bulk:
             except OSError as error:
                 self._complain(f"large messages go through sockets: {error}")
 
-    def _make_probe(self) -> Reference:
+    def _make_probe(self) -> SegmentReference:
         """Return a reference to a segment that lives as long as this node; a peer opens it as a test."""
         if not self._probes:
-            self._probes.append(Segment(PROBE_BYTES))
+            self._probes.append(SharedSegment(PROBE_BYTES))
         segment, own = self._probes[0], own_mark()
-        return Reference(own, segment.descriptor, segment.token, segment.size, segment.address, own, 0, 0, False)
+        return SegmentReference(own, segment.descriptor, segment.token, segment.size, segment.address, own, 0, 0, False)
 
-    def heed_offer(self, sender: Address, number: int, probe: Reference) -> None:
+    def heed_offer(self, sender: Address, number: int, probe: SegmentReference) -> None:
         """Try to open the probe of another node and reply to its offer."""
         why = self.refuses or self._mappings.can_open(probe)
         self._tell(sender, "accepted", self._routes.own.node, number, own_mark(), why)
@@ -170,16 +170,16 @@ class Bulk:
 
     # -- receiving --------------------------------------------------------------------
 
-    def open(self, body: Elsewhere) -> Body:
+    def open(self, body: BodyElsewhere) -> Body:
         """Return the parts of a body outside its frame. If it is unreachable, unpickling the result raises an error."""
         try:
             parts = self._mappings.open(body.reference, body.lengths)
         except OSError as error:
-            return Lost.body(body.size, self._explain(body.reference, error))
+            return LostBody.body(body.size, self._explain(body.reference, error))
         self._tick_soon()
         return parts
 
-    def _explain(self, reference: Reference, error: OSError) -> str:
+    def _explain(self, reference: SegmentReference, error: OSError) -> str:
         owner = reference.owner.pid
         if isinstance(error, FileNotFoundError):
             return f"process {owner} of this host, which sent it, has ended, and its memory with it; ask again"

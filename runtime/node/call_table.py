@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.receipts import Receipt
-from meshbook.runtime.actor.values import Once, ValueMesh
+from meshbook.runtime.actor.values import LazyValue, ValueMesh
 from meshbook.runtime.errors import CallCancelled, CallError, CallTimeout, SupervisionError
 from meshbook.runtime.geometry import Region
 from meshbook.runtime.snapshots import items_of
@@ -369,7 +369,7 @@ class AllReplies:
             self._fail(min(self._errors))
             return
         region, values = self._region, self._values
-        self.future.resolve(lambda: ValueMesh.of_cells(region, list(map(Once, filter(None, values)))))
+        self.future.resolve(lambda: ValueMesh.of_cells(region, list(map(LazyValue, filter(None, values)))))
 
     def _fail(self, index: int) -> None:
         error = self._errors[index]
@@ -383,7 +383,7 @@ class AllReplies:
     def _partial(self) -> ValueMesh[Any] | None:
         """Return the values of the ranks that have replied; None if there are none."""
         ranks = self._region.ranks()
-        there = {rank: Once(value) for rank, value in zip(ranks, self._values, strict=True) if value is not None}
+        there = {rank: LazyValue(value) for rank, value in zip(ranks, self._values, strict=True) if value is not None}
         if not there:
             return None
         return ValueMesh.of_cells(self._region.pick(there), list(there.values()), base=tuple(there))

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.memory.identity import ProcessMark
-from meshbook.runtime.memory.layout import Reference
-from meshbook.runtime.node.deadlock import Step
-from meshbook.runtime.telemetry.spans import Recording, now
+from meshbook.runtime.memory.layout import SegmentReference
+from meshbook.runtime.node.deadlock import WaitStep
+from meshbook.runtime.telemetry.spans import SpanRecording, now
 from meshbook.runtime.wire.messages import Address, Place
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class ControlActor(Actor):
         return where
 
     @endpoint
-    def probe(self, path: list[Step], key: str) -> None:
+    def probe(self, path: list[WaitStep], key: str) -> None:
         """Follow a probe: the last actor of the path waits for this actor here."""
         self._node.actors.follow(path, key)
 
@@ -83,7 +83,7 @@ class ControlActor(Actor):
         self._node.actors.close_early(spawner, number)
 
     @endpoint
-    def offered(self, sender: Address, number: int, probe: Reference) -> None:
+    def offered(self, sender: Address, number: int, probe: SegmentReference) -> None:
         """Handle the offer of a node to send large messages through its shared memory; `probe` is a piece of it."""
         self._node.bulk.heed_offer(sender, number, probe)
 
@@ -98,7 +98,7 @@ class ControlActor(Actor):
         self._node.peers.report_fate(node, asker)
 
     @endpoint
-    def recording(self, since: int) -> Recording:
+    def recording(self, since: int) -> SpanRecording:
         """Return the spans of this process that ended at this time (nanoseconds of its clock) or later."""
         return self._node.recorder.recording(since)
 

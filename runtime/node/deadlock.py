@@ -19,7 +19,7 @@ from meshbook.runtime.node.execution import Execution
 from meshbook.runtime.transport.io_loop import CallLater
 
 
-class Step(NamedTuple):
+class WaitStep(NamedTuple):
     """One wait, and the call that it waits for."""
 
     node: str
@@ -31,12 +31,12 @@ class Step(NamedTuple):
     is_alone: bool  # whether the actor begins no other message meanwhile; False for an overlapping call
 
 
-Send: TypeAlias = Callable[[Target, list[Step]], None]  # sends a probe to the node of the target
+Send: TypeAlias = Callable[[Target, list[WaitStep]], None]  # sends a probe to the node of the target
 FOR_ROOM = -1  # instead of a call number: the wait is for room in the actor's queue
 PERIOD = 0.25  # seconds between two looks at the waits; a deadlock is reported after two or three
 
 
-class Watch:
+class DeadlockDetector:
     """Checks the waits of one node. `who` lists its actors with their executions; `send` sends a probe."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Watch:
         if waits:
             self.wake()
 
-    def follow(self, path: list[Step], key: str, execution: Execution) -> None:
+    def follow(self, path: list[WaitStep], key: str, execution: Execution) -> None:
         """Forward a probe for a call that depends on this execution, if the execution waits."""
         if (wait := execution.waiting()) is None:
             return
@@ -88,13 +88,13 @@ class Watch:
             self.wake()  # also if only overlapping calls wait: the next look clears `_passed`
             self._send_on(path, key, execution, wait)
 
-    def _send_on(self, path: list[Step], key: str, execution: Execution, wait: tuple[int, Future[Any]]) -> None:
+    def _send_on(self, path: list[WaitStep], key: str, execution: Execution, wait: tuple[int, Future[Any]]) -> None:
         serial, future = wait
         for target, wanted, call in future.owing():
-            step = Step(self._node, key, execution.endpoint, serial, wanted, call, execution.is_alone)
+            step = WaitStep(self._node, key, execution.endpoint, serial, wanted, call, execution.is_alone)
             self._send(target, [*path, step])
 
-    def _close(self, ring: list[Step], execution: Execution, wait: tuple[int, Future[Any]]) -> None:
+    def _close(self, ring: list[WaitStep], execution: Execution, wait: tuple[int, Future[Any]]) -> None:
         """Handle a probe that closed a cycle. One member, always the same, raises, which releases the others."""
         first = ring[0]
         if (first.node, first.serial) != (self._node, wait[0]):
@@ -108,7 +108,7 @@ class Watch:
             suspected.setdefault(step, self._looks)
 
 
-def draw(ring: list[Step]) -> str:
+def draw(ring: list[WaitStep]) -> str:
     """Return the error text of a cycle, with a line for each waiting actor."""
     lines = []
     for step, following in zip(ring, [*ring[1:], ring[0]], strict=True):

@@ -18,7 +18,7 @@ from meshbook.runtime.node.replies import rebuild_error
 from meshbook.runtime.node.routes import Routes
 from meshbook.runtime.telemetry.spans import Recorder, now
 from meshbook.runtime.wire import pickling
-from meshbook.runtime.wire.frames import Body, Buffer, Elsewhere, unpack
+from meshbook.runtime.wire.frames import Body, BodyElsewhere, Buffer, unpack
 from meshbook.runtime.wire.messages import Hello, Reply
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class Dispatch:
             self._refuse(error)
 
     def _open(self, body: Any) -> Body:
-        assert isinstance(body, Elsewhere)
+        assert isinstance(body, BodyElsewhere)
         self.bytes += body.size
         return self._bulk.open(body)
 

@@ -1,7 +1,7 @@
 """Flow control by credits: limits how much one node may have waiting in the queue of an actor.
 
-The sending node counts what it has sent to each queue (`Outstanding`). The receiving node counts what was taken out
-(`Owed`) and reports it in batches of half a window (`Credit`). So a sender overestimates by less than half a window,
+The sending node counts what it has sent to each queue (`SentCredits`). The receiving node counts what was taken out
+(`OwedCredits`) and reports it in batches of half a window (`Credit`). So a sender overestimates by less than half a window,
 and always gets a credit when there is room. A thread that sends to a full queue waits; an I/O thread never does.
 
 **No counter has a lock.** A check and the addition after it contain no call, so Python switches to no other thread
@@ -42,7 +42,7 @@ REMEDY = (
 )
 
 
-class Window:
+class QueueLimits:
     """The limits of one node in one queue: at least one message. A message may be sent while neither is reached."""
 
     __slots__ = ("half_messages", "half_size", "messages", "size")
@@ -66,10 +66,10 @@ class _Sent(Generic[W]):
         self.is_dropped = False  # this counter is no longer in use for the queue
 
 
-class Outstanding(Generic[W]):
+class SentCredits(Generic[W]):
     """The sending side of a node. `spend` is for any thread, all else for the I/O thread. O(queues) at a node's end."""
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: QueueLimits) -> None:
         self._most: float = window.messages
         self._largest: float = window.size
         self._sent: dict[Queue, _Sent[W]] = {}
@@ -175,10 +175,10 @@ class _Taken:
         self.size = 0
 
 
-class Owed:
+class OwedCredits:
     """The receiving side of one queue."""
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: QueueLimits) -> None:
         self._half_messages, self._half_size = window.half_messages, window.half_size
         self._taken: dict[str, _Taken] = {}  # by sending node
 
@@ -230,7 +230,7 @@ class FlowControl:
     def __init__(
         self,
         routes: Routes,
-        window: Window,
+        window: QueueLimits,
         *,
         limit: int,
         call_later: CallLater,
@@ -241,7 +241,7 @@ class FlowControl:
         self._limit = limit
         self._call_later = call_later
         self._serves_here = serves_here  # whether the calling thread takes messages from this actor's queue
-        self._outstanding: Outstanding[Future[None]] = Outstanding(window)
+        self._outstanding: SentCredits[Future[None]] = SentCredits(window)
         self.spend = self._outstanding.spend
         self._complained: set[Queue] = set()  # queues with a logged warning
         self._waiting: set[int] = set()  # threads that wait for room

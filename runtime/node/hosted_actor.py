@@ -26,7 +26,7 @@ from meshbook.runtime.actor.redefinition import take_on
 from meshbook.runtime.errors import SupervisionError
 from meshbook.runtime.node.endpoint_table import EndpointTable
 from meshbook.runtime.node.execution import Execution
-from meshbook.runtime.node.flow_control import FlowControl, Owed, is_counted, size_of
+from meshbook.runtime.node.flow_control import FlowControl, OwedCredits, is_counted, size_of
 from meshbook.runtime.node.ledger import OwnedMesh
 from meshbook.runtime.node.reports import name_place, tell_failed, tell_raised, tell_stopped
 from meshbook.runtime.node.serving import LoopServing, Notice, Step, ThreadServing
@@ -46,7 +46,7 @@ Constructed = Callable[[SupervisionError | None], None]
 Item = tuple[Call | Stop, Body]
 
 
-class Inbox:
+class ActorInbox:
     """The messages of one actor, in order of arrival. An item None wakes the serving thread for other work.
 
     Taking a message out gives its room back to the sender. Flow control counts the calls to a spawned actor
@@ -57,7 +57,7 @@ class Inbox:
         self._items: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._key = key
         self._flow = flow
-        self._owed = Owed(flow.window) if is_counted(key) else None
+        self._owed = OwedCredits(flow.window) if is_counted(key) else None
         self.put, self.empty, self.size = self._items.put, self._items.empty, self._items.qsize  # `put` never waits
 
     def ring(self) -> None:
@@ -109,7 +109,7 @@ class HostedActor:
     def __init__(self, node: Node, instance: Instance, make: Make) -> None:
         self.instance = instance
         instance.control = self
-        self.queue = Inbox(instance.key, node.flow)
+        self.queue = ActorInbox(instance.key, node.flow)
         self._node = node
         self._recorder = node.recorder if node.recorder.on and spawner_of(instance.key) else None
         self._make = make

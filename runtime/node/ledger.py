@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from meshbook.runtime import texts
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.traces import Line
+from meshbook.runtime.traces import SourceLine
 
 
 class Policy(Protocol):
@@ -37,7 +37,7 @@ class OwnedMesh:
     handle: Callable[[], Any]  # makes a new handle; the user may drop the original one
     context: Context  # of the spawning code: failures are shown where that code ran
     again: Callable[[Sequence[int]], Any]  # starts these ranks again
-    spawned_at: Line | None = None  # the line of user code
+    spawned_at: SourceLine | None = None  # the line of user code
     are_processes: bool = False
     on_failure: Callable[[MeshFailure], object] | None = None  # called first; a true result means handled
     policy: Policy | None = None  # decides next

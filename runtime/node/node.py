@@ -18,7 +18,7 @@ from meshbook.runtime.node.bulk import Bulk
 from meshbook.runtime.node.call_table import CallTable, Target
 from meshbook.runtime.node.control import CONTROL, ControlActor
 from meshbook.runtime.node.dispatch import Dispatch
-from meshbook.runtime.node.flow_control import FlowControl, Window
+from meshbook.runtime.node.flow_control import FlowControl, QueueLimits
 from meshbook.runtime.node.outbound import Outbound
 from meshbook.runtime.node.peers import Peers
 from meshbook.runtime.node.ports import Ports
@@ -26,20 +26,20 @@ from meshbook.runtime.node.replies import Replies
 from meshbook.runtime.node.routes import Routes
 from meshbook.runtime.node.supervision import ACTORS_A_LIFE, OnFault, Supervision, log_fault
 from meshbook.runtime.telemetry.capture import Capture
-from meshbook.runtime.telemetry.events import Event, Kind
+from meshbook.runtime.telemetry.events import Kind, RunEvent
 from meshbook.runtime.telemetry.output import TELEMETRY
 from meshbook.runtime.telemetry.page import Traffic
-from meshbook.runtime.telemetry.signs import Signs
+from meshbook.runtime.telemetry.signs import StatusWriter
 from meshbook.runtime.telemetry.spans import Recorder
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.home import host_of
 from meshbook.runtime.wire.frames import pack
-from meshbook.runtime.wire.messages import Address, Call, Credit, Down, Handover, Hello, Place, Spawn, Stop
+from meshbook.runtime.wire.messages import Address, Call, Credit, Down, Hello, HoldRequest, Place, Spawn, Stop
 
 CALLS_A_LIFE = 1 << 40  # more than any process makes
 
 
-class Places(Protocol):
+class LocalHandlesProtocol(Protocol):
     """Makes handles for the location of this process (`runtime.mesh.places`)."""
 
     host: Any
@@ -60,7 +60,7 @@ class Node:
     guide: Address | None = None  # of a worker: its agent, which knows which nodes ended before the worker began
     capture: Capture | None = None  # of a worker: its output
     place: Any = None  # `Instance.birth` of the actors here
-    places: Places | None = None
+    places: LocalHandlesProtocol | None = None
     on_fault: OnFault = staticmethod(log_fault)  # gets failures of the client's meshes
     # Of a client in another run: returns the place there of a port of this process.
     relay: Callable[..., tuple[Address, int]] | None = None
@@ -83,7 +83,7 @@ class Node:
         self.take_place: Callable[[Any], Any] = lambda place: place  # of a worker: applies a resize
         self.recorder = recorder = Recorder(settings.spans)
         recorder.quiet.add(TELEMETRY)
-        self.signs = Signs()
+        self.signs = StatusWriter()
         self.loop = loop = transport.loop
         self._transport = transport
         self._closed = False
@@ -98,7 +98,7 @@ class Node:
             routes, lambda to, *said: self.calls.notify(to, *said), later, least=settings.shared_bytes, limit=limit
         )
         self.replies = Replies(routes, bulk, limit)
-        window = Window(settings.queue_messages, settings.queue_bytes)
+        window = QueueLimits(settings.queue_messages, settings.queue_bytes)
         self.flow = FlowControl(
             routes, window, limit=limit, call_later=later, serves_here=lambda key: self.actors.is_served_here(key)
         )
@@ -129,7 +129,7 @@ class Node:
                 Call: actors.post,
                 Stop: actors.post,
                 Credit: self.flow.on_credit,
-                Handover: peers.on_handover,
+                HoldRequest: peers.on_handover,
                 Down: peers.on_down,
             },
         )
@@ -171,7 +171,7 @@ class Node:
 
     def send_event(self, kind: Kind, mesh: str, procs: str, ranks: Sequence[int], text: str) -> None:
         """Send the controller of this run an event of a mesh or of some of its ranks."""
-        event = Event(time.time(), kind, mesh, procs, tuple(ranks), text)
+        event = RunEvent(time.time(), kind, mesh, procs, tuple(ranks), text)
         self.calls.send([Target(self.controller, TELEMETRY)], "happened", ((event,), {}), Extent((), ()), None)
 
     def move(self, place: Any, at: Place, keys: Collection[str]) -> None:

@@ -44,9 +44,9 @@ from meshbook.runtime.transport import PeerGone
 from meshbook.runtime.transport.io_loop import CallLater
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body, Buffer, CallFrames, pack
-from meshbook.runtime.wire.messages import Address, Call, Creator, Handover, Reply, Spawn, Stop
+from meshbook.runtime.wire.messages import Address, Call, Creator, HoldRequest, Reply, Spawn, Stop
 
-Question = Spawn | Call | Stop | Handover
+Question = Spawn | Call | Stop | HoldRequest
 SMALL_BYTES = 1 << 15
 ROOM_BYTES = 1 << 16  # for the rest of a frame with a small body
 CROWD = 6  # above this number of pending calls, the I/O thread sends
@@ -231,7 +231,7 @@ class Outbound:
         """Ask these nodes to send nothing here after their reply, until another process is this node."""
         targets = [Target(peer, CONTROL) for peer in peers]
         calls = self._open(targets, asker, "hold")
-        self._transmit(targets, calls, lambda index: Handover(self._node, calls[index], incarnation), ())
+        self._transmit(targets, calls, lambda index: HoldRequest(self._node, calls[index], incarnation), ())
 
     def adopt(self, targets: Sequence[Target], calls: Sequence[int], endpoint: str, asker: CallHandler) -> None:
         """Wait for the replies to calls that were sent by the process that was this node before."""

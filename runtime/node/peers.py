@@ -25,7 +25,7 @@ from meshbook.runtime.transport import PeerGone
 from meshbook.runtime.transport.io_loop import IoLoop
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body, pack
-from meshbook.runtime.wire.messages import Address, Down, Handover, Hello, Reply
+from meshbook.runtime.wire.messages import Address, Down, Hello, HoldRequest, Reply
 
 
 class Peers:
@@ -126,7 +126,7 @@ class Peers:
     def on_down(self, down: Down, body: Body) -> None:
         self._note_down(down.report)
 
-    def on_handover(self, handover: Handover, body: Body) -> None:
+    def on_handover(self, handover: HoldRequest, body: Body) -> None:
         """Send nothing to a node after the reply to this, until another process is that node."""
         if not self._routes.is_new(handover.sender, handover.life + 1):
             return

@@ -42,9 +42,9 @@ class Ports:
         self._limit = limit
         self._returned = returned
 
-    def open(self, *, once: bool) -> tuple[int, Mailbox]:
+    def open(self, *, once: bool) -> tuple[int, PortMailbox]:
         """Open a port; return its number and its mailbox."""
-        mailbox = Mailbox(once)
+        mailbox = PortMailbox(once)
         return self._table.open_port(mailbox, once=once), mailbox
 
     def close(self, number: int) -> None:
@@ -82,7 +82,7 @@ class Ports:
             self._returned(reply.by, f"{to.node}/port {reply.call}", why)
 
 
-class Mailbox:
+class PortMailbox:
     """The received values of a port, and the futures of later ones. A reply handler; its values are (rank, value).
 
     The I/O thread adds values, other threads add futures. Each appends first and then matches the two queues. Only one

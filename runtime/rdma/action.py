@@ -9,21 +9,21 @@ from typing import Any, NoReturn, Self
 
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import TransferError
-from meshbook.runtime.memory.local import Local, local_memory
-from meshbook.runtime.memory.stretches import Stretches
+from meshbook.runtime.memory.local import LocalMemory, local_memory
+from meshbook.runtime.memory.stretches import IntervalSet
 from meshbook.runtime.rdma.buffer import RDMABuffer
-from meshbook.runtime.rdma.handle import Handle
+from meshbook.runtime.rdma.handle import BufferHandle
 from meshbook.runtime.rdma.station import own_station
-from meshbook.runtime.rdma.transfers import AT_ONCE, Errand, Transfers
-from meshbook.runtime.rdma.ways import Deadline, Job, deadline_in
+from meshbook.runtime.rdma.transfers import AT_ONCE, Transfers, TransferTask
+from meshbook.runtime.rdma.ways import Deadline, TransferJob, deadline_in
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One transfer of an action. `local` is the part of the memory here that is moved."""
 
-    handle: Handle
-    local: Local
+    handle: BufferHandle
+    local: LocalMemory
     is_write: bool  # from here to the buffer
 
     def collides(self, other: Operation) -> bool:
@@ -48,7 +48,7 @@ class RDMAAction:
 
     def __init__(self) -> None:
         self._operations: list[Operation] = []
-        self._memory: dict[str, tuple[Stretches, Stretches]] = {}  # by the device
+        self._memory: dict[str, tuple[IntervalSet, IntervalSet]] = {}  # by the device
 
     def read_remote(self, dst: Any, src: RDMABuffer) -> Self:
         """Copy all of the buffer `src` to the start of `dst`, which is memory of this process.
@@ -106,9 +106,9 @@ class RDMAAction:
         self._operations.append(new)
         return self
 
-    def _stretches(self, device: str) -> tuple[Stretches, Stretches]:
+    def _stretches(self, device: str) -> tuple[IntervalSet, IntervalSet]:
         """Memory of this process that the operations write to, and that they only read."""
-        return self._memory.setdefault(device, (Stretches(), Stretches()))
+        return self._memory.setdefault(device, (IntervalSet(), IntervalSet()))
 
     def _collision(self, new: Operation) -> ValueError:
         number, other = next((n, each) for n, each in enumerate(self._operations, 1) if new.collides(each))
@@ -130,7 +130,7 @@ class Submission:
         self._lock = threading.Lock()  # guards the next two
         self._errors: dict[int, BaseException] = {}
         self._under_way = 0
-        self._errand: Errand[None] = Errand(deadline, lambda: f"an action of {len(operations)} operations")
+        self._errand: TransferTask[None] = TransferTask(deadline, lambda: f"an action of {len(operations)} operations")
         self._done = self._errand.future
 
     def start(self, transfers: Transfers) -> Future[None]:
@@ -161,7 +161,7 @@ class Submission:
         for index in batch:
             each = self._operations[index]
             try:
-                transfers.move(Job(each.handle, 0, each.local, self._deadline), is_write=each.is_write)
+                transfers.move(TransferJob(each.handle, 0, each.local, self._deadline), is_write=each.is_write)
             except Exception as error:  # told with all others, when the last has ended
                 with self._lock:
                     self._errors[index] = error
@@ -186,7 +186,7 @@ class Submission:
         self._done.fail(_with_place(error, which))
 
 
-def batches_of(sizes: Sequence[tuple[Handle, int]]) -> list[list[int]]:
+def batches_of(sizes: Sequence[tuple[BufferHandle, int]]) -> list[list[int]]:
     """Which operations go on one thread, by their numbers: small ones of one owner together, large ones alone."""
     batches: list[list[int]] = []
     open_ones: dict[Any, tuple[list[int], int]] = {}  # by owner: the batch that has room, and its bytes
@@ -209,13 +209,13 @@ def _with_place(error: BaseException, which: str) -> BaseException:
     return placed
 
 
-def _buffer(given: Any, name: str, meant: str) -> Handle:
+def _buffer(given: Any, name: str, meant: str) -> BufferHandle:
     if not isinstance(given, RDMABuffer):
         raise TypeError(f"{name} is a {type(given).__qualname__}, not an RDMABuffer: {meant}")
     return given._handle
 
 
-def _memory(given: Any, name: str, meant: str) -> Local:
+def _memory(given: Any, name: str, meant: str) -> LocalMemory:
     if isinstance(given, RDMABuffer):
         raise TypeError(f"{name} is an RDMABuffer: {meant}")
     return local_memory(given, name)

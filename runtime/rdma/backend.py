@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Literal
 
 from meshbook.runtime.config import settings_in_force
-from meshbook.runtime.rdma.handle import Handle
+from meshbook.runtime.rdma.handle import BufferHandle
 from meshbook.runtime.rdma.nixl.agent import is_installed
-from meshbook.runtime.rdma.ways import Way
+from meshbook.runtime.rdma.ways import TransferBackend
 
 Backend = Literal["ibverbs", "tcp", "none"]
 BY_TCP = frozenset({"host agent", "message"})  # the ways that need no NIC
@@ -87,13 +87,13 @@ class Fallback:
         self._first = threading.Lock()  # taken once, by whoever is first to warn; as the next two
         self._first_read, self._first_write = threading.Lock(), threading.Lock()
 
-    def forbid(self, way: Way, handle: Handle) -> str:
+    def forbid(self, way: TransferBackend, handle: BufferHandle) -> str:
         """Why a way that leads to this buffer is not taken; empty where it is."""
         if not self._is_by_tcp(way.name, handle) or is_tcp_allowed():
             return ""
         return f"{_FALLBACK} is False, and {why_no_ibverbs() or 'the host of its owner uses no RDMA NIC'}"
 
-    def note(self, way: str, handle: Handle) -> None:
+    def note(self, way: str, handle: BufferHandle) -> None:
         """Data has gone this way: warn, once in a process, where it was by TCP."""
         if self._is_by_tcp(way, handle) and self._first.acquire(blocking=False):
             owner = f"{handle.actor} on {handle.owner.node}"
@@ -104,7 +104,7 @@ class Fallback:
                 stacklevel=2,
             )
 
-    def note_gpu(self, way: str, handle: Handle, *, is_write: bool) -> None:
+    def note_gpu(self, way: str, handle: BufferHandle, *, is_write: bool) -> None:
         """Data has gone this way between memory of a GPU here and this buffer: warn where it went from GPU to GPU by
         messages, once for reads and once for writes."""
         first = self._first_write if is_write else self._first_read
@@ -117,5 +117,5 @@ class Fallback:
                 stacklevel=2,
             )
 
-    def _is_by_tcp(self, way: str, handle: Handle) -> bool:
+    def _is_by_tcp(self, way: str, handle: BufferHandle) -> bool:
         return way in BY_TCP and handle.process.system != self._own_system()

@@ -18,8 +18,8 @@ from meshbook.runtime.errors import TransferError, TransferTimeout
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.rdma.followers import NOWHERE, RECEIVER, ask_to_be_told
-from meshbook.runtime.rdma.handle import Handle
-from meshbook.runtime.rdma.receiving import PIECE, Order
+from meshbook.runtime.rdma.handle import BufferHandle
+from meshbook.runtime.rdma.receiving import PIECE, BroadcastOrder
 from meshbook.runtime.transport.home import host_of
 from meshbook.runtime.wire.messages import Address
 
@@ -31,13 +31,13 @@ class Receiving:
     """One place that the bytes go to."""
 
     address: Address
-    into: Handle | None = None  # a buffer there; None: a copy is made
+    into: BufferHandle | None = None  # a buffer there; None: a copy is made
 
 
 def receivers_of(to: Any, size: int, handle_of: Any) -> list[Receiving]:
     """Who is meant, in rank order. TypeError for what has no processes, ValueError for a buffer that does not do."""
     if isinstance(to, ValueMesh):
-        handles: list[Handle] = [handle_of(value) for value in to.values()]
+        handles: list[BufferHandle] = [handle_of(value) for value in to.values()]
         for rank, handle in enumerate(handles):
             if handle.size < size:
                 raise ValueError(f"the buffer of rank {rank} has {handle.size:,} bytes, and {size:,} are broadcast")
@@ -77,17 +77,17 @@ class Broadcast:
     """One broadcast, as who asks for it sees it."""
 
     def __init__(
-        self, node: Any, source: Handle, receivers: Sequence[Receiving], extent: Extent, seconds: float
+        self, node: Any, source: BufferHandle, receivers: Sequence[Receiving], extent: Extent, seconds: float
     ) -> None:
         self._node = node
         self._source = source
         self._receivers = receivers
         self._extent = extent
         self._seconds = seconds
-        self._futures: list[Future[Handle]] = []
-        self._done: Future[list[Handle]] = Future.pending()
+        self._futures: list[Future[BufferHandle]] = []
+        self._done: Future[list[BufferHandle]] = Future.pending()
 
-    def start(self, name: str, *, fresh: bool) -> Future[list[Handle]]:
+    def start(self, name: str, *, fresh: bool) -> Future[list[BufferHandle]]:
         """Send the orders. The handles of where the bytes are, by rank, once all have them."""
         number = secrets.randbits(63)
         if copying := [each.address for each in self._receivers if each.into is None]:
@@ -97,7 +97,7 @@ class Broadcast:
         parents = parents_of(hosts, host_of(self._source.owner), pieces)
         for rank, (each, parent) in enumerate(zip(self._receivers, parents, strict=True)):
             above = None if parent is None else (self._receivers[parent].address, (number, parent))
-            order = Order((number, rank), self._source, self._seconds, above, name, fresh, each.into)
+            order = BroadcastOrder((number, rank), self._source, self._seconds, above, name, fresh, each.into)
             self._futures.append(self._call(each.address, "receive", order))
         self._node.loop.call_later(self._seconds + GRACE, self._give_up)
         when_settled(self._futures, self._settle)

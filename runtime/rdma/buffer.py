@@ -9,13 +9,13 @@ from meshbook.runtime.actor.context import context
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.memory.form import form_of, shaped
-from meshbook.runtime.memory.local import CPU, Local, local_memory
+from meshbook.runtime.memory.local import CPU, LocalMemory, local_memory
 from meshbook.runtime.rdma.backend import get_rdma_backend
 from meshbook.runtime.rdma.broadcast import Broadcast, receivers_of
-from meshbook.runtime.rdma.following import Follower, Progress
-from meshbook.runtime.rdma.handle import Handle
+from meshbook.runtime.rdma.following import Progress, TransferProgress
+from meshbook.runtime.rdma.handle import BufferHandle
 from meshbook.runtime.rdma.station import own_station
-from meshbook.runtime.rdma.ways import Job, deadline_in
+from meshbook.runtime.rdma.ways import TransferJob, deadline_in
 
 
 class RDMABuffer:
@@ -30,7 +30,7 @@ class RDMABuffer:
 
     __slots__ = ("_handle",)
 
-    _handle: Handle
+    _handle: BufferHandle
 
     def __init__(self, data: Any) -> None:
         local = local_memory(data, "data")
@@ -38,7 +38,7 @@ class RDMABuffer:
         self._handle = own_station().lend(local, instance, form_of(data))
 
     @classmethod
-    def _of(cls, handle: Handle) -> RDMABuffer:
+    def _of(cls, handle: BufferHandle) -> RDMABuffer:
         self = cls.__new__(cls)
         self._handle = handle
         return self
@@ -108,11 +108,18 @@ class RDMABuffer:
         return count
 
     def _start(
-        self, local: Local, offset: int, timeout: float, checksum: bool, progress: Progress | None, *, is_write: bool
+        self,
+        local: LocalMemory,
+        offset: int,
+        timeout: float,
+        checksum: bool,
+        progress: Progress | None,
+        *,
+        is_write: bool,
     ) -> Future[None]:
-        job = Job(self._handle, offset, local, deadline_in(timeout))
+        job = TransferJob(self._handle, offset, local, deadline_in(timeout))
         if progress is not None:
-            job.moved = Follower(progress, local.size).moved
+            job.moved = TransferProgress(progress, local.size).moved
         return own_station().transfers.start(job, is_write=is_write, checksum=checksum)
 
     def broadcast_to(
@@ -195,7 +202,7 @@ class RDMABuffer:
         return f"<RDMABuffer of {self.size():,} bytes{form} of {self.owner} on {self._handle.owner.node}>"
 
 
-def _handle_of(value: Any) -> Handle:
+def _handle_of(value: Any) -> BufferHandle:
     if not isinstance(value, RDMABuffer):
         raise TypeError(
             f"broadcast_to takes a ValueMesh of RDMABuffers, and in this one is a {type(value).__qualname__}"

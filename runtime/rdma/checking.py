@@ -11,30 +11,30 @@ from __future__ import annotations
 import ctypes
 
 from meshbook.runtime.errors import ChecksumMismatch
-from meshbook.runtime.memory.local import CPU, Local, local_memory
-from meshbook.runtime.rdma.ways import Job, Mover
+from meshbook.runtime.memory.local import CPU, LocalMemory, local_memory
+from meshbook.runtime.rdma.ways import Transfer, TransferJob
 
 PIECE = 1 << 20  # bytes that are compared at a time: they stay in the processor's cache
 
 
-def compare(job: Job, way: Mover) -> None:
+def compare(job: TransferJob, way: Transfer) -> None:
     """ChecksumMismatch where the bytes of a transfer that was carried out differ by now."""
     again = local_memory(bytearray(min(PIECE, job.local.size)), "a piece")
     for start in range(0, job.local.size, PIECE):
         size = min(PIECE, job.local.size - start)
         piece = again.part(0, size)
-        way.read(Job(job.handle, job.offset + start, piece, job.deadline))
+        way.read(TransferJob(job.handle, job.offset + start, piece, job.deadline))
         if not _is_same(piece, job.local.part(start, size)):
             raise ChecksumMismatch(_tell(job, start, size))
 
 
-def _is_same(piece: Local, ours: Local) -> bool:
+def _is_same(piece: LocalMemory, ours: LocalMemory) -> bool:
     if ours.device == CPU:
         return bool(_memcmp(piece.address, ours.address, piece.size) == 0)
     return bool(piece.view() == ours.tensor.cpu().numpy().data)  # of a GPU: it comes here first
 
 
-def _tell(job: Job, start: int, size: int) -> str:
+def _tell(job: TransferJob, start: int, size: int) -> str:
     first = job.offset + start
     return (
         f"bytes {first:,} to {first + size:,} of the buffer of {job.handle.actor} are not those here: somebody wrote "

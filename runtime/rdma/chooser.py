@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from meshbook.runtime.errors import TransferError
 from meshbook.runtime.memory.identity import ProcessMark
-from meshbook.runtime.rdma.handle import Handle
-from meshbook.runtime.rdma.ways import Mover, Unsuitable, Way
+from meshbook.runtime.rdma.handle import BufferHandle
+from meshbook.runtime.rdma.ways import Transfer, TransferBackend, Unsuitable
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ SPARE = "leads there as well, and is slower"
 
 
 @dataclass(frozen=True)
-class Verdict:
+class BackendVerdict:
     """What is to be said of one way: it is the chosen one, or would do as well, or why it does not lead there."""
 
     name: str
@@ -36,15 +36,17 @@ class Verdict:
     reason: str  # of the chosen one none
 
 
-Forbid = Callable[[Way, Handle], str]  # why the user has forbidden a way that would lead there; empty: he has not
+Forbid = Callable[
+    [TransferBackend, BufferHandle], str
+]  # why the user has forbidden a way that would lead there; empty: he has not
 
 
-class Chooser:
+class BackendSelector:
     """The ways of one process of this run. `allowed` are names, empty: all."""
 
     def __init__(
         self,
-        ways: Sequence[Way],
+        ways: Sequence[TransferBackend],
         allowed: Sequence[str] = (),
         forbid: Forbid = lambda way, to: "",
         run: str = "",
@@ -62,7 +64,7 @@ class Chooser:
         self._failed: OrderedDict[tuple[ProcessMark, str, str], tuple[str, float]] = OrderedDict()  # until when
         self._told: set[tuple[str, str]] = set()
 
-    def choose(self, handle: Handle, local: str | None) -> Way:
+    def choose(self, handle: BufferHandle, local: str | None) -> TransferBackend:
         """TransferError where no way leads there, with the reason of each."""
         if handle.run != self._run:
             raise TransferError(
@@ -75,7 +77,7 @@ class Chooser:
         reasons = "\n".join(f"    {way.name}: {self._refusal(way, handle, local)}" for way in self._ways)
         raise TransferError(f"no way leads to the buffer of {handle.actor} on {handle.owner.node}:\n{reasons}")
 
-    def note(self, way: Mover, handle: Handle, error: Unsuitable) -> None:
+    def note(self, way: Transfer, handle: BufferHandle, error: Unsuitable) -> None:
         """This way does not lead to memory like this of this owner. Each reason is logged once."""
         why, until = str(error), math.inf
         if error.may_pass:
@@ -90,20 +92,20 @@ class Chooser:
             owner = f"{handle.actor} on {handle.owner.node}"
             logger.warning("data from or to %s goes another way than by %s, since %s", owner, way.name, why)
 
-    def explain(self, handle: Handle, local: str | None) -> list[Verdict]:
+    def explain(self, handle: BufferHandle, local: str | None) -> list[BackendVerdict]:
         """What is to be said of each way, in the order in which they are asked."""
         if handle.run != self._run:
             return []
-        verdicts: list[Verdict] = []
+        verdicts: list[BackendVerdict] = []
         is_found = False
         for way in self._ways:
             refusal = self._refusal(way, handle, local)
             is_chosen = not is_found and not refusal
-            verdicts.append(Verdict(way.name, is_chosen, refusal or ("" if is_chosen else SPARE)))
+            verdicts.append(BackendVerdict(way.name, is_chosen, refusal or ("" if is_chosen else SPARE)))
             is_found = is_found or is_chosen
         return verdicts
 
-    def _refusal(self, way: Way, handle: Handle, local: str | None) -> str:
+    def _refusal(self, way: TransferBackend, handle: BufferHandle, local: str | None) -> str:
         if self._allowed and way.name not in self._allowed:
             return LEFT_OUT
         if self._failed and (failed := self._failed.get((handle.process, handle.device, way.name))) is not None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from meshbook.runtime.memory.local import CPU, Local
+from meshbook.runtime.memory.local import CPU, LocalMemory
 
 
-def parcel_of(local: Local) -> pickle.PickleBuffer:
+def parcel_of(local: LocalMemory) -> pickle.PickleBuffer:
     """Its bytes, to be sent out of band.
 
     Not of a memoryview: with that in it a PickleBuffer ends Python (before 3.13) when the garbage collector finds both.
@@ -16,7 +16,7 @@ def parcel_of(local: Local) -> pickle.PickleBuffer:
     return pickle.PickleBuffer(local.array() if local.device == CPU else local.tensor.cpu().numpy())
 
 
-def put_bytes(local: Local, data: Any) -> None:
+def put_bytes(local: LocalMemory, data: Any) -> None:
     """Copy so many bytes as there are into it; of a GPU's memory this waits until they are there."""
     if local.device == CPU:
         local.view()[:] = data

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshbook.runtime.memory import pages
-from meshbook.runtime.memory.local import Local, local_memory
-from meshbook.runtime.rdma.handle import Handle
+from meshbook.runtime.memory.local import LocalMemory, local_memory
+from meshbook.runtime.rdma.handle import BufferHandle
 from meshbook.runtime.snapshots import items_of
 
-Lend = Callable[[Local, Handle], Handle]
+Lend = Callable[[LocalMemory, BufferHandle], BufferHandle]
 Source = tuple[str, int, int]  # the node of the owner, its life, and the number of the lease
 
 
-def source_of(handle: Handle) -> Source:
+def source_of(handle: BufferHandle) -> Source:
     """Which buffer that is, in the whole run."""
     return handle.owner.node, handle.life, handle.lease.number
 
@@ -28,9 +28,9 @@ def source_of(handle: Handle) -> Source:
 class Copy:
     """Memory of this process, lent to others, and what is in it."""
 
-    local: Local
-    handle: Handle  # of the copy
-    source: Handle  # what it is a copy of
+    local: LocalMemory
+    handle: BufferHandle  # of the copy
+    source: BufferHandle  # what it is a copy of
     is_whole: bool = False  # a broadcast has filled it, and none has failed since
     filling: threading.Lock = field(default_factory=threading.Lock)  # held by the broadcast that writes to it
 
@@ -50,7 +50,7 @@ class Copies:
         self._keys: dict[Source, Any] = {}
         self._dropped: collections.deque[Copy] = collections.deque()  # that are still to be ended
 
-    def take(self, source: Handle, name: str, *, fresh: bool) -> Copy:
+    def take(self, source: BufferHandle, name: str, *, fresh: bool) -> Copy:
         """Where a broadcast of this buffer goes: the memory of the last one, where the size is the same.
 
         MemoryError where there is not enough.
@@ -66,7 +66,7 @@ class Copies:
         self._end_dropped()
         return copy
 
-    def find(self, source: Handle) -> Copy | None:
+    def find(self, source: BufferHandle) -> Copy | None:
         """The copy of this buffer, if all of it is here."""
         with self._lock:
             copy = self._copies.get(self._keys.get(source_of(source)))
@@ -86,7 +86,7 @@ class Copies:
                     self._drop(key)
         self._end_dropped()
 
-    def _use_again(self, key: Any, source: Handle) -> Copy | None:
+    def _use_again(self, key: Any, source: BufferHandle) -> Copy | None:
         """The copy of this key, for this buffer now, if it is as large."""
         with self._lock:
             copy = self._copies.get(key)
@@ -105,12 +105,12 @@ class Copies:
         self._copies[key], self._keys[source_of(made.source)] = made, key
         return made
 
-    def _leave_others(self, key: Any, source: Handle) -> None:
+    def _leave_others(self, key: Any, source: BufferHandle) -> None:
         """Of one buffer there is one copy."""
         if (other := self._keys.get(source_of(source), key)) != key:
             self._drop(other)
 
-    def _make(self, source: Handle) -> Copy:
+    def _make(self, source: BufferHandle) -> Copy:
         local = local_memory(mmap.mmap(-1, source.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), "the copy")
         pages.want_large(local.address, local.size)
         return Copy(local, self._lend(local, source), source)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshbook.runtime.amounts import format_bytes
-from meshbook.runtime.rdma.chooser import Verdict
-from meshbook.runtime.rdma.handle import Handle
+from meshbook.runtime.rdma.chooser import BackendVerdict
+from meshbook.runtime.rdma.handle import BufferHandle
 
 CHOSEN = {
     "same process": "a copy within this process",
@@ -18,7 +18,7 @@ CHOSEN = {
 }
 
 
-def explain(handle: Handle, where: str, verdicts: Sequence[Verdict]) -> str:
+def explain(handle: BufferHandle, where: str, verdicts: Sequence[BackendVerdict]) -> str:
     """A line about the buffer, and one for each way: the chosen one has an arrow."""
     memory = f"memory of GPU {handle.device.removeprefix('cuda:')}" if handle.is_on_gpu else "memory of the CPU"
     access = "" if handle.is_writable else ", which can only be read"
@@ -29,6 +29,6 @@ def explain(handle: Handle, where: str, verdicts: Sequence[Verdict]) -> str:
     )
 
 
-def _line(verdict: Verdict, width: int) -> str:
+def _line(verdict: BackendVerdict, width: int) -> str:
     text = CHOSEN.get(verdict.name, "chosen") if verdict.is_chosen else verdict.reason
     return f"{'->' if verdict.is_chosen else '  '} {verdict.name:<{width}}  {text}"

@@ -9,7 +9,7 @@ Progress = Callable[[int, int], object]  # bytes that are moved so far, and in a
 INTERVAL = 0.1  # seconds between two calls, at least
 
 
-class Follower:
+class TransferProgress:
     """Tells of bytes as they are moved: now and then, and at the end. Called by the thread that moves them."""
 
     def __init__(self, tell: Progress, total: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from meshbook.runtime.memory.form import Form
+from meshbook.runtime.memory.form import TensorForm
 from meshbook.runtime.memory.identity import ProcessMark
 from meshbook.runtime.memory.local import CPU
 from meshbook.runtime.wire.messages import Address
@@ -18,7 +18,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
     folder: str = ""  # of the owner's host: who is at the memory says so there (`progress`)
 
 
-class Handle(msgspec.Struct, frozen=True, array_like=True):
+class BufferHandle(msgspec.Struct, frozen=True, array_like=True):
     """A stretch of memory of some process."""
 
     owner: Address  # the node
@@ -32,7 +32,7 @@ class Handle(msgspec.Struct, frozen=True, array_like=True):
     device: str = CPU  # or "cuda:<UUID>": the number of a GPU differs between processes
     offers: dict[str, bytes] = {}  # what the ways need that want more than an address, by their names
     is_writable: bool = True  # of some data others may read only, as the owner may: `bytes`, arrays that say so
-    form: Form | None = None  # of the tensor or array that it is; None: bytes
+    form: TensorForm | None = None  # of the tensor or array that it is; None: bytes
     run: str = ""  # that of the owner: handles may be pickled to a file, and come back in another one
 
     @property

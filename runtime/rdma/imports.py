@@ -20,7 +20,7 @@ class _Opened:
     users: int = 0  # transfers that are at it
 
 
-class Imports:
+class IpcHandles:
     """Those of one process. Safe from any thread."""
 
     def __init__(self, open_: Callable[[Allocation], int], close: Callable[[Allocation, int], object]) -> None:

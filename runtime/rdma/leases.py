@@ -13,29 +13,29 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshbook.runtime.actor.context import Instance
-from meshbook.runtime.memory.local import Local
-from meshbook.runtime.rdma.handle import Handle, Lease
+from meshbook.runtime.memory.local import LocalMemory
+from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.snapshots import items_of
 
 WORDS_A_BLOCK = 512
 
 
 @dataclass(slots=True)
-class Lent:
+class LentMemory:
     """A lease as its owner sees it."""
 
-    local: Local
+    local: LocalMemory
     lender: Instance
     lease: Lease
     word: Any
-    handle: Handle | None = None  # once it is made
+    handle: BufferHandle | None = None  # once it is made
     # Transfers of this very process that are at it. As with others each says so first, and then looks. A set, so that
     # it is said, and taken back, in one step, which no Ctrl-C divides.
     users: set[object] = field(default_factory=set)
     is_over: bool = False  # it is lent no more
 
 
-class Leases:
+class LeaseTable:
     """The leases of one node. `folder` is where others say that they are at them. Safe from any thread."""
 
     def __init__(self, folder: str = "") -> None:
@@ -45,9 +45,9 @@ class Leases:
         self._lock = threading.RLock()
         self._blocks: list[Any] = []  # the memory of the words
         self._free: list[Any] = []  # words that are not in use
-        self._lent: dict[int, Lent] = {}
+        self._lent: dict[int, LentMemory] = {}
 
-    def lend(self, local: Local, lender: Instance) -> Lent:
+    def lend(self, local: LocalMemory, lender: Instance) -> LentMemory:
         """Keep this memory, and say so in a word, until `end`."""
         with self._lock:
             if not self._free:
@@ -56,11 +56,11 @@ class Leases:
                 self._free.extend(ctypes.c_uint64.from_buffer(block, 8 * index) for index in range(WORDS_A_BLOCK))
             word, number = self._free.pop(), secrets.randbits(63) | 1
             word.value = number
-            lent = Lent(local, lender, Lease(ctypes.addressof(word), number, self._folder), word)
+            lent = LentMemory(local, lender, Lease(ctypes.addressof(word), number, self._folder), word)
             self._lent[number] = lent
             return lent
 
-    def end(self, number: int) -> Lent | None:
+    def end(self, number: int) -> LentMemory | None:
         """Lend it no more; what was lent, which the caller keeps until nobody moves data there any more."""
         with self._lock:
             lent = self._lent.pop(number, None)
@@ -71,7 +71,7 @@ class Leases:
             self._free.append(lent.word)
             return lent
 
-    def find(self, number: int) -> Lent | None:
+    def find(self, number: int) -> LentMemory | None:
         """What is lent under this number. Who moves its bytes is one of its `users`, and sees then if it `is_over`."""
         return self._lent.get(number)
 

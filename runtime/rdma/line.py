@@ -21,7 +21,7 @@ _TIME = struct.Struct("@ll")  # a timeval
 Buffer = bytes | bytearray | memoryview
 
 
-class Line:
+class DataConnection:
     """One connection. ConnectionError where it has broken, TransferTimeout when the time has passed.
 
     It is looked at the deadline every so many seconds at least: it may be cancelled.
@@ -120,7 +120,7 @@ class Line:
         self._socket.close()
 
 
-def admit(line: Line, key: bytes, deadline: Deadline) -> None:
+def admit(line: DataConnection, key: bytes, deadline: Deadline) -> None:
     """As the agent: let this one in. RefusedMessage where he does not show that he knows the key."""
     own = secrets.token_bytes(protocol.NONCE)
     try:
@@ -135,7 +135,7 @@ def admit(line: Line, key: bytes, deadline: Deadline) -> None:
     line.seal_out, line.seal_in = (protocol.Seal(key, who, own + asked) for who in ("agent", "process"))
 
 
-def be_admitted(line: Line, key: bytes, deadline: Deadline) -> None:
+def be_admitted(line: DataConnection, key: bytes, deadline: Deadline) -> None:
     """As the process: be let in. RefusedMessage where that one does not know the key; ConnectionError: not let in."""
     asked = protocol.unpack_greeting(line.receive(protocol.GREETING_BYTES, deadline))
     own = secrets.token_bytes(protocol.NONCE)

@@ -12,8 +12,8 @@ from meshbook.runtime.errors import ActorError, ExitReport, OwnerGone, RefusedMe
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.rdma.line import Line, be_admitted
-from meshbook.runtime.rdma.server import MEMORY, Door
+from meshbook.runtime.rdma.line import DataConnection, be_admitted
+from meshbook.runtime.rdma.server import MEMORY, MemoryServerAddress
 from meshbook.runtime.rdma.ways import Deadline, Unsuitable
 from meshbook.runtime.wire.messages import Address
 
@@ -23,22 +23,22 @@ IDLE_SECONDS = 20.0  # of a connection, until it is closed; the server waits for
 NOWHERE = Extent((), ())
 
 
-class Lines:
+class ConnectionPool:
     """Those of one process, to all agents. Safe from any thread."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._lock = threading.Lock()  # guards the next two
-        self._agents: dict[str, LinesToAgent] = {}
+        self._agents: dict[str, AgentConnections] = {}
         self._closed = False
         node.peers.when_down.append(self._ended)
 
-    def to(self, agent: Address) -> LinesToAgent:
+    def to(self, agent: Address) -> AgentConnections:
         with self._lock:
             if (known := self._agents.get(agent.node)) is None:
                 if self._closed:
                     raise Unsuitable("this process is about to leave")
-                known = self._agents[agent.node] = LinesToAgent(self._node, agent)
+                known = self._agents[agent.node] = AgentConnections(self._node, agent)
             return known
 
     def trouble(self, agent: Address) -> str:
@@ -61,23 +61,23 @@ class Lines:
             agent.close()
 
 
-class LinesToAgent:
+class AgentConnections:
     """Those to one agent."""
 
     def __init__(self, node: Node, agent: Address) -> None:
         self._node = node
         self._agent = agent
         self._changed = threading.Condition()  # guards all below
-        self._free: list[tuple[Line, float]] = []  # and since when; what was used last is used next
-        self._used: set[Line] = set()
+        self._free: list[tuple[DataConnection, float]] = []  # and since when; what was used last is used next
+        self._used: set[DataConnection] = set()
         self._count = 0  # of both, and of those that are being made
-        self._door: Door | None = None
+        self._door: MemoryServerAddress | None = None
         self._is_due = False  # idle ones are looked for later
         self._closed = False
         self.trouble = ""
 
     @contextlib.contextmanager
-    def line(self, deadline: Deadline, what: Callable[[], str]) -> Iterator[Line]:
+    def line(self, deadline: Deadline, what: Callable[[], str]) -> Iterator[DataConnection]:
         """A connection for one request. Where that is broken off by an error, the connection is closed.
 
         `what` says what it is for, and how far that is.
@@ -94,7 +94,7 @@ class LinesToAgent:
         line.what = before  # it would keep the memory that was moved
         self._give(line)
 
-    def _take(self, deadline: Deadline) -> Line:
+    def _take(self, deadline: Deadline) -> DataConnection:
         self.check_living()
         with self._changed:
             # Whoever is woken just when his time is over takes it all the same: nobody else would be woken.
@@ -115,7 +115,7 @@ class LinesToAgent:
     def _may_take(self) -> bool:
         return bool(self._free) or self._count < MOST_LINES or self._closed
 
-    def _make(self, deadline: Deadline) -> Line:
+    def _make(self, deadline: Deadline) -> DataConnection:
         try:
             line = self._connect(deadline)
         except BaseException:
@@ -129,7 +129,7 @@ class LinesToAgent:
                 line.interrupt()
         return line
 
-    def _give(self, line: Line) -> None:
+    def _give(self, line: DataConnection) -> None:
         with self._changed:
             self._used.discard(line)
             self._free.append((line, time.monotonic()))
@@ -143,7 +143,7 @@ class LinesToAgent:
             self._is_due = True
         self._node.loop.call_later(IDLE_SECONDS, self._close_idle)
 
-    def _forget(self, line: Line) -> None:
+    def _forget(self, line: DataConnection) -> None:
         with self._changed:
             self._used.discard(line)
             self._count -= 1
@@ -177,7 +177,7 @@ class LinesToAgent:
         if (report := self._node.peers.report_of(self._agent.node)) is not None:
             raise OwnerGone(f"the host agent of the buffer's owner has ended, and its host is lost: {report.cause}")
 
-    def _connect(self, deadline: Deadline) -> Line:
+    def _connect(self, deadline: Deadline) -> DataConnection:
         door = self._find_door(deadline)
         at = f"{door.ip}:{door.port}"
         try:
@@ -188,7 +188,7 @@ class LinesToAgent:
                 deadline.check(lambda: f"connecting to the memory server of {self._agent.node} at {at}")
             why = f"its host agent's memory server at {at} cannot be reached ({error}): is there a firewall?"
             raise self._unsuitable(why, error) from error
-        line = Line(connection)
+        line = DataConnection(connection)
         try:
             be_admitted(line, door.key, deadline)
         except RefusedMessage as error:
@@ -209,7 +209,7 @@ class LinesToAgent:
             self.trouble = why
         return found
 
-    def _find_door(self, deadline: Deadline) -> Door:
+    def _find_door(self, deadline: Deadline) -> MemoryServerAddress:
         """Asked once: an agent keeps its server for as long as it lives."""
         if self._door is None:
             asker = PerRank(1)

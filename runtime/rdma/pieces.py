@@ -19,7 +19,7 @@ import mmap
 import threading
 from collections.abc import Iterator
 
-from meshbook.runtime.memory.local import CPU, Local
+from meshbook.runtime.memory.local import CPU, LocalMemory
 from meshbook.runtime.memory.pages import want_large
 from meshbook.runtime.rdma.protocol import TAG
 
@@ -35,10 +35,10 @@ class Buffers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the next
-        self._free: list[Local] = []
+        self._free: list[LocalMemory] = []
 
     @contextlib.contextmanager
-    def borrowed(self) -> Iterator[Local]:
+    def borrowed(self) -> Iterator[LocalMemory]:
         """A buffer for one transfer."""
         with self._lock:
             buffer = self._free.pop() if self._free else None
@@ -57,10 +57,10 @@ def cut(size: int) -> Iterator[tuple[int, int]]:
     return ((start, min(most, size - start)) for start in range(0, size, most))
 
 
-def _make_buffer() -> Local:
+def _make_buffer() -> LocalMemory:
     # Private: to copy into pages that could be shared takes half as long again.
     memory = mmap.mmap(-1, PIECE + ALIGNMENT, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     start = ctypes.addressof(ctypes.c_ubyte.from_buffer(memory))
     address = -(-start // ALIGNMENT) * ALIGNMENT
     want_large(address, PIECE)
-    return Local(address, PIECE + TAG, CPU, True, memory)  # a page at least is left behind the piece
+    return LocalMemory(address, PIECE + TAG, CPU, True, memory)  # a page at least is left behind the piece

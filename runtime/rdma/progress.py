@@ -30,7 +30,7 @@ PLACES = SIZE // _WORD - _HEAD
 _NO_MARKS = bytes(PLACES * _WORD)
 
 
-class InProgress:
+class ActiveTransfers:
     """The pages of this process, one in each folder: nearly always that is one."""
 
     def __init__(self, node: str) -> None:
@@ -40,12 +40,12 @@ class InProgress:
         self._pages: dict[str, _Page] = {}
         self._closed = False
 
-    def at(self, lease: Lease, seconds: float) -> Mark:
+    def at(self, lease: Lease, seconds: float) -> TransferMark:
         """`with` this, the owner keeps the memory of the lease, if it is lent when one looks at its word next.
 
         More at once than a page has places wait for one, so many seconds. OSError where there can be no page.
         """
-        return Mark(self._pages.get(lease.folder) or self._open(lease.folder), lease.number, seconds)
+        return TransferMark(self._pages.get(lease.folder) or self._open(lease.folder), lease.number, seconds)
 
     def _open(self, folder: str) -> _Page:
         with self._lock:
@@ -63,7 +63,7 @@ class InProgress:
             page.close()
 
 
-class Mark:
+class TransferMark:
     """One transfer's word on the page, while it is entered. A class, since a generator would cost twice as much.
 
     A Ctrl-C may come in the very middle of entering or leaving it: who must not leave the mark behind calls `end`, too.

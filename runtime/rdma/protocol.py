@@ -22,7 +22,7 @@ import struct
 import msgspec
 
 from meshbook.runtime.errors import BufferDropped, OwnerGone, RefusedMessage, TransferError, TransferTimeout
-from meshbook.runtime.rdma.handle import Handle
+from meshbook.runtime.rdma.handle import BufferHandle
 from meshbook.runtime.rdma.ways import Unsuitable
 
 MAGIC = b"mb-memory"
@@ -39,10 +39,10 @@ Buffer = bytes | bytearray | memoryview
 _ERRORS: tuple[type[Exception], ...] = (BufferDropped, OwnerGone, TransferTimeout, Unsuitable, TransferError)
 
 
-class Request(msgspec.Struct, frozen=True, array_like=True):
+class TransferRequest(msgspec.Struct, frozen=True, array_like=True):
     """Move so many bytes from or to this memory, from its byte `offset` on, within these seconds."""
 
-    handle: Handle
+    handle: BufferHandle
     offset: int
     size: int
     is_write: bool
@@ -79,7 +79,7 @@ def is_proof(proof: bytes, key: bytes, who: str, asked: bytes, own: bytes) -> bo
     return hmac.compare_digest(proof, prove(key, who, asked, own))
 
 
-class Damaged(ConnectionError):
+class DamagedData(ConnectionError):
     """What came is not what was sent here: it was changed on the way, or sent before."""
 
 
@@ -108,7 +108,7 @@ class Seal:
         try:
             self._cipher.decrypt_into(self._next(), sealed, None, data)
         except self._invalid:
-            raise Damaged("what came was changed on the way, or sent before") from None
+            raise DamagedData("what came was changed on the way, or sent before") from None
 
     def _next(self) -> bytes:
         self._count += 1
@@ -118,16 +118,16 @@ class Seal:
 # -- requests and answers ------------------------------------------------------------------
 
 
-def pack_request(request: Request) -> bytes:
+def pack_request(request: TransferRequest) -> bytes:
     body = msgspec.msgpack.encode(request)
     if len(body) > MOST_BYTES:
         raise Unsuitable(f"the name of {request.handle.actor[:100]}... is too long for a request")
     return body
 
 
-def unpack_request(data: Buffer) -> Request:
+def unpack_request(data: Buffer) -> TransferRequest:
     try:
-        return msgspec.msgpack.decode(data, type=Request)
+        return msgspec.msgpack.decode(data, type=TransferRequest)
     except (msgspec.DecodeError, ValueError) as error:
         raise RefusedMessage(f"a damaged request: {error}") from error
 
@@ -157,5 +157,5 @@ def unpack_length(data: Buffer) -> int:
     """Return how long the request or answer is. Raises Damaged where none is so long."""
     (length,) = _LENGTH.unpack(data)
     if length > MOST_BYTES:
-        raise Damaged(f"a message of {length:,} bytes")
+        raise DamagedData(f"a message of {length:,} bytes")
     return int(length)

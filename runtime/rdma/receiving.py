@@ -18,36 +18,36 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.errors import BufferDropped, OwnerGone, TransferError, TransferTimeout
-from meshbook.runtime.memory.local import Local
+from meshbook.runtime.memory.local import LocalMemory
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.rdma.copies import Copies, Copy, Source
-from meshbook.runtime.rdma.followers import NOWHERE, RECEIVER, Followers
-from meshbook.runtime.rdma.handle import Handle
-from meshbook.runtime.rdma.leases import Leases
+from meshbook.runtime.rdma.followers import NOWHERE, RECEIVER, CopyHolders
+from meshbook.runtime.rdma.handle import BufferHandle
+from meshbook.runtime.rdma.leases import LeaseTable
 from meshbook.runtime.rdma.transfers import Transfers
-from meshbook.runtime.rdma.ways import Deadline, Job
+from meshbook.runtime.rdma.ways import Deadline, TransferJob
 from meshbook.runtime.wire.messages import Address
 
 PIECE = 8 << 20  # bytes after which others are told; of a broadcast between hosts this much is on each way at a time
 Part = tuple[int, int]  # of a broadcast: its number, drawn, and the place of a receiver in it
 
 
-class Order(msgspec.Struct, frozen=True, array_like=True):
+class BroadcastOrder(msgspec.Struct, frozen=True, array_like=True):
     """Fetch the bytes of this buffer."""
 
     part: Part
-    source: Handle
+    source: BufferHandle
     seconds: float
     parent: tuple[Address, Part] | None  # whose copy is fetched; None: the source itself
     name: str = ""  # of the copy
     fresh: bool = False  # into new memory
-    into: Handle | None = None  # into this buffer of the receiver's, and no copy
+    into: BufferHandle | None = None  # into this buffer of the receiver's, and no copy
 
 
-class Station(Protocol):
+class DataPlaneProtocol(Protocol):
     """What is needed of that of the process."""
 
-    leases: Leases
+    leases: LeaseTable
     transfers: Transfers
     copies: Copies
 
@@ -56,23 +56,23 @@ class Station(Protocol):
     def forget(self, source: Source) -> None: ...
 
 
-class Arrival:
+class BroadcastProgress:
     """How far one broadcast has come here, and who waits for more of it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards all of these
         self._reached = 0
-        self._handle: Handle | None = None  # of what is filled
+        self._handle: BufferHandle | None = None  # of what is filled
         self._refusal: str = ""
         self._waiting: list[tuple[Port[Any], int]] = []
 
-    def wait(self, port: Port[tuple[int, Handle]], have: int) -> None:
+    def wait(self, port: Port[tuple[int, BufferHandle]], have: int) -> None:
         """Answer once there is more than this."""
         with self._lock:
             self._waiting.append((port, have))
         self._answer()
 
-    def reach(self, handle: Handle, count: int) -> None:
+    def reach(self, handle: BufferHandle, count: int) -> None:
         """So many bytes are here."""
         with self._lock:
             self._handle, self._reached = handle, count
@@ -99,20 +99,20 @@ class Arrival:
 class Receiver(Actor):
     """Hosted inline; what waits is done on threads."""
 
-    def __init__(self, station: Station, followers: Followers) -> None:
+    def __init__(self, station: DataPlaneProtocol, followers: CopyHolders) -> None:
         self._station = station
         self._followers = followers
         self._lock = threading.Lock()  # guards the next
-        self._arrivals: dict[Part, Arrival] = {}
+        self._arrivals: dict[Part, BroadcastProgress] = {}
 
     @endpoint(explicit_response_port=True)
-    def receive(self, port: Port[Handle], order: Order) -> None:
+    def receive(self, port: Port[BufferHandle], order: BroadcastOrder) -> None:
         """Answered with the handle of the copy once it is here."""
         arrival = self._arrival(order.part, order.seconds)
-        self._on_a_thread(lambda: _answer(port, lambda: Reception(self._station, order, arrival).carry_out()))
+        self._on_a_thread(lambda: _answer(port, lambda: BroadcastReception(self._station, order, arrival).carry_out()))
 
     @endpoint(explicit_response_port=True)
-    def wait(self, port: Port[tuple[int, Handle]], part: Part, have: int, seconds: float) -> None:
+    def wait(self, port: Port[tuple[int, BufferHandle]], part: Part, have: int, seconds: float) -> None:
         """How many bytes of it are here, and where, as soon as there are more than `have`."""
         self._arrival(part, seconds).wait(port, have)
 
@@ -122,16 +122,16 @@ class Receiver(Actor):
         self._station.forget(source)
 
     @endpoint
-    def follow(self, source: Handle, receivers: list[Address]) -> None:
+    def follow(self, source: BufferHandle, receivers: list[Address]) -> None:
         """These processes are to be told when a buffer of this one is lent no more."""
         self._followers.add(source, receivers)
 
-    def _arrival(self, part: Part, seconds: float) -> Arrival:
+    def _arrival(self, part: Part, seconds: float) -> BroadcastProgress:
         """Made by whoever comes first, who receives or who asks; kept as long as anybody may ask."""
         with self._lock:
             arrival = self._arrivals.get(part)
             if arrival is None:
-                arrival = self._arrivals[part] = Arrival()
+                arrival = self._arrivals[part] = BroadcastProgress()
                 here = contextvars.copy_context()  # the clock has none, and ports are answered by somebody
                 self._station.node.loop.call_later(seconds + 1, lambda: here.run(self._over, part))
             return arrival
@@ -146,7 +146,7 @@ class Receiver(Actor):
         threading.Thread(target=here.run, args=(work,), name="meshbook broadcast", daemon=True).start()
 
 
-def _answer(port: Port[Handle], work: Callable[[], Handle]) -> None:
+def _answer(port: Port[BufferHandle], work: Callable[[], BufferHandle]) -> None:
     try:
         handle = work()
     except Exception as error:  # whoever waits for the copy is told of anything
@@ -155,16 +155,16 @@ def _answer(port: Port[Handle], work: Callable[[], Handle]) -> None:
         port.send(handle)
 
 
-class Reception:
+class BroadcastReception:
     """One order, as it is carried out."""
 
-    def __init__(self, station: Station, order: Order, arrival: Arrival) -> None:
+    def __init__(self, station: DataPlaneProtocol, order: BroadcastOrder, arrival: BroadcastProgress) -> None:
         self._station = station
         self._order = order
         self._arrival = arrival
         self._deadline = Deadline(order.seconds)
 
-    def carry_out(self) -> Handle:
+    def carry_out(self) -> BufferHandle:
         """The handle of where the bytes are, now that they are there."""
         source, node = self._order.source, self._station.node
         try:
@@ -177,7 +177,7 @@ class Reception:
             self._arrival.refuse(str(error))
             raise
 
-    def _fill_buffer(self, into: Handle) -> Handle:
+    def _fill_buffer(self, into: BufferHandle) -> BufferHandle:
         lent, user = self._station.leases.find(into.lease.number), object()
         try:
             if lent is not None:
@@ -189,7 +189,7 @@ class Reception:
             if lent is not None:
                 lent.users.discard(user)
 
-    def _fill_copy(self, copy: Copy) -> Handle:
+    def _fill_copy(self, copy: Copy) -> BufferHandle:
         if not copy.filling.acquire(blocking=False):
             # Who waited for this while that one waits for another might wait in a ring.
             self._arrival.refuse("another broadcast is filling it")
@@ -208,14 +208,14 @@ class Reception:
             copy.filling.release()
         return copy.handle
 
-    def _fill(self, local: Local, handle: Handle) -> Handle:
+    def _fill(self, local: LocalMemory, handle: BufferHandle) -> BufferHandle:
         have = self._follow(local, handle) if self._order.parent is not None else 0
         while have < local.size:
             have = self._read(self._order.source, local, have, min(have + PIECE, local.size))
             self._arrival.reach(handle, have)
         return handle
 
-    def _follow(self, local: Local, handle: Handle) -> int:
+    def _follow(self, local: LocalMemory, handle: BufferHandle) -> int:
         """Fetch from the copy that was named, as far as that goes; how many bytes are here then."""
         have = 0
         try:
@@ -227,17 +227,17 @@ class Reception:
             self._deadline.check(lambda: f"fetching {local.size:,} bytes")
         return have
 
-    def _ask(self, have: int) -> tuple[int, Handle]:
+    def _ask(self, have: int) -> tuple[int, BufferHandle]:
         assert self._order.parent is not None
         address, part = self._order.parent
         within = self._deadline.left / 2  # the rest is for the source, where this one does not answer
         asker = PerRank(1)
         question: Any = (part, have, self._deadline.left), {}
         self._station.node.calls.send([Target(address, RECEIVER)], "wait", question, NOWHERE, asker)
-        answer: tuple[int, Handle] = asker.futures[0].get(within)
+        answer: tuple[int, BufferHandle] = asker.futures[0].get(within)
         return answer
 
-    def _read(self, there: Handle, local: Local, start: int, end: int) -> int:
-        job = Job(there, start, local.part(start, end - start), self._deadline)
+    def _read(self, there: BufferHandle, local: LocalMemory, start: int, end: int) -> int:
+        job = TransferJob(there, start, local.part(start, end - start), self._deadline)
         self._station.transfers.move(job, is_write=False)
         return end

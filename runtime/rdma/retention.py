@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.rdma.leases import Lent
+from meshbook.runtime.rdma.leases import LentMemory
 
 logger = logging.getLogger(__name__)
 
@@ -20,14 +20,14 @@ Later = Callable[[float, Callable[[], object]], None]
 
 @dataclass(slots=True)
 class _Kept:
-    lent: Lent
+    lent: LentMemory
     released: Future[None] = field(default_factory=Future.pending)
 
 
 class Retention:
     """Keeps what is lent no more. `in_use` says at which leases others are, `release` lets go of the memory."""
 
-    def __init__(self, in_use: Callable[[], Set[int]], release: Callable[[Lent], object], later: Later) -> None:
+    def __init__(self, in_use: Callable[[], Set[int]], release: Callable[[LentMemory], object], later: Later) -> None:
         self._in_use = in_use
         self._release = release
         self._later = later
@@ -36,7 +36,7 @@ class Retention:
         self._is_due = False  # somebody looks again
         self._pause = FIRST_LOOK
 
-    def keep(self, dropped: Sequence[Lent]) -> list[Future[None]]:
+    def keep(self, dropped: Sequence[LentMemory]) -> list[Future[None]]:
         """Keep this memory as long as somebody is at it; a future each, of the moment when it is let go of.
 
         Their words say by now that they are lent no more: who comes from now on does not touch the memory.
@@ -92,7 +92,7 @@ class Retention:
             self._is_due = False
         self._look()
 
-    def close(self, seconds: float) -> list[Lent]:
+    def close(self, seconds: float) -> list[LentMemory]:
         """Wait so long until nobody is at what is kept; what somebody still is at."""
         end, pause = time.monotonic() + seconds, FIRST_LOOK
         while self._kept and time.monotonic() < end:

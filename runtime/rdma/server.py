@@ -23,11 +23,11 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.errors import MeshbookError, RefusedMessage, TransferTimeout
 from meshbook.runtime.memory.identity import ProcessMark
-from meshbook.runtime.memory.local import Local
+from meshbook.runtime.memory.local import LocalMemory
 from meshbook.runtime.rdma import pieces, protocol
-from meshbook.runtime.rdma.line import Line, admit
-from meshbook.runtime.rdma.ways import Deadline, Job, Unsuitable, Way
-from meshbook.runtime.transport.entrance import Strangers
+from meshbook.runtime.rdma.line import DataConnection, admit
+from meshbook.runtime.rdma.ways import Deadline, TransferBackend, TransferJob, Unsuitable
+from meshbook.runtime.transport.entrance import RejectedPeers
 from meshbook.runtime.wire.messages import Address
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class State(enum.Enum):
     BUSY = enum.auto()
 
 
-class Door(msgspec.Struct, frozen=True):
+class MemoryServerAddress(msgspec.Struct, frozen=True):
     """Where an agent's memory server is, and the key that it asks for."""
 
     ip: str
@@ -59,7 +59,7 @@ class Door(msgspec.Struct, frozen=True):
     key: bytes
 
 
-class Doorkeeper(Actor):
+class MemoryServerActor(Actor):
     """Hosted inline by an agent: who sends it a message is of the run, and is told the way to the server."""
 
     def __init__(self, server: MemoryServer, ip_towards: Callable[[Address], str]) -> None:
@@ -67,7 +67,7 @@ class Doorkeeper(Actor):
         self._ip_towards = ip_towards
 
     @endpoint
-    def door(self, asker: Address) -> Door:
+    def door(self, asker: Address) -> MemoryServerAddress:
         """Where this node reaches the server, which is open from then on. OSError where it cannot be opened."""
         return self._server.open(self._ip_towards(asker))
 
@@ -83,7 +83,7 @@ class MemoryServer:
     `folder` is where they look for who is at their memory.
     """
 
-    def __init__(self, way: Way, folder: str, is_ours: Callable[[ProcessMark], bool]) -> None:
+    def __init__(self, way: TransferBackend, folder: str, is_ours: Callable[[ProcessMark], bool]) -> None:
         self._way = way
         self._folder = folder
         self._is_ours = is_ours
@@ -92,11 +92,11 @@ class MemoryServer:
         self._room = threading.Semaphore(CONNECTIONS)
         self._lock = threading.Lock()  # guards all below
         self._doors: dict[str, socket.socket] = {}  # by the IP address at which they listen
-        self._lines: dict[Line, State] = {}  # the connections; the longest unused first
+        self._lines: dict[DataConnection, State] = {}  # the connections; the longest unused first
         self._closing = threading.Event()
-        self.strangers = Strangers("the memory server")
+        self.strangers = RejectedPeers("the memory server")
 
-    def open(self, ip: str) -> Door:
+    def open(self, ip: str) -> MemoryServerAddress:
         """Listen at this address of ours; where it does already, that is the answer."""
         with self._lock:
             if self._closing.is_set():
@@ -106,7 +106,7 @@ class MemoryServer:
                 listening = socket.create_server((ip, 0), family=family, backlog=BACKLOG)
                 self._begin_to_accept(listening)
                 self._doors[ip] = listening
-            return Door(ip, listening.getsockname()[1], self._key)
+            return MemoryServerAddress(ip, listening.getsockname()[1], self._key)
 
     def _begin_to_accept(self, listening: socket.socket) -> None:
         thread = threading.Thread(target=self._accept, args=(listening,), name="meshbook memory server", daemon=True)
@@ -157,7 +157,7 @@ class MemoryServer:
     def _attend_next(self, listening: socket.socket) -> None:
         connection, _ = listening.accept()
         try:
-            line = Line(connection, HANDSHAKE_SECONDS)
+            line = DataConnection(connection, HANDSHAKE_SECONDS)
         except OSError:
             connection.close()
             raise
@@ -169,7 +169,7 @@ class MemoryServer:
             self._forget(line)
             raise
 
-    def _attend(self, line: Line) -> None:
+    def _attend(self, line: DataConnection) -> None:
         """Serve one connection, until it ends or does not behave."""
         try:
             admit(line, self._key, Deadline(HANDSHAKE_SECONDS))
@@ -178,7 +178,7 @@ class MemoryServer:
                 length = line.receive_length(Deadline(IDLE_SECONDS))
                 self._note(line, State.BUSY)
                 self._serve(line, length)
-        except (RefusedMessage, protocol.Damaged) as error:
+        except (RefusedMessage, protocol.DamagedData) as error:
             self.strangers.refuse(str(error))
         except (OSError, TransferTimeout):
             pass  # the other side has closed it, or let it wait for too long
@@ -186,19 +186,19 @@ class MemoryServer:
             self._forget(line)
             self._room.release()
 
-    def _forget(self, line: Line) -> None:
+    def _forget(self, line: DataConnection) -> None:
         with self._lock:
             self._lines.pop(line, None)
         line.close()
 
-    def _note(self, line: Line, state: State) -> None:
+    def _note(self, line: DataConnection, state: State) -> None:
         with self._lock:
             self._lines.pop(line, None)
             self._lines[line] = state
 
     # -- requests ----------------------------------------------------------------------------
 
-    def _serve(self, line: Line, length: int) -> None:
+    def _serve(self, line: DataConnection, length: int) -> None:
         request = protocol.unpack_request(line.receive_message(length, Deadline(HANDSHAKE_SECONDS)))
         deadline = Deadline(min(request.seconds, MOST_SECONDS))
         if request.is_write:
@@ -206,14 +206,14 @@ class MemoryServer:
         else:
             self._read(line, request, deadline)
 
-    def _check(self, request: protocol.Request) -> None:
+    def _check(self, request: protocol.TransferRequest) -> None:
         handle = request.handle
         if why := self._way.refusal(handle, None):
             raise Unsuitable(f"its host agent cannot reach it: {why}")
         if handle.lease.folder != self._folder or not self._is_ours(handle.process):
             raise Unsuitable(f"its host agent knows no process {handle.process.pid} of this run")
 
-    def _read(self, line: Line, request: protocol.Request, deadline: Deadline) -> None:
+    def _read(self, line: DataConnection, request: protocol.TransferRequest, deadline: Deadline) -> None:
         """The answer goes out with the first piece. What fails later ends the connection: who asked asks again."""
         has_begun = False
         try:
@@ -231,7 +231,7 @@ class MemoryServer:
                 raise ConnectionError(str(error)) from error
             line.send_message(protocol.pack_answer(error), deadline)
 
-    def _write(self, line: Line, request: protocol.Request, deadline: Deadline) -> None:
+    def _write(self, line: DataConnection, request: protocol.TransferRequest, deadline: Deadline) -> None:
         """What cannot be written is told at once, and the rest of what comes is taken in for nothing."""
         trouble = self._try(lambda: self._check(request), line, deadline)
         with self._buffers.borrowed() as buffer, self._buffers.borrowed() as sealed:
@@ -244,7 +244,7 @@ class MemoryServer:
         if not trouble:
             line.send_message(protocol.pack_answer(), deadline)
 
-    def _try(self, do: Callable[[], object], line: Line, deadline: Deadline) -> bool:
+    def _try(self, do: Callable[[], object], line: DataConnection, deadline: Deadline) -> bool:
         """Do it; where it fails, tell so, and return True."""
         try:
             do()
@@ -254,5 +254,5 @@ class MemoryServer:
         return False
 
 
-def _job(request: protocol.Request, start: int, buffer: Local, deadline: Deadline) -> Job:
-    return Job(request.handle, request.offset + start, buffer, deadline)
+def _job(request: protocol.TransferRequest, start: int, buffer: LocalMemory, deadline: Deadline) -> TransferJob:
+    return TransferJob(request.handle, request.offset + start, buffer, deadline)

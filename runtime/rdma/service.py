@@ -13,18 +13,18 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.ports import Port
-from meshbook.runtime.memory.local import CPU, Local
+from meshbook.runtime.memory.local import CPU, LocalMemory
 from meshbook.runtime.rdma.contents import parcel_of, put_bytes
-from meshbook.runtime.rdma.leases import Leases
+from meshbook.runtime.rdma.leases import LeaseTable
 
 RDMA = "rdma"
 Answer = Literal["ok", "dropped", "read-only"]
 
 
-class Lender(Protocol):
+class LeaseOwner(Protocol):
     """What the actor needs of the station of its process. Nothing of it waits."""
 
-    leases: Leases
+    leases: LeaseTable
 
     def end(self, number: int) -> Future[None]: ...
 
@@ -32,7 +32,7 @@ class Lender(Protocol):
 class RDMAService(Actor):
     """Hosted inline: what it does is done before the next message is received; but for what waits for a GPU."""
 
-    def __init__(self, lender: Lender) -> None:
+    def __init__(self, lender: LeaseOwner) -> None:
         self._lender = lender
 
     @endpoint(explicit_response_port=True)
@@ -45,7 +45,7 @@ class RDMAService(Actor):
     def read(self, port: Port[Any], number: int, offset: int, size: int) -> None:
         """So many bytes of what is lent under this number, from there on; None where nothing is."""
 
-        def send(part: Local) -> None:
+        def send(part: LocalMemory) -> None:
             port.send(parcel_of(part))
 
         if not self._use(port, number, offset, size, send):
@@ -56,7 +56,7 @@ class RDMAService(Actor):
         """Put these bytes into what is lent under this number, from there on, and answer how that went."""
         source = memoryview(data)
 
-        def put(part: Local) -> None:
+        def put(part: LocalMemory) -> None:
             if part.is_writable:
                 put_bytes(part, source)
             port.send("ok" if part.is_writable else "read-only")
@@ -64,7 +64,7 @@ class RDMAService(Actor):
         if not self._use(port, number, offset, source.nbytes, put):
             port.send("dropped")
 
-    def _use(self, port: Port[Any], number: int, offset: int, size: int, do: Callable[[Local], None]) -> bool:
+    def _use(self, port: Port[Any], number: int, offset: int, size: int, do: Callable[[LocalMemory], None]) -> bool:
         """Do something with a part of what is lent, which is kept meanwhile; whether it is lent."""
         if (lent := self._lender.leases.find(number)) is None:
             return False
@@ -90,7 +90,7 @@ class RDMAService(Actor):
         return True
 
 
-def _part(local: Local, offset: int, size: int) -> Local:
+def _part(local: LocalMemory, offset: int, size: int) -> LocalMemory:
     if offset < 0 or size < 0 or offset + size > local.size:
         raise ValueError(f"bytes {offset:,} to {offset + size:,} of a buffer of {local.size:,}")
     return local.part(offset, size)

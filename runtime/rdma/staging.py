@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from meshbook.runtime.memory import gpu
-from meshbook.runtime.memory.local import CPU, Local, local_memory
-from meshbook.runtime.rdma.ways import Job, Mover
+from meshbook.runtime.memory.local import CPU, LocalMemory, local_memory
+from meshbook.runtime.rdma.ways import Transfer, TransferJob
 
 PIECE = 16 << 20  # bytes that are in between at a time
 KEPT = 2  # pieces of pinned memory that are kept for the next transfer: to pin it takes longer than to fill it
@@ -18,18 +18,18 @@ KEPT = 2  # pieces of pinned memory that are kept for the next transfer: to pin 
 class Staging:
     """The pinned memory of one process. Safe from any thread."""
 
-    def __init__(self, allocate: Callable[[int], Local] | None = None) -> None:
+    def __init__(self, allocate: Callable[[int], LocalMemory] | None = None) -> None:
         """`allocate` makes memory that the GPU reaches."""
         self._allocate = allocate or _pinned
         self._lock = threading.Lock()  # guards the next
-        self._free: list[Local] = []
+        self._free: list[LocalMemory] = []
 
-    def before(self, way: Mover) -> Mover:
+    def before(self, way: Transfer) -> Transfer:
         """The same way, for memory of a GPU here."""
         return Staged(self, way)
 
     @contextlib.contextmanager
-    def borrowed(self) -> Iterator[Local]:
+    def borrowed(self) -> Iterator[LocalMemory]:
         """A piece of it."""
         with self._lock:
             found = self._free.pop() if self._free else None
@@ -47,12 +47,12 @@ class Staged:
 
     is_immediate = False
 
-    def __init__(self, staging: Staging, way: Mover) -> None:
+    def __init__(self, staging: Staging, way: Transfer) -> None:
         self.name = way.name
         self._staging = staging
         self._way = way
 
-    def read(self, job: Job) -> None:
+    def read(self, job: TransferJob) -> None:
         if job.local.device == CPU:  # to compare what was moved
             self._way.read(job)
             return
@@ -60,27 +60,27 @@ class Staged:
             self._way.read(step)
             _copy(ours, step.local)
 
-    def write(self, job: Job) -> None:
+    def write(self, job: TransferJob) -> None:
         for ours, step in self._steps(job):
             _copy(step.local, ours)
             self._way.write(step)
 
-    def _steps(self, job: Job) -> Iterator[tuple[Local, Job]]:
+    def _steps(self, job: TransferJob) -> Iterator[tuple[LocalMemory, TransferJob]]:
         """Piece by piece: the memory here, and the transfer of what is in between."""
         gpu.settle(job.local)
         with self._staging.borrowed() as between:
             for start in range(0, job.local.size, PIECE):
                 size = min(PIECE, job.local.size - start)
-                step = Job(job.handle, job.offset + start, between.part(0, size), job.deadline, job.moved)
+                step = TransferJob(job.handle, job.offset + start, between.part(0, size), job.deadline, job.moved)
                 yield job.local.part(start, size), step
 
 
-def _copy(to: Local, source: Local) -> None:
+def _copy(to: LocalMemory, source: LocalMemory) -> None:
     to.tensor.copy_(source.tensor)
     gpu.settle(to, source)
 
 
-def _pinned(size: int) -> Local:
+def _pinned(size: int) -> LocalMemory:
     import torch  # weight: there is a tensor of a GPU, so it is loaded
 
     made: Any = torch.empty(size, dtype=torch.uint8, pin_memory=True)

@@ -14,33 +14,33 @@ from meshbook.runtime.actor.context import Instance, context
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.memory import pages
-from meshbook.runtime.memory.form import Form
+from meshbook.runtime.memory.form import TensorForm
 from meshbook.runtime.memory.gpu import name_everywhere
 from meshbook.runtime.memory.identity import ProcessMark, own_mark
-from meshbook.runtime.memory.local import CPU, Local
+from meshbook.runtime.memory.local import CPU, LocalMemory
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.backend import Fallback
-from meshbook.runtime.rdma.chooser import Chooser
+from meshbook.runtime.rdma.chooser import BackendSelector
 from meshbook.runtime.rdma.copies import Copies, Source
 from meshbook.runtime.rdma.explaining import explain
-from meshbook.runtime.rdma.followers import RECEIVER, Followers, ask_to_be_told, tell_to_forget
-from meshbook.runtime.rdma.handle import Handle
-from meshbook.runtime.rdma.leases import Leases, Lent
-from meshbook.runtime.rdma.progress import FOLDER, InProgress, leases_in_use
+from meshbook.runtime.rdma.followers import RECEIVER, CopyHolders, ask_to_be_told, tell_to_forget
+from meshbook.runtime.rdma.handle import BufferHandle
+from meshbook.runtime.rdma.leases import LeaseTable, LentMemory
+from meshbook.runtime.rdma.progress import FOLDER, ActiveTransfers, leases_in_use
 from meshbook.runtime.rdma.receiving import Receiver
 from meshbook.runtime.rdma.retention import Retention
-from meshbook.runtime.rdma.server import MEMORY, Doorkeeper, MemoryServer
+from meshbook.runtime.rdma.server import MEMORY, MemoryServer, MemoryServerActor
 from meshbook.runtime.rdma.service import RDMA, RDMAService
 from meshbook.runtime.rdma.threads import Threads
 from meshbook.runtime.rdma.transfers import Transfers
-from meshbook.runtime.rdma.ways import Job, Way
-from meshbook.runtime.rdma.ways.cuda_ipc import CudaIpc
-from meshbook.runtime.rdma.ways.host_agent import HostAgent
-from meshbook.runtime.rdma.ways.message import Message
-from meshbook.runtime.rdma.ways.nixl import Nixl
-from meshbook.runtime.rdma.ways.process_memory import ProcessMemory
-from meshbook.runtime.rdma.ways.same_process import SameProcess
+from meshbook.runtime.rdma.ways import TransferBackend, TransferJob
+from meshbook.runtime.rdma.ways.cuda_ipc import CudaIpcBackend
+from meshbook.runtime.rdma.ways.host_agent import HostAgentBackend
+from meshbook.runtime.rdma.ways.message import MessageBackend
+from meshbook.runtime.rdma.ways.nixl import NixlBackend
+from meshbook.runtime.rdma.ways.process_memory import ProcessMemoryBackend
+from meshbook.runtime.rdma.ways.same_process import SameProcessBackend
 from meshbook.runtime.telemetry.spans import CELLS
 from meshbook.runtime.telemetry.traffic import Traffic
 from meshbook.runtime.wire.messages import Address
@@ -49,7 +49,7 @@ NOWHERE = Extent((), ())
 PATIENCE = 1.0  # seconds that others get, when this process leaves its run, to be through with its memory
 
 
-class Station:
+class DataPlane:
     """Made once for each node, by who starts it. Costs nothing until something is lent or moved."""
 
     def __init__(self, node: Node, folder: Path, agent: Address | None, *, is_worker: bool = False) -> None:
@@ -58,13 +58,13 @@ class Station:
         self._folder = folder / FOLDER
         self._agent = agent
         self.pid = os.getpid()
-        self.leases = Leases(str(self._folder))
-        self.in_progress = InProgress(node.address.node)
+        self.leases = LeaseTable(str(self._folder))
+        self.in_progress = ActiveTransfers(node.address.node)
         allowed = [name.strip() for name in node.settings.rdma_ways.split(",") if name.strip()]
         self._forgetters: list[Callable[[str, int], object]] = []  # of ways that keep something of buffers
-        self.ways: list[Way] = self._make_ways(allowed, is_worker=is_worker)
+        self.ways: list[TransferBackend] = self._make_ways(allowed, is_worker=is_worker)
         self._fallback = Fallback(lambda: self._process.system)
-        self.chooser = Chooser(self.ways, allowed, self._fallback.forbid, node.run)
+        self.chooser = BackendSelector(self.ways, allowed, self._fallback.forbid, node.run)
 
         def later(seconds: float, callback: Callable[[], object]) -> None:
             node.loop.call_later(seconds, callback)  # by the clock of then: tests have their own
@@ -76,25 +76,25 @@ class Station:
         self.transfers = Transfers(self.chooser, later, node.recorder, self._note)
         node.actors.when_ended.append(self._end_of)
         self.copies = Copies(self._lend_copy, self.end)
-        self._followers = Followers(self.leases, lambda source, receivers: tell_to_forget(node, source, receivers))
+        self._followers = CopyHolders(self.leases, lambda source, receivers: tell_to_forget(node, source, receivers))
         node.actors.host_inline(RDMA, RDMAService(self))
         node.actors.host_inline(RECEIVER, Receiver(self, self._followers))
         self._server: MemoryServer | None = None  # of an agent
 
-    def _make_ways(self, allowed: list[str], *, is_worker: bool) -> list[Way]:
+    def _make_ways(self, allowed: list[str], *, is_worker: bool) -> list[TransferBackend]:
         """In the order of speed."""
-        memory = ProcessMemory(self.in_progress)
+        memory = ProcessMemoryBackend(self.in_progress)
         return [
-            SameProcess(self._node.address, self._node.life, self.leases),
+            SameProcessBackend(self._node.address, self._node.life, self.leases),
             memory,
             self._cuda_ipc(memory),
-            Nixl(self._node, self.leases, is_worker=is_worker, is_forced=Nixl.name in allowed),
-            HostAgent(self._node),
-            Message(self._node),
+            NixlBackend(self._node, self.leases, is_worker=is_worker, is_forced=NixlBackend.name in allowed),
+            HostAgentBackend(self._node),
+            MessageBackend(self._node),
         ]
 
-    def _cuda_ipc(self, memory: ProcessMemory) -> CudaIpc:
-        way = CudaIpc(memory, lambda handle: ask_to_be_told(self._node, handle, [self._node.address]))
+    def _cuda_ipc(self, memory: ProcessMemoryBackend) -> CudaIpcBackend:
+        way = CudaIpcBackend(memory, lambda handle: ask_to_be_told(self._node, handle, [self._node.address]))
         self._forgetters.append(way.forget)
         self._node.peers.when_down.append(lambda report: way.forget(report.node))
         return way
@@ -106,7 +106,7 @@ class Station:
         for forget in self._forgetters:
             forget(node, number)
 
-    def _note(self, job: Job, way: str, seconds: float, is_write: bool) -> None:
+    def _note(self, job: TransferJob, way: str, seconds: float, is_write: bool) -> None:
         """A transfer is done."""
         self._fallback.note(way, job.handle)
         if job.local.device != CPU:
@@ -118,8 +118,8 @@ class Station:
 
         `ip_towards` says at which address of ours a node reaches this host.
         """
-        self._server = MemoryServer(ProcessMemory(self.in_progress), str(self._folder), is_ours)
-        self._node.actors.host_inline(MEMORY, Doorkeeper(self._server, ip_towards))
+        self._server = MemoryServer(ProcessMemoryBackend(self.in_progress), str(self._folder), is_ours)
+        self._node.actors.host_inline(MEMORY, MemoryServerActor(self._server, ip_towards))
 
     # -- the owner's side ------------------------------------------------------------------
 
@@ -127,12 +127,12 @@ class Station:
     def node(self) -> Node:
         return self._node
 
-    def lend(self, local: Local, lender: Instance, form: Form | None = None) -> Handle:
+    def lend(self, local: LocalMemory, lender: Instance, form: TensorForm | None = None) -> BufferHandle:
         """Let others reach this memory, until `end`, or until this actor ends."""
         lent = self.leases.lend(local, lender)
         number = lent.lease.number
         offers = {way.name: offer for way in self.ways if (offer := way.offer(local, lent.lease)) is not None}
-        lent.handle = Handle(
+        lent.handle = BufferHandle(
             *(self._node.address, self._node.life, _name_of(lender), self._process, self._agent, lent.lease),
             *(local.address, local.size, name_everywhere(local.device), offers, local.is_writable, form),
             self._node.run,
@@ -141,7 +141,7 @@ class Station:
             self._paging.do(lambda: pages.make_large(local.address, local.size, lambda: lent.word.value == number))
         return lent.handle
 
-    def _lend_copy(self, local: Local, source: Handle) -> Handle:
+    def _lend_copy(self, local: LocalMemory, source: BufferHandle) -> BufferHandle:
         lent = self.lend(local, context().actor_instance, source.form)
         return msgspec.structs.replace(lent, actor=f"a copy of {source.actor}")
 
@@ -164,20 +164,20 @@ class Station:
         if ended:
             self._keep(ended)
 
-    def _keep(self, ended: list[Lent]) -> list[Future[None]]:
+    def _keep(self, ended: list[LentMemory]) -> list[Future[None]]:
         """These are lent no more, and kept while somebody is at them. Copies of them go, too."""
         self._followers.end(ended)
         self.copies.let_go([lent.lease.number for lent in ended])
         return self._retention.keep(ended)
 
-    def _release(self, lent: Lent) -> None:
+    def _release(self, lent: LentMemory) -> None:
         if lent.handle is not None:
             for way in self.ways:
                 way.withdraw(lent.handle)
 
     # -- about what others lend ----------------------------------------------------------------
 
-    def find_here(self, handle: Handle) -> Local | None:
+    def find_here(self, handle: BufferHandle) -> LocalMemory | None:
         """The memory of this buffer in this process: the owner's own, or that of a copy."""
         if (handle.owner, handle.life) == (self._node.address, self._node.life):
             lent = self.leases.find(handle.lease.number)
@@ -185,7 +185,7 @@ class Station:
         copy = self.copies.find(handle)
         return None if copy is None else copy.local
 
-    def drop(self, handle: Handle) -> Future[None]:
+    def drop(self, handle: BufferHandle) -> Future[None]:
         """Have its owner lend it no more. One that has ended does not any more."""
         if (handle.owner, handle.life) == (self._node.address, self._node.life):
             return self.end(handle.lease.number)
@@ -193,11 +193,11 @@ class Station:
         self._node.calls.send([Target(handle.owner, RDMA)], "drop", ((handle.lease.number,), {}), NOWHERE, asked)
         return _whatever_comes(asked.futures[0])
 
-    def explain(self, handle: Handle) -> str:
+    def explain(self, handle: BufferHandle) -> str:
         """Which way data goes between here and this buffer, and what is to be said of each other way."""
         return explain(handle, self._where(handle), self.chooser.explain(handle, None))
 
-    def _where(self, handle: Handle) -> str:
+    def _where(self, handle: BufferHandle) -> str:
         if (handle.owner, handle.life) == (self._node.address, self._node.life):
             return "this very process"
         if handle.run != self._node.run:
@@ -240,12 +240,12 @@ def _whatever_comes(asked: Future[None]) -> Future[None]:
     return made
 
 
-def own_station() -> Station:
+def own_station() -> DataPlane:
     """That of the process in which this runs. RuntimeError where it moves no data."""
     station = context().actor_instance.node.station
     if station is None:
         raise RuntimeError("this process moves no data one-sidedly: it is neither a worker nor a controller of a run")
-    assert isinstance(station, Station)
+    assert isinstance(station, DataPlane)
     if station.pid != os.getpid():
         raise RuntimeError("this process was forked from one of the run, and is none itself: it moves no data")
     return station

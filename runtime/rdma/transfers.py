@@ -12,14 +12,14 @@ from typing import Any, Generic, TypeVar
 from meshbook.runtime.actor.context import current_origin
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import CallCancelled, TransferError, TransferTimeout
-from meshbook.runtime.memory.local import CPU, Local
+from meshbook.runtime.memory.local import CPU, LocalMemory
 from meshbook.runtime.memory.pages import want_large
 from meshbook.runtime.rdma.checking import compare
-from meshbook.runtime.rdma.chooser import Chooser
-from meshbook.runtime.rdma.handle import Handle
+from meshbook.runtime.rdma.chooser import BackendSelector
+from meshbook.runtime.rdma.handle import BufferHandle
 from meshbook.runtime.rdma.staging import Staging
 from meshbook.runtime.rdma.threads import Threads
-from meshbook.runtime.rdma.ways import Deadline, Job, Mover, Unsuitable
+from meshbook.runtime.rdma.ways import Deadline, Transfer, TransferJob, Unsuitable
 from meshbook.runtime.telemetry.spans import Recorder, now
 
 T = TypeVar("T")
@@ -28,7 +28,9 @@ THREADS = 32  # more than a host needs, so that a few transfers that are stuck d
 LATE = 0.1  # seconds that a way gets to see by itself that the time has passed: it can say how far it came
 LAST_RESORT = "message"  # the way that reaches any memory, but is not one-sided
 Later = Callable[[float, Callable[[], object]], None]
-Done = Callable[[Job, str, float, bool], None]  # a transfer, by which way, in how many seconds, whether it was a write
+Done = Callable[
+    [TransferJob, str, float, bool], None
+]  # a transfer, by which way, in how many seconds, whether it was a write
 
 
 class Transfers:
@@ -37,15 +39,15 @@ class Transfers:
     `later` calls back after so many seconds, for transfers that a way never returns from.
     """
 
-    def __init__(self, chooser: Chooser, later: Later, recorder: Recorder, done: Done) -> None:
+    def __init__(self, chooser: BackendSelector, later: Later, recorder: Recorder, done: Done) -> None:
         self._chooser = chooser
         self._recorder = recorder
         self._threads = Threads(THREADS, "meshbook transfer")
         self._staging = Staging()
-        self._watch = Watch(later)
+        self._watch = TransferWatch(later)
         self._tell_done = done
 
-    def start(self, job: Job, *, is_write: bool, checksum: bool = False) -> Future[None]:
+    def start(self, job: TransferJob, *, is_write: bool, checksum: bool = False) -> Future[None]:
         """Move the bytes of a job by the best way. The future fails with a TransferError."""
 
         def move() -> None:
@@ -59,14 +61,14 @@ class Transfers:
             return Future.failed(error)
         return self.run(move, job.deadline, lambda: _tell(job, is_write=is_write))
 
-    def is_short(self, handle: Handle, local: Local) -> bool:
+    def is_short(self, handle: BufferHandle, local: LocalMemory) -> bool:
         """Whether it is done by whoever asks for it. TransferError where no way leads there."""
         return self._is_short(local, self._chooser.choose(handle, local.device))
 
-    def _is_short(self, local: Local, way: Mover) -> bool:
+    def _is_short(self, local: LocalMemory, way: Transfer) -> bool:
         return local.size <= AT_ONCE and way.is_immediate
 
-    def _choose(self, job: Job) -> Mover:
+    def _choose(self, job: TransferJob) -> Transfer:
         way = self._chooser.choose(job.handle, job.local.device)
         if way.name != LAST_RESORT or job.local.device == CPU or job.handle.is_on_gpu:
             return way
@@ -78,7 +80,7 @@ class Transfers:
 
         To cancel the future is to cancel the deadline, which ways look at between two pieces.
         """
-        errand: Errand[T] = Errand(deadline, what)
+        errand: TransferTask[T] = TransferTask(deadline, what)
         here = contextvars.copy_context()
 
         def do() -> None:
@@ -94,7 +96,7 @@ class Transfers:
         self._threads.do(do)
         return errand.future
 
-    def move(self, job: Job, *, is_write: bool, checksum: bool = False) -> Mover:
+    def move(self, job: TransferJob, *, is_write: bool, checksum: bool = False) -> Transfer:
         """Move the bytes now; which way they went."""
         if not is_write and job.local.device == CPU:
             want_large(job.local.address, job.local.size)
@@ -102,7 +104,7 @@ class Transfers:
             pass  # another one
         return way
 
-    def _try(self, way: Mover, job: Job, *, is_write: bool, checksum: bool) -> bool:
+    def _try(self, way: Transfer, job: TransferJob, *, is_write: bool, checksum: bool) -> bool:
         """Whether this way led there."""
         start = now()
         try:
@@ -115,7 +117,7 @@ class Transfers:
             compare(job, way)
         return True
 
-    def _note(self, job: Job, way: Mover, start: int, *, is_write: bool) -> None:
+    def _note(self, job: TransferJob, way: Transfer, start: int, *, is_write: bool) -> None:
         end = now()
         if self._recorder.on:
             name = "write to a buffer" if is_write else "read of a buffer"
@@ -129,12 +131,12 @@ class Transfers:
         self._threads.close()
 
 
-def _tell(job: Job, *, is_write: bool) -> str:
+def _tell(job: TransferJob, *, is_write: bool) -> str:
     verb, prep = ("writing", "to") if is_write else ("reading", "from")
     return f"{verb} {job.local.size:,} bytes {prep} the buffer of {job.handle.actor} on {job.handle.owner.node}"
 
 
-class Errand(Generic[T]):
+class TransferTask(Generic[T]):
     """Something that is being done on a thread, as the question that its future is the answer of."""
 
     helper = None
@@ -158,17 +160,17 @@ class Errand(Generic[T]):
         self.future.fail(why)
 
 
-class Watch:
+class TransferWatch:
     """Lets futures fail whose time has passed, also where nothing else does. One callback is due at a time."""
 
     def __init__(self, later: Later) -> None:
         self._later = later
         self._lock = threading.Lock()  # guards all of these
-        self._errands: set[Errand[Any]] = set()
+        self._errands: set[TransferTask[Any]] = set()
         self._next = float("inf")  # when the next look is
         self._closed: Callable[[str], BaseException] | None = None
 
-    def add(self, errand: Errand[Any]) -> None:
+    def add(self, errand: TransferTask[Any]) -> None:
         with self._lock:
             self._errands.add(errand)
             is_sooner = errand.due < self._next
@@ -179,7 +181,7 @@ class Watch:
         elif is_sooner:
             self._later(errand.due - time.monotonic(), self._look)
 
-    def remove(self, errand: Errand[Any]) -> None:
+    def remove(self, errand: TransferTask[Any]) -> None:
         with self._lock:
             self._errands.discard(errand)
 

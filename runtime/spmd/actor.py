@@ -17,7 +17,7 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.procs import ProcMesh
-from meshbook.runtime.spmd.course import Ending
+from meshbook.runtime.spmd.course import EndRun
 from meshbook.runtime.spmd.environment import Rendezvous, hosts_of, rank_environment
 from meshbook.runtime.spmd.script import (
     explain_exit,
@@ -88,7 +88,7 @@ class SPMDActor(Actor):
         return True
 
     @endpoint
-    def run_script(self, master_addr: str, master_port: int, script_args: Sequence[str]) -> Ending:
+    def run_script(self, master_addr: str, master_port: int, script_args: Sequence[str]) -> EndRun:
         """Like `main`, in a process that is the script's alone: its end is told and not raised, as a process's exit is.
 
         What Python prints of an uncaught exception is on stderr.
@@ -96,7 +96,7 @@ class SPMDActor(Actor):
         self._set_environment(master_addr, master_port, None)
         try:
             run_as_main(script_args)
-            ending = Ending(0)
+            ending = EndRun(0)
         except BaseException as error:
             ending = tell_ending(error)
         _flush()

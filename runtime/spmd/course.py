@@ -19,7 +19,7 @@ TERM_SECONDS = 30.0  # between SIGTERM and SIGKILL: as long as torchrun gives th
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class EndRun:
     """How a script ended on one rank: the exit status and, if that is not 0, why and where."""
 
     code: int
@@ -47,12 +47,12 @@ class Signal:
 Action = Dismiss | Signal
 
 
-class Course:
+class RunPolicy:
     """One run. Times are seconds of any clock that does not go back."""
 
     def __init__(self, size: int) -> None:
         self.signal = 0  # the first one that the user sent
-        self.endings: dict[int, Ending] = {}  # by rank, in the order in which they came
+        self.endings: dict[int, EndRun] = {}  # by rank, in the order in which they came
         self.stopped: set[int] = set()  # the ranks that we ended
         self.size = size
         self._present = set(range(size))  # those whose process lives
@@ -69,11 +69,11 @@ class Course:
         self._begun = not self._plan and not self._is_stopping
         return self._begun
 
-    def script_ended(self, rank: int, ending: Ending, now: float) -> None:
+    def script_ended(self, rank: int, ending: EndRun, now: float) -> None:
         """A script has ended; its process is still there."""
         self._note(rank, ending, now)
 
-    def process_ended(self, rank: int, ending: Ending, now: float) -> None:
+    def process_ended(self, rank: int, ending: EndRun, now: float) -> None:
         """A process has ended, whether or not its script had."""
         self._present.discard(rank)
         if rank in self._working or ending.code:
@@ -90,9 +90,9 @@ class Course:
             self._plan = [(now, signal.SIGTERM), (now + TERM_SECONDS, signal.SIGKILL)]
         self.signal = self.signal or number
 
-    def _note(self, rank: int, ending: Ending, now: float) -> None:
+    def _note(self, rank: int, ending: EndRun, now: float) -> None:
         self._working.discard(rank)
-        before = self.endings.pop(rank, Ending(0))
+        before = self.endings.pop(rank, EndRun(0))
         if self._is_stopping and ending.code and not before.code:
             self.stopped.add(rank)
         self.endings[rank] = before if before.code else ending
@@ -137,7 +137,7 @@ class Course:
     # -- how it ended --------------------------------------------------------------
 
     @property
-    def failures(self) -> dict[int, Ending]:
+    def failures(self) -> dict[int, EndRun]:
         """The ranks that failed by themselves: dead processes first, then in the order of time."""
         failed = [(rank, end) for rank, end in self.endings.items() if end.code and rank not in self.stopped]
         return dict(sorted(failed, key=lambda pair: not pair[1].died))  # others may fall before a death is known

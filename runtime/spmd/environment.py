@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.mesh.birth import Birth, elastic_run
+from meshbook.runtime.mesh.birth import WorkerSpec, elastic_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def rank_environment(rank: int, hosts: Sequence[int], rendezvous: Rendezvous) ->
     return told | {"MASTER_ADDR": rendezvous.address}
 
 
-def hosts_of(extent: Extent, birth: Birth | None) -> tuple[int, ...]:
+def hosts_of(extent: Extent, birth: WorkerSpec | None) -> tuple[int, ...]:
     """The host of each rank of a called mesh, by the names of its dimensions: those of the hosts, and all others.
 
     `birth` is that of any of its processes; without one the mesh is a single process of the caller's. ValueError where
@@ -60,14 +60,14 @@ def hosts_of(extent: Extent, birth: Birth | None) -> tuple[int, ...]:
     return hosts
 
 
-def _host_labels(birth: Birth) -> set[str]:
+def _host_labels(birth: WorkerSpec) -> set[str]:
     """The dimensions before those that make up the processes of one host."""
     labels, sizes = birth.world.labels, birth.world.sizes
     count = next(count for count in range(len(sizes) + 1) if math.prod(sizes[count:]) == birth.local_size)
     return set(labels[:count])
 
 
-def _check(hosts: Collection[int], extent: Extent, birth: Birth) -> None:
+def _check(hosts: Collection[int], extent: Extent, birth: WorkerSpec) -> None:
     if len(hosts) > len(set(hosts)) * birth.local_size:
         raise ValueError(
             f"cannot tell the hosts of {dict(extent)}: its processes were spawned as "

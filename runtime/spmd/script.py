@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from meshbook.runtime.errors import MeshbookError
-from meshbook.runtime.spmd.course import Ending
+from meshbook.runtime.spmd.course import EndRun
 
 INTERRUPTED = 128 + signal.SIGINT  # the exit status of a shell for who ended by Ctrl-C
 TEXT_CHARACTERS = 500
@@ -129,29 +129,29 @@ def own_trace(error: BaseException) -> TracebackType | None:
     return trace
 
 
-def tell_ending(error: BaseException) -> Ending:
+def tell_ending(error: BaseException) -> EndRun:
     """How a script ended that raised this. What `python` would print of it is printed."""
     if isinstance(error, SystemExit):
         return _tell_exit(error)
     if isinstance(error, KeyboardInterrupt):
         # One that comes while the script falls by another error may find only us.
         place = _place_of(error) or (_place_of(error.__context__) if error.__context__ is not None else "")
-        return Ending(INTERRUPTED, "KeyboardInterrupt", place, interrupted=True)
+        return EndRun(INTERRUPTED, "KeyboardInterrupt", place, interrupted=True)
     error.__traceback__ = own_trace(error)
     place = _place_of(error)
     try:
         sys.excepthook(type(error), error, error.__traceback__)
     except BaseException:  # the hook is the script's
         traceback.print_exc()
-    return Ending(1, _cut(f"{type(error).__name__}: {_say(error)}"), place)
+    return EndRun(1, _cut(f"{type(error).__name__}: {_say(error)}"), place)
 
 
-def _tell_exit(error: SystemExit) -> Ending:
+def _tell_exit(error: SystemExit) -> EndRun:
     code = exit_code(error)
     if error.code is None or isinstance(error.code, int):
-        return Ending(code, f"exited with code {code}" if code else "")
+        return EndRun(code, f"exited with code {code}" if code else "")
     print(error.code, file=sys.stderr)
-    return Ending(code, f"exited with code {code}: {_cut(str(error.code))}")
+    return EndRun(code, f"exited with code {code}: {_cut(str(error.code))}")
 
 
 def _say(error: BaseException) -> str:

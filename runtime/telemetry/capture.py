@@ -31,12 +31,12 @@ import msgspec
 from meshbook.runtime.clock import monotonic, sleep
 from meshbook.runtime.telemetry.follower import Follower
 from meshbook.runtime.telemetry.last_words import LastWords
-from meshbook.runtime.telemetry.output import SHOWN, LogOptions, Mark, OutputChunk, StreamName
+from meshbook.runtime.telemetry.output import SHOWN, LogOptions, OutputChunk, SentMark, StreamName
 from meshbook.runtime.telemetry.screens import Screens
 from meshbook.runtime.telemetry.streams import RankStream
 from meshbook.runtime.telemetry.terminal import Emission
 from meshbook.runtime.telemetry.unsent import PIECE_CHARACTERS as KEPT_CHARACTERS
-from meshbook.runtime.telemetry.unsent import Owner, Unsent
+from meshbook.runtime.telemetry.unsent import OutputOwner, UnsentFile
 
 FLUSH_SECONDS = 0.05
 IDLE_SECONDS = 1.0  # of silence, after which the thread looks less often, or sleeps
@@ -77,9 +77,9 @@ class Capture:
         self.main_origin: Callable[[], str] = _no_origin  # the cell that runs: the best guess for C code's output
         self._options = SHOWN
         self._last_words = LastWords(folder, node)
-        self._unsent = Unsent(folder, node)
+        self._unsent = UnsentFile(folder, node)
         self._numbers = itertools.count(1)  # of what is written
-        self._read = self._sent = Mark(node)  # what was taken in, and what was sent; between them are held rows
+        self._read = self._sent = SentMark(node)  # what was taken in, and what was sent; between them are held rows
         self._say_whose("")
         self.stdout = RankStream(self, "stdout", 1)
         self.stderr = RankStream(self, "stderr", 2)
@@ -152,7 +152,7 @@ class Capture:
         self._say_whose(self.main_origin())
 
     def _say_whose(self, origin: str) -> None:
-        self._unsent.belong_to(Owner(self._mesh, self._rank, self._options, origin))
+        self._unsent.belong_to(OutputOwner(self._mesh, self._rank, self._options, origin))
 
     # -- from the streams ------------------------------------------------------
 
@@ -322,7 +322,7 @@ class Capture:
                 read = msgspec.structs.replace(self._read, **{file.stream: file.position})
                 self._pass_on(self.main_origin(), file.stream, text, read)
 
-    def _pass_on(self, origin: str, stream: StreamName, text: str, read: Mark) -> None:
+    def _pass_on(self, origin: str, stream: StreamName, text: str, read: SentMark) -> None:
         """Take in the text up to this mark, and send what is not held."""
         self._sent_at = monotonic()
         emission = self._screens.feed(origin, stream, text, self._sent_at)

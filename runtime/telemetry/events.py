@@ -18,7 +18,7 @@ MOST = 1000  # that are kept
 Kind = Literal["failed", "ended", "respawned", "given up", "healed", "resized", "spare used", "spare lost", "host lost"]
 
 
-class Event(msgspec.Struct, frozen=True, array_like=True):
+class RunEvent(msgspec.Struct, frozen=True, array_like=True):
     """One thing that happened to a mesh, or to ranks of it.
 
     `time` is in seconds since 1970, by the clock of the process where it was noted. `mesh` is the name that the user
@@ -43,11 +43,11 @@ class EventLog:
 
     def __init__(self, most: int = MOST) -> None:
         self._lock = threading.Lock()  # guards these two
-        self._events: collections.deque[Event] = collections.deque(maxlen=most)
+        self._events: collections.deque[RunEvent] = collections.deque(maxlen=most)
         self._count = 0
-        self.when_added: list[Callable[[Event], None]] = []  # called where events come in: they may only note them
+        self.when_added: list[Callable[[RunEvent], None]] = []  # called where events come in: they may only note them
 
-    def __iter__(self) -> Iterator[Event]:
+    def __iter__(self) -> Iterator[RunEvent]:
         return iter(self.since(0))
 
     def __len__(self) -> int:
@@ -58,7 +58,7 @@ class EventLog:
         """How many there have been, those that are forgotten included."""
         return self._count
 
-    def add(self, event: Event) -> None:
+    def add(self, event: RunEvent) -> None:
         """Note what happened."""
         with self._lock:
             self._events.append(event)
@@ -66,7 +66,7 @@ class EventLog:
         for listener in list(self.when_added):
             listener(event)
 
-    def since(self, count: int) -> list[Event]:
+    def since(self, count: int) -> list[RunEvent]:
         """Those that came after there had been `count`, as far as they are kept."""
         with self._lock:
             new = min(self._count - count, len(self._events))

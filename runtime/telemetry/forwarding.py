@@ -18,7 +18,7 @@ from typing import Protocol
 
 from meshbook.runtime.clock import monotonic
 from meshbook.runtime.geometry.ranges import format_ranks
-from meshbook.runtime.telemetry.lines import Drawn, LogLines, Shown
+from meshbook.runtime.telemetry.lines import DrawnText, LogLines, Shown
 from meshbook.runtime.telemetry.output import Chunk, ClearChunk, DisplayChunk, OutputChunk, StreamName
 from meshbook.runtime.telemetry.overflow import Overflow
 
@@ -156,7 +156,7 @@ def _stream_of(shown: Shown) -> StreamName:
 def _labelled(shown: Shown) -> str:
     if isinstance(shown, DisplayChunk):
         return label_lines(shown.mesh, (shown.rank,), f"{shown.data.get('text/plain', '')}\n")
-    if isinstance(shown, Drawn):  # a script has no place for what changes
+    if isinstance(shown, DrawnText):  # a script has no place for what changes
         return label_lines(shown.mesh, (shown.rank,), f"{shown.text}\n") if shown.text.strip() else ""
     return label_lines(shown.mesh, shown.ranks, shown.text)
 

@@ -22,15 +22,15 @@ from meshbook.runtime.telemetry.vitals import (
     SECONDS,
     WATCHED_SECONDS,
     ActorLoad,
-    Batch,
     Metric,
     ProcessDetail,
+    ProcessWords,
     Vitals,
-    Words,
+    VitalsBatch,
 )
 
 if TYPE_CHECKING:
-    from meshbook.runtime.telemetry.table import Table
+    from meshbook.runtime.telemetry.table import VitalsTable
 
 REMEMBERED_ENDS = 64  # processes that have ended, whose numbers are still there
 REMEMBERED_LIVES = 8192  # processes of which it is known which life has ended, for batches that were on their way
@@ -45,8 +45,8 @@ class History:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()  # guards all of these, and the table
-        self._table: Table | None = None
-        self._came: deque[tuple[float, Batch]] = deque()  # before there was a table
+        self._table: VitalsTable | None = None
+        self._came: deque[tuple[float, VitalsBatch]] = deque()  # before there was a table
         self._words: dict[str, tuple[str, bytes]] = {}  # by node: its host, and what it says
         self._ended: OrderedDict[str, None] = OrderedDict()  # nodes that have, and are not forgotten
         self._lives: OrderedDict[str, int] = OrderedDict()  # by node: which of its lives has ended
@@ -73,7 +73,7 @@ class History:
             host, said = self._words.get(node, ("", b""))
         if not said:
             return None
-        words = msgspec.msgpack.decode(said, type=Words)
+        words = msgspec.msgpack.decode(said, type=ProcessWords)
         loads = tuple(ActorLoad(*load) for load in words.actors)
         return ProcessDetail(node, words.pid, host, loads, words.collective, words.pause)
 
@@ -89,7 +89,7 @@ class History:
 
     # -- what comes in -------------------------------------------------------------------------
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: VitalsBatch) -> None:
         """Take in a batch. Never waits: until somebody looks, batches are kept as they came."""
         with self._lock:
             now = self._clock()
@@ -131,31 +131,31 @@ class History:
 
     # -- the table -----------------------------------------------------------------------------
 
-    def _opened(self) -> Table:
+    def _opened(self) -> VitalsTable:
         """The table; without the lock, for whoever receives takes that."""
         if (table := self._table) is None:
             # Only here: numpy takes a tenth of a second, which a script that nobody watches need not wait for. Nor may
             # it be imported in the background: where that falls into the end of a script, its exit status is another.
-            from meshbook.runtime.telemetry.table import Table
+            from meshbook.runtime.telemetry.table import VitalsTable
 
             with self._lock:
                 if (table := self._table) is None:
-                    table = self._table = Table()
+                    table = self._table = VitalsTable()
                     self._take_in(table)
         return table
 
-    def _take_in(self, table: Table) -> None:
+    def _take_in(self, table: VitalsTable) -> None:
         while self._came:
             at, batch = self._came.popleft()
             table.add(batch, at, self._late(batch))
 
-    def _note_words(self, batch: Batch) -> None:
+    def _note_words(self, batch: VitalsBatch) -> None:
         there = set(batch.nodes) - self._late(batch)
         for node in self._ended.keys() & there:  # it was started again
             del self._ended[node]
         self._words |= {node: (batch.host, said) for node, said in batch.words.items() if node in there}
 
-    def _late(self, batch: Batch) -> set[str]:
+    def _late(self, batch: VitalsBatch) -> set[str]:
         """Those of a batch whose end was told before it came. Nobody would drop what it says of them."""
         if not self._lives:
             return set()
@@ -177,7 +177,7 @@ class VitalsActor(Actor):
         self._history = history
 
     @endpoint
-    def measured(self, batch: Batch) -> float:
+    def measured(self, batch: VitalsBatch) -> float:
         """Note what was measured."""
         self._history.add(batch)
         return self._history.interval

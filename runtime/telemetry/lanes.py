@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from meshbook.runtime.telemetry.spans import Recording, Span
+from meshbook.runtime.telemetry.spans import Span, SpanRecording
 
 State = Literal["running", "collective", "transfer", "waiting", "idle"]
 STATES: tuple[State, ...] = ("running", "collective", "transfer", "waiting", "idle")  # where threads differ: the first
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TimeWindow:
     """From when to when."""
 
     start: int
@@ -38,7 +38,7 @@ class Window:
         return span.start < self.end and span.end > self.start
 
 
-class Segment(NamedTuple):  # there are many, and these are made in half the time of a dataclass
+class LaneSegment(NamedTuple):  # there are many, and these are made in half the time of a dataclass
     """A time in which a process was in one state; `name`: of what (an endpoint, a collective), `awaited`: for whom."""
 
     start: int
@@ -53,11 +53,11 @@ class Segment(NamedTuple):  # there are many, and these are made in half the tim
 
 
 _What = tuple[State, str, tuple[int, ...]]
-Lane = tuple[Segment, ...]  # without gaps, from the begin of the window to its end
+Lane = tuple[LaneSegment, ...]  # without gaps, from the begin of the window to its end
 
 
 @dataclass(frozen=True, slots=True)
-class Blame:
+class WaitBlame:
     """How long ranks have waited in a collective for another one: in sum, in how many calls, and who did."""
 
     name: str
@@ -67,7 +67,7 @@ class Blame:
     ranks: tuple[int, ...]
 
 
-def lanes_of(recordings: Mapping[int, Recording], window: Window) -> dict[int, Lane]:
+def lanes_of(recordings: Mapping[int, SpanRecording], window: TimeWindow) -> dict[int, Lane]:
     """The lanes of the ranks of one mesh."""
     spans = {rank: tuple(filter(window.has, each.spans)) for rank, each in recordings.items()}
     # Where something is forgotten the first ones are not the first; but then the last ones are the last.
@@ -84,7 +84,7 @@ def totals_of(lane: Lane) -> dict[State, int]:
     return {state: total[state] for state in STATES}
 
 
-def blames_of(lanes: Mapping[int, Lane]) -> list[Blame]:
+def blames_of(lanes: Mapping[int, Lane]) -> list[WaitBlame]:
     """Who was waited for in which collective; the longest wait first."""
     found: dict[tuple[str, tuple[int, ...]], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank, lane in lanes.items():
@@ -92,7 +92,7 @@ def blames_of(lanes: Mapping[int, Lane]) -> list[Blame]:
             if segment.awaited:
                 found[segment.name, segment.awaited][rank].append(segment.length)
     blames = [
-        Blame(name, awaited, max(map(sum, waits.values())), max(map(len, waits.values())), tuple(sorted(waits)))
+        WaitBlame(name, awaited, max(map(sum, waits.values())), max(map(len, waits.values())), tuple(sorted(waits)))
         for (name, awaited), waits in found.items()
     ]
     return sorted(blames, key=lambda blame: -blame.waited)
@@ -104,7 +104,7 @@ def thin_out(lane: Lane, most: int) -> Lane:
         return lane
     start, end, width = lane[0].start, lane[-1].end, _width(lane, most)
     return _join(
-        Segment(start + at * width, min(end, start + (at + 1) * width), *what)
+        LaneSegment(start + at * width, min(end, start + (at + 1) * width), *what)
         for at, what in enumerate(_columns(lane, width))
     )
 
@@ -139,9 +139,9 @@ def _longest(
     return max((what for what in lengths if what[0] == longest), key=lambda what: lengths[what])
 
 
-def _join(segments: Iterable[Segment]) -> Lane:
+def _join(segments: Iterable[LaneSegment]) -> Lane:
     """Neighbours of one kind as one."""
-    joined: list[Segment] = []
+    joined: list[LaneSegment] = []
     for segment in segments:
         if joined and joined[-1][2:] == segment[2:]:
             joined[-1] = joined[-1]._replace(end=segment.end)
@@ -220,7 +220,7 @@ class _Piece(NamedTuple):
     weight: int = 0
 
 
-def _lane_of(spans: Sequence[Span], waits: _Waits, rank: int, window: Window) -> Lane:
+def _lane_of(spans: Sequence[Span], waits: _Waits, rank: int, window: TimeWindow) -> Lane:
     threads: dict[int, list[_Piece]] = defaultdict(list)
     for span in spans:
         threads[span.thread] += _pieces_of(span, waits.get(_key(rank, span)))
@@ -251,7 +251,7 @@ def _pieces_of(span: Span, wait: _Wait | None) -> Iterator[_Piece]:
             yield _Piece(span.start, span.end, "running", span.name if span.kind != "cell" else "", (), 1)
 
 
-def _sweep(pieces: Sequence[_Piece], decide: Callable[[Sequence[_Piece]], _Piece]) -> Iterator[Segment]:
+def _sweep(pieces: Sequence[_Piece], decide: Callable[[Sequence[_Piece]], _Piece]) -> Iterator[LaneSegment]:
     """What is decided of those that are there, from one change to the next; nothing while there are none."""
     changes = [(piece.start, 1, at) for at, piece in enumerate(pieces) if piece.end > piece.start]
     changes += [(pieces[at].end, 0, at) for _, _, at in changes]
@@ -260,7 +260,7 @@ def _sweep(pieces: Sequence[_Piece], decide: Callable[[Sequence[_Piece]], _Piece
     before = 0
     for time, begins, at in changes:
         if present and time > before:
-            yield Segment(before, time, *decide(tuple(present.values()))[2:5])
+            yield LaneSegment(before, time, *decide(tuple(present.values()))[2:5])
         before = time
         if begins:
             present[at] = pieces[at]
@@ -290,7 +290,7 @@ def _precedence(piece: _Piece) -> int:
     return STATES.index(piece.state)
 
 
-def _fill(segments: Iterable[Segment], window: Window) -> Iterator[Segment]:
+def _fill(segments: Iterable[LaneSegment], window: TimeWindow) -> Iterator[LaneSegment]:
     """Cut to the window, and idle in between."""
     at = window.start
     for segment in segments:
@@ -298,8 +298,8 @@ def _fill(segments: Iterable[Segment], window: Window) -> Iterator[Segment]:
         if end <= start:
             continue
         if start > at:
-            yield Segment(at, start, "idle")
+            yield LaneSegment(at, start, "idle")
         yield segment._replace(start=start, end=end) if (start, end) != segment[:2] else segment
         at = end
     if at < window.end:
-        yield Segment(at, window.end, "idle")
+        yield LaneSegment(at, window.end, "idle")

@@ -20,7 +20,7 @@ _NUMBER = re.compile(r"0[xX][0-9a-fA-F]+|[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class CompleteLines:
     """Whole lines, each with its end, that these ranks of a mesh wrote alike on behalf of `origin`."""
 
     origin: str
@@ -31,7 +31,7 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class DrawnText:
     """What one rank wrote while it draws progress bars: text that is settled, and the rows as they are now."""
 
     origin: str
@@ -42,11 +42,11 @@ class Drawn:
     live: str
 
 
-Shown = Said | Drawn | DisplayChunk
+Shown = CompleteLines | DrawnText | DisplayChunk
 Channel = tuple[str, str, StreamName]  # on whose behalf, of which mesh, by which stream
 
 
-class Writer(NamedTuple):
+class LineWriter(NamedTuple):
     """A rank's end of a channel; its lines are gathered for so many seconds, or not at all."""
 
     channel: Channel
@@ -58,7 +58,7 @@ class LogLines:
     """The lines of all processes on their way: what is unfinished, what is being gathered, what can be shown."""
 
     def __init__(self) -> None:
-        self._unfinished: dict[Writer, _Unfinished] = {}
+        self._unfinished: dict[LineWriter, _Unfinished] = {}
         self._gatherings: dict[tuple[Channel, float], _Gathering] = {}
         self._ready: list[Shown] = []
 
@@ -90,11 +90,11 @@ class LogLines:
         return min([*ends, *(gathering.until for gathering in self._gatherings.values())], default=math.inf)
 
     def _write(self, chunk: OutputChunk, now: float) -> None:
-        writer = Writer((chunk.origin, chunk.mesh, chunk.stream), chunk.rank, chunk.options.window)
+        writer = LineWriter((chunk.origin, chunk.mesh, chunk.stream), chunk.rank, chunk.options.window)
         before = self._unfinished.pop(writer, None)
         if chunk.live is not None and writer.window is None:
             text = (before.text if before else "") + chunk.text
-            self._ready.append(Drawn(chunk.origin, chunk.mesh, chunk.rank, chunk.stream, text, chunk.live))
+            self._ready.append(DrawnText(chunk.origin, chunk.mesh, chunk.rank, chunk.stream, text, chunk.live))
             return
         lines, end, rest = ((before.text if before else "") + chunk.text).rpartition("\n")
         if end:
@@ -105,17 +105,17 @@ class LogLines:
             if len(rest) >= LINE_CHARACTERS:
                 self._finish(writer, now)
 
-    def _finish(self, writer: Writer, now: float) -> None:
+    def _finish(self, writer: LineWriter, now: float) -> None:
         text = self._unfinished.pop(writer).text
         if text.strip():  # a progress bar that has been wiped out leaves blanks
             self._say(writer, f"{text}\n", now)
 
-    def _say(self, writer: Writer, text: str, now: float) -> None:
+    def _say(self, writer: LineWriter, text: str, now: float) -> None:
         channel, rank, window = writer
         origin, mesh, stream = channel
         text = _settled(text)
         if window is None:
-            self._ready.append(Said(origin, mesh, (rank,), stream, text))
+            self._ready.append(CompleteLines(origin, mesh, (rank,), stream, text))
             return
         gathering = self._gatherings.setdefault((channel, window), _Gathering(channel, now + window))
         for line in _split(text):
@@ -131,7 +131,7 @@ class _Unfinished:
 
 
 @dataclass(slots=True)
-class _Alike:
+class _SimilarLines:
     """Lines that differ in numbers alone."""
 
     first: str
@@ -148,17 +148,17 @@ class _Gathering:
     def __init__(self, channel: Channel, until: float) -> None:
         self.until = until
         self._channel = channel
-        self._alike: dict[str, _Alike] = {}  # in the order of the first of each kind
+        self._alike: dict[str, _SimilarLines] = {}  # in the order of the first of each kind
 
     def add(self, rank: int, line: str) -> None:
-        alike = self._alike.setdefault(skeleton(line), _Alike(line))
+        alike = self._alike.setdefault(skeleton(line), _SimilarLines(line))
         alike.count += 1
         alike.ranks.add(rank)
 
-    def lines(self) -> Iterator[Said]:
+    def lines(self) -> Iterator[CompleteLines]:
         origin, mesh, stream = self._channel
         for alike in self._alike.values():
-            yield Said(origin, mesh, tuple(sorted(alike.ranks)), stream, alike.text())
+            yield CompleteLines(origin, mesh, tuple(sorted(alike.ranks)), stream, alike.text())
 
 
 def skeleton(line: str) -> str:

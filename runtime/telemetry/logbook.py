@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from meshbook.runtime.telemetry.ranklog import LOG_CHARACTERS, Piece, RankLog, Row, Writer
+from meshbook.runtime.telemetry.ranklog import LOG_CHARACTERS, LiveRow, LogPiece, RankLog, Writer
 
 BOOK_CHARACTERS = 256 << 20  # that are kept of all processes
 DROPPED_AT_ONCE = 8  # one part in so many: to find the longest looks at all
@@ -22,15 +22,15 @@ MOST_UNSETTLED = 1024  # executions; those of ordinary cells have no end
 
 
 @dataclass(frozen=True)
-class LogEstate:
+class LogState:
     """What one controller leaves to the next of a process's log."""
 
-    pieces: list[Piece]
+    pieces: list[LogPiece]
     open_lines: dict[Writer, str]
 
 
 @dataclass(frozen=True)
-class Extract:
+class LogExtract:
     """What some processes wrote, as it was at one moment.
 
     `pieces` and `rows` are by process. `first`: the serial number of the oldest line that is kept; `end`: one past the
@@ -40,8 +40,8 @@ class Extract:
     end: int
     first: int
     dropped: int
-    pieces: dict[str, list[Piece]] = field(default_factory=dict)
-    rows: dict[str, list[Row]] = field(default_factory=dict)
+    pieces: dict[str, list[LogPiece]] = field(default_factory=dict)
+    rows: dict[str, list[LiveRow]] = field(default_factory=dict)
 
 
 class Logbook:
@@ -117,11 +117,11 @@ class Logbook:
         with self._lock:
             return self._logs[node].live_rows((origin, stream)) if node in self._logs else ""
 
-    def extract(self, nodes: Iterable[str], since: int = 0) -> Extract:
+    def extract(self, nodes: Iterable[str], since: int = 0) -> LogExtract:
         """What these processes wrote, from the line with this serial number on; cheap where that is little."""
         with self._lock:
             logs = {node: self._logs[node] for node in nodes if node in self._logs}
-            return Extract(
+            return LogExtract(
                 end=self._next,
                 first=min((log.first for log in logs.values() if log.first is not None), default=self._next),
                 dropped=sum(log.dropped for log in logs.values()),
@@ -131,12 +131,12 @@ class Logbook:
 
     # -- handing over --------------------------------------------------------------
 
-    def estates(self) -> dict[str, LogEstate]:
+    def estates(self) -> dict[str, LogState]:
         """What the next controller begins with, by process."""
         with self._lock:
-            return {node: LogEstate(*log.estate()) for node, log in self._logs.items()}
+            return {node: LogState(*log.estate()) for node, log in self._logs.items()}
 
-    def restore(self, estates: dict[str, LogEstate]) -> None:
+    def restore(self, estates: dict[str, LogState]) -> None:
         """Begin with what processes have written before."""
         with self._lock:
             for node, estate in estates.items():

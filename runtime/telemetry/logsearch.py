@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from meshbook.runtime.telemetry.logbook import Extract
+from meshbook.runtime.telemetry.logbook import LogExtract
 from meshbook.runtime.telemetry.patterns import QueryError, comparisons_of
-from meshbook.runtime.telemetry.ranklog import Piece, Row
+from meshbook.runtime.telemetry.ranklog import LiveRow, LogPiece
 
 SECONDS = 0.5  # that a search takes at most
 MOST_LINES = 5000  # of a page
@@ -30,7 +30,7 @@ CLOCK_EVERY = 64  # lines between two looks at the clock
 _ESCAPE = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
 
-class Line(NamedTuple):
+class LogLine(NamedTuple):
     """A line as it is shown. `at`: seconds since 1970; `cell`: the number of the cell that caused it, or None."""
 
     serial: int
@@ -51,7 +51,7 @@ class LiveLine(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class LogQuery:
     """Which lines are wanted. Of `text` empty: all; `stream` empty: both; `cell` None: of all cells and of none.
 
     `regex`: the text is a regular expression, as Python's `regex` reads it. `case`: capital letters differ from
@@ -70,10 +70,10 @@ class Query:
 
 
 @dataclass(frozen=True)
-class Page:
+class LogPage:
     """Lines in order of arrival, and where they stand: see "logs" in `meshbook.widgets.protocol`."""
 
-    lines: list[Line]
+    lines: list[LogLine]
     first: int
     next: int
     end: int
@@ -90,16 +90,16 @@ def cell_of(origin: str) -> int | None:
 
 
 def find_lines(
-    extract: Extract,
+    extract: LogExtract,
     ranks: Mapping[str, int],
-    query: Query,
+    query: LogQuery,
     *,
     after: int = 0,
     before: int | None = None,
     limit: int = 500,
     seconds: float = SECONDS,
     clock: Callable[[], float] = time.monotonic,
-) -> Page:
+) -> LogPage:
     """The lines from the serial number `after` on, or the last ones before `before`, or (without any) the newest.
 
     `ranks` says which process is which rank. QueryError where the query cannot be read.
@@ -114,10 +114,12 @@ def find_lines(
     return _read_back(search, extract, pieces, before, limit, live)
 
 
-_Found = tuple[int, Piece]  # of which rank
+_Found = tuple[int, LogPiece]  # of which rank
 
 
-def _pieces_of(extract: Extract, ranks: Mapping[str, int], query: Query, *, newest_first: bool) -> Iterator[_Found]:
+def _pieces_of(
+    extract: LogExtract, ranks: Mapping[str, int], query: LogQuery, *, newest_first: bool
+) -> Iterator[_Found]:
     """Those that the query means, in order of arrival or against it."""
     takes = functools.cache(query.takes)
     of_ranks = [
@@ -136,8 +138,8 @@ def _serial_of(found: _Found) -> int:
 
 
 def _read_on(
-    search: _Search, extract: Extract, pieces: Iterable[_Found], after: int, limit: int, live: list[LiveLine]
-) -> Page:
+    search: _Search, extract: LogExtract, pieces: Iterable[_Found], after: int, limit: int, live: list[LiveLine]
+) -> LogPage:
     page = _Lines(limit)
     stopped = extract.end
     for rank, piece in pieces:
@@ -150,12 +152,12 @@ def _read_on(
         if stopped < extract.end:
             break
     lines, partial = page.lines, search.is_over
-    return Page(lines, extract.first, stopped, extract.end, extract.dropped, len(lines), partial, live)
+    return LogPage(lines, extract.first, stopped, extract.end, extract.dropped, len(lines), partial, live)
 
 
 def _read_back(
-    search: _Search, extract: Extract, pieces: Iterable[_Found], before: int | None, limit: int, live: list[LiveLine]
-) -> Page:
+    search: _Search, extract: LogExtract, pieces: Iterable[_Found], before: int | None, limit: int, live: list[LiveLine]
+) -> LogPage:
     page, matches = _Lines(limit), 0
     wanted = range(extract.end if before is None else before)
     for rank, piece in pieces:
@@ -169,10 +171,10 @@ def _read_back(
         if search.is_over:
             break
     lines, partial = page.lines[::-1], search.is_over
-    return Page(lines, extract.first, extract.end, extract.end, extract.dropped, matches, partial, live)
+    return LogPage(lines, extract.first, extract.end, extract.end, extract.dropped, matches, partial, live)
 
 
-def _live_of(search: _Search, extract: Extract, ranks: Mapping[str, int]) -> list[LiveLine]:
+def _live_of(search: _Search, extract: LogExtract, ranks: Mapping[str, int]) -> list[LiveLine]:
     rows = ((ranks[node], row) for node, own in extract.rows.items() for row in own)
     wanted = (found for found in rows if search.takes_row(found[1]))
     return [
@@ -185,12 +187,12 @@ class _Lines:
     """The lines of a page, which ends after so many lines or characters."""
 
     def __init__(self, limit: int) -> None:
-        self.lines: list[Line] = []
+        self.lines: list[LogLine] = []
         self._limit = limit
         self._characters = 0
         self.is_full = False
 
-    def add(self, line: Line) -> bool:
+    def add(self, line: LogLine) -> bool:
         """Whether there was room for it."""
         if self.is_full:
             return False
@@ -203,7 +205,7 @@ class _Lines:
 class _Search:
     """Compares lines with a query until its time is over."""
 
-    def __init__(self, query: Query, until: float, clock: Callable[[], float]) -> None:
+    def __init__(self, query: LogQuery, until: float, clock: Callable[[], float]) -> None:
         self.is_over = False
         self._query = query
         self._clock = clock
@@ -219,7 +221,7 @@ class _Search:
         """Whether lines need not be compared."""
         return self._holds is None
 
-    def takes_row(self, row: Row) -> bool:
+    def takes_row(self, row: LiveRow) -> bool:
         return self._query.takes(row.origin, row.stream) and bool(row.text) and self._takes(row.text)
 
     @property
@@ -227,7 +229,7 @@ class _Search:
         """The line that comes next: one that took too long is passed over, or nobody would ever come past it."""
         return self._reached
 
-    def lines_of(self, rank: int, piece: Piece, wanted: range, *, newest_first: bool = False) -> Iterator[Line]:
+    def lines_of(self, rank: int, piece: LogPiece, wanted: range, *, newest_first: bool = False) -> Iterator[LogLine]:
         """The lines that match of those with these serial numbers, until the time is over."""
         first, end = max(piece.serial, wanted.start), min(piece.end, wanted.stop)
         if first >= end or not self._may_hold(piece):
@@ -240,9 +242,9 @@ class _Search:
             matches = self._takes(text)
             self._reached = serial + 1
             if matches:
-                yield Line(serial, piece.at, rank, piece.stream, cell, _shown(text))
+                yield LogLine(serial, piece.at, rank, piece.stream, cell, _shown(text))
 
-    def _may_hold(self, piece: Piece) -> bool:
+    def _may_hold(self, piece: LogPiece) -> bool:
         self._look_at_clock()
         # One look at all of it, in C: most pieces are passed over so. Colours may be in the middle of a word.
         if self._may_be_in is None or "\x1b" in piece.text or "\r" in piece.text:

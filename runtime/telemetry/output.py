@@ -18,8 +18,8 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.telemetry.escapes import has_escapes, only_colours, split_half
-from meshbook.runtime.telemetry.events import Event, EventLog
-from meshbook.runtime.telemetry.logbook import Logbook, LogEstate
+from meshbook.runtime.telemetry.events import EventLog, RunEvent
+from meshbook.runtime.telemetry.logbook import Logbook, LogState
 from meshbook.runtime.telemetry.terminal import Emission, Terminal
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class LogOptions(msgspec.Struct, frozen=True, array_like=True):
 SHOWN = LogOptions()
 
 
-class Mark(msgspec.Struct, frozen=True, array_like=True):
+class SentMark(msgspec.Struct, frozen=True, array_like=True):
     """How much of a process's output has been sent: everything up to this, and nothing after it.
 
     `number` counts what was written through Python; `stdout` and `stderr` are bytes that went past it.
@@ -69,7 +69,7 @@ class OutputChunk(msgspec.Struct, frozen=True, array_like=True):
     text: str
     options: LogOptions = SHOWN
     live: str | None = None
-    mark: Mark | None = None  # None: more of it follows
+    mark: SentMark | None = None  # None: more of it follows
 
 
 class DisplayChunk(msgspec.Struct, frozen=True, array_like=True):
@@ -95,7 +95,7 @@ class ClearChunk(msgspec.Struct, frozen=True, array_like=True):
     options: LogOptions = SHOWN
 
 
-class Remains(msgspec.Struct, frozen=True, array_like=True):
+class UnsentOutput(msgspec.Struct, frozen=True, array_like=True):
     """What a process that has ended had written, and may not have sent.
 
     `pieces` were written through Python: number, execution, stream and text, in order. `past` are the bytes that went
@@ -110,7 +110,7 @@ class Remains(msgspec.Struct, frozen=True, array_like=True):
     pieces: list[tuple[int, str, StreamName, str]]
     past: list[tuple[int, bytes]]
 
-    def after(self, mark: Mark) -> Iterator[tuple[str, StreamName, str]]:
+    def after(self, mark: SentMark) -> Iterator[tuple[str, StreamName, str]]:
         """What comes after the mark: execution, stream and text; neighbours of the same in one piece."""
         unseen = [(origin, stream, text) for number, origin, stream, text in self.pieces if number > mark.number]
         streams: tuple[StreamName, StreamName] = "stdout", "stderr"
@@ -137,7 +137,7 @@ class OutputStore:
         self._sinks: dict[str, Sink] = {}
         self._default: Sink | None = None
         self._ended: collections.deque[str] = collections.deque()
-        self._marks: dict[str, Mark] = {}  # by node: what has come of its output
+        self._marks: dict[str, SentMark] = {}  # by node: what has come of its output
         # By mesh, rank, execution and stream: the beginning of an escape sequence, whose end is still to come.
         self._halves: dict[tuple[str, int, str, str], str] = {}
 
@@ -187,18 +187,18 @@ class OutputStore:
             return chunk
         return msgspec.structs.replace(chunk, text=text, live=live)
 
-    def take(self, chunk: Chunk | Remains) -> None:
+    def take(self, chunk: Chunk | UnsentOutput) -> None:
         """Take in what a process, or its agent, has sent."""
-        if isinstance(chunk, Remains):
+        if isinstance(chunk, UnsentOutput):
             self.add_remains(chunk)
         else:
             self.add(chunk)
 
-    def add_remains(self, remains: Remains) -> None:
+    def add_remains(self, remains: UnsentOutput) -> None:
         """Take in what a process that has ended had written, except what has come already."""
         mesh, rank, options = remains.mesh, remains.rank, remains.options
         terminals: dict[tuple[str, StreamName], Terminal] = {}
-        for origin, stream, text in remains.after(self._marks.get(remains.node, Mark(remains.node))):
+        for origin, stream, text in remains.after(self._marks.get(remains.node, SentMark(remains.node))):
             if origin and (origin, stream) not in terminals:
                 rows = self.logbook.live_rows(f"{mesh}.{rank}", origin, stream)
                 terminals[origin, stream] = Terminal.resumed(rows)
@@ -212,15 +212,15 @@ class OutputStore:
         """The last output of a rank, both streams, up to a mebi-character."""
         return self.logbook.text(f"{mesh}.{rank}")
 
-    def estates(self) -> dict[str, LogEstate]:
+    def estates(self) -> dict[str, LogState]:
         """The last output of every rank, by process."""
         return self.logbook.estates()
 
-    def restore(self, estates: dict[str, LogEstate]) -> None:
+    def restore(self, estates: dict[str, LogState]) -> None:
         """Begin with what ranks have written before."""
         self.logbook.restore(estates)
 
-    def replay(self, chunk: Chunk | Remains) -> None:
+    def replay(self, chunk: Chunk | UnsentOutput) -> None:
         """Take in what was written while nobody looked: only a sink of its own execution shows it."""
         default, self._default = self._default, None
         try:
@@ -255,11 +255,11 @@ class TelemetryActor(Actor):
         self._events = events
 
     @endpoint
-    def happened(self, event: Event) -> None:
+    def happened(self, event: RunEvent) -> None:
         """Note what happened to a mesh."""
         self._events.add(event)
 
     @endpoint
-    def output(self, chunk: Chunk | Remains) -> None:
+    def output(self, chunk: Chunk | UnsentOutput) -> None:
         """Note what a rank printed or displayed."""
         self._store.take(chunk)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from meshbook.runtime.telemetry.vitals import Activity, Words
+from meshbook.runtime.telemetry.vitals import Activity, ProcessWords
 
 SIZE = 4096
 # The words, each of eight bytes. TICK and STEP are seconds as floats, the others whole numbers.
@@ -29,7 +29,7 @@ Traffic = tuple[int, int, int, int]  # messages sent and received, bytes sent an
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class StatusReading:
     """What a page said. `tick` is by the clock of its host, 0 before the first; `words` are None where torn."""
 
     tick: float
@@ -40,7 +40,7 @@ class Reading:
     words: bytes | None
 
 
-class Page:
+class StatusPage:
     """Where a process writes. Before `open`, and where no file can be had, it writes to memory that nobody reads."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ def page_file(folder: Path, node: str) -> Path:
     return folder / f"{node}.vitals"
 
 
-def fit(words: Words, most: int = TEXT_BYTES) -> bytes:
+def fit(words: ProcessWords, most: int = TEXT_BYTES) -> bytes:
     """As text that fits; of too many actors those are left out that have the least to do."""
     said = msgspec.msgpack.encode(words)
     if len(said) > most:
@@ -92,20 +92,20 @@ def fit(words: Words, most: int = TEXT_BYTES) -> bytes:
         while len(said) > most and actors:
             actors = actors[: len(actors) // 2]
             said = msgspec.msgpack.encode(msgspec.structs.replace(words, actors=tuple(actors)))
-    return said if len(said) <= most else msgspec.msgpack.encode(Words(words.pid))
+    return said if len(said) <= most else msgspec.msgpack.encode(ProcessWords(words.pid))
 
 
 # -- reading, in the agent -----------------------------------------------------------------
 
 
-class PageReader:
+class StatusPageReader:
     """The pages of the processes of a host, which are kept open. For one thread."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: dict[tuple[str, int], int] = {}
 
-    def read(self, node: str, life: int) -> Reading | None:
+    def read(self, node: str, life: int) -> StatusReading | None:
         """What this life of a process says; None where it has not begun to. OSError where it cannot have a page."""
         file = self._files.get((node, life), -1)
         if file < 0 and (file := self._open(node, life)) < 0:
@@ -145,11 +145,11 @@ def life_of(page: bytes) -> int:
     return int(_ALL.unpack_from(page)[LIFE])
 
 
-def parse(page: bytes) -> Reading:
+def parse(page: bytes) -> StatusReading:
     """What stands on a page."""
     words = _ALL.unpack_from(page)
     text = page[_TEXT : _TEXT + words[LENGTH]]
-    return Reading(
+    return StatusReading(
         words[TICK],
         activity_of(words[CELLS] + words[ENDPOINTS], words[COLLECTIVES], words[PAUSES]),
         words[STEP],

@@ -19,7 +19,7 @@ QUESTIONS = "questions"  # the actor that a controller hosts for this
 Kind = Literal["input", "password", "command", "stop"]
 
 
-class Question(msgspec.Struct, frozen=True, array_like=True):
+class PromptQuestion(msgspec.Struct, frozen=True, array_like=True):
     """What a rank wants to know: a line, a password, a debugger's command; or whether it may stop for a debugger.
 
     `number` counts the questions of a rank. `place` is where the debugger stands (`cell 12:7`).
@@ -34,31 +34,31 @@ class Question(msgspec.Struct, frozen=True, array_like=True):
     place: str = ""
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True):
+class PromptAnswer(msgspec.Struct, frozen=True, array_like=True):
     """A line; the end of all input; or why nobody answers."""
 
     kind: Literal["text", "eof", "refused"]
     text: str = ""
 
 
-EOF = Answer("eof")
-Reply = Callable[[Answer], None]
+EOF = PromptAnswer("eof")
+Reply = Callable[[PromptAnswer], None]
 
 
-class Answerer(Protocol):
+class PromptAnswerer(Protocol):
     """Who answers the questions of one execution. Called on the receiving thread: it may only note what came."""
 
-    def take(self, question: Question, reply: Reply) -> None: ...
+    def take(self, question: PromptQuestion, reply: Reply) -> None: ...
     def withdraw(self, rank: int, number: int) -> None: ...
 
 
-class QuestionDesk(Actor):
+class QuestionRouter(Actor):
     """Hands each question to who answers for its execution; hosted inline, so what was printed before it is here."""
 
     def __init__(self) -> None:
-        self._answerers: dict[str, Answerer] = {}
+        self._answerers: dict[str, PromptAnswerer] = {}
 
-    def open(self, origin: str, answerer: Answerer) -> None:
+    def open(self, origin: str, answerer: PromptAnswerer) -> None:
         """From now on `answerer` has the questions of this execution."""
         self._answerers[origin] = answerer
 
@@ -67,16 +67,16 @@ class QuestionDesk(Actor):
         self._answerers.pop(origin, None)
 
     @endpoint(explicit_response_port=True)
-    def ask(self, port: Port[Answer], question: Question) -> None:
+    def ask(self, port: Port[PromptAnswer], question: PromptQuestion) -> None:
         """Answer a question, at once or later."""
         here = context()
 
-        def reply(answer: Answer) -> None:
+        def reply(answer: PromptAnswer) -> None:
             here.run(port.send, answer)  # from whatever thread has it
 
         answerer = self._answerers.get(question.origin)
         if answerer is None:
-            reply(Answer("refused", "no cell runs that could ask for it"))
+            reply(PromptAnswer("refused", "no cell runs that could ask for it"))
         else:
             answerer.take(question, reply)
 

@@ -19,7 +19,7 @@ DROPPED_AT_ONCE = 8  # one part in so many: to cut the oldest piece copies it
 Writer = tuple[str, str]  # an execution, and its stream
 
 
-class Piece(NamedTuple):
+class LogPiece(NamedTuple):
     """Lines that came in one go: `serial` is that of the first, and `end` one past that of the last.
 
     `at`: when, in seconds since 1970. Only the last line may be without an end.
@@ -40,7 +40,7 @@ class Piece(NamedTuple):
         return [_overwritten(line) for line in lines] if "\r" in self.text else lines
 
 
-class Row(NamedTuple):
+class LiveRow(NamedTuple):
     """A line that may still change: one without an end, or a progress bar."""
 
     origin: str
@@ -55,7 +55,7 @@ class RankLog:
         self.size = 0  # characters, and what it takes to keep them
         self.dropped = 0  # lines
         self._limit = limit
-        self._pieces: collections.deque[Piece] = collections.deque()
+        self._pieces: collections.deque[LogPiece] = collections.deque()
         self._open: dict[Writer, str] = {}  # lines without an end
         self._live: dict[Writer, str] = {}  # rows that may still change
 
@@ -120,13 +120,13 @@ class RankLog:
         """The serial number of the oldest line."""
         return self._pieces[0].serial if self._pieces else None
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[LogPiece]:
         """All that is kept, the oldest first."""
         return list(self._pieces)
 
-    def pieces_since(self, serial: int) -> list[Piece]:
+    def pieces_since(self, serial: int) -> list[LogPiece]:
         """Those with lines of this serial number or later, the oldest first; cheap where these are few."""
-        found: list[Piece] = []
+        found: list[LogPiece] = []
         for piece in reversed(self._pieces):
             if piece.end <= serial:
                 break
@@ -137,12 +137,12 @@ class RankLog:
         """The rows of one writer that may still change, without a line that has no end."""
         return self._live.get(writer, "")
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[LiveRow]:
         """The lines that may still change, as they are now."""
         for writer in self.writers():
             text = self._open.get(writer, "") + self._live.get(writer, "")
             for line in text.split("\n"):
-                yield Row(*writer, _overwritten(line))
+                yield LiveRow(*writer, _overwritten(line))
 
     def text(self) -> str:
         """All of it."""
@@ -151,11 +151,11 @@ class RankLog:
 
     # -- handing over --------------------------------------------------------------
 
-    def estate(self) -> tuple[list[Piece], dict[Writer, str]]:
+    def estate(self) -> tuple[list[LogPiece], dict[Writer, str]]:
         """What another controller begins with: the pieces, and lines without an end."""
         return self.pieces(), {writer: self._open.get(writer, "") for writer in self.writers()}
 
-    def restore(self, pieces: list[Piece], open_lines: dict[Writer, str]) -> None:
+    def restore(self, pieces: list[LogPiece], open_lines: dict[Writer, str]) -> None:
         """Begin with what another one had; rows are sent again by those who draw them."""
         self._pieces.extend(pieces)
         self._open.update({writer: text for writer, text in open_lines.items() if text})
@@ -176,14 +176,14 @@ class RankLog:
 
     def _add(self, writer: Writer, text: str, serial: int, at: float) -> int:
         count = text.count("\n") + (text[-1] != "\n")
-        self._pieces.append(Piece(serial, serial + count, at, *writer, text))
+        self._pieces.append(LogPiece(serial, serial + count, at, *writer, text))
         self.size += len(text) + PIECE_CHARACTERS
         if self.size > self._limit:
             self.shrink(self._limit - self._limit // DROPPED_AT_ONCE)
         return count
 
 
-def _cut(piece: Piece, excess: int) -> Piece | None:
+def _cut(piece: LogPiece, excess: int) -> LogPiece | None:
     """What is left of it without so many characters at its begin, and without the rest of the line that is cut."""
     if excess >= len(piece.text):
         return None

@@ -22,22 +22,22 @@ from meshbook.runtime.telemetry.page import (
     STEP,
     TICK,
     TRAFFIC,
-    Page,
+    StatusPage,
     Traffic,
     activity_of,
     fit,
 )
-from meshbook.runtime.telemetry.vitals import Activity, Words
+from meshbook.runtime.telemetry.vitals import Activity, ProcessWords
 
 OPTIMIZER = "torch.optim.optimizer"
 
 
-class Signs:
+class StatusWriter:
     """What a process says of itself; until it has a page, to nobody."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self._page = Page()
+        self._page = StatusPage()
         self.open, self.close = self._page.open, self._page.close
         self.pause = ""  # how the main thread waits for a person
         self.when_changed: Callable[[], object] = (
@@ -68,7 +68,7 @@ class Signs:
         """A step of training took so long."""
         self._page.seconds[STEP] = seconds
 
-    def tick(self, words: Words, traffic: Traffic) -> None:
+    def tick(self, words: ProcessWords, traffic: Traffic) -> None:
         """Give a sign of life, with what is to be told once a second; from one thread only."""
         numbers = self._page.numbers
         numbers[QUEUED] = sum(queued for _, queued, _ in words.actors)
@@ -83,7 +83,7 @@ def _nobody() -> None:
     """There is nobody to tell."""
 
 
-def watch_steps(signs: Signs) -> bool:
+def watch_steps(signs: StatusWriter) -> bool:
     """Have steps of training timed: from one `step()` of an optimizer to its next in the same execution.
 
     False where torch has not been imported yet. A step that torch has compiled is not seen.

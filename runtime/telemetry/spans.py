@@ -46,7 +46,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     is_open: bool = False  # it had not ended when the process was asked; `end` is then the time of the asking
 
 
-class Mark(msgspec.Struct, frozen=True, array_like=True):
+class CallMark(msgspec.Struct, frozen=True, array_like=True):
     """A moment in the life of a call: its question arrived here from `node`, or (without one) its answer did."""
 
     time: int
@@ -54,7 +54,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
     call: int
 
 
-class Recording(msgspec.Struct, frozen=True, array_like=True):
+class SpanRecording(msgspec.Struct, frozen=True, array_like=True):
     """What one process has recorded.
 
     Spans that ended before `since` are forgotten, or were not asked for; `marked_since` says the same of marks.
@@ -63,12 +63,12 @@ class Recording(msgspec.Struct, frozen=True, array_like=True):
     asked: int
     since: int
     spans: tuple[Span, ...]
-    marks: tuple[Mark, ...]
+    marks: tuple[CallMark, ...]
     threads: dict[int, str]  # names of those that live
     marked_since: int = 0
 
 
-class Busy(Protocol):
+class OpenSpans(Protocol):
     """Who knows of spans that have not ended."""
 
     def under_way(self) -> Iterator[Row]: ...
@@ -97,7 +97,7 @@ class Recorder:
         if self.on:
             self.add((kind, start, now(), get_ident(), name, current_origin(), *link))
 
-    def recording(self, since: int) -> Recording:
+    def recording(self, since: int) -> SpanRecording:
         """All that ended at this time or later, and what has not ended yet."""
         asked = now()
         rows, marks = _copy(self._spans), _copy(self._marks)
@@ -105,11 +105,11 @@ class Recorder:
         spans = [_span_of(row) for row in rows if row[2] >= since]
         begun = [*list(self.open.values()), *(row for find in self.busy for row in find())]
         spans += [_span_of(_until(row, asked), is_open=True) for row in begun]
-        return Recording(
+        return SpanRecording(
             asked,
             max(since, forgotten),
             tuple(spans),
-            tuple(Mark(*mark) for mark in marks if mark[0] >= since),
+            tuple(CallMark(*mark) for mark in marks if mark[0] >= since),
             {thread.ident: thread.name for thread in threading.enumerate() if thread.ident is not None},
             max(since, marks[0][0] if self.on and len(marks) == self._marks.maxlen else since),
         )

@@ -19,7 +19,7 @@ from types import CellType, FunctionType
 from typing import Any
 
 from meshbook.runtime.actor.context import current_origin
-from meshbook.runtime.telemetry.signs import Signs
+from meshbook.runtime.telemetry.signs import StatusWriter
 from meshbook.runtime.telemetry.spans import Recorder, now
 
 C10D = "torch.distributed.distributed_c10d"
@@ -28,7 +28,7 @@ _RUN, _PREPARE = "_engine_run_backward", "prepare_for_backward"
 _MARK = "__meshbook_recorded__"
 
 
-def watch_collectives(recorder: Recorder, signs: Signs) -> bool:
+def watch_collectives(recorder: Recorder, signs: StatusWriter) -> bool:
     """Have collectives recorded, and signs given of them; False where torch.distributed has not been imported yet."""
     c10d = sys.modules.get(C10D)
     if c10d is None or not recorder.on:
@@ -51,13 +51,13 @@ def _wrapped_cell(function: Any) -> CellType | None:
     return cell
 
 
-def _replace(cell: CellType, name: str, recorder: Recorder, signs: Signs) -> None:
+def _replace(cell: CellType, name: str, recorder: Recorder, signs: StatusWriter) -> None:
     function: Callable[..., Any] = cell.cell_contents
     if not hasattr(function, _MARK):
         cell.cell_contents = _recorded(function, name, recorder, signs)
 
 
-def _recorded(function: Callable[..., Any], name: str, recorder: Recorder, signs: Signs) -> Callable[..., Any]:
+def _recorded(function: Callable[..., Any], name: str, recorder: Recorder, signs: StatusWriter) -> Callable[..., Any]:
     names = list(inspect.signature(function).parameters)
     place = names.index("group") if "group" in names else len(names)
 
@@ -81,7 +81,7 @@ def _recorded(function: Callable[..., Any], name: str, recorder: Recorder, signs
     return recorded
 
 
-def _watch_waits(c10d: Any, recorder: Recorder, signs: Signs) -> None:
+def _watch_waits(c10d: Any, recorder: Recorder, signs: StatusWriter) -> None:
     """The same of `work.wait()`, by which one waits for an asynchronous collective."""
     known = getattr(getattr(c10d, "Work", None), "wait", None)
     if known is None or hasattr(known, _MARK):

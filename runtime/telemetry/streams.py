@@ -10,7 +10,7 @@ from meshbook.runtime.actor.context import current_origin
 from meshbook.runtime.telemetry.output import StreamName
 
 
-class Taker(Protocol):
+class TextSink(Protocol):
     """Where the text goes (`capture.Capture`)."""
 
     def write(self, origin: str, stream: StreamName, text: str) -> None: ...
@@ -25,7 +25,7 @@ class RankStream(io.TextIOBase):
     line_buffering = True
     mode = "w"
 
-    def __init__(self, taker: Taker, stream: StreamName, descriptor: int) -> None:
+    def __init__(self, taker: TextSink, stream: StreamName, descriptor: int) -> None:
         self._taker = taker
         self._stream: StreamName = stream
         self._descriptor = descriptor

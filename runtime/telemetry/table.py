@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS, METRICS, Batch, Metric, Vitals
+from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS, METRICS, Metric, Vitals, VitalsBatch
 
 FIRST_ROWS = 64
 GAP = 2  # seconds without a value, that are taken to be as the one before: batches come at no exact times
@@ -19,7 +19,7 @@ REMEMBERED_SEQUENCES = 16
 _ACTIVITY, _AGE = len(METRICS), len(METRICS) + 1
 
 
-class Table:
+class VitalsTable:
     """The numbers by node."""
 
     def __init__(self, seconds: int = HISTORY_SECONDS) -> None:
@@ -39,7 +39,7 @@ class Table:
         """How many processes have a row."""
         return len(self._rows)
 
-    def add(self, batch: Batch, now: float, without: Collection[str] = ()) -> None:
+    def add(self, batch: VitalsBatch, now: float, without: Collection[str] = ()) -> None:
         """Take in what was measured, but of those processes."""
         nodes, numbers = batch.nodes, np.frombuffer(batch.numbers, np.float32).reshape(-1, _AGE + 1)
         if without:

@@ -14,7 +14,7 @@ _HEAD = ("by", "owner", "way", "direction", "bytes", "transfers", "time")
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class TransferRecord:
     """What one process has moved between its own memory and that of one owner, by one way, in one direction.
 
     `by` and `owner` are "rank 3" of the mesh that was asked, else the name of a process. `direction`: "read" is from
@@ -33,8 +33,8 @@ class Moved:
         return "  ".join(_cells(self))
 
 
-class TransferTable(list[Moved]):
-    """A list of `Moved`, which shows itself as a table; data frames of pandas and Polars are made of it as it is."""
+class TransferTable(list[TransferRecord]):
+    """A list of `TransferRecord`, which shows itself as a table; data frames of pandas and Polars are made of it as it is."""
 
     silent: tuple[str, ...] = ()  # who did not answer, and of whom nothing is in it
 
@@ -45,7 +45,7 @@ class TransferTable(list[Moved]):
         return "\n".join([*(_line(row, widths) for row in rows), *missing])
 
 
-def _cells(row: Moved) -> tuple[str, ...]:
+def _cells(row: TransferRecord) -> tuple[str, ...]:
     amounts = format_bytes(row.bytes), f"{row.transfers:,}", format_seconds(row.seconds)
     return (row.by, row.owner, row.way, row.direction, *amounts)
 
@@ -79,16 +79,16 @@ class Traffic:
             sums[1] += 1
             sums[2] += seconds
 
-    def rows(self) -> list[Moved]:
+    def rows(self) -> list[TransferRecord]:
         """In the order in which they first came."""
         with self._lock:
             return [
-                Moved(self._by, owner, way, "write" if is_write else "read", int(size), int(count), seconds)
+                TransferRecord(self._by, owner, way, "write" if is_write else "read", int(size), int(count), seconds)
                 for (owner, way, is_write), (size, count, seconds) in self._sums.items()
             ]
 
 
-def table_of(rows: Iterable[Moved], silent: Iterable[str], name: Callable[[str], str]) -> TransferTable:
+def table_of(rows: Iterable[TransferRecord], silent: Iterable[str], name: Callable[[str], str]) -> TransferTable:
     """All of it, with the names of processes as they are to be shown."""
     table = TransferTable(replace(row, by=name(row.by), owner=name(row.owner)) for row in rows)
     table.silent = tuple(map(name, silent))

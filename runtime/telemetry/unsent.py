@@ -6,7 +6,7 @@ The file is mapped, so keeping a piece is one copy in memory, without a system c
     2 halves  pieces, one after the other, up to a length of 0
 
 The worker writes to one half. Once all pieces of the other half have left the process, it clears that one and turns to
-it. So the file may hold pieces that were sent; a `Mark` in each chunk says how far the controller has come.
+it. So the file may hold pieces that were sent; a `SentMark` in each chunk says how far the controller has come.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from meshbook.runtime.telemetry.output import LogOptions, Mark, Remains, StreamName
+from meshbook.runtime.telemetry.output import LogOptions, SentMark, StreamName, UnsentOutput
 
 HALF_BYTES = 256 << 10
 PIECE_CHARACTERS = 16 << 10  # a longer text is kept in several pieces
@@ -31,7 +31,7 @@ _PIECE = struct.Struct("=IQ?H")  # bytes of the text, number, is it stderr, byte
 _pack_piece = _PIECE.pack
 
 
-class Owner(msgspec.Struct, frozen=True, array_like=True):
+class OutputOwner(msgspec.Struct, frozen=True, array_like=True):
     """Whose output it is: a rank of a mesh. `origin` is the cell that runs."""
 
     mesh: str
@@ -44,7 +44,7 @@ def unsent_file(folder: Path, node: str) -> Path:
     return folder / f"{node}.unsent"
 
 
-class Unsent:
+class UnsentFile:
     """The worker's side. Where the disk has no room for the file, nothing is kept."""
 
     def __init__(self, folder: Path, node: str) -> None:
@@ -74,7 +74,7 @@ class Unsent:
         """Keep nothing until the next `turn` makes room."""
         self._is_full = True
 
-    def turn(self, taken: int, left: Mark) -> None:
+    def turn(self, taken: int, left: SentMark) -> None:
         """Make room, before more is taken in: everything up to the mark `left` has left this process.
 
         `taken` is the highest number that was taken in. For one thread at a time.
@@ -92,7 +92,7 @@ class Unsent:
             self._current, self._other, self._last = self._other, self._current, None
             self._is_full = False
 
-    def belong_to(self, owner: Owner) -> None:
+    def belong_to(self, owner: OutputOwner) -> None:
         """Note whose output it is from now on."""
         if self._is_on:
             data = msgspec.msgpack.encode(owner)[: _HEADER_BYTES - _SENT.size - _LENGTH.size]
@@ -128,14 +128,14 @@ def _clear(half: mmap.mmap) -> None:
 # -- the agent's side ------------------------------------------------------------------
 
 
-def read_remains(folder: Path, node: str) -> Remains | None:
+def read_remains(folder: Path, node: str) -> UnsentOutput | None:
     """Return what a process that has ended may not have sent; None where there is nothing."""
     try:
         data = unsent_file(folder, node).read_bytes()
         sent = _SENT.unpack_from(data)
         (length,) = _LENGTH.unpack_from(data, _SENT.size)
         start = _SENT.size + _LENGTH.size
-        owner = msgspec.msgpack.decode(data[start : start + length], type=Owner)
+        owner = msgspec.msgpack.decode(data[start : start + length], type=OutputOwner)
     except (OSError, struct.error, msgspec.DecodeError):
         return None
     halves = (data[_HEADER_BYTES + at : _HEADER_BYTES + at + HALF_BYTES] for at in (0, HALF_BYTES))
@@ -143,7 +143,7 @@ def read_remains(folder: Path, node: str) -> Remains | None:
     past = [_read_from(folder / f"{node}.{suffix}", at) for suffix, at in zip(("out", "err"), sent, strict=True)]
     if not pieces and not any(data for _, data in past):
         return None
-    return Remains(node, owner.mesh, owner.rank, owner.options, owner.origin, pieces, past)
+    return UnsentOutput(node, owner.mesh, owner.rank, owner.options, owner.origin, pieces, past)
 
 
 def _pieces(half: bytes) -> Iterator[tuple[int, str, StreamName, str]]:

@@ -29,7 +29,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     *("cpu", "memory", "gpu_memory", "gpu", "step", "queued"),
     *("sent", "received", "bytes_sent", "bytes_received"),
 )
-COLUMNS: Final = (*METRICS, "activity", "age")  # of a `Batch`
+COLUMNS: Final = (*METRICS, "activity", "age")  # of a `VitalsBatch`
 HISTORY_SECONDS = 300  # that are kept of each metric, a value a second
 STALE_AFTER = 5.0  # seconds without a sign of life
 SECONDS = 1.0  # between two batches of a host, and between two heartbeats of a process
@@ -85,7 +85,7 @@ class ProcessDetail:
     pause: str = ""
 
 
-class Words(msgspec.Struct, frozen=True, array_like=True):
+class ProcessWords(msgspec.Struct, frozen=True, array_like=True):
     """What a process says of itself in words; `actors`: name, messages that wait, and the endpoint that runs."""
 
     pid: int
@@ -94,11 +94,11 @@ class Words(msgspec.Struct, frozen=True, array_like=True):
     pause: str = ""
 
 
-class Batch(msgspec.Struct, frozen=True, array_like=True):
+class VitalsBatch(msgspec.Struct, frozen=True, array_like=True):
     """What an agent has measured of the processes of its host at one time.
 
     `numbers` are float32 in the byte order of these machines, `COLUMNS` for each node; an age is in seconds by the
-    clock of that host. `lives`: how often each had begun before. `words`: `Words` as msgpack, of those where they have
+    clock of that host. `lives`: how often each had begun before. `words`: `ProcessWords` as msgpack, of those where they have
     changed.
     """
 

@@ -42,7 +42,7 @@ class KeyPair(msgspec.Struct, frozen=True):
 
 
 def guard(socket: Socket, keys: KeyPair) -> None:
-    """Accept only peers with the keys of the run. Call before `bind`; needs a `Guard` in the same context."""
+    """Accept only peers with the keys of the run. Call before `bind`; needs a `ZapHandler` in the same context."""
     socket.curve_server = True
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
 
@@ -53,7 +53,7 @@ def authenticate(socket: Socket, keys: KeyPair) -> None:
     socket.curve_serverkey = keys.public
 
 
-class Guard:
+class ZapHandler:
     """Checks the keys of peers that connect to guarded sockets of this context, on its own thread."""
 
     def __init__(self, context: zmq.Context[Socket], keys: KeyPair) -> None:

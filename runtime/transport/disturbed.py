@@ -18,7 +18,7 @@ from meshbook.runtime.wire.frames import Buffer
 from meshbook.runtime.wire.messages import Address
 
 
-class _Held(NamedTuple):
+class _DelayedFrame(NamedTuple):
     due: float
     to: Address
     frame: Buffer
@@ -36,7 +36,7 @@ class DisturbedTransport:
         self.loop = inside.loop
         self._inside = inside
         self._accept: Accept = _ignore
-        self._held: deque[_Held] = deque()
+        self._held: deque[_DelayedFrame] = deque()
         self._mark = HighWaterMark(self._held, limit)
         self._arrived: deque[Buffer] = deque()  # received while the link is cut
         self._slow_until = self._cut_until = 0.0
@@ -95,7 +95,7 @@ class DisturbedTransport:
     def _hold(self, to: Address, frame: Buffer) -> None:
         now = monotonic()
         due = now + self._latency if now < self._slow_until else now
-        self._held.append(_Held(due, to, frame))
+        self._held.append(_DelayedFrame(due, to, frame))
         if not self._is_disturbed:  # the disturbance has ended meanwhile
             self.loop.run(self._release)
         self._mark.wait(lambda: not self._is_disturbed)

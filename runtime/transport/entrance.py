@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import zmq
 
 from meshbook.runtime.errors import RefusedMessage
-from meshbook.runtime.transport.curve import Guard, Handshakes, KeyPair, authenticate, guard
+from meshbook.runtime.transport.curve import Handshakes, KeyPair, ZapHandler, authenticate, guard
 from meshbook.runtime.transport.home import TCP
-from meshbook.runtime.transport.link import AnyLinkMessage, Attach, LinkMessage, pack, unpack
+from meshbook.runtime.transport.link import AnyLinkMessage, LinkAttach, LinkMessage, pack, unpack
 from meshbook.runtime.transport.window import PIECE_BYTES
 from meshbook.runtime.wire.frames import Buffer
 
@@ -38,11 +38,11 @@ class Received:
 
     message: AnyLinkMessage
     data: Buffer
-    line: Line
+    line: GatewayConnection
     frame: zmq.Frame
 
 
-class Line:
+class GatewayConnection:
     """One connection to another gateway; the last messages may be lost when it breaks."""
 
     def __init__(self, socket: zmq.Socket[bytes], who: bytes | None = None) -> None:
@@ -61,7 +61,7 @@ class Line:
         return True
 
 
-class Strangers:
+class RejectedPeers:
     """Counts refused peers and messages, and logs the first of each kind. `by` names the refusing part in the log."""
 
     def __init__(self, by: str = "the gateway") -> None:
@@ -76,12 +76,12 @@ class Strangers:
             logger.warning("%s refused a peer: %s", self._by, why)
 
 
-class Entrance:
+class GatewayListener:
     """Listens for the gateways of other hosts on `tcp://<ip>:<port>`; accepts only peers with the keys of the run."""
 
-    def __init__(self, context: Context, ip: str, keys: KeyPair, strangers: Strangers) -> None:
+    def __init__(self, context: Context, ip: str, keys: KeyPair, strangers: RejectedPeers) -> None:
         self._strangers = strangers
-        self._guard = Guard(context, keys)
+        self._guard = ZapHandler(context, keys)
         self.socket = context.socket(zmq.ROUTER)
         self._handshakes = Handshakes(self.socket)
         self.monitor = self._handshakes.monitor
@@ -105,7 +105,7 @@ class Entrance:
     def read(self) -> Iterator[Received]:
         """Yield the received messages, at most `BATCH`."""
         for received in _read(self.socket, self._strangers):
-            if isinstance(received.message, Attach):
+            if isinstance(received.message, LinkAttach):
                 self._admit(int(received.frame.get(zmq.SRCFD)))
             yield received
 
@@ -130,10 +130,10 @@ class Entrance:
         self._guard.close()
 
 
-class Dialled:
+class DialledConnection:
     """One connection to the entrance of another host. It does not reconnect: the neighbour dials a new one."""
 
-    def __init__(self, context: Context, prefix: str, keys: KeyPair, strangers: Strangers) -> None:
+    def __init__(self, context: Context, prefix: str, keys: KeyPair, strangers: RejectedPeers) -> None:
         self._strangers = strangers
         self.socket = context.socket(zmq.DEALER)
         self.socket.linger, self.socket.sndhwm, self.socket.maxmsgsize = LINGER_MS, 0, MOST_BYTES
@@ -142,7 +142,7 @@ class Dialled:
         self.socket.ipv6 = "[" in prefix
         authenticate(self.socket, keys)
         self.socket.connect(prefix.rstrip("/"))
-        self.line = Line(self.socket)
+        self.line = GatewayConnection(self.socket)
 
     def read(self) -> Iterator[Received]:
         """Yield the received messages, at most `BATCH`."""
@@ -152,7 +152,7 @@ class Dialled:
         self.socket.close(None if linger else 0)
 
 
-def _read(socket: zmq.Socket[bytes], strangers: Strangers) -> Iterator[Received]:
+def _read(socket: zmq.Socket[bytes], strangers: RejectedPeers) -> Iterator[Received]:
     has_many_peers = socket.type == zmq.ROUTER
     for _ in range(BATCH):
         try:
@@ -167,4 +167,4 @@ def _read(socket: zmq.Socket[bytes], strangers: Strangers) -> Iterator[Received]
         except RefusedMessage as error:
             strangers.refuse(str(error))
         else:
-            yield Received(message, data, Line(socket, who), parts[0])
+            yield Received(message, data, GatewayConnection(socket, who), parts[0])

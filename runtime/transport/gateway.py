@@ -21,13 +21,13 @@ from meshbook.runtime.clock import monotonic
 from meshbook.runtime.config import Settings
 from meshbook.runtime.queues import Latch
 from meshbook.runtime.transport.curve import KeyPair
-from meshbook.runtime.transport.entrance import Context, Dialled, Entrance, Received, Strangers
+from meshbook.runtime.transport.entrance import Context, DialledConnection, GatewayListener, Received, RejectedPeers
 from meshbook.runtime.transport.home import GATEWAY, Home, LaneRequest, describe, host_of
 from meshbook.runtime.transport.io_loop import IN, IoLoop
 from meshbook.runtime.transport.lanes import Inboxes, Key, Lanes
-from meshbook.runtime.transport.link import Attach, Attached, Bye, Noted, Part, Refused
+from meshbook.runtime.transport.link import Bye, ByeReply, LinkAttach, LinkAttached, Refused, StreamPart
 from meshbook.runtime.transport.neighbour import Neighbour
-from meshbook.runtime.transport.streams import Lives, is_stream, stream_to
+from meshbook.runtime.transport.streams import EndedIncarnations, is_stream, stream_to
 from meshbook.runtime.wire.frames import Buffer
 
 logger = logging.getLogger(__name__)
@@ -76,14 +76,14 @@ class Gateway:
         self._settings = settings
         self._context: Context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 16_384)
-        self.strangers = Strangers()
-        self._entrance = Entrance(self._context, entrance_at, keys, self.strangers) if entrance_at else None
+        self.strangers = RejectedPeers()
+        self._entrance = GatewayListener(self._context, entrance_at, keys, self.strangers) if entrance_at else None
         self._own_loop = IoLoop("meshbook gateway") if loop is None else None
         self._loop = loop or self._own_loop or IoLoop()
         self._neighbours: dict[str, Neighbour] = {}  # by prefix
         self._gone: list[Neighbour] = []
         self._given_up: dict[str, str] = {}  # hosts, and why
-        self._lives = Lives()
+        self._lives = EndedIncarnations()
         self._leaving: Leaving | None = None
         self._left = Latch()
         self._has_ended = False
@@ -201,7 +201,7 @@ class Gateway:
         if host in self._neighbours:
             return
         self._given_up.pop(host, None)  # a lost host may have had the same port
-        make = functools.partial(Dialled, self._context, host, self._keys, self.strangers) if dial else None
+        make = functools.partial(DialledConnection, self._context, host, self._keys, self.strangers) if dial else None
         grace = self._settings.host_timeout
         self._neighbours[host] = Neighbour(self._home.prefix, host, grace, make, self._watch, self._loop.unregister)
 
@@ -227,7 +227,7 @@ class Gateway:
         return found
 
     def _take_from_entrance(self, received: Received) -> None:
-        host = received.message.host if isinstance(received.message, Attach) else ""
+        host = received.message.host if isinstance(received.message, LinkAttach) else ""
         if host in self._given_up:
             received.line.send(Refused(self._given_up[host]))
         elif host and host not in self._neighbours:
@@ -248,21 +248,21 @@ class Gateway:
             return self._events.dismissed(neighbour.host, message.why)
         if isinstance(message, Bye):
             return self._take_bye(neighbour, received, message.why)
-        if isinstance(message, Noted):
+        if isinstance(message, ByeReply):
             return self._note_farewell(neighbour)
-        if isinstance(message, Part):
+        if isinstance(message, StreamPart):
             return self._take_part(neighbour, received, message.stream)
         was_attached = neighbour.link.was_attached
         for stream in neighbour.take(received):
             self._resume_lane(neighbour, stream)
         if neighbour.link.was_attached and not was_attached:
             self._events.attached(neighbour.host)
-        if self._leaving is not None and isinstance(message, Attach | Attached):
+        if self._leaving is not None and isinstance(message, LinkAttach | LinkAttached):
             neighbour.take_leave(self._leaving.why)  # the Bye on the connection before may be lost
         return None
 
     def _take_bye(self, neighbour: Neighbour, received: Received, why: str) -> None:
-        received.line.send(Noted())
+        received.line.send(ByeReply())
         self._note_farewell(neighbour)  # a host that leaves too may end before it sends Noted
         if not neighbour.is_leaving:
             neighbour.is_leaving = True

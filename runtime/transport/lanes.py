@@ -16,7 +16,7 @@ from meshbook.runtime.transport.home import LaneRequest
 from meshbook.runtime.transport.io_loop import IoLoop
 from meshbook.runtime.transport.link import Link
 from meshbook.runtime.transport.streams import node_of
-from meshbook.runtime.transport.unix import Listener, Peer, Reader, StreamSocket
+from meshbook.runtime.transport.unix import Listener, PeerConnection, Reader, StreamSocket
 from meshbook.runtime.wire.frames import Buffer
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Inboxes:
         self._loop = loop
         self._path_of = path_of
         self._has_room = has_room  # called with a node that accepts frames again
-        self._inboxes: dict[str, Peer] = {}
+        self._inboxes: dict[str, PeerConnection] = {}
 
     def hand_over(self, link: Link, stream: str) -> None:
         """Send a node the frames that this link has received for it, until its queue fills."""
@@ -122,9 +122,9 @@ class Inboxes:
         for node in list(self._inboxes):
             self.close(node)
 
-    def _inbox(self, node: str) -> Peer:
+    def _inbox(self, node: str) -> PeerConnection:
         if (inbox := self._inboxes.get(node)) is None:
             path = str(self._path_of(node))
-            inbox = self._inboxes[node] = Peer(self._loop, node, path, limit=0)
+            inbox = self._inboxes[node] = PeerConnection(self._loop, node, path, limit=0)
             inbox.on_drained = lambda: self._has_room(node)
         return inbox

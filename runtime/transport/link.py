@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import msgspec
 
 from meshbook.runtime.errors import RefusedMessage
-from meshbook.runtime.transport.window import Inflow, Outflow, Piece
+from meshbook.runtime.transport.window import Inflow, Outflow, StreamPiece
 from meshbook.runtime.wire.frames import Buffer
 
 Positions = dict[str, int]  # by stream
@@ -30,7 +30,7 @@ class LinkMessage(msgspec.Struct, frozen=True, array_like=True, tag_field="k"):
     """Base class of the messages of a link."""
 
 
-class Attach(LinkMessage, frozen=True, tag="a"):
+class LinkAttach(LinkMessage, frozen=True, tag="a"):
     """Begins a connection. `attempt` counts the connections of the dialling side; the latest one counts."""
 
     host: str
@@ -38,14 +38,14 @@ class Attach(LinkMessage, frozen=True, tag="a"):
     received: Positions
 
 
-class Attached(LinkMessage, frozen=True, tag="b"):
+class LinkAttached(LinkMessage, frozen=True, tag="b"):
     """The reply to Attach; from here on pieces may be sent."""
 
     attempt: int
     received: Positions
 
 
-class Part(LinkMessage, frozen=True, tag="p"):
+class StreamPart(LinkMessage, frozen=True, tag="p"):
     """A piece of a stream."""
 
     stream: str
@@ -53,7 +53,7 @@ class Part(LinkMessage, frozen=True, tag="p"):
     ends: bool
 
 
-class Taken(LinkMessage, frozen=True, tag="t"):
+class StreamAck(LinkMessage, frozen=True, tag="t"):
     """Acknowledges streams up to these positions."""
 
     positions: Positions
@@ -75,11 +75,11 @@ class Bye(LinkMessage, frozen=True, tag="e"):
     why: str
 
 
-class Noted(LinkMessage, frozen=True, tag="n"):
+class ByeReply(LinkMessage, frozen=True, tag="n"):
     """The reply to Bye."""
 
 
-AnyLinkMessage = Attach | Attached | Part | Taken | Ping | Refused | Bye | Noted
+AnyLinkMessage = LinkAttach | LinkAttached | StreamPart | StreamAck | Ping | Refused | Bye | ByeReply
 _LENGTH = struct.Struct("<I")
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(AnyLinkMessage)
@@ -121,7 +121,7 @@ class Link:
     # -- connections ---------------------------------------------------------------
 
     def positions(self) -> Positions:
-        """Return the position up to which each incoming stream was received, for `Attach` and `Attached`."""
+        """Return the position up to which each incoming stream was received, for `LinkAttach` and `LinkAttached`."""
         return {stream: inflow.received for stream, inflow in self._in.items()}
 
     def attach(self, received: Positions) -> None:
@@ -146,13 +146,13 @@ class Link:
             outflow = self._out[stream] = Outflow()
         outflow.put(frame)
 
-    def due(self, stream: str) -> Iterator[tuple[Part, Buffer]]:
+    def due(self, stream: str) -> Iterator[tuple[StreamPart, Buffer]]:
         """Yield the pieces of this stream to send now."""
         if self.is_attached and (outflow := self._out.get(stream)) is not None:
             for piece in outflow.due():
-                yield Part(stream, piece.number, piece.ends), piece.data
+                yield StreamPart(stream, piece.number, piece.ends), piece.data
 
-    def all_due(self) -> Iterator[tuple[Part, Buffer]]:
+    def all_due(self) -> Iterator[tuple[StreamPart, Buffer]]:
         """Yield the pieces of all streams to send now."""
         for stream in list(self._out):
             yield from self.due(stream)
@@ -175,12 +175,12 @@ class Link:
 
     # -- in --------------------------------------------------------------------------
 
-    def take_in(self, part: Part, data: Buffer) -> None:
+    def take_in(self, part: StreamPart, data: Buffer) -> None:
         """Add a received piece. Raises Gap if an earlier one is missing: then the connection must be replaced."""
         if (inflow := self._in.get(part.stream)) is None:
             inflow = self._in[part.stream] = Inflow()
         self._changed.add(part.stream)
-        inflow.take_in(Piece(part.number, data, part.ends))
+        inflow.take_in(StreamPiece(part.number, data, part.ends))
 
     def first(self, stream: str) -> Buffer | None:
         """Return the next frame for the node of this stream, or None."""
@@ -192,9 +192,9 @@ class Link:
         self._changed.add(stream)
         self._in[stream].took()
 
-    def news(self, *, anyway: bool = False) -> Taken | None:
+    def news(self, *, anyway: bool = False) -> StreamAck | None:
         """Return the acknowledgement to send, or None if nothing is new; with `anyway`, of all streams."""
         streams = self._in if anyway else self._changed
         found = {stream: taken for stream in streams if (taken := self._in[stream].news(anyway=anyway)) is not None}
         self._changed.clear()
-        return Taken(found) if found else None
+        return StreamAck(found) if found else None

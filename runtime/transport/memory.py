@@ -22,14 +22,14 @@ class Switchboard:
     """The inboxes of one process, by node."""
 
     def __init__(self) -> None:
-        self._inboxes: dict[str, Inbox] = {}
+        self._inboxes: dict[str, FrameQueue] = {}
 
     def transport(self, node: str, high_water_mark: int = 10_000) -> MemoryTransport:
         """Return the transport of a new node with this name."""
-        inbox = self._inboxes[node] = Inbox(high_water_mark)
+        inbox = self._inboxes[node] = FrameQueue(high_water_mark)
         return MemoryTransport(node, self, inbox)
 
-    def find(self, node: str) -> Inbox:
+    def find(self, node: str) -> FrameQueue:
         """Return the inbox of a node. Raises PeerGone if there is none."""
         try:
             return self._inboxes[node]
@@ -44,7 +44,7 @@ class Switchboard:
         """Prepare for the restart of a node."""
 
 
-class Inbox:
+class FrameQueue:
     """The queued frames of one node. Its I/O thread takes them out."""
 
     def __init__(self, limit: int) -> None:
@@ -91,7 +91,7 @@ class Inbox:
 class MemoryTransport:
     """The `Transport` over a switchboard."""
 
-    def __init__(self, node: str, board: Switchboard, inbox: Inbox) -> None:
+    def __init__(self, node: str, board: Switchboard, inbox: FrameQueue) -> None:
         self.address = Address(node, SCHEME + node)
         self.greeting: Buffer = b""
         self.loop = IoLoop()

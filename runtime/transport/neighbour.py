@@ -8,10 +8,20 @@ from collections.abc import Callable, Iterator
 import zmq
 
 from meshbook.runtime.clock import monotonic
-from meshbook.runtime.transport.entrance import Dialled, Line, Received
-from meshbook.runtime.transport.link import Attach, Attached, Bye, Link, LinkMessage, Part, Ping, Refused, Taken
-from meshbook.runtime.transport.pulse import Pulse
-from meshbook.runtime.transport.window import Gap
+from meshbook.runtime.transport.entrance import DialledConnection, GatewayConnection, Received
+from meshbook.runtime.transport.link import (
+    Bye,
+    Link,
+    LinkAttach,
+    LinkAttached,
+    LinkMessage,
+    Ping,
+    Refused,
+    StreamAck,
+    StreamPart,
+)
+from meshbook.runtime.transport.pulse import HeartbeatState
+from meshbook.runtime.transport.window import MissingPiece
 from meshbook.runtime.wire.frames import Buffer
 
 BEATS = 7  # heartbeats within the grace time
@@ -30,7 +40,7 @@ class Neighbour:
         here: str,
         host: str,
         grace: float,
-        dial: Callable[[], Dialled] | None,
+        dial: Callable[[], DialledConnection] | None,
         watch: Callable[[zmq.Socket[bytes]], None],
         unwatch: Callable[[int], None],
     ) -> None:
@@ -41,22 +51,22 @@ class Neighbour:
         self._watch = watch
         self._unwatch = unwatch
         self._dial = dial
-        self._dialled: Dialled | None = None
-        self._line: Line | None = None
+        self._dialled: DialledConnection | None = None
+        self._line: GatewayConnection | None = None
         self._former: collections.deque[bytes | None] = collections.deque(maxlen=REMEMBERED)
         self._attempt = 0
         self._again_at = 0.0
         self._try = FIRST_TRY
-        self._pulse = Pulse(monotonic())
+        self._pulse = HeartbeatState(monotonic())
         self.is_leaving = False  # the host has sent Bye
 
     # -- the connection ------------------------------------------------------------------
 
-    def is_on(self, line: Line) -> bool:
+    def is_on(self, line: GatewayConnection) -> bool:
         """Whether this line carries the link now."""
         return self._line is not None and self._line.who == line.who
 
-    def was_on(self, line: Line) -> bool:
+    def was_on(self, line: GatewayConnection) -> bool:
         """Whether this line carried the link recently; some of its messages may be read only now."""
         return line.who in self._former
 
@@ -86,7 +96,7 @@ class Neighbour:
         self._dialled = self._dial()
         self._watch(self._dialled.socket)
         self._line = self._dialled.line
-        self._send(Attach(self._here, self._attempt, self.link.positions()))
+        self._send(LinkAttach(self._here, self._attempt, self.link.positions()))
         self._again_at = now + self._try
         self._try = min(self._try * NEXT_TRY, LONGEST_TRY)
 
@@ -117,29 +127,29 @@ class Neighbour:
         """Handle a message and return the streams that now have room or a frame."""
         self.hear()
         message = received.message
-        if isinstance(message, Part):
+        if isinstance(message, StreamPart):
             return self._take_part(message, received.data)
-        if isinstance(message, Taken):
+        if isinstance(message, StreamAck):
             return self._take_news(message)
-        if isinstance(message, Attach) and message.attempt > self._attempt:
+        if isinstance(message, LinkAttach) and message.attempt > self._attempt:
             self._lose()
             self._attempt, self._line = message.attempt, received.line
-            self._send(Attached(message.attempt, self.link.positions()))
+            self._send(LinkAttached(message.attempt, self.link.positions()))
             return self._attach(message.received)
-        if isinstance(message, Attached) and message.attempt == self._attempt and not self.link.is_attached:
+        if isinstance(message, LinkAttached) and message.attempt == self._attempt and not self.link.is_attached:
             self._try = FIRST_TRY
             return self._attach(message.received)
         return set()
 
-    def _take_part(self, part: Part, data: Buffer) -> set[str]:
+    def _take_part(self, part: StreamPart, data: Buffer) -> set[str]:
         try:
             self.link.take_in(part, data)
-        except Gap:
+        except MissingPiece:
             self._lose()
             return set()
         return {part.stream}
 
-    def _take_news(self, news: Taken) -> set[str]:
+    def _take_news(self, news: StreamAck) -> set[str]:
         self.link.acknowledge(news.positions)
         for stream in news.positions:
             self.flush(stream)

@@ -5,7 +5,7 @@ from __future__ import annotations
 STALL = 0.5  # a longer pause between two looks, in seconds, means that this process did not run
 
 
-class Pulse:
+class HeartbeatState:
     """The silence of one host, and the heartbeats to it.
 
     A process that was stopped or got no CPU time has received nothing meanwhile. That time is not the peer's silence.

@@ -22,7 +22,7 @@ def is_stream(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-class Lives:
+class EndedIncarnations:
     """The incarnations of nodes that are known to have ended, for one gateway."""
 
     def __init__(self) -> None:

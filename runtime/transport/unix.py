@@ -77,7 +77,7 @@ class StreamSocket(socket.socket):
             self.close()
 
 
-class Peer:
+class PeerConnection:
     """The sending connection to one peer. `send` is for any thread, all else for the I/O thread."""
 
     def __init__(
@@ -489,7 +489,7 @@ class UnixTransport:
         self._accept: Accept = _ignore
         self._home = home
         self._settings = settings
-        self._peers: dict[str, Peer] = {}
+        self._peers: dict[str, PeerConnection] = {}
         self._incarnations: dict[str, int] = {}  # of restarted peers
         self._closed = False
         try:
@@ -530,7 +530,7 @@ class UnixTransport:
         peer = self._peers.get(to.node)
         return peer is None or not peer.queue
 
-    def _open(self, to: Address) -> Peer:
+    def _open(self, to: Address) -> PeerConnection:
         if self._closed:
             raise PeerGone("this node is closed")
         incarnation, node, home = self._incarnations.get(to.node, 0), to.node, self._home
@@ -544,7 +544,9 @@ class UnixTransport:
             raise RunEnded(RUN_ENDED)
         limit = self._settings.high_water_mark
         is_lane = len(first) > 1
-        made = Peer(self.loop, node, str(path), limit=limit, first=first, is_lane=is_lane, incarnation=incarnation)
+        made = PeerConnection(
+            self.loop, node, str(path), limit=limit, first=first, is_lane=is_lane, incarnation=incarnation
+        )
         self.loop.start()  # a process may send before it receives
         # Another thread may have made a peer meanwhile: then both use the same.
         return self._peers.setdefault(node, made)

@@ -17,7 +17,7 @@ WINDOW_BYTES = 4 << 20
 WINDOW_PIECES = 4096
 
 
-class Piece(NamedTuple):
+class StreamPiece(NamedTuple):
     """A part of a frame; `ends` marks the last one."""
 
     number: int
@@ -25,7 +25,7 @@ class Piece(NamedTuple):
     ends: bool
 
 
-class Gap(Exception):
+class MissingPiece(Exception):
     """A piece arrived while an earlier one is missing."""
 
 
@@ -36,8 +36,8 @@ class Outflow:
         self._window = window_bytes
         self._piece_bytes = piece_bytes
         self._number = 0
-        self._waiting: deque[Piece] = deque()
-        self._under_way: deque[Piece] = deque()
+        self._waiting: deque[StreamPiece] = deque()
+        self._under_way: deque[StreamPiece] = deque()
         self._bytes = 0  # in flight
 
     @property
@@ -56,9 +56,9 @@ class Outflow:
         for start in range(0, max(1, len(view)), self._piece_bytes):
             self._number += 1
             end = start + self._piece_bytes
-            self._waiting.append(Piece(self._number, view[start:end], end >= len(view)))
+            self._waiting.append(StreamPiece(self._number, view[start:end], end >= len(view)))
 
-    def due(self) -> list[Piece]:
+    def due(self) -> list[StreamPiece]:
         """Return the pieces to send now, and count them as in flight."""
         due = []
         while self._waiting and self._fits(self._waiting[0]):
@@ -68,7 +68,7 @@ class Outflow:
             due.append(piece)
         return due
 
-    def _fits(self, piece: Piece) -> bool:
+    def _fits(self, piece: StreamPiece) -> bool:
         if not self._under_way:
             return True  # also a piece larger than the window, which would otherwise never be sent
         return self._bytes + len(piece.data) <= self._window and len(self._under_way) < WINDOW_PIECES
@@ -96,12 +96,12 @@ class Inflow:
         self._begun = 1  # the number of its first piece
         self._frames: deque[tuple[int, Buffer]] = deque()  # complete frames, each with the number of its first piece
 
-    def take_in(self, piece: Piece) -> None:
+    def take_in(self, piece: StreamPiece) -> None:
         """Add a piece; drop a duplicate. Raises Gap if an earlier piece is missing."""
         if piece.number <= self.received:
             return
         if piece.number > self.received + 1:
-            raise Gap(f"piece {piece.number} after {self.received}")
+            raise MissingPiece(f"piece {piece.number} after {self.received}")
         self.received = piece.number
         self._add(piece.data)
         if piece.ends:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import msgspec
 
 from meshbook.runtime.errors import MessageTooLarge, RefusedMessage
-from meshbook.runtime.memory.layout import Reference
+from meshbook.runtime.memory.layout import SegmentReference
 from meshbook.runtime.wire import messages
 
 VERSION = 2
@@ -36,24 +36,24 @@ _NUMBER = struct.Struct(">Q")  # as msgpack has it
 _RANK = struct.Struct(">I")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(messages.Any).decode
-_decode_reference = msgspec.msgpack.Decoder(Reference).decode
+_decode_reference = msgspec.msgpack.Decoder(SegmentReference).decode
 
 Buffer = bytes | bytearray | memoryview
 Body = Sequence[Buffer]  # the pickle stream, then its out-of-band buffers; empty for a message without a body
 
 
-class Elsewhere(msgspec.Struct, frozen=True):
+class BodyElsewhere(msgspec.Struct, frozen=True):
     """In the place of a body that is not in its frame: how long its parts are, and where they lie."""
 
     lengths: list[int]
-    reference: Reference
+    reference: SegmentReference
 
     @property
     def size(self) -> int:
         return sum(self.lengths)
 
 
-class Lost(bytes):
+class LostBody(bytes):
     """In the place of a body that cannot be reached: `why`. As long as that was, for who counts bytes."""
 
     size: int
@@ -145,7 +145,7 @@ class CallFrames:
         return frame
 
 
-def pack_elsewhere(message: messages.Message, lengths: Sequence[int], reference: Reference) -> Buffer:
+def pack_elsewhere(message: messages.Message, lengths: Sequence[int], reference: SegmentReference) -> Buffer:
     """One frame of a message whose body, of parts of these lengths, lies where the reference says."""
     header = _encode(message)
     stream_length, *others = lengths
@@ -158,7 +158,7 @@ def is_whole(frame: Buffer) -> bool:
     return len(frame) < _PREFIX.size or _PREFIX.unpack_from(frame)[2] == HERE
 
 
-def unpack(frame: Buffer) -> tuple[messages.Any, list[Buffer] | Elsewhere]:
+def unpack(frame: Buffer) -> tuple[messages.Any, list[Buffer] | BodyElsewhere]:
     """The message and the body of a frame, without copying buffers. Raises RefusedMessage for anything else."""
     if _PREFIX.size <= len(frame) <= SMALL_BYTES and frame[:4] == _USUAL and type(frame) is bytes:
         # Nearly every message. `bytes` instead of views: the garbage collector does not have to look at them.
@@ -211,14 +211,14 @@ def _unpack_parts(
 
 def _unpack_elsewhere(
     view: memoryview, header_length: int, stream_length: int, count: int
-) -> tuple[messages.Any, Elsewhere]:
+) -> tuple[messages.Any, BodyElsewhere]:
     lengths = [
         stream_length,
         *(_LENGTH.unpack_from(view, _PREFIX.size + each * _LENGTH.size)[0] for each in range(count)),
     ]
     start = _PREFIX.size + count * _LENGTH.size
     end = start + header_length
-    return _decode(view[start:end]), Elsewhere(lengths, _decode_reference(view[end:]))
+    return _decode(view[start:end]), BodyElsewhere(lengths, _decode_reference(view[end:]))
 
 
 def _aligned(position: int) -> int:

@@ -114,7 +114,7 @@ class Credit(Message, frozen=True, tag="w"):
     size: int
 
 
-class Handover(Message, frozen=True, tag="o"):
+class HoldRequest(Message, frozen=True, tag="o"):
     """Another process is about to be this node: send nothing here after the answer to this, until that says Hello."""
 
     sender: str
@@ -129,4 +129,4 @@ class Down(Message, frozen=True, tag="d"):
     report: ExitReport
 
 
-Any = Hello | Spawn | Call | Reply | Stop | Credit | Handover | Down
+Any = Hello | Spawn | Call | Reply | Stop | Credit | HoldRequest | Down

@@ -18,7 +18,7 @@ import cloudpickle
 
 from meshbook.runtime.errors import MessageLost, PickleError
 from meshbook.runtime.wire.arrays import reduce_array
-from meshbook.runtime.wire.frames import Body, Buffer, Lost
+from meshbook.runtime.wire.frames import Body, Buffer, LostBody
 from meshbook.runtime.wire.tables import reduce_arrow, reduce_frame, reduce_series, refuse_relation
 
 # Bound here: a program may replace those of the module.
@@ -89,7 +89,7 @@ def loads(body: Body, what: What) -> Any:
     try:
         return unpickle(body[0], buffers=body[1:])
     except _FAULTS as error:
-        if body and isinstance(body[0], Lost):
+        if body and isinstance(body[0], LostBody):
             raise MessageLost(f"{_say(what)} could not be reached: {body[0].why}") from None
         raise PickleError(f"{_say(what)} cannot be unpickled: {type(error).__name__}: {error}") from error
 

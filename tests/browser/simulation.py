@@ -11,7 +11,7 @@ from meshbook.runtime.geometry.region import Region
 from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS
 from meshbook.testing import fake_mesh
 from meshbook.widgets.logs import answer_logs
-from meshbook.widgets.model import DashboardModel, Update
+from meshbook.widgets.model import DashboardModel, ModelUpdate
 
 if TYPE_CHECKING:
     from tests.browser.harness import Message
@@ -24,7 +24,7 @@ class Simulation:
         self.mesh = fake_mesh(ranks, **options)
         self.model = DashboardModel(self.mesh, self._choose)
 
-    def tick(self, seconds: float) -> Update | None:
+    def tick(self, seconds: float) -> ModelUpdate | None:
         """Let so much time pass; what the views are to be told of it."""
         self.mesh.advance(seconds)
         return self.model.tick(self.mesh.seconds)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from meshbook.widgets import assets
-from meshbook.widgets.protocol import State
+from meshbook.widgets.protocol import RankState
 from tests.browser.harness import BarePage
 
 pytestmark = pytest.mark.browser
 
-STATES = [State.RUNNING] * 12 + [State.IN_COLLECTIVE, State.ERROR, State.DEAD, State.IDLE]
+STATES = [RankState.RUNNING] * 12 + [RankState.IN_COLLECTIVE, RankState.ERROR, RankState.DEAD, RankState.IDLE]
 GIVEN_OUT = "() => window.bare.listeners.get('msg:custom')?.length ?? 0"
 
 
@@ -128,7 +128,7 @@ def test_what_the_kernel_says_is_shown_as_text(view: BarePage, kernel: Kernel) -
 
     dead = colour_of(view, 14)
     changed = {"buffers": ["state_ranks", "state_values"], "counts": {"dead": 16}}
-    view.say(kernel.state(**changed), [struct.pack("<I", 3), bytes([State.DEAD])])
+    view.say(kernel.state(**changed), [struct.pack("<I", 3), bytes([RankState.DEAD])])
     view.page.wait_for_function("document.querySelector('.meshbook-chips').innerText.includes('16')")
     assert colour_of(view, 3) == dead
 

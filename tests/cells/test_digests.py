@@ -14,17 +14,17 @@ import pytest
 import torch
 
 from meshbook.runtime.cells import digests
-from meshbook.runtime.cells.digests import Anatomy, Digest, Fetch, Part
-from meshbook.runtime.cells.variables import Namespace, Refusal
+from meshbook.runtime.cells.digests import DigestPart, DigestRequest, FetchBlocks, VariableDigest
+from meshbook.runtime.cells.variables import Namespace, RequestError
 
 
-def anatomy_of(value: Any) -> Anatomy:
-    found = Digest("x").handle(Namespace({"x": value}, list, None))
-    assert isinstance(found, Anatomy)
+def anatomy_of(value: Any) -> VariableDigest:
+    found = DigestRequest("x").handle(Namespace({"x": value}, list, None))
+    assert isinstance(found, VariableDigest)
     return found
 
 
-def parts_of(value: Any) -> dict[str, Part]:
+def parts_of(value: Any) -> dict[str, DigestPart]:
     return {part.path: part for part in anatomy_of(value).parts}
 
 
@@ -154,7 +154,7 @@ def test_numbers_have_a_digest_for_each_block_and_are_sent_by_block(monkeypatch:
         (part,) = anatomy_of(value).parts
         assert part.numbers is not None
         assert (part.numbers.item_size, part.numbers.block_length, len(part.numbers.blocks)) == (4, 2, 5)
-        sent = Fetch("x", {"": (1, 4), "gone": (0,)}).handle(Namespace({"x": value}, list, None)).open()
+        sent = FetchBlocks("x", {"": (1, 4), "gone": (0,)}).handle(Namespace({"x": value}, list, None)).open()
         assert {path: array.tolist() for path, array in sent.items()} == {"": [2, 3, 8, 9]}
 
 
@@ -164,6 +164,6 @@ class Broken:
 
 
 def test_what_cannot_be_taken_apart_says_why() -> None:
-    assert Digest("x").handle(Namespace({}, list, None)) is None
-    refused = Digest("x").handle(Namespace({"x": Broken()}, list, None))
-    assert refused == Refusal("x cannot be looked through: ValueError: no")
+    assert DigestRequest("x").handle(Namespace({}, list, None)) is None
+    refused = DigestRequest("x").handle(Namespace({"x": Broken()}, list, None))
+    assert refused == RequestError("x cannot be looked through: ValueError: no")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from meshbook.runtime.cells.parcels import ROOM, pack, tell_excess
-from meshbook.runtime.cells.variables import HeldBack, Namespace, Pull, Refusal
+from meshbook.runtime.cells.variables import Namespace, PullRequest, RequestError, TooLarge
 from meshbook.runtime.errors import PickleError
 
 
@@ -62,7 +62,7 @@ def test_what_is_too_large_is_held_back_and_what_fits_into_no_message_refused() 
     problem = f"{parcel.size:,} bytes are more than a message may have ({ROOM:,})"
     assert tell_excess(parcel, ROOM).startswith(problem)
     values = {"x": bytes(1000)}
-    assert Pull(("x",), 100).handle(Namespace(values, list, None)) == HeldBack(parcel.size)
-    refused = Pull(("x",), 100).handle(Namespace(values, list, None, most_bytes=ROOM))
-    assert isinstance(refused, Refusal)
+    assert PullRequest(("x",), 100).handle(Namespace(values, list, None)) == TooLarge(parcel.size)
+    refused = PullRequest(("x",), 100).handle(Namespace(values, list, None, most_bytes=ROOM))
+    assert isinstance(refused, RequestError)
     assert refused.reason.startswith(problem)

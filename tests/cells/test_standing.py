@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from meshbook.runtime.cells.standing import (
-    Standing,
+    MainThreadState,
     collective_of,
     describe_frames,
     stack_of_main,
@@ -104,7 +104,7 @@ def test_a_collective_is_told_by_its_frames(elsewhere: Callable[..., Any]) -> No
 
     def look() -> None:
         found = elsewhere(lambda: stack_of_main(None))
-        seen.append((collective_of(found), Standing(frames=describe_frames(found)).is_in_collective))
+        seen.append((collective_of(found), MainThreadState(frames=describe_frames(found)).is_in_collective))
 
     cell("reduce(look)\nlook()", {"reduce": torch["all_reduce"], "look": look})
     assert seen == [("all_reduce", True), ("", False)]

@@ -23,7 +23,7 @@ from meshbook.__main__ import main
 from meshbook.runs import DetachError, attach, detach, detached_runs, end
 from meshbook.runtime.errors import ProcessDied
 from meshbook.runtime.hosts import attaching, detached
-from meshbook.runtime.hosts.lifeline import DOOR, Request, knock
+from meshbook.runtime.hosts.lifeline import DOOR, DoorRequest, knock
 from meshbook.runtime.hosts.session import current_session
 from meshbook.runtime.mesh.procs import ProcMesh
 
@@ -254,7 +254,7 @@ def test_one_controller_at_a_time(trainers: ProcMesh) -> None:
     run = detach(60)
     attach(run)
     folder = current_session().folder.path
-    answer, connection = knock(folder, Request("attach", "somebody else"))
+    answer, connection = knock(folder, DoorRequest("attach", "somebody else"))
     connection.close()
     assert answer.error == f"run {run} is attached already, by pid {os.getpid()} ({Path.cwd().name})"
     with pytest.raises(RuntimeError, match="has processes of its own"):
@@ -275,7 +275,7 @@ def test_an_attach_that_fails_leaves_it_detached(trainers: ProcMesh) -> None:
     for _ in range(2):
         with pytest.raises(KeyError):
             attaching.attach(detached.choose(run), "a test", fail)
-    _, connection = knock(current_session().folder.path.parent / run, Request("attach", "one who goes again"))
+    _, connection = knock(current_session().folder.path.parent / run, DoorRequest("attach", "one who goes again"))
     connection.close()
     wait_until_free(run)
     assert counted(attach(run)["trainers"]) == [2, 2]

@@ -22,7 +22,7 @@ from meshbook import Actor, ProcMesh, endpoint, this_host, this_proc
 from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.config import OVERRIDES, Settings
 from meshbook.runtime.hosts.session import Session
-from meshbook.runtime.telemetry.lines import Said, Shown
+from meshbook.runtime.telemetry.lines import CompleteLines, Shown
 
 PATIENCE = 60.0
 pytestmark = [pytest.mark.process, pytest.mark.without_torch]
@@ -130,12 +130,12 @@ class Noted:
     """A screen that notes what it is shown."""
 
     def __init__(self) -> None:
-        self.said: list[Said] = []
+        self.said: list[CompleteLines] = []
         self._changed = threading.Condition()
 
     def show(self, shown: Sequence[Shown]) -> None:
         with self._changed:
-            self.said += [each for each in shown if isinstance(each, Said)]
+            self.said += [each for each in shown if isinstance(each, CompleteLines)]
             self._changed.notify_all()
 
     def wait_until(self, is_there: Callable[[], bool]) -> None:

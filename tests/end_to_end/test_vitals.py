@@ -19,7 +19,7 @@ from meshbook import Actor, endpoint
 from meshbook.runtime.cells.actor import CellActor
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.mesh.procs import ProcMesh
-from meshbook.runtime.telemetry.questions import Answer
+from meshbook.runtime.telemetry.questions import PromptAnswer
 from meshbook.runtime.telemetry.vitals import Activity, ActorLoad, Vitals
 
 PATIENCE = 60.0
@@ -187,7 +187,7 @@ def test_a_cell_that_runs_and_one_that_asks_are_seen(
         vitals = watch.until(lambda vitals: vitals.activity[0] == Activity.PAUSED)
         assert vitals.age[0] < PATIENCE
         watch.until(lambda vitals: watch.detail(0).pause == "in input()")
-        replies[0](Answer("text", pipe[0]))
+        replies[0](PromptAnswer("text", pipe[0]))
         watch.until(lambda vitals: vitals.activity[0] == Activity.RUNNING)
         os.write(pipe[1], b"!")
         assert cell.get(PATIENCE).error is None

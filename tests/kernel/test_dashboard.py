@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import pytest
 
-from meshbook.widgets.protocol import State
+from meshbook.widgets.protocol import RankState
 
 if TYPE_CHECKING:
     from tests.kernel.conftest import Notebook, Signs
@@ -132,7 +132,7 @@ def test_a_view_that_opens_is_told_everything(shared: Notebook, view: View) -> N
     assert state["mesh"]["dims"] == [["gpus", 4]]
     assert state["mesh"]["alive"]
     assert state["counts"] == {"idle": 4}
-    assert state["by_rank"].tolist() == [State.IDLE] * 4
+    assert state["by_rank"].tolist() == [RankState.IDLE] * 4
     assert {"cell", "worst", "hosts", "topology", "stacks", "pauses", "bars", "events", "selected"} <= state.keys()
     again, picture = view.notebook.run("mesh").displays
     assert again[WIDGET]["model_id"] == view.comm
@@ -214,7 +214,7 @@ def test_a_rank_that_failed_is_seen_before_the_others_are_done(shared: Notebook,
     )
     signs.wait_for("in", 4)
     state = view.wait(lambda state: state["counts"] == {"running": 2, "error": 1, "idle": 1})
-    assert state["by_rank"][2] == State.ERROR
+    assert state["by_rank"][2] == RankState.ERROR
     shared.interrupt()
     shared.wait_failed(cell)
     view.wait(lambda state: state["counts"] == {"error": 1, "idle": 3})
@@ -261,7 +261,7 @@ def test_a_rank_that_its_cell_ended_without_is_stuck_and_can_be_interrupted(
     )
     signs.wait_for("in", 2)
     notebook.wait_failed(cell)
-    view.wait(lambda state: state["counts"].get("stuck") == 1 and state["by_rank"][0] == State.STUCK)
+    view.wait(lambda state: state["counts"].get("stuck") == 1 and state["by_rank"][0] == RankState.STUCK)
     assert "rank 0 at cell" in view.ask(kind="act", action="interrupt", sel="")["text"], "it still runs"
     go.touch()
     view.ask(kind="act", action="interrupt", sel="")
@@ -282,7 +282,7 @@ def test_ranks_and_meshes_that_end_are_seen_and_come_back(kernel: str, open_note
     killed = time.monotonic()
     state = view.wait(lambda state: state["counts"].get("dead") == 1)
     assert time.monotonic() - killed < PROMISED
-    assert state["by_rank"][2] == State.DEAD
+    assert state["by_rank"][2] == RankState.DEAD
     assert "rank 2 is back" in view.ask(kind="act", action="heal", sel="")["text"]
     view.wait(lambda state: state["counts"] == {"idle": 4} and state["events"][-1]["kind"] == "healed")
     assert view.ask(kind="act", action="kill", sel="0,3")["text"].startswith("killed 2 ranks [0,3]")

@@ -8,12 +8,12 @@ from meshbook.magics.completion.completion import join
 from meshbook.magics.completion.options import complete_cell_options, complete_verb
 from meshbook.magics.completion.place import InBody, OnOptions, OnSelector, OnVerb, Place, place_of
 from meshbook.magics.completion.reply import reply_of
-from meshbook.magics.completion.selectors import Scene
+from meshbook.magics.completion.selectors import SelectorScope
 from meshbook.magics.completion.told import complete_told
 from meshbook.runtime.cells.completing import Match
 from meshbook.runtime.cells.snapshot import Snapshot
 
-SCENE = Scene(
+SCENE = SelectorScope(
     {"mesh": {"hosts": 2, "gpus": 4}, "trainers": {"gpus": 2}, "many": {"ranks": 1000}},
     "mesh",
     ["a", "ab"],
@@ -183,7 +183,7 @@ def test_verbs(line: str, matches: str) -> None:
 
 
 def test_without_a_mesh_there_are_words_and_options() -> None:
-    found = complete_cell_options("a", 7, Scene())
+    found = complete_cell_options("a", 7, SelectorScope())
     assert [match.text for match in found] == ["all"]
 
 

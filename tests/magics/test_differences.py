@@ -13,15 +13,17 @@ from meshbook.magics import comparison
 from meshbook.magics.comparison import plan
 from meshbook.magics.differences import Measured, find_differences, render, render_same
 from meshbook.magics.gaps import find_gap
-from meshbook.runtime.cells.digests import BLOCK, Anatomy, Digest
+from meshbook.runtime.cells.digests import BLOCK, DigestRequest, VariableDigest
 from meshbook.runtime.cells.variables import Namespace
 
 MISSING = object()
 
 
-def anatomies(values: Sequence[Any]) -> dict[int, Anatomy | None]:
+def anatomies(values: Sequence[Any]) -> dict[int, VariableDigest | None]:
     """By rank, of what ranks have."""
-    taken = (Digest("x").handle(Namespace({} if value is MISSING else {"x": value}, list, None)) for value in values)
+    taken = (
+        DigestRequest("x").handle(Namespace({} if value is MISSING else {"x": value}, list, None)) for value in values
+    )
     return dict(enumerate(taken))  # type: ignore[arg-type]
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshbook.magics.forwarding import CELL_CHARACTERS, CELL_DISPLAYS, CELL_LINES, REMEMBERED_CELLS, CellScreen
+from meshbook.magics.forwarding import CELL_CHARACTERS, CELL_DISPLAYS, CELL_LINES, REMEMBERED_CELLS, ActorOutputRouter
 from meshbook.runtime.telemetry.forwarding import Forwarder
-from meshbook.runtime.telemetry.lines import Drawn, LogLines
+from meshbook.runtime.telemetry.lines import DrawnText, LogLines
 from meshbook.runtime.telemetry.output import Chunk, DisplayChunk, LogOptions, OutputChunk, OutputStore
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ PATIENCE = 30.0
 
 
 @pytest.fixture
-def screen(shell: Any) -> CellScreen:
+def screen(shell: Any) -> ActorOutputRouter:
     """With one cell begun."""
-    screen = CellScreen()
+    screen = ActorOutputRouter()
     screen.begin("local 1", shell)
     return screen
 
@@ -29,7 +29,7 @@ def screen(shell: Any) -> CellScreen:
 class Talk:
     """What ranks say, on its way to a screen; `show` takes the place of the thread that shows it."""
 
-    def __init__(self, screen: CellScreen) -> None:
+    def __init__(self, screen: ActorOutputRouter) -> None:
         self._screen = screen
         self._lines = LogLines()
 
@@ -47,11 +47,11 @@ class Talk:
 
 
 @pytest.fixture
-def talk(screen: CellScreen) -> Talk:
+def talk(screen: ActorOutputRouter) -> Talk:
     return Talk(screen)
 
 
-def begin_next(screen: CellScreen, kernel: FakeKernel, shell: Any, number: int) -> None:
+def begin_next(screen: ActorOutputRouter, kernel: FakeKernel, shell: Any, number: int) -> None:
     kernel.parent = f"cell {number}"
     screen.begin(f"local {number}", shell)
 
@@ -94,10 +94,10 @@ def test_bars_of_all_ranks_are_one_area(talk: Talk, kernel: FakeKernel) -> None:
 
 
 def test_a_terminal_shows_bars_as_they_have_ended(capsys: pytest.CaptureFixture[str]) -> None:
-    screen = CellScreen()
+    screen = ActorOutputRouter()
     screen.begin("local 1", SimpleNamespace())
-    screen.show([Drawn("local 1", "mesh-0a1b", 1, "stdout", "begun: \r", "begun: 1%")])
-    screen.show([Drawn("local 1", "mesh-0a1b", 1, "stdout", "begun: 2%\nend\n", "")])
+    screen.show([DrawnText("local 1", "mesh-0a1b", 1, "stdout", "begun: \r", "begun: 1%")])
+    screen.show([DrawnText("local 1", "mesh-0a1b", 1, "stdout", "begun: 2%\nend\n", "")])
     assert capsys.readouterr().out == "[mesh 1] begun: 2%\n[mesh 1] end\n"
 
 
@@ -110,7 +110,7 @@ def test_displays_are_bounded_and_that_is_said(talk: Talk, kernel: FakeKernel) -
     assert last["data"] == {"text/plain": "[mesh 3] … and more displays, which are not shown"}
 
 
-def test_each_cell_gets_its_own(talk: Talk, screen: CellScreen, kernel: FakeKernel, shell: Any) -> None:
+def test_each_cell_gets_its_own(talk: Talk, screen: ActorOutputRouter, kernel: FakeKernel, shell: Any) -> None:
     begin_next(screen, kernel, shell, 2)
     talk.say("late\n", origin="local 1")
     talk.say("mine\n", origin="local 2")
@@ -118,7 +118,9 @@ def test_each_cell_gets_its_own(talk: Talk, screen: CellScreen, kernel: FakeKern
     assert kernel.texts == [("cell 1", "[mesh 0] late\n"), ("cell 2", "[mesh 0] mine\n")]
 
 
-def test_what_no_cell_claims_goes_to_the_latest(talk: Talk, screen: CellScreen, kernel: FakeKernel, shell: Any) -> None:
+def test_what_no_cell_claims_goes_to_the_latest(
+    talk: Talk, screen: ActorOutputRouter, kernel: FakeKernel, shell: Any
+) -> None:
     for number in range(2, REMEMBERED_CELLS + 2):
         begin_next(screen, kernel, shell, number)
     talk.say("forgotten\n", origin="local 1")
@@ -128,13 +130,13 @@ def test_what_no_cell_claims_goes_to_the_latest(talk: Talk, screen: CellScreen, 
 
 
 def test_before_the_first_cell_nothing_is_shown(kernel: FakeKernel) -> None:
-    talk = Talk(CellScreen())
+    talk = Talk(ActorOutputRouter())
     talk.say("early\n")
     talk.show()
     assert kernel.sent == []
 
 
-def test_it_is_shown_without_being_asked(screen: CellScreen, kernel: FakeKernel) -> None:
+def test_it_is_shown_without_being_asked(screen: ActorOutputRouter, kernel: FakeKernel) -> None:
     store, forwarder = OutputStore(), Forwarder(screen)
     store.set_default(forwarder.take)
     store.add(OutputChunk("local 1", "mesh-0a1b", 0, "stdout", "soon\n"))

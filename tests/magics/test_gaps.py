@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from meshbook.magics.gaps import Gap, find_gap
+from meshbook.magics.gaps import LargestDifference, find_gap
 
 NAN, INF = math.nan, math.inf
 
@@ -17,17 +17,23 @@ NAN, INF = math.nan, math.inf
 @pytest.mark.parametrize(
     ("arrays", "gap"),
     [
-        ([np.array([1, 2, 3]), np.array([1, 5, 4])], Gap(1, 2, 5, 0, 1, 2)),
-        ([[1.0, 2.0], [1.0, 2.5]], Gap(1, 2.0, 2.5, 0, 1, 1)),
-        ([torch.tensor([0.0, 1]), torch.tensor([2.0, 1]), torch.tensor([-1.0, 1])], Gap(0, -1, 2, 2, 1, 1)),
-        ([torch.ones(1, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.bfloat16)], Gap(0, 0, 1, 1, 0, 1)),
-        ([np.array([True]), np.array([False])], Gap(0, 0, 1, 1, 0, 1)),
-        ([np.array([INF, 1.0]), np.array([INF, 2.0])], Gap(1, 1.0, 2.0, 0, 1, 1)),
-        ([np.array([INF]), np.array([-INF])], Gap(0, -INF, INF, 1, 0, 1)),
-        ([np.array([0j, 0j]), np.array([0j, 3j])], Gap(1, 0j, 3j, 0, 1, 1)),
+        ([np.array([1, 2, 3]), np.array([1, 5, 4])], LargestDifference(1, 2, 5, 0, 1, 2)),
+        ([[1.0, 2.0], [1.0, 2.5]], LargestDifference(1, 2.0, 2.5, 0, 1, 1)),
+        (
+            [torch.tensor([0.0, 1]), torch.tensor([2.0, 1]), torch.tensor([-1.0, 1])],
+            LargestDifference(0, -1, 2, 2, 1, 1),
+        ),
+        (
+            [torch.ones(1, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.bfloat16)],
+            LargestDifference(0, 0, 1, 1, 0, 1),
+        ),
+        ([np.array([True]), np.array([False])], LargestDifference(0, 0, 1, 1, 0, 1)),
+        ([np.array([INF, 1.0]), np.array([INF, 2.0])], LargestDifference(1, 1.0, 2.0, 0, 1, 1)),
+        ([np.array([INF]), np.array([-INF])], LargestDifference(0, -INF, INF, 1, 0, 1)),
+        ([np.array([0j, 0j]), np.array([0j, 3j])], LargestDifference(1, 0j, 3j, 0, 1, 1)),
     ],
 )
-def test_the_largest_difference(arrays: list[Any], gap: Gap) -> None:
+def test_the_largest_difference(arrays: list[Any], gap: LargestDifference) -> None:
     assert find_gap(arrays) == gap
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from meshbook.magics.keyboard import GivenUp, TerminalKeyboard
+from meshbook.magics.keyboard import PromptWithdrawn, TerminalKeyboard
 
 
 class Terminal:
@@ -41,20 +41,22 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
 
 
 @pytest.fixture
-def given_up() -> Iterator[GivenUp]:
-    given_up = GivenUp()
+def given_up() -> Iterator[PromptWithdrawn]:
+    given_up = PromptWithdrawn()
     yield given_up
     given_up.close()
 
 
-def test_a_line(terminal: Terminal, given_up: GivenUp, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line(terminal: Terminal, given_up: PromptWithdrawn, capsys: pytest.CaptureFixture[str]) -> None:
     terminal.type("bob\n")
     assert TerminalKeyboard().ask("[rank 0] name: ", given_up, is_password=False) == "bob"
     assert capsys.readouterr().out == "[rank 0] name: "
     assert terminal.shown() == "bob\r\n"
 
 
-def test_a_password_is_not_shown(terminal: Terminal, given_up: GivenUp, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_password_is_not_shown(
+    terminal: Terminal, given_up: PromptWithdrawn, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Screen(io.StringIO):
         """The person types once he sees the prompt."""
 
@@ -70,13 +72,13 @@ def test_a_password_is_not_shown(terminal: Terminal, given_up: GivenUp, monkeypa
     assert "secret" not in terminal.shown()
 
 
-def test_the_end_of_all_input(terminal: Terminal, given_up: GivenUp) -> None:
+def test_the_end_of_all_input(terminal: Terminal, given_up: PromptWithdrawn) -> None:
     terminal.type("\x04")
     with pytest.raises(EOFError):
         TerminalKeyboard().ask("name: ", given_up, is_password=False)
 
 
-def test_what_is_no_terminal_is_read_to_its_end(given_up: GivenUp, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_terminal_is_read_to_its_end(given_up: PromptWithdrawn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo"))
     lines = [TerminalKeyboard().ask("?", given_up, is_password=False) for _ in range(2)]
     assert lines == ["one", "two"]
@@ -84,7 +86,9 @@ def test_what_is_no_terminal_is_read_to_its_end(given_up: GivenUp, monkeypatch: 
         TerminalKeyboard().ask("?", given_up, is_password=True)
 
 
-def test_a_prompt_that_is_given_up_ends_and_the_next_one_does_not(terminal: Terminal, given_up: GivenUp) -> None:
+def test_a_prompt_that_is_given_up_ends_and_the_next_one_does_not(
+    terminal: Terminal, given_up: PromptWithdrawn
+) -> None:
     threading.Timer(0.01, given_up.set).start()
     assert TerminalKeyboard().ask("name: ", given_up, is_password=False) is None
     given_up.clear()

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, TensorDataset
 
-from meshbook.magics.merging import Unmergeable, merge
+from meshbook.magics.merging import ReduceError, merge
 from meshbook.magics.splitting import split
 
 Pair = namedtuple("Pair", "left right")  # as a user writes one
@@ -141,7 +141,7 @@ def test_a_mean_leaves_the_values_and_their_graphs_alone() -> None:
     ],
 )
 def test_values_that_do_not_go_together(values: list[Any], how: Any, problem: str) -> None:
-    with pytest.raises(Unmergeable) as caught:
+    with pytest.raises(ReduceError) as caught:
         merge(values, how)
     assert problem in str(caught.value)
 
@@ -178,7 +178,7 @@ def test_data_is_cut_into_pieces(data: Any, count: int, dim: int, pieces: list[A
     ],
 )
 def test_data_that_has_no_pieces(data: Any, dim: int, problem: str) -> None:
-    with pytest.raises(Unmergeable) as caught:
+    with pytest.raises(ReduceError) as caught:
         split(data, 2, dim)
     assert problem in str(caught.value)
 

@@ -15,7 +15,7 @@ from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import ExitReport, MeshbookError
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.telemetry.events import Event
+from meshbook.runtime.telemetry.events import RunEvent
 from meshbook.runtime.wire.messages import Address
 
 
@@ -313,8 +313,8 @@ def test_the_dead_are_known(meshes: Meshes, session: FakeSession) -> None:
 def test_the_last_events_of_a_mesh_are_told(meshes: Meshes, session: FakeSession) -> None:
     mesh = up(meshes)
     assert list(history_of(mesh)) == []
-    events = [Event(0.0, "healed", "mesh", "mesh-0a1b", (number,), f"in 0.0{number} s") for number in range(7)]
-    session.events = [*events, Event(0.0, "healed", "other", "other-0a1b", (1,), "in 0.01 s")]
+    events = [RunEvent(0.0, "healed", "mesh", "mesh-0a1b", (number,), f"in 0.0{number} s") for number in range(7)]
+    session.events = [*events, RunEvent(0.0, "healed", "other", "other-0a1b", (1,), "in 0.01 s")]
     title, *lines = history_of(mesh)
     assert title == "  last events:"
     assert [line.split(" ", 5)[-1] for line in lines] == [

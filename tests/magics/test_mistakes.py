@@ -9,14 +9,14 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from meshbook.magics.meshes import MeshError
-from meshbook.magics.mistakes import Mistake
+from meshbook.magics.mistakes import UserError
 from meshbook.magics.parsing import UsageError
 from meshbook.magics.selection import SelectionError
 
 
 @pytest.mark.parametrize("kind", [MeshError, SelectionError, UsageError])
 def test_ipython_prints_one_line(kind: type[Exception], capsys: pytest.CaptureFixture[str]) -> None:
-    assert issubclass(kind, Mistake)
+    assert issubclass(kind, UserError)
     shell = InteractiveShell(config=Config({"HistoryManager": {"enabled": False}}))
     shell.user_ns["mistake"] = kind("no rank 9")
     result = shell.run_cell("raise mistake")

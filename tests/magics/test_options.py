@@ -11,21 +11,21 @@ from hypothesis import strategies as st
 
 from meshbook.magics.options import CellOptions, parse_cell_options, parse_comment
 from meshbook.magics.parsing import HelpRequested, UsageError
-from meshbook.magics.verbs.down import Down
-from meshbook.magics.verbs.heal import Heal
-from meshbook.magics.verbs.interrupt import Interrupt
-from meshbook.magics.verbs.log import Log
+from meshbook.magics.verbs.down import DownVerb
+from meshbook.magics.verbs.heal import HealVerb
+from meshbook.magics.verbs.interrupt import InterruptVerb
+from meshbook.magics.verbs.log import LogVerb
 from meshbook.magics.verbs.metrics import MetricsVerb
-from meshbook.magics.verbs.pull import Pull
-from meshbook.magics.verbs.push import Push
-from meshbook.magics.verbs.resize import Resize
-from meshbook.magics.verbs.restart import Restart
-from meshbook.magics.verbs.stack import Stack
-from meshbook.magics.verbs.status import Status
+from meshbook.magics.verbs.pull import PullVerb
+from meshbook.magics.verbs.push import PushVerb
+from meshbook.magics.verbs.resize import ResizeVerb
+from meshbook.magics.verbs.restart import RestartVerb
+from meshbook.magics.verbs.stack import StackVerb
+from meshbook.magics.verbs.status import StatusVerb
 from meshbook.magics.verbs.table import parse_verb
-from meshbook.magics.verbs.up import Up
+from meshbook.magics.verbs.up import UpVerb
 from meshbook.magics.verbs.verb import Verb
-from meshbook.magics.wanted import Wanted
+from meshbook.magics.wanted import PullSpec
 from meshbook.runtime.geometry import Extent
 
 
@@ -64,7 +64,7 @@ from meshbook.runtime.geometry import Extent
         ("--seq --on-error finish", CellOptions(seq=True, on_error="finish")),
         ("-gnone", CellOptions(group="none")),
         ("--group same failed", CellOptions("failed", group="same")),
-        ("0 --push a,b --pull c@mean", CellOptions("0", push=("a", "b"), pull=(Wanted("c", "mean"),))),
+        ("0 --push a,b --pull c@mean", CellOptions("0", push=("a", "b"), pull=(PullSpec("c", "mean"),))),
     ],
 )
 def test_cell_options(line: str, options: CellOptions) -> None:
@@ -134,38 +134,38 @@ def test_help_does_not_depend_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("line", "verb"),
     [
-        ("", Status(brief=True)),
-        ("status", Status()),
-        ("status trainers", Status("trainers")),
-        ("up", Up()),
-        ("up --gpus 4", Up(gpus=4)),
-        ("up --gpus=4 --name trainers", Up(gpus=4, name="trainers")),
-        ("up --gpus 4 --spares 2", Up(gpus=4, spares=2)),
-        ("up --shape hosts=2,gpus=4", Up(shape=Extent.of(hosts=2, gpus=4))),
-        ("up --shape gpus=4,hosts=2", Up(shape=Extent.of(gpus=4, hosts=2))),
-        ("down", Down()),
-        ("down --now", Down(now=True)),
-        ("down trainers --now", Down("trainers", now=True)),
-        ("resize --gpus 6", Resize(gpus=6)),
-        ("resize trainers --shape hosts=2,gpus=4", Resize(shape=Extent.of(hosts=2, gpus=4), name="trainers")),
-        ("heal", Heal()),
-        ("heal trainers", Heal("trainers")),
-        ("interrupt", Interrupt()),
-        ("interrupt !3 --kill", Interrupt("!3", kill=True)),
-        ("restart -1", Restart("-1")),
-        ("push a,b 0:2", Push(("a", "b"), "0:2")),
-        ("pull c@-1,d", Pull((Wanted("c", -1), Wanted("d")))),
-        ("pull c !0 --force", Pull((Wanted("c"),), "!0", force=True)),
-        ("stack trainers[0,3]", Stack("trainers[0,3]")),
+        ("", StatusVerb(brief=True)),
+        ("status", StatusVerb()),
+        ("status trainers", StatusVerb("trainers")),
+        ("up", UpVerb()),
+        ("up --gpus 4", UpVerb(gpus=4)),
+        ("up --gpus=4 --name trainers", UpVerb(gpus=4, name="trainers")),
+        ("up --gpus 4 --spares 2", UpVerb(gpus=4, spares=2)),
+        ("up --shape hosts=2,gpus=4", UpVerb(shape=Extent.of(hosts=2, gpus=4))),
+        ("up --shape gpus=4,hosts=2", UpVerb(shape=Extent.of(gpus=4, hosts=2))),
+        ("down", DownVerb()),
+        ("down --now", DownVerb(now=True)),
+        ("down trainers --now", DownVerb("trainers", now=True)),
+        ("resize --gpus 6", ResizeVerb(gpus=6)),
+        ("resize trainers --shape hosts=2,gpus=4", ResizeVerb(shape=Extent.of(hosts=2, gpus=4), name="trainers")),
+        ("heal", HealVerb()),
+        ("heal trainers", HealVerb("trainers")),
+        ("interrupt", InterruptVerb()),
+        ("interrupt !3 --kill", InterruptVerb("!3", kill=True)),
+        ("restart -1", RestartVerb("-1")),
+        ("push a,b 0:2", PushVerb(("a", "b"), "0:2")),
+        ("pull c@-1,d", PullVerb((PullSpec("c", -1), PullSpec("d")))),
+        ("pull c !0 --force", PullVerb((PullSpec("c"),), "!0", force=True)),
+        ("stack trainers[0,3]", StackVerb("trainers[0,3]")),
         ("metrics", MetricsVerb()),
         ("metrics --prometheus", MetricsVerb(prometheus=9464)),
         ("metrics --prometheus 0 --opentelemetry", MetricsVerb(prometheus=0, opentelemetry=True)),
         ("metrics --off", MetricsVerb(off=True)),
-        ("log", Log()),
-        ("log 3", Log("3")),
-        ("log -n 20 0", Log("0", lines=20)),
-        ("log failed -g 'loss 0' -c --cell 9", Log("failed", grep="loss 0", case=True, cell=9)),
-        ("log --grep ^loss -r --stderr -t", Log(grep="^loss", regex=True, stderr=True, time=True)),
+        ("log", LogVerb()),
+        ("log 3", LogVerb("3")),
+        ("log -n 20 0", LogVerb("0", lines=20)),
+        ("log failed -g 'loss 0' -c --cell 9", LogVerb("failed", grep="loss 0", case=True, cell=9)),
+        ("log --grep ^loss -r --stderr -t", LogVerb(grep="^loss", regex=True, stderr=True, time=True)),
     ],
 )
 def test_verbs(line: str, verb: Verb) -> None:

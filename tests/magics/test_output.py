@@ -13,7 +13,7 @@ from meshbook.magics.output import CellOutput, OutputLimits
 from meshbook.magics.pictures import MOST_OUTPUTS
 from meshbook.magics.publications import Display, LiveDisplay, Stream
 from meshbook.magics.rendering import render_text
-from meshbook.magics.retention import Capture
+from meshbook.magics.retention import TextBuffer
 from meshbook.runtime.amounts import format_elapsed
 
 PNG = {"image/png": "iVBOR", "text/plain": "<Figure>"}
@@ -424,12 +424,12 @@ def test_adding_is_cheap_and_memory_is_bounded():
 
 
 def test_a_capture_of_single_characters_is_bounded():
-    capture = Capture(2000)
+    capture = TextBuffer(2000)
     text = "".join(f"{number}\n" for number in range(5000))
     for character in text:
         capture.add(character)
 
-    whole = Capture(2000)
+    whole = TextBuffer(2000)
     whole.add(text)
     assert capture.block() == whole.block()
     assert capture.last_lines(3) == ("4997", "4998", "4999")
@@ -437,7 +437,7 @@ def test_a_capture_of_single_characters_is_bounded():
 
 
 def test_a_line_without_end_is_kept_in_part():
-    capture = Capture(100)
+    capture = TextBuffer(100)
     capture.add("a" * 500)
 
     assert capture.block().lines == ("a" * 50, "a" * 50)

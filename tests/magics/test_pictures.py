@@ -6,27 +6,27 @@ import re
 
 import pytest
 
-from meshbook.magics.gallery import LARGE_IMAGE, MOST_MARKUP, Picture, lay_out
-from meshbook.magics.pictures import MOST_OUTPUTS, Pictures
+from meshbook.magics.gallery import LARGE_IMAGE, MOST_MARKUP, RankDisplay, lay_out
+from meshbook.magics.pictures import MOST_OUTPUTS, DisplayRows
 from meshbook.magics.publications import LiveDisplay
 
 
-def image(rank: int, content: str, text: str = "<Figure>", display_id: str = "") -> Picture:
-    return Picture(rank, {"image/png": content, "text/plain": text}, {}, display_id)
+def image(rank: int, content: str, text: str = "<Figure>", display_id: str = "") -> RankDisplay:
+    return RankDisplay(rank, {"image/png": content, "text/plain": text}, {}, display_id)
 
 
-def text(rank: int, content: str, display_id: str = "") -> Picture:
-    return Picture(rank, {"text/plain": content}, {}, display_id)
+def text(rank: int, content: str, display_id: str = "") -> RankDisplay:
+    return RankDisplay(rank, {"text/plain": content}, {}, display_id)
 
 
 # -- how they look ------------------------------------------------------------------------
 
 
-def texts(*pictures: Picture) -> list[str]:
+def texts(*pictures: RankDisplay) -> list[str]:
     return [bundle.data["text/plain"] for bundle in lay_out({picture.rank: picture for picture in pictures})]
 
 
-def markup(*pictures: Picture) -> str:
+def markup(*pictures: RankDisplay) -> str:
     """The HTML of the one output, without styles."""
     (bundle,) = lay_out({picture.rank: picture for picture in pictures})
     return re.sub(' style="[^"]*"', "", bundle.data["text/html"])
@@ -56,7 +56,7 @@ def test_four_are_shown_and_the_rest_opens() -> None:
 
 
 def test_a_size_that_an_image_has_is_kept() -> None:
-    sized = Picture(0, {"image/png": "A"}, {"image/png": {"width": 30, "height": 20.5}})
+    sized = RankDisplay(0, {"image/png": "A"}, {"image/png": {"width": 30, "height": 20.5}})
     (bundle,) = lay_out({0: sized})
     assert '<img src="data:image/png;base64,A" width="30" height="20.5">' in bundle.data["text/html"]
     assert bundle.metadata == sized.metadata
@@ -82,7 +82,7 @@ def test_a_size_that_an_image_has_is_kept() -> None:
     ],
 )
 def test_every_kind_carries_its_label(data: dict[str, str], bundles: list[dict[str, str]]) -> None:
-    shown = [dict(bundle.data) for bundle in lay_out({3: Picture(3, data, {})})]
+    shown = [dict(bundle.data) for bundle in lay_out({3: RankDisplay(3, data, {})})]
     for bundle in shown:
         if "text/html" in bundle:
             bundle["text/html"] = re.sub(' style="[^"]*"', "", bundle["text/html"])
@@ -90,7 +90,7 @@ def test_every_kind_carries_its_label(data: dict[str, str], bundles: list[dict[s
 
 
 def test_what_only_a_front_end_can_draw_stands_for_itself() -> None:
-    plot = Picture(1, {"application/vnd.plotly.v1+json": {"a": 1}, "text/plain": "plot"}, {})
+    plot = RankDisplay(1, {"application/vnd.plotly.v1+json": {"a": 1}, "text/plain": "plot"}, {})
     assert texts(text(0, "a"), plot) == ["[0] a", "[1]", "plot"]
 
 
@@ -117,7 +117,7 @@ def shown(displays: list[LiveDisplay]) -> list[str]:
     [(10.0, {0, 1}, False), (10.9, {0, 1}, False), (11.0, {0, 1}, True), (10.0, {0}, True), (10.0, set(), True)],
 )
 def test_pictures_wait_for_their_like(now: float, running: set[int], is_ready: bool) -> None:
-    pictures = Pictures(patience=1.0)
+    pictures = DisplayRows(patience=1.0)
     pictures.add(image(0, "A"))
     assert pictures.take_ready(10.0, {0, 1, 2}) == []
     assert bool(pictures.take_ready(now, running)) == is_ready
@@ -126,14 +126,14 @@ def test_pictures_wait_for_their_like(now: float, running: set[int], is_ready: b
 
 
 def test_the_nth_of_each_rank_are_one_output() -> None:
-    pictures = Pictures(patience=1.0)
+    pictures = DisplayRows(patience=1.0)
     for picture in (text(0, "a"), text(0, "b"), text(1, "a"), text(1, "c")):
         pictures.add(picture)
     assert shown(pictures.take_all()) == ["[0-1] a", "[0] b\n[1] c"]
 
 
 def test_who_comes_late_joins_the_others() -> None:
-    pictures = Pictures(patience=1.0)
+    pictures = DisplayRows(patience=1.0)
     pictures.add(text(0, "a"))
     pictures.take_ready(10.0, {0, 1})
     assert shown(pictures.take_ready(11.0, {0, 1})) == ["[0] a"]
@@ -143,7 +143,7 @@ def test_who_comes_late_joins_the_others() -> None:
 
 
 def test_a_display_is_replaced_by_its_id() -> None:
-    pictures = Pictures(patience=0.0)
+    pictures = DisplayRows(patience=0.0)
     for rank in range(2):
         pictures.add(text(rank, "a", "id"))
         pictures.add(text(rank, "b"))
@@ -158,7 +158,7 @@ def test_a_display_is_replaced_by_its_id() -> None:
 
 
 def test_what_is_cleared_makes_room_for_the_next() -> None:
-    pictures = Pictures(patience=0.0)
+    pictures = DisplayRows(patience=0.0)
     for rank in range(2):
         pictures.add(text(rank, "a"))
         pictures.add(text(rank, "b"))
@@ -173,7 +173,7 @@ def test_what_is_cleared_makes_room_for_the_next() -> None:
 
 
 def test_a_flood_is_bounded_and_counted() -> None:
-    pictures = Pictures(patience=0.0)
+    pictures = DisplayRows(patience=0.0)
     for number in range(1000):
         pictures.add(text(0, f"{number}"))
     assert len(pictures.take_all()) == MOST_OUTPUTS
@@ -181,8 +181,8 @@ def test_a_flood_is_bounded_and_counted() -> None:
 
 
 def test_outputs_are_bounded_and_not_only_displays() -> None:
-    pictures = Pictures(patience=0.0)
+    pictures = DisplayRows(patience=0.0)
     for _ in range(MOST_OUTPUTS):
-        pictures.add(Picture(0, {"text/markdown": "a", "text/plain": "a"}, {}))
+        pictures.add(RankDisplay(0, {"text/markdown": "a", "text/plain": "a"}, {}))
     assert len(pictures.take_all()) == MOST_OUTPUTS
     assert pictures.hidden == {0: MOST_OUTPUTS // 2}

@@ -6,7 +6,7 @@ import pytest
 
 from meshbook.magics.options import CellOptions, parse_cell_options
 from meshbook.magics.parsing import UsageError
-from meshbook.magics.preferences import PREFERENCES, Preferences
+from meshbook.magics.preferences import PREFERENCES, NotebookSettings
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from meshbook.magics.preferences import PREFERENCES, Preferences
     ],
 )
 def test_what_can_be_set(name: str, text: str, value: object) -> None:
-    preferences = Preferences()
+    preferences = NotebookSettings()
     preferences.set(name, text)
     assert preferences[name.replace("-", "_")] == value
 
@@ -39,12 +39,12 @@ def test_what_can_be_set(name: str, text: str, value: object) -> None:
 )
 def test_what_cannot(name: str, text: str, problem: str) -> None:
     with pytest.raises(UsageError) as caught:
-        Preferences().set(name, text)
+        NotebookSettings().set(name, text)
     assert problem in str(caught.value)
 
 
 def test_a_line_of_its_own_comes_before_what_is_set() -> None:
-    preferences = Preferences()
+    preferences = NotebookSettings()
     assert preferences.of_cells == ()
     preferences.set("group", "rank")
     preferences.set("block", "off")
@@ -55,7 +55,7 @@ def test_a_line_of_its_own_comes_before_what_is_set() -> None:
 
 
 def test_loops_that_nest_stay_so() -> None:
-    preferences = Preferences()
+    preferences = NotebookSettings()
     preferences.set("nest_asyncio", "off")
     preferences.set("nest_asyncio", "on")
     with pytest.raises(UsageError, match="cannot be taken back; restart the kernel"):
@@ -63,7 +63,7 @@ def test_loops_that_nest_stay_so() -> None:
 
 
 def test_each_is_told_with_its_meaning() -> None:
-    lines = Preferences().describe().splitlines()
+    lines = NotebookSettings().describe().splitlines()
     assert [line.split()[0] for line in lines] == list(PREFERENCES)
     assert lines[0] == "group         auto  how output is grouped: auto, same, rank, order, none"
-    assert Preferences().describe(["plain_time"]).startswith("plain_time  2  seconds: ")
+    assert NotebookSettings().describe(["plain_time"]).startswith("plain_time  2  seconds: ")

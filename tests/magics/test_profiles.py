@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from meshbook.magics.profiles import LEAST, Line, SampleProfile, Summary, TorchProfile, save
+from meshbook.magics.profiles import LEAST, ProfileLine, ProfileSummary, SampleProfile, TorchProfile, save
 from meshbook.runtime.cells.operators import Operator, OperatorProfile
 from meshbook.runtime.telemetry.samples import MAIN, CodeLine, RankSamples, ThreadSamples, from_speedscope, gather
 
@@ -97,8 +97,8 @@ def test_one_rank_differs_from_none() -> None:
 
 
 def test_what_took_next_to_nothing_is_left_out() -> None:
-    lines = tuple(Line(f"f{at}", {0: at * LEAST / 2}, {}) for at in range(4))
-    assert [row[1] for row in Summary("", {0: 1.0}, lines).rows()[1:]] == ["f3", "f2"]
+    lines = tuple(ProfileLine(f"f{at}", {0: at * LEAST / 2}, {}) for at in range(4))
+    assert [row[1] for row in ProfileSummary("", {0: 1.0}, lines).rows()[1:]] == ["f3", "f2"]
 
 
 def test_names_are_escaped() -> None:

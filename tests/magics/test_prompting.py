@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterator, Mapping
 
 import pytest
 
-from meshbook.magics.keyboard import GivenUp, Nobody
+from meshbook.magics.keyboard import NoKeyboard, PromptWithdrawn
 from meshbook.magics.prompting import PromptBroker, PromptPolicy
-from meshbook.magics.state import Inbox
-from meshbook.runtime.telemetry.questions import EOF, Answer, Kind, Question
+from meshbook.magics.state import CellInbox
+from meshbook.runtime.telemetry.questions import EOF, Kind, PromptAnswer, PromptQuestion
 
 PATIENCE = 30.0  # seconds
 
@@ -26,7 +26,7 @@ class Person:
         self.prompts: queue.Queue[str] = queue.Queue()
         self.lines: queue.Queue[str | Exception | None] = queue.Queue()
 
-    def ask(self, prompt: str, given_up: GivenUp, *, is_password: bool) -> str | None:
+    def ask(self, prompt: str, given_up: PromptWithdrawn, *, is_password: bool) -> str | None:
         self.prompts.put(prompt)
         line = self.lines.get(timeout=PATIENCE)
         if isinstance(line, Exception):
@@ -37,10 +37,10 @@ class Person:
 class Cell:
     """A cell of two ranks on the mesh `m`, and what is shown around its prompts."""
 
-    def __init__(self, person: Person | Nobody, **policy: object) -> None:
+    def __init__(self, person: Person | NoKeyboard, **policy: object) -> None:
         self.events: list[str] = []
         self.held: list[bool] = []
-        self.answers: queue.Queue[tuple[int, Answer]] = queue.Queue()
+        self.answers: queue.Queue[tuple[int, PromptAnswer]] = queue.Queue()
         self.silent = {0, 1}
         self._policy = PromptPolicy(person, **policy)  # type: ignore[arg-type]
         self._numbers = iter(range(1, 100))
@@ -51,7 +51,7 @@ class Cell:
 
     async def _run(self) -> None:
         """The loop of the cell, as far as prompts have to do with it."""
-        self.inbox = Inbox()
+        self.inbox = CellInbox()
         self.broker = PromptBroker(
             *("m", range(2), self.silent, self._policy),
             inbox=self.inbox,
@@ -97,7 +97,7 @@ class Cell:
 
     def ask(self, rank: int, kind: Kind = "input", mesh: str = "m") -> int:
         number = next(self._numbers)
-        question = Question("1.1", mesh, rank, number, kind, "name: ", "cell 1:7")
+        question = PromptQuestion("1.1", mesh, rank, number, kind, "name: ", "cell 1:7")
         self.broker.take(question, lambda answer: self.answers.put((rank, answer)))
         return number
 
@@ -148,7 +148,7 @@ def test_what_is_answered_at_once(
 
 @pytest.mark.parametrize("kind", ["input", "password", "stop"])
 def test_without_a_keyboard_each_is_refused_at_once(kind: Kind) -> None:
-    cell = Cell(Nobody("nobody is here"))
+    cell = Cell(NoKeyboard("nobody is here"))
     cell.ask(0, kind)
     assert cell.answer() == (0, "refused", "nobody is here")
 

@@ -7,24 +7,24 @@ from typing import Any
 
 import pytest
 
-from meshbook.magics.prompts import GRACE, Prompt, Prompts
-from meshbook.runtime.telemetry.questions import Answer, Kind, Question
+from meshbook.magics.prompts import GRACE, Prompt, PromptQueue
+from meshbook.runtime.telemetry.questions import Kind, PromptAnswer, PromptQuestion
 
-BOB = Answer("text", "bob")
+BOB = PromptAnswer("text", "bob")
 
 
 class Ranks:
     """The ranks of a cell; `ask` is a rank's own act, `see` what a person is shown."""
 
     def __init__(self, count: int = 3, sharing: Any = "same") -> None:
-        self.prompts = Prompts(sharing)
+        self.prompts = PromptQueue(sharing)
         self.running = set(range(count))
         self._numbers = iter(range(1, 100))
         self.now = 0.0
         self.known: dict[int, str] = {}  # rank -> what it was told at once
 
     def ask(self, rank: int, prompt: str = "name: ", kind: Kind = "input") -> None:
-        question = Question("1.1", "mesh", rank, next(self._numbers), kind, prompt)
+        question = PromptQuestion("1.1", "mesh", rank, next(self._numbers), kind, prompt)
         answer = self.prompts.asked(question, self.now)
         if answer is not None:
             self.known[rank] = answer.text
@@ -36,7 +36,7 @@ class Ranks:
         prompt = self.see()
         return prompt.text if prompt is not None else None
 
-    def answer(self, answer: Answer = BOB) -> list[int]:
+    def answer(self, answer: PromptAnswer = BOB) -> list[int]:
         """Answer what is shown; the ranks that this is for."""
         prompt = self.see()
         assert prompt is not None
@@ -148,8 +148,8 @@ def test_the_end_of_all_input_is_an_answer_like_others() -> None:
     ranks = Ranks(2)
     ranks.ask(0)
     ranks.now = GRACE
-    ranks.answer(Answer("eof"))
-    assert ranks.prompts.asked(Question("1.1", "mesh", 1, 9, "input", "name: "), ranks.now) == Answer("eof")
+    ranks.answer(PromptAnswer("eof"))
+    assert ranks.prompts.asked(PromptQuestion("1.1", "mesh", 1, 9, "input", "name: "), ranks.now) == PromptAnswer("eof")
 
 
 def test_who_does_not_wait_any_more_is_not_asked_for() -> None:

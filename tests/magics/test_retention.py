@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshbook.magics.grouping import Block, split_lines
-from meshbook.magics.retention import Capture
+from meshbook.magics.retention import TextBuffer
 
 
-def capture(*chunks: str, limit: int = 1000) -> Capture:
-    kept = Capture(limit)
+def capture(*chunks: str, limit: int = 1000) -> TextBuffer:
+    kept = TextBuffer(limit)
     for chunk in chunks:
         kept.add(chunk)
     return kept

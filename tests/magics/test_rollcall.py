@@ -6,28 +6,28 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from meshbook.magics.divergence import Watch
-from meshbook.magics.rollcall import Whereabouts, describe_roll
+from meshbook.magics.divergence import DivergenceWatch
+from meshbook.magics.rollcall import RankWhereabouts, describe_roll
 from meshbook.runtime.cells.outcome import Frame
-from meshbook.runtime.cells.standing import Standing
-from meshbook.runtime.hosts.observer import Observation, SpiedFrame, SpiedThread
+from meshbook.runtime.cells.standing import MainThreadState
+from meshbook.runtime.hosts.observer import Observation, SampledFrame, SampledThread
 
 CELL = Frame("<cell 9>", 14, "<module>")
 STEP = Frame("<cell 9>", 3, "step")
 DATA = Frame("/home/me/data.py", 88, "load")
 ALL_REDUCE = Frame("/lib/torch/distributed/distributed_c10d.py", 2867, "all_reduce", is_user=False)
-IDLE = Whereabouts(Standing(is_idle=True))
-COMPUTES = Whereabouts(Standing(frames=(CELL, STEP)))
-LOADS = Whereabouts(Standing(frames=(CELL, DATA)))
-REDUCES = Whereabouts(Standing(frames=(CELL, ALL_REDUCE)))
-STOPPED = Whereabouts(seen=Observation(4711, "T", "do_signal_stop"))
-HOLDS = Whereabouts(
+IDLE = RankWhereabouts(MainThreadState(is_idle=True))
+COMPUTES = RankWhereabouts(MainThreadState(frames=(CELL, STEP)))
+LOADS = RankWhereabouts(MainThreadState(frames=(CELL, DATA)))
+REDUCES = RankWhereabouts(MainThreadState(frames=(CELL, ALL_REDUCE)))
+STOPPED = RankWhereabouts(seen=Observation(4711, "T", "do_signal_stop"))
+HOLDS = RankWhereabouts(
     seen=Observation(
         *(4711, "S", "hrtimer_nanosleep"),
         threads=(
-            SpiedThread("ZMQbg/IO/0", False, ()),
-            SpiedThread(
-                "MainThread", True, (SpiedFrame("step", "<cell 9>", 3), SpiedFrame("<module>", "<cell 9>", 14))
+            SampledThread("ZMQbg/IO/0", False, ()),
+            SampledThread(
+                "MainThread", True, (SampledFrame("step", "<cell 9>", 3), SampledFrame("<module>", "<cell 9>", 14))
             ),
         ),
     )
@@ -41,13 +41,13 @@ HOLDS = Whereabouts(
         (COMPUTES, "at cell 9:3 in step"),
         (LOADS, "at data.py:88 in load"),
         (REDUCES, "in all_reduce (cell 9:14)"),
-        (Whereabouts(Standing()), "at the cell's begin or end"),
+        (RankWhereabouts(MainThreadState()), "at the cell's begin or end"),
         (STOPPED, "does not answer: stopped (SIGSTOP)"),
         (HOLDS, "does not answer: holds the GIL in C (waits in hrtimer_nanosleep) at cell 9:3 in step"),
-        (Whereabouts(), "does not answer"),
+        (RankWhereabouts(), "does not answer"),
     ],
 )
-def test_where_a_rank_is(where: Whereabouts, said: str) -> None:
+def test_where_a_rank_is(where: RankWhereabouts, said: str) -> None:
     assert str(where) == said
 
 
@@ -61,7 +61,7 @@ def test_ranks_at_the_same_place_are_told_together_and_the_most_first() -> None:
 
 # --- ranks that are apart ---
 
-Look = tuple[float, Mapping[int, Whereabouts], Sequence[int]]  # when, the ranks that run, those that are done
+Look = tuple[float, Mapping[int, RankWhereabouts], Sequence[int]]  # when, the ranks that run, those that are done
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ Look = tuple[float, Mapping[int, Whereabouts], Sequence[int]]  # when, the ranks
     ],
 )
 def test_what_is_said_of_ranks_that_are_apart(looks: list[Look], said: list[str]) -> None:
-    watch = Watch(0.0)
+    watch = DivergenceWatch(0.0)
     told = []
     for at, roll, done in looks:
         assert watch.is_due(at)
@@ -102,7 +102,7 @@ def test_what_is_said_of_ranks_that_are_apart(looks: list[Look], said: list[str]
     ],
 )
 def test_what_is_said_of_ranks_that_wait_for_others_than_the_cells(looks: list[Look], said: list[str]) -> None:
-    watch = Watch(0.0, absent=[2, 3])
+    watch = DivergenceWatch(0.0, absent=[2, 3])
     told = []
     for at, roll, done in looks:
         assert watch.is_due(at)
@@ -111,7 +111,7 @@ def test_what_is_said_of_ranks_that_wait_for_others_than_the_cells(looks: list[L
 
 
 def test_it_looks_after_five_seconds_without_an_answer_and_then_as_often() -> None:
-    watch = Watch(0.0)
+    watch = DivergenceWatch(0.0)
     assert [watch.is_due(at) for at in (4.9, 5.0, 60.0)] == [False, True, False], "one look at a time"
     watch.take({0: COMPUTES}, [], 5.5)
     watch.answered(6.0)
@@ -122,7 +122,7 @@ def test_it_looks_after_five_seconds_without_an_answer_and_then_as_often() -> No
 
 
 def test_after_an_interrupt_it_looks_soon() -> None:
-    watch = Watch(0.0)
+    watch = DivergenceWatch(0.0)
     watch.hurry(1.0)
     watch.answered(1.5)
     assert [watch.is_due(at) for at in (2.4, 2.5)] == [False, True]

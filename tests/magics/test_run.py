@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from meshbook.magics import run as module
-from meshbook.magics.cell import Cell as MeshCell
+from meshbook.magics.cell import PreparedCell as MeshCell
 from meshbook.magics.interruptible import interruptible
 from meshbook.magics.meshes import NotebookMesh
 from meshbook.magics.options import CellOptions
@@ -28,11 +28,11 @@ from meshbook.magics.tracebacks import CellError
 from meshbook.runtime.actor.context import current_origin
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, Frame, RankError
-from meshbook.runtime.cells.standing import Standing
+from meshbook.runtime.cells.standing import MainThreadState
 from meshbook.runtime.errors import ExitReport, MeshbookError, MessageTooLarge, ProcessDied, SupervisionError
 from meshbook.runtime.geometry import Extent, Region
 from meshbook.runtime.telemetry.output import OutputChunk, OutputStore
-from meshbook.runtime.telemetry.questions import QuestionDesk
+from meshbook.runtime.telemetry.questions import QuestionRouter
 from meshbook.runtime.wire.messages import Address
 
 ALL_REDUCE = Frame("/lib/torch/distributed/distributed_c10d.py", 88, "all_reduce", is_user=False)
@@ -55,7 +55,7 @@ class FakeRanks:
         self.on_interrupt: Callable[[int], None] = lambda rank: None
         self.on_abort: Callable[[int], None] = lambda rank: None
         self.on_kill: Callable[[int], None] = lambda rank: None
-        self.places: dict[int, Standing] = {}
+        self.places: dict[int, MainThreadState] = {}
 
     def answer(self, rank: int, outcome: CellOutcome | MeshbookError) -> None:
         if isinstance(outcome, MeshbookError):
@@ -83,8 +83,8 @@ class FakeRanks:
             self.killed.append(rank)
             self.on_kill(rank)
 
-    def where(self, ranks: Sequence[int]) -> list[Future[Standing]]:
-        return [Future.completed(self.places.get(rank, Standing())) for rank in ranks]
+    def where(self, ranks: Sequence[int]) -> list[Future[MainThreadState]]:
+        return [Future.completed(self.places.get(rank, MainThreadState())) for rank in ranks]
 
 
 class FakeActors:
@@ -146,7 +146,7 @@ class Cell:
     def run(self, script: Callable[[CellExecution], None]) -> MeshResult:
         async def main() -> MeshResult:
             session: Any = SimpleNamespace(
-                life=0, output=self.store, questions=QuestionDesk(), context=SimpleNamespace(actor_instance=None)
+                life=0, output=self.store, questions=QuestionRouter(), context=SimpleNamespace(actor_instance=None)
             )
             publisher: Any = SimpleNamespace(publish=self.published.extend)
             cell = MeshCell(session, self.mesh, self.ranks.region, self.options, publisher, 7)
@@ -234,7 +234,7 @@ def test_with_on_error_finish_the_others_go_on(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_rank_that_stays_silent_is_busy_until_it_answers() -> None:
     cell = Cell(2)
-    cell.ranks.places[0] = Standing(frames=(Frame("<cell 7>", 4, "wait"),))
+    cell.ranks.places[0] = MainThreadState(frames=(Frame("<cell 7>", 4, "wait"),))
     error = cell.run_failing(lambda run: cell.ranks.answer(1, RAISED))
     assert cell.ranks.aborted == [(0, False), (0, True)], "first only where it is in a collective"
     assert error.by_rank[0].place == "cell 7:4 in wait"
@@ -246,7 +246,7 @@ def test_a_rank_that_stays_silent_is_busy_until_it_answers() -> None:
 
 def test_after_an_error_a_collective_is_broken() -> None:
     cell = Cell(2)
-    cell.ranks.places[0] = Standing(frames=(Frame("<cell 7>", 4, "<module>"), ALL_REDUCE))
+    cell.ranks.places[0] = MainThreadState(frames=(Frame("<cell 7>", 4, "<module>"), ALL_REDUCE))
     cell.ranks.on_abort = lambda rank: cell.ranks.answer(rank, LOST_PEER)
     error = cell.run_failing(lambda run: cell.ranks.answer(1, RAISED))
     assert str(error).splitlines() == [
@@ -313,7 +313,7 @@ def press(run: CellExecution | None = None) -> None:
 def test_a_second_interrupt_breaks_process_groups() -> None:
     cell = Cell(periods=GracePeriods())
     cell.ranks.answer(2, DONE)
-    cell.ranks.places[1] = Standing(frames=(Frame("<cell 7>", 4, "<module>"), ALL_REDUCE))
+    cell.ranks.places[1] = MainThreadState(frames=(Frame("<cell 7>", 4, "<module>"), ALL_REDUCE))
 
     def interrupt(rank: int) -> None:
         if rank == 0:
@@ -393,7 +393,7 @@ def test_the_time_limit_of_a_cell_that_waits_has_not_begun() -> None:
 def test_a_third_interrupt_kills_and_heals_and_says_what_was_lost() -> None:
     cell = Cell(2, periods=GracePeriods(kill=0.01))
     cell.ranks.answer(0, DONE)
-    cell.ranks.places[1] = Standing(frames=(Frame("<cell 7>", 4, "<module>"),))
+    cell.ranks.places[1] = MainThreadState(frames=(Frame("<cell 7>", 4, "<module>"),))
     cell.mesh.lost[1] = ("model", "step")
     cell.ranks.on_interrupt = cell.ranks.on_abort = lambda rank: press()
     cell.ranks.on_kill = lambda rank: cell.ranks.answer(rank, ProcessDied("", ExitReport("mesh.1", 4711, -9)))
@@ -416,8 +416,10 @@ def test_a_rank_that_cannot_be_healed_says_so() -> None:
 
 def test_a_time_limit_says_where_ranks_are_and_interrupts() -> None:
     cell = Cell(2, timeout=0.01)
-    cell.ranks.places[0] = Standing(frames=(Frame("<cell 7>", 4, "<module>"), ALL_REDUCE))
-    cell.ranks.places[1] = Standing(frames=(Frame("<cell 7>", 2, "<module>"), Frame("/home/me/data.py", 88, "load")))
+    cell.ranks.places[0] = MainThreadState(frames=(Frame("<cell 7>", 4, "<module>"), ALL_REDUCE))
+    cell.ranks.places[1] = MainThreadState(
+        frames=(Frame("<cell 7>", 2, "<module>"), Frame("/home/me/data.py", 88, "load"))
+    )
     cell.ranks.on_interrupt = lambda rank: cell.ranks.answer(rank, INTERRUPTED)
     error = cell.run_failing(lambda run: None)
     assert type(error).__name__ == "TimeoutError"

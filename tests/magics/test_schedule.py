@@ -7,58 +7,58 @@ from collections.abc import Iterable
 
 import pytest
 
-from meshbook.magics.attendance import AdmissionQueue, Turn
+from meshbook.magics.attendance import AdmissionQueue, StartTurn
 from meshbook.magics.queues import RankQueues, tell_waiting
-from meshbook.magics.schedule import AFTER_ERROR, AFTER_FIRST, Wave, plan_waves
+from meshbook.magics.schedule import AFTER_ERROR, AFTER_FIRST, StartWave, plan_waves
 
 
 @pytest.mark.parametrize(
     ("first", "options", "waves"),
     [
-        ((), {}, [Wave((0, 1, 2, 3))]),
-        ((2,), {}, [Wave((2,)), Wave((0, 1, 3), AFTER_FIRST)]),
-        ((0, 1, 2, 3), {}, [Wave((0, 1, 2, 3))]),
-        ((), {"one_by_one": True}, [Wave((rank,), AFTER_ERROR) for rank in range(4)]),
-        ((), {"one_by_one": True, "stops_on_error": False}, [Wave((rank,)) for rank in range(4)]),
+        ((), {}, [StartWave((0, 1, 2, 3))]),
+        ((2,), {}, [StartWave((2,)), StartWave((0, 1, 3), AFTER_FIRST)]),
+        ((0, 1, 2, 3), {}, [StartWave((0, 1, 2, 3))]),
+        ((), {"one_by_one": True}, [StartWave((rank,), AFTER_ERROR) for rank in range(4)]),
+        ((), {"one_by_one": True, "stops_on_error": False}, [StartWave((rank,)) for rank in range(4)]),
         (
             (2, 3),
             {"one_by_one": True, "stops_on_error": False},
-            [Wave((2,)), Wave((3,)), Wave((0,), AFTER_FIRST), Wave((1,))],
+            [StartWave((2,)), StartWave((3,)), StartWave((0,), AFTER_FIRST), StartWave((1,))],
         ),
     ],
 )
-def test_waves(first: tuple[int, ...], options: dict[str, bool], waves: list[Wave]) -> None:
+def test_waves(first: tuple[int, ...], options: dict[str, bool], waves: list[StartWave]) -> None:
     assert list(plan_waves((0, 1, 2, 3), first, **options)) == waves
 
 
-def attend(queues: RankQueues, name: str, waves: Iterable[Wave]) -> AdmissionQueue:
+def attend(queues: RankQueues, name: str, waves: Iterable[StartWave]) -> AdmissionQueue:
     return AdmissionQueue(queues, {rank: f"node{rank}" for rank in range(4)}, waves, origin=name, title=f"cell {name}")
 
 
-def admit(waves: Iterable[Wave]) -> AdmissionQueue:
+def admit(waves: Iterable[StartWave]) -> AdmissionQueue:
     return attend(RankQueues(), "1", waves)
 
 
 def test_a_wave_begins_once_the_one_before_is_done() -> None:
-    queue = admit([Wave((0, 1)), Wave((2,))])
-    assert queue.take_turn({0, 1, 2}, has_failed=False) == Turn((0, 1))
-    assert (queue.take_turn({1, 2}, has_failed=False), queue.to_come) == (Turn(), {2})
-    assert queue.take_turn({2}, has_failed=True) == Turn((2,)), "it goes on after an error"
-    assert (queue.take_turn((), has_failed=True), queue.to_come) == (Turn(), frozenset())
+    queue = admit([StartWave((0, 1)), StartWave((2,))])
+    assert queue.take_turn({0, 1, 2}, has_failed=False) == StartTurn((0, 1))
+    assert (queue.take_turn({1, 2}, has_failed=False), queue.to_come) == (StartTurn(), {2})
+    assert queue.take_turn({2}, has_failed=True) == StartTurn((2,)), "it goes on after an error"
+    assert (queue.take_turn((), has_failed=True), queue.to_come) == (StartTurn(), frozenset())
 
 
 def test_after_a_failure_the_rest_is_skipped() -> None:
     queue = admit(plan_waves(range(4), (1,), one_by_one=True))
-    assert queue.take_turn(range(4), has_failed=False) == Turn((1,))
-    assert queue.take_turn((0, 2, 3), has_failed=True) == Turn(skipped=(0, 2, 3), reason=AFTER_FIRST)
-    assert queue.take_turn((), has_failed=True) == Turn()
+    assert queue.take_turn(range(4), has_failed=False) == StartTurn((1,))
+    assert queue.take_turn((0, 2, 3), has_failed=True) == StartTurn(skipped=(0, 2, 3), reason=AFTER_FIRST)
+    assert queue.take_turn((), has_failed=True) == StartTurn()
 
 
 def test_turns_can_be_taken_away() -> None:
     queue = admit(plan_waves(range(4), one_by_one=True))
     queue.take_turn(range(4), has_failed=False)
     assert queue.withdraw({0, 2}) == ({2: "the turn had not come"}, [0]), "rank 0 has begun"
-    assert queue.take_turn((1, 3), has_failed=False) == Turn((1,))
+    assert queue.take_turn((1, 3), has_failed=False) == StartTurn((1,))
 
 
 def test_another_notebook_goes_on_where_this_one_stops() -> None:
@@ -66,18 +66,18 @@ def test_another_notebook_goes_on_where_this_one_stops() -> None:
     queue = admit(plan_waves(range(4), (1,), one_by_one=True))
     queue.take_turn(range(4), has_failed=False)
     left = queue.give_away()
-    assert queue.take_turn((0, 2, 3), has_failed=False) == Turn()
+    assert queue.take_turn((0, 2, 3), has_failed=False) == StartTurn()
     there = admit(left)
     there.resume({1})
-    assert there.take_turn(range(4), has_failed=False) == Turn()
-    assert there.take_turn((0, 2, 3), has_failed=False) == Turn((0,))
+    assert there.take_turn(range(4), has_failed=False) == StartTurn()
+    assert there.take_turn((0, 2, 3), has_failed=False) == StartTurn((0,))
     after_a_failure = admit(left)
     assert after_a_failure.take_turn((0, 2, 3), has_failed=True).skipped == (0, 2, 3)
 
 
 def test_a_rank_is_at_one_cell_at_a_time() -> None:
     queues = RankQueues()
-    before, after = attend(queues, "1", [Wave((0, 1))]), attend(queues, "2", [Wave((1, 2))])
+    before, after = attend(queues, "1", [StartWave((0, 1))]), attend(queues, "2", [StartWave((1, 2))])
     for each in (before, after):
         each.take_turn(range(3), has_failed=False)
     assert (before.ahead(), after.ahead()) == ({}, {1: "cell 1"})
@@ -89,8 +89,8 @@ def test_a_rank_is_at_one_cell_at_a_time() -> None:
 
 def test_what_has_not_begun_is_given_up_at_once() -> None:
     queues = RankQueues()
-    attend(queues, "1", [Wave((0,))]).take_turn(range(3), has_failed=False)
-    cell = attend(queues, "2", [Wave((0, 1)), Wave((2,))])
+    attend(queues, "1", [StartWave((0,))]).take_turn(range(3), has_failed=False)
+    cell = attend(queues, "2", [StartWave((0, 1)), StartWave((2,))])
     cell.take_turn(range(3), has_failed=False)
     reasons, sent = cell.withdraw((0, 1, 2))
     assert reasons == {0: "cell 1 was still running", 2: "the turn had not come"}

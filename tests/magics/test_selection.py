@@ -15,13 +15,13 @@ from meshbook.magics.selection import (
     Except,
     Index,
     LastCell,
-    Outcome,
+    OutcomeSelector,
     Range,
     Ranks,
-    Selected,
+    SelectedRegion,
     Selection,
     SelectionError,
-    Span,
+    SpanSelector,
     parse,
     resolve,
 )
@@ -32,7 +32,7 @@ MESHES = {"main": GRID, "trainers": Extent.of(gpus=6).region, "half": GRID.slice
 LAST = LastCell(failed=frozenset({1, 6}), ok=frozenset({0, 2, 3, 4, 5, 7}))
 
 
-def select(text: str, history: LastCell = LAST, meshes: dict[str, Region] = MESHES) -> Selected:
+def select(text: str, history: LastCell = LAST, meshes: dict[str, Region] = MESHES) -> SelectedRegion:
     return resolve(parse(text), meshes, "main", history)
 
 
@@ -46,34 +46,34 @@ def select(text: str, history: LastCell = LAST, meshes: dict[str, Region] = MESH
         ("0", None, Ranks((Index(0),))),
         ("-1", None, Ranks((Index(-1),))),
         ("0,3", None, Ranks((Index(0), Index(3)))),
-        ("0:4", None, Ranks((Span(0, 4, None),))),
+        ("0:4", None, Ranks((SpanSelector(0, 4, None),))),
         ("0-3", None, Ranks((Range(0, 3),))),
         ("0-2,5,-1", None, Ranks((Range(0, 2), Index(5), Index(-1)))),
         ("trainers[gpus=0-1]", "trainers", Dimensions((Dimension("gpus", Range(0, 1)),))),
-        ("::2", None, Ranks((Span(None, None, 2),))),
-        (":", None, Ranks((Span(None, None, None),))),
-        ("-2:", None, Ranks((Span(-2, None, None),))),
-        ("0,4:6,-1", None, Ranks((Index(0), Span(4, 6, None), Index(-1)))),
+        ("::2", None, Ranks((SpanSelector(None, None, 2),))),
+        (":", None, Ranks((SpanSelector(None, None, None),))),
+        ("-2:", None, Ranks((SpanSelector(-2, None, None),))),
+        ("0,4:6,-1", None, Ranks((Index(0), SpanSelector(4, 6, None), Index(-1)))),
         ("!3", None, Except(Ranks((Index(3),)))),
-        ("!0:2", None, Except(Ranks((Span(0, 2, None),)))),
+        ("!0:2", None, Except(Ranks((SpanSelector(0, 2, None),)))),
         ("!0,3", None, Except(Ranks((Index(0), Index(3))))),
-        ("!failed", None, Except(Outcome("failed"))),
+        ("!failed", None, Except(OutcomeSelector("failed"))),
         (
             "gpus=0:4,hosts=1",
             None,
-            Dimensions((Dimension("gpus", Span(0, 4, None)), Dimension("hosts", Index(1)))),
+            Dimensions((Dimension("gpus", SpanSelector(0, 4, None)), Dimension("hosts", Index(1)))),
         ),
         ("trainers", "trainers", Everything()),
         ("trainers[gpus=0]", "trainers", Dimensions((Dimension("gpus", Index(0)),))),
         ("trainers[0,3]", "trainers", Ranks((Index(0), Index(3)))),
         ("trainers[!3]", "trainers", Except(Ranks((Index(3),)))),
-        ("trainers[failed]", "trainers", Outcome("failed")),
+        ("trainers[failed]", "trainers", OutcomeSelector("failed")),
         ("ok[all]", "ok", Everything()),
         ("all=0", None, Dimensions((Dimension("all", Index(0)),))),
-        ("failed", None, Outcome("failed")),
-        ("ok", None, Outcome("ok")),
-        ("changed", None, Outcome("changed")),
-        ("  trainers [ gpus = 0 : 2 ] ", "trainers", Dimensions((Dimension("gpus", Span(0, 2, None)),))),
+        ("failed", None, OutcomeSelector("failed")),
+        ("ok", None, OutcomeSelector("ok")),
+        ("changed", None, OutcomeSelector("changed")),
+        ("  trainers [ gpus = 0 : 2 ] ", "trainers", Dimensions((Dimension("gpus", SpanSelector(0, 2, None)),))),
         ("größe=1", None, Dimensions((Dimension("größe", Index(1)),))),
     ],
 )
@@ -177,7 +177,7 @@ def test_not_failed_is_all_when_nothing_failed() -> None:
 
 def test_outcomes_belong_to_the_mesh_of_the_last_cell() -> None:
     on_trainers = LastCell(failed=frozenset({5}), mesh="trainers")
-    assert select("trainers[failed]", on_trainers) == Selected("trainers", MESHES["trainers"].pick({5}))
+    assert select("trainers[failed]", on_trainers) == SelectedRegion("trainers", MESHES["trainers"].pick({5}))
     with pytest.raises(
         SelectionError, match=r"the last cell ran on 'trainers', not on 'main'; write 'trainers\[failed\]'"
     ):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from meshbook.magics.stacks import render_stacks, stacks_seen
 from meshbook.runtime.cells.outcome import Frame
-from meshbook.runtime.cells.standing import MAIN, Stack
-from meshbook.runtime.hosts.observer import Observation, SpiedFrame, SpiedThread
+from meshbook.runtime.cells.standing import MAIN, ThreadStack
+from meshbook.runtime.hosts.observer import Observation, SampledFrame, SampledThread
 
 CELL = Frame("<cell 9>", 14, "<module>", "dist.all_reduce(x)")
 ALL_REDUCE = Frame("/lib/torch/distributed/distributed_c10d.py", 2867, "all_reduce", "work.wait()", is_user=False)
-REDUCES = Stack(MAIN, (CELL, ALL_REDUCE), "in all_reduce")
-IDLE = Stack(MAIN, (), "idle")
+REDUCES = ThreadStack(MAIN, (CELL, ALL_REDUCE), "in all_reduce")
+IDLE = ThreadStack(MAIN, (), "idle")
 
 
 def test_identical_stacks_are_told_once() -> None:
-    trainer = Stack("actor trainer", (Frame("/home/me/train.py", 7, "step", "self.load()"),))
+    trainer = ThreadStack("actor trainer", (Frame("/home/me/train.py", 7, "step", "self.load()"),))
     assert render_stacks({0: [REDUCES], 1: [IDLE, trainer], 2: [REDUCES]}).splitlines() == [
         "[0,2] main thread: in all_reduce",
         "    cell 9:14                             dist.all_reduce(x)",
@@ -25,8 +25,8 @@ def test_identical_stacks_are_told_once() -> None:
     ]
 
 
-def thread(name: str, *frames: tuple[str, str], owns_gil: bool = False) -> SpiedThread:
-    return SpiedThread(name, owns_gil, tuple(SpiedFrame(function, file, 3) for file, function in frames))
+def thread(name: str, *frames: tuple[str, str], owns_gil: bool = False) -> SampledThread:
+    return SampledThread(name, owns_gil, tuple(SampledFrame(function, file, 3) for file, function in frames))
 
 
 def test_a_rank_that_does_not_answer_is_seen_from_outside() -> None:

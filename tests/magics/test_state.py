@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from meshbook.magics.state import CellState, Inbox
+from meshbook.magics.state import CellInbox, CellState
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
 
 PATIENCE = 30.0  # seconds
@@ -31,7 +31,7 @@ def test_a_rank_is_silent_until_it_has_an_outcome() -> None:
 
 def test_an_event_wakes_the_loop_and_runs_there() -> None:
     async def main() -> None:
-        inbox, ran = Inbox(), []
+        inbox, ran = CellInbox(), []
         in_thread(lambda: inbox.put(lambda: ran.append(threading.current_thread())))
         await inbox.wait(PATIENCE)
         assert ran == []
@@ -43,7 +43,7 @@ def test_an_event_wakes_the_loop_and_runs_there() -> None:
 
 def test_an_event_that_is_not_urgent_waits_for_one_that_is() -> None:
     async def main() -> None:
-        inbox, ran = Inbox(), []
+        inbox, ran = CellInbox(), []
         waiting = asyncio.ensure_future(inbox.wait(PATIENCE))
         await asyncio.sleep(0)
         in_thread(lambda: inbox.put(lambda: ran.append(1), urgent=False))
@@ -59,7 +59,7 @@ def test_an_event_that_is_not_urgent_waits_for_one_that_is() -> None:
 
 def test_the_loop_waits_no_longer_than_it_is_told_to() -> None:
     async def main() -> None:
-        await Inbox().wait(0.0)
+        await CellInbox().wait(0.0)
 
     asyncio.run(main())
 
@@ -67,8 +67,8 @@ def test_the_loop_waits_no_longer_than_it_is_told_to() -> None:
 def test_after_the_end_an_event_runs_where_it_comes() -> None:
     ran: list[str] = []
 
-    async def main() -> Inbox:
-        inbox = Inbox()
+    async def main() -> CellInbox:
+        inbox = CellInbox()
         inbox.put(lambda: ran.append("before"), urgent=False)
         inbox.close()
         return inbox
@@ -83,7 +83,7 @@ def test_each_event_runs_once_though_threads_put_some_while_the_inbox_closes() -
     ran: list[int] = []
 
     async def main() -> None:
-        inbox = Inbox()
+        inbox = CellInbox()
 
         def put() -> None:
             for _ in range(1000):

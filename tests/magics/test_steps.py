@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from meshbook.magics.steps import EscalationAction, EscalationPolicy, Step
+from meshbook.magics.steps import EscalationAction, EscalationPolicy, EscalationStep
 
 Event = tuple[float, str, int]  # when, what, which rank
 Due = tuple[float, str, str]  # when, the step (with ! where it is forced), the ranks
@@ -152,7 +152,7 @@ def test_a_step_is_due_once_and_to_nobody_who_has_answered() -> None:
     assert policy.next_at == math.inf
     policy.press(1.0)
     assert policy.due(0.9) == []
-    assert [action.step for action in policy.due(1.0)] == [Step.INTERRUPT]
+    assert [action.step for action in policy.due(1.0)] == [EscalationStep.INTERRUPT]
     assert policy.due(1.0) == []
     silent.clear()
     assert policy.due(50.0) == []

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 
 import pytest
 
-from meshbook.magics.mistakes import Mistake
-from meshbook.magics.stops import GATHER, PATIENCE, Commands, DebugPrompt, Stops
-from meshbook.runtime.telemetry.questions import Question
+from meshbook.magics.mistakes import UserError
+from meshbook.magics.stops import GATHER, PATIENCE, Commands, DebuggerGroups, DebugPrompt
+from meshbook.runtime.telemetry.questions import PromptQuestion
 
 
 def select(text: str) -> tuple[int, ...]:
     """Selectors enough for here."""
     known = {"all": (0, 1, 2, 3), "0": (0,), "3": (3,), "0,3": (0, 3), "gpus=1": (1,)}
     if text not in known:
-        raise Mistake(f"no selector {text!r}")
+        raise UserError(f"no selector {text!r}")
     return known[text]
 
 
@@ -23,7 +23,7 @@ class Ranks:
     """Four ranks."""
 
     def __init__(self) -> None:
-        self.stops = Stops(select)
+        self.stops = DebuggerGroups(select)
         self.now = 0.0
         self._numbers = iter(range(1, 100))
         self.running = {0, 1, 2, 3}
@@ -31,7 +31,7 @@ class Ranks:
     def stop(self, places: Mapping[int, int]) -> None:
         """These ranks stop at these lines."""
         for rank, line in places.items():
-            question = Question("1.1", "mesh", rank, next(self._numbers), "command", place=f"cell 1:{line}")
+            question = PromptQuestion("1.1", "mesh", rank, next(self._numbers), "command", place=f"cell 1:{line}")
             self.stops.stopped(question, self.now, self.running - self.stops.ranks - {rank})
 
     def prompt(self) -> DebugPrompt:

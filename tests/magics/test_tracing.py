@@ -15,27 +15,37 @@ from meshbook.magics.meshes import MeshError
 from meshbook.magics.timeline import MOST_BARS, MOST_LANES, Timeline
 from meshbook.magics.timeline_reply import timeline_of
 from meshbook.magics.tracefile import describe_trace, lay_out, write_trace
-from meshbook.magics.tracing import Answers, CellTime, Clock, Process, Trace, best_clock, choose, is_use, shift
-from meshbook.runtime.telemetry.lanes import Window
-from meshbook.runtime.telemetry.spans import Mark, Recording, Span
+from meshbook.magics.tracing import (
+    CellTime,
+    ClockOffset,
+    ReplyTimes,
+    Trace,
+    TracedProcess,
+    best_clock,
+    choose,
+    is_use,
+    shift,
+)
+from meshbook.runtime.telemetry.lanes import TimeWindow
+from meshbook.runtime.telemetry.spans import CallMark, Span, SpanRecording
 
 MS = 1_000_000
-SAME = Clock()
+SAME = ClockOffset()
 CALL = Span("call", 1 * MS, 2 * MS, 11, "step", "local 3", (7, 8, "trainers-1@controller"))
 
 
-def recording(*spans: Span, marks: tuple[Mark, ...] = (), since: int = 0) -> Recording:
-    return Recording(90 * MS, since, spans, marks, {11: "MainThread", 12: "meshbook actor trainers"})
+def recording(*spans: Span, marks: tuple[CallMark, ...] = (), since: int = 0) -> SpanRecording:
+    return SpanRecording(90 * MS, since, spans, marks, {11: "MainThread", 12: "meshbook actor trainers"})
 
 
 def run(number: int, start: int, end: int) -> Span:
     return Span("run", start * MS, end * MS, 12, "step", "local 3", ("controller", number, "trainers-1@controller"))
 
 
-def make_trace(*ranks: Recording, controller: Recording | None = None, clock: Clock = SAME) -> Trace:
+def make_trace(*ranks: SpanRecording, controller: SpanRecording | None = None, clock: ClockOffset = SAME) -> Trace:
     own = controller if controller is not None else recording(Span("cell", 0, 50 * MS, 0, "3"), CALL)
-    processes = [Process(f"mesh-1.{rank}", "mesh", rank, each, clock) for rank, each in enumerate(ranks)]
-    return Trace((3,), Window(0, 50 * MS), (Process("controller", "", -1, own), *processes), epoch=0)
+    processes = [TracedProcess(f"mesh-1.{rank}", "mesh", rank, each, clock) for rank, each in enumerate(ranks)]
+    return Trace((3,), TimeWindow(0, 50 * MS), (TracedProcess("controller", "", -1, own), *processes), epoch=0)
 
 
 # --- which cells ---
@@ -69,12 +79,12 @@ def test_what_readies_a_mesh_is_no_use_of_it(kind: Any, name: str, actor: str, i
 
 
 def test_the_quickest_ping_tells_the_clock_best() -> None:
-    assert best_clock([(0, 1_500, 1_000), (2_000, 3_110, 2_200), (4_000, 5_900, 5_000)]) == Clock(1_010, 100)
+    assert best_clock([(0, 1_500, 1_000), (2_000, 3_110, 2_200), (4_000, 5_900, 5_000)]) == ClockOffset(1_010, 100)
 
 
 def test_a_recording_is_moved_as_a_whole() -> None:
-    there = Recording(100, 10, (Span("user", 20, 30, 1, "x"),), (Mark(25, "controller", 1),), {}, 12)
-    moved = Recording(95, 5, (Span("user", 15, 25, 1, "x"),), (Mark(20, "controller", 1),), {}, 7)
+    there = SpanRecording(100, 10, (Span("user", 20, 30, 1, "x"),), (CallMark(25, "controller", 1),), {}, 12)
+    moved = SpanRecording(95, 5, (Span("user", 15, 25, 1, "x"),), (CallMark(20, "controller", 1),), {}, 7)
     assert shift(there, 5) == moved
     assert shift(there, 0) is there
 
@@ -93,8 +103,8 @@ def test_a_recording_is_moved_as_a_whole() -> None:
     ],
 )
 def test_a_call_ends_with_its_last_answer(marks: dict[int, int], marked_since: int, end: int) -> None:
-    told = tuple(Mark(time * MS, "", call) for call, time in marks.items())
-    answers = Answers(Recording(90 * MS, 0, (CALL,), told, {}, marked_since * MS))
+    told = tuple(CallMark(time * MS, "", call) for call, time in marks.items())
+    answers = ReplyTimes(SpanRecording(90 * MS, 0, (CALL,), told, {}, marked_since * MS))
     assert answers.end_of(CALL) == end * MS
 
 
@@ -107,8 +117,8 @@ def events_of(trace: Trace, phase: str) -> list[dict[str, Any]]:
 
 
 def test_the_file_has_a_process_for_each_rank_and_an_arrow_for_each_call() -> None:
-    arrived = (Mark(3 * MS, "controller", 7), Mark(3 * MS, "controller", 8))
-    answered = (Mark(30 * MS, "", 7), Mark(20 * MS, "", 8))
+    arrived = (CallMark(3 * MS, "controller", 7), CallMark(3 * MS, "controller", 8))
+    answered = (CallMark(30 * MS, "", 7), CallMark(20 * MS, "", 8))
     own = recording(Span("cell", 0, 50 * MS, 0, "3"), CALL, marks=answered)
     trace = make_trace(recording(run(7, 5, 29), marks=arrived), recording(run(8, 4, 19), marks=arrived), controller=own)
     names = {event["pid"]: event["args"]["name"] for event in events_of(trace, "M") if event["name"] == "process_name"}
@@ -189,7 +199,7 @@ def test_many_ranks_and_many_spans_stay_a_small_picture() -> None:
 
 
 def test_what_is_not_known_is_said() -> None:
-    trace = make_trace(recording(cell(0, 50), since=20 * MS), clock=Clock(5, 120_000))
+    trace = make_trace(recording(cell(0, 50), since=20 * MS), clock=ClockOffset(5, 120_000))
     notes = "\n".join(Timeline(Trace(trace.cells, trace.window, trace.processes, ("mesh-1.3",), 2)).notes())
     assert "2 of its ranks have ended since" in notes
     assert "no answer from mesh-1.3" in notes

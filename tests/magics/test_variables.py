@@ -10,7 +10,7 @@ import pytest
 
 from meshbook.magics.exchange import VariableError
 from meshbook.magics.variables import pack_all, pull, scatter
-from meshbook.magics.wanted import Wanted
+from meshbook.magics.wanted import PullSpec
 from meshbook.runtime.geometry import Extent
 
 MESH: Any = SimpleNamespace(
@@ -41,12 +41,12 @@ def test_what_cannot_be_pushed(values: dict[Any, Any], problem: str) -> None:
     ("wanted", "problem"),
     [
         ([], "there is nothing to pull"),
-        ([Wanted("c", 0)], "cannot pull c@0: it is taken from ranks 1-2 of mesh"),
-        ([Wanted("c", -1)], "cannot pull c@-1: it is taken from ranks 1-2 of mesh"),
-        ([Wanted("c", 9)], "cannot pull c@9"),
+        ([PullSpec("c", 0)], "cannot pull c@0: it is taken from ranks 1-2 of mesh"),
+        ([PullSpec("c", -1)], "cannot pull c@-1: it is taken from ranks 1-2 of mesh"),
+        ([PullSpec("c", 9)], "cannot pull c@9"),
     ],
 )
-def test_what_cannot_be_pulled(wanted: list[Wanted], problem: str) -> None:
+def test_what_cannot_be_pulled(wanted: list[PullSpec], problem: str) -> None:
     with pytest.raises(VariableError) as caught:
         next(pull(MESH, [1, 2], wanted, ask=None))
     assert problem in str(caught.value)

@@ -6,19 +6,19 @@ import argparse
 
 import pytest
 
-from meshbook.magics.wanted import Wanted, pulled, pushed
+from meshbook.magics.wanted import PullSpec, pulled, pushed
 
 
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("c", [Wanted("c")]),
-        ("c,d@0, e@mean", [Wanted("c"), Wanted("d", 0), Wanted("e", "mean")]),
-        ("c@-1", [Wanted("c", -1)]),
-        ("c@first", [Wanted("c", "first")]),
+        ("c", [PullSpec("c")]),
+        ("c,d@0, e@mean", [PullSpec("c"), PullSpec("d", 0), PullSpec("e", "mean")]),
+        ("c@-1", [PullSpec("c", -1)]),
+        ("c@first", [PullSpec("c", "first")]),
     ],
 )
-def test_what_is_pulled(text: str, wanted: list[Wanted]) -> None:
+def test_what_is_pulled(text: str, wanted: list[PullSpec]) -> None:
     assert pulled(text) == tuple(wanted)
     assert ",".join(map(str, wanted)) == text.replace(" ", "")
 

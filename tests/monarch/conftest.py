@@ -10,7 +10,7 @@ import pytest
 from meshbook.monarch import install
 from meshbook.monarch.modules import Absent
 from meshbook.runtime.config import OVERRIDES
-from meshbook.runtime.hosts.faults import _Hook, set_unhandled_fault_hook, unhandled_fault_hook
+from meshbook.runtime.hosts.faults import _FaultHook, set_unhandled_fault_hook, unhandled_fault_hook
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def alias(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
     hook = unhandled_fault_hook()
-    monkeypatch.setattr(_Hook, "default", _Hook.default)
+    monkeypatch.setattr(_FaultHook, "default", _FaultHook.default)
     monkeypatch.setattr(OVERRIDES, "defaults", {})
     install()
     yield

@@ -6,18 +6,18 @@ import threading
 
 import pytest
 
-from meshbook.runtime.cells.aside import Aside
+from meshbook.runtime.cells.aside import BackgroundThreads
 
 
 def test_a_value_and_an_error_come_back() -> None:
-    aside = Aside("looking")
+    aside = BackgroundThreads("looking")
     assert aside.run(lambda: 6 * 7, within=10.0) == 42
     with pytest.raises(KeyError, match="nothing"):
         aside.run(lambda: {}["nothing"], within=10.0)
 
 
 def test_what_hangs_keeps_its_thread_and_no_others() -> None:
-    aside, end = Aside("looking", most=2), threading.Event()
+    aside, end = BackgroundThreads("looking", most=2), threading.Event()
     with pytest.raises(TimeoutError, match="took longer"):
         aside.run(end.wait, within=0.01)
     assert aside.run(lambda: 1, within=10.0) == 1

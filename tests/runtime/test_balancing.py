@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshbook.runtime.mesh.balancing import MOST_DEATHS, PATIENCE, QUICK, TARGET, Balancer, Request
+from meshbook.runtime.mesh.balancing import MOST_DEATHS, PATIENCE, QUICK, TARGET, Balancer, ItemRequest
 
 
 def make(items: int, ranks: int = 2, chunksize: int | None = None) -> Balancer:
@@ -173,7 +173,7 @@ def test_no_item_is_lost_and_none_is_done_twice_without_a_death(data: st.DataObj
     done: list[int] = []
     given_up: set[int] = set()
     died: set[int] = set()
-    open_: list[Request] = []
+    open_: list[ItemRequest] = []
     now = 0.0
     for _ in range(300):
         now += data.draw(st.sampled_from((0.0, 0.001, 0.2)))

@@ -12,14 +12,21 @@ import msgspec
 import pytest
 
 from meshbook.runtime.config import Settings
-from meshbook.runtime.mesh.birth import LEAKS, Birth, World, inherited_environment, inherited_path, installed_path
+from meshbook.runtime.mesh.birth import (
+    LEAKS,
+    MeshSpec,
+    WorkerSpec,
+    inherited_environment,
+    inherited_path,
+    installed_path,
+)
 from meshbook.runtime.mesh.commands import BootstrapCommand, Start
 from meshbook.runtime.wire.messages import Address
 
 
-def born(environment: dict[str, str] | None = None, **rendezvous: str) -> Birth:
+def born(environment: dict[str, str] | None = None, **rendezvous: str) -> WorkerSpec:
     """Rank 5 of 2 hosts of 4 GPUs."""
-    world = World(
+    world = MeshSpec(
         run="run",
         mesh="procs",
         owner="controller",
@@ -34,7 +41,7 @@ def born(environment: dict[str, str] | None = None, **rendezvous: str) -> Birth:
         settings=Settings(),
         rendezvous=rendezvous,
     )
-    return Birth(address=Address("procs.5", "memory://procs.5"), rank=5, local_rank=1, local_size=4, world=world)
+    return WorkerSpec(address=Address("procs.5", "memory://procs.5"), rank=5, local_rank=1, local_size=4, world=world)
 
 
 RANKS = {

@@ -16,7 +16,7 @@ from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport.home import Home
 from meshbook.runtime.transport.unix import UnixTransport
 from meshbook.runtime.wire import pickling
-from meshbook.runtime.wire.frames import Elsewhere, is_whole, unpack
+from meshbook.runtime.wire.frames import BodyElsewhere, is_whole, unpack
 from meshbook.runtime.wire.messages import Address, Reply
 from tests.runtime.conftest import PATIENCE
 
@@ -80,14 +80,14 @@ def test_what_cannot_be_reached_is_an_error_of_whoever_loads_it(session):
     [node] = session.workers(1)
     exchange(session, node)
     _, packed = unpack(frame_for(session.controller, node.address))
-    assert isinstance(packed, Elsewhere)
+    assert isinstance(packed, BodyElsewhere)
     child = os.fork()
     if not child:
         os._exit(0)
     os.waitpid(child, 0)
     ended = msgspec.structs.replace(packed.reference.owner, pid=child)
     reference = msgspec.structs.replace(packed.reference, owner=ended)
-    body = node.bulk.open(Elsewhere(packed.lengths, reference))
+    body = node.bulk.open(BodyElsewhere(packed.lengths, reference))
     assert size_of(body) == size_of(BODY)
     with pytest.raises(MessageLost, match=f"a value could not be reached: process {child} of this host, which sent it"):
         pickling.loads(body, "a value")

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from meshbook.runtime.collectives.sockets import (
-    Connection,
-    Watched,
+    TorchConnection,
+    WatchedDescriptor,
     connections_to,
     cut,
     gloo_connections,
@@ -29,7 +29,10 @@ NAMES = {3: "socket:[1]", 4: "socket:[2]", 5: "pipe:[3]", 6: "anon_inode:[eventf
 
 
 def test_what_a_loop_watches() -> None:
-    assert parse_watched(DETAILS) == [Watched(21, 0x5563233BB970, 0x4F3E0F), Watched(17, 0x11, 0x4F3E0B)]
+    assert parse_watched(DETAILS) == [
+        WatchedDescriptor(21, 0x5563233BB970, 0x4F3E0F),
+        WatchedDescriptor(17, 0x11, 0x4F3E0B),
+    ]
     assert parse_watched("pos:\t0\n") == []
 
 
@@ -46,7 +49,7 @@ def test_what_a_loop_watches() -> None:
     ],
 )
 def test_whose_loop_it_is(watched: list[tuple[int, int]], is_gloo: bool) -> None:
-    assert is_loop_of_gloo([Watched(fd, data, 1) for fd, data in watched], NAMES) is is_gloo
+    assert is_loop_of_gloo([WatchedDescriptor(fd, data, 1) for fd, data in watched], NAMES) is is_gloo
 
 
 @pytest.fixture
@@ -71,7 +74,7 @@ def test_a_connection_is_cut_for_both(pair: tuple[socket.socket, socket.socket])
 def test_another_socket_by_the_same_number_is_left_alone(pair: tuple[socket.socket, socket.socket]) -> None:
     client, end = pair
     (found,) = connections_to({client.getpeername()[1]})
-    assert cut([Connection(found.fd, found.inode + 1)]) == 0
+    assert cut([TorchConnection(found.fd, found.inode + 1)]) == 0
     end.send(b"x")
     assert client.recv(1) == b"x"
 

@@ -14,7 +14,7 @@ from meshbook.runtime.geometry import Extent, Point
 from meshbook.runtime.hosts.entry import check_version
 from meshbook.runtime.hosts.handover import command_line
 from meshbook.runtime.mesh.binding import Binding
-from meshbook.runtime.mesh.birth import Birth, World
+from meshbook.runtime.mesh.birth import MeshSpec, WorkerSpec
 from meshbook.runtime.mesh.commands import ENTRY, BootstrapCommand, Start, default_bootstrap_cmd, plan_starts
 from meshbook.runtime.wire.messages import Address
 
@@ -22,8 +22,8 @@ PAIR = Extent.of(gpus=2)
 ECHO = BootstrapCommand("echo", None, ["hello"], {"A": "1"})
 
 
-def born(start: Start) -> Birth:
-    world = World(
+def born(start: Start) -> WorkerSpec:
+    world = MeshSpec(
         run="run",
         mesh="procs",
         owner="controller",
@@ -38,7 +38,7 @@ def born(start: Start) -> Birth:
         settings=Settings(),
         rendezvous={"MASTER_PORT": "4711"},
     )
-    return Birth(
+    return WorkerSpec(
         address=Address("procs.0", "memory://procs.0"), rank=0, local_rank=0, local_size=1, world=world, start=start
     )
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from meshbook.runtime.hosts import custody
-from meshbook.runtime.hosts.custody import Custody
+from meshbook.runtime.hosts.custody import RunLease
 
 
 class Door:
@@ -36,7 +36,7 @@ def test_whoever_comes_after_there_was_no_descriptor_is_let_in(
     ours, theirs = socket.socketpair()
     ours.sendall(b"no request\n")
     nothing = cast("Any", None)
-    kept = Custody(cast("Any", types.SimpleNamespace(folder=str(tmp_path))), nothing, nothing, nothing, nothing)
+    kept = RunLease(cast("Any", types.SimpleNamespace(folder=str(tmp_path))), nothing, nothing, nothing, nothing)
     with pytest.raises(SystemExit):
         kept._attend_door(cast("Any", Door(theirs)))
     assert ours.recv(1) == b""  # he was heard, and sent away

@@ -11,7 +11,7 @@ import pytest
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import DeadlockError
 from meshbook.runtime.node.call_table import Target
-from meshbook.runtime.node.deadlock import Step, Watch, draw
+from meshbook.runtime.node.deadlock import DeadlockDetector, WaitStep, draw
 from meshbook.runtime.node.execution import Execution
 from meshbook.runtime.wire.messages import Address
 
@@ -40,16 +40,16 @@ class Net:
         self.messages = 0
         self._where = {name: f"n{number}" for name, number in where.items()}
         self._due: list[Any] = []
-        self._mail: collections.deque[tuple[Target, list[Step]]] = collections.deque()
+        self._mail: collections.deque[tuple[Target, list[WaitStep]]] = collections.deque()
         self._watches = {node: self._watch(node) for node in self._where.values()}
         self._running = {name: self._begin(name) for name in where}
         self._futures: dict[str, Future[Any]] = {}
 
-    def _watch(self, node: str) -> Watch:
+    def _watch(self, node: str) -> DeadlockDetector:
         def who() -> Iterator[tuple[str, Execution]]:
             return ((f"{name}-1@c", self._running[name]) for name, place in self._where.items() if place == node)
 
-        return Watch(
+        return DeadlockDetector(
             node,
             who,
             lambda target, path: self._mail.append((target, path)),
@@ -222,8 +222,8 @@ def test_it_sleeps_while_nobody_waits() -> None:
 
 def test_a_ring_is_drawn() -> None:
     ring = [
-        Step("n0", "first-1@c", "step", 7, "load", 1, is_alone=True),
-        Step("n1", "second-2@c", "load", 3, "step", 2, is_alone=True),
+        WaitStep("n0", "first-1@c", "step", 7, "load", 1, is_alone=True),
+        WaitStep("n1", "second-2@c", "load", 3, "step", 2, is_alone=True),
     ]
     assert draw(ring) == (
         "these actors wait for each other, and none can go on: each handles one message at a time\n"

@@ -10,7 +10,7 @@ import pytest
 
 from meshbook.runtime.hosts import debugging as module
 from meshbook.runtime.hosts.debugging import ScriptDebugger
-from meshbook.runtime.telemetry.questions import Answer, Kind, Question
+from meshbook.runtime.telemetry.questions import Kind, PromptAnswer, PromptQuestion
 
 PATIENCE = 10.0
 
@@ -36,13 +36,13 @@ class Ranks:
 
     def __init__(self, debugger: ScriptDebugger) -> None:
         self.debugger = debugger
-        self.answers: queue.SimpleQueue[tuple[int, Answer]] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[tuple[int, PromptAnswer]] = queue.SimpleQueue()
 
     def ask(self, rank: int, kind: Kind = "command", text: str = "") -> None:
-        question = Question("", "trainers-1f", rank, 1, kind, text, "script.py:7 in step")
+        question = PromptQuestion("", "trainers-1f", rank, 1, kind, text, "script.py:7 in step")
         self.debugger.take(question, lambda answer: self.answers.put((rank, answer)))
 
-    def answer(self) -> tuple[int, Answer]:
+    def answer(self) -> tuple[int, PromptAnswer]:
         return self.answers.get(timeout=PATIENCE)
 
 
@@ -66,17 +66,17 @@ def test_a_rank_keeps_the_terminal_while_it_has_more_to_ask(
     monkeypatch.setattr(module, "HOLD", PATIENCE)
     for rank in (0, 1):
         ranks.ask(rank, "stop")
-        assert ranks.answer() == (rank, Answer("text", "stop"))
+        assert ranks.answer() == (rank, PromptAnswer("text", "stop"))
     ranks.ask(0, text="first\n")
     assert person.asked.get(timeout=PATIENCE) == ("first\n", "[trainers 0 script.py:7 in step] (Pdb) ")
     ranks.ask(1)
     person.lines.put("n")
-    assert ranks.answer() == (0, Answer("text", "n"))
+    assert ranks.answer() == (0, PromptAnswer("text", "n"))
     ranks.ask(0, text="second\n")
     assert person.asked.get(timeout=PATIENCE)[0] == "second\n"
     assert {rank for _, rank, _ in ranks.debugger.stopped()} == {0, 1}
     person.lines.put("c")
-    assert ranks.answer() == (0, Answer("text", "c"))
+    assert ranks.answer() == (0, PromptAnswer("text", "c"))
 
 
 def test_another_rank_has_it_then(ranks: Ranks, person: Person, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_another_rank_has_it_then(ranks: Ranks, person: Person, monkeypatch: pyt
     for rank in (0, 1):
         assert person.asked.get(timeout=PATIENCE)[1].startswith(f"[trainers {rank} ")
         person.lines.put("c")
-        assert ranks.answer() == (rank, Answer("text", "c"))
+        assert ranks.answer() == (rank, PromptAnswer("text", "c"))
 
 
 def test_the_end_of_all_input_ends_the_debugger_of_the_rank(ranks: Ranks, person: Person) -> None:

@@ -27,7 +27,7 @@ from meshbook.runtime.errors import (
     SupervisionError,
     WireError,
 )
-from meshbook.runtime.traces import Line
+from meshbook.runtime.traces import SourceLine
 
 FAILED = "the process this actor was running on failed: "
 
@@ -118,7 +118,7 @@ def test_errors_travel_whole(error: Any, travel: Callable[[Any], Any], dumps: An
 @pytest.mark.parametrize("kind", [ActorError, SupervisionError, DeadlockError, CallTimeout, CallCancelled])
 def test_an_error_of_a_call_travels_with_its_line_and_without_the_other_answers(kind: type[CallError]) -> None:
     error = kind("text")
-    error.called_at = Line("/nowhere/train.py", 3, "fit")
+    error.called_at = SourceLine("/nowhere/train.py", 3, "fit")
     error.results, error.failures = object(), {0: error}
     again = pickle.loads(pickle.dumps(error))
     assert str(again) == str(error) == "text\ncalled at /nowhere/train.py:3, in fit"

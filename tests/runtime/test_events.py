@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from meshbook.runtime.telemetry.events import Event, EventLog
+from meshbook.runtime.telemetry.events import EventLog, RunEvent
 
 
-def event(number: int, ranks: tuple[int, ...] = ()) -> Event:
-    return Event(float(number), "failed", "trainers", "trainers-04d1", ranks, f"the cause\nof number {number}")
+def event(number: int, ranks: tuple[int, ...] = ()) -> RunEvent:
+    return RunEvent(float(number), "failed", "trainers", "trainers-04d1", ranks, f"the cause\nof number {number}")
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.hosts import faults as module
 from meshbook.runtime.hosts.faults import (
-    Faults,
     HookedModule,
+    UnhandledFaults,
     default_hook,
     set_unhandled_fault_hook,
     unhandled_fault_hook,
@@ -41,8 +41,8 @@ def fault(number: int = 0) -> tuple[OwnedMesh, MeshFailure]:
 
 
 @pytest.fixture
-def reported() -> Iterator[Faults]:
-    made = Faults()
+def reported() -> Iterator[UnhandledFaults]:
+    made = UnhandledFaults()
     yield made
     made.close()
 
@@ -59,7 +59,7 @@ def next_of(seen: queue.SimpleQueue[Any]) -> Any:
 # -- taking faults to the hook -------------------------------------------------------------
 
 
-def test_each_fault_comes_once_and_in_order(reported: Faults, seen: queue.SimpleQueue[Any]) -> None:
+def test_each_fault_comes_once_and_in_order(reported: UnhandledFaults, seen: queue.SimpleQueue[Any]) -> None:
     set_unhandled_fault_hook(seen.put)
     failures = [fault(number) for number in range(3)]
     for each in failures:
@@ -70,7 +70,7 @@ def test_each_fault_comes_once_and_in_order(reported: Faults, seen: queue.Simple
 
 @pytest.mark.parametrize("error", [ValueError("in the hook"), KeyboardInterrupt("in the hook")])
 def test_a_hook_that_raises_is_shown_and_called_for_the_next_one(
-    reported: Faults, seen: queue.SimpleQueue[Any], capsys: pytest.CaptureFixture[str], error: BaseException
+    reported: UnhandledFaults, seen: queue.SimpleQueue[Any], capsys: pytest.CaptureFixture[str], error: BaseException
 ) -> None:
     def hook(failure: MeshFailure) -> None:
         seen.put(failure.crashed_ranks)
@@ -86,7 +86,7 @@ def test_a_hook_that_raises_is_shown_and_called_for_the_next_one(
     assert capsys.readouterr().err.count(f"{type(error).__name__}: in the hook") == 2
 
 
-def test_the_hook_is_the_one_of_the_moment(reported: Faults, seen: queue.SimpleQueue[Any]) -> None:
+def test_the_hook_is_the_one_of_the_moment(reported: UnhandledFaults, seen: queue.SimpleQueue[Any]) -> None:
     def replace(failure: MeshFailure) -> None:
         set_unhandled_fault_hook(lambda failure: seen.put("the second"))
         seen.put("the first")
@@ -97,7 +97,7 @@ def test_the_hook_is_the_one_of_the_moment(reported: Faults, seen: queue.SimpleQ
     assert [next_of(seen) for _ in range(2)] == ["the first", "the second"]
 
 
-def test_the_hook_runs_where_the_mesh_was_spawned(reported: Faults, seen: queue.SimpleQueue[Any]) -> None:
+def test_the_hook_runs_where_the_mesh_was_spawned(reported: UnhandledFaults, seen: queue.SimpleQueue[Any]) -> None:
     """In its context, as far as that is one: in a notebook this says which cell shows what is printed."""
     set_unhandled_fault_hook(lambda failure: seen.put((CELL.get(), threading.current_thread().name)))
     token = CELL.set("the first")
@@ -114,7 +114,7 @@ def test_the_hook_runs_where_the_mesh_was_spawned(reported: Faults, seen: queue.
     ]
 
 
-def test_nothing_is_taken_after_the_end(reported: Faults, seen: queue.SimpleQueue[Any]) -> None:
+def test_nothing_is_taken_after_the_end(reported: UnhandledFaults, seen: queue.SimpleQueue[Any]) -> None:
     set_unhandled_fault_hook(seen.put)
     reported.close()
     reported.report(*fault())
@@ -123,7 +123,7 @@ def test_nothing_is_taken_after_the_end(reported: Faults, seen: queue.SimpleQueu
 
 
 def test_the_end_waits_for_a_hook_that_runs_and_drops_what_follows(
-    reported: Faults, seen: queue.SimpleQueue[Any]
+    reported: UnhandledFaults, seen: queue.SimpleQueue[Any]
 ) -> None:
     go = threading.Event()
 
@@ -146,7 +146,7 @@ def test_the_end_waits_for_a_hook_that_runs_and_drops_what_follows(
     assert seen.empty()
 
 
-def test_a_hook_may_end_the_session_that_calls_it(reported: Faults, seen: queue.SimpleQueue[Any]) -> None:
+def test_a_hook_may_end_the_session_that_calls_it(reported: UnhandledFaults, seen: queue.SimpleQueue[Any]) -> None:
     def hook(failure: MeshFailure) -> None:
         reported.close()
         seen.put("closed")
@@ -173,7 +173,7 @@ def ended(monkeypatch: pytest.MonkeyPatch, seen: queue.SimpleQueue[Any]) -> Call
 
 
 def test_the_default_prints_the_failure_and_ends_the_process(
-    reported: Faults, ended: Callable[[], Any], capsys: pytest.CaptureFixture[str]
+    reported: UnhandledFaults, ended: Callable[[], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_unhandled_fault_hook(default_hook)
     reported.report(*fault(3))
@@ -185,7 +185,12 @@ def test_the_default_prints_the_failure_and_ends_the_process(
     ("code", "status", "printed"), [(None, 0, ""), (0, 0, ""), (7, 7, ""), ("that was all", 1, "that was all\n")]
 )
 def test_a_hook_ends_the_process_as_any_code_does(
-    reported: Faults, ended: Callable[[], Any], capsys: pytest.CaptureFixture[str], code: Any, status: int, printed: str
+    reported: UnhandledFaults,
+    ended: Callable[[], Any],
+    capsys: pytest.CaptureFixture[str],
+    code: Any,
+    status: int,
+    printed: str,
 ) -> None:
     def hook(failure: MeshFailure) -> None:
         raise SystemExit(code)
@@ -198,7 +203,7 @@ def test_a_hook_ends_the_process_as_any_code_does(
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # here the process goes on
 def test_an_exit_handler_that_fails_does_not_keep_the_process(
-    reported: Faults, ended: Callable[[], Any], seen: queue.SimpleQueue[Any], monkeypatch: pytest.MonkeyPatch
+    reported: UnhandledFaults, ended: Callable[[], Any], seen: queue.SimpleQueue[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:
         seen.put("exit handlers")
@@ -236,7 +241,7 @@ def test_what_cannot_be_called_is_no_hook(hooked: Any) -> None:
 
 
 def test_a_hook_that_is_a_method_or_a_class_is_called_with_the_failure_alone(
-    reported: Faults, seen: queue.SimpleQueue[Any]
+    reported: UnhandledFaults, seen: queue.SimpleQueue[Any]
 ) -> None:
     """Though it is kept in a class, it does not become a method of that."""
 

@@ -21,9 +21,9 @@ from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import QueueFull
 from meshbook.runtime.node.execution import Execution
-from meshbook.runtime.node.flow_control import Outstanding, Window
+from meshbook.runtime.node.flow_control import QueueLimits, SentCredits
 from meshbook.runtime.node.ledger import Ledger, OwnedMesh
-from meshbook.runtime.node.ports import Mailbox
+from meshbook.runtime.node.ports import PortMailbox
 from meshbook.runtime.queues import may_wait
 from tests.runtime.conftest import PATIENCE, Probe
 
@@ -91,7 +91,11 @@ ANYWHERE = [
     *("node.call_table:CallTable.open_one", "node.call_table:CallTable.take", "node.call_table:SingleReply.answer"),
     *("node.routes:Routes.send", "node.routes:Routes.send_soon", "node.dispatch:unpack"),
     *("node.flow_control:_Sent", "node.flow_control:_remove", "node.flow_control:_take_all"),
-    *("node.flow_control:Outstanding.give_back", "node.flow_control:Owed.take", "node.flow_control:FlowControl.grant"),
+    *(
+        "node.flow_control:SentCredits.give_back",
+        "node.flow_control:OwedCredits.take",
+        "node.flow_control:FlowControl.grant",
+    ),
     *("node.flow_control:FlowControl._ask_for_room", "node.hosted_actor:HostedActor.post"),
     *("actor.future:Future.pending", "actor.future:Future.when_done", "actor.future:Future.resolve"),
     *("actor.future:Future._run_callbacks", "actor.future:Future._await_latch", "actor.future:Future._decoded"),
@@ -101,12 +105,24 @@ ANYWHERE = [
     *("transport.io_loop:IoLoop._run_callbacks", "wire.pickling:dumps"),
 ]
 SOCKETS = [
-    *("transport.unix:Peer.send", "transport.unix:Peer.flush", "transport.unix:Peer._send_all"),
-    *("transport.unix:Peer._make_packet", "transport.unix:Peer._make_part", "transport.unix:Peer._connect"),
-    *("transport.unix:Peer.__init__", "transport.unix:Reader._cut", "transport.unix:UnixTransport._open"),
+    *(
+        "transport.unix:PeerConnection.send",
+        "transport.unix:PeerConnection.flush",
+        "transport.unix:PeerConnection._send_all",
+    ),
+    *(
+        "transport.unix:PeerConnection._make_packet",
+        "transport.unix:PeerConnection._make_part",
+        "transport.unix:PeerConnection._connect",
+    ),
+    *("transport.unix:PeerConnection.__init__", "transport.unix:Reader._cut", "transport.unix:UnixTransport._open"),
     "transport.unix:StreamSocket.send",
 ]
-QUEUES = ["transport.memory:Inbox.put", "transport.memory:Inbox._drain", "transport.memory:MemoryTransport._send"]
+QUEUES = [
+    "transport.memory:FrameQueue.put",
+    "transport.memory:FrameQueue._drain",
+    "transport.memory:MemoryTransport._send",
+]
 
 
 class Last:
@@ -180,9 +196,17 @@ def check_point(session: Any, place: str, waits: bool, monkeypatch: pytest.Monke
 
 RARE = {
     *("node.flow_control:_remove", "node.flow_control:_take_all", "node.flow_control:FlowControl._ask_for_room"),
-    *("queues:HighWaterMark.wait", "transport.unix:Peer._make_part"),
-    *("transport.unix:Peer._connect", "transport.unix:Peer.__init__", "transport.unix:UnixTransport._open"),
-    *("transport.unix:Peer._send_all", "transport.unix:Peer._make_packet", "transport.unix:Peer.flush"),
+    *("queues:HighWaterMark.wait", "transport.unix:PeerConnection._make_part"),
+    *(
+        "transport.unix:PeerConnection._connect",
+        "transport.unix:PeerConnection.__init__",
+        "transport.unix:UnixTransport._open",
+    ),
+    *(
+        "transport.unix:PeerConnection._send_all",
+        "transport.unix:PeerConnection._make_packet",
+        "transport.unix:PeerConnection.flush",
+    ),
     # On a busy machine each answer may be here before its caller waits for it.
     *("queues:Latch.wait", "queues:Latch.release", "queues:Latch.__init__", "actor.future:Future._await_latch"),
     *("actor.future:Future.when_done", "actor.future:Future._run_callbacks"),
@@ -234,7 +258,7 @@ def test_finalizers_in_the_middle_of_the_wait_of_an_actor(
 
 def test_a_finalizer_that_spends_in_the_middle_of_a_spend(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new queue is counted while another count of it begins: both count in the same place."""
-    outstanding: Outstanding[Any] = Outstanding(Window(3, 1 << 20))
+    outstanding: SentCredits[Any] = SentCredits(QueueLimits(3, 1 << 20))
     queue = ("worker", "queue-1@controller")
     owner, name = find("node.flow_control:_Sent")
     Point(monkeypatch, owner, name, lambda: outstanding.spend(queue, 10))
@@ -245,7 +269,7 @@ def test_a_finalizer_that_spends_in_the_middle_of_a_spend(monkeypatch: pytest.Mo
 
 
 def test_a_finalizer_that_gives_back_between_a_check_and_a_wait_wakes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    outstanding: Outstanding[str] = Outstanding(Window(1, 100))
+    outstanding: SentCredits[str] = SentCredits(QueueLimits(1, 100))
     queue = ("worker", "queue-1@controller")
     assert outstanding.spend(queue, 1)
 
@@ -285,7 +309,7 @@ def test_a_finalizer_that_settles_a_future_that_is_being_settled() -> None:
 
 
 def test_a_finalizer_that_sends_to_the_port_that_is_being_read() -> None:
-    mailbox = Mailbox(once=False)
+    mailbox = PortMailbox(once=False)
     receiver: Any = object()
     first = mailbox.take(receiver)
     # The finalizer runs while the first value is given to its future.

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshbook.runtime.node.flow_control import Outstanding, Owed, Window, is_counted, size_of
+from meshbook.runtime.node.flow_control import OwedCredits, QueueLimits, SentCredits, is_counted, size_of
 
 QUEUE = ("worker", "sink-1@controller")
 OTHER = ("worker", "sink-2@controller")
 
 
-def outstanding(messages: int = 4, size: int = 100) -> Outstanding[str]:
-    return Outstanding(Window(messages, size))
+def outstanding(messages: int = 4, size: int = 100) -> SentCredits[str]:
+    return SentCredits(QueueLimits(messages, size))
 
 
 @pytest.mark.parametrize(
@@ -34,11 +34,11 @@ def test_a_message_goes_while_there_is_room(sizes: list[int], admitted: int) -> 
     assert [sending.spend(QUEUE, size) for size in sizes] == [True] * admitted + [False] * (len(sizes) - admitted)
 
 
-@pytest.mark.parametrize("window", [Window(0, 0), Window(1, 1)])
-def test_one_message_always_goes(window: Window) -> None:
-    sending: Outstanding[str] = Outstanding(window)
+@pytest.mark.parametrize("window", [QueueLimits(0, 0), QueueLimits(1, 1)])
+def test_one_message_always_goes(window: QueueLimits) -> None:
+    sending: SentCredits[str] = SentCredits(window)
     assert [sending.spend(QUEUE, 10), sending.spend(QUEUE, 10)] == [True, False]
-    assert Owed(window).take("controller", 10) == (1, 10)
+    assert OwedCredits(window).take("controller", 10) == (1, 10)
 
 
 def test_each_queue_has_its_own_window() -> None:
@@ -106,7 +106,7 @@ def test_a_node_that_ends_wakes_who_waits_for_it() -> None:
 
 
 def test_what_is_owed_is_said_in_batches_of_half_a_window() -> None:
-    owed = Owed(Window(6, 100))
+    owed = OwedCredits(QueueLimits(6, 100))
     assert [owed.take("a", 1) for _ in range(6)] == [None, None, (3, 3)] * 2
     assert [owed.take("a", 20), owed.take("b", 49), owed.take("a", 30)] == [None, None, (2, 50)]
     assert owed.close() == {"b": (1, 49)}
@@ -121,8 +121,8 @@ def test_what_is_owed_is_said_in_batches_of_half_a_window() -> None:
 )
 def test_a_sender_that_waits_always_comes_to_know_of_room(most: int, size: int, steps: list[tuple[bool, int]]) -> None:
     """Whatever is sent and taken, in whatever order: with an empty queue there is room, and all is accounted for."""
-    window = Window(most, size)
-    sending, owed, queue = Outstanding[Any](window), Owed(window), list[int]()
+    window = QueueLimits(most, size)
+    sending, owed, queue = SentCredits[Any](window), OwedCredits(window), list[int]()
     waiting = False
 
     def take() -> None:

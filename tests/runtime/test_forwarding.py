@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from meshbook.runtime.telemetry.forwarding import Forwarder, ScriptScreen
-from meshbook.runtime.telemetry.lines import Said, Shown
+from meshbook.runtime.telemetry.lines import CompleteLines, Shown
 from meshbook.runtime.telemetry.output import SHOWN, DisplayChunk, LogOptions, OutputChunk, StreamName
 
 PATIENCE = 10.0
@@ -29,7 +29,7 @@ class Watched:
         self.failures: list[Exception] = []
 
     def show(self, shown: Sequence[Shown]) -> None:
-        self.times.put([each.text for each in shown if isinstance(each, Said)])
+        self.times.put([each.text for each in shown if isinstance(each, CompleteLines)])
         assert self.is_open.wait(PATIENCE)
         if self.failures:
             raise self.failures.pop()
@@ -122,8 +122,8 @@ def test_a_screen_that_fails_costs_only_what_it_was_to_show(
 
 
 def test_a_script_shows_lines_with_mesh_and_ranks(capsys: pytest.CaptureFixture[str]) -> None:
-    def said(stream: StreamName, text: str, *ranks: int) -> Said:
-        return Said("", "the-trainers-0a1b", ranks, stream, text)
+    def said(stream: StreamName, text: str, *ranks: int) -> CompleteLines:
+        return CompleteLines("", "the-trainers-0a1b", ranks, stream, text)
 
     figure = DisplayChunk("", "the-trainers-0a1b", 2, {"text/plain": "<Figure>\nof two lines"}, {})
     ScriptScreen().show(
@@ -143,7 +143,7 @@ def test_a_script_shows_lines_with_mesh_and_ranks(capsys: pytest.CaptureFixture[
 
 def test_a_script_without_streams_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", None)
-    ScriptScreen().show([Said("", "m-1", (0,), "stdout", "unseen\n")])
+    ScriptScreen().show([CompleteLines("", "m-1", (0,), "stdout", "unseen\n")])
 
 
 def test_what_a_screen_does_not_take_for_long_is_shown_whole(

@@ -19,10 +19,10 @@ import zmq
 from meshbook.runtime.config import Settings
 from meshbook.runtime.transport import PeerGone, RunEnded
 from meshbook.runtime.transport.curve import KeyPair, authenticate
-from meshbook.runtime.transport.entrance import BATCH, UNREAD_EVENTS, Entrance, Strangers
+from meshbook.runtime.transport.entrance import BATCH, UNREAD_EVENTS, GatewayListener, RejectedPeers
 from meshbook.runtime.transport.gateway import Gateway
 from meshbook.runtime.transport.home import Home, LaneRequest
-from meshbook.runtime.transport.link import Attach, Part, Ping, pack
+from meshbook.runtime.transport.link import LinkAttach, Ping, StreamPart, pack
 from meshbook.runtime.transport.unix import UnixTransport
 from meshbook.runtime.wire.messages import Address
 from tests.runtime.conftest import PATIENCE, Received
@@ -309,7 +309,7 @@ def relayed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Hos
     def dial(context: Any, prefix: str, *rest: Any) -> Any:
         return dialled(context, f"tcp://127.0.0.1:{relay.port}/", *rest)
 
-    monkeypatch.setattr(gateway, "Dialled", dial)
+    monkeypatch.setattr(gateway, "DialledConnection", dial)
     join(first, second)
     yield first, second, relay
     first.close()
@@ -420,7 +420,7 @@ def test_who_is_given_up_is_told_and_refused_ever_after(hosts: Callable[[int], l
     late = Host(second.home.folder.with_name("late"), first)
     late.gateway.give_up(second.home.prefix, "it is lost")
     with dialled(late.home.prefix, KEYS) as stranger:
-        stranger.send(pack(Attach(second.home.prefix, 1, {})))
+        stranger.send(pack(LinkAttach(second.home.prefix, 1, {})))
         assert b"it is lost" in stranger.recv()
     late.close()
 
@@ -570,7 +570,7 @@ def test_connections_that_never_speak_are_limited_and_hosts_come_through(
 def test_a_connection_whose_descriptor_is_another_file_by_now_is_left_alone() -> None:
     """ZeroMQ closes descriptors on its own thread, and the system gives the number to the next file."""
     context: Any = zmq.Context()
-    entrance = Entrance(context, "127.0.0.1", KEYS, Strangers())
+    entrance = GatewayListener(context, "127.0.0.1", KEYS, RejectedPeers())
     with socket.create_server(("127.0.0.1", 0)) as elsewhere, contextlib.ExitStack() as stack:
         ours = [stack.enter_context(each) for each in socket.socketpair()]
         ours.append(stack.enter_context(socket.create_connection(elsewhere.getsockname())))
@@ -585,7 +585,7 @@ def test_a_connection_whose_descriptor_is_another_file_by_now_is_left_alone() ->
 
 def test_an_entrance_closes_while_events_are_unread() -> None:
     context: Any = zmq.Context()
-    entrance = Entrance(context, "127.0.0.1", KEYS, Strangers())
+    entrance = GatewayListener(context, "127.0.0.1", KEYS, RejectedPeers())
     with contextlib.suppress(TimeoutError):  # ZeroMQ waits for room, and the queue of the listener is full
         for _ in range(UNREAD_EVENTS):
             connect_to(entrance.prefix, 0.3).close()
@@ -596,7 +596,7 @@ def test_an_entrance_closes_while_events_are_unread() -> None:
 def test_many_strangers_are_noted_a_few_at_a_time() -> None:
     """Whatever they do, the thread that notes them has time for other hosts."""
     context: Any = zmq.Context()
-    entrance = Entrance(context, "127.0.0.1", KEYS, Strangers())
+    entrance = GatewayListener(context, "127.0.0.1", KEYS, RejectedPeers())
     noted = threading.Event()
     strangers = [connect_to(entrance.prefix) for _ in range(3 * BATCH)]
     for stranger in strangers:
@@ -616,7 +616,12 @@ def test_many_strangers_are_noted_a_few_at_a_time() -> None:
 
 @pytest.mark.parametrize(
     "parts",
-    [[b"garbage"], [b"one", b"two"], [pack(Attach("tcp://10.0.0.1:1/", 1, {}))], [pack(Part("../there#0", 1, True))]],
+    [
+        [b"garbage"],
+        [b"one", b"two"],
+        [pack(LinkAttach("tcp://10.0.0.1:1/", 1, {}))],
+        [pack(StreamPart("../there#0", 1, True))],
+    ],
     ids=["no message", "two parts", "another host", "no link"],
 )
 def test_garbage_with_the_right_key_is_refused(

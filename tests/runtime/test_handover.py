@@ -17,7 +17,7 @@ from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport.unix import UnixTransport
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import is_whole
-from meshbook.runtime.wire.messages import Handover, Reply
+from meshbook.runtime.wire.messages import HoldRequest, Reply
 from tests.runtime.conftest import NOWHERE, PATIENCE, Probe
 
 Succeed = Callable[..., Node]
@@ -158,5 +158,5 @@ def test_one_that_hears_of_it_too_late_sends_to_the_next(session: Any, succeed: 
     with session_of(session):
         again = call_again(session, probe)
         assert again.noted.call_one().get(PATIENCE) == ["before"]
-        node.peers.on_handover(Handover("controller", 1, life=0), ())
+        node.peers.on_handover(HoldRequest("controller", 1, life=0), ())
         assert again.noted.call_one().get(PATIENCE) == ["before"]

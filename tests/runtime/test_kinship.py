@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from meshbook.runtime.hosts.kinship import Kinship
+from meshbook.runtime.hosts.kinship import RunMembership
 from meshbook.runtime.memory.identity import ProcessMark, own_mark
 
 # As an agent asks about its parent, which is none of its own processes.
@@ -18,10 +18,10 @@ ASK = """
 import sys
 from pathlib import Path
 import msgspec
-from meshbook.runtime.hosts.kinship import Kinship
+from meshbook.runtime.hosts.kinship import RunMembership
 from meshbook.runtime.memory.identity import ProcessMark, own_mark
 parent = msgspec.json.decode(sys.argv[1], type=ProcessMark)
-kinship = Kinship(Path(sys.argv[2]))
+kinship = RunMembership(Path(sys.argv[2]))
 print(kinship.includes(parent), kinship.includes(own_mark()), kinship.includes(own_mark()))
 """
 
@@ -47,7 +47,7 @@ def test_what_came_of_this_process_is_its_own(tmp_path: Path) -> None:
         grandchild = int(child.stdout.readline())
         began = int(Path(f"/proc/{grandchild}/stat").read_text().rpartition(")")[2].split()[19])
         mark = ProcessMark(grandchild, began, own_mark().system)
-        assert Kinship(tmp_path).includes(mark)
+        assert RunMembership(tmp_path).includes(mark)
         os.kill(grandchild, 9)
         child.wait()
-    assert Kinship(tmp_path).includes(mark), "it has ended, as whoever looks for its memory finds out"
+    assert RunMembership(tmp_path).includes(mark), "it has ended, as whoever looks for its memory finds out"

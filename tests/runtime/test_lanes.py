@@ -7,10 +7,18 @@ from collections.abc import Sequence
 
 import pytest
 
-from meshbook.runtime.telemetry.lanes import Blame, Segment, Window, blames_of, lanes_of, thin_out, totals_of
-from meshbook.runtime.telemetry.spans import Kind, Recording, Span
+from meshbook.runtime.telemetry.lanes import (
+    LaneSegment,
+    TimeWindow,
+    WaitBlame,
+    blames_of,
+    lanes_of,
+    thin_out,
+    totals_of,
+)
+from meshbook.runtime.telemetry.spans import Kind, Span, SpanRecording
 
-WINDOW = Window(0, 100)
+WINDOW = TimeWindow(0, 100)
 
 
 def span(kind: Kind, start: int, end: int, name: str = "", thread: int = 1, *, is_open: bool = False) -> Span:
@@ -18,11 +26,11 @@ def span(kind: Kind, start: int, end: int, name: str = "", thread: int = 1, *, i
     return Span(kind, start, end, thread, name, link=link, is_open=is_open)
 
 
-def recording(*spans: Span, since: int = 0) -> Recording:
-    return Recording(100, since, spans, (), {})
+def recording(*spans: Span, since: int = 0) -> SpanRecording:
+    return SpanRecording(100, since, spans, (), {})
 
 
-def told(lane: Sequence[Segment]) -> list[tuple[int, int, str, str]]:
+def told(lane: Sequence[LaneSegment]) -> list[tuple[int, int, str, str]]:
     return [(each.start, each.end, each.state, each.name) for each in lane]
 
 
@@ -73,28 +81,31 @@ def test_in_a_collective_one_waits_for_the_last_and_then_is_in_it() -> None:
     late = recording(span("cell", 0, 100), span("collective", 50, 60, "all_reduce"))
     lanes = lanes_of({0: early, 1: early, 2: late}, WINDOW)
     assert lanes[0][1:3] == (
-        Segment(10, 50, "waiting", "all_reduce", (2,)),
-        Segment(50, 60, "collective", "all_reduce"),
+        LaneSegment(10, 50, "waiting", "all_reduce", (2,)),
+        LaneSegment(50, 60, "collective", "all_reduce"),
     )
     assert told(lanes[2]) == [(0, 50, "running", ""), (50, 60, "collective", "all_reduce"), (60, 100, "running", "")]
-    assert blames_of(lanes) == [Blame("all_reduce", (2,), 40, 1, (0, 1))]
+    assert blames_of(lanes) == [WaitBlame("all_reduce", (2,), 40, 1, (0, 1))]
     assert totals_of(lanes[0]) == {"running": 50, "collective": 10, "transfer": 0, "waiting": 40, "idle": 0}
 
 
 def test_one_that_never_comes_is_waited_for_to_the_end() -> None:
     stuck = recording(span("cell", 0, 100, is_open=True), span("collective", 10, 100, "barrier", is_open=True))
     lanes = lanes_of({0: stuck, 1: recording(span("cell", 0, 100)), 2: stuck}, WINDOW)
-    assert lanes[0][1] == Segment(10, 100, "waiting", "barrier", (1,))
-    assert blames_of(lanes) == [Blame("barrier", (1,), 90, 1, (0, 2))]
+    assert lanes[0][1] == LaneSegment(10, 100, "waiting", "barrier", (1,))
+    assert blames_of(lanes) == [WaitBlame("barrier", (1,), 90, 1, (0, 2))]
 
 
 def test_a_backward_pass_that_reduces_gradients_waits_for_who_begins_it_last() -> None:
-    def backward(start: int, end: int, *link: str) -> Recording:
+    def backward(start: int, end: int, *link: str) -> SpanRecording:
         return recording(span("cell", 0, 100), Span("backward", start, end, 1, "backward", link=link))
 
     lanes = lanes_of({0: backward(10, 61, ""), 1: backward(40, 60, "")}, WINDOW)
-    assert lanes[0][1:3] == (Segment(10, 30, "running", "backward"), Segment(30, 61, "waiting", "backward", (1,)))
-    assert blames_of(lanes) == [Blame("backward", (1,), 31, 1, (0,))]
+    assert lanes[0][1:3] == (
+        LaneSegment(10, 30, "running", "backward"),
+        LaneSegment(30, 61, "waiting", "backward", (1,)),
+    )
+    assert blames_of(lanes) == [WaitBlame("backward", (1,), 31, 1, (0,))]
     assert blames_of(lanes_of({0: backward(10, 61), 1: backward(40, 60)}, WINDOW)) == []
 
 
@@ -107,7 +118,7 @@ def test_calls_belong_together_by_their_order_from_the_end_where_the_first_are_f
 @pytest.mark.parametrize("most", [1, 7, 50])
 def test_a_lane_stays_within_bounds_and_keeps_what_lasted_long(most: int) -> None:
     short = [span("wait", 10 * at, 10 * at + 1) for at in range(1000)]
-    lane = lanes_of({0: recording(span("cell", 0, 20_000), *short)}, Window(0, 20_000))[0]
+    lane = lanes_of({0: recording(span("cell", 0, 20_000), *short)}, TimeWindow(0, 20_000))[0]
     thin = thin_out(lane, most)
     assert len(lane) > most >= len(thin)
     assert (thin[0].start, thin[-1].end) == (0, 20_000)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from meshbook.runtime.telemetry.lines import LINE_CHARACTERS, PATIENCE, Drawn, LogLines, Said, skeleton
+from meshbook.runtime.telemetry.lines import LINE_CHARACTERS, PATIENCE, CompleteLines, DrawnText, LogLines, skeleton
 from meshbook.runtime.telemetry.output import DisplayChunk, LogOptions, OutputChunk, StreamName
 
 
@@ -26,7 +26,7 @@ def chunk(
 
 def texts(lines: LogLines, now: float = 0.0) -> list[str]:
     """What is to be shown by now, without who said it."""
-    return [shown.text for shown in lines.take(now) if isinstance(shown, Said)]
+    return [shown.text for shown in lines.take(now) if isinstance(shown, CompleteLines)]
 
 
 def test_what_is_drawn_passes_as_it_is() -> None:
@@ -35,8 +35,8 @@ def test_what_is_drawn_passes_as_it_is() -> None:
     lines.add(msgspec.structs.replace(chunk("\r"), live="begun: 1%"), 0.1)
     lines.add(msgspec.structs.replace(chunk("begun: 2%\n"), live=""), 0.2)
     assert lines.take(9.0) == [
-        Drawn("", "m-1", 0, "stdout", "begun: \r", "begun: 1%"),
-        Drawn("", "m-1", 0, "stdout", "begun: 2%\n", ""),
+        DrawnText("", "m-1", 0, "stdout", "begun: \r", "begun: 1%"),
+        DrawnText("", "m-1", 0, "stdout", "begun: 2%\n", ""),
     ]
 
 
@@ -80,7 +80,9 @@ def test_each_writer_has_lines_of_its_own() -> None:
     for half in ("be", "gun\n"):
         for rank, stream, origin, mesh in writers:
             lines.add(chunk(half, rank, stream, origin=origin, mesh=mesh), 0.0)
-    assert lines.take(0.0) == [Said(origin, mesh, (rank,), stream, "begun\n") for rank, stream, origin, mesh in writers]
+    assert lines.take(0.0) == [
+        CompleteLines(origin, mesh, (rank,), stream, "begun\n") for rank, stream, origin, mesh in writers
+    ]
 
 
 def test_a_line_without_an_end_is_shown_after_a_while() -> None:
@@ -117,7 +119,7 @@ def test_nothing_is_kept_back_at_the_end() -> None:
     lines.add(chunk("unfinished"), 0.0)
     lines.add(chunk("gathered\nand unfinished", 1, window=60.0), 0.0)
     assert texts(lines) == []
-    assert [shown.text for shown in lines.take_all() if isinstance(shown, Said)] == [
+    assert [shown.text for shown in lines.take_all() if isinstance(shown, CompleteLines)] == [
         "unfinished\n",
         "gathered\n",
         "and unfinished\n",
@@ -132,7 +134,7 @@ def test_displays_are_shown_in_their_place() -> None:
     before, shown, after = lines.take(0.0)
     assert (shown, before, after) == (
         figure,
-        *(Said("", "m-1", (0,), "stdout", text) for text in ("before\n", "after\n")),
+        *(CompleteLines("", "m-1", (0,), "stdout", text) for text in ("before\n", "after\n")),
     )
 
 
@@ -166,7 +168,7 @@ def test_lines_that_are_alike_are_shown_once_when_the_window_ends() -> None:
     assert lines.next_at() == 12.0
     assert lines.take(11.99) == []
     shown = lines.take(12.0)
-    assert [(each.ranks, each.text) for each in shown if isinstance(each, Said)] == [
+    assert [(each.ranks, each.text) for each in shown if isinstance(each, CompleteLines)] == [
         ((0, 1, 2), "step 1 of 2 (3 similar lines)\n"),
         ((2,), "only of rank C\n"),
         ((0,), "only of rank A\n"),
@@ -181,7 +183,7 @@ def test_one_rank_that_repeats_itself_is_counted_too() -> None:
     lines = LogLines()
     for count in range(100):
         lines.add(chunk(f"retry {count}\n", 3, window=1.0), 0.0)
-    assert lines.take(1.0) == [Said("", "m-1", (3,), "stdout", "retry 0 (100 similar lines)\n")]
+    assert lines.take(1.0) == [CompleteLines("", "m-1", (3,), "stdout", "retry 0 (100 similar lines)\n")]
 
 
 def test_only_what_comes_by_one_channel_is_gathered() -> None:

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshbook.runtime.errors import RefusedMessage
-from meshbook.runtime.transport.link import Link, Part, Taken, pack, unpack
-from meshbook.runtime.transport.pulse import Pulse
-from meshbook.runtime.transport.window import Gap, Inflow, Outflow, Piece
+from meshbook.runtime.transport.link import Link, StreamAck, StreamPart, pack, unpack
+from meshbook.runtime.transport.pulse import HeartbeatState
+from meshbook.runtime.transport.window import Inflow, MissingPiece, Outflow, StreamPiece
 
 
 def take_all(inflow: Inflow) -> list[bytes]:
@@ -73,7 +73,7 @@ def test_a_piece_over_the_window_goes_alone() -> None:
 def test_a_frame_that_nobody_takes_is_not_acknowledged() -> None:
     inflow = Inflow()
     for number in (1, 2):
-        inflow.take_in(Piece(number, b"x", True))
+        inflow.take_in(StreamPiece(number, b"x", True))
     assert inflow.news() is None
     inflow.took()
     assert inflow.news() == 1
@@ -84,9 +84,9 @@ def test_a_frame_that_nobody_takes_is_not_acknowledged() -> None:
 def test_the_pieces_of_a_frame_that_is_not_whole_are_acknowledged() -> None:
     """It may be larger than the window, and would never become whole."""
     inflow = Inflow()
-    inflow.take_in(Piece(1, b"x", False))
+    inflow.take_in(StreamPiece(1, b"x", False))
     assert inflow.news() == 1
-    inflow.take_in(Piece(2, b"y", True))
+    inflow.take_in(StreamPiece(2, b"y", True))
     assert inflow.news() is None
     assert take_all(inflow) == [b"xy"]
     assert inflow.news() == 2
@@ -94,12 +94,12 @@ def test_the_pieces_of_a_frame_that_is_not_whole_are_acknowledged() -> None:
 
 def test_what_came_before_is_dropped_and_what_is_missing_is_told() -> None:
     inflow = Inflow()
-    piece = Piece(1, b"x", True)
+    piece = StreamPiece(1, b"x", True)
     inflow.take_in(piece)
     inflow.take_in(piece)
     assert take_all(inflow) == [b"x"]
-    with pytest.raises(Gap):
-        inflow.take_in(Piece(3, b"z", True))
+    with pytest.raises(MissingPiece):
+        inflow.take_in(StreamPiece(3, b"z", True))
     assert inflow.received == 1
 
 
@@ -122,8 +122,8 @@ class Wire:
 
     def __init__(self) -> None:
         self.here, self.there = Link(), Link()
-        self.way: deque[tuple[Part, bytes]] = deque()
-        self.back: deque[Taken] = deque()
+        self.way: deque[tuple[StreamPart, bytes]] = deque()
+        self.back: deque[StreamAck] = deque()
         self.arrived: list[bytes] = []
         self.connect()
 
@@ -209,8 +209,8 @@ def test_nothing_is_sent_without_a_connection() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"x" * 1000])
 def test_a_message_and_its_bytes_are_one_frame(data: bytes) -> None:
-    message, beside = unpack(pack(Part("node", 1, True), data))
-    assert message == Part("node", 1, True)
+    message, beside = unpack(pack(StreamPart("node", 1, True), data))
+    assert message == StreamPart("node", 1, True)
     assert bytes(beside) == data
 
 
@@ -240,7 +240,7 @@ def test_garbage_is_no_message(frame: bytes) -> None:
     ],
 )
 def test_silence_counts_while_somebody_listens(heard: list[float], looks: list[float], silence: float) -> None:
-    pulse = Pulse(0.0)
+    pulse = HeartbeatState(0.0)
     found = 0.0
     for time in sorted([*heard, *looks]):
         if time in heard:
@@ -251,7 +251,7 @@ def test_silence_counts_while_somebody_listens(heard: list[float], looks: list[f
 
 
 def test_a_beat_is_due_once_an_interval() -> None:
-    pulse = Pulse(0.0)
+    pulse = HeartbeatState(0.0)
     assert [pulse.is_due(time / 10, 0.25) for time in range(1, 9)] == [
         False,
         False,

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshbook.runtime.telemetry.logbook import Logbook, level_of
-from meshbook.runtime.telemetry.logsearch import Page, Query, find_lines
+from meshbook.runtime.telemetry.logsearch import LogPage, LogQuery, find_lines
 from meshbook.runtime.telemetry.patterns import QueryError
 from meshbook.runtime.telemetry.ranklog import MOST_OPEN, PIECE_CHARACTERS, RankLog
 
-ALL = Query()
+ALL = LogQuery()
 RANKS = {"mesh.0": 0, "mesh.1": 1}
 RED = "\x1b[31mred\x1b[0m"
 
@@ -25,11 +25,11 @@ def a_logbook(**limits: int) -> Logbook:
     return Logbook(clock=itertools.count(100).__next__, **limits)
 
 
-def find(logbook: Logbook, query: Query = ALL, after: int = 0, **how: Any) -> Page:
+def find(logbook: Logbook, query: LogQuery = ALL, after: int = 0, **how: Any) -> LogPage:
     return find_lines(logbook.extract(RANKS, after), RANKS, query, after=after, **how)
 
 
-def texts(page: Page) -> list[str]:
+def texts(page: LogPage) -> list[str]:
     return [line.text for line in page.lines]
 
 
@@ -177,25 +177,25 @@ def written() -> Logbook:
 @pytest.mark.parametrize(
     ("query", "serials"),
     [
-        (Query("step 1"), [1, 19]),
-        (Query("loss 0.3"), [6]),
-        (Query("loss 0.3", case=True), []),
-        (Query("0.3 red"), [6]),  # colours are no part of it
-        (Query("a.b"), [21]),
-        (Query("STRASSE"), [21]),
-        (Query("<script>"), [21]),
-        (Query(r"^loss \d\.[12] red$", regex=True), [2, 4]),
-        (Query(r"^loss \d\.[12]", regex=True, case=True), []),
-        (Query(r"\Astep [12]\Z", regex=True), [1, 3]),
-        (Query(r"step\s\S*\s*1(?!\n)", regex=True), [1, 19]),
-        (Query(r"[^x]*+$", regex=True, cell=2), [3, 4]),
-        (Query(stream="stderr"), [21]),
-        (Query(cell=3), [5, 6]),
-        (Query("loss", cell=3, stream="stdout"), [6]),
-        (Query("nowhere"), []),
+        (LogQuery("step 1"), [1, 19]),
+        (LogQuery("loss 0.3"), [6]),
+        (LogQuery("loss 0.3", case=True), []),
+        (LogQuery("0.3 red"), [6]),  # colours are no part of it
+        (LogQuery("a.b"), [21]),
+        (LogQuery("STRASSE"), [21]),
+        (LogQuery("<script>"), [21]),
+        (LogQuery(r"^loss \d\.[12] red$", regex=True), [2, 4]),
+        (LogQuery(r"^loss \d\.[12]", regex=True, case=True), []),
+        (LogQuery(r"\Astep [12]\Z", regex=True), [1, 3]),
+        (LogQuery(r"step\s\S*\s*1(?!\n)", regex=True), [1, 19]),
+        (LogQuery(r"[^x]*+$", regex=True, cell=2), [3, 4]),
+        (LogQuery(stream="stderr"), [21]),
+        (LogQuery(cell=3), [5, 6]),
+        (LogQuery("loss", cell=3, stream="stdout"), [6]),
+        (LogQuery("nowhere"), []),
     ],
 )
-def test_lines_are_found(written: Logbook, query: Query, serials: list[int]) -> None:
+def test_lines_are_found(written: Logbook, query: LogQuery, serials: list[int]) -> None:
     page = find(written, query)
     assert ([line.serial for line in page.lines], page.matches, page.partial) == (serials, len(serials), False)
     forwards = find(written, query, after=1)
@@ -209,12 +209,12 @@ def test_lines_are_found(written: Logbook, query: Query, serials: list[int]) -> 
 def test_a_pattern_finds_the_lines_that_it_matches_alone(pattern: str, lines: list[str]) -> None:
     logbook = a_logbook()
     logbook.take("mesh.0", "", "stdout", "".join(f"{line}\n" for line in lines))
-    assert texts(find(logbook, Query(pattern, regex=True))) == [line for line in lines if re.search(pattern, line)]
+    assert texts(find(logbook, LogQuery(pattern, regex=True))) == [line for line in lines if re.search(pattern, line)]
 
 
 def test_rows_that_may_still_change_are_found_too(written: Logbook) -> None:
-    assert [tuple(row) for row in find(written, Query("60")).live] == [(1, "stdout", 11, "so farloss 60%")]
-    assert find(written, Query("70")).live == []
+    assert [tuple(row) for row in find(written, LogQuery("60")).live] == [(1, "stdout", 11, "so farloss 60%")]
+    assert find(written, LogQuery("70")).live == []
     assert find(written, before=5).live == []
 
 
@@ -224,7 +224,7 @@ def test_a_log_is_read_page_by_page(written: Logbook) -> None:
     back = find(written, before=18, limit=4)
     assert [line.serial for line in back.lines] == [14, 15, 16, 17]
     forwards, after = [], 1
-    while (page := find(written, Query("loss"), after=after, limit=3)).lines:
+    while (page := find(written, LogQuery("loss"), after=after, limit=3)).lines:
         forwards.append([line.serial for line in page.lines])
         after = page.next
     assert forwards == [[2, 4, 6], [8, 10, 12], [14, 16, 18], [20]]
@@ -232,13 +232,13 @@ def test_a_log_is_read_page_by_page(written: Logbook) -> None:
 
 
 def test_matches_are_counted_beyond_the_page(written: Logbook) -> None:
-    page = find(written, Query("loss"), limit=3)
+    page = find(written, LogQuery("loss"), limit=3)
     assert ([line.serial for line in page.lines], page.matches) == ([16, 18, 20], 10)
 
 
 def test_only_the_ranks_that_are_meant(written: Logbook) -> None:
     ranks = {"mesh.1": 7, "mesh.9": 9}
-    page = find_lines(written.extract(ranks), ranks, Query("step"))
+    page = find_lines(written.extract(ranks), ranks, LogQuery("step"))
     assert [(line.rank, line.text) for line in page.lines] == [(7, f"step {step}") for step in (1, 3, 5, 7, 9)]
 
 
@@ -252,15 +252,17 @@ def test_a_page_is_bounded_in_characters() -> None:
 @pytest.mark.parametrize(
     ("query", "how", "says"),
     [
-        (Query("(", regex=True), {}, "regular expression cannot be read: missing )"),
-        (Query("((a{1000}){1000}){1000}", regex=True), {}, "repeats too much"),
-        (Query("(?x) (a{0,9}) {40000} ", regex=True), {}, "repeats too much"),
-        (Query("[a-z]" * 1000, regex=True), {}, "1000 characters at most, and this one 5000"),
-        (Query(), {"limit": 0}, "1 to 5000 lines"),
-        (Query(), {"limit": 10**9}, "1 to 5000 lines"),
+        (LogQuery("(", regex=True), {}, "regular expression cannot be read: missing )"),
+        (LogQuery("((a{1000}){1000}){1000}", regex=True), {}, "repeats too much"),
+        (LogQuery("(?x) (a{0,9}) {40000} ", regex=True), {}, "repeats too much"),
+        (LogQuery("[a-z]" * 1000, regex=True), {}, "1000 characters at most, and this one 5000"),
+        (LogQuery(), {"limit": 0}, "1 to 5000 lines"),
+        (LogQuery(), {"limit": 10**9}, "1 to 5000 lines"),
     ],
 )
-def test_a_query_that_cannot_be_read_says_why(written: Logbook, query: Query, how: dict[str, int], says: str) -> None:
+def test_a_query_that_cannot_be_read_says_why(
+    written: Logbook, query: LogQuery, how: dict[str, int], says: str
+) -> None:
     with pytest.raises(QueryError, match=says.replace("(", r"\(").replace(")", r"\)")):
         find(written, query, **how)
 
@@ -268,7 +270,7 @@ def test_a_query_that_cannot_be_read_says_why(written: Logbook, query: Query, ho
 def test_a_pattern_that_would_take_for_ever_is_given_up() -> None:
     logbook = a_logbook()
     logbook.take("mesh.0", "", "stdout", "first\n" + "a" * 60 + "b\nlast\n")
-    catastrophe = Query(r"(a|aa)+$|last|first", regex=True)
+    catastrophe = LogQuery(r"(a|aa)+$|last|first", regex=True)
     back = find(logbook, catastrophe, seconds=0.05)
     assert (texts(back), back.partial) == (["last"], True)
     on = find(logbook, catastrophe, after=1, seconds=0.05)
@@ -280,6 +282,6 @@ def test_a_search_tells_how_far_it_has_come() -> None:
     logbook = a_logbook()
     for _ in range(10):
         logbook.take("mesh.0", "", "stdout", "line\n")
-    page = find(logbook, Query("nowhere"), after=1, seconds=5, clock=itertools.count().__next__)
+    page = find(logbook, LogQuery("nowhere"), after=1, seconds=5, clock=itertools.count().__next__)
     assert page.partial
     assert 1 < page.next < page.end

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from meshbook.runtime.collectives.abort import stuck_threads, wait_freed
-from meshbook.runtime.collectives.membership import Membership
+from meshbook.runtime.collectives.membership import GroupMembership
 
 # As a collective of torch's looks from outside: by the file that its code is of.
 SOURCE = """
@@ -43,6 +43,6 @@ def test_it_says_where_a_thread_is_still_stuck(released: threading.Event) -> Non
 
 def test_who_is_in_no_collective_is_free() -> None:
     assert sys.modules.get("torch.distributed") is None or not stuck_threads()
-    standing = Membership().leave()
+    standing = GroupMembership().leave()
     assert (standing.aborted, standing.stuck) == ((), "")
     assert 0 < standing.free_port < 65536

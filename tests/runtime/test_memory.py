@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshbook.runtime.hosts.memory import Groups, KernelLog, Kill, Memory, find_kill, read_limit
+from meshbook.runtime.hosts.memory import KernelLog, MemoryCgroups, OomDetector, OomKill, find_kill, read_limit
 
 OF_GROUP = [
     "6,1,2,-;oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/job,"
@@ -20,17 +20,17 @@ OF_MACHINE = ["3,4,5,-;Out of memory: Killed process 4712 (python3) total-vm:9kB
 @pytest.mark.parametrize(
     ("log", "pid", "found"),
     [
-        (OF_GROUP, 4711, Kill(101 << 20, True, "/job")),
+        (OF_GROUP, 4711, OomKill(101 << 20, True, "/job")),
         (OF_GROUP, 471, None),
-        (OF_MACHINE, 4712, Kill(2 << 30)),
-        ([*OF_MACHINE, *OF_GROUP], 4712, Kill(2 << 30)),
-        ([*OF_GROUP, *OF_MACHINE], 4711, Kill(101 << 20, True, "/job")),
-        (OF_GROUP[1:], 4711, Kill(101 << 20, True)),
+        (OF_MACHINE, 4712, OomKill(2 << 30)),
+        ([*OF_MACHINE, *OF_GROUP], 4712, OomKill(2 << 30)),
+        ([*OF_GROUP, *OF_MACHINE], 4711, OomKill(101 << 20, True, "/job")),
+        (OF_GROUP[1:], 4711, OomKill(101 << 20, True)),
         ([], 4711, None),
         (["6,1,2,-;Killed process 4711 by a person\n"], 4711, None),
     ],
 )
-def test_what_the_kernel_has_logged(log: list[str], pid: int, found: Kill | None) -> None:
+def test_what_the_kernel_has_logged(log: list[str], pid: int, found: OomKill | None) -> None:
     assert find_kill(log, pid) == found
 
 
@@ -56,8 +56,8 @@ class Machine:
         name = "memory.limit_in_bytes" if self.version == 1 else "memory.max"
         (self.top / group / name).write_text(f"{limit}\n")
 
-    def groups(self) -> Groups:
-        return Groups(self.proc, self.root)
+    def groups(self) -> MemoryCgroups:
+        return MemoryCgroups(self.proc, self.root)
 
 
 @pytest.fixture(params=[1, 2], ids=["version 1", "version 2"])
@@ -85,7 +85,7 @@ def test_in_a_container_the_path_may_be_the_hosts(machine: Machine) -> None:
 
 
 def test_a_machine_without_groups(tmp_path: Path) -> None:
-    assert Groups(tmp_path / "proc", tmp_path / "cgroup").killed() is None
+    assert MemoryCgroups(tmp_path / "proc", tmp_path / "cgroup").killed() is None
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def explain(machine: Machine, log: list[str], *, pid: int = 4711, readable: bool
         def is_there(self) -> bool:
             return readable
 
-    memory = Memory(Log(), machine.groups())
+    memory = OomDetector(Log(), machine.groups())
     machine.limit("job", str(512 << 20))
     if killed:
         machine.kills(killed, 1)

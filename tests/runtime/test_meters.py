@@ -20,10 +20,10 @@ import pytest
 
 from meshbook.runtime.hosts import gpus, meters
 from meshbook.runtime.hosts.gpus import NOTHING, GpuReading, GpuUse, read_gpus
-from meshbook.runtime.hosts.meters import Living, Meter, SystemProcesses, Usage, interval, is_quiet
+from meshbook.runtime.hosts.meters import LiveWorker, ProcessSampler, SystemProcesses, Usage, interval, is_quiet
 from meshbook.runtime.node.call_table import PerRank
-from meshbook.runtime.telemetry.page import PageReader
-from meshbook.runtime.telemetry.signs import Signs
+from meshbook.runtime.telemetry.page import StatusPageReader
+from meshbook.runtime.telemetry.signs import StatusWriter
 from meshbook.runtime.telemetry.vitals import (
     COLUMNS,
     IDLE_BATCH_SECONDS,
@@ -33,13 +33,13 @@ from meshbook.runtime.telemetry.vitals import (
     STALE_AFTER,
     WATCHED_SECONDS,
     Activity,
-    Batch,
-    Words,
+    ProcessWords,
+    VitalsBatch,
 )
 from meshbook.runtime.wire.messages import Address
 
 PATIENCE = 10.0
-WORDS = Words(7)
+WORDS = ProcessWords(7)
 
 
 @dataclass
@@ -66,33 +66,35 @@ def processes() -> Processes:
 
 
 @pytest.fixture
-def meter(tmp_path: Path, processes: Processes) -> Meter:
-    return Meter("node1", PageReader(tmp_path), processes)
+def meter(tmp_path: Path, processes: Processes) -> ProcessSampler:
+    return ProcessSampler("node1", StatusPageReader(tmp_path), processes)
 
 
 @pytest.fixture
 def tick(tmp_path: Path) -> Callable[..., None]:
     """Lets the process m.0 give a sign of life."""
-    signs = Signs()
+    signs = StatusWriter()
     signs.open(tmp_path, "m.0", 0)
 
-    def tick(at: float, words: Words = WORDS, traffic: tuple[int, int, int, int] = (0, 0, 0, 0)) -> None:
+    def tick(at: float, words: ProcessWords = WORDS, traffic: tuple[int, int, int, int] = (0, 0, 0, 0)) -> None:
         signs.clock = lambda: at
         signs.tick(words, traffic)
 
     return tick
 
 
-def living(node: str = "m.0", life: int = 0, pid: int = 7, local_rank: int = 0) -> Living:
-    return Living(node, life, pid, local_rank)
+def living(node: str = "m.0", life: int = 0, pid: int = 7, local_rank: int = 0) -> LiveWorker:
+    return LiveWorker(node, life, pid, local_rank)
 
 
-def columns(batch: Batch, row: int = 0) -> dict[str, float]:
+def columns(batch: VitalsBatch, row: int = 0) -> dict[str, float]:
     numbers = np.frombuffer(batch.numbers, np.float32).reshape(-1, len(COLUMNS))
     return dict(zip(COLUMNS, numbers[row].tolist(), strict=True))
 
 
-def test_rates_are_those_between_two_signs(meter: Meter, processes: Processes, tick: Callable[..., None]) -> None:
+def test_rates_are_those_between_two_signs(
+    meter: ProcessSampler, processes: Processes, tick: Callable[..., None]
+) -> None:
     processes.uses[7] = Usage(10.0, 1e9)
     tick(100.0, traffic=(0, 10, 1000, 0))
     first = columns(meter.measure([living()], NOTHING, 100.0))
@@ -107,7 +109,9 @@ def test_rates_are_those_between_two_signs(meter: Meter, processes: Processes, t
     assert (between["cpu"], between["sent"]) == pytest.approx((1.2, 10.0))
 
 
-def test_who_gives_no_sign_ages_and_has_no_rates(meter: Meter, processes: Processes, tick: Callable[..., None]) -> None:
+def test_who_gives_no_sign_ages_and_has_no_rates(
+    meter: ProcessSampler, processes: Processes, tick: Callable[..., None]
+) -> None:
     processes.uses[7] = Usage(0.0, 1e9)
     tick(100.0)
     meter.measure([living()], NOTHING, 100.0)
@@ -119,37 +123,39 @@ def test_who_gives_no_sign_ages_and_has_no_rates(meter: Meter, processes: Proces
     assert found["memory"] == 1e9
 
 
-def test_words_are_told_where_they_have_changed(meter: Meter, tick: Callable[..., None]) -> None:
-    def told() -> dict[str, Words]:
+def test_words_are_told_where_they_have_changed(meter: ProcessSampler, tick: Callable[..., None]) -> None:
+    def told() -> dict[str, ProcessWords]:
         batch = meter.measure([living()], NOTHING, 100.0)
-        return {node: msgspec.msgpack.decode(said, type=Words) for node, said in batch.words.items()}
+        return {node: msgspec.msgpack.decode(said, type=ProcessWords) for node, said in batch.words.items()}
 
-    tick(100.0, Words(7, (("a", 0, ""),)))
-    assert told() == {"m.0": Words(7, (("a", 0, ""),))}
+    tick(100.0, ProcessWords(7, (("a", 0, ""),)))
+    assert told() == {"m.0": ProcessWords(7, (("a", 0, ""),))}
     assert told() == {}
-    tick(101.0, Words(7, (("a", 2, "step"),)))
-    assert told() == {"m.0": Words(7, (("a", 2, "step"),))}
+    tick(101.0, ProcessWords(7, (("a", 2, "step"),)))
+    assert told() == {"m.0": ProcessWords(7, (("a", 2, "step"),))}
     meter.tell_all()
-    assert told() == {"m.0": Words(7, (("a", 2, "step"),))}
+    assert told() == {"m.0": ProcessWords(7, (("a", 2, "step"),))}
 
 
 def test_the_process_that_writes_is_measured_and_not_what_has_started_it(
-    meter: Meter, processes: Processes, tick: Callable[..., None]
+    meter: ProcessSampler, processes: Processes, tick: Callable[..., None]
 ) -> None:
     processes.uses |= {7: Usage(0.0, 1.0), 8: Usage(0.0, 2.0)}
-    tick(100.0, Words(8))
+    tick(100.0, ProcessWords(8))
     assert columns(meter.measure([living(pid=7)], NOTHING, 100.0))["memory"] == 2.0
     assert processes.kept == {8}
 
 
-def test_who_has_not_begun_has_given_no_sign(meter: Meter, processes: Processes) -> None:
+def test_who_has_not_begun_has_given_no_sign(meter: ProcessSampler, processes: Processes) -> None:
     processes.uses[7] = Usage(0.0, 1e9)
     found = columns(meter.measure([living("m.5")], NOTHING, 100.0))
     assert (found["age"], found["activity"], found["memory"]) == (math.inf, Activity.IDLE, 1e9)
     assert math.isnan(found["queued"])
 
 
-def test_who_cannot_have_a_page_lives_unless_it_is_stopped(meter: Meter, processes: Processes, tmp_path: Path) -> None:
+def test_who_cannot_have_a_page_lives_unless_it_is_stopped(
+    meter: ProcessSampler, processes: Processes, tmp_path: Path
+) -> None:
     (tmp_path / "m.5.vitals").touch()
     processes.uses[7] = Usage(0.0, 1e9)
     assert columns(meter.measure([living("m.5")], NOTHING, 100.0))["age"] == 0.0
@@ -158,7 +164,7 @@ def test_who_cannot_have_a_page_lives_unless_it_is_stopped(meter: Meter, process
     assert columns(meter.measure([living("m.5")], NOTHING, 110.0))["age"] == 10.0
 
 
-def test_a_process_that_is_gone_is_not_known(meter: Meter, tick: Callable[..., None]) -> None:
+def test_a_process_that_is_gone_is_not_known(meter: ProcessSampler, tick: Callable[..., None]) -> None:
     tick(100.0)
     found = columns(meter.measure([living()], NOTHING, 100.0))
     assert math.isnan(found["memory"])
@@ -195,7 +201,7 @@ def test_a_host_is_quiet_while_all_processes_are_idle(
         row[COLUMNS.index("age")] = age
     rows[0][COLUMNS.index("activity")], rows[0][COLUMNS.index("queued")] = activity, queued
     numbers = np.array(rows, np.float32).tobytes()
-    assert is_quiet(Batch("host", ("m.0", "m.1"), (0, 0), numbers)) == expected
+    assert is_quiet(VitalsBatch("host", ("m.0", "m.1"), (0, 0), numbers)) == expected
 
 
 @pytest.mark.parametrize(
@@ -234,13 +240,13 @@ class Controller:
 
 
 def test_a_dashboard_that_opens_ends_the_wait_of_an_idle_host(
-    meter: Meter, processes: Processes, tick: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    meter: ProcessSampler, processes: Processes, tick: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(meters, "IDLE_BATCH_SECONDS", 1000.0)
     processes.uses[7] = Usage(0.0, 1e9)
     tick(time.monotonic())
     node: Any = Controller()
-    sender = meters.Meters(node, lambda: [living()], meter)
+    sender = meters.VitalsSender(node, lambda: [living()], meter)
     try:
         node.answer(SECONDS)
         sender.pace(WATCHED_SECONDS)
@@ -314,7 +320,9 @@ def test_gpus_are_read_where_there_is_a_driver_that_works(
     assert (7 in watch.reading.by_pid) == (has_driver and starts)
 
 
-def test_what_a_gpu_shows_is_in_the_batch(meter: Meter, processes: Processes, tick: Callable[..., None]) -> None:
+def test_what_a_gpu_shows_is_in_the_batch(
+    meter: ProcessSampler, processes: Processes, tick: Callable[..., None]
+) -> None:
     tick(100.0)
     reading = GpuReading({7: GpuUse(4e9, 0.5)}, (0.5,), 100.0)
     found = columns(meter.measure([living()], reading, 100.0))

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from meshbook.runtime.hosts import observer
-from meshbook.runtime.hosts.observer import Observation, Observer, SpiedThread, observe
+from meshbook.runtime.hosts.observer import Observation, Observer, SampledThread, observe
 
-HOLDER = SpiedThread("MainThread", True, ())
-OTHER = SpiedThread("MainThread", False, ())
+HOLDER = SampledThread("MainThread", True, ())
+OTHER = SampledThread("MainThread", False, ())
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_py_spy_sees_who_holds_the_gil_and_where(process: subprocess.Popen[bytes
         assert [frame.name for thread in _holders(seen) for frame in thread.frames] == ["hold", "<module>"]
 
 
-def _holders(seen: Observation) -> list[SpiedThread]:
+def _holders(seen: Observation) -> list[SampledThread]:
     return [thread for thread in seen.threads or () if thread.owns_gil]
 
 

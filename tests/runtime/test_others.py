@@ -6,7 +6,7 @@ import queue
 from pathlib import Path
 from typing import Any, cast
 
-from meshbook.runtime.hosts.others import OtherHosts
+from meshbook.runtime.hosts.others import RemoteAgents
 from meshbook.runtime.transport.home import Home
 
 PATIENCE = 10.0
@@ -18,7 +18,7 @@ class Gateway:
 
 def test_an_errand_that_fails_keeps_no_other_from_being_done(caplog: Any) -> None:
     """One that could not be told of an end must not keep all others from hearing of it."""
-    others = OtherHosts(cast("Any", None), Home.of_first_host(Path("/run")))
+    others = RemoteAgents(cast("Any", None), Home.of_first_host(Path("/run")))
     others.open(cast("Any", Gateway()))
     done: queue.SimpleQueue[str] = queue.SimpleQueue()
     others.run(lambda: cast("Any", None).call())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshbook.runtime.mesh.policies import Budget, Restarts, policy_of
+from meshbook.runtime.mesh.policies import RestartBudget, Restarts, policy_of
 
 
 @pytest.mark.parametrize(
@@ -17,12 +17,12 @@ from meshbook.runtime.mesh.policies import Budget, Restarts, policy_of
     ],
 )
 def test_so_many_within_so_long(limit: Restarts, times: list[float], allowed: list[bool]) -> None:
-    budget = Budget(limit)
+    budget = RestartBudget(limit)
     assert [budget.take("mesh", 0, now) for now in times] == allowed
 
 
 def test_each_rank_of_each_mesh_has_its_own() -> None:
-    budget = Budget(Restarts(1))
+    budget = RestartBudget(Restarts(1))
     places = [("a", 0), ("a", 1), ("b", 0)]
     assert [budget.take(*place, 0.0) for place in places] == [True] * 3
     assert [budget.take(*place, 1.0) for place in places] == [False] * 3

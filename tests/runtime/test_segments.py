@@ -15,9 +15,9 @@ import msgspec
 import pytest
 
 from meshbook.runtime.memory.identity import ProcessMark, own_mark
-from meshbook.runtime.memory.layout import Reference, starts_of
+from meshbook.runtime.memory.layout import SegmentReference, starts_of
 from meshbook.runtime.memory.mappings import Mappings
-from meshbook.runtime.memory.segments import Pool
+from meshbook.runtime.memory.segments import SegmentPool
 from meshbook.runtime.memory.shelf import (
     IDLE_BYTES,
     IDLE_SECONDS,
@@ -72,8 +72,8 @@ def test_others_have_room_for_their_descriptors():
 
 
 @pytest.fixture
-def pool() -> Iterator[Pool]:
-    pool = Pool()
+def pool() -> Iterator[SegmentPool]:
+    pool = SegmentPool()
     yield pool
     gc.collect()  # a failed test's views
     pool.close(0)
@@ -84,7 +84,7 @@ def mappings() -> Mappings:
     return Mappings()
 
 
-def lend(pool: Pool, parts: list[Any] = PARTS, readers: int = 1) -> list[Reference]:
+def lend(pool: SegmentPool, parts: list[Any] = PARTS, readers: int = 1) -> list[SegmentReference]:
     segment = pool.take(parts, starts_of([memoryview(part).nbytes for part in parts])[-1])
     lent = [pool.lend(segment, own_mark(), is_shared=readers == 1) for _ in range(readers)]
     pool.done(segment)

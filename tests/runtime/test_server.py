@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from meshbook.runtime.hosts.launchers import START_AGENT
-from meshbook.runtime.hosts.server import Fork
+from meshbook.runtime.hosts.server import ForkedProcess
 from meshbook.runtime.hosts.start_agent import with_huge_pages
 
 PATIENCE = 60.0
@@ -56,7 +56,7 @@ def test_a_fork_that_was_reaped_elsewhere_has_ended() -> None:
     assert reaped.wait() == 0
 
 
-def _fork(work: Callable[[], object]) -> Fork:
+def _fork(work: Callable[[], object]) -> ForkedProcess:
     if (pid := os.fork()) == 0:
         work()
-    return Fork(pid)
+    return ForkedProcess(pid)

@@ -15,26 +15,26 @@ import pytest
 from meshbook.runtime.hosts.heartbeat import Heartbeat
 from meshbook.runtime.telemetry import page as pages
 from meshbook.runtime.telemetry import signs as signs_module
-from meshbook.runtime.telemetry.page import SIZE, TEXT_BYTES, Page, PageReader, activity_of, fit, page_file
-from meshbook.runtime.telemetry.signs import Signs, watch_steps
-from meshbook.runtime.telemetry.vitals import Activity, Words
+from meshbook.runtime.telemetry.page import SIZE, TEXT_BYTES, StatusPage, StatusPageReader, activity_of, fit, page_file
+from meshbook.runtime.telemetry.signs import StatusWriter, watch_steps
+from meshbook.runtime.telemetry.vitals import Activity, ProcessWords
 
-WORDS = Words(42, (("trainer", 3, "step"), ("cells", 1, "")), "all_reduce", "in input()")
+WORDS = ProcessWords(42, (("trainer", 3, "step"), ("cells", 1, "")), "all_reduce", "in input()")
 
 
 @pytest.fixture
-def signs(tmp_path: Path) -> Signs:
-    made = Signs()
+def signs(tmp_path: Path) -> StatusWriter:
+    made = StatusWriter()
     assert made.open(tmp_path, "m.0", 2)
     return made
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> PageReader:
-    return PageReader(tmp_path)
+def reader(tmp_path: Path) -> StatusPageReader:
+    return StatusPageReader(tmp_path)
 
 
-def test_what_is_written_is_read(signs: Signs, reader: PageReader) -> None:
+def test_what_is_written_is_read(signs: StatusWriter, reader: StatusPageReader) -> None:
     signs.step(0.25)
     signs.cell(True)
     signs.tick(WORDS, (1, 2, 30, 40))
@@ -43,7 +43,7 @@ def test_what_is_written_is_read(signs: Signs, reader: PageReader) -> None:
     assert (reading.step, reading.queued, reading.traffic) == (0.25, 4, (1, 2, 30, 40))
     assert reading.tick > 0
     assert reading.activity == Activity.RUNNING
-    assert msgspec.msgpack.decode(reading.words or b"", type=Words) == WORDS
+    assert msgspec.msgpack.decode(reading.words or b"", type=ProcessWords) == WORDS
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_what_counts_most_is_what_it_is_at(running: int, collectives: int, pause
     assert activity_of(running, collectives, pauses) == activity
 
 
-def test_a_pause_is_told_at_once(signs: Signs, reader: PageReader) -> None:
+def test_a_pause_is_told_at_once(signs: StatusWriter, reader: StatusPageReader) -> None:
     told: list[str] = []
     signs.when_changed = lambda: told.append(signs.pause)
     signs.paused("in the debugger")
@@ -71,7 +71,7 @@ def test_a_pause_is_told_at_once(signs: Signs, reader: PageReader) -> None:
     assert told == ["in the debugger", ""]
 
 
-def test_text_that_is_torn_is_not_read(signs: Signs, reader: PageReader, tmp_path: Path) -> None:
+def test_text_that_is_torn_is_not_read(signs: StatusWriter, reader: StatusPageReader, tmp_path: Path) -> None:
     signs.tick(WORDS, (0, 0, 0, 0))
     with page_file(tmp_path, "m.0").open("r+b") as file:
         file.seek(SIZE - TEXT_BYTES)
@@ -83,7 +83,7 @@ def test_text_that_is_torn_is_not_read(signs: Signs, reader: PageReader, tmp_pat
     assert (reader.read("m.0", 2) or reading).words is not None
 
 
-def test_a_length_that_is_torn_is_no_error(signs: Signs, reader: PageReader, tmp_path: Path) -> None:
+def test_a_length_that_is_torn_is_no_error(signs: StatusWriter, reader: StatusPageReader, tmp_path: Path) -> None:
     for length in (-5, 1 << 40):
         signs.tick(WORDS, (0, 0, 0, 0))
         with page_file(tmp_path, "m.0").open("r+b") as file:
@@ -97,23 +97,23 @@ def test_a_length_that_is_torn_is_no_error(signs: Signs, reader: PageReader, tmp
 def test_of_too_many_actors_the_busiest_are_told() -> None:
     actors = [(f"actor number {number} with a long name", number, "") for number in range(1000)]
     actors[7] = ("busy", 0, "step")
-    said = fit(Words(42, tuple(actors), "barrier", "in input()"))
+    said = fit(ProcessWords(42, tuple(actors), "barrier", "in input()"))
     assert len(said) <= TEXT_BYTES
-    words = msgspec.msgpack.decode(said, type=Words)
+    words = msgspec.msgpack.decode(said, type=ProcessWords)
     assert (words.pid, words.collective, words.pause) == (42, "barrier", "in input()")
     assert [actor[1] for actor in words.actors[:3]] == [0, 999, 998]
     assert len(words.actors) > 30
 
 
 def test_words_that_never_fit_leave_the_process_known() -> None:
-    assert msgspec.msgpack.decode(fit(Words(42, collective="x" * SIZE)), type=Words) == Words(42)
+    assert msgspec.msgpack.decode(fit(ProcessWords(42, collective="x" * SIZE)), type=ProcessWords) == ProcessWords(42)
 
 
-def test_another_life_has_a_page_of_its_own(signs: Signs, reader: PageReader, tmp_path: Path) -> None:
+def test_another_life_has_a_page_of_its_own(signs: StatusWriter, reader: StatusPageReader, tmp_path: Path) -> None:
     signs.tick(WORDS, (0, 0, 0, 0))
     assert reader.read("m.0", 2) is not None
     assert reader.read("m.0", 3) is None  # it is that of the one before
-    after = Signs()
+    after = StatusWriter()
     after.open(tmp_path, "m.0", 3)
     reading = reader.read("m.0", 3)
     assert reading is not None
@@ -125,23 +125,23 @@ def test_another_life_has_a_page_of_its_own(signs: Signs, reader: PageReader, tm
 
 
 def test_without_room_for_a_page_signs_are_given_to_nobody(
-    reader: PageReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reader: StatusPageReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_room(file: int, data: bytes) -> int:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "write", no_room)
-    signs = Signs()
+    signs = StatusWriter()
     assert not signs.open(tmp_path, "m.0", 0)
     signs.cell(True)
     signs.tick(WORDS, (0, 0, 0, 0))
     with pytest.raises(OSError, match=r"m\.0 has no page"):
         reader.read("m.0", 0)
-    assert not Page().open(tmp_path / "gone", "m.0", 0)
+    assert not StatusPage().open(tmp_path / "gone", "m.0", 0)
     assert reader.read("m.1", 0) is None
 
 
-def test_a_child_that_was_forked_writes_no_signs(signs: Signs, reader: PageReader) -> None:
+def test_a_child_that_was_forked_writes_no_signs(signs: StatusWriter, reader: StatusPageReader) -> None:
     signs.close()
     signs.cell(True)
     reading = reader.read("m.0", 2)
@@ -161,7 +161,7 @@ class Optimizer:
 
 
 def test_a_step_is_the_time_between_two_of_one_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Noted(Signs):
+    class Noted(StatusWriter):
         def step(self, seconds: float) -> None:
             noted.append(round(seconds, 3))
 
@@ -186,14 +186,14 @@ def test_a_step_is_the_time_between_two_of_one_optimizer(monkeypatch: pytest.Mon
 
 def test_without_torch_no_step_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, signs_module.OPTIMIZER, raising=False)
-    assert not watch_steps(Signs())
+    assert not watch_steps(StatusWriter())
 
 
 class Talkative:
     """As much of a node as a heartbeat needs, whose actors cannot be told of."""
 
     def __init__(self) -> None:
-        self.signs = Signs()
+        self.signs = StatusWriter()
         self.recorder = types.SimpleNamespace(open={})
         self.address = types.SimpleNamespace(node="m.0")
         self.capture = None
@@ -206,7 +206,7 @@ class Talkative:
 
 
 def test_who_cannot_tell_what_it_is_at_lives(
-    reader: PageReader, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    reader: StatusPageReader, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     node: Any = Talkative()
     heart = Heartbeat(node, tmp_path, 0)
@@ -215,5 +215,5 @@ def test_who_cannot_tell_what_it_is_at_lives(
     assert reading is not None
     assert reading.tick > 0
     assert reading.traffic == (1, 2, 3, 4)
-    assert msgspec.msgpack.decode(reading.words or b"", type=Words) == Words(os.getpid())
+    assert msgspec.msgpack.decode(reading.words or b"", type=ProcessWords) == ProcessWords(os.getpid())
     assert "m.0 cannot tell what it is at" in caplog.text

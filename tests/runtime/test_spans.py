@@ -15,7 +15,7 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.node.call_table import AllReplies, Target
-from meshbook.runtime.telemetry.spans import Recorder, Recording, Row, Span, is_recorded, now, span
+from meshbook.runtime.telemetry.spans import Recorder, Row, Span, SpanRecording, is_recorded, now, span
 
 if TYPE_CHECKING:
     from tests.runtime.conftest import Gate, Session
@@ -28,12 +28,12 @@ def row(start: int, end: int, name: str = "step") -> Row:
     return "run", start, end, 1, name, ""
 
 
-def recording_of(node: Any) -> Recording:
-    found: Recording = node.recorder.recording(0)
+def recording_of(node: Any) -> SpanRecording:
+    found: SpanRecording = node.recorder.recording(0)
     return found
 
 
-def of_kind(recording: Recording, kind: str) -> list[Span]:
+def of_kind(recording: SpanRecording, kind: str) -> list[Span]:
     return [span for span in recording.spans if span.kind == kind]
 
 
@@ -163,10 +163,10 @@ import sys
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.node.call_table import AllReplies, Target
-from meshbook.runtime.telemetry.signs import Signs
+from meshbook.runtime.telemetry.signs import StatusWriter
 from meshbook.runtime.telemetry.spans import Recorder
 from meshbook.runtime.telemetry.spans_of_collectives import watch_collectives
-class Counted(Signs):
+class Counted(StatusWriter):
     counts = []
     def collectives(self, count):
         self.counts.append(count)

@@ -7,27 +7,27 @@ from signal import SIGINT, SIGKILL, SIGPIPE, SIGTERM
 
 import pytest
 
-from meshbook.runtime.spmd.course import INTERRUPT_SECONDS, MOMENT, TERM_SECONDS, Course, Dismiss, Ending, Signal
+from meshbook.runtime.spmd.course import INTERRUPT_SECONDS, MOMENT, TERM_SECONDS, Dismiss, EndRun, RunPolicy, Signal
 
-WELL = Ending(0)
-BOOM = Ending(1, "ValueError: boom", "train.py:5 in step")
-EXIT = Ending(3, "exited with code 3")
-KILLED = Ending(1, "Killed(sig=9)", died=True)
-INTERRUPTED = Ending(130, "KeyboardInterrupt", "train.py:5", interrupted=True)
+WELL = EndRun(0)
+BOOM = EndRun(1, "ValueError: boom", "train.py:5 in step")
+EXIT = EndRun(3, "exited with code 3")
+KILLED = EndRun(1, "Killed(sig=9)", died=True)
+INTERRUPTED = EndRun(130, "KeyboardInterrupt", "train.py:5", interrupted=True)
 END_OF_MOMENT = MOMENT
 END_OF_PATIENCE = MOMENT + TERM_SECONDS
 
 
 @pytest.fixture
-def course() -> Course:
+def course() -> RunPolicy:
     """Three ranks at work."""
-    course = Course(3)
+    course = RunPolicy(3)
     assert course.begin()
     assert course.actions(0.0) == []
     return course
 
 
-def end_all(course: Course, now: float, ending: Ending = WELL) -> None:
+def end_all(course: RunPolicy, now: float, ending: EndRun = WELL) -> None:
     for rank in range(course.size):
         course.process_ended(rank, ending, now)
 
@@ -35,7 +35,7 @@ def end_all(course: Course, now: float, ending: Ending = WELL) -> None:
 # -- a run that goes well --------------------------------------------------------
 
 
-def test_rank_0_leaves_last(course: Course) -> None:
+def test_rank_0_leaves_last(course: RunPolicy) -> None:
     course.script_ended(0, WELL, 1.0)
     assert course.actions(1.0) == []  # it holds the store
     course.script_ended(2, WELL, 2.0)
@@ -52,15 +52,15 @@ def test_rank_0_leaves_last(course: Course) -> None:
     assert (course.status, course.failures, course.stopped, course.deadline) == (0, {}, set(), None)
 
 
-def test_a_process_that_exits_with_0_by_itself_has_done_its_work(course: Course) -> None:
+def test_a_process_that_exits_with_0_by_itself_has_done_its_work(course: RunPolicy) -> None:
     end_all(course, 1.0)
     assert course.is_over
     assert course.status == 0
 
 
-def test_an_exit_hook_can_fail(course: Course) -> None:
+def test_an_exit_hook_can_fail(course: RunPolicy) -> None:
     course.script_ended(1, WELL, 1.0)
-    course.process_ended(1, Ending(4, "exit code 4", died=True), 2.0)
+    course.process_ended(1, EndRun(4, "exit code 4", died=True), 2.0)
     assert [*course.failures] == [1]
     assert course.deadline == 2.0 + MOMENT
 
@@ -69,12 +69,12 @@ def test_an_exit_hook_can_fail(course: Course) -> None:
 
 
 @pytest.mark.parametrize("ending", [BOOM, EXIT])
-def test_the_others_are_stopped_a_moment_after_a_failure(course: Course, ending: Ending) -> None:
+def test_the_others_are_stopped_a_moment_after_a_failure(course: RunPolicy, ending: EndRun) -> None:
     course.script_ended(1, ending, 0.0)
     assert course.actions(0.0) == []  # it stays: its end would be the others' error
     assert course.deadline == END_OF_MOMENT
     assert course.actions(END_OF_MOMENT) == [Signal(SIGTERM, (0, 2)), Dismiss((1,))]
-    course.process_ended(0, Ending(1, "Terminated(sig=15)", died=True), 1.0)
+    course.process_ended(0, EndRun(1, "Terminated(sig=15)", died=True), 1.0)
     course.process_ended(1, WELL, 1.0)
     assert course.deadline == END_OF_PATIENCE
     assert course.actions(END_OF_PATIENCE) == [Signal(SIGKILL, (2,))]
@@ -83,7 +83,7 @@ def test_the_others_are_stopped_a_moment_after_a_failure(course: Course, ending:
     assert (course.status, course.failures, course.stopped) == (ending.code, {1: ending}, {0, 2})
 
 
-def test_who_failed_and_does_not_leave_is_killed_and_has_failed_all_the_same(course: Course) -> None:
+def test_who_failed_and_does_not_leave_is_killed_and_has_failed_all_the_same(course: RunPolicy) -> None:
     course.script_ended(1, EXIT, 0.0)
     for rank in (0, 2):
         course.script_ended(rank, WELL, 0.0)
@@ -93,7 +93,7 @@ def test_who_failed_and_does_not_leave_is_killed_and_has_failed_all_the_same(cou
     assert (course.status, course.failures, course.stopped) == (3, {1: EXIT}, {0, 2})
 
 
-def test_when_nobody_works_any_more_nobody_waits_for_the_moment(course: Course) -> None:
+def test_when_nobody_works_any_more_nobody_waits_for_the_moment(course: RunPolicy) -> None:
     for rank in range(3):
         course.script_ended(rank, EXIT, 0.0)
     assert course.actions(0.0) == [Dismiss((1, 2))]
@@ -105,18 +105,18 @@ def test_when_nobody_works_any_more_nobody_waits_for_the_moment(course: Course) 
         ([EXIT, EXIT, EXIT], 3),
         ([EXIT, WELL, EXIT], 3),
         ([EXIT, BOOM, WELL], 1),
-        ([EXIT, Ending(4), WELL], 1),
+        ([EXIT, EndRun(4), WELL], 1),
         ([WELL, KILLED, WELL], 1),
     ],
 )
-def test_the_status_is_the_scripts_own_where_all_agree(course: Course, endings: list[Ending], status: int) -> None:
+def test_the_status_is_the_scripts_own_where_all_agree(course: RunPolicy, endings: list[EndRun], status: int) -> None:
     for rank, ending in enumerate(endings):
         course.process_ended(rank, ending, 0.0)
     assert course.status == status
 
 
-def test_a_death_is_told_before_what_others_suffered_from_it(course: Course) -> None:
-    course.script_ended(0, Ending(1, "RuntimeError: Connection closed by peer"), 0.0)
+def test_a_death_is_told_before_what_others_suffered_from_it(course: RunPolicy) -> None:
+    course.script_ended(0, EndRun(1, "RuntimeError: Connection closed by peer"), 0.0)
     course.process_ended(1, KILLED, 0.1)  # before that, but known later
     assert [*course.failures] == [1, 0]
 
@@ -124,7 +124,7 @@ def test_a_death_is_told_before_what_others_suffered_from_it(course: Course) -> 
 # -- signals -------------------------------------------------------------------------
 
 
-def test_an_interrupt_goes_to_the_ranks(course: Course) -> None:
+def test_an_interrupt_goes_to_the_ranks(course: RunPolicy) -> None:
     course.signalled(SIGINT, 0.0)
     assert course.actions(0.0) == [Signal(SIGINT, (0, 1, 2))]
     course.script_ended(1, INTERRUPTED, 0.1)
@@ -138,14 +138,14 @@ def test_an_interrupt_goes_to_the_ranks(course: Course) -> None:
 
 
 @pytest.mark.parametrize("number", [SIGTERM, SIGPIPE])
-def test_other_signals_are_a_sigterm_to_the_ranks(course: Course, number: signal.Signals) -> None:
+def test_other_signals_are_a_sigterm_to_the_ranks(course: RunPolicy, number: signal.Signals) -> None:
     course.signalled(number, 0.0)
     assert course.actions(0.0) == [Signal(SIGTERM, (0, 1, 2))]
     assert course.deadline == TERM_SECONDS
     assert course.status == 128 + number
 
 
-def test_the_second_signal_kills(course: Course) -> None:
+def test_the_second_signal_kills(course: RunPolicy) -> None:
     course.signalled(SIGINT, 0.0)
     course.actions(0.0)
     course.script_ended(0, WELL, 0.5)
@@ -154,14 +154,14 @@ def test_the_second_signal_kills(course: Course) -> None:
     assert course.status == 128 + SIGINT
 
 
-def test_a_signal_before_the_scripts_start_kills(course: Course) -> None:
-    course = Course(2)
+def test_a_signal_before_the_scripts_start_kills(course: RunPolicy) -> None:
+    course = RunPolicy(2)
     course.signalled(SIGINT, 0.0)
     assert course.actions(0.0) == [Signal(SIGKILL, (0, 1))]
     assert not course.begin()
 
 
-def test_a_signal_after_a_failure_does_not_wait_for_the_moment(course: Course) -> None:
+def test_a_signal_after_a_failure_does_not_wait_for_the_moment(course: RunPolicy) -> None:
     course.script_ended(1, BOOM, 0.0)
     course.signalled(SIGINT, 0.1)
     assert course.actions(0.1) == [Signal(SIGINT, (0, 2)), Dismiss((1,))]
@@ -169,7 +169,7 @@ def test_a_signal_after_a_failure_does_not_wait_for_the_moment(course: Course) -
 
 
 def test_a_failure_to_come_up_stops_the_others() -> None:
-    course = Course(2)
-    course.process_ended(1, Ending(1, "fork failed", died=True), 0.0)
+    course = RunPolicy(2)
+    course.process_ended(1, EndRun(1, "fork failed", died=True), 0.0)
     assert not course.begin()
     assert course.actions(END_OF_MOMENT) == [Signal(SIGTERM, (0,))]

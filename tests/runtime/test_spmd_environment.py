@@ -9,16 +9,16 @@ import pytest
 
 from meshbook.runtime.config import Settings
 from meshbook.runtime.geometry import Extent, Region
-from meshbook.runtime.mesh.birth import Birth, World, inherited_environment
+from meshbook.runtime.mesh.birth import MeshSpec, WorkerSpec, inherited_environment
 from meshbook.runtime.spmd.environment import Rendezvous, hosts_of, rank_environment
 from meshbook.runtime.wire.messages import Address
 
 MEETING = Rendezvous("node7", 4711, "run-1")
 
 
-def born(extent: Extent, local_size: int) -> Birth:
+def born(extent: Extent, local_size: int) -> WorkerSpec:
     """Any process of a mesh that was spawned like this, so many on a host."""
-    world = World(
+    world = MeshSpec(
         run="run",
         mesh="procs",
         owner="controller",
@@ -32,7 +32,9 @@ def born(extent: Extent, local_size: int) -> Birth:
         search_path=(),
         settings=Settings(),
     )
-    return Birth(address=Address("procs.0", "memory://0"), rank=0, local_rank=0, local_size=local_size, world=world)
+    return WorkerSpec(
+        address=Address("procs.0", "memory://0"), rank=0, local_rank=0, local_size=local_size, world=world
+    )
 
 
 # -- from hosts to variables -----------------------------------------------------
@@ -154,7 +156,7 @@ def test_what_a_rank_was_told_later_is_not_for_its_own_processes(monkeypatch: py
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_PORT", "1")  # by the user, since
     birth = born(ONE_HOST, 4)
-    parent = Birth(address=birth.address, rank=0, local_rank=0, local_size=4, world=birth.world, told=told)
+    parent = WorkerSpec(address=birth.address, rank=0, local_rank=0, local_size=4, world=birth.world, told=told)
     inherited = inherited_environment(None, parent)
     assert {name: inherited.get(name) for name in told} == {
         "MASTER_PORT": "1",

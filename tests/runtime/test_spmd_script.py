@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from meshbook.runtime.spmd.course import Ending
+from meshbook.runtime.spmd.course import EndRun
 from meshbook.runtime.spmd.script import ScriptExited, main_restored, own_trace, run_as_main, tell_ending
 
 LOOK = """
@@ -93,14 +93,14 @@ def test_a_handler_of_the_scripts_goes_with_it(folder: Path) -> None:
 # -- endings ---------------------------------------------------------------------
 
 
-def end_of(folder: Path, source: str) -> Ending:
+def end_of(folder: Path, source: str) -> EndRun:
     (folder / "train.py").write_text(source)
     with contextlib.suppress(BaseException):
         try:
             run_as_main(["train.py"])
         except BaseException as error:
             return tell_ending(error)
-    return Ending(0)
+    return EndRun(0)
 
 
 RAISES = """
@@ -114,21 +114,21 @@ step(0)
 @pytest.mark.parametrize(
     ("source", "ending", "printed"),
     [
-        ("import sys; sys.exit()", Ending(0), ""),
-        ("import sys; sys.exit(0)", Ending(0), ""),
-        ("import sys; sys.exit(3)", Ending(3, "exited with code 3"), ""),
-        ("import sys; sys.exit(-1)", Ending(255, "exited with code 255"), ""),
-        ("import sys; sys.exit('no\\nway')", Ending(1, "exited with code 1: no"), "no\nway\n"),
-        ("raise KeyboardInterrupt", Ending(130, "KeyboardInterrupt", "train.py:1", interrupted=True), ""),
+        ("import sys; sys.exit()", EndRun(0), ""),
+        ("import sys; sys.exit(0)", EndRun(0), ""),
+        ("import sys; sys.exit(3)", EndRun(3, "exited with code 3"), ""),
+        ("import sys; sys.exit(-1)", EndRun(255, "exited with code 255"), ""),
+        ("import sys; sys.exit('no\\nway')", EndRun(1, "exited with code 1: no"), "no\nway\n"),
+        ("raise KeyboardInterrupt", EndRun(130, "KeyboardInterrupt", "train.py:1", interrupted=True), ""),
     ],
 )
-def test_exits(folder: Path, capsys: pytest.CaptureFixture[str], source: str, ending: Ending, printed: str) -> None:
+def test_exits(folder: Path, capsys: pytest.CaptureFixture[str], source: str, ending: EndRun, printed: str) -> None:
     assert end_of(folder, source) == ending
     assert capsys.readouterr().err == printed
 
 
 def test_an_exception_is_printed_as_python_does(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert end_of(folder, RAISES) == Ending(1, "ZeroDivisionError: division by zero", "train.py:3 in step")
+    assert end_of(folder, RAISES) == EndRun(1, "ZeroDivisionError: division by zero", "train.py:3 in step")
     script = folder / "train.py"
     theirs = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60).stderr
     assert capsys.readouterr().err == theirs

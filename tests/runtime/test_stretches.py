@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshbook.runtime.memory.stretches import Stretches
+from meshbook.runtime.memory.stretches import IntervalSet
 
 STRETCH = st.tuples(st.integers(0, 30), st.integers(1, 6)).map(lambda pair: (pair[0], sum(pair)))
 
 
 @given(st.lists(STRETCH, max_size=12), STRETCH)
 def test_they_are_the_addresses_that_were_noted(noted: list[tuple[int, int]], asked: tuple[int, int]) -> None:
-    stretches, addresses = Stretches(), set[int]()
+    stretches, addresses = IntervalSet(), set[int]()
     for begin, end in noted:
         stretches.add(begin, end)
         addresses.update(range(begin, end))

@@ -17,7 +17,7 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import PickleError, SupervisionError
 from meshbook.runtime.traces import (
     MOST_CHARACTERS,
-    Line,
+    SourceLine,
     calling_place,
     format_error,
     format_frames,
@@ -71,7 +71,7 @@ def divide(value: int) -> float:
 def test_the_calling_line_is_the_one_that_is_at_it() -> None:
     """In the midst of a function of several lines."""
     before = 1
-    line, here = Line.of(calling_place(1)), sys._getframe().f_lineno
+    line, here = SourceLine.of(calling_place(1)), sys._getframe().f_lineno
     after = before + 1
     assert (line.filename, line.number, line.function) == (__file__, here, sys._getframe().f_code.co_name)
     assert line.is_of_user
@@ -82,10 +82,10 @@ def test_the_calling_line_is_the_one_that_is_at_it() -> None:
 
 def test_frames_of_ours_are_passed_over() -> None:
     """`Future.completed` and `then` are ours, the function that they call is the user's."""
-    seen: list[Line] = []
+    seen: list[SourceLine] = []
 
     def note(value: int) -> None:
-        seen.append(Line.of(calling_place(2)))  # from the frame above this one: ours
+        seen.append(SourceLine.of(calling_place(2)))  # from the frame above this one: ours
 
     Future.completed(1).then(note).get()
     assert [line.function for line in seen] == ["test_frames_of_ours_are_passed_over"]
@@ -94,15 +94,15 @@ def test_frames_of_ours_are_passed_over() -> None:
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        (Line("/nowhere/train.py", 12, "step"), "/nowhere/train.py:12, in step"),
-        (Line("/nowhere/train.py", 12, "<module>"), "/nowhere/train.py:12"),
-        (Line("/nowhere/train.py", 12, "<lambda>"), "/nowhere/train.py:12, in <lambda>"),
-        (Line("<cell 3>", 2, "<module>"), "cell 3:2"),
-        (Line(CELL, 2, "<cell line: 1>"), "Cell In[3], line 2\n    y = 1 / x"),
-        (Line(CELL, 2, "fit"), "Cell In[3], line 2, in fit\n    y = 1 / x"),
+        (SourceLine("/nowhere/train.py", 12, "step"), "/nowhere/train.py:12, in step"),
+        (SourceLine("/nowhere/train.py", 12, "<module>"), "/nowhere/train.py:12"),
+        (SourceLine("/nowhere/train.py", 12, "<lambda>"), "/nowhere/train.py:12, in <lambda>"),
+        (SourceLine("<cell 3>", 2, "<module>"), "cell 3:2"),
+        (SourceLine(CELL, 2, "<cell line: 1>"), "Cell In[3], line 2\n    y = 1 / x"),
+        (SourceLine(CELL, 2, "fit"), "Cell In[3], line 2, in fit\n    y = 1 / x"),
     ],
 )
-def test_how_a_line_is_named(in_notebook: Any, line: Line, text: str) -> None:
+def test_how_a_line_is_named(in_notebook: Any, line: SourceLine, text: str) -> None:
     assert str(line) == text
     assert str(pickle.loads(pickle.dumps(line))) == text
 
@@ -110,13 +110,13 @@ def test_how_a_line_is_named(in_notebook: Any, line: Line, text: str) -> None:
 @pytest.mark.parametrize("shell", [None, Shell(fails=True), SimpleNamespace()])
 def test_a_shell_that_knows_no_cells_leaves_the_file_name(in_notebook: Any, shell: Any) -> None:
     in_notebook(shell)
-    assert str(Line(CELL, 2, "fit")).startswith(f"{CELL}:2, in fit")
+    assert str(SourceLine(CELL, 2, "fit")).startswith(f"{CELL}:2, in fit")
 
 
 @pytest.mark.parametrize(
     "filename",
     [
-        Line.of.__func__.__code__.co_filename,  # type: ignore[attr-defined]
+        SourceLine.of.__func__.__code__.co_filename,  # type: ignore[attr-defined]
         asyncio.run.__code__.co_filename,
         "<frozen runpy>",
         "/lib/site-packages/IPython/core/interactiveshell.py",
@@ -124,21 +124,21 @@ def test_a_shell_that_knows_no_cells_leaves_the_file_name(in_notebook: Any, shel
     ],
 )
 def test_whose_lines_are_not_the_users(filename: str) -> None:
-    assert not Line(filename, 1, "f").is_of_user
+    assert not SourceLine(filename, 1, "f").is_of_user
 
 
 @pytest.mark.parametrize("filename", [__file__, CELL, "<cell 3>", traceback.__file__, "/lib/site-packages/torch/x.py"])
 def test_whose_lines_are(filename: str) -> None:
     """Those of libraries too: who wrote them may be the user, and they tell where he was."""
-    assert Line(filename, 1, "f").is_of_user
+    assert SourceLine(filename, 1, "f").is_of_user
 
 
 def test_a_line_is_found_in_a_traceback() -> None:
     error = raised_by(divide, 0)
     number = divide.__code__.co_firstlineno + 1
-    assert Line(__file__, number, "divide").is_in(error.__traceback__)
-    assert not Line(__file__, number + 1, "divide").is_in(error.__traceback__)
-    assert not Line(__file__, number, "divide").is_in(None)
+    assert SourceLine(__file__, number, "divide").is_in(error.__traceback__)
+    assert not SourceLine(__file__, number + 1, "divide").is_in(error.__traceback__)
+    assert not SourceLine(__file__, number, "divide").is_in(None)
 
 
 # -- tracebacks --------------------------------------------------------------------------

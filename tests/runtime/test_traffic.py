@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshbook.runtime.telemetry.traffic import OTHERS, Moved, Traffic, TransferTable, table_of
+from meshbook.runtime.telemetry.traffic import OTHERS, Traffic, TransferRecord, TransferTable, table_of
 
 
 def test_transfers_of_a_kind_are_summed() -> None:
@@ -12,9 +12,9 @@ def test_transfers_of_a_kind_are_summed() -> None:
     traffic.note("mesh.0", 7, "process memory", 0.25, is_write=True)
     traffic.note("mesh.0", 1, "host agent", 0.25, is_write=True)
     assert traffic.rows() == [
-        Moved("mesh.1", "mesh.0", "process memory", "read", 30, 2, 1.0),
-        Moved("mesh.1", "mesh.0", "process memory", "write", 7, 1, 0.25),
-        Moved("mesh.1", "mesh.0", "host agent", "write", 1, 1, 0.25),
+        TransferRecord("mesh.1", "mesh.0", "process memory", "read", 30, 2, 1.0),
+        TransferRecord("mesh.1", "mesh.0", "process memory", "write", 7, 1, 0.25),
+        TransferRecord("mesh.1", "mesh.0", "host agent", "write", 1, 1, 0.25),
     ]
 
 
@@ -26,8 +26,8 @@ def test_it_does_not_grow_with_the_number_of_owners() -> None:
 
 
 def test_the_table_names_ranks_and_reads_well() -> None:
-    rows = [Moved("m.1", "m.0", "process memory", "read", 64_000_000, 1_200, 2.5)]
-    rows.append(Moved("m.10", "m.0", "message", "write", 12, 1, 0.004))
+    rows = [TransferRecord("m.1", "m.0", "process memory", "read", 64_000_000, 1_200, 2.5)]
+    rows.append(TransferRecord("m.10", "m.0", "message", "write", 12, 1, 0.004))
     table = table_of(rows, ["m.2"], lambda node: f"rank {node.partition('.')[2]}")
     assert repr(table).splitlines() == [
         "by       owner   way             direction  bytes  transfers    time",

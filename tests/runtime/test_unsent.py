@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from meshbook.runtime.telemetry.capture import Capture
-from meshbook.runtime.telemetry.output import SHOWN, Chunk, Mark, OutputChunk, OutputStore, Remains
+from meshbook.runtime.telemetry.output import SHOWN, Chunk, OutputChunk, OutputStore, SentMark, UnsentOutput
 from meshbook.runtime.telemetry.terminal import Terminal
-from meshbook.runtime.telemetry.unsent import HALF_BYTES, PAST_BYTES, Unsent, read_remains, unsent_file
+from meshbook.runtime.telemetry.unsent import HALF_BYTES, PAST_BYTES, UnsentFile, read_remains, unsent_file
 
 
 class Process:
@@ -120,7 +120,7 @@ def test_on_a_full_disk_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_file_that_is_damaged_is_none(tmp_path: Path) -> None:
-    Unsent(tmp_path, "mesh.0")
+    UnsentFile(tmp_path, "mesh.0")
     assert read_remains(tmp_path, "mesh.0") is None  # of a process that had not said whose it is
     unsent_file(tmp_path, "mesh.0").write_bytes(b"short")
     assert read_remains(tmp_path, "mesh.0") is None
@@ -128,8 +128,8 @@ def test_a_file_that_is_damaged_is_none(tmp_path: Path) -> None:
 
 def test_neighbours_come_in_one_piece() -> None:
     pieces: Any = [(1, "a", "stdout", "x"), (2, "a", "stdout", "y"), (3, "b", "stdout", "z"), (4, "b", "stderr", "e")]
-    remains = Remains("mesh.0", "mesh", 0, SHOWN, "", pieces, [(10, b"0123"), (0, b"")])
-    assert list(remains.after(Mark("mesh.0", 1, 12))) == [
+    remains = UnsentOutput("mesh.0", "mesh", 0, SHOWN, "", pieces, [(10, b"0123"), (0, b"")])
+    assert list(remains.after(SentMark("mesh.0", 1, 12))) == [
         ("a", "stdout", "y"),
         ("b", "stdout", "z"),
         ("b", "stderr", "e"),

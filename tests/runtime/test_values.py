@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshbook.runtime.actor.values import Once, ValueMesh
+from meshbook.runtime.actor.values import LazyValue, ValueMesh
 from meshbook.runtime.geometry import Extent
 
 SHAPE = Extent.of(hosts=2, gpus=3)
@@ -105,7 +105,7 @@ FIRST = ["a", *[None] * 9_998, 2.5]
 )
 def test_equal_neighbours_travel_once(value: Any) -> None:
     many = ValueMesh.of(MANY, [value] * MANY.nelements)
-    lazy = ValueMesh.of_cells(MANY.region, [Once(lambda: value) for _ in range(MANY.nelements)])
+    lazy = ValueMesh.of_cells(MANY.region, [LazyValue(lambda: value) for _ in range(MANY.nelements)])
     for each in (many, lazy):
         data = pickle.dumps(each)
         assert len(data) < 400
@@ -161,13 +161,13 @@ def test_values_are_decoded_when_asked_for_and_once() -> None:
         decoded.append(rank)
         return rank * 10
 
-    lazy = ValueMesh.of_cells(SHAPE.region, [Once(lambda rank=rank: decode(rank)) for rank in range(6)])  # type: ignore[misc]
+    lazy = ValueMesh.of_cells(SHAPE.region, [LazyValue(lambda rank=rank: decode(rank)) for rank in range(6)])  # type: ignore[misc]
     assert (lazy.get(4), lazy.slice(hosts=1).get(1)) == (40, 40)
     assert decoded == [4]
 
 
 def test_what_decoding_raises_stays() -> None:
-    once = Once(lambda: 1 // 0)
+    once = LazyValue(lambda: 1 // 0)
     errors = []
     for _ in range(2):
         with pytest.raises(ZeroDivisionError) as raised:

@@ -16,7 +16,7 @@ from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.errors import TransferError
 from meshbook.runtime.mesh.policies import Respawning, Restarts
 from meshbook.runtime.node.ledger import OwnedMesh
-from meshbook.runtime.rdma.nixl.turns import Course, Turns
+from meshbook.runtime.rdma.nixl.turns import Course, TransferScheduler
 from meshbook.runtime.rdma.server import MemoryServer
 from meshbook.runtime.rdma.threads import Threads
 from meshbook.runtime.transport.io_loop import IoLoop
@@ -93,7 +93,7 @@ def test_turns(limit: Limit) -> None:
     def course() -> Course:
         yield True
 
-    turns = Turns("turns")
+    turns = TransferScheduler("turns")
     first: Future[None] = Future()
     turns.start(course(), first)
     with pytest.raises(TransferError, match=TOO_MANY):

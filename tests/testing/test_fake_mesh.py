@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshbook.runtime.telemetry.logsearch import Query, find_lines
+from meshbook.runtime.telemetry.logsearch import LogQuery, find_lines
 from meshbook.runtime.telemetry.vitals import METRICS, Activity
 from meshbook.testing import FakeMesh, fake_mesh
-from meshbook.testing.simulated.board import FakeBoard
-from meshbook.widgets.protocol import State
+from meshbook.testing.simulated.board import FakeBackend
+from meshbook.widgets.protocol import RankState
 from meshbook.widgets.states import states_of
 
 
@@ -56,18 +56,18 @@ def test_what_is_wrong_with_a_rank_shows_until_it_is_mended() -> None:
     mesh.break_down("silent", [5])
     mesh.break_down("paused", [6])
     mesh.advance(10)
-    assert states(mesh)[3:7] == [State.DEAD, State.ERROR, State.STALE, State.PAUSED]
-    assert {states(mesh)[rank] for rank in (0, 1, 2, 7)} == {State.IN_COLLECTIVE}  # they wait for the others
+    assert states(mesh)[3:7] == [RankState.DEAD, RankState.ERROR, RankState.STALE, RankState.PAUSED]
+    assert {states(mesh)[rank] for rank in (0, 1, 2, 7)} == {RankState.IN_COLLECTIVE}  # they wait for the others
     assert mesh.details([3, 6])[0] is None
     assert mesh.look().pauses[0].ranks == (6,)
     assert mesh.heal() == [3, 4, 5, 6]
-    assert states(mesh)[3] == State.STARTING
+    assert states(mesh)[3] == RankState.STARTING
     mesh.advance(4)
-    assert set(states(mesh)) <= {State.RUNNING, State.IN_COLLECTIVE}
+    assert set(states(mesh)) <= {RankState.RUNNING, RankState.IN_COLLECTIVE}
     assert [event.kind for event in mesh.look().events] == ["failed", "healed"]
     assert mesh.interrupt() == 1
     assert mesh.interrupt() is None
-    assert set(states(mesh)) == {State.IDLE}
+    assert set(states(mesh)) == {RankState.IDLE}
     mesh.advance(3)
     cell = mesh.look().cell
     assert cell is not None
@@ -80,7 +80,7 @@ def test_faults_come_and_are_mended_by_themselves() -> None:
     for _ in range(600):
         mesh.advance(0.25)
         seen |= set(states(mesh))
-    assert seen == set(State) - {State.IDLE, State.STUCK}
+    assert seen == set(RankState) - {RankState.IDLE, RankState.STUCK}
     assert len(mesh.look().events) > 2
 
 
@@ -89,11 +89,11 @@ def test_ranks_write_and_their_lines_are_found() -> None:
     mesh.advance(5)
     mesh.write(2, "<script>alert(1)</script>\n", "stderr")
     extract = mesh.logbook.extract(mesh.nodes)
-    found = find_lines(extract, mesh.nodes, Query(text="<script>")).lines
+    found = find_lines(extract, mesh.nodes, LogQuery(text="<script>")).lines
     assert [(line.rank, line.stream, line.cell, line.text) for line in found] == [
         (2, "stderr", 1, "<script>alert(1)</script>")
     ]
-    assert find_lines(extract, mesh.nodes, Query(text="loss")).matches >= 8
+    assert find_lines(extract, mesh.nodes, LogQuery(text="loss")).matches >= 8
     with pytest.raises(ValueError, match="there is no rank 8: the mesh has 8"):
         mesh.write(8, "nobody\n")
 
@@ -134,20 +134,20 @@ def test_ranks_that_fill_no_hosts_are_refused() -> None:
 def test_on_a_dashboard_its_time_passes_while_somebody_looks() -> None:
     times = iter([0.0, 0.1, 0.6, 100.0, 100.3])
     mesh = fake_mesh(8)
-    board = FakeBoard(mesh, clock=lambda: next(times))
+    board = FakeBackend(mesh, clock=lambda: next(times))
     passed = [mesh.seconds for _ in range(4) if board.look()]
     assert passed == [0.0, 0.5, 2.5, 2.75]  # who has not looked for long has missed what was
 
 
 def test_the_buttons_of_its_dashboard_do_something() -> None:
     mesh = fake_mesh(16, faults=0)
-    board = FakeBoard(mesh, clock=lambda: 0.0)
+    board = FakeBackend(mesh, clock=lambda: 0.0)
 
     def do(action: str, sel: str = "") -> Any:
         return board.answer({"kind": "act", "action": action, "sel": sel}).content["text"]
 
     assert do("kill", "gpus=0") == "killed ranks 0,8: Heal starts the dead again"
-    assert states(mesh)[8] == State.DEAD
+    assert states(mesh)[8] == RankState.DEAD
     assert list(board.select("failed")) == [0, 8]
     assert do("heal") == "healed ranks 0,8"
     assert do("restart", "3") == "restarted rank 3"
@@ -163,7 +163,7 @@ def test_the_buttons_of_its_dashboard_do_something() -> None:
 def test_a_dashboard_gets_its_logs_and_its_timeline() -> None:
     mesh = fake_mesh(8, faults=0)
     mesh.advance(5)
-    board = FakeBoard(mesh, clock=lambda: 0.0)
+    board = FakeBackend(mesh, clock=lambda: 0.0)
     logs = board.answer({"kind": "logs", "sel": "0:2", "query": {"text": "loss"}, "limit": 500}).content
     assert {line[2] for line in logs["lines"]} == {0, 1}
     assert board.answer({"kind": "timeline", "cell": None}).content["lanes"][7]["label"] == "rank 7"

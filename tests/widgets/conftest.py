@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from meshbook.runtime.telemetry.vitals import Metric, ProcessDetail, Vitals
-from meshbook.widgets.model import Update
-from meshbook.widgets.source import Look, MeshFacts
+from meshbook.widgets.model import ModelUpdate
+from meshbook.widgets.source import MeshFacts, MeshSnapshot
 
 OLDEST_NODE = 20  # of earlier ones `node --test` has no timers that a test can move
 
@@ -48,18 +48,18 @@ def vitals(size: int = 8, activity: Sequence[int] = (), age: Any = 0.1, **metric
     return Vitals(arrays, at, np.full(size, age, np.float32))  # type: ignore[arg-type]
 
 
-def look(size: int = 8, **changes: Any) -> Look:
-    return replace(Look(facts(size), vitals(size)), **changes)
+def look(size: int = 8, **changes: Any) -> MeshSnapshot:
+    return replace(MeshSnapshot(facts(size), vitals(size)), **changes)
 
 
 class Told:
     """A source that is told what to answer."""
 
-    def __init__(self, now: Look) -> None:
+    def __init__(self, now: MeshSnapshot) -> None:
         self.now = now
         self.asked: list[int] = []
 
-    def look(self) -> Look:
+    def look(self) -> MeshSnapshot:
         return self.now
 
     def change(self, **changes: Any) -> None:
@@ -82,7 +82,7 @@ class View:
         self.states: Any = None
         self.values: Any = None
 
-    def take(self, update: Update | None) -> None:
+    def take(self, update: ModelUpdate | None) -> None:
         if update is None:
             return
         content = dict(update.content)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshbook.widgets.awaited import Awaited
-from meshbook.widgets.protocol import State
+from meshbook.widgets.awaited import StragglerDetector
+from meshbook.widgets.protocol import RankState
 
-R, C, D = State.RUNNING, State.IN_COLLECTIVE, State.DEAD
+R, C, D = RankState.RUNNING, RankState.IN_COLLECTIVE, RankState.DEAD
 
 
-def told(*seen: tuple[float, list[State]]) -> dict[int, str]:
-    awaited = Awaited(len(seen[0][1]))
+def told(*seen: tuple[float, list[RankState]]) -> dict[int, str]:
+    awaited = StragglerDetector(len(seen[0][1]))
     for now, states in seen:
         awaited.follow(np.array(states, np.uint8), now)
     return {each.rank: each.text for each in awaited.told()}
@@ -31,7 +31,7 @@ def told(*seen: tuple[float, list[State]]) -> dict[int, str]:
         ([(0, [C, C, R, R]), (4, [C, C, C, R])], {3: "others have waited 4 s for it"}),
     ],
 )
-def test_who_is_late(seen: list[tuple[float, list[State]]], said: dict[int, str]) -> None:
+def test_who_is_late(seen: list[tuple[float, list[RankState]]], said: dict[int, str]) -> None:
     assert told(*seen) == said
 
 
@@ -39,4 +39,4 @@ def test_who_is_late_at_each_step() -> None:
     steps = [(step + part, [C, C, C, R] if part else [R, R, R, R]) for step in range(60) for part in (0.0, 0.6)]
     assert told(*steps) == {3: "others wait for it 52% of the time"}
     assert told(*steps, *((60.0 + second, [R, R, R, R]) for second in range(90))) == {}
-    assert told(*steps, (60.0, [State.IDLE] * 4)) == {}
+    assert told(*steps, (60.0, [RankState.IDLE] * 4)) == {}

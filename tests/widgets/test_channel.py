@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from meshbook.widgets.channel import Channel
+from meshbook.widgets.channel import DashboardComm
 
 
 class Kernel:
     """What ipykernel does with messages of a front end: it asks where they go, and has them handled in their turn."""
 
     def __init__(self) -> None:
-        self.channel = Channel(target_name="jupyter.widget", primary=False)
+        self.channel = DashboardComm(target_name="jupyter.widget", primary=False)
         self.heard: list[Any] = []
         self.channel.on_msg(lambda message: self.heard.append(message["content"]["data"]["content"]))
 

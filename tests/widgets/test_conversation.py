@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS, METRICS, ProcessDetail, Vitals
-from meshbook.widgets.board import Answer
-from meshbook.widgets.conversation import MOST_ASIDE, Conversation
+from meshbook.widgets.board import BackendReply
+from meshbook.widgets.conversation import MOST_ASIDE, DashboardServer
 from meshbook.widgets.protocol import MOST_UNACKNOWLEDGED, QUIET_AFTER
-from meshbook.widgets.source import Conditions, Look, MeshFacts
+from meshbook.widgets.source import MeshFacts, MeshSnapshot, RankConditions
 
 PATIENCE = 20.0  # seconds
 SIZE = 4
@@ -27,12 +27,12 @@ class Board:
     def __init__(self) -> None:
         self.source = self
         facts = MeshFacts("mesh", (("gpus", SIZE),), ("here",), (0,) * SIZE)
-        self.now = Look(facts, _vitals(memory=1e6))
+        self.now = MeshSnapshot(facts, _vitals(memory=1e6))
         self.is_watched: list[bool] = []
         self.wake: Callable[[], object] | None = None
         self.gate = threading.Semaphore(0)
 
-    def look(self) -> Look:
+    def look(self) -> MeshSnapshot:
         return self.now
 
     def draw(self) -> dict[str, str]:
@@ -53,12 +53,12 @@ class Board:
         self.is_watched.append(wake is not None)
         self.wake = wake
 
-    def answer(self, request: Mapping[str, Any]) -> Answer:
+    def answer(self, request: Mapping[str, Any]) -> BackendReply:
         if request["kind"] == "logs":
             raise RuntimeError("no logs here")
         if request["kind"] == "timeline":
             self.gate.acquire(timeout=PATIENCE)
-        return Answer({"text": "done"}, [b"1234"])
+        return BackendReply({"text": "done"}, [b"1234"])
 
 
 class Views:
@@ -68,7 +68,7 @@ class Views:
         self.time = 1000.0
         self.told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.pictures: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self.conversation = Conversation(board, self._take, board.draw, clock=lambda: self.time)
+        self.conversation = DashboardServer(board, self._take, board.draw, clock=lambda: self.time)
         self._ids = 0
 
     def _take(self, content: dict[str, Any], buffers: Sequence[bytes]) -> None:
@@ -112,7 +112,7 @@ def test_a_view_is_told_everything_and_then_what_changes(board: Board, views: Vi
     first = views.open()
     assert first["full"]
     assert first["counts"] == {"idle": SIZE}
-    board.now = dataclasses.replace(board.now, conditions=Conditions(dead={2}))
+    board.now = dataclasses.replace(board.now, conditions=RankConditions(dead={2}))
     views.time += 1.0
     views.conversation.wake()
     then = views.hear()
@@ -123,11 +123,11 @@ def test_a_view_is_told_everything_and_then_what_changes(board: Board, views: Vi
 def test_the_picture_comes_where_something_has_happened_and_once_a_second_at_most(board: Board, views: Views) -> None:
     views.open()
     assert views.pictures.get(timeout=PATIENCE)["data"] == {"text/plain": "0 dead"}
-    board.now = dataclasses.replace(board.now, conditions=Conditions(dead={2}))
+    board.now = dataclasses.replace(board.now, conditions=RankConditions(dead={2}))
     views.time += 0.5
     views.conversation.wake()
     views.hear()
-    board.now = dataclasses.replace(board.now, conditions=Conditions(dead={2, 3}))
+    board.now = dataclasses.replace(board.now, conditions=RankConditions(dead={2, 3}))
     views.time += 0.5
     views.conversation.wake()
     views.hear()
@@ -197,7 +197,7 @@ def test_figures_alone_are_not_published_for_ever(board: Board, views: Views) ->
     assert (heard[0]["full"], heard[0]["channel"]["name"]) == (True, "cpu")
     views.time += QUIET_AFTER
     assert "state" not in said_when_figures_change(2e7)
-    board.now = dataclasses.replace(board.now, conditions=Conditions(dead={0}))
+    board.now = dataclasses.replace(board.now, conditions=RankConditions(dead={0}))
     views.time += 1.0
     views.conversation.wake()
     assert views.hear()["full"]  # what was not told meanwhile comes with it
@@ -206,7 +206,7 @@ def test_figures_alone_are_not_published_for_ever(board: Board, views: Views) ->
 def test_who_acknowledges_nothing_is_told_nothing_more(board: Board, views: Views) -> None:
     views.open()
     for number in range(MOST_UNACKNOWLEDGED):
-        board.now = dataclasses.replace(board.now, conditions=Conditions(dead={number % SIZE}))
+        board.now = dataclasses.replace(board.now, conditions=RankConditions(dead={number % SIZE}))
         views.time += 1.0
         views.conversation.wake()
         views.hear()
@@ -233,7 +233,7 @@ def test_a_fault_in_a_step_does_not_end_it(
     views.open()
     failed = threading.Event()
 
-    def fail() -> Look:
+    def fail() -> MeshSnapshot:
         failed.set()
         raise OSError("no look")
 
@@ -242,7 +242,7 @@ def test_a_fault_in_a_step_does_not_end_it(
         views.time += 1.0
         views.conversation.wake()
         assert failed.wait(PATIENCE)
-    board.now = dataclasses.replace(board.now, conditions=Conditions(dead={1}))
+    board.now = dataclasses.replace(board.now, conditions=RankConditions(dead={1}))
     views.time += 1.0
     views.conversation.wake()
     assert views.hear()["counts"] == {"idle": 3, "dead": 1}
@@ -254,7 +254,7 @@ def test_a_view_that_cannot_be_told_anything_leaves_a_word_why(
 ) -> None:
     looks = iter(range(100))
 
-    def fail() -> Look:
+    def fail() -> MeshSnapshot:
         raise OSError(f"no look {next(looks)}")
 
     with monkeypatch.context() as patched:

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from meshbook.runtime.telemetry.vitals import STALE_AFTER
 from meshbook.widgets.model import DashboardModel
-from meshbook.widgets.protocol import CHANNELS, State
-from meshbook.widgets.source import Bar, CellFacts, Conditions, Happening, Pause
+from meshbook.widgets.protocol import CHANNELS, RankState
+from meshbook.widgets.source import CellFacts, MeshEvent, PausedRanks, ProgressBar, RankConditions
 from meshbook.widgets.states import states_of
 from tests.widgets.conftest import Told, View, facts, look, vitals
 
-IDLE, RUNNING, COLLECTIVE, PAUSED, STARTING, ERROR, STUCK, STALE, DEAD = State
+IDLE, RUNNING, COLLECTIVE, PAUSED, STARTING, ERROR, STUCK, STALE, DEAD = RankState
 
 
 def every(sel: str) -> list[int]:
@@ -35,17 +35,17 @@ def model_of(source: Told) -> DashboardModel:
 @pytest.mark.parametrize(
     ("conditions", "states"),
     [
-        (Conditions(), [IDLE, RUNNING, COLLECTIVE, PAUSED]),
-        (Conditions(running={0, 1, 2, 3}), [RUNNING, RUNNING, COLLECTIVE, PAUSED]),
-        (Conditions(paused=[0]), [PAUSED, RUNNING, COLLECTIVE, PAUSED]),
-        (Conditions(error=range(4)), [ERROR] * 4),
-        (Conditions(dead=np.array([2]), error=range(4)), [ERROR, ERROR, DEAD, ERROR]),
-        (Conditions(running={0, 1}, error={1}, stuck={0, 1}), [STUCK, STUCK, COLLECTIVE, PAUSED]),
-        (Conditions(starting={3}, dead={3}), [IDLE, RUNNING, COLLECTIVE, DEAD]),
-        (Conditions(dead={4, 99, -1}), [IDLE, RUNNING, COLLECTIVE, PAUSED]),  # of a mesh that was larger
+        (RankConditions(), [IDLE, RUNNING, COLLECTIVE, PAUSED]),
+        (RankConditions(running={0, 1, 2, 3}), [RUNNING, RUNNING, COLLECTIVE, PAUSED]),
+        (RankConditions(paused=[0]), [PAUSED, RUNNING, COLLECTIVE, PAUSED]),
+        (RankConditions(error=range(4)), [ERROR] * 4),
+        (RankConditions(dead=np.array([2]), error=range(4)), [ERROR, ERROR, DEAD, ERROR]),
+        (RankConditions(running={0, 1}, error={1}, stuck={0, 1}), [STUCK, STUCK, COLLECTIVE, PAUSED]),
+        (RankConditions(starting={3}, dead={3}), [IDLE, RUNNING, COLLECTIVE, DEAD]),
+        (RankConditions(dead={4, 99, -1}), [IDLE, RUNNING, COLLECTIVE, PAUSED]),  # of a mesh that was larger
     ],
 )
-def test_a_rank_is_in_the_worst_of_its_states(conditions: Conditions, states: list[State]) -> None:
+def test_a_rank_is_in_the_worst_of_its_states(conditions: RankConditions, states: list[RankState]) -> None:
     now = look(4, vitals=vitals(4, activity=[0, 1, 2, 3]), conditions=conditions)
     assert states_of(now).tolist() == states
 
@@ -60,8 +60,8 @@ def test_a_rank_is_in_the_worst_of_its_states(conditions: Conditions, states: li
         (math.inf, {0}, STARTING),
     ],
 )
-def test_silence_is_told_of_who_has_spoken(age: float, starting: Any, state: State) -> None:
-    now = look(1, vitals=vitals(1, activity=[1], age=age), conditions=Conditions(starting=starting))
+def test_silence_is_told_of_who_has_spoken(age: float, starting: Any, state: RankState) -> None:
+    now = look(1, vitals=vitals(1, activity=[1], age=age), conditions=RankConditions(starting=starting))
     assert states_of(now).tolist() == [state]
 
 
@@ -74,7 +74,7 @@ def test_the_first_update_is_whole_and_then_only_news_are_told() -> None:
     assert first.content["mesh"]["dims"] == [("hosts", 1), ("gpus", 8)]
     assert first.content["counts"] == {"idle": 8}
     assert model.tick(0.25) is None
-    source.change(conditions=Conditions(dead={3}))
+    source.change(conditions=RankConditions(dead={3}))
     update = model.tick(0.5)
     assert update is not None
     assert update.eventful
@@ -89,7 +89,7 @@ def test_what_was_lost_by_a_fault_is_told_with_the_next_update(monkeypatch: pyte
     source = Told(look(8))
     model = model_of(source)
     model.tick(0.0)
-    source.change(conditions=Conditions(dead={3}))
+    source.change(conditions=RankConditions(dead={3}))
 
     def fail(*_: Any) -> Any:
         raise OSError("no history")
@@ -213,7 +213,7 @@ def test_changes_that_nobody_could_see_are_not_sent_and_do_not_add_up() -> None:
     ],
 )
 def test_the_worst(channel: str, measured: dict[str, Any], dead: Any, texts: dict[int, str]) -> None:
-    model = model_of(Told(look(4, vitals=vitals(4, [1] * 4, **measured), conditions=Conditions(dead=dead))))
+    model = model_of(Told(look(4, vitals=vitals(4, [1] * 4, **measured), conditions=RankConditions(dead=dead))))
     model.show(channel)
     worst = model.full(0.0).content["worst"]
     assert {each["rank"]: each["text"] for each in worst} == texts
@@ -228,7 +228,7 @@ def test_hosts_are_rolled_up() -> None:
         vitals=vitals(
             4, activity=[1, 1, 0, 0], cpu=[1, 0.5, 0.25, math.nan], memory=1e9, gpu=[1, 0.5, math.nan, math.nan]
         ),
-        conditions=Conditions(dead={3}),
+        conditions=RankConditions(dead={3}),
     )
     first, second = model_of(Told(now)).full(0.0).content["hosts"]
     assert first == {
@@ -290,10 +290,10 @@ def test_numbers_that_json_has_not_never_leave() -> None:
     now = look(
         4,
         vitals=vitals(4, age=math.inf, memory=math.nan, cpu=math.inf, step=math.nan),
-        conditions=Conditions(dead={1}),
-        pauses=[Pause({1, 2}, "in the debugger", "cell 9:14")],
-        bars=[Bar("train", math.nan, [0, 1], 0.1234567, 1.0)],
-        events=[Happening("12:01:03", "healed", (3,), f"event {each}") for each in range(12)],
+        conditions=RankConditions(dead={1}),
+        pauses=[PausedRanks({1, 2}, "in the debugger", "cell 9:14")],
+        bars=[ProgressBar("train", math.nan, [0, 1], 0.1234567, 1.0)],
+        events=[MeshEvent("12:01:03", "healed", (3,), f"event {each}") for each in range(12)],
     )
     source = Told(now)
     source.series = lambda ranks, metrics: np.full((len(ranks), len(metrics), 300), math.nan, np.float32)  # type: ignore[method-assign]
@@ -315,7 +315,7 @@ looks = st.builds(
         SIZE,
         mesh=facts(SIZE, hosts=3),
         vitals=vitals(SIZE, activity, age, memory=rss, step=step),
-        conditions=Conditions(dead=dead, error=error),
+        conditions=RankConditions(dead=dead, error=error),
         cell=CellFacts(1, "cell 1", cell, range(SIZE)) if cell else None,
     ),
     st.lists(st.integers(0, 3), max_size=SIZE),

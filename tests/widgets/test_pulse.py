@@ -7,11 +7,11 @@ import math
 import pytest
 
 from meshbook.widgets.protocol import MOST_UNACKNOWLEDGED, QUIET_AFTER
-from meshbook.widgets.pulse import HURRY, MOST_BYTES, MOST_MESSAGES, Budget, Pulse
+from meshbook.widgets.pulse import HURRY, MOST_BYTES, MOST_MESSAGES, SendBudget, UpdateScheduler
 
 
 def test_nobody_looks_and_nothing_ticks() -> None:
-    pulse = Pulse(0.0)
+    pulse = UpdateScheduler(0.0)
     assert pulse.next_tick(is_active=True) == math.inf
     pulse.opened("a", 1, 0.0)
     pulse.ticked(10.0)
@@ -23,7 +23,7 @@ def test_nobody_looks_and_nothing_ticks() -> None:
 
 
 def test_what_is_known_to_have_happened_is_told_soon_but_not_at_any_rate() -> None:
-    pulse = Pulse(0.0)
+    pulse = UpdateScheduler(0.0)
     pulse.opened("a", 1, 0.0)
     pulse.ticked(10.0)
     pulse.hurry()
@@ -33,7 +33,7 @@ def test_what_is_known_to_have_happened_is_told_soon_but_not_at_any_rate() -> No
 
 
 def test_a_view_that_acknowledges_nothing_is_gone() -> None:
-    pulse = Pulse(0.0)
+    pulse = UpdateScheduler(0.0)
     pulse.opened("asleep", 1, 0.0)
     pulse.opened("awake", 1, 0.0)
     for seq in range(2, MOST_UNACKNOWLEDGED + 2):
@@ -47,7 +47,7 @@ def test_a_view_that_acknowledges_nothing_is_gone() -> None:
 
 
 def test_a_view_cannot_acknowledge_what_has_not_been_said() -> None:
-    pulse = Pulse(0.0)
+    pulse = UpdateScheduler(0.0)
     pulse.opened("a", 1, 0.0)
     assert pulse.acknowledged("a", 10**9, newest=2)
     pulse.published(2 + MOST_UNACKNOWLEDGED)
@@ -55,7 +55,7 @@ def test_a_view_cannot_acknowledge_what_has_not_been_said() -> None:
 
 
 def test_it_is_quiet_once_nothing_has_happened_for_long() -> None:
-    pulse = Pulse(0.0)
+    pulse = UpdateScheduler(0.0)
     assert not pulse.is_quiet(QUIET_AFTER - 1)
     assert pulse.is_quiet(QUIET_AFTER)
     pulse.happened(QUIET_AFTER)
@@ -76,14 +76,14 @@ def test_it_is_quiet_once_nothing_has_happened_for_long() -> None:
     ],
 )
 def test_there_is_room_for_so_much_in_a_second(sizes: list[tuple[float, int]], size: int, expected: float) -> None:
-    budget = Budget()
+    budget = SendBudget()
     for at, each in sizes:
         budget.spend(each, at)
     assert budget.room_at(size, 0.5) == pytest.approx(expected)
 
 
 def test_no_second_has_more_than_its_share() -> None:
-    budget, now, sent = Budget(), 0.0, []
+    budget, now, sent = SendBudget(), 0.0, []
     for size in [90_000, 150_000, 10, 10, 60_000, 199_000] * 20:
         now = budget.room_at(size, now)
         budget.spend(size, now)

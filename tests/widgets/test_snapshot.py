@@ -11,9 +11,9 @@ import pytest
 
 from meshbook.testing import fake_mesh
 from meshbook.widgets.marks import picture_of
-from meshbook.widgets.protocol import State
+from meshbook.widgets.protocol import RankState
 from meshbook.widgets.snapshot import snapshot_html, snapshot_text
-from meshbook.widgets.source import CellFacts, Conditions, Look, MeshFacts, Pause
+from meshbook.widgets.source import CellFacts, MeshFacts, MeshSnapshot, PausedRanks, RankConditions
 from tests.widgets.conftest import facts, look, vitals
 
 EVIL = '<script>alert("&")</script>\x1b[31m\n'
@@ -48,19 +48,19 @@ def test_ranks_are_laid_out(dims: dict[str, int], per_mark: int, labels: list[st
 
 def test_a_mark_for_many_shows_the_worst() -> None:
     states = np.zeros(4096, np.uint8)
-    states[77], states[78] = State.DEAD, State.RUNNING
+    states[77], states[78] = RankState.DEAD, RankState.RUNNING
     rows = picture_of(mesh_of(hosts=512, gpus=8), states).rows
-    assert rows[0].states[4] is State.DEAD
-    assert {state for row in rows for state in row.states} == {State.IDLE, State.DEAD}
+    assert rows[0].states[4] is RankState.DEAD
+    assert {state for row in rows for state in row.states} == {RankState.IDLE, RankState.DEAD}
 
 
 def test_the_text() -> None:
-    now = Look(
+    now = MeshSnapshot(
         facts(16, hosts=2),
         vitals(16, [1] * 10 + [2] * 4, cpu=1.0, memory=1e9, step=[1.0] * 15 + [3.0]),
-        Conditions(dead={12}, running=[15]),
+        RankConditions(dead={12}, running=[15]),
         cell=CellFacts(9, "cell 9", 72.4, range(16), waits="", jobs=2),
-        pauses=[Pause((3,), "in the debugger", "cell 9:14")],
+        pauses=[PausedRanks((3,), "in the debugger", "cell 9:14")],
     )
     assert snapshot_text(now).splitlines() == [
         "gpus · hosts=2 × gpus=8 · 16 ranks",
@@ -103,9 +103,9 @@ class Reader(HTMLParser):
 def test_html_says_the_same_and_shows_all_text_as_text() -> None:
     now = look(
         mesh=MeshFacts(EVIL, ((EVIL, 8),), (EVIL,), (0,) * 8),
-        conditions=Conditions(error={1}),
+        conditions=RankConditions(error={1}),
         cell=CellFacts(None, EVIL, 0.0, [0], waits=EVIL),
-        pauses=[Pause((3,), EVIL, EVIL)] * 9,
+        pauses=[PausedRanks((3,), EVIL, EVIL)] * 9,
     )
     page = Reader(snapshot_html(now))
     assert page.tags == {"div", "b", "span", "pre", "table", "tr", "td"}
@@ -129,5 +129,5 @@ def test_pictures_are_small(size: int, most: int) -> None:
 
 def test_a_mesh_that_is_down_says_so() -> None:
     down = MeshFacts("gpus", (("gpus", 1),), ("node0",), (0,), alive=False)
-    text = snapshot_text(look(1, mesh=down, conditions=Conditions(dead={0})))
+    text = snapshot_text(look(1, mesh=down, conditions=RankConditions(dead={0})))
     assert re.match(r"gpus · gpus=1 · 1 rank · down\n  1 dead", text)

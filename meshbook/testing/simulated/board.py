@@ -10,9 +10,9 @@ from meshbook.magics.selection import LastCell, parse, resolve
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.telemetry.vitals import Metric, ProcessDetail
-from meshbook.widgets.board import Answer
+from meshbook.widgets.board import BackendReply
 from meshbook.widgets.logs import answer_logs
-from meshbook.widgets.source import Look
+from meshbook.widgets.source import MeshSnapshot
 
 if TYPE_CHECKING:  # it makes these
     from meshbook.testing.simulated.mesh import FakeMesh
@@ -20,8 +20,8 @@ if TYPE_CHECKING:  # it makes these
 LONGEST = 2.0  # seconds that pass between two looks, however long ago the last one was
 
 
-class FakeBoard:
-    """A `meshbook.widgets.board.Board` of a simulated mesh. `clock`: in seconds; the mesh's time goes by it."""
+class FakeBackend:
+    """A `meshbook.widgets.board.DashboardBackend` of a simulated mesh. `clock`: in seconds; the mesh's time goes by it."""
 
     def __init__(self, mesh: FakeMesh, clock: Callable[[], float] = time.monotonic) -> None:
         self._mesh = mesh
@@ -31,11 +31,11 @@ class FakeBoard:
     # -- the source ----------------------------------------------------------------
 
     @property
-    def source(self) -> FakeBoard:
+    def source(self) -> FakeBackend:
         """The mesh, by this clock."""
         return self
 
-    def look(self) -> Look:
+    def look(self) -> MeshSnapshot:
         """How the mesh is now."""
         passed = self._clock() - self._looked_at
         self._looked_at += max(passed - LONGEST, 0.0)
@@ -63,17 +63,17 @@ class FakeBoard:
         last = LastCell(failed=failed, ok=frozenset(range(facts.size)) - failed)
         return resolve(parse(selector), {facts.name: extent.region}, facts.name, last).region.ranks()
 
-    def answer(self, request: Mapping[str, Any]) -> Answer:
+    def answer(self, request: Mapping[str, Any]) -> BackendReply:
         """What a request of a view asks for; ValueError where a simulated mesh has none of it."""
         ranks = self.select(str(request.get("sel") or "all"))
         match request.get("kind"):
             case "act":
-                return Answer({"text": self._act(str(request.get("action")), ranks)})
+                return BackendReply({"text": self._act(str(request.get("action")), ranks)})
             case "logs":
                 nodes = {node: rank for node, rank in self._mesh.nodes.items() if rank in set(ranks)}
-                return Answer(answer_logs(self._mesh.logbook, nodes, request))
+                return BackendReply(answer_logs(self._mesh.logbook, nodes, request))
             case "timeline":
-                return Answer(self._mesh.timeline())
+                return BackendReply(self._mesh.timeline())
             case kind:
                 raise ValueError(f"a simulated mesh knows no {kind!r}")
 

@@ -15,7 +15,7 @@ DRAWN: Final[tuple[Kind, ...]] = ("killed", "failed", "silent", "paused")
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class SimulatedFault:
     """What is wrong with a rank, from when until when, in seconds; one that lasts for ever is mended by a heal."""
 
     kind: Kind
@@ -24,7 +24,7 @@ class Fault:
     until: float
 
 
-class Faults:
+class SimulatedFaults:
     """Who has a fault; a rank has one at a time. A rank that was killed is starting before it is well."""
 
     def __init__(self, size: int, rate: float, dice: np.random.Generator) -> None:
@@ -32,25 +32,25 @@ class Faults:
         self._size = size
         self._rate = rate
         self._dice = dice
-        self.by_rank: dict[int, Fault] = {}
+        self.by_rank: dict[int, SimulatedFault] = {}
 
     def of(self, kind: Kind) -> frozenset[int]:
         """The ranks with such a fault."""
         return frozenset(rank for rank, fault in self.by_rank.items() if fault.kind == kind)
 
-    def draw(self, now: float, seconds: float) -> Fault | None:
+    def draw(self, now: float, seconds: float) -> SimulatedFault | None:
         """What befalls a rank in these seconds, if anything does."""
         if self._dice.random() >= self._rate * seconds:
             return None
         rank, kind = int(self._dice.integers(self._size)), DRAWN[self._dice.integers(len(DRAWN))]
         return None if rank in self.by_rank else self.add(kind, rank, now, LASTS[kind])
 
-    def add(self, kind: Kind, rank: int, now: float, seconds: float = math.inf) -> Fault:
+    def add(self, kind: Kind, rank: int, now: float, seconds: float = math.inf) -> SimulatedFault:
         """Let a rank have this fault for so long."""
-        fault = self.by_rank[rank] = Fault(kind, rank, now, now + seconds)
+        fault = self.by_rank[rank] = SimulatedFault(kind, rank, now, now + seconds)
         return fault
 
-    def mend(self, now: float, ranks: Iterable[int] | None = None) -> list[Fault]:
+    def mend(self, now: float, ranks: Iterable[int] | None = None) -> list[SimulatedFault]:
         """End the faults whose time has come, or those of these ranks; returns those that have ended."""
         ended = [
             fault
@@ -60,5 +60,5 @@ class Faults:
         for fault in ended:
             del self.by_rank[fault.rank]
             if fault.kind == "killed":
-                self.by_rank[fault.rank] = Fault("starting", fault.rank, fault.since, now + LASTS["starting"])
+                self.by_rank[fault.rank] = SimulatedFault("starting", fault.rank, fault.since, now + LASTS["starting"])
         return ended

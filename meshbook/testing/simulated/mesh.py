@@ -14,13 +14,22 @@ import numpy.typing as npt
 
 from meshbook.runtime.telemetry.logbook import Logbook
 from meshbook.runtime.telemetry.vitals import METRICS, Activity, ActorLoad, Metric, ProcessDetail
-from meshbook.testing.simulated.faults import Fault, Faults, Kind
+from meshbook.testing.simulated.faults import Kind, SimulatedFault, SimulatedFaults
 from meshbook.testing.simulated.measures import Measures
 from meshbook.testing.simulated.timeline import timeline_of
 from meshbook.testing.simulated.training import Training
-from meshbook.testing.simulated.words import Writer, last_words, place, stacks_of
+from meshbook.testing.simulated.words import FakeLogWriter, last_words, place, stacks_of
 from meshbook.widgets.protocol import TimelineReply
-from meshbook.widgets.source import Bar, CellFacts, Conditions, Happening, Look, MeshFacts, Pause, Stacks
+from meshbook.widgets.source import (
+    CellFacts,
+    MeshEvent,
+    MeshFacts,
+    MeshSnapshot,
+    PausedRanks,
+    ProgressBar,
+    RankConditions,
+    Stacks,
+)
 
 if TYPE_CHECKING:  # a notebook alone has it
     from meshbook.widgets.dashboard import MeshDashboard
@@ -75,14 +84,14 @@ class FakeMesh:
         self.facts = facts_of(size, per_host)
         dice = np.random.default_rng(seed)
         self._ticks = 0
-        self._faults = Faults(size, faults, dice)
+        self._faults = SimulatedFaults(size, faults, dice)
         self._training = Training(size, dice)
         self._measures = Measures(size, dice)
         self._beats = dice.random(size)  # when in each second a rank gives a sign of life
         self.nodes = {f"fake.{rank}": rank for rank in range(size)}
         self.logbook = Logbook(clock=lambda: EPOCH + self.seconds)
-        self._writer = Writer(self.logbook, list(self.nodes))
-        self._events: deque[Happening] = deque(maxlen=EVENTS)
+        self._writer = FakeLogWriter(self.logbook, list(self.nodes))
+        self._events: deque[MeshEvent] = deque(maxlen=EVENTS)
         self._stacks: Stacks | None = None
         self._cell = 0
         self._ended_at: float | None = None  # None: it runs
@@ -98,11 +107,11 @@ class FakeMesh:
     def dashboard(self) -> MeshDashboard:
         """The mesh as a notebook shows a real one, live: its time passes while somebody looks, and the buttons work."""
         # Only a notebook has widgets, and their import takes a quarter of a second.
-        from meshbook.testing.simulated.board import FakeBoard
+        from meshbook.testing.simulated.board import FakeBackend
         from meshbook.widgets.dashboard import MeshDashboard
 
         if self._dashboard is None or self._dashboard.comm is None:  # it was closed
-            self._dashboard = MeshDashboard(FakeBoard(self))
+            self._dashboard = MeshDashboard(FakeBackend(self))
         shown: MeshDashboard = self._dashboard
         return shown
 
@@ -187,13 +196,13 @@ class FakeMesh:
         """Look where the ranks are: the `stacks` of the next look."""
         self._stacks = stacks_of(time_of_day(self.seconds), self._activity(), self._faults)
 
-    def _befallen(self, fault: Fault) -> None:
+    def _befallen(self, fault: SimulatedFault) -> None:
         self._training.hold(fault.rank)
         self._writer.write(fault.rank, *last_words(fault.kind))
         if fault.kind == "killed":
             self._note("failed", fault.rank, "killed by SIGKILL")
 
-    def _mended(self, faults: Iterable[Fault]) -> None:
+    def _mended(self, faults: Iterable[SimulatedFault]) -> None:
         for fault in faults:
             if fault.kind != "killed":  # then it starts only now
                 self._training.release([fault.rank], self.seconds)
@@ -201,20 +210,22 @@ class FakeMesh:
                 self._note("healed", fault.rank, f"it was away for {self.seconds - fault.since:.0f} s")
 
     def _note(self, kind: str, rank: int, text: str) -> None:
-        self._events.append(Happening(time_of_day(self.seconds), kind, (rank,), text))
+        self._events.append(MeshEvent(time_of_day(self.seconds), kind, (rank,), text))
 
     # -- what a dashboard asks (`meshbook.widgets.source.Source`) --------------------
 
     @alone
-    def look(self) -> Look:
+    def look(self) -> MeshSnapshot:
         """How the mesh is now."""
         runs = self._ended_at is None
-        return Look(
+        return MeshSnapshot(
             self.facts,
             self._measures.vitals(self._activity(), self._age()),
             self._conditions(),
             cell=self._cell_facts() if runs else None,
-            pauses=[Pause((rank,), "in the debugger", place(self._cell)) for rank in sorted(self._faults.of("paused"))],
+            pauses=[
+                PausedRanks((rank,), "in the debugger", place(self._cell)) for rank in sorted(self._faults.of("paused"))
+            ],
             bars=[self._bar()] if runs else [],
             events=tuple(self._events),
             stacks=self._stacks,
@@ -248,17 +259,17 @@ class FakeMesh:
                 age[rank] += self.seconds - self._faults.by_rank[rank].since
         return age
 
-    def _conditions(self) -> Conditions:
+    def _conditions(self) -> RankConditions:
         of = self._faults.of
-        return Conditions(dead=of("killed"), starting=of("starting"), error=of("failed"), paused=of("paused"))
+        return RankConditions(dead=of("killed"), starting=of("starting"), error=of("failed"), paused=of("paused"))
 
     def _cell_facts(self) -> CellFacts:
         began = self._training.first
         return CellFacts(self._cell, f"cell {self._cell}", self.seconds - began, range(len(self)))
 
-    def _bar(self) -> Bar:
+    def _bar(self) -> ProgressBar:
         done = self._training.count / STEPS
-        return Bar(f"train {done:4.0%} {self._training.count}/{STEPS}", done, range(len(self)), done, done)
+        return ProgressBar(f"train {done:4.0%} {self._training.count}/{STEPS}", done, range(len(self)), done, done)
 
     def _detail(self, rank: int, activity: Activity) -> ProcessDetail:
         waits = activity is Activity.IN_COLLECTIVE

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from meshbook.testing.simulated.training import EXCHANGE, Step
+from meshbook.testing.simulated.training import EXCHANGE, TrainingStep
 from meshbook.widgets.protocol import TimelineLane, TimelineReply, TimelineSpan
 
 MOST_SPANS = 60_000  # in all lanes
 _SPANS = 3  # of a rank in a step
 
 
-def timeline_of(cell: int, steps: Collection[Step]) -> TimelineReply:
+def timeline_of(cell: int, steps: Collection[TrainingStep]) -> TimelineReply:
     """In seconds since the first step that is shown; of more ranks there are fewer steps, but at least one."""
     size = len(next(iter(steps)).arrived) if steps else 1
     shown = list(steps)[-max(1, MOST_SPANS // (_SPANS * size)) :]
@@ -24,7 +24,7 @@ def timeline_of(cell: int, steps: Collection[Step]) -> TimelineReply:
     return {"cell": cell, "seconds": seconds, "lanes": lanes, "open": True, "notes": []}
 
 
-def _spans(step: Step, rank: int, start: float) -> Iterator[TimelineSpan]:
+def _spans(step: TrainingStep, rank: int, start: float) -> Iterator[TimelineSpan]:
     began, arrived, ended = step.began - start, float(step.arrived[rank]) - start, step.ended - start
     met = ended - EXCHANGE
     yield round(began, 4), round(arrived, 4), "running", "step"

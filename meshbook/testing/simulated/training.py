@@ -20,7 +20,7 @@ SLOWEST = 3.0  # times as slow as others
 KEPT_STEPS = 64
 
 
-class Step(NamedTuple):
+class TrainingStep(NamedTuple):
     """A step that is over. `arrived`: for each rank when it came to the collective. Seconds."""
 
     began: float
@@ -35,7 +35,7 @@ class Training:
         self._size = size
         self._dice = dice
         self._slowness = np.ones(size)
-        self.steps: deque[Step] = deque(maxlen=KEPT_STEPS)
+        self.steps: deque[TrainingStep] = deque(maxlen=KEPT_STEPS)
         self.begin(0.0)
 
     def begin(self, now: float) -> None:
@@ -49,7 +49,7 @@ class Training:
     def advance(self, now: float) -> None:
         """Let the time go on until `now`."""
         while (ended := float(self.arrival.max()) + EXCHANGE) <= now:
-            self.steps.append(Step(self.began, self.arrival, ended))
+            self.steps.append(TrainingStep(self.began, self.arrival, ended))
             self.took = self.arrival - self.began + EXCHANGE
             self.count += 1
             self._begin_step(ended)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from meshbook.runtime.telemetry.logbook import Logbook
 from meshbook.runtime.telemetry.vitals import Activity
-from meshbook.testing.simulated.faults import Faults, Kind
+from meshbook.testing.simulated.faults import Kind, SimulatedFaults
 from meshbook.widgets.source import StackGroup, Stacks
 
 TALKATIVE = 16  # ranks that write of each step; the others of each tenth
@@ -36,7 +36,7 @@ def place(cell: int) -> str:
     return f"cell {cell}:14"
 
 
-class Writer:
+class FakeLogWriter:
     """Writes into a logbook what the ranks would."""
 
     def __init__(self, logbook: Logbook, nodes: Sequence[str]) -> None:
@@ -66,7 +66,7 @@ class Writer:
         self._logbook.take(self._nodes[rank], self._origin, stream, text)
 
 
-def stacks_of(at: str, activity: npt.NDArray[np.uint8], faults: Faults) -> Stacks:
+def stacks_of(at: str, activity: npt.NDArray[np.uint8], faults: SimulatedFaults) -> Stacks:
     """Where the main threads are, ranks at one place once."""
     ranks_at: dict[str, list[int]] = {}
     for rank, doing in enumerate(activity.tolist()):

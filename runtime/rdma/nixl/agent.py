@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from meshbook.runtime.memory.local import CPU, Local
+from meshbook.runtime.memory.local import CPU, LocalMemory
 
 PACKAGES = ("nixl", "nixl_cu13", "nixl_cu12")  # the first one chooses between the others by torch's CUDA
 _BACKEND = "UCX"
@@ -39,11 +39,11 @@ _SETTINGS = {
 }
 
 
-class Failed(Exception):
+class NixlError(Exception):
     """NIXL said no: the text is what it said."""
 
 
-class Stretch(NamedTuple):
+class MemoryRange(NamedTuple):
     """Memory of a process, as NIXL wants it."""
 
     address: int
@@ -51,7 +51,7 @@ class Stretch(NamedTuple):
     gpu: int | None = None  # its number in that process; None: memory of the CPU
 
     @classmethod
-    def of(cls, local: Local) -> Stretch:
+    def of(cls, local: LocalMemory) -> MemoryRange:
         gpu = None if local.device == CPU else int(local.device.partition(":")[2] or 0)
         return cls(local.address, local.size, gpu)
 
@@ -77,7 +77,7 @@ def is_loaded() -> bool:
     return any(f"{name}._bindings" in sys.modules for name in PACKAGES)
 
 
-class Agent:
+class NixlAgent:
     """Registers memory of this process, and moves data between it and that of peers. Everything raises Failed."""
 
     def __init__(self, name: str) -> None:
@@ -91,18 +91,18 @@ class Agent:
                 self._agent = self._bindings.nixlAgent(name, config)
                 self._backend = self._agent.createBackend(_BACKEND, {})
 
-    def register(self, stretch: Stretch) -> None:
+    def register(self, stretch: MemoryRange) -> None:
         """Let NICs reach this memory."""
         _make_current(stretch)
         with _translated():
             self._agent.registerMem(self._listed(stretch), [self._backend])
 
-    def deregister(self, stretch: Stretch) -> None:
+    def deregister(self, stretch: MemoryRange) -> None:
         _make_current(stretch)
         with _translated():
             self._agent.deregisterMem(self._listed(stretch), [self._backend])
 
-    def describe(self, stretch: Stretch) -> bytes:
+    def describe(self, stretch: MemoryRange) -> bytes:
         """What a peer needs to reach registered memory, and this agent."""
         with _translated():
             return bytes(self._agent.getLocalPartialMD(self._listed(stretch), True, [self._backend]))
@@ -117,7 +117,7 @@ class Agent:
         with contextlib.suppress(Exception):  # it is not known
             self._agent.invalidateRemoteMD(peer)
 
-    def begin(self, peer: str, here: Stretch, there: Stretch, *, is_write: bool) -> int:
+    def begin(self, peer: str, here: MemoryRange, there: MemoryRange, *, is_write: bool) -> int:
         """Begin to move data between two stretches of one size; the number of the request, to be released."""
         operation = self._bindings.NIXL_WRITE if is_write else self._bindings.NIXL_READ
         _make_current(here)
@@ -127,7 +127,7 @@ class Agent:
         try:
             with _translated():
                 self._agent.postXferReq(request)
-        except Failed:
+        except NixlError:
             self.release(request)
             raise
         return request
@@ -137,7 +137,7 @@ class Agent:
         with _translated():
             state = self._agent.getXferStatus(request)
         if state not in (self._bindings.NIXL_SUCCESS, self._bindings.NIXL_IN_PROG):
-            raise Failed(str(state))
+            raise NixlError(str(state))
         return bool(state == self._bindings.NIXL_SUCCESS)
 
     def release(self, request: int) -> None:
@@ -145,13 +145,13 @@ class Agent:
         with contextlib.suppress(Exception):  # it is over in any case
             self._agent.releaseXferReq(request)
 
-    def _listed(self, stretch: Stretch) -> Any:
+    def _listed(self, stretch: MemoryRange) -> Any:
         return self._bindings.nixlRegDList(self._kind(stretch), [(stretch.address, stretch.size, stretch.gpu or 0, "")])
 
-    def _pieces(self, stretch: Stretch) -> Any:
+    def _pieces(self, stretch: MemoryRange) -> Any:
         return self._bindings.nixlXferDList(self._kind(stretch), [(stretch.address, stretch.size, stretch.gpu or 0)])
 
-    def _kind(self, stretch: Stretch) -> Any:
+    def _kind(self, stretch: MemoryRange) -> Any:
         return self._bindings.DRAM_SEG if stretch.gpu is None else self._bindings.VRAM_SEG
 
 
@@ -162,7 +162,7 @@ def _load() -> Any:
             return importlib.import_module(f"{name}._bindings")
         except ImportError as error:
             reasons.append(str(error))
-    raise Failed("; ".join(reasons))
+    raise NixlError("; ".join(reasons))
 
 
 @contextlib.contextmanager
@@ -184,10 +184,10 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except Exception as error:  # its classes differ between versions
-        raise Failed(f"{error}") from error
+        raise NixlError(f"{error}") from error
 
 
-def _make_current(stretch: Stretch) -> None:
+def _make_current(stretch: MemoryRange) -> None:
     """CUDA looks at a thread's current GPU, and so does UCX when it registers memory or copies it."""
     if stretch.gpu is not None:
         sys.modules["torch"].cuda.set_device(stretch.gpu)

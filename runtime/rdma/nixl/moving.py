@@ -11,12 +11,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from meshbook.runtime.errors import TransferError
-from meshbook.runtime.rdma.handle import Handle
-from meshbook.runtime.rdma.nixl.agent import Agent, Failed, Stretch
-from meshbook.runtime.rdma.nixl.peers import Offer, Peer
-from meshbook.runtime.rdma.nixl.registered import STAGED, Place, Registered
+from meshbook.runtime.rdma.handle import BufferHandle
+from meshbook.runtime.rdma.nixl.agent import MemoryRange, NixlAgent, NixlError
+from meshbook.runtime.rdma.nixl.peers import NixlOffer, NixlPeer
+from meshbook.runtime.rdma.nixl.registered import STAGED, RegisteredMemory, RegistrationTable
 from meshbook.runtime.rdma.nixl.turns import Course, settle
-from meshbook.runtime.rdma.ways import Deadline, Job, Unsuitable
+from meshbook.runtime.rdma.ways import Deadline, TransferJob, Unsuitable
 from meshbook.runtime.rdma.ways.process_memory import dropped, gone
 
 PIECE = 64 << 20  # bytes of one request, and between two looks at the lease
@@ -27,29 +27,29 @@ LOOK = 0.05  # seconds between two looks at whether an owner has ended
 
 
 @dataclass(frozen=True, slots=True)
-class Mover:
+class TransferContext:
     """What transfers need of this process. `has_ended` tells whether the owner of a buffer is known to have ended."""
 
-    agent: Agent
-    registered: Registered
-    peers: dict[str, Peer]
-    has_ended: Callable[[Handle], bool]
+    agent: NixlAgent
+    registered: RegistrationTable
+    peers: dict[str, NixlPeer]
+    has_ended: Callable[[BufferHandle], bool]
 
-    def move(self, job: Job, offer: Offer, outcome: Future[None], *, is_write: bool) -> Course:
+    def move(self, job: TransferJob, offer: NixlOffer, outcome: Future[None], *, is_write: bool) -> Course:
         """Several attempts: the connection may have been broken by what others moved, or by what had been offered."""
-        peer, why = self.peers.setdefault(offer.agent, Peer()), ""
-        transfer = _Transfer(self, job, offer, peer, outcome, is_write)
+        peer, why = self.peers.setdefault(offer.agent, NixlPeer()), ""
+        transfer = _NixlTransfer(self, job, offer, peer, outcome, is_write)
         for _ in range(ATTEMPTS):
             if self.has_ended(job.handle):
                 raise gone(job.handle)
             try:
                 return (yield from transfer.run())
-            except Failed as error:
+            except NixlError as error:
                 peer.is_broken, why = True, str(error)
         yield from self._wait_for_news(job)
         raise Unsuitable(f"NIXL does not get there{' any more' if peer.has_answered else ''}: {why}")
 
-    def _wait_for_news(self, job: Job) -> Course:
+    def _wait_for_news(self, job: TransferJob) -> Course:
         patience = Deadline(min(NEWS, job.deadline.left))
         while patience.left:
             if self.has_ended(job.handle):
@@ -58,13 +58,13 @@ class Mover:
 
 
 @dataclass(slots=True)
-class _Transfer:
+class _NixlTransfer:
     """Each `run` is an attempt, which goes on where the one before broke off."""
 
-    mover: Mover
-    job: Job
-    offer: Offer
-    peer: Peer
+    mover: TransferContext
+    job: TransferJob
+    offer: NixlOffer
+    peer: NixlPeer
     outcome: Future[None]  # settled early where it is known that nothing will come of it
     is_write: bool
     done: int = 0  # bytes
@@ -77,7 +77,7 @@ class _Transfer:
             most = PIECE if is_direct else STAGED
             while self.done < local.size:
                 size = min(most, local.size - self.done)
-                here = Stretch.of(local.part(self.done, size)) if is_direct else place.for_data(size)
+                here = MemoryRange.of(local.part(self.done, size)) if is_direct else place.for_data(size)
                 yield from self._move_piece(here, place, is_staged=not is_direct)
                 self.done += size
                 self.job.moved(size)
@@ -102,23 +102,23 @@ class _Transfer:
         agent.meet(self.offer.memory)
         peer.known.add(self.offer.registration)
 
-    def _check_lease(self, place: Place) -> Course:
+    def _check_lease(self, place: RegisteredMemory) -> Course:
         lease = self.job.handle.lease
-        yield from self._request(place.for_word, Stretch(lease.word, place.for_word.size), is_write=False)
+        yield from self._request(place.for_word, MemoryRange(lease.word, place.for_word.size), is_write=False)
         if place.word != lease.number:
             raise dropped(self.job.handle)
 
-    def _move_piece(self, here: Stretch, place: Place, *, is_staged: bool) -> Course:
+    def _move_piece(self, here: MemoryRange, place: RegisteredMemory, *, is_staged: bool) -> Course:
         ours = self.job.local.address + self.done
         if is_staged and self.is_write:
             ctypes.memmove(here.address, ours, here.size)
-        there = Stretch(self.job.address + self.done, here.size, self.offer.gpu)
+        there = MemoryRange(self.job.address + self.done, here.size, self.offer.gpu)
         yield from self._request(here, there, is_write=self.is_write)
         yield from self._check_lease(place)
         if is_staged and not self.is_write:
             ctypes.memmove(ours, here.address, here.size)
 
-    def _request(self, here: Stretch, there: Stretch, *, is_write: bool) -> Course:
+    def _request(self, here: MemoryRange, there: MemoryRange, *, is_write: bool) -> Course:
         """One request, to its very end: until then bytes may come, whether or not anybody waits for them."""
         self.job.deadline.check(lambda: what(self.job))
         if self.outcome.done():
@@ -151,6 +151,6 @@ class _Transfer:
             settle(self.outcome, Unsuitable(f"NIXL got no answer from there within {first.seconds:.1f} s"))
 
 
-def what(job: Job) -> str:
+def what(job: TransferJob) -> str:
     """The transfer, for errors."""
     return f"moving {job.local.size:,} bytes from or to {job.handle.actor} by NIXL"

@@ -9,7 +9,7 @@ import msgspec
 MOST_KNOWN = 16_384  # offers of a peer that are kept, of half a kilobyte each; then it is forgotten, and met anew
 
 
-class Offer(msgspec.Struct, frozen=True, array_like=True):
+class NixlOffer(msgspec.Struct, frozen=True, array_like=True):
     """What a handle carries. `why` is set, and nothing else, where its owner could not register the memory."""
 
     agent: str = ""
@@ -23,13 +23,13 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.msgpack.encode(self)
 
 
-def unpack(packed: bytes) -> Offer:
-    """What `Offer.pack` has made."""
-    return msgspec.msgpack.decode(packed, type=Offer)
+def unpack(packed: bytes) -> NixlOffer:
+    """What `NixlOffer.pack` has made."""
+    return msgspec.msgpack.decode(packed, type=NixlOffer)
 
 
 @dataclass(slots=True)
-class Peer:
+class NixlPeer:
     """The agent of another process, as this one knows it."""
 
     known: set[int] = field(default_factory=set)  # the registrations that were taken in
@@ -37,7 +37,7 @@ class Peer:
     is_broken: bool = False  # it has to be met anew
     has_answered: bool = False
 
-    def knows(self, offer: Offer) -> bool:
+    def knows(self, offer: NixlOffer) -> bool:
         return offer.registration in self.known and not self.is_broken
 
     @property

@@ -28,7 +28,7 @@ _SHARE = 20  # the pause is this part of the time that something has waited alre
 
 
 @dataclass(slots=True)
-class Under:
+class RunningTransfer:
     """A course under way, and since when it waits for the same."""
 
     course: Course
@@ -36,7 +36,7 @@ class Under:
     since: float
 
 
-class Turns:
+class TransferScheduler:
     """The thread. It is made for the first course; `close()` is idempotent."""
 
     def __init__(self, name: str) -> None:
@@ -66,13 +66,13 @@ class Turns:
             self._thread = thread
 
     def _run(self) -> None:
-        under_way: list[Under] = []
+        under_way: list[RunningTransfer] = []
         while True:
             with contextlib.suppress(queue.Empty):
                 given = self._next(pause_for(under_way, time.monotonic()))
                 if given is None:
                     break
-                under_way.append(Under(*given, time.monotonic()))
+                under_way.append(RunningTransfer(*given, time.monotonic()))
             under_way = [each for each in under_way if _goes_on(each)]
         for each in under_way:
             settle(each.outcome, _leaving())
@@ -93,7 +93,7 @@ class Turns:
             thread.join(LAST_TURN)
 
 
-def pause_for(under_way: list[Under], now: float) -> float | None:
+def pause_for(under_way: list[RunningTransfer], now: float) -> float | None:
     """Seconds until the next look; None: until something new comes."""
     if not under_way:
         return None
@@ -101,7 +101,7 @@ def pause_for(under_way: list[Under], now: float) -> float | None:
     return 0.0 if waited < SPIN else min(waited / _SHARE, LONGEST_PAUSE)
 
 
-def _goes_on(each: Under) -> bool:
+def _goes_on(each: RunningTransfer) -> bool:
     try:
         if next(each.course):
             each.since = time.monotonic()

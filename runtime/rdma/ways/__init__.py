@@ -1,4 +1,4 @@
-"""The ways in which data goes, one file each. The seam is `Way`; the chooser asks them in the order of speed.
+"""The ways in which data goes, one file each. The seam is `TransferBackend`; the chooser asks them in the order of speed.
 
     same_process     the owner is this process                           a copy
     process_memory   memory of another process of this host              Cross Memory Attach
@@ -20,8 +20,8 @@ from typing import Protocol
 
 from meshbook.runtime.actor.future import check_timeout
 from meshbook.runtime.errors import TransferTimeout
-from meshbook.runtime.memory.local import Local
-from meshbook.runtime.rdma.handle import Handle, Lease
+from meshbook.runtime.memory.local import LocalMemory
+from meshbook.runtime.rdma.handle import BufferHandle, Lease
 
 # Errors of the system that may be over soon: a want of descriptors, memory or room, a server that does not listen yet.
 ROOM = errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN
@@ -77,15 +77,15 @@ def _unnoticed(count: int) -> None:
 
 
 @dataclass(slots=True)
-class Job:
+class TransferJob:
     """One transfer: `local.size` bytes between here and the buffer, from its byte `offset` on.
 
     Whoever made it has checked that they are inside both. `moved` is told of bytes as they are moved.
     """
 
-    handle: Handle
+    handle: BufferHandle
     offset: int
-    local: Local
+    local: LocalMemory
     deadline: Deadline
     moved: Callable[[int], object] = field(default=_unnoticed)
 
@@ -95,7 +95,7 @@ class Job:
         return self.handle.address + self.offset
 
 
-class Mover(Protocol):
+class Transfer(Protocol):
     """What moves data by one way. Its methods are called on any thread, several at a time, and wait.
 
     One that `is_immediate` copies memory and waits for nobody: short transfers are made by whoever asks for
@@ -108,30 +108,30 @@ class Mover(Protocol):
     name: str  # as in `Settings.rdma_ways`
     is_immediate: bool
 
-    def read(self, job: Job) -> None:
+    def read(self, job: TransferJob) -> None:
         """From the buffer to here."""
         ...
 
-    def write(self, job: Job) -> None:
+    def write(self, job: TransferJob) -> None:
         """From here to the buffer."""
         ...
 
 
-class Way(Mover, Protocol):
+class TransferBackend(Transfer, Protocol):
     """A way for data."""
 
-    def refusal(self, handle: Handle, local: str | None) -> str:
+    def refusal(self, handle: BufferHandle, local: str | None) -> str:
         """Why it does not lead to this buffer, in a few words; empty where it may. Quick; what is probed is kept.
 
         `local` is the device of the memory here; None where it is not known yet.
         """
         ...
 
-    def offer(self, local: Local, lease: Lease) -> bytes | None:
-        """What the handle of memory of this process carries for this way (`Handle.offers`); None: nothing."""
+    def offer(self, local: LocalMemory, lease: Lease) -> bytes | None:
+        """What the handle of memory of this process carries for this way (`BufferHandle.offers`); None: nothing."""
         ...
 
-    def withdraw(self, handle: Handle) -> None:
+    def withdraw(self, handle: BufferHandle) -> None:
         """A buffer of this process is dropped, and nothing is moved from or to it any more."""
         ...
 

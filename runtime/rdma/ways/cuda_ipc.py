@@ -18,19 +18,19 @@ from meshbook.runtime.errors import TransferError
 from meshbook.runtime.memory import gpu
 from meshbook.runtime.memory.cuda import CudaError, Driver, driver
 from meshbook.runtime.memory.identity import own_mark
-from meshbook.runtime.memory.local import Local
-from meshbook.runtime.rdma.handle import Handle, Lease
-from meshbook.runtime.rdma.imports import Allocation, Imports
-from meshbook.runtime.rdma.ways import Job, Unsuitable
-from meshbook.runtime.rdma.ways.process_memory import ProcessMemory
+from meshbook.runtime.memory.local import LocalMemory
+from meshbook.runtime.rdma.handle import BufferHandle, Lease
+from meshbook.runtime.rdma.imports import Allocation, IpcHandles
+from meshbook.runtime.rdma.ways import TransferJob, Unsuitable
+from meshbook.runtime.rdma.ways.process_memory import ProcessMemoryBackend
 
 logger = logging.getLogger(__name__)
 
 PIECE = 256 << 20  # bytes between two looks at the lease and the deadline
-Follow = Callable[[Handle], object]  # ask its owner to tell this process when the buffer is dropped
+Follow = Callable[[BufferHandle], object]  # ask its owner to tell this process when the buffer is dropped
 
 
-class Offer(msgspec.Struct, frozen=True, array_like=True):
+class CudaIpcOffer(msgspec.Struct, frozen=True, array_like=True):
     """Where GPU memory is, for other processes; or why they cannot reach it this way."""
 
     allocation: bytes = b""
@@ -38,20 +38,22 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
     why_not: str = ""
 
 
-class CudaIpc:
+class CudaIpcBackend:
     """The way by CUDA IPC, of one process. `memory` reads the words of leases."""
 
     name = "cuda ipc"
     is_immediate = False
 
-    def __init__(self, memory: ProcessMemory, follow: Follow, find_driver: Callable[[], Driver] = driver) -> None:
+    def __init__(
+        self, memory: ProcessMemoryBackend, follow: Follow, find_driver: Callable[[], Driver] = driver
+    ) -> None:
         self._memory = memory
         self._follow = follow
         self._driver = find_driver
         self._system = own_mark().system
-        self._imports = Imports(self._open, self._close)
+        self._imports = IpcHandles(self._open, self._close)
 
-    def refusal(self, handle: Handle, local: str | None) -> str:
+    def refusal(self, handle: BufferHandle, local: str | None) -> str:
         if not handle.device.startswith(gpu.CUDA):
             return "the memory is not that of a GPU"
         if handle.process.system != self._system:
@@ -69,29 +71,31 @@ class CudaIpc:
 
     # -- the owner's side ------------------------------------------------------------------
 
-    def offer(self, local: Local, lease: Lease) -> bytes | None:
+    def offer(self, local: LocalMemory, lease: Lease) -> bytes | None:
         if not local.device.startswith(gpu.CUDA):
             return None
         gpu.settle(local)  # what is computed into it is there when others look
         self._memory.offer(local, lease)  # the lease's word is read by others
         try:
-            offer = Offer(*self._driver().export(int(local.device.removeprefix(gpu.CUDA)), local.address))
+            offer = CudaIpcOffer(*self._driver().export(int(local.device.removeprefix(gpu.CUDA)), local.address))
         except CudaError as error:
-            offer = Offer(why_not=f"the owner cannot share it ({error}); does torch use expandable_segments there?")
+            offer = CudaIpcOffer(
+                why_not=f"the owner cannot share it ({error}); does torch use expandable_segments there?"
+            )
         return msgspec.msgpack.encode(offer)
 
-    def withdraw(self, handle: Handle) -> None:
+    def withdraw(self, handle: BufferHandle) -> None:
         return None  # those who have opened it are told that it was dropped, and close it
 
     # -- moving ----------------------------------------------------------------------------
 
-    def read(self, job: Job) -> None:
+    def read(self, job: TransferJob) -> None:
         self._move(job, is_write=False)
 
-    def write(self, job: Job) -> None:
+    def write(self, job: TransferJob) -> None:
         self._move(job, is_write=True)
 
-    def _move(self, job: Job, *, is_write: bool) -> None:
+    def _move(self, job: TransferJob, *, is_write: bool) -> None:
         number = gpu.number_here(job.handle.device)
         assert number is not None, "refused before"
         gpu.settle(job.local)
@@ -106,7 +110,7 @@ class CudaIpc:
                 self._memory.check(job.handle)
                 job.moved(size)
 
-    def _copy(self, job: Job, number: int, to: int, source: int, size: int) -> None:
+    def _copy(self, job: TransferJob, number: int, to: int, source: int, size: int) -> None:
         try:
             self._driver().copy(number, to, source, size)
         except CudaError as error:
@@ -114,7 +118,7 @@ class CudaIpc:
             raise TransferError(f"the GPU did not move {size:,} bytes of {job.handle.actor}: {error}") from error
 
     @contextlib.contextmanager
-    def _opened(self, handle: Handle, number: int) -> Iterator[int]:
+    def _opened(self, handle: BufferHandle, number: int) -> Iterator[int]:
         """The address here of the allocation that the buffer is in; it is lent at this moment, and kept."""
         self._memory.check(handle)
         allocation, buffer = (number, _unpack(handle).allocation), (handle.owner.node, handle.lease.number)
@@ -144,13 +148,13 @@ class CudaIpc:
             logger.warning("memory of another process's GPU could not be closed: %s", error)
 
 
-def _unpack(handle: Handle) -> Offer:
-    packed = handle.offers.get(CudaIpc.name)
-    return Offer(why_not="its owner offers nothing for it") if packed is None else _decoder.decode(packed)
+def _unpack(handle: BufferHandle) -> CudaIpcOffer:
+    packed = handle.offers.get(CudaIpcBackend.name)
+    return CudaIpcOffer(why_not="its owner offers nothing for it") if packed is None else _decoder.decode(packed)
 
 
-_decoder = msgspec.msgpack.Decoder(Offer)
+_decoder = msgspec.msgpack.Decoder(CudaIpcOffer)
 
 
-def _tell(job: Job, done: int) -> str:
+def _tell(job: TransferJob, done: int) -> str:
     return f"moving {job.local.size:,} bytes from or to {job.handle.actor} by CUDA IPC ({done:,} are done)"

@@ -5,36 +5,36 @@ from __future__ import annotations
 import msgspec
 
 from meshbook.runtime.errors import TransferError
-from meshbook.runtime.memory.local import CPU, Local
+from meshbook.runtime.memory.local import CPU, LocalMemory
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma import pieces, protocol
-from meshbook.runtime.rdma.handle import Handle, Lease
-from meshbook.runtime.rdma.line import Line
-from meshbook.runtime.rdma.lines import Lines, LinesToAgent
+from meshbook.runtime.rdma.handle import BufferHandle, Lease
+from meshbook.runtime.rdma.line import DataConnection
+from meshbook.runtime.rdma.lines import AgentConnections, ConnectionPool
 from meshbook.runtime.rdma.server import MOST_SECONDS
-from meshbook.runtime.rdma.ways import Job
+from meshbook.runtime.rdma.ways import TransferJob
 
 TRIES = 3  # of a read whose connection breaks: it goes on where it was
 
 
-class HostAgent:
+class HostAgentBackend:
     """TCP to the memory server of the owner's host agent (`runtime.rdma.server`)."""
 
     name = "host agent"
     is_immediate = False
 
     def __init__(self, node: Node) -> None:
-        self._lines = Lines(node)
+        self._lines = ConnectionPool(node)
         self._buffers = pieces.Buffers()
 
-    def refusal(self, handle: Handle, local: str | None) -> str:
+    def refusal(self, handle: BufferHandle, local: str | None) -> str:
         if handle.agent is None:
             return "the owner has no host agent"
         if handle.is_on_gpu or local not in (None, CPU):
             return "the memory is that of a GPU"
         return self._lines.trouble(handle.agent)
 
-    def read(self, job: Job) -> None:
+    def read(self, job: TransferJob) -> None:
         transfer = self._begin(job, "reading", "from")
         last = ""
         for _ in range(TRIES):
@@ -45,7 +45,7 @@ class HostAgent:
                 transfer.lines.check_living()
         raise TransferError(f"the connection to the host agent of {job.handle.actor} broke {TRIES} times: {last}")
 
-    def write(self, job: Job) -> None:
+    def write(self, job: TransferJob) -> None:
         """Not tried again: what was sent first might come to the owner last."""
         transfer = self._begin(job, "writing", "to")
         try:
@@ -55,24 +55,24 @@ class HostAgent:
             where = f"to the host agent of {job.handle.actor}"
             raise TransferError(f"the connection {where} broke during a write: {error}") from error
 
-    def _begin(self, job: Job, verb: str, preposition: str) -> _Transfer:
+    def _begin(self, job: TransferJob, verb: str, preposition: str) -> _AgentTransfer:
         assert job.handle.agent is not None
-        return _Transfer(self._lines.to(job.handle.agent), job, self._buffers, f"{verb} {{}} {preposition}")
+        return _AgentTransfer(self._lines.to(job.handle.agent), job, self._buffers, f"{verb} {{}} {preposition}")
 
-    def offer(self, local: Local, lease: Lease) -> bytes | None:
+    def offer(self, local: LocalMemory, lease: Lease) -> bytes | None:
         return None
 
-    def withdraw(self, handle: Handle) -> None:
+    def withdraw(self, handle: BufferHandle) -> None:
         return None
 
     def close(self) -> None:
         self._lines.close()
 
 
-class _Transfer:
+class _AgentTransfer:
     """One job, and how far it is."""
 
-    def __init__(self, lines: LinesToAgent, job: Job, buffers: pieces.Buffers, verb: str) -> None:
+    def __init__(self, lines: AgentConnections, job: TransferJob, buffers: pieces.Buffers, verb: str) -> None:
         self.lines = lines
         self._job = job
         self._buffers = buffers
@@ -111,10 +111,10 @@ class _Transfer:
         handle = msgspec.structs.replace(job.handle, offers={})
         seconds = min(job.deadline.left, MOST_SECONDS)
         return protocol.pack_request(
-            protocol.Request(handle, job.offset + done, job.local.size - done, is_write, seconds)
+            protocol.TransferRequest(handle, job.offset + done, job.local.size - done, is_write, seconds)
         )
 
-    def _receive_answer(self, line: Line) -> Exception | None:
+    def _receive_answer(self, line: DataConnection) -> Exception | None:
         """Why it was refused; None where all is well."""
         deadline = self._job.deadline
         return protocol.unpack_answer(line.receive_message(line.receive_length(deadline), deadline))

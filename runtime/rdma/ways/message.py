@@ -11,13 +11,13 @@ from typing import Any
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import OwnerGone, SupervisionError, TransferError
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.memory.local import Local
+from meshbook.runtime.memory.local import LocalMemory
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.contents import parcel_of, put_bytes
-from meshbook.runtime.rdma.handle import Handle, Lease
+from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.service import RDMA
-from meshbook.runtime.rdma.ways import Job
+from meshbook.runtime.rdma.ways import TransferJob
 from meshbook.runtime.rdma.ways.process_memory import dropped
 
 PIECE = 4 << 20  # bytes of a message; fewer where messages are limited to less
@@ -28,7 +28,7 @@ Ask = Callable[[int, int], Future[Any]]  # for the piece that begins there, and 
 Take = Callable[[int, int, Any], None]  # the same, and the answer
 
 
-class Message:
+class MessageBackend:
     """Calls to the owner's `Service`. Reaches any memory, of a GPU as well."""
 
     name = "message"
@@ -38,10 +38,10 @@ class Message:
         self._node = node
         self._piece = max(1, min(PIECE, node.settings.max_message_bytes // 2))  # the rest is for what is around it
 
-    def refusal(self, handle: Handle, local: str | None) -> str:
+    def refusal(self, handle: BufferHandle, local: str | None) -> str:
         return ""
 
-    def read(self, job: Job) -> None:
+    def read(self, job: TransferJob) -> None:
         def ask(start: int, size: int) -> Future[Any]:
             return self._call(job, "read", job.offset + start, size)
 
@@ -52,7 +52,7 @@ class Message:
 
         self._move(job, ask, take)
 
-    def write(self, job: Job) -> None:
+    def write(self, job: TransferJob) -> None:
         def ask(start: int, size: int) -> Future[Any]:
             data = parcel_of(job.local.part(start, size))
             return self._call(job, "write", job.offset + start, data)
@@ -64,7 +64,7 @@ class Message:
 
         self._move(job, ask, take)
 
-    def _move(self, job: Job, ask: Ask, take: Take) -> None:
+    def _move(self, job: TransferJob, ask: Ask, take: Take) -> None:
         """Ask for a few pieces ahead, and take the answers in order."""
         pieces = ((start, min(self._piece, job.local.size - start)) for start in range(0, job.local.size, self._piece))
         asked: deque[tuple[int, int, Future[Any]]] = deque()
@@ -77,13 +77,13 @@ class Message:
         while asked:
             done += self._take_first(job, asked, take, done)
 
-    def _take_first(self, job: Job, asked: deque[tuple[int, int, Future[Any]]], take: Take, done: int) -> int:
+    def _take_first(self, job: TransferJob, asked: deque[tuple[int, int, Future[Any]]], take: Take, done: int) -> int:
         start, size, future = asked.popleft()
         take(start, size, self._await(job, future, done))
         job.moved(size)
         return size
 
-    def _await(self, job: Job, future: Future[Any], done: int) -> Any:
+    def _await(self, job: TransferJob, future: Future[Any], done: int) -> Any:
         handle = job.handle
         try:
             while True:
@@ -95,22 +95,22 @@ class Message:
         except SupervisionError as error:
             raise OwnerGone(f"{handle.actor} ({handle.owner.node}) does not answer any more: {error}") from error
 
-    def _call(self, job: Job, endpoint: str, offset: int, what: Any) -> Future[Any]:
+    def _call(self, job: TransferJob, endpoint: str, offset: int, what: Any) -> Future[Any]:
         asker = PerRank(1)
         target = Target(job.handle.owner, RDMA)
         self._node.calls.send([target], endpoint, ((job.handle.lease.number, offset, what), {}), NOWHERE, asker)
         return asker.futures[0]
 
-    def offer(self, local: Local, lease: Lease) -> bytes | None:
+    def offer(self, local: LocalMemory, lease: Lease) -> bytes | None:
         return None
 
-    def withdraw(self, handle: Handle) -> None:
+    def withdraw(self, handle: BufferHandle) -> None:
         return None
 
     def close(self) -> None:
         return None
 
 
-def _tell(job: Job, done: int) -> str:
+def _tell(job: TransferJob, done: int) -> str:
     what = f"{job.local.size:,} bytes by messages from or to {job.handle.actor}"
     return f"moving {what}, whose process has to take part ({done:,} are done),"

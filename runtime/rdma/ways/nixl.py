@@ -11,23 +11,23 @@ import threading
 from concurrent.futures import Future
 
 from meshbook.runtime.errors import TransferError, TransferTimeout
-from meshbook.runtime.memory.local import CPU, Local
+from meshbook.runtime.memory.local import CPU, LocalMemory
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.backend import why_no_ibverbs
-from meshbook.runtime.rdma.handle import Handle, Lease
-from meshbook.runtime.rdma.leases import Leases
-from meshbook.runtime.rdma.nixl.agent import Agent, Failed, Stretch, is_guarded, is_installed
-from meshbook.runtime.rdma.nixl.moving import Mover, what
-from meshbook.runtime.rdma.nixl.peers import Offer, unpack
-from meshbook.runtime.rdma.nixl.registered import Registered
-from meshbook.runtime.rdma.nixl.turns import Course, Turns
-from meshbook.runtime.rdma.ways import Job, Unsuitable
+from meshbook.runtime.rdma.handle import BufferHandle, Lease
+from meshbook.runtime.rdma.leases import LeaseTable
+from meshbook.runtime.rdma.nixl.agent import MemoryRange, NixlAgent, NixlError, is_guarded, is_installed
+from meshbook.runtime.rdma.nixl.moving import TransferContext, what
+from meshbook.runtime.rdma.nixl.peers import NixlOffer, unpack
+from meshbook.runtime.rdma.nixl.registered import RegistrationTable
+from meshbook.runtime.rdma.nixl.turns import Course, TransferScheduler
+from meshbook.runtime.rdma.ways import TransferJob, Unsuitable
 
 REGISTERING = 30.0  # seconds that it may take; large memory of hosts with slow kernels takes seconds
 KEPT = 5.0  # seconds for which dropped memory is kept that no NIC guards: who is under way there needs no key for it
 
 
-class Nixl:
+class NixlBackend:
     """The way by NIXL, of one process. `is_worker`: whether it may start NIXL, which kernels and agents never do.
 
     `is_forced`: it is used also without a NIC.
@@ -36,20 +36,20 @@ class Nixl:
     name = "nixl"
     is_immediate = False
 
-    def __init__(self, node: Node, leases: Leases, *, is_worker: bool, is_forced: bool) -> None:
+    def __init__(self, node: Node, leases: LeaseTable, *, is_worker: bool, is_forced: bool) -> None:
         self._node = node
         self._leases = leases
         self._is_worker = is_worker
         self._is_forced = is_forced
-        self._turns = Turns("meshbook nixl")
+        self._turns = TransferScheduler("meshbook nixl")
         self._lock = threading.RLock()  # guards the next two; under it, garbage may drop a buffer
         self._why_not: str | None = None  # None: it was not looked yet
-        self._lent: dict[int, Local] = {}  # by the numbers of leases
-        self._mover: Mover | None = None  # the thread's alone, as all that it has
+        self._lent: dict[int, LocalMemory] = {}  # by the numbers of leases
+        self._mover: TransferContext | None = None  # the thread's alone, as all that it has
 
     # -- whether ---------------------------------------------------------------------------
 
-    def refusal(self, handle: Handle, local: str | None) -> str:
+    def refusal(self, handle: BufferHandle, local: str | None) -> str:
         if why := self.why_not():
             return why
         if (handle.owner, handle.life) == (self._node.address, self._node.life):
@@ -76,29 +76,29 @@ class Nixl:
 
     # -- the owner's side ------------------------------------------------------------------
 
-    def offer(self, local: Local, lease: Lease) -> bytes | None:
+    def offer(self, local: LocalMemory, lease: Lease) -> bytes | None:
         if self.why_not() or not _is_reached(local.device):
             return None
-        offer: Future[Offer] = Future()
+        offer: Future[NixlOffer] = Future()
         try:
-            self._turns.start(self._offering(Stretch.of(local), lease, offer), offer)
+            self._turns.start(self._offering(MemoryRange.of(local), lease, offer), offer)
             packed = offer.result(REGISTERING).pack()
-        except (Failed, TransferError, TimeoutError) as error:
+        except (NixlError, TransferError, TimeoutError) as error:
             why = str(error) or f"it was not done after {REGISTERING:g} s"
-            return Offer(why=f"NIXL cannot be used where its owner is: {why}").pack()
+            return NixlOffer(why=f"NIXL cannot be used where its owner is: {why}").pack()
         with self._lock:
             self._lent[lease.number] = local
         return packed
 
-    def _offering(self, stretch: Stretch, lease: Lease, offer: Future[Offer]) -> Course:
+    def _offering(self, stretch: MemoryRange, lease: Lease, offer: Future[NixlOffer]) -> Course:
         mover = self._start()
-        agent, block = mover.agent, Stretch(*self._leases.block_of(lease))
+        agent, block = mover.agent, MemoryRange(*self._leases.block_of(lease))
         mover.registered.hold_for_good(block)
         number = mover.registered.hold(stretch)
-        offer.set_result(Offer(agent.name, number, stretch.gpu, agent.describe(stretch), agent.describe(block)))
+        offer.set_result(NixlOffer(agent.name, number, stretch.gpu, agent.describe(stretch), agent.describe(block)))
         yield True
 
-    def withdraw(self, handle: Handle) -> None:
+    def withdraw(self, handle: BufferHandle) -> None:
         with self._lock:
             local = self._lent.pop(handle.lease.number, None)
         if local is not None:
@@ -106,19 +106,19 @@ class Nixl:
             if not is_guarded():
                 self._node.loop.call_later(KEPT, lambda: local)
 
-    def _withdrawing(self, local: Local) -> Course:
-        self._start().registered.let_go(Stretch.of(local))
+    def _withdrawing(self, local: LocalMemory) -> Course:
+        self._start().registered.let_go(MemoryRange.of(local))
         yield True
 
     # -- moving ----------------------------------------------------------------------------
 
-    def read(self, job: Job) -> None:
+    def read(self, job: TransferJob) -> None:
         self._move(job, is_write=False)
 
-    def write(self, job: Job) -> None:
+    def write(self, job: TransferJob) -> None:
         self._move(job, is_write=True)
 
-    def _move(self, job: Job, *, is_write: bool) -> None:
+    def _move(self, job: TransferJob, *, is_write: bool) -> None:
         if job.local.device != CPU:
             sys.modules["torch"].cuda.synchronize(job.local.device)  # what is still computed there comes first
         outcome: Future[None] = Future()
@@ -129,30 +129,30 @@ class Nixl:
             job.deadline.check(lambda: what(job))
             raise TransferTimeout(f"{what(job)} was not done in time") from error
 
-    def _moving(self, job: Job, outcome: Future[None], *, is_write: bool) -> Course:
+    def _moving(self, job: TransferJob, outcome: Future[None], *, is_write: bool) -> Course:
         offer = unpack(job.handle.offers[self.name])
         try:
             mover = self._start()
-        except Failed as error:
+        except NixlError as error:
             raise Unsuitable(str(error)) from error
         yield from mover.move(job, offer, outcome, is_write=is_write)
 
-    def _start(self) -> Mover:
+    def _start(self) -> TransferContext:
         """Made for the first that needs it. Failed: it cannot be, and is not tried again."""
         if self._mover is None:
             if why := self.why_not():
-                raise Failed(why)
+                raise NixlError(why)
             try:
-                agent = Agent(f"{self._node.run}/{self._node.address.node}/{self._node.life}")
-            except Failed as error:
+                agent = NixlAgent(f"{self._node.run}/{self._node.address.node}/{self._node.life}")
+            except NixlError as error:
                 why = f"NIXL could not be started here ({error}; UCX_LOG_LEVEL=info tells more)"
                 with self._lock:
                     self._why_not = why
-                raise Failed(why) from error
-            self._mover = Mover(agent, Registered(agent), {}, self._has_ended)
+                raise NixlError(why) from error
+            self._mover = TransferContext(agent, RegistrationTable(agent), {}, self._has_ended)
         return self._mover
 
-    def _has_ended(self, handle: Handle) -> bool:
+    def _has_ended(self, handle: BufferHandle) -> bool:
         node = handle.owner.node
         return (
             self._node.peers.report_of(node) is not None

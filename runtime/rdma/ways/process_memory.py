@@ -9,10 +9,10 @@ from functools import partial
 from meshbook.runtime.errors import BufferDropped, OwnerGone, TransferError
 from meshbook.runtime.memory import process
 from meshbook.runtime.memory.identity import own_mark
-from meshbook.runtime.memory.local import CPU, Local
-from meshbook.runtime.rdma.handle import Handle, Lease
-from meshbook.runtime.rdma.progress import InProgress, Mark
-from meshbook.runtime.rdma.ways import Job, Unsuitable
+from meshbook.runtime.memory.local import CPU, LocalMemory
+from meshbook.runtime.rdma.handle import BufferHandle, Lease
+from meshbook.runtime.rdma.progress import ActiveTransfers, TransferMark
+from meshbook.runtime.rdma.ways import TransferJob, Unsuitable
 
 PIECE = 64 << 20  # bytes of one call, and between two looks at the deadline
 NOT_ALLOWED = errno.EPERM, errno.EACCES, errno.ENOSYS  # by ptrace's rules, or by a filter of system calls
@@ -20,31 +20,31 @@ _WORD = 8
 _TWO_WORDS = ctypes.c_uint64 * 2
 
 
-class ProcessMemory:
+class ProcessMemoryBackend:
     """Cross Memory Attach, for this process or as an agent for others."""
 
     name = "process memory"
     is_immediate = True
 
-    def __init__(self, in_progress: InProgress) -> None:
+    def __init__(self, in_progress: ActiveTransfers) -> None:
         self._in_progress = in_progress
         self._system = own_mark().system
         self._allows_everyone = False
 
-    def refusal(self, handle: Handle, local: str | None) -> str:
+    def refusal(self, handle: BufferHandle, local: str | None) -> str:
         if not process.is_available():
             return "this system has no Cross Memory Attach"
         if handle.process.system != self._system:
             return "the owner is on another host, or in another namespace of processes"
         return "the memory is that of a GPU" if handle.is_on_gpu or local not in (None, CPU) else ""
 
-    def read(self, job: Job) -> None:
+    def read(self, job: TransferJob) -> None:
         self._move(job, is_write=False)
 
-    def write(self, job: Job) -> None:
+    def write(self, job: TransferJob) -> None:
         self._move(job, is_write=True)
 
-    def _move(self, job: Job, *, is_write: bool) -> None:
+    def _move(self, job: TransferJob, *, is_write: bool) -> None:
         size, mark = job.local.size, self.at(job)
         try:
             with mark:
@@ -56,7 +56,7 @@ class ProcessMemory:
         finally:
             mark.end()  # done already, unless a Ctrl-C came in between: the owner would keep its memory for ever
 
-    def at(self, job: Job) -> Mark:
+    def at(self, job: TransferJob) -> TransferMark:
         """`with` this the owner keeps the memory, if it is lent when one looks next; else Unsuitable."""
         lease = job.handle.lease
         try:
@@ -65,34 +65,34 @@ class ProcessMemory:
             why = f"no word can be left for the owner in {lease.folder} ({error.strerror})"
             raise Unsuitable(why, error) from error
 
-    def check(self, handle: Handle) -> None:
+    def check(self, handle: BufferHandle) -> None:
         """BufferDropped or OwnerGone unless it is lent at this moment; Unsuitable where that cannot be read."""
         try:
             check_lease(handle, _read_word(handle))
         except OSError as error:
             raise _explain(handle, error) from None if isinstance(error, ProcessLookupError) else error
 
-    def offer(self, local: Local, lease: Lease) -> bytes | None:
+    def offer(self, local: LocalMemory, lease: Lease) -> bytes | None:
         if not self._allows_everyone:
             process.allow_everyone()
             self._allows_everyone = True
         return None
 
-    def withdraw(self, handle: Handle) -> None:
+    def withdraw(self, handle: BufferHandle) -> None:
         return None
 
     def close(self) -> None:
         return None
 
 
-def _move_piece(handle: Handle, here: int, there: int, size: int, *, is_write: bool) -> None:
+def _move_piece(handle: BufferHandle, here: int, there: int, size: int, *, is_write: bool) -> None:
     try:
         (_write_piece if is_write else _read_piece)(handle, here, there, size)
     except OSError as error:
         raise _explain(handle, error) from None if isinstance(error, ProcessLookupError) else error
 
 
-def _read_piece(handle: Handle, here: int, there: int, size: int) -> None:
+def _read_piece(handle: BufferHandle, here: int, there: int, size: int) -> None:
     # Preset as it has to be: where the system does not come as far as the word, what it says of the memory counts.
     words, word = _TWO_WORDS(handle.lease.number), handle.lease.word
     at = ctypes.addressof(words)
@@ -105,24 +105,24 @@ def _read_piece(handle: Handle, here: int, there: int, size: int) -> None:
     check_lease(handle, words[1])
 
 
-def _write_piece(handle: Handle, here: int, there: int, size: int) -> None:
+def _write_piece(handle: BufferHandle, here: int, there: int, size: int) -> None:
     check_lease(handle, _read_word(handle))
     process.write(handle.process.pid, ((here, there, size),))
     check_lease(handle, _read_word(handle))
 
 
-def _read_word(handle: Handle) -> int:
+def _read_word(handle: BufferHandle) -> int:
     word = ctypes.c_uint64()
     process.read(handle.process.pid, ((ctypes.addressof(word), handle.lease.word, _WORD),))
     return word.value
 
 
-def _tell(job: Job, done: int, *, is_write: bool) -> str:
+def _tell(job: TransferJob, done: int, *, is_write: bool) -> str:
     verb, prep = ("writing", "to") if is_write else ("reading", "from")
     return f"{verb} {job.local.size:,} bytes {prep} {job.handle.actor} by process memory ({done:,} are done)"
 
 
-def _explain(handle: Handle, error: OSError) -> Exception:
+def _explain(handle: BufferHandle, error: OSError) -> Exception:
     """What an error of the system's means here."""
     if isinstance(error, ProcessLookupError):
         return gone(handle)
@@ -136,20 +136,20 @@ def _explain(handle: Handle, error: OSError) -> Exception:
     return TransferError(f"the memory of {handle.actor} cannot be reached: {error}")
 
 
-def check_lease(handle: Handle, word: int) -> None:
+def check_lease(handle: BufferHandle, word: int) -> None:
     """OwnerGone or BufferDropped unless this is the number of its lease."""
     if word != handle.lease.number:
         raise gone(handle) if handle.process.has_ended else dropped(handle)
 
 
-def dropped(handle: Handle) -> BufferDropped:
+def dropped(handle: BufferHandle) -> BufferDropped:
     """It is lent no more."""
     return BufferDropped(
         f"the buffer of {handle.size:,} bytes of {handle.actor} was dropped, or its actor has ended: ask for a new one"
     )
 
 
-def gone(handle: Handle) -> OwnerGone:
+def gone(handle: BufferHandle) -> OwnerGone:
     """The owner's process has ended."""
     owner = f"{handle.actor} ({handle.owner.node}, pid {handle.process.pid})"
     return OwnerGone(f"{owner} has ended, and the memory of the buffer with it")

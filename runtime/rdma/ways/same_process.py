@@ -6,37 +6,37 @@ import ctypes
 from typing import Any
 
 from meshbook.runtime.memory.gpu import settle
-from meshbook.runtime.memory.local import CPU, Local
-from meshbook.runtime.rdma.handle import Handle, Lease
-from meshbook.runtime.rdma.leases import Leases
-from meshbook.runtime.rdma.ways import Job
+from meshbook.runtime.memory.local import CPU, LocalMemory
+from meshbook.runtime.rdma.handle import BufferHandle, Lease
+from meshbook.runtime.rdma.leases import LeaseTable
+from meshbook.runtime.rdma.ways import TransferJob
 from meshbook.runtime.rdma.ways.process_memory import dropped
 from meshbook.runtime.wire.messages import Address
 
 PIECE = 64 << 20  # bytes between two looks at the deadline
 
 
-class SameProcess:
+class SameProcessBackend:
     """Copies within this process, by the memory that its own lease keeps."""
 
     name = "same process"
     is_immediate = True
 
-    def __init__(self, own: Address, life: int, leases: Leases) -> None:
+    def __init__(self, own: Address, life: int, leases: LeaseTable) -> None:
         self._own = own
         self._life = life
         self._leases = leases
 
-    def refusal(self, handle: Handle, local: str | None) -> str:
+    def refusal(self, handle: BufferHandle, local: str | None) -> str:
         return "" if (handle.owner, handle.life) == (self._own, self._life) else "the owner is another process"
 
-    def read(self, job: Job) -> None:
+    def read(self, job: TransferJob) -> None:
         self._move(job, is_write=False)
 
-    def write(self, job: Job) -> None:
+    def write(self, job: TransferJob) -> None:
         self._move(job, is_write=True)
 
-    def _move(self, job: Job, *, is_write: bool) -> None:
+    def _move(self, job: TransferJob, *, is_write: bool) -> None:
         lent = self._leases.find(job.handle.lease.number)
         if lent is None:
             raise dropped(job.handle)
@@ -50,17 +50,17 @@ class SameProcess:
         finally:
             lent.users.discard(user)
 
-    def offer(self, local: Local, lease: Lease) -> bytes | None:
+    def offer(self, local: LocalMemory, lease: Lease) -> bytes | None:
         return None
 
-    def withdraw(self, handle: Handle) -> None:
+    def withdraw(self, handle: BufferHandle) -> None:
         return None
 
     def close(self) -> None:
         return None
 
 
-def _copy(job: Job, to: Local, source: Local) -> None:
+def _copy(job: TransferJob, to: LocalMemory, source: LocalMemory) -> None:
     if to.device != CPU or source.device != CPU:
         _copy_by_torch(to, source)
         job.moved(to.size)
@@ -74,7 +74,7 @@ def _copy(job: Job, to: Local, source: Local) -> None:
         job.moved(size)
 
 
-def _copy_by_torch(to: Local, source: Local) -> None:
+def _copy_by_torch(to: LocalMemory, source: LocalMemory) -> None:
     import torch  # weight: there is a tensor of a GPU, so it is loaded
 
     target, origin = (_tensor_of(local, torch) for local in (to, source))
@@ -83,5 +83,5 @@ def _copy_by_torch(to: Local, source: Local) -> None:
     settle(to, source)
 
 
-def _tensor_of(local: Local, torch: Any) -> Any:
+def _tensor_of(local: LocalMemory, torch: Any) -> Any:
     return local.tensor if local.tensor is not None else torch.frombuffer(local.view(), dtype=torch.uint8)

@@ -15,16 +15,16 @@ import pytest
 from meshbook.runtime.errors import BufferDropped, OwnerGone, TransferError, TransferTimeout
 from meshbook.runtime.memory.identity import ProcessMark
 from meshbook.runtime.memory.local import local_memory
-from meshbook.runtime.rdma.handle import Handle, Lease
-from meshbook.runtime.rdma.leases import Leases
+from meshbook.runtime.rdma.handle import BufferHandle, Lease
+from meshbook.runtime.rdma.leases import LeaseTable
 from meshbook.runtime.rdma.nixl import moving, peers
-from meshbook.runtime.rdma.nixl.agent import Failed, Stretch
-from meshbook.runtime.rdma.nixl.moving import Mover
-from meshbook.runtime.rdma.nixl.peers import Offer, unpack
-from meshbook.runtime.rdma.nixl.registered import STAGED, Registered
-from meshbook.runtime.rdma.nixl.turns import LONGEST_PAUSE, SPIN, Turns, Under, pause_for
-from meshbook.runtime.rdma.ways import Deadline, Job, Unsuitable, nixl
-from meshbook.runtime.rdma.ways.nixl import Nixl
+from meshbook.runtime.rdma.nixl.agent import MemoryRange, NixlError
+from meshbook.runtime.rdma.nixl.moving import TransferContext
+from meshbook.runtime.rdma.nixl.peers import NixlOffer, unpack
+from meshbook.runtime.rdma.nixl.registered import STAGED, RegistrationTable
+from meshbook.runtime.rdma.nixl.turns import LONGEST_PAUSE, SPIN, RunningTransfer, TransferScheduler, pause_for
+from meshbook.runtime.rdma.ways import Deadline, TransferJob, Unsuitable, nixl
+from meshbook.runtime.rdma.ways.nixl import NixlBackend
 from meshbook.runtime.wire.messages import Address
 
 
@@ -34,16 +34,16 @@ class FakeAgent:
     name = "fake"
 
     def __init__(self) -> None:
-        self.registered: list[Stretch] = []
+        self.registered: list[MemoryRange] = []
         self.done: list[str] = []
         self.requests = 0
         self.never = False  # nothing is ever done
         self.before: Callable[[int], object] = lambda number: None
 
-    def register(self, stretch: Stretch) -> None:
+    def register(self, stretch: MemoryRange) -> None:
         self.registered.append(stretch)
 
-    def deregister(self, stretch: Stretch) -> None:
+    def deregister(self, stretch: MemoryRange) -> None:
         self.registered.remove(stretch)
 
     def meet(self, description: bytes) -> None:
@@ -52,7 +52,7 @@ class FakeAgent:
     def forget(self, peer: str) -> None:
         self.done.append(f"forget {peer}")
 
-    def begin(self, peer: str, here: Stretch, there: Stretch, *, is_write: bool) -> int:
+    def begin(self, peer: str, here: MemoryRange, there: MemoryRange, *, is_write: bool) -> int:
         self.requests += 1
         self.before(self.requests)
         to, source = (there, here) if is_write else (here, there)
@@ -73,15 +73,15 @@ class World:
     def __init__(self, size: int) -> None:
         self.agent = FakeAgent()
         self.memory = np.arange(size, dtype=np.uint8)
-        self.leases = Leases()
+        self.leases = LeaseTable()
         local = local_memory(self.memory, "memory")
         lender: Any = "the actor"
         lease = self.leases.lend(local, lender).lease
         self.handle = make_handle(lease, local.address, size)
-        self.offer = Offer("peer", 1, None, b"memory", b"words")
+        self.offer = NixlOffer("peer", 1, None, b"memory", b"words")
         self.ended = False
         agent: Any = self.agent
-        self.mover = Mover(agent, Registered(agent), {}, lambda handle: self.ended)
+        self.mover = TransferContext(agent, RegistrationTable(agent), {}, lambda handle: self.ended)
 
     def run(
         self,
@@ -93,16 +93,16 @@ class World:
     ) -> Future[None]:
         """All of one transfer on this thread; fails as the course does."""
         outcome: Future[None] = Future()
-        job = Job(self.handle, 0, local_memory(target, "target"), Deadline(timeout), moved)
+        job = TransferJob(self.handle, 0, local_memory(target, "target"), Deadline(timeout), moved)
         for _ in self.mover.move(job, self.offer, outcome, is_write=is_write):
             if outcome.done():
                 self.agent.never = False  # what was asked of NIXL comes to its end some time
         return outcome
 
 
-def make_handle(lease: Lease, address: int, size: int) -> Handle:
+def make_handle(lease: Lease, address: int, size: int) -> BufferHandle:
     owner = Address("owner", "unix://nowhere/owner")
-    return Handle(owner, 0, "the actor", ProcessMark(1, 1, "elsewhere"), None, lease, address, size)
+    return BufferHandle(owner, 0, "the actor", ProcessMark(1, 1, "elsewhere"), None, lease, address, size)
 
 
 @pytest.mark.parametrize("size", [1, 100, STAGED, STAGED + 1])
@@ -121,9 +121,9 @@ def test_memory_that_cannot_be_registered_is_staged_piece_by_piece(monkeypatch: 
     world = World(2 * STAGED + 5)
     register = world.agent.register
 
-    def refuse(stretch: Stretch) -> None:
+    def refuse(stretch: MemoryRange) -> None:
         if stretch.size == len(world.memory):
-            raise Failed("it can only be read")
+            raise NixlError("it can only be read")
         register(stretch)
 
     monkeypatch.setattr(world.agent, "register", refuse)
@@ -155,7 +155,7 @@ def test_a_connection_that_broke_is_made_anew_once() -> None:
 
     def break_second(number: int) -> None:
         if number == 2:
-            raise Failed("the connection has ended")
+            raise NixlError("the connection has ended")
 
     world.agent.before = break_second
     read = np.zeros(100, np.uint8)
@@ -172,7 +172,7 @@ def test_a_transfer_goes_on_where_it_was_broken_off(monkeypatch: pytest.MonkeyPa
 
     def break_late(number: int) -> None:
         if number == 4:  # a word, a piece and a word have come
-            raise Failed("the connection has ended")
+            raise NixlError("the connection has ended")
 
     world.agent.before = break_late
     read: Any = np.zeros(3 * STAGED, np.uint8)
@@ -182,7 +182,7 @@ def test_a_transfer_goes_on_where_it_was_broken_off(monkeypatch: pytest.MonkeyPa
 
 
 def fail(number: int) -> None:
-    raise Failed("no route")
+    raise NixlError("no route")
 
 
 def test_where_it_never_gets_another_way_is_to_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +207,7 @@ def test_the_end_of_the_owner_is_told_as_such() -> None:
 
     def end(number: int) -> None:
         world.ended = True
-        raise Failed("the connection has ended")
+        raise NixlError("the connection has ended")
 
     world.agent.before = end
     with pytest.raises(OwnerGone):
@@ -228,7 +228,7 @@ def test_what_hangs_is_told_before_its_end_and_touches_nothing_afterwards(
 
     world.agent.before = hang
     outcome: Future[None] = Future()
-    job = Job(world.handle, 0, local_memory(np.zeros(100, np.uint8), "target"), Deadline(60))
+    job = TransferJob(world.handle, 0, local_memory(np.zeros(100, np.uint8), "target"), Deadline(60))
     course = world.mover.move(job, world.offer, outcome, is_write=False)
     while not outcome.done():
         next(course)
@@ -249,7 +249,7 @@ def test_nothing_more_is_asked_for_once_the_deadline_has_passed() -> None:
 
 def test_a_stretch_is_registered_once_for_all_who_hold_it() -> None:
     agent: Any = FakeAgent()
-    registered, stretch = Registered(agent), Stretch(4096, 10)
+    registered, stretch = RegistrationTable(agent), MemoryRange(4096, 10)
     first = registered.hold(stretch)
     assert registered.hold(stretch) == first
     registered.let_go(stretch)
@@ -261,8 +261,8 @@ def test_a_stretch_is_registered_once_for_all_who_hold_it() -> None:
 
 def test_what_is_lent_from_here_is_used_as_it_is_registered() -> None:
     agent: Any = FakeAgent()
-    registered, local = Registered(agent), local_memory(np.zeros(STAGED + 1, np.uint8), "memory")
-    registered.hold(Stretch.of(local))
+    registered, local = RegistrationTable(agent), local_memory(np.zeros(STAGED + 1, np.uint8), "memory")
+    registered.hold(MemoryRange.of(local))
     with registered.reachable(local) as is_direct:
         assert is_direct
         assert len(agent.registered) == 1
@@ -273,7 +273,7 @@ def test_a_peer_of_which_too_much_is_known_is_met_anew(monkeypatch: pytest.Monke
     monkeypatch.setattr(peers, "MOST_KNOWN", 2)
     world = World(100)
     for number in range(1, 4):
-        world.offer = Offer("peer", number, None, b"memory %d" % number, b"words")
+        world.offer = NixlOffer("peer", number, None, b"memory %d" % number, b"words")
         world.run(np.zeros(100, np.uint8))
     met = [done for done in world.agent.done if done not in ("release", "meet words")]
     assert met == ["meet memory 1", "meet memory 2", "forget peer", "meet memory 3"]
@@ -283,8 +283,8 @@ def test_why_it_is_not_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     handle = World(100).handle
     ours: Any = types.SimpleNamespace(address=Address("ours", "unix://nowhere/ours"), life=0, run="run")
 
-    def refusal(handle: Handle, device: str = "cpu", *, is_worker: bool = True, is_forced: bool = True) -> str:
-        return Nixl(ours, Leases(), is_worker=is_worker, is_forced=is_forced).refusal(handle, device)
+    def refusal(handle: BufferHandle, device: str = "cpu", *, is_worker: bool = True, is_forced: bool = True) -> str:
+        return NixlBackend(ours, LeaseTable(), is_worker=is_worker, is_forced=is_forced).refusal(handle, device)
 
     assert refusal(handle, is_worker=False) == "only workers use NIXL"
     monkeypatch.setattr(nixl, "why_no_ibverbs", lambda: "this host has no RDMA NIC")
@@ -295,13 +295,13 @@ def test_why_it_is_not_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal(msgspec.structs.replace(handle, owner=ours.address)) == "the owner is this process"
     assert refusal(handle, "mps:0") == "NIXL does not reach memory of mps:0"
     assert "its owner does not offer it" in refusal(handle)
-    failed = {"nixl": Offer(why="it cannot be registered there").pack()}
+    failed = {"nixl": NixlOffer(why="it cannot be registered there").pack()}
     assert refusal(msgspec.structs.replace(handle, offers=failed)) == "it cannot be registered there"
-    assert refusal(msgspec.structs.replace(handle, offers={"nixl": Offer("peer", 1).pack()})) == ""
+    assert refusal(msgspec.structs.replace(handle, offers={"nixl": NixlOffer("peer", 1).pack()})) == ""
 
 
 def test_an_offer_comes_out_as_it_was_packed() -> None:
-    offer = Offer("peer", 3, 1, b"memory", b"words")
+    offer = NixlOffer("peer", 3, 1, b"memory", b"words")
     assert unpack(offer.pack()) == offer
 
 
@@ -311,12 +311,12 @@ def test_an_offer_comes_out_as_it_was_packed() -> None:
 )
 def test_the_pause_grows_with_how_long_nothing_has_happened(waited: list[float], expected: float | None) -> None:
     course: Any = iter(())
-    under_way = [Under(course, Future(), 100 - seconds) for seconds in waited]
+    under_way = [RunningTransfer(course, Future(), 100 - seconds) for seconds in waited]
     assert pause_for(under_way, 100.0) == (expected if expected is None else pytest.approx(expected))
 
 
 def test_courses_take_turns_and_their_ends_are_told() -> None:
-    turns, said = Turns("test turns"), []
+    turns, said = TransferScheduler("test turns"), []
 
     def course(name: str, error: Exception | None) -> Any:
         for step in range(3):

@@ -18,10 +18,10 @@ from meshbook.runtime.errors import BufferDropped, CallCancelled, TransferTimeou
 from meshbook.runtime.memory.identity import own_mark
 from meshbook.runtime.memory.local import local_memory
 from meshbook.runtime.rdma.action import Operation, batches_of
-from meshbook.runtime.rdma.handle import Handle, Lease
+from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.transfers import AT_ONCE
-from meshbook.runtime.rdma.ways import Job
-from meshbook.runtime.rdma.ways.same_process import SameProcess
+from meshbook.runtime.rdma.ways import TransferJob
+from meshbook.runtime.rdma.ways.same_process import SameProcessBackend
 from meshbook.runtime.wire.messages import Address
 
 SIZE = 64
@@ -29,9 +29,9 @@ pytestmark = pytest.mark.process
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def handle_of(pid: int = 1) -> Handle:
+def handle_of(pid: int = 1) -> BufferHandle:
     mark = own_mark()
-    return Handle(Address("a", "a"), 0, "owner", type(mark)(pid, 0, ""), None, Lease(0, 1), 0, SIZE)
+    return BufferHandle(Address("a", "a"), 0, "owner", type(mark)(pid, 0, ""), None, Lease(0, 1), 0, SIZE)
 
 
 # --- what may go together ---
@@ -191,12 +191,12 @@ def test_mistakes_are_told_at_once() -> None:
 def test_an_action_can_be_cancelled_and_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     buffer, begun, end = RDMABuffer(bytearray(2 * AT_ONCE)), threading.Event(), threading.Event()
 
-    def read(way: Any, job: Job) -> None:
+    def read(way: Any, job: TransferJob) -> None:
         begun.set()
         assert end.wait(20)
         job.deadline.check(lambda: "a read")
 
-    monkeypatch.setattr(SameProcess, "read", read)
+    monkeypatch.setattr(SameProcessBackend, "read", read)
     try:
         for timeout, error in ((20, CallCancelled), (0.01, TransferTimeout)):
             begun.clear()

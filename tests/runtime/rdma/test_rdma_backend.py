@@ -13,7 +13,7 @@ from meshbook.runtime.config import OVERRIDES
 from meshbook.runtime.memory.identity import ProcessMark
 from meshbook.runtime.rdma import backend
 from meshbook.runtime.rdma.backend import Fallback, RDMATcpFallbackWarning, get_rdma_backend, why_no_ibverbs
-from meshbook.runtime.rdma.handle import Handle, Lease
+from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.wire.messages import Address
 
 
@@ -50,8 +50,8 @@ def test_the_backend_is_the_best_that_is_allowed(
 # --- by TCP ---
 
 
-def handle_on(system: str) -> Handle:
-    return Handle(Address("a", "a"), 0, "trainer", ProcessMark(1, 0, system), None, Lease(0, 1), 0, 64)
+def handle_on(system: str) -> BufferHandle:
+    return BufferHandle(Address("a", "a"), 0, "trainer", ProcessMark(1, 0, system), None, Lease(0, 1), 0, 64)
 
 
 def way_of(name: str) -> Any:

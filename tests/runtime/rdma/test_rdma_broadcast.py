@@ -20,16 +20,16 @@ from meshbook import Actor, ProcMesh, RDMABuffer, TransferError, ValueMesh, endp
 from meshbook.runtime.actor.context import Instance
 from meshbook.runtime.errors import BufferDropped
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.memory.form import Form, form_of, shaped
+from meshbook.runtime.memory.form import TensorForm, form_of, shaped
 from meshbook.runtime.memory.identity import own_mark
-from meshbook.runtime.memory.local import Local, local_memory
+from meshbook.runtime.memory.local import LocalMemory, local_memory
 from meshbook.runtime.rdma.broadcast import parents_of
 from meshbook.runtime.rdma.copies import Copies
-from meshbook.runtime.rdma.followers import Followers
-from meshbook.runtime.rdma.handle import Handle, Lease
-from meshbook.runtime.rdma.leases import Leases
-from meshbook.runtime.rdma.receiving import PIECE, Arrival, Order, Reception
-from meshbook.runtime.rdma.ways import Job
+from meshbook.runtime.rdma.followers import CopyHolders
+from meshbook.runtime.rdma.handle import BufferHandle, Lease
+from meshbook.runtime.rdma.leases import LeaseTable
+from meshbook.runtime.rdma.receiving import PIECE, BroadcastOrder, BroadcastProgress, BroadcastReception
+from meshbook.runtime.rdma.ways import TransferJob
 from meshbook.runtime.wire.messages import Address
 
 pytestmark = pytest.mark.process
@@ -68,7 +68,7 @@ class FakePort:
 
 
 def test_who_waits_for_more_hears_of_it_or_of_the_end() -> None:
-    arrival, handle = Arrival(), handle_of(1)
+    arrival, handle = BroadcastProgress(), handle_of(1)
     ports: list[Any] = [FakePort() for _ in range(4)]
     arrival.wait(ports[0], 0)
     arrival.reach(handle, 10)
@@ -82,8 +82,8 @@ def test_who_waits_for_more_hears_of_it_or_of_the_end() -> None:
 # --- where copies lie ---
 
 
-def handle_of(number: int, size: int = 64) -> Handle:
-    return Handle(Address("a", "a"), 0, "owner", own_mark(), None, Lease(0, number), 0, size)
+def handle_of(number: int, size: int = 64) -> BufferHandle:
+    return BufferHandle(Address("a", "a"), 0, "owner", own_mark(), None, Lease(0, number), 0, size)
 
 
 def test_copies_keep_their_memory_and_end_with_their_source() -> None:
@@ -133,7 +133,7 @@ def test_whoever_receives_does_not_wait_for_memory_that_is_lent() -> None:
         copies.forget(("a", 0, 3))
         taken.append(copies.take(other, "weights", fresh=False))
 
-    def lend(local: Local, lent: Handle) -> Handle:
+    def lend(local: LocalMemory, lent: BufferHandle) -> BufferHandle:
         if not taken:
             thread = threading.Thread(target=meanwhile, daemon=True)
             taken.append(thread)
@@ -149,10 +149,10 @@ def test_whoever_receives_does_not_wait_for_memory_that_is_lent() -> None:
 
 
 def test_who_follows_a_buffer_that_was_dropped_before_is_told_at_once() -> None:
-    told = list[tuple[Handle, list[Address]]]()
+    told = list[tuple[BufferHandle, list[Address]]]()
     lender, peer = Instance("b", "actor", Extent((), ()).point(0), None), Address("b", "b")
-    leases = Leases()
-    followers = Followers(leases, lambda source, receivers: told.append((source, receivers)))
+    leases = LeaseTable()
+    followers = CopyHolders(leases, lambda source, receivers: told.append((source, receivers)))
     lent = leases.lend(local_memory(bytearray(8), "data"), lender)
     lent.handle = handle_of(lent.lease.number)
     followers.add(lent.handle, [peer])
@@ -172,7 +172,7 @@ class Failing:
         self.copies = Copies(lambda local, source: handle_of(100), lambda number: None)
         self.found = list[Any]()
 
-    def move(self, job: Job, *, is_write: bool) -> None:
+    def move(self, job: TransferJob, *, is_write: bool) -> None:
         self.found.append(self.copies.find(job.handle))
         raise TransferError("on purpose")
 
@@ -182,7 +182,7 @@ def test_a_copy_that_is_being_filled_or_was_not_filled_is_none() -> None:
     source = handle_of(1)
     station.copies.take(source, "", fresh=False).is_whole = True  # of the broadcast before
     with pytest.raises(TransferError, match="on purpose"):
-        Reception(station, Order((1, 0), source, 60.0, None), Arrival()).carry_out()
+        BroadcastReception(station, BroadcastOrder((1, 0), source, 60.0, None), BroadcastProgress()).carry_out()
     assert station.found == [None]
     assert station.copies.find(source) is None
 
@@ -190,17 +190,17 @@ def test_a_copy_that_is_being_filled_or_was_not_filled_is_none() -> None:
 @pytest.mark.parametrize(
     ("data", "form"),
     [
-        (torch.arange(6, dtype=torch.bfloat16).view(2, 3), Form("torch", "bfloat16", (2, 3))),
-        (torch.tensor(True), Form("torch", "bool", ())),
-        (np.arange(6, dtype=">i2").reshape(3, 2), Form("numpy", ">i2", (3, 2))),
+        (torch.arange(6, dtype=torch.bfloat16).view(2, 3), TensorForm("torch", "bfloat16", (2, 3))),
+        (torch.tensor(True), TensorForm("torch", "bool", ())),
+        (np.arange(6, dtype=">i2").reshape(3, 2), TensorForm("numpy", ">i2", (3, 2))),
         (bytearray(b"abc"), None),
         (np.zeros(2, [("a", "i4"), ("b", "f8")]), None),
     ],
 )
-def test_bytes_are_a_tensor_or_an_array_again(data: Any, form: Form | None) -> None:
+def test_bytes_are_a_tensor_or_an_array_again(data: Any, form: TensorForm | None) -> None:
     assert form_of(data) == form
     local = local_memory(data, "data")
-    there = Local(local.address, local.size, local.device, False, local.keep)
+    there = LocalMemory(local.address, local.size, local.device, False, local.keep)
     again = shaped(there, form)
     if form is None:
         assert bytes(again) == bytes(memoryview(data).cast("B"))

@@ -26,19 +26,19 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.memory import gpu
 from meshbook.runtime.memory.cuda import HANDLE_BYTES, CudaError, Driver
 from meshbook.runtime.memory.identity import own_mark
-from meshbook.runtime.memory.local import Local, local_memory
+from meshbook.runtime.memory.local import LocalMemory, local_memory
 from meshbook.runtime.rdma import staging
 from meshbook.runtime.rdma.backend import Fallback, RDMAReadTransferWarning, RDMAWriteTransferWarning
-from meshbook.runtime.rdma.chooser import Chooser
-from meshbook.runtime.rdma.handle import Handle
-from meshbook.runtime.rdma.imports import Imports
-from meshbook.runtime.rdma.leases import Leases
-from meshbook.runtime.rdma.progress import InProgress
+from meshbook.runtime.rdma.chooser import BackendSelector
+from meshbook.runtime.rdma.handle import BufferHandle
+from meshbook.runtime.rdma.imports import IpcHandles
+from meshbook.runtime.rdma.leases import LeaseTable
+from meshbook.runtime.rdma.progress import ActiveTransfers
 from meshbook.runtime.rdma.staging import Staging
 from meshbook.runtime.rdma.transfers import Transfers
-from meshbook.runtime.rdma.ways import Deadline, Job, Unsuitable
-from meshbook.runtime.rdma.ways.cuda_ipc import CudaIpc, Offer
-from meshbook.runtime.rdma.ways.process_memory import ProcessMemory
+from meshbook.runtime.rdma.ways import Deadline, TransferJob, Unsuitable
+from meshbook.runtime.rdma.ways.cuda_ipc import CudaIpcBackend, CudaIpcOffer
+from meshbook.runtime.rdma.ways.process_memory import ProcessMemoryBackend
 from meshbook.runtime.telemetry.spans import Recorder
 from meshbook.runtime.wire.messages import Address
 
@@ -96,7 +96,7 @@ def test_the_driver_is_asked_in_the_context_of_the_gpu_and_errors_are_told() -> 
 
 def test_what_is_open_is_closed_when_nobody_needs_it() -> None:
     closed: list[int] = []
-    imports = Imports(lambda allocation: allocation[0] + 100, lambda allocation, address: closed.append(address))
+    imports = IpcHandles(lambda allocation: allocation[0] + 100, lambda allocation, address: closed.append(address))
     segment, other = (0, b"a"), (1, b"b")
     with imports.use(segment, ("m.0", 1)) as first, imports.use(segment, ("m.0", 2)), imports.use(other, ("m.1", 3)):
         assert first == (100, True)
@@ -158,25 +158,25 @@ class Played:
         self.memory = bytearray(range(200))
         self.driver = FakeDriver(self.memory)
         self.followed: list[int] = []
-        self.in_progress = InProgress("here")
-        memory = ProcessMemory(self.in_progress)
-        self.way = CudaIpc(memory, lambda handle: self.followed.append(handle.lease.number), lambda: self.driver)  # type: ignore[arg-type,return-value]
-        self.leases = Leases(str(folder))
+        self.in_progress = ActiveTransfers("here")
+        memory = ProcessMemoryBackend(self.in_progress)
+        self.way = CudaIpcBackend(memory, lambda handle: self.followed.append(handle.lease.number), lambda: self.driver)  # type: ignore[arg-type,return-value]
+        self.leases = LeaseTable(str(folder))
         self.local = replace(local_memory(self.memory, "memory"), device="cuda:0")
         lender = Instance("owner-1@x", "Owner", Extent((), ()).point(0), None)
         self.lease = self.leases.lend(self.local, lender).lease
 
-    def handle(self) -> Handle:
+    def handle(self) -> BufferHandle:
         offer = self.way.offer(self.local, self.lease)
         assert offer is not None
-        return Handle(
+        return BufferHandle(
             *(Address("m.0", "x"), 0, "owner", own_mark(), None, self.lease),
             *(self.local.address, self.local.size, GPU, {self.way.name: offer}),
         )
 
-    def job(self, size: int) -> tuple[bytearray, Job]:
+    def job(self, size: int) -> tuple[bytearray, TransferJob]:
         landed = bytearray(size)
-        return landed, Job(self.handle(), 50, local_memory(landed, "dst"), Deadline(10))
+        return landed, TransferJob(self.handle(), 50, local_memory(landed, "dst"), Deadline(10))
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ def test_what_was_dropped_is_not_touched_and_what_fails_is_told(played: Played) 
         ({"process": msgspec.structs.replace(own_mark(), pid=1, system="other")}, "another host"),
         ({"device": "cuda:other"}, "not visible to this process"),
         ({"offers": {}}, "offers nothing"),
-        ({"offers": {"cuda ipc": msgspec.msgpack.encode(Offer(why_not="for a reason"))}}, "for a reason"),
+        ({"offers": {"cuda ipc": msgspec.msgpack.encode(CudaIpcOffer(why_not="for a reason"))}}, "for a reason"),
         ({}, ""),
     ],
 )
@@ -258,19 +258,19 @@ class HostWay:
         self.name = name
         self.memory = memory
 
-    def refusal(self, handle: Handle, local: str | None) -> str:
+    def refusal(self, handle: BufferHandle, local: str | None) -> str:
         return "" if local in (None, "cpu") or self.name == "message" else "the memory is that of a GPU"
 
-    def read(self, job: Job) -> None:
+    def read(self, job: TransferJob) -> None:
         job.local.view()[:] = self.memory[job.offset : job.offset + job.local.size]
         job.moved(job.local.size)
 
-    def write(self, job: Job) -> None:
+    def write(self, job: TransferJob) -> None:
         self.memory[job.offset : job.offset + job.local.size] = job.local.view()
         job.moved(job.local.size)
 
 
-def on_gpu(tensor: Any) -> Local:
+def on_gpu(tensor: Any) -> LocalMemory:
     return replace(local_memory(tensor, "dst"), device="cuda:0")
 
 
@@ -278,11 +278,13 @@ def test_a_gpu_here_is_reached_by_way_of_the_host(played: Played, monkeypatch: p
     monkeypatch.setattr(staging, "PIECE", 64)
     memory, ways = bytearray(range(200)), list[str]()
     between = Staging(lambda size: local_memory(torch.empty(size, dtype=torch.uint8), "pinned memory"))
-    chooser: Any = Chooser([HostWay("process memory", memory), HostWay("message", bytearray(200))])  # type: ignore[list-item]
+    chooser: Any = BackendSelector([HostWay("process memory", memory), HostWay("message", bytearray(200))])  # type: ignore[list-item]
     transfers = Transfers(chooser, lambda *_: None, Recorder(0), lambda job, way, seconds, write: ways.append(way))
     monkeypatch.setattr(transfers, "_staging", between)
     landed, moved = torch.zeros(150, dtype=torch.uint8), list[int]()
-    job = Job(msgspec.structs.replace(played.handle(), device="cpu"), 30, on_gpu(landed), Deadline(10), moved.append)
+    job = TransferJob(
+        msgspec.structs.replace(played.handle(), device="cpu"), 30, on_gpu(landed), Deadline(10), moved.append
+    )
     transfers.move(job, is_write=False)
     assert bytes(landed) == bytes(range(30, 180))
     landed += 1

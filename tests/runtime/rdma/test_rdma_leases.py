@@ -21,13 +21,13 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.memory import identity
 from meshbook.runtime.memory.identity import ProcessMark, has_ended, own_mark
 from meshbook.runtime.memory.local import local_memory
-from meshbook.runtime.rdma.handle import Handle, Lease
-from meshbook.runtime.rdma.leases import WORDS_A_BLOCK, Leases, Lent
-from meshbook.runtime.rdma.progress import PLACES, InProgress, Mark, leases_in_use
+from meshbook.runtime.rdma.handle import BufferHandle, Lease
+from meshbook.runtime.rdma.leases import WORDS_A_BLOCK, LeaseTable, LentMemory
+from meshbook.runtime.rdma.progress import PLACES, ActiveTransfers, TransferMark, leases_in_use
 from meshbook.runtime.rdma.retention import Retention
-from meshbook.runtime.rdma.ways import Deadline, Job
-from meshbook.runtime.rdma.ways.process_memory import ProcessMemory
-from meshbook.runtime.rdma.ways.same_process import SameProcess
+from meshbook.runtime.rdma.ways import Deadline, TransferJob
+from meshbook.runtime.rdma.ways.process_memory import ProcessMemoryBackend
+from meshbook.runtime.rdma.ways.same_process import SameProcessBackend
 from meshbook.runtime.wire.messages import Address
 
 ALICE, BOB = (Instance(name, "actor", Extent((), ()).point(0), None) for name in ("alice", "bob"))
@@ -43,7 +43,7 @@ def word_at(lease: Lease) -> int:
 
 
 def test_a_lease_is_a_word_that_has_its_number_while_it_lasts() -> None:
-    leases = Leases("folder")
+    leases = LeaseTable("folder")
     lent = leases.lend(memory(), ALICE)
     assert word_at(lent.lease) == lent.lease.number
     assert lent.lease.folder == "folder"
@@ -53,7 +53,7 @@ def test_a_lease_is_a_word_that_has_its_number_while_it_lasts() -> None:
 
 
 def test_words_are_used_again_and_numbers_never() -> None:
-    leases = Leases()
+    leases = LeaseTable()
     first = [leases.lend(memory(), ALICE).lease for _ in range(WORDS_A_BLOCK + 1)]
     assert len({lease.word for lease in first}) == len(first)
     leases.end(first[0].number)
@@ -63,7 +63,7 @@ def test_words_are_used_again_and_numbers_never() -> None:
 
 
 def test_garbage_that_is_collected_meanwhile_may_drop_a_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    leases = Leases()
+    leases = LeaseTable()
     first = leases.lend(memory(), ALICE).lease.number
 
     def draw(bits: int) -> int:
@@ -76,7 +76,7 @@ def test_garbage_that_is_collected_meanwhile_may_drop_a_buffer(monkeypatch: pyte
 
 
 def test_what_an_actor_has_lent() -> None:
-    leases = Leases()
+    leases = LeaseTable()
     mine = [leases.lend(memory(), ALICE).lease.number for _ in range(2)]
     other = leases.lend(memory(), BOB).lease.number
     assert sorted(leases.of(ALICE)) == sorted(mine)
@@ -86,27 +86,27 @@ def test_what_an_actor_has_lent() -> None:
     assert sorted(leases.all()) == sorted(mine)
 
 
-class DroppedMeanwhile(Leases):
+class DroppedMeanwhile(LeaseTable):
     """Lends no more what somebody has just found."""
 
-    def find(self, number: int) -> Lent | None:
+    def find(self, number: int) -> LentMemory | None:
         lent = super().find(number)
         self.end(number)
         return lent
 
 
-def copy_within(leases: Leases, lent: Lent) -> list[int]:
+def copy_within(leases: LeaseTable, lent: LentMemory) -> list[int]:
     """Read in the process that lends; how many were at the memory meanwhile."""
-    handle = Handle(OWNER, 0, "", own_mark(), None, lent.lease, lent.local.address, lent.local.size)
-    job = Job(handle, 0, memory(), Deadline(10))
+    handle = BufferHandle(OWNER, 0, "", own_mark(), None, lent.lease, lent.local.address, lent.local.size)
+    job = TransferJob(handle, 0, memory(), Deadline(10))
     users: list[int] = []
     job.moved = lambda count: users.append(len(lent.users))
-    SameProcess(OWNER, 0, leases).read(job)
+    SameProcessBackend(OWNER, 0, leases).read(job)
     return users
 
 
 def test_a_copy_within_the_process_is_at_the_memory_until_it_is_done() -> None:
-    leases = Leases()
+    leases = LeaseTable()
     lent = leases.lend(memory(), ALICE)
     assert copy_within(leases, lent) == [1]
     assert not lent.users
@@ -125,19 +125,19 @@ def test_ctrl_c_at_the_end_of_a_transfer_leaves_no_mark(tmp_path: Path, monkeypa
     def interrupt(*raised: object) -> None:
         raise KeyboardInterrupt
 
-    leases = Leases(str(tmp_path / "moving"))
+    leases = LeaseTable(str(tmp_path / "moving"))
     lent = leases.lend(memory(), ALICE)
     where = lent.lease, lent.local.address, lent.local.size
-    job = Job(Handle(Address("a", "a"), 0, "owner", own_mark(), None, *where), 0, memory(), Deadline(1))
-    way = ProcessMemory(InProgress("worker"))
-    monkeypatch.setattr(Mark, "__exit__", interrupt)
+    job = TransferJob(BufferHandle(Address("a", "a"), 0, "owner", own_mark(), None, *where), 0, memory(), Deadline(1))
+    way = ProcessMemoryBackend(ActiveTransfers("worker"))
+    monkeypatch.setattr(TransferMark, "__exit__", interrupt)
     with pytest.raises(KeyboardInterrupt):
         way.read(job)
     assert leases_in_use(tmp_path / "moving") == set()
 
 
 def test_a_mark_is_seen_by_others_while_it_stands(tmp_path: Path) -> None:
-    moving = InProgress("worker")
+    moving = ActiveTransfers("worker")
     leases = [Lease(0, number, str(tmp_path / "moving")) for number in (11, 12)]
     assert leases_in_use(tmp_path / "moving") == set()
     with moving.at(leases[0], 1), moving.at(leases[1], 1):
@@ -148,7 +148,7 @@ def test_a_mark_is_seen_by_others_while_it_stands(tmp_path: Path) -> None:
 
 
 def test_a_page_in_use_stays_when_its_process_leaves_the_run(tmp_path: Path) -> None:
-    moving, lease = InProgress("worker"), Lease(0, 7, str(tmp_path))
+    moving, lease = ActiveTransfers("worker"), Lease(0, 7, str(tmp_path))
     with moving.at(lease, 1):
         moving.close()
         assert leases_in_use(tmp_path) == {7}
@@ -159,9 +159,9 @@ def test_a_page_in_use_stays_when_its_process_leaves_the_run(tmp_path: Path) -> 
 
 def test_a_page_of_a_process_that_was_killed_counts_for_nothing_and_goes(tmp_path: Path) -> None:
     source = f"""
-from meshbook.runtime.rdma.progress import InProgress
-from meshbook.runtime.rdma.handle import Handle, Lease
-with InProgress("worker").at(Lease(0, 7, {str(tmp_path)!r}), 1):
+from meshbook.runtime.rdma.progress import ActiveTransfers
+from meshbook.runtime.rdma.handle import BufferHandle, Lease
+with ActiveTransfers("worker").at(Lease(0, 7, {str(tmp_path)!r}), 1):
     print(flush=True)
     input()
 """
@@ -185,7 +185,7 @@ def test_a_page_that_is_being_made_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_more_transfers_than_a_page_has_places_wait_for_one(tmp_path: Path) -> None:
-    moving, lease = InProgress("worker"), Lease(0, 7, str(tmp_path))
+    moving, lease = ActiveTransfers("worker"), Lease(0, 7, str(tmp_path))
     held = [moving.at(lease, 1) for _ in range(PLACES)]
     for mark in held:
         mark.__enter__()
@@ -208,7 +208,7 @@ def test_more_transfers_than_a_page_has_places_wait_for_one(tmp_path: Path) -> N
 
 def test_no_page_can_be_made(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        InProgress("worker").at(Lease(0, 7, str(tmp_path / "there" / "is no such folder")), 1)
+        ActiveTransfers("worker").at(Lease(0, 7, str(tmp_path / "there" / "is no such folder")), 1)
 
 
 def test_a_number_that_is_used_again_is_another_process() -> None:
@@ -255,22 +255,22 @@ def in_use() -> set[int]:
 
 
 @pytest.fixture
-def released() -> list[Lent]:
+def released() -> list[LentMemory]:
     return []
 
 
 @pytest.fixture
-def retention(clock: Clock, in_use: set[int], released: list[Lent]) -> Retention:
+def retention(clock: Clock, in_use: set[int], released: list[LentMemory]) -> Retention:
     return Retention(lambda: set(in_use), released.append, clock.later)
 
 
-def dropped(count: int) -> list[Lent]:
-    leases = Leases()
+def dropped(count: int) -> list[LentMemory]:
+    leases = LeaseTable()
     return [leases.lend(memory(), ALICE) for _ in range(count)]
 
 
 def test_memory_that_nobody_is_at_is_let_go_of_at_once(
-    retention: Retention, clock: Clock, released: list[Lent]
+    retention: Retention, clock: Clock, released: list[LentMemory]
 ) -> None:
     lent = dropped(2)
     assert all(future.done() for future in retention.keep(lent))
@@ -279,7 +279,7 @@ def test_memory_that_nobody_is_at_is_let_go_of_at_once(
 
 
 def test_memory_is_kept_while_somebody_is_at_it(
-    retention: Retention, clock: Clock, in_use: set[int], released: list[Lent]
+    retention: Retention, clock: Clock, in_use: set[int], released: list[LentMemory]
 ) -> None:
     busy, used_here, free = lent = dropped(3)
     in_use.add(busy.lease.number)
@@ -299,7 +299,7 @@ def test_memory_is_kept_while_somebody_is_at_it(
     assert released == [free, used_here, busy]
 
 
-def test_memory_is_kept_while_nobody_can_see_who_is_at_it(clock: Clock, released: list[Lent]) -> None:
+def test_memory_is_kept_while_nobody_can_see_who_is_at_it(clock: Clock, released: list[LentMemory]) -> None:
     """At the limit of descriptors the pages of others cannot be read. The look is made up for."""
     answers: list[set[int] | OSError] = [OSError(errno.EMFILE, ""), OSError(errno.EMFILE, ""), set()]
 
@@ -320,7 +320,7 @@ def test_memory_is_kept_while_nobody_can_see_who_is_at_it(clock: Clock, released
 def test_what_cannot_be_withdrawn_holds_up_nobody(clock: Clock, caplog: Any) -> None:
     """Neither those who have dropped it, nor others."""
 
-    def fail(lent: Lent) -> None:
+    def fail(lent: LentMemory) -> None:
         raise RuntimeError("can't start new thread")
 
     futures = Retention(set, fail, clock.later).keep(dropped(2))

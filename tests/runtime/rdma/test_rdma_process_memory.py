@@ -14,10 +14,10 @@ from meshbook.runtime.errors import BufferDropped, OwnerGone, TransferError
 from meshbook.runtime.memory import process
 from meshbook.runtime.memory.identity import own_mark
 from meshbook.runtime.memory.local import local_memory
-from meshbook.runtime.rdma.handle import Handle, Lease
-from meshbook.runtime.rdma.progress import InProgress
-from meshbook.runtime.rdma.ways import Deadline, Job
-from meshbook.runtime.rdma.ways.process_memory import ProcessMemory
+from meshbook.runtime.rdma.handle import BufferHandle, Lease
+from meshbook.runtime.rdma.progress import ActiveTransfers
+from meshbook.runtime.rdma.ways import Deadline, TransferJob
+from meshbook.runtime.rdma.ways.process_memory import ProcessMemoryBackend
 from meshbook.runtime.wire.messages import Address
 
 NEVER_MAPPED = 64  # an address
@@ -33,12 +33,12 @@ class Lent:
         self.data = bytearray(b"theirs")
         self.ours = bytearray(b"our   ")
         lease, local = Lease(ctypes.addressof(self.word), NUMBER, folder), local_memory(self.data, "data")
-        self.handle = Handle(OWNER, 0, "<Owner o>", own_mark(), None, lease, local.address, local.size)
-        self.in_progress = InProgress("procs-1.1")
-        self._way = ProcessMemory(self.in_progress)
+        self.handle = BufferHandle(OWNER, 0, "<Owner o>", own_mark(), None, lease, local.address, local.size)
+        self.in_progress = ActiveTransfers("procs-1.1")
+        self._way = ProcessMemoryBackend(self.in_progress)
 
     def move(self, *, is_write: bool) -> None:
-        job = Job(self.handle, 0, local_memory(self.ours, "ours"), Deadline(10))
+        job = TransferJob(self.handle, 0, local_memory(self.ours, "ours"), Deadline(10))
         (self._way.write if is_write else self._way.read)(job)
 
 
@@ -92,9 +92,12 @@ def test_of_memory_that_is_gone_the_lease_is_told_first(
 ) -> None:
     lease_word = ctypes.c_uint64(word)
     lease = Lease(ctypes.addressof(lease_word), 5, str(tmp_path))
-    handle = Handle(OWNER, 0, "<root>.<Owner o{}>", own_mark(), None, lease, NEVER_MAPPED, 64)
-    in_progress = InProgress("procs-1.1")
-    way, job = ProcessMemory(in_progress), Job(handle, 0, local_memory(bytearray(64), "dst"), Deadline(10))
+    handle = BufferHandle(OWNER, 0, "<root>.<Owner o{}>", own_mark(), None, lease, NEVER_MAPPED, 64)
+    in_progress = ActiveTransfers("procs-1.1")
+    way, job = (
+        ProcessMemoryBackend(in_progress),
+        TransferJob(handle, 0, local_memory(bytearray(64), "dst"), Deadline(10)),
+    )
     with pytest.raises(TransferError) as failure:
         (way.write if is_write else way.read)(job)
     in_progress.close()

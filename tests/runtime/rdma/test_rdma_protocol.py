@@ -11,17 +11,17 @@ import pytest
 from meshbook.runtime.errors import BufferDropped, OwnerGone, RefusedMessage, TransferError, TransferTimeout
 from meshbook.runtime.memory.identity import ProcessMark
 from meshbook.runtime.rdma import protocol
-from meshbook.runtime.rdma.handle import Handle, Lease
+from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.ways import Unsuitable
 from meshbook.runtime.wire.messages import Address
 
 OWNER = Address("procs-1.0", "unix:///run/procs-1.0")
-HANDLE = Handle(OWNER, 0, "<root>.<Owner o{}>", ProcessMark(7, 8, "boot:pid"), None, Lease(64, 5), 4096, 100)
+HANDLE = BufferHandle(OWNER, 0, "<root>.<Owner o{}>", ProcessMark(7, 8, "boot:pid"), None, Lease(64, 5), 4096, 100)
 KEY = b"k" * 32
 
 
 def test_a_request_arrives_as_it_was() -> None:
-    request = protocol.Request(HANDLE, 10, 90, True, 1.5)
+    request = protocol.TransferRequest(HANDLE, 10, 90, True, 1.5)
     data = protocol.pack_request(request)
     assert protocol.unpack_length(protocol.pack_length(len(data))) == len(data)
     assert protocol.unpack_request(data) == request
@@ -55,11 +55,11 @@ def test_garbage_is_no_request(data: bytes) -> None:
 
 
 def test_a_huge_request_is_refused_before_it_is_read() -> None:
-    with pytest.raises(protocol.Damaged, match="4,294,967,295 bytes"):
+    with pytest.raises(protocol.DamagedData, match="4,294,967,295 bytes"):
         protocol.unpack_length(struct.pack("<I", 0xFFFFFFFF))
     long = msgspec.structs.replace(HANDLE, actor="x" * protocol.MOST_BYTES)
     with pytest.raises(Unsuitable, match="too long"):
-        protocol.pack_request(protocol.Request(long, 0, 1, False, 1.0))
+        protocol.pack_request(protocol.TransferRequest(long, 0, 1, False, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -156,5 +156,5 @@ FIRST, SECOND, THIRD = seal()
     ],
 )
 def test_what_was_changed_is_detected(changed: list[bytes]) -> None:
-    with pytest.raises(protocol.Damaged):
+    with pytest.raises(protocol.DamagedData):
         open_all(changed)

@@ -19,11 +19,11 @@ from meshbook.runtime.errors import BufferDropped, CallCancelled, OwnerGone, Tra
 from meshbook.runtime.memory.identity import own_mark
 from meshbook.runtime.memory.local import local_memory
 from meshbook.runtime.rdma import lines, pieces, protocol, server
-from meshbook.runtime.rdma.handle import Handle, Lease
-from meshbook.runtime.rdma.line import Line, be_admitted
-from meshbook.runtime.rdma.server import Door, MemoryServer
-from meshbook.runtime.rdma.ways import Deadline, Job, Unsuitable
-from meshbook.runtime.rdma.ways.host_agent import HostAgent
+from meshbook.runtime.rdma.handle import BufferHandle, Lease
+from meshbook.runtime.rdma.line import DataConnection, be_admitted
+from meshbook.runtime.rdma.server import MemoryServer, MemoryServerAddress
+from meshbook.runtime.rdma.ways import Deadline, TransferJob, Unsuitable
+from meshbook.runtime.rdma.ways.host_agent import HostAgentBackend
 from meshbook.runtime.wire.messages import Address
 
 PATIENCE = 30.0
@@ -43,29 +43,29 @@ class Memory:
         self.pieces = 0
         self.before: Callable[[int], None] = lambda piece: None  # told the number of each piece before it is moved
 
-    def refusal(self, handle: Handle, local: str | None) -> str:
+    def refusal(self, handle: BufferHandle, local: str | None) -> str:
         return self.why_not
 
-    def read(self, job: Job) -> None:
+    def read(self, job: TransferJob) -> None:
         job.local.view()[:] = self._part(job)
 
-    def write(self, job: Job) -> None:
+    def write(self, job: TransferJob) -> None:
         self._part(job)[:] = job.local.view()
 
-    def _part(self, job: Job) -> Any:
+    def _part(self, job: TransferJob) -> Any:
         self.pieces += 1
         self.before(self.pieces)
         return memoryview(self.data)[job.offset : job.offset + job.local.size]
 
-    def handle(self) -> Handle:
-        return Handle(OWNER, 0, "<root>.<Owner o{}>", own_mark(), AGENT, Lease(8, 5, "folder"), 4096, SIZE)
+    def handle(self) -> BufferHandle:
+        return BufferHandle(OWNER, 0, "<root>.<Owner o{}>", own_mark(), AGENT, Lease(8, 5, "folder"), 4096, SIZE)
 
 
 class Client:
     """A process that knows the agent, and its server."""
 
-    def __init__(self, serve: Callable[[Address], Door]) -> None:
-        self.door: Door = serve(OWNER)
+    def __init__(self, serve: Callable[[Address], MemoryServerAddress]) -> None:
+        self.door: MemoryServerAddress = serve(OWNER)
         self.peers = self.calls = self.loop = self  # as much of each as is needed here
         self.when_down: list[Any] = []
         self.due: list[Any] = []
@@ -104,25 +104,25 @@ def client(serving: MemoryServer) -> Client:
 
 
 @pytest.fixture
-def way(client: Client) -> Iterator[HostAgent]:
+def way(client: Client) -> Iterator[HostAgentBackend]:
     node: Any = client
-    made = HostAgent(node)
+    made = HostAgentBackend(node)
     yield made
     made.close()
 
 
-def job(memory: Memory, data: Any, offset: int = 0, seconds: float = PATIENCE) -> Job:
-    return Job(memory.handle(), offset, local_memory(data, "data"), Deadline(seconds))
+def job(memory: Memory, data: Any, offset: int = 0, seconds: float = PATIENCE) -> TransferJob:
+    return TransferJob(memory.handle(), offset, local_memory(data, "data"), Deadline(seconds))
 
 
-def connect(door: Door) -> Line:
-    return Line(socket.create_connection((door.ip, door.port), PATIENCE))
+def connect(door: MemoryServerAddress) -> DataConnection:
+    return DataConnection(socket.create_connection((door.ip, door.port), PATIENCE))
 
 
 # -- what goes well --------------------------------------------------------------------------
 
 
-def test_reads_and_writes_of_any_size(memory: Memory, way: HostAgent) -> None:
+def test_reads_and_writes_of_any_size(memory: Memory, way: HostAgentBackend) -> None:
     for offset, size in [(0, SIZE), (1, 1), (SIZE - 1, 1), (3, PIECE), (0, PIECE + 1), (7, 3 * PIECE)]:
         target = np.zeros(size, np.uint8)
         moved: list[int] = []
@@ -139,7 +139,7 @@ def test_reads_and_writes_of_any_size(memory: Memory, way: HostAgent) -> None:
 
 
 def test_a_connection_is_used_again_and_one_that_was_closed_is_not_missed(
-    memory: Memory, way: HostAgent, serving: MemoryServer
+    memory: Memory, way: HostAgentBackend, serving: MemoryServer
 ) -> None:
     target = np.zeros(10, np.uint8)
     way.read(job(memory, target))
@@ -153,7 +153,7 @@ def test_a_connection_is_used_again_and_one_that_was_closed_is_not_missed(
 
 
 def test_an_idle_connection_is_closed_after_its_time(
-    memory: Memory, way: HostAgent, client: Client, serving: MemoryServer, monkeypatch: pytest.MonkeyPatch
+    memory: Memory, way: HostAgentBackend, client: Client, serving: MemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(5):
         way.read(job(memory, np.zeros(10, np.uint8)))
@@ -206,8 +206,10 @@ def test_what_was_said_on_one_connection_lets_nobody_in_on_another(serving: Memo
         line.close()
 
 
-def test_an_agent_that_does_not_know_the_key_is_not_believed(memory: Memory, client: Client, way: HostAgent) -> None:
-    client.door = Door(client.door.ip, client.door.port, bytes(32))
+def test_an_agent_that_does_not_know_the_key_is_not_believed(
+    memory: Memory, client: Client, way: HostAgentBackend
+) -> None:
+    client.door = MemoryServerAddress(client.door.ip, client.door.port, bytes(32))
     with pytest.raises(ConnectionError):  # over there they see first that the keys differ
         be_admitted(connect(client.door), client.door.key, Deadline(PATIENCE))
     with socket.create_server(("127.0.0.1", 0)) as false:
@@ -222,7 +224,7 @@ def test_an_agent_that_does_not_know_the_key_is_not_believed(memory: Memory, cli
 
         thread = threading.Thread(target=answer)
         thread.start()
-        client.door = Door("127.0.0.1", false.getsockname()[1], client.door.key)
+        client.door = MemoryServerAddress("127.0.0.1", false.getsockname()[1], client.door.key)
         with pytest.raises(Unsuitable, match="does not know the key"):
             way.read(job(memory, np.zeros(1, np.uint8)))
         thread.join()
@@ -234,7 +236,7 @@ def test_who_sends_nothing_of_what_he_wants_to_write_is_waited_for_no_longer_tha
     door = serving.open("127.0.0.1")
     line = connect(door)
     be_admitted(line, door.key, Deadline(PATIENCE))
-    request = protocol.Request(memory.handle(), 0, SIZE, is_write=True, seconds=0.05)
+    request = protocol.TransferRequest(memory.handle(), 0, SIZE, is_write=True, seconds=0.05)
     line.send_message(protocol.pack_request(request), Deadline(PATIENCE))
     with pytest.raises(ConnectionError):
         line.receive(1, Deadline(PATIENCE))
@@ -245,7 +247,7 @@ def test_a_request_that_comes_again_is_refused(serving: MemoryServer, memory: Me
     door = serving.open("127.0.0.1")
     line = connect(door)
     be_admitted(line, door.key, Deadline(PATIENCE))
-    request = protocol.pack_request(protocol.Request(memory.handle(), 0, 1, is_write=False, seconds=PATIENCE))
+    request = protocol.pack_request(protocol.TransferRequest(memory.handle(), 0, 1, is_write=False, seconds=PATIENCE))
     message = line._seal(protocol.pack_length(len(request))) + line._seal(request)
     for _ in range(2):
         line.send(message, Deadline(PATIENCE))
@@ -267,7 +269,7 @@ class Relay:
     The bits of `change` are flipped from there on.
     """
 
-    def __init__(self, door: Door, *, to_server: bool, at: int | None, change: bytes = b"\x01") -> None:
+    def __init__(self, door: MemoryServerAddress, *, to_server: bool, at: int | None, change: bytes = b"\x01") -> None:
         self._there = door
         self._flips = {to_server: at}
         self._change = change
@@ -275,7 +277,7 @@ class Relay:
         # The handshake is none of it.
         self._passed = {True: -protocol.NONCE - protocol.PROOF, False: -protocol.GREETING_BYTES - protocol.PROOF}
         self._listening = socket.create_server(("127.0.0.1", 0))
-        self.door = Door("127.0.0.1", self._listening.getsockname()[1], door.key)
+        self.door = MemoryServerAddress("127.0.0.1", self._listening.getsockname()[1], door.key)
         self._threads = [threading.Thread(target=self._accept)]
         self._threads[0].start()
 
@@ -323,7 +325,7 @@ class Rewriting(Relay):
     That gets all that was collected so far.
     """
 
-    def __init__(self, door: Door, *, block: int, rewrite: Callable[[list[bytes]], bytes]) -> None:
+    def __init__(self, door: MemoryServerAddress, *, block: int, rewrite: Callable[[list[bytes]], bytes]) -> None:
         self._block = block
         self._rewrite = rewrite
         self._held = bytearray()
@@ -345,7 +347,7 @@ class Rewriting(Relay):
 
 
 @pytest.fixture
-def relayed(client: Client, way: HostAgent) -> Iterator[Callable[..., Relay]]:
+def relayed(client: Client, way: HostAgentBackend) -> Iterator[Callable[..., Relay]]:
     relays: list[Relay] = []
 
     def relay(kind: type[Relay] = Relay, **changes: Any) -> Relay:
@@ -360,7 +362,9 @@ def relayed(client: Client, way: HostAgent) -> Iterator[Callable[..., Relay]]:
 
 
 @pytest.mark.parametrize("at", [0, 10, 30, 40, 2 * PIECE])
-def test_a_read_is_repeated_where_a_bit_has_flipped(memory: Memory, way: HostAgent, relayed: Any, at: int) -> None:
+def test_a_read_is_repeated_where_a_bit_has_flipped(
+    memory: Memory, way: HostAgentBackend, relayed: Any, at: int
+) -> None:
     relayed(to_server=False, at=at)
     data = np.zeros(SIZE, np.uint8)
     way.read(job(memory, data))
@@ -368,7 +372,7 @@ def test_a_read_is_repeated_where_a_bit_has_flipped(memory: Memory, way: HostAge
 
 
 def test_a_read_is_repeated_where_data_was_changed_so_that_a_crc_stays_the_same(
-    memory: Memory, way: HostAgent, relayed: Any
+    memory: Memory, way: HostAgentBackend, relayed: Any
 ) -> None:
     changed = bytes(data ^ change for data, change in zip(b"12345", UNSEEN, strict=True))
     assert zlib.crc32(changed) == zlib.crc32(b"12345")
@@ -393,7 +397,7 @@ SEALED = PIECE + protocol.TAG
     ids=["swapped", "replayed", "left out", "cut"],
 )
 def test_a_read_whose_pieces_were_rearranged_is_repeated(
-    memory: Memory, way: HostAgent, relayed: Any, rearrange: Callable[[bytes, bytes], bytes]
+    memory: Memory, way: HostAgentBackend, relayed: Any, rearrange: Callable[[bytes, bytes], bytes]
 ) -> None:
     def rewrite(blocks: list[bytes]) -> bytes:
         answer, both = blocks[0][:ANSWER_BYTES], blocks[0][ANSWER_BYTES:]
@@ -406,7 +410,7 @@ def test_a_read_whose_pieces_were_rearranged_is_repeated(
     assert relay.connections == 2
 
 
-def test_an_old_answer_is_not_taken_for_a_new_one(memory: Memory, way: HostAgent, relayed: Any) -> None:
+def test_an_old_answer_is_not_taken_for_a_new_one(memory: Memory, way: HostAgentBackend, relayed: Any) -> None:
     relay = relayed(Rewriting, block=ANSWER_BYTES + SEALED, rewrite=lambda blocks: blocks[0])
     data = np.zeros(PIECE, np.uint8)
     for _ in range(2):
@@ -416,7 +420,7 @@ def test_an_old_answer_is_not_taken_for_a_new_one(memory: Memory, way: HostAgent
     assert relay.connections == 2
 
 
-def test_nothing_on_the_way_is_readable(memory: Memory, way: HostAgent, relayed: Any) -> None:
+def test_nothing_on_the_way_is_readable(memory: Memory, way: HostAgentBackend, relayed: Any) -> None:
     seen: list[bytes] = []
 
     def look(blocks: list[bytes]) -> bytes:
@@ -431,7 +435,7 @@ def test_nothing_on_the_way_is_readable(memory: Memory, way: HostAgent, relayed:
 
 
 def test_a_process_without_the_package_that_encrypts_goes_another_way(
-    memory: Memory, way: HostAgent, monkeypatch: pytest.MonkeyPatch
+    memory: Memory, way: HostAgentBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As an interpreter with packages of its own may be."""
     real = protocol.Seal
@@ -447,7 +451,9 @@ def test_a_process_without_the_package_that_encrypts_goes_another_way(
     assert "lacks a package" in way.refusal(memory.handle(), None)
 
 
-def test_a_read_over_a_network_that_damages_everything_fails(memory: Memory, way: HostAgent, relayed: Any) -> None:
+def test_a_read_over_a_network_that_damages_everything_fails(
+    memory: Memory, way: HostAgentBackend, relayed: Any
+) -> None:
     relayed(to_server=False, at=None)
     with pytest.raises(TransferError, match="broke 3 times: "):
         way.read(job(memory, np.zeros(SIZE, np.uint8)))
@@ -455,7 +461,7 @@ def test_a_read_over_a_network_that_damages_everything_fails(memory: Memory, way
 
 @pytest.mark.parametrize("at", [10, 60, 2 * PIECE])
 def test_a_write_in_which_a_bit_has_flipped_fails(
-    memory: Memory, way: HostAgent, serving: MemoryServer, relayed: Any, at: int
+    memory: Memory, way: HostAgentBackend, serving: MemoryServer, relayed: Any, at: int
 ) -> None:
     relayed(to_server=True, at=at)
     before, data = memory.data.copy(), np.zeros(SIZE, np.uint8)
@@ -484,7 +490,7 @@ def test_a_request_that_is_none_ends_the_connection(serving: MemoryServer, parts
 @pytest.mark.parametrize("error", [BufferDropped("x"), OwnerGone("x"), Unsuitable("x"), TransferError("x")], ids=repr)
 @pytest.mark.parametrize("piece", [1, 3])
 def test_an_error_comes_to_who_asked_wherever_it_is_found(
-    memory: Memory, way: HostAgent, error: Exception, piece: int
+    memory: Memory, way: HostAgentBackend, error: Exception, piece: int
 ) -> None:
     def fail(number: int) -> None:
         if number >= piece:
@@ -501,7 +507,9 @@ def test_an_error_comes_to_who_asked_wherever_it_is_found(
     assert (data == memory.data).all()
 
 
-def test_a_read_goes_on_where_its_connection_broke(memory: Memory, way: HostAgent, serving: MemoryServer) -> None:
+def test_a_read_goes_on_where_its_connection_broke(
+    memory: Memory, way: HostAgentBackend, serving: MemoryServer
+) -> None:
     def cut(number: int) -> None:
         if number == 3:
             next(iter(serving._lines)).interrupt()
@@ -515,13 +523,13 @@ def test_a_read_goes_on_where_its_connection_broke(memory: Memory, way: HostAgen
     assert sum(moved) == SIZE
 
 
-def test_a_write_whose_connection_breaks_fails(memory: Memory, way: HostAgent, serving: MemoryServer) -> None:
+def test_a_write_whose_connection_breaks_fails(memory: Memory, way: HostAgentBackend, serving: MemoryServer) -> None:
     memory.before = lambda number: next(iter(serving._lines)).interrupt()
     with pytest.raises(TransferError, match="broke during a write"):
         way.write(job(memory, np.zeros(SIZE, np.uint8)))
 
 
-def test_a_server_that_is_slower_than_the_deadline(memory: Memory, way: HostAgent) -> None:
+def test_a_server_that_is_slower_than_the_deadline(memory: Memory, way: HostAgentBackend) -> None:
     held = threading.Event()
     for move in (way.read, way.write):
         memory.before = lambda number: None
@@ -532,7 +540,7 @@ def test_a_server_that_is_slower_than_the_deadline(memory: Memory, way: HostAgen
     held.set()
 
 
-def test_a_transfer_that_is_cancelled_ends(memory: Memory, way: HostAgent) -> None:
+def test_a_transfer_that_is_cancelled_ends(memory: Memory, way: HostAgentBackend) -> None:
     held, begun = threading.Event(), threading.Event()
 
     def hold(number: int) -> None:
@@ -558,7 +566,7 @@ def test_a_transfer_that_is_cancelled_ends(memory: Memory, way: HostAgent) -> No
     assert [str(error) for error in failed] == ["enough"]
 
 
-def test_an_agent_that_is_lost_ends_what_waits_for_it(memory: Memory, way: HostAgent, client: Client) -> None:
+def test_an_agent_that_is_lost_ends_what_waits_for_it(memory: Memory, way: HostAgentBackend, client: Client) -> None:
     held = threading.Event()
 
     class Report:
@@ -583,12 +591,12 @@ def test_what_is_not_of_this_run_or_host_is_not_touched(memory: Memory, client: 
     strict = MemoryServer(server_way, "folder", lambda mark: False)
     client.door = strict.open("127.0.0.1")
     node: Any = client
-    way = HostAgent(node)
+    way = HostAgentBackend(node)
     with pytest.raises(Unsuitable, match="no process"):
         way.read(job(memory, np.zeros(1, np.uint8)))
     elsewhere = MemoryServer(server_way, "another run's folder", lambda mark: True)
     client.door = elsewhere.open("127.0.0.1")
-    other = HostAgent(node)
+    other = HostAgentBackend(node)
     with pytest.raises(Unsuitable, match="no process"):
         other.write(job(memory, np.zeros(1, np.uint8)))
     other.close()
@@ -601,17 +609,17 @@ def test_what_is_not_of_this_run_or_host_is_not_touched(memory: Memory, client: 
     strict.close()
 
 
-def test_where_no_connection_leads_there_is_another_way(memory: Memory, client: Client, way: HostAgent) -> None:
+def test_where_no_connection_leads_there_is_another_way(memory: Memory, client: Client, way: HostAgentBackend) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        client.door = Door("127.0.0.1", unused.getsockname()[1], bytes(32))
+        client.door = MemoryServerAddress("127.0.0.1", unused.getsockname()[1], bytes(32))
         with pytest.raises(Unsuitable, match="cannot be reached"):
             way.read(job(memory, np.zeros(1, np.uint8)))
     assert way.refusal(memory.handle(), None) == "", "somebody may listen there soon"
 
 
 def test_where_none_will_lead_it_is_not_tried_again(
-    memory: Memory, client: Client, way: HostAgent, monkeypatch: pytest.MonkeyPatch
+    memory: Memory, client: Client, way: HostAgentBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket, "create_connection", Mock(side_effect=OSError(errno.EHOSTUNREACH, "No route to host")))
     with pytest.raises(Unsuitable, match=r"No route to host.*is there a firewall"):
@@ -619,7 +627,7 @@ def test_where_none_will_lead_it_is_not_tried_again(
     assert "cannot be reached" in way.refusal(memory.handle(), None)
 
 
-def test_an_agent_that_does_not_answer(memory: Memory, client: Client, way: HostAgent) -> None:
+def test_an_agent_that_does_not_answer(memory: Memory, client: Client, way: HostAgentBackend) -> None:
     client.ask = lambda asker: None
     with pytest.raises(TransferTimeout, match="has not answered"):
         way.read(job(memory, np.zeros(1, np.uint8), seconds=0.05))
@@ -640,7 +648,7 @@ def test_idle_connections_make_room_for_others(serving: MemoryServer, monkeypatc
 
 
 def test_strangers_make_room_for_who_is_of_the_run_and_before_idle_connections(
-    memory: Memory, way: HostAgent, serving: MemoryServer, monkeypatch: pytest.MonkeyPatch
+    memory: Memory, way: HostAgentBackend, serving: MemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 1000.0)
     monkeypatch.setattr(server, "MOST_UNKNOWN", 1)
@@ -648,7 +656,7 @@ def test_strangers_make_room_for_who_is_of_the_run_and_before_idle_connections(
     door = serving.open("127.0.0.1")
     used = connect(door)
     be_admitted(used, door.key, Deadline(PATIENCE))
-    request = protocol.pack_request(protocol.Request(memory.handle(), 0, 1, is_write=False, seconds=PATIENCE))
+    request = protocol.pack_request(protocol.TransferRequest(memory.handle(), 0, 1, is_write=False, seconds=PATIENCE))
 
     def ask() -> None:
         used.send_message(request, Deadline(PATIENCE))
@@ -668,7 +676,7 @@ def test_strangers_make_room_for_who_is_of_the_run_and_before_idle_connections(
 
 def test_a_server_without_descriptors_says_so_and_goes_on(
     memory: Memory,
-    way: HostAgent,
+    way: HostAgentBackend,
     client: Client,
     serving: MemoryServer,
     monkeypatch: pytest.MonkeyPatch,
@@ -692,7 +700,7 @@ def test_a_server_without_descriptors_says_so_and_goes_on(
     assert "the memory server cannot take a connection: [Errno 24] Too many open files" in caplog.text
 
 
-def test_many_transfers_at_once(memory: Memory, way: HostAgent, serving: MemoryServer) -> None:
+def test_many_transfers_at_once(memory: Memory, way: HostAgentBackend, serving: MemoryServer) -> None:
     wrong: list[int] = []
 
     def read(offset: int) -> None:

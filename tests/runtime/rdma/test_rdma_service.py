@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.memory.local import Local, local_memory
+from meshbook.runtime.memory.local import LocalMemory, local_memory
 from meshbook.runtime.rdma.contents import parcel_of, put_bytes
-from meshbook.runtime.rdma.leases import Leases, Lent
+from meshbook.runtime.rdma.leases import LeaseTable, LentMemory
 from meshbook.runtime.rdma.service import RDMAService
 
 
@@ -27,7 +27,7 @@ class Port:
 
 class Lender:
     def __init__(self) -> None:
-        self.leases = Leases()
+        self.leases = LeaseTable()
 
     def end(self, number: int) -> Future[None]:
         self.leases.end(number)
@@ -63,10 +63,10 @@ def test_pieces_are_read_and_written_until_it_is_dropped(lender: Lender) -> None
     assert data == b"0123xy6789"
 
 
-class DroppedMeanwhile(Leases):
+class DroppedMeanwhile(LeaseTable):
     """Lends no more what somebody has just found."""
 
-    def find(self, number: int) -> Lent | None:
+    def find(self, number: int) -> LentMemory | None:
         lent = super().find(number)
         self.end(number)
         return lent
@@ -101,7 +101,7 @@ def test_memory_of_a_gpu_goes_through_that_of_the_cpu() -> None:
     """With a tensor that only says so: what is copied where is the same."""
     torch = pytest.importorskip("torch")
     tensor = torch.arange(10, dtype=torch.uint8)
-    there = Local(tensor.data_ptr(), 10, "cuda:0", True, tensor, tensor)
+    there = LocalMemory(tensor.data_ptr(), 10, "cuda:0", True, tensor, tensor)
     assert bytes(parcel_of(there.part(2, 3)).raw()) == bytes([2, 3, 4])
     put_bytes(there.part(8, 2), memoryview(b"\x63\x64"))
     assert tensor.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 99, 100]

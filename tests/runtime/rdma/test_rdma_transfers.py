@@ -13,29 +13,29 @@ from msgspec.structs import replace
 
 from meshbook.runtime.errors import CallCancelled, ChecksumMismatch, TransferError, TransferTimeout
 from meshbook.runtime.memory.identity import ProcessMark, own_mark
-from meshbook.runtime.memory.local import Local, local_memory
+from meshbook.runtime.memory.local import LocalMemory, local_memory
 from meshbook.runtime.rdma import chooser as chooser_module
-from meshbook.runtime.rdma.chooser import LEFT_OUT, SPARE, Chooser, Verdict
+from meshbook.runtime.rdma.chooser import LEFT_OUT, SPARE, BackendSelector, BackendVerdict
 from meshbook.runtime.rdma.explaining import explain
-from meshbook.runtime.rdma.following import Follower
-from meshbook.runtime.rdma.handle import Handle, Lease
-from meshbook.runtime.rdma.progress import InProgress
+from meshbook.runtime.rdma.following import TransferProgress
+from meshbook.runtime.rdma.handle import BufferHandle, Lease
+from meshbook.runtime.rdma.progress import ActiveTransfers
 from meshbook.runtime.rdma.threads import Threads
 from meshbook.runtime.rdma.transfers import AT_ONCE, Transfers
-from meshbook.runtime.rdma.ways import Deadline, Job, Unsuitable, Way
-from meshbook.runtime.rdma.ways.process_memory import ProcessMemory
+from meshbook.runtime.rdma.ways import Deadline, TransferBackend, TransferJob, Unsuitable
+from meshbook.runtime.rdma.ways.process_memory import ProcessMemoryBackend
 from meshbook.runtime.telemetry.spans import Recorder
 from meshbook.runtime.wire.messages import Address
 
 PATIENCE = 10.0
 
 
-def handle_of(pid: int = 1, size: int = 8, **fields: Any) -> Handle:
+def handle_of(pid: int = 1, size: int = 8, **fields: Any) -> BufferHandle:
     mark = ProcessMark(pid, 0, "")
-    return Handle(Address("owner", ""), 0, "<Owner o>", mark, None, Lease(0, 1), 0, size, **fields)
+    return BufferHandle(Address("owner", ""), 0, "<Owner o>", mark, None, Lease(0, 1), 0, size, **fields)
 
 
-class Memory(Way):
+class Memory(TransferBackend):
     """A way to one stretch of memory, which does as it is told."""
 
     def __init__(self, name: str, *, refuses: str = "", unsuitable: str = "", is_immediate: bool = True) -> None:
@@ -44,34 +44,34 @@ class Memory(Way):
         self.data = bytearray(2 * AT_ONCE)
         self.threads: list[str] = []
         self.tried = 0
-        self.before: Callable[[Job], object] = lambda job: None
+        self.before: Callable[[TransferJob], object] = lambda job: None
         self._refuses = refuses
         self._unsuitable = unsuitable
 
-    def refusal(self, handle: Handle, local: str | None) -> str:
+    def refusal(self, handle: BufferHandle, local: str | None) -> str:
         return self._refuses
 
-    def read(self, job: Job) -> None:
+    def read(self, job: TransferJob) -> None:
         self._begin(job)
         job.local.view()[:] = self.data[job.offset : job.offset + job.local.size]
         job.moved(job.local.size)
 
-    def write(self, job: Job) -> None:
+    def write(self, job: TransferJob) -> None:
         self._begin(job)
         self.data[job.offset : job.offset + job.local.size] = job.local.view()
         job.moved(job.local.size)
 
-    def _begin(self, job: Job) -> None:
+    def _begin(self, job: TransferJob) -> None:
         self.tried += 1
         self.threads.append(threading.current_thread().name)
         if self._unsuitable:
             raise Unsuitable(self._unsuitable)
         self.before(job)
 
-    def offer(self, local: Local, lease: Lease) -> bytes | None:
+    def offer(self, local: LocalMemory, lease: Lease) -> bytes | None:
         return None
 
-    def withdraw(self, handle: Handle) -> None:
+    def withdraw(self, handle: BufferHandle) -> None:
         return None
 
     def close(self) -> None:
@@ -83,9 +83,13 @@ class Memory(Way):
 
 def test_the_first_way_that_does_not_refuse() -> None:
     near, far, last = ways = [Memory("near", refuses="too far"), Memory("far"), Memory("last")]
-    chooser = Chooser(ways)
+    chooser = BackendSelector(ways)
     assert chooser.choose(handle_of(), None) is far
-    expected = [Verdict("near", False, "too far"), Verdict("far", True, ""), Verdict("last", False, SPARE)]
+    expected = [
+        BackendVerdict("near", False, "too far"),
+        BackendVerdict("far", True, ""),
+        BackendVerdict("last", False, SPARE),
+    ]
     assert chooser.explain(handle_of(), None) == expected
     assert (near.tried, last.tried) == (0, 0)
 
@@ -102,7 +106,7 @@ def test_the_first_way_that_does_not_refuse() -> None:
 )
 def test_whose_memory_cross_memory_attach_reaches(system: str, device: str, local: str | None, words: str) -> None:
     here = own_mark()
-    way = ProcessMemory(InProgress("worker"))
+    way = ProcessMemoryBackend(ActiveTransfers("worker"))
     owner = replace(here, system=here.system if system == "here" else "a boot:pid:[4711]")
     refusal = way.refusal(replace(handle_of(), process=owner, device=device), local)
     assert words in refusal
@@ -114,7 +118,7 @@ def test_what_a_way_turned_out_not_to_do_is_kept_for_that_owner_and_logged_once(
 ) -> None:
     monkeypatch.setattr(chooser_module, "REMEMBERED", 2)
     near, far = ways = [Memory("near"), Memory("far")]
-    chooser = Chooser(ways)
+    chooser = BackendSelector(ways)
     for pid in (1, 1, 2, 3):
         chooser.note(near, handle_of(pid), Unsuitable("it is closed"))
     assert [record.getMessage().count("it is closed") for record in caplog.records] == [1]
@@ -125,7 +129,7 @@ def test_what_a_way_turned_out_not_to_do_is_kept_for_that_owner_and_logged_once(
 def test_a_way_is_tried_again_once_what_was_in_its_way_may_have_passed(number: int) -> None:
     near, far = ways = [Memory("near"), Memory("far")]
     now = 100.0
-    chooser = Chooser(ways, clock=lambda: now)
+    chooser = BackendSelector(ways, clock=lambda: now)
     chooser.note(near, handle_of(), Unsuitable("there was no room", OSError(number, "no room")))
     assert chooser.choose(handle_of(), None) is far
     assert chooser.explain(handle_of(), None)[0].reason == "there was no room (tried again after 10 s)"
@@ -135,16 +139,16 @@ def test_a_way_is_tried_again_once_what_was_in_its_way_may_have_passed(number: i
 
 def test_ways_that_are_left_out() -> None:
     ways = [Memory("near"), Memory("far", refuses="too far")]
-    chooser = Chooser(ways, ["far"])
+    chooser = BackendSelector(ways, ["far"])
     with pytest.raises(TransferError, match=f"no way leads .*\n    near: {LEFT_OUT}\n    far: too far"):
         chooser.choose(handle_of(), None)
     with pytest.raises(ValueError, match="names fat: the ways are near, far"):
-        Chooser(ways, ["fat"])
+        BackendSelector(ways, ["fat"])
 
 
 def test_a_handle_of_another_run_leads_nowhere() -> None:
     """It was pickled to a file; processes of this run have the same names."""
-    chooser = Chooser([Memory("near")], run="new")
+    chooser = BackendSelector([Memory("near")], run="new")
     with pytest.raises(TransferError, match=r"is of another run \(old; this is new\): .* make a new one in this run"):
         chooser.choose(handle_of(run="old"), None)
     assert chooser.explain(handle_of(run="old"), None) == []
@@ -152,7 +156,7 @@ def test_a_handle_of_another_run_leads_nowhere() -> None:
 
 
 def test_the_ways_as_text() -> None:
-    verdicts = [Verdict("same process", False, "no"), Verdict("message", True, "")]
+    verdicts = [BackendVerdict("same process", False, "no"), BackendVerdict("message", True, "")]
     lines = explain(handle_of(size=2048, is_writable=False), "on this host", verdicts).splitlines()
     assert lines[0] == "2.0 kB of <Owner o> on owner, on this host: memory of the CPU, which can only be read"
     assert lines[1] == "   same process  no"
@@ -185,14 +189,14 @@ class Plane:
         self.clock = Clock()
         self.recorder = Recorder(10)
         self.done: list[tuple[int, str, bool]] = []
-        self.transfers = Transfers(Chooser(ways), self.clock.later, self.recorder, self._note)
+        self.transfers = Transfers(BackendSelector(ways), self.clock.later, self.recorder, self._note)
 
-    def _note(self, job: Job, way: str, seconds: float, is_write: bool) -> None:
+    def _note(self, job: TransferJob, way: str, seconds: float, is_write: bool) -> None:
         self.done.append((job.local.size, way, is_write))
 
     def start(self, size: int = 8, seconds: float = 60, *, is_write: bool = False, **options: Any) -> Any:
         data = bytearray(b"x" * size)
-        job = Job(handle_of(size=size), 0, local_memory(data, "data"), Deadline(seconds))
+        job = TransferJob(handle_of(size=size), 0, local_memory(data, "data"), Deadline(seconds))
         return self.transfers.start(job, is_write=is_write, **options)
 
 
@@ -247,7 +251,7 @@ def test_a_checksum_tells_of_who_wrote_meanwhile(plane: Callable[..., Plane], si
     used = plane(way)
     used.start(size, checksum=True).get(PATIENCE)
 
-    def change(job: Job) -> None:
+    def change(job: TransferJob) -> None:
         way.data[size - 1] += 1
 
     way.before = change
@@ -260,11 +264,11 @@ def stuck() -> Iterator[Memory]:
     """A way that never gets there, until the test is over."""
     way, over = Memory("stuck", is_immediate=False), threading.Event()
 
-    def wait(job: Job) -> None:
+    def wait(job: TransferJob) -> None:
         entered.put(job)
         over.wait(PATIENCE)
 
-    entered: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    entered: queue.SimpleQueue[TransferJob] = queue.SimpleQueue()
     way.before = wait
     way.entered = entered  # type: ignore[attr-defined]
     yield way
@@ -331,7 +335,7 @@ def test_threads_are_made_as_they_are_needed_and_no_more_than_that() -> None:
 
 def test_who_follows_a_transfer_hears_of_its_end_and_not_of_each_piece() -> None:
     told: list[tuple[int, int]] = []
-    follower = Follower(lambda done, total: told.append((done, total)), 1000)
+    follower = TransferProgress(lambda done, total: told.append((done, total)), 1000)
     for _ in range(1000):
         follower.moved(1)
     assert told[0] == (1, 1000)

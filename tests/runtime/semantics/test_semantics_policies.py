@@ -24,7 +24,7 @@ from meshbook import (
 from meshbook.runtime.errors import ProcessDied
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.policies import Verdict
-from meshbook.runtime.telemetry.events import Event
+from meshbook.runtime.telemetry.events import RunEvent
 
 PATIENCE = 60.0
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -62,13 +62,13 @@ def values(future: Any) -> list[Any]:
 @pytest.fixture
 def happened(world: Any) -> Any:
     """The events that come from here on."""
-    heard: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    heard: queue.SimpleQueue[RunEvent] = queue.SimpleQueue()
     world.session.events.when_added.append(heard.put)
     yield heard
     world.session.events.when_added.remove(heard.put)
 
 
-def wait_for(happened: Any, kind: str) -> Event:
+def wait_for(happened: Any, kind: str) -> RunEvent:
     while (event := happened.get(timeout=PATIENCE)).kind != kind:
         pass
     return event  # type: ignore[no-any-return]
