@@ -18,7 +18,7 @@ import polars as pl
 from report import Report, arguments, percentiles
 
 from meshbook import Actor, close_session, endpoint, this_host
-from meshbook.magics.splitting import split
+from meshbook.magics.variables.split import split
 
 SIZE = 64 * 10**6
 RANKS = 4

@@ -19,10 +19,10 @@ from report import Report, arguments, seconds_of
 
 from meshbook import Actor, close_session, endpoint, this_host
 from meshbook.runtime.hosts.gpus import NOTHING
-from meshbook.runtime.hosts.meters import LiveWorker, ProcessSampler, SystemProcesses
+from meshbook.runtime.hosts.process_sampler import LiveWorker, ProcessSampler, SystemProcesses
 from meshbook.runtime.telemetry.history import History
-from meshbook.runtime.telemetry.page import StatusPageReader
-from meshbook.runtime.telemetry.signs import StatusWriter
+from meshbook.runtime.telemetry.status_page import StatusPageReader
+from meshbook.runtime.telemetry.status_writer import StatusWriter
 from meshbook.runtime.telemetry.vitals import METRICS, ProcessWords, VitalsBatch
 
 PER_HOST = 64

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from meshbook.widgets.channel import DashboardComm
+from meshbook.widgets.comm import DashboardComm
 
 CONTROL = "jupyter.widget.control"  # the target of the comm by which a page asks for all widgets
 KINDS = frozenset({"comm_open", "comm_msg"})

@@ -19,7 +19,7 @@ from ipykernel.kernelapp import IPKernelApp
 
 import meshbook
 from meshbook.kernel.services import Services
-from meshbook.magics.detachment import end_run
+from meshbook.magics.cells.detach import end_run
 from meshbook.magics.extension import load
 
 

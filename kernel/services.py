@@ -16,10 +16,10 @@ from typing import Any
 from ipykernel.jsonutil import json_clean
 
 from meshbook.kernel import comms
-from meshbook.magics.completion.completion import NotebookCompleter
-from meshbook.magics.completion.reply import reply_of
-from meshbook.magics.inspection import Inspector
-from meshbook.runtime.cells.aside import BackgroundThreads
+from meshbook.magics.introspection.completer import NotebookCompleter
+from meshbook.magics.introspection.inspector import Inspector
+from meshbook.magics.introspection.reply import reply_of
+from meshbook.runtime.cells.background_threads import BackgroundThreads
 
 WITHIN = 1.0  # seconds: then a request is answered with nothing, since an object of the user's hangs
 

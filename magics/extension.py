@@ -6,19 +6,19 @@ from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
-from meshbook.magics.cells import CellRunner
-from meshbook.magics.completion.completion import NotebookCompleter
-from meshbook.magics.completion.ranks import RankNames
-from meshbook.magics.faults import UnhandledFaultDisplay
-from meshbook.magics.folding import fold_frames
-from meshbook.magics.inspection import Inspector
-from meshbook.magics.moments import CellInterrupts
+from meshbook.magics.cells.runner import CellRunner
+from meshbook.magics.introspection.completer import NotebookCompleter
+from meshbook.magics.introspection.inspector import Inspector
+from meshbook.magics.introspection.ranks import RankNames
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.ordinary import LocalCells
-from meshbook.magics.parsing import HelpRequested, UsageError, quoted
-from meshbook.magics.results import MeshResult
-from meshbook.magics.transform import RUNNER, RUNNER_WITHIN, Transform
-from meshbook.magics.verbs.table import parse_verb
+from meshbook.magics.results.result import MeshResult
+from meshbook.magics.shell.interrupts import CellInterrupts
+from meshbook.magics.shell.local_cells import LocalCells
+from meshbook.magics.shell.trim_tracebacks import fold_frames
+from meshbook.magics.shell.unhandled import UnhandledFaultDisplay
+from meshbook.magics.syntax.argparsing import HelpRequested, UsageError, quoted
+from meshbook.magics.syntax.transform import RUNNER, RUNNER_WITHIN, Transform
+from meshbook.magics.verbs.registry import parse_verb
 from meshbook.runtime.cells.shell import RankShell
 
 _NOTEBOOK = "__meshbook__"  # among the shell's hidden names: what has been loaded into it

@@ -7,27 +7,27 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from meshbook.magics.background import BackgroundLoop
-from meshbook.magics.dashing.dashboards import DashboardRegistry
-from meshbook.magics.exchange import VariableError
-from meshbook.magics.forwarding import ActorOutputRouter
-from meshbook.magics.handles import NotebookProcMesh
-from meshbook.magics.jobs import Jobs
-from meshbook.magics.mapping import show_progress
-from meshbook.magics.meshes import Meshes, NotebookMesh
-from meshbook.magics.mode import MeshMode
-from meshbook.magics.parsing import suggestion
-from meshbook.magics.preferences import NotebookSettings
-from meshbook.magics.profiling import ProfilerState
-from meshbook.magics.run import CellExecution
-from meshbook.magics.selection import SelectedRegion, SelectionError, parse, resolve
-from meshbook.magics.tracing import CellTimes
+from meshbook.magics.cells.background import BackgroundLoop
+from meshbook.magics.cells.execution import CellExecution
+from meshbook.magics.cells.jobs import Jobs
+from meshbook.magics.cells.maps import show_progress
+from meshbook.magics.dashboard.registry import DashboardRegistry
+from meshbook.magics.meshes.registry import Meshes, NotebookMesh
+from meshbook.magics.output.actor_output import ActorOutputRouter
+from meshbook.magics.syntax.argparsing import suggestion
+from meshbook.magics.syntax.mode import MeshMode
+from meshbook.magics.syntax.selectors import SelectedRegion, SelectionError, parse, resolve
+from meshbook.magics.syntax.settings import NotebookSettings
+from meshbook.magics.tracing.collect import CellTimes
+from meshbook.magics.tracing.profiler import ProfilerState
+from meshbook.magics.variables.mesh_handle import NotebookProcMesh
+from meshbook.magics.variables.requests import VariableError
 from meshbook.runtime.hosts.session import Session, current_session
 from meshbook.runtime.mesh.procs import ProcMesh
 
 if TYPE_CHECKING:  # it knows the verbs, and they act on what is here
-    from meshbook.magics.completion.completion import NotebookCompleter
-    from meshbook.magics.inspection import Inspector
+    from meshbook.magics.introspection.completer import NotebookCompleter
+    from meshbook.magics.introspection.inspector import Inspector
 
 
 class Notebook:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from meshbook.runtime.hosts import attaching, detached
+from meshbook.runtime.hosts import attaching
+from meshbook.runtime.hosts import detached_runs as detached
 from meshbook.runtime.hosts.detaching import DAY, DetachError, nothing_more
 from meshbook.runtime.hosts.detaching import detach as _detach
 from meshbook.runtime.hosts.lifeline import MeshStatus, Status

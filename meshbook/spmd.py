@@ -1,7 +1,7 @@
 """`python -m meshbook.spmd --procs 4 train.py --lr 1`: a script on all cores or GPUs of this host, as torchrun does it.
 
 Programs import SPMDActor and setup_torch_elastic_env from here. When what is done is decided in
-`runtime/spmd/course.py`.
+`runtime/spmd/run_policy.py`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from meshbook.runtime.spmd.actor import (
     setup_torch_elastic_env,
     setup_torch_elastic_env_async,
 )
-from meshbook.runtime.spmd.course import Dismiss, EndRun, RunPolicy
 from meshbook.runtime.spmd.printing import Printer
+from meshbook.runtime.spmd.run_policy import Dismiss, EndRun, RunPolicy
 
 __all__ = ["AddrType", "SPMDActor", "setup_torch_elastic_env", "setup_torch_elastic_env_async"]
 

@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from meshbook.runtime import texts
+from meshbook.runtime import monarch_texts
 from meshbook.runtime.traces import SourceLine, render_in_ipython
 
 
@@ -173,7 +173,7 @@ class ExitReport:
         if self.returncode >= 0:
             return f"exit code {self.returncode}"
         number = -self.returncode
-        return texts.killed(signal.strsignal(number) or "signal", number)
+        return monarch_texts.killed(signal.strsignal(number) or "signal", number)
 
     @property
     def signal_name(self) -> str:
@@ -198,9 +198,9 @@ class ExitReport:
 
     def __str__(self) -> str:
         if self.stopped:
-            return f"{texts.STOPPED_WITH_PROCS}: {self.stopped}"
+            return f"{monarch_texts.STOPPED_WITH_PROCS}: {self.stopped}"
         where = ", ".join(filter(None, (self.signal_name, self.who)))
-        lines = [f"{texts.PROCESS_FAILED}: {self.cause} ({where})"]
+        lines = [f"{monarch_texts.PROCESS_FAILED}: {self.cause} ({where})"]
         lines += self.hint.splitlines()[self.returncode is None :]
         if self.raised:
             lines += ["its bootstrap raised:", *(f"    {line}" for line in self.raised.splitlines())]

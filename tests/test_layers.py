@@ -46,7 +46,7 @@ FLOORS: dict[str, int] = {
     "meshbook.runtime.actor": 1,
     "meshbook.runtime.traces": 0,
     "meshbook.runtime.amounts": 0,
-    "meshbook.runtime.texts": 0,
+    "meshbook.runtime.monarch_texts": 0,
     "meshbook.runtime.imports": 0,
     "meshbook.runtime.clock": 0,
     "meshbook.runtime.queues": 0,

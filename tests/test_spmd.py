@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from meshbook.runtime.errors import ExitReport
-from meshbook.runtime.spmd.course import EndRun, RunPolicy
+from meshbook.runtime.spmd.run_policy import EndRun, RunPolicy
 from meshbook.spmd import build_parser, choose_size, ending_of, main, tell
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshbook.widgets.channels import Values
 from meshbook.widgets.deltas import PackedArrays, differ, pack_changes, pack_whole
+from meshbook.widgets.grid_metrics import Values
 from meshbook.widgets.states import States
 
 STEPS = 250  # of a scale that can be told apart; smaller changes are not sent

@@ -18,10 +18,9 @@ from typing import cast
 import numpy as np
 
 from meshbook.runtime.geometry.ranges import format_ranks
-from meshbook.widgets.awaited import StragglerDetector
-from meshbook.widgets.channels import KINDS, MetricScale, values_of
 from meshbook.widgets.deltas import PackedArrays
 from meshbook.widgets.grid import SentGrid
+from meshbook.widgets.grid_metrics import KINDS, MetricScale, values_of
 from meshbook.widgets.hosts import roll_up
 from meshbook.widgets.protocol import (
     CHANNELS,
@@ -49,6 +48,7 @@ from meshbook.widgets.sections import (
 )
 from meshbook.widgets.source import MeshFacts, MeshSnapshot, Source
 from meshbook.widgets.states import States, count_ill, counts_of, states_of
+from meshbook.widgets.straggler_detector import StragglerDetector
 from meshbook.widgets.worst import lag_of, metric_of, worst_of
 
 Choose = Callable[[str], Collection[int]]

@@ -16,10 +16,10 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final, Literal, NotRequired, TypeAlias, TypedDict
 
-from meshbook.runtime.telemetry.lanes import State as LaneState
 from meshbook.runtime.telemetry.logsearch import LiveLine as LiveLogLine
 from meshbook.runtime.telemetry.logsearch import LogLine as LogLine
 from meshbook.runtime.telemetry.logsearch import LogQuery as LogQuery
+from meshbook.runtime.telemetry.timeline_lanes import State as LaneState
 from meshbook.runtime.telemetry.vitals import Metric
 
 

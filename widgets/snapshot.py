@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from meshbook.runtime.amounts import format_bytes, format_elapsed
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.widgets.hosts import roll_up
-from meshbook.widgets.marks import MARKS, MarkPicture, MarkRow, StateMark, picture_of
 from meshbook.widgets.protocol import HostEntry, RankState
 from meshbook.widgets.source import CellFacts, MeshFacts, MeshSnapshot, PausedRanks
+from meshbook.widgets.state_marks import MARKS, MarkPicture, MarkRow, StateMark, picture_of
 from meshbook.widgets.states import ILL, states_of
 from meshbook.widgets.worst import WorstRank, worst_of
 

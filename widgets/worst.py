@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from meshbook.runtime.amounts import format_bytes, format_seconds
 from meshbook.runtime.telemetry.vitals import Metric, Vitals
-from meshbook.widgets.channels import KINDS, median, values_of
+from meshbook.widgets.grid_metrics import KINDS, median, values_of
 from meshbook.widgets.protocol import Channel, RankState
 from meshbook.widgets.states import ILL, States
 

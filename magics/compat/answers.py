@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.getipython import get_ipython
 
+from meshbook.magics.cells.maps import format_bar
 from meshbook.magics.compat.calls import KEYS, ViewCall
 from meshbook.magics.compat.errors import TaskAborted, as_rank_error, make_error
-from meshbook.magics.mapping import format_bar
-from meshbook.magics.publications import LiveDisplay
-from meshbook.magics.publisher import publisher_for
-from meshbook.runtime.cells.calling import RecordedResult
+from meshbook.magics.output.messages import LiveDisplay
+from meshbook.magics.output.publisher import publisher_for
+from meshbook.runtime.cells.function_calls import RecordedResult
 from meshbook.runtime.cells.parcels import Parcel
 
 if TYPE_CHECKING:

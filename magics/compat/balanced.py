@@ -10,14 +10,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from meshbook.magics.cells.maps import CellItemRunner
 from meshbook.magics.compat.answers import AsyncMapResult, AsyncResult
 from meshbook.magics.compat.calls import ViewCall
 from meshbook.magics.compat.functions import Function, name_of
 from meshbook.magics.compat.views import Targets, View
-from meshbook.magics.mapping import CellItemRunner
-from meshbook.magics.splitting import split
+from meshbook.magics.variables.split import split
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.cells.calling import RecordedFunction, RecordedResult
+from meshbook.runtime.cells.function_calls import RecordedFunction, RecordedResult
 from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.errors import CallCancelled, ItemError
 from meshbook.runtime.mesh.scheduling import Arguments, Scheduler

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshbook.magics.compat.errors import TaskAborted, as_rank_error, make_error
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.cells.calling import RecordedResult
+from meshbook.runtime.cells.function_calls import RecordedResult
 from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.cells.parcels import Parcel
 

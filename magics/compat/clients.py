@@ -19,11 +19,11 @@ from meshbook.magics.compat.calls import ViewCall
 from meshbook.magics.compat.direct import BroadcastView, DirectView
 from meshbook.magics.compat.functions import ViewExecutor, parallel, remote
 from meshbook.magics.compat.views import Targets
-from meshbook.magics.exchange import RankRequest
-from meshbook.magics.meshes import DEFAULT_NAME, Meshes, NotebookMesh
+from meshbook.magics.meshes.registry import DEFAULT_NAME, Meshes, NotebookMesh
 from meshbook.magics.notebook import Notebook
-from meshbook.runtime.cells.calling import Clear, Reference
+from meshbook.magics.variables.requests import RankRequest
 from meshbook.runtime.cells.dependencies import UnmetDependency, depend, require
+from meshbook.runtime.cells.function_calls import Clear, Reference
 from meshbook.runtime.geometry import Extent
 
 if TYPE_CHECKING:

@@ -13,15 +13,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from meshbook.magics import variables
 from meshbook.magics.compat.answers import AsyncMapResult, AsyncResult, Make, ready_result
 from meshbook.magics.compat.calls import ExecuteReply, ViewCall
 from meshbook.magics.compat.functions import Function, name_of
 from meshbook.magics.compat.views import Targets, View
-from meshbook.magics.exchange import RankRequest, carry_out
-from meshbook.magics.merging import merge
-from meshbook.magics.splitting import split
-from meshbook.runtime.cells.calling import Apply, Evaluate, Execute
+from meshbook.magics.variables import operations
+from meshbook.magics.variables.reduce import merge
+from meshbook.magics.variables.requests import RankRequest, carry_out
+from meshbook.magics.variables.split import split
+from meshbook.runtime.cells.function_calls import Apply, Evaluate, Execute
 from meshbook.runtime.cells.parcels import pack
 
 
@@ -149,7 +149,7 @@ class DirectView(View):
         if not isinstance(values, Mapping):
             raise TypeError(f"Must be a dict, not {type(values)}")
         view = self._at(targets)
-        carry_out(variables.push(self.client.mesh, view._ranks, values))
+        carry_out(operations.push(self.client.mesh, view._ranks, values))
         return self._done(view, None, "push", block)
 
     def update(self, values: Mapping[str, Any]) -> Any:
@@ -189,9 +189,9 @@ class DirectView(View):
         sequence = list(sequence) if isinstance(sequence, range) else sequence  # pieces of a range do not join again
         if flatten and len(sequence) == len(view._ranks):
             for rank, element in zip(view._ranks, sequence, strict=True):
-                carry_out(variables.push(self.client.mesh, [rank], {name: element}))
+                carry_out(operations.push(self.client.mesh, [rank], {name: element}))
         else:
-            carry_out(variables.scatter(self.client.mesh, view._ranks, name, sequence, 0))
+            carry_out(operations.scatter(self.client.mesh, view._ranks, name, sequence, 0))
         return self._done(view, None, "scatter", block)
 
     def gather(self, name: str, dist: str = "b", targets: Targets = None, block: bool | None = None) -> Any:

@@ -8,11 +8,11 @@ from IPython.core.magic import Magics, line_magic, magics_class
 
 from meshbook.magics.compat.answers import values_of
 from meshbook.magics.compat.translation import read_init, read_switch
-from meshbook.magics.exchange import RankRequest
-from meshbook.magics.meshes import NotebookMesh
+from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.parsing import HelpAsked
-from meshbook.runtime.cells.calling import Execute
+from meshbook.magics.syntax.argparsing import HelpAsked
+from meshbook.magics.variables.requests import RankRequest
+from meshbook.runtime.cells.function_calls import Execute
 from meshbook.runtime.geometry.ranges import name_ranks
 
 # What its cells find, beside what each of our ranks has: rank, world_size, device.

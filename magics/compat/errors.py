@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NoReturn
 
-from meshbook.magics.losses import error_of_lost
-from meshbook.magics.tracebacks import CellError
+from meshbook.magics.cells.rank_errors import error_of_lost
+from meshbook.magics.results.cell_error import CellError
 from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.cells.variables import RequestError
 from meshbook.runtime.errors import CallCancelled, ItemError, MeshbookError

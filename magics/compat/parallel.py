@@ -9,7 +9,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_
 from meshbook.magics.compat.rewriting import Rewriting
 from meshbook.magics.compat.translation import translate_px, translate_pxconfig
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.parsing import HelpAsked
+from meshbook.magics.syntax.argparsing import HelpAsked
 
 
 @magics_class

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from meshbook.magics.compat.translation import PxDefaults, translate_px, translate_rank
-from meshbook.magics.parsing import HelpAsked, UsageError
+from meshbook.magics.syntax.argparsing import HelpAsked, UsageError
 
 REFUSE = "__mesh_refuse__"
 _MAGICS = re.compile(r"%%(?P<name>px|distributed|rank)(?P<line>(?![\w]).*)$")

@@ -12,7 +12,7 @@ from argparse import SUPPRESS, ArgumentTypeError
 from dataclasses import dataclass
 from typing import Any
 
-from meshbook.magics.parsing import Parser, UsageError, count, quoted, read, variable, words
+from meshbook.magics.syntax.argparsing import Parser, UsageError, count, quoted, read, variable, words
 
 # How ipyparallel calls what we call: by type is its default, and ours for output of any kind.
 _GROUPINGS = {"type": "auto", "engine": "rank", "order": "order"}

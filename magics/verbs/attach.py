@@ -6,16 +6,16 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshbook.magics.detachment import AttachedNotebook
-from meshbook.magics.meshes import MeshError
+from meshbook.magics.cells.detach import AttachedNotebook
+from meshbook.magics.meshes.registry import MeshError
+from meshbook.magics.meshes.status import state_of
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.parsing import Parser
-from meshbook.magics.status import state_of
-from meshbook.magics.verbs.verb import Verb
+from meshbook.magics.syntax.argparsing import Parser
+from meshbook.magics.verbs.base import Verb
 from meshbook.runtime.actor.context import CURRENT, Context, current_origin
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.hosts.attaching import AttachedSession, attach
-from meshbook.runtime.hosts.detached import choose, clock, detached_runs, tell_runs
+from meshbook.runtime.hosts.detached_runs import choose, clock, detached_runs, tell_runs
 from meshbook.runtime.hosts.detaching import DetachError
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.parsing import Parser, preference
-from meshbook.magics.preferences import NEST_ASYNCIO, PREFERENCES, UNSET, find
-from meshbook.magics.verbs.verb import Verb
+from meshbook.magics.syntax.argparsing import Parser, preference
+from meshbook.magics.syntax.settings import NEST_ASYNCIO, PREFERENCES, UNSET, find
+from meshbook.magics.verbs.base import Verb
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.parsing import Parser
-from meshbook.magics.publications import Display
-from meshbook.magics.publisher import publisher_for
-from meshbook.magics.verbs.verb import Verb, add_name
+from meshbook.magics.output.messages import Display
+from meshbook.magics.output.publisher import publisher_for
+from meshbook.magics.syntax.argparsing import Parser
+from meshbook.magics.verbs.base import Verb, add_name
 
 
 @dataclass(frozen=True)

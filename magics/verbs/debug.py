@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshbook.magics.debugging import debug
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.parsing import Parser, selector
-from meshbook.magics.verbs.verb import Verb
+from meshbook.magics.prompts.post_mortem import debug
+from meshbook.magics.syntax.argparsing import Parser, selector
+from meshbook.magics.verbs.base import Verb
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ import re
 import time
 from dataclasses import dataclass
 
-from meshbook.magics.detachment import detach_meshes, plan_to_detach
-from meshbook.magics.meshes import MeshError
+from meshbook.magics.cells.detach import detach_meshes, plan_to_detach
+from meshbook.magics.meshes.registry import MeshError
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.parsing import Parser
-from meshbook.magics.verbs.verb import Verb
+from meshbook.magics.syntax.argparsing import Parser
+from meshbook.magics.verbs.base import Verb
 from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.hosts.detaching import DAY, DetachError
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshbook.magics.comparison import compare
-from meshbook.magics.exchange import carry_out, of_a_line
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.parsing import Parser, remote_variable
-from meshbook.magics.verbs.verb import Verb, add_selection
+from meshbook.magics.syntax.argparsing import Parser, remote_variable
+from meshbook.magics.variables.compare import compare
+from meshbook.magics.variables.requests import carry_out, of_a_line
+from meshbook.magics.verbs.base import Verb, add_selection
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from meshbook.magics.doctor.examination import CHECKS
 from meshbook.magics.doctor.finding import examine, render
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.parsing import Parser
-from meshbook.magics.verbs.verb import Verb
+from meshbook.magics.syntax.argparsing import Parser
+from meshbook.magics.verbs.base import Verb
 
 
 @dataclass(frozen=True)

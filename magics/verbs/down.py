@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.parsing import Parser
-from meshbook.magics.verbs.verb import Verb, add_name
+from meshbook.magics.syntax.argparsing import Parser
+from meshbook.magics.verbs.base import Verb, add_name
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshbook.magics import changes
+from meshbook.magics.meshes import lifecycle
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.parsing import Parser
-from meshbook.magics.verbs.verb import Verb, add_name
+from meshbook.magics.syntax.argparsing import Parser
+from meshbook.magics.verbs.base import Verb, add_name
 
 
 @dataclass(frozen=True)
@@ -24,4 +24,4 @@ class HealVerb(Verb):
         add_name(parser, "of this mesh (default: the current mesh)")
 
     def run(self, notebook: Notebook) -> None:
-        print(changes.heal(notebook.meshes.get(self.name)))
+        print(lifecycle.heal(notebook.meshes.get(self.name)))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshbook.magics import changes
+from meshbook.magics.meshes import lifecycle
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.parsing import Parser
-from meshbook.magics.verbs.verb import Verb, add_selection
+from meshbook.magics.syntax.argparsing import Parser
+from meshbook.magics.verbs.base import Verb, add_selection
 
 
 @dataclass(frozen=True)
@@ -38,5 +38,5 @@ class InterruptVerb(Verb):
         force.add_argument("--kill", action="store_true", help="end those that are busy, and start them again")
 
     def run(self, notebook: Notebook) -> None:
-        act = changes.kill_busy if self.kill else changes.break_groups if self.breaks else changes.interrupt
+        act = lifecycle.kill_busy if self.kill else lifecycle.break_groups if self.breaks else lifecycle.interrupt
         print(act(*notebook.ranks_of(self.selection)))

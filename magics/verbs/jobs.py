@@ -1,12 +1,19 @@
-"""`%mesh jobs`: the cells that run beside others, and how they have ended."""
+"""`%mesh jobs`: the cells that run beside others, and how they have ended.
+
+`%mesh result`: wait for a job, and show what it has given.
+
+`%mesh cancel`: interrupt jobs.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.parsing import Parser
-from meshbook.magics.verbs.verb import Verb
+from meshbook.magics.output.messages import Display, Error, LiveDisplay, Publication
+from meshbook.magics.output.publisher import publisher_for
+from meshbook.magics.syntax.argparsing import Parser, job_name
+from meshbook.magics.verbs.base import Verb
 
 
 @dataclass(frozen=True)
@@ -22,3 +29,62 @@ class JobsVerb(Verb):
 
     def run(self, notebook: Notebook) -> None:
         print("\n".join(map(repr, notebook.jobs)) or "no jobs: %%mesh -a starts a cell as one")
+
+
+@dataclass(frozen=True)
+class ResultVerb(Verb):
+    """Wait for a job (None: the last one), and show what it has printed, and its value or its error."""
+
+    word = "result"
+    description = "Wait for a job; show what it has printed, and its value or its error."
+
+    job: str | None = None
+
+    @staticmethod
+    def add_arguments(parser: Parser) -> None:
+        parser.add_argument(
+            "job", metavar="N|NAME", nargs="?", type=job_name, help="its number, or its variable (default: the last)"
+        )
+
+    def run(self, notebook: Notebook) -> None:
+        job = notebook.jobs.find(self.job)
+        publisher = publisher_for(notebook.shell)
+        was_done = job.done()
+        publisher.publish([LiveDisplay(job.bundle, update=False, is_final=was_done)])
+        job.wait()
+        shown = [] if was_done else [LiveDisplay(job.bundle, update=True, is_final=True)]
+        publisher.publish([*shown, *(_as_it_is_here(each) for each in job.output if not isinstance(each, Error))])
+        job.result()  # the cell that asks for it fails as the job has
+
+
+def _as_it_is_here(shown: Publication) -> Publication:
+    """The area of a longer cell is a plain display anywhere else."""
+    return Display(shown.data, {}) if isinstance(shown, LiveDisplay) else shown
+
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class CancelVerb(Verb):
+    """Interrupt a job (None: the last one), or all of them."""
+
+    word = "cancel"
+    description = "Interrupt a job, as Ctrl-C does a cell; a second time breaks process groups, a third time kills."
+
+    job: str | None = None
+
+    @staticmethod
+    def add_arguments(parser: Parser) -> None:
+        parser.add_argument(
+            "job",
+            metavar="N|NAME|all",
+            nargs="?",
+            type=job_name,
+            help="its number, or its variable, or all (default: the last)",
+        )
+
+    def run(self, notebook: Notebook) -> None:
+        jobs = list(notebook.jobs) if self.job == ALL else [notebook.jobs.find(self.job)]
+        told = [f"{job.title} is interrupted" for job in jobs if job.cancel()]
+        print("\n".join(told) or "nothing to cancel: " + ("no job runs" if self.job == ALL else f"{jobs[0]!r}"))

@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from meshbook.magics.meshes import MeshError
+from meshbook.magics.meshes.registry import MeshError
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.parsing import Parser, count
-from meshbook.magics.verbs.verb import Verb, add_selection
+from meshbook.magics.syntax.argparsing import Parser, count
+from meshbook.magics.verbs.base import Verb, add_selection
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.telemetry.logbook import Logbook
 from meshbook.runtime.telemetry.logsearch import MOST_LINES, LiveLine, LogLine, LogPage, LogQuery, find_lines

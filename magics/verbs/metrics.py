@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshbook.magics.meshes import MeshError
+from meshbook.magics.meshes.registry import MeshError
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.parsing import Parser, port
-from meshbook.magics.verbs.verb import Verb
+from meshbook.magics.syntax.argparsing import Parser, port
+from meshbook.magics.verbs.base import Verb
 from meshbook.runtime.hosts.metrics import PORT
 from meshbook.runtime.telemetry.exporters.readings import MetricsError
 

@@ -7,9 +7,9 @@ import shlex
 from dataclasses import dataclass
 
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.options import parse_cell_options
-from meshbook.magics.parsing import Parser, UsageError, selector
-from meshbook.magics.verbs.verb import Verb
+from meshbook.magics.syntax.argparsing import Parser, UsageError, selector
+from meshbook.magics.syntax.cell_options import parse_cell_options
+from meshbook.magics.verbs.base import Verb
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from meshbook.magics import changes
-from meshbook.magics.interruptible import interruptible
-from meshbook.magics.meshes import MeshError
+from meshbook.magics.meshes import lifecycle
+from meshbook.magics.meshes.registry import MeshError
+from meshbook.magics.meshes.whereabouts import call_roll
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.parsing import Parser, UsageError, seconds, selector
-from meshbook.magics.profiling import ProfileRequest, ProfileTarget, profile_for, save_as, taking_of
-from meshbook.magics.publisher import publisher_for
-from meshbook.magics.rollcall import call_roll
-from meshbook.magics.verbs.verb import Verb
+from meshbook.magics.output.publisher import publisher_for
+from meshbook.magics.shell.interrupts import interruptible
+from meshbook.magics.syntax.argparsing import Parser, UsageError, seconds, selector
+from meshbook.magics.tracing.profiler import ProfileRequest, ProfileTarget, profile_for, save_as, taking_of
+from meshbook.magics.verbs.base import Verb
 from meshbook.runtime.geometry.ranges import name_ranks
 
 LONG = 2.0  # seconds, from which on it is said how long it takes
@@ -82,7 +82,7 @@ class ProfileVerb(Verb):
         if not len(notebook.meshes):
             return False
         mesh, ranks = notebook.ranks_of(self.selection or "all")
-        roll = changes.wait_for(call_roll(mesh, [rank for rank in ranks if rank not in mesh.dead]))
+        roll = lifecycle.wait_for(call_roll(mesh, [rank for rank in ranks if rank not in mesh.dead]))
         return any(where.said is None or not where.said.is_idle for where in roll.values())
 
     def _profile_now(self, notebook: Notebook) -> None:
@@ -96,7 +96,7 @@ class ProfileVerb(Verb):
         with interruptible(stop.set):
             if length >= LONG:
                 print(f"profiling {name_ranks(living)} of {mesh.name} for {length:g} s; interrupting ends it earlier")
-            profile = changes.wait_for(profile_for(taking, length, stop, told))
+            profile = lifecycle.wait_for(profile_for(taking, length, stop, told))
         notebook.profiling.show(profile, told.publisher)
         if self.out is not None:
             print(save_as(profile, self.out))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshbook.magics import changes
+from meshbook.magics.meshes import lifecycle
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.parsing import Parser
-from meshbook.magics.verbs.verb import Verb, add_name, add_size
+from meshbook.magics.syntax.argparsing import Parser
+from meshbook.magics.verbs.base import Verb, add_name, add_size
 from meshbook.runtime.geometry import Extent
 
 
@@ -35,4 +35,4 @@ class ResizeVerb(Verb):
             if any(known is mesh for known in notebook.meshes):  # it may be down by then
                 notebook.bind(mesh)
 
-        print(changes.resize(mesh, sizes, follow))
+        print(lifecycle.resize(mesh, sizes, follow))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshbook.magics import changes
+from meshbook.magics.meshes import lifecycle
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.parsing import Parser
-from meshbook.magics.verbs.verb import Verb, add_selection
+from meshbook.magics.syntax.argparsing import Parser
+from meshbook.magics.verbs.base import Verb, add_selection
 
 
 @dataclass(frozen=True)
@@ -24,4 +24,4 @@ class RestartVerb(Verb):
         add_selection(parser)
 
     def run(self, notebook: Notebook) -> None:
-        print(changes.restart(*notebook.ranks_of(self.selection)))
+        print(lifecycle.restart(*notebook.ranks_of(self.selection)))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshbook.magics import changes
+from meshbook.magics.meshes import lifecycle
+from meshbook.magics.meshes.stacks import render_stacks, take_stacks
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.parsing import Parser
-from meshbook.magics.stacks import render_stacks, take_stacks
-from meshbook.magics.verbs.verb import Verb, add_selection
+from meshbook.magics.syntax.argparsing import Parser
+from meshbook.magics.verbs.base import Verb, add_selection
 
 
 @dataclass(frozen=True)
@@ -26,4 +26,4 @@ class StackVerb(Verb):
 
     def run(self, notebook: Notebook) -> None:
         mesh, ranks = notebook.ranks_of(self.selection)
-        print(render_stacks(changes.wait_for(take_stacks(mesh, ranks)), mesh.label))
+        print(render_stacks(lifecycle.wait_for(take_stacks(mesh, ranks)), mesh.label))

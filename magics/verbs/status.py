@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshbook.magics.detachment import say_what_is_detached
+from meshbook.magics.cells.detach import say_what_is_detached
+from meshbook.magics.meshes.status import history_of, state_of, vitals_of
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.parsing import Parser
-from meshbook.magics.status import history_of, state_of, vitals_of
-from meshbook.magics.verbs.verb import Verb, add_name
+from meshbook.magics.syntax.argparsing import Parser
+from meshbook.magics.verbs.base import Verb, add_name
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshbook.magics import changes
-from meshbook.magics.meshes import MeshError
+from meshbook.magics.meshes import lifecycle
+from meshbook.magics.meshes.registry import MeshError
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.parsing import Parser, count, selector
-from meshbook.magics.publications import Display
-from meshbook.magics.publisher import publisher_for
-from meshbook.magics.timeline import Timeline
-from meshbook.magics.tracefile import write_trace
-from meshbook.magics.tracing import Trace, ranks_of, take_trace
-from meshbook.magics.verbs.verb import Verb
+from meshbook.magics.output.messages import Display
+from meshbook.magics.output.publisher import publisher_for
+from meshbook.magics.syntax.argparsing import Parser, count, selector
+from meshbook.magics.tracing.chrome_trace import write_trace
+from meshbook.magics.tracing.collect import Trace, ranks_of, take_trace
+from meshbook.magics.tracing.timeline_svg import Timeline
+from meshbook.magics.verbs.base import Verb
 from meshbook.runtime.amounts import format_bytes
 
 
@@ -68,7 +68,7 @@ class TraceVerb(Verb):
         times = notebook.cell_times.known(notebook.cell_number)
         named = ranks_of(list(notebook.meshes))
         taken = take_trace(notebook.session(), times, named, only=only, number=self.cell, last=self.last)
-        return changes.wait_for(taken)
+        return lifecycle.wait_for(taken)
 
     def _save(self, trace: Trace, path: Path) -> None:
         try:

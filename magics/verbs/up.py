@@ -6,14 +6,14 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from meshbook.magics.detachment import say_what_is_detached
-from meshbook.magics.losses import tell_remedy
-from meshbook.magics.meshes import describe_up
+from meshbook.magics.cells.detach import say_what_is_detached
+from meshbook.magics.cells.rank_errors import tell_remedy
+from meshbook.magics.meshes.registry import describe_up
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.parsing import Parser, count, variable
-from meshbook.magics.publications import LiveDisplay
-from meshbook.magics.publisher import publisher_for
-from meshbook.magics.verbs.verb import Verb, add_size
+from meshbook.magics.output.messages import LiveDisplay
+from meshbook.magics.output.publisher import publisher_for
+from meshbook.magics.syntax.argparsing import Parser, count, variable
+from meshbook.magics.verbs.base import Verb, add_size
 from meshbook.runtime.geometry import Extent
 
 

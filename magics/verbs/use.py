@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.parsing import Parser, mesh_name
-from meshbook.magics.verbs.verb import Verb
+from meshbook.magics.syntax.argparsing import Parser, mesh_name
+from meshbook.magics.verbs.base import Verb
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from meshbook.magics import variables
-from meshbook.magics.exchange import carry_out, of_a_line
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.parsing import Parser
-from meshbook.magics.verbs.verb import Verb, add_selection
-from meshbook.magics.whos import render_names, render_table
+from meshbook.magics.syntax.argparsing import Parser
+from meshbook.magics.variables import operations
+from meshbook.magics.variables.listing import render_names, render_table
+from meshbook.magics.variables.requests import carry_out, of_a_line
+from meshbook.magics.verbs.base import Verb, add_selection
 from meshbook.runtime.cells.inventory import Entry
 
 
@@ -29,7 +29,7 @@ class WhoVerb(Verb):
 
     def run(self, notebook: Notebook) -> None:
         with of_a_line():
-            print(self._render(carry_out(variables.inventory(*notebook.ranks_of(self.selection)))))
+            print(self._render(carry_out(operations.inventory(*notebook.ranks_of(self.selection)))))
 
     def _render(self, by_rank: Mapping[int, Sequence[Entry]]) -> str:
         return render_names(by_rank)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshbook.monarch.durations import SECOND, read_duration, write_duration
-from meshbook.runtime import texts
+from meshbook.runtime import monarch_texts
 from meshbook.runtime.config import OVERRIDES, Settings
 
 Value = str | int | float | bool | None
@@ -83,7 +83,7 @@ def _duration(value: Any) -> str:
     try:
         return write_duration(read_duration(_text(value)))
     except (TypeError, ValueError) as error:
-        fault = f" ({texts.INVALID_DURATION})" if isinstance(error, ValueError) else ""
+        fault = f" ({monarch_texts.INVALID_DURATION})" if isinstance(error, ValueError) else ""
         raise TypeError(f"a duration, such as '500ms', '30s' or '1m 30s'{fault}") from None
 
 

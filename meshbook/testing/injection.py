@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.mesh.actors import ActorMesh, current_node
-from meshbook.runtime.mesh.process import PROCESS, ProcessActor
+from meshbook.runtime.mesh.process_actor import PROCESS, ProcessActor
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.node.call_table import Target
 from meshbook.testing.plan import Event, Range, Rates, plan

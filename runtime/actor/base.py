@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from meshbook.runtime.actor.endpoint import endpoints_of
-from meshbook.runtime.texts import MIXES_KINDS
+from meshbook.runtime.monarch_texts import MIXES_KINDS
 
 if TYPE_CHECKING:
     # `spawn` gives a mesh that is typed as the actor's class, so type checkers look there for what a mesh offers.

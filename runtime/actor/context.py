@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
 from meshbook.runtime.geometry import Extent, Point
-from meshbook.runtime.texts import NO_REASON
+from meshbook.runtime.monarch_texts import NO_REASON
 
 if TYPE_CHECKING:
     from meshbook.runtime.actor.future import Future

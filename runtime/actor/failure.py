@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from meshbook.runtime import texts
+from meshbook.runtime import monarch_texts
 from meshbook.runtime.actor.receipts import Receipt
 from meshbook.runtime.traces import SourceLine
 
@@ -63,12 +63,12 @@ class MeshFailure:
         return any(receipt.is_pending for receipt in self.receipts)
 
     def __str__(self) -> str:
-        ranks = texts.crashed_ranks(self.crashed_ranks)
+        ranks = monarch_texts.crashed_ranks(self.crashed_ranks)
         spawned = f"\nmesh {self.mesh_name} was spawned at {self._spawned_at}" if self._spawned_at is not None else ""
         return f"MeshFailure of mesh {self.mesh_name}, {ranks}: {self.report()}{spawned}"
 
     def __repr__(self) -> str:
-        return f"<MeshFailure {self.mesh_name} {texts.crashed_ranks(self.crashed_ranks)}>"
+        return f"<MeshFailure {self.mesh_name} {monarch_texts.crashed_ranks(self.crashed_ranks)}>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a MeshFailure cannot be pickled: send its report() instead")

@@ -21,15 +21,15 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import context, current_origin
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.failure import MeshFailure
-from meshbook.runtime.cells.calling import at_home
 from meshbook.runtime.cells.displays import Displays
 from meshbook.runtime.cells.failures import describe_error, describe_interrupt, describe_quit
+from meshbook.runtime.cells.function_calls import at_home
 from meshbook.runtime.cells.interrupts import INTERRUPTS
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
 from meshbook.runtime.cells.parcels import Parcel, pack, tell_excess
 from meshbook.runtime.cells.prompts import RankPrompts
 from meshbook.runtime.cells.shell import RankShell, RunResult, make_shell
-from meshbook.runtime.cells.standing import (
+from meshbook.runtime.cells.thread_stacks import (
     MAIN,
     MainThreadState,
     ThreadStack,

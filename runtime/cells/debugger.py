@@ -1,7 +1,7 @@
 """pdb on a rank: `breakpoint()`, `pdb.set_trace()`, `%debug` and the post-mortem of a cell that failed.
 
 It is IPython's debugger; its commands are asked for like any input of a rank, and what it prints is output of the cell.
-Which ranks a command is for is decided where they come from (`meshbook.magics.stops`).
+Which ranks a command is for is decided where they come from (`meshbook.magics.prompts.debugger`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from IPython.core.debugger import Pdb
 from meshbook.runtime.cells.failures import is_user_code
 from meshbook.runtime.cells.interrupts import INTERRUPTS
 from meshbook.runtime.cells.prompts import RankPrompts
-from meshbook.runtime.cells.standing import is_of_cell
+from meshbook.runtime.cells.thread_stacks import is_of_cell
 from meshbook.runtime.traces import is_ours
 
 CONTINUES = -1  # bdb's line to stop at, after `continue`

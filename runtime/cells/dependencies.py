@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
-from meshbook.runtime.cells.calling import at_home
+from meshbook.runtime.cells.function_calls import at_home
 from meshbook.runtime.errors import MeshbookError
 
 

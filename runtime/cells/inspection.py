@@ -14,7 +14,7 @@ from meshbook.runtime.actor.endpoint import endpoint
 # Before all that imports IPython: the thread of the cell actor imports it, too, where the fork server has not, and of
 # two threads that come to a package with circles by different modules one finds half of it. So this one waits there.
 from meshbook.runtime.cells import actor as _first  # noqa: F401
-from meshbook.runtime.cells.aside import BackgroundThreads
+from meshbook.runtime.cells.background_threads import BackgroundThreads
 from meshbook.runtime.cells.completing import Match, complete, make_completer
 from meshbook.runtime.cells.inspecting import Inspected, inspect_name
 from meshbook.runtime.cells.shell import RankShell

@@ -24,29 +24,29 @@ from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.errors import ExitReport, MeshbookError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.clients import Clients
-from meshbook.runtime.hosts.custody import RunLease
-from meshbook.runtime.hosts.kinship import RunMembership
+from meshbook.runtime.hosts.forkserver_client import ForkServerClient, execute_server, fork_server
 from meshbook.runtime.hosts.launch import AgentAnswer, AgentSpec, RunFolder, make_folder
 from meshbook.runtime.hosts.lifeline import LineReader
 from meshbook.runtime.hosts.linux import adopt_orphans
 from meshbook.runtime.hosts.machine import address_towards, count_gpus
-from meshbook.runtime.hosts.meetings import MEETINGS, RendezvousActor
-from meshbook.runtime.hosts.meters import METERS, VitalsSender, make_meter
 from meshbook.runtime.hosts.observer import OBSERVER, Observer
-from meshbook.runtime.hosts.others import RemoteAgents
+from meshbook.runtime.hosts.process_sampler import METERS, VitalsSender, make_meter
 from meshbook.runtime.hosts.profiler import PROFILER, Profiler
-from meshbook.runtime.hosts.reserve import OnSpare
-from meshbook.runtime.hosts.roster import ROSTER
-from meshbook.runtime.hosts.server import ForkServerClient, execute_server, fork_server
+from meshbook.runtime.hosts.remote_agents import RemoteAgents
+from meshbook.runtime.hosts.rendezvous import MEETINGS, RendezvousActor
+from meshbook.runtime.hosts.run_lease import RunLease
+from meshbook.runtime.hosts.run_membership import RunMembership
+from meshbook.runtime.hosts.spares import OnSpare
 from meshbook.runtime.hosts.start_agent import LOG, Started
+from meshbook.runtime.hosts.worker_registry import ROSTER
 from meshbook.runtime.hosts.workers import Ask, OnExit, Workers
-from meshbook.runtime.mesh.birth import MeshSpec, WorkerSpec
 from meshbook.runtime.mesh.hosts import HOST, HostActor
-from meshbook.runtime.mesh.process import PROCESS
+from meshbook.runtime.mesh.process_actor import PROCESS
+from meshbook.runtime.mesh.worker_specs import MeshSpec, WorkerSpec
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.control import CONTROL
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.rdma.station import DataPlane
+from meshbook.runtime.rdma.data_plane import DataPlane
 from meshbook.runtime.resources import raise_limit_of_files
 from meshbook.runtime.telemetry.events import Kind
 from meshbook.runtime.telemetry.output import TELEMETRY, UnsentOutput

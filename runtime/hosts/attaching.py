@@ -34,7 +34,7 @@ from meshbook.runtime.hosts.lifeline import (
     present_version,
 )
 from meshbook.runtime.hosts.session import Session, replace_session
-from meshbook.runtime.mesh.deeds import take_on
+from meshbook.runtime.mesh.handover_state import take_on
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.telemetry.output import TELEMETRY

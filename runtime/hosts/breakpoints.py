@@ -22,7 +22,7 @@ from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.telemetry.questions import QUESTIONS, Kind, PromptAnswer, PromptQuestion
+from meshbook.runtime.telemetry.prompt_questions import QUESTIONS, Kind, PromptAnswer, PromptQuestion
 
 NOWHERE = Extent((), ())
 # A step does not stop in what calls the user's code.

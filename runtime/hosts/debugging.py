@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from meshbook.runtime.telemetry.forwarding import mesh_name
-from meshbook.runtime.telemetry.questions import EOF, PromptAnswer, PromptQuestion, Reply
+from meshbook.runtime.telemetry.prompt_questions import EOF, PromptAnswer, PromptQuestion, Reply
 
 DOOR = "debugger"  # the socket in the folder of all runs at which `python -m meshbook debug` listens
 HOLD = 0.5  # seconds that a rank keeps the terminal after a command, while others wait for it

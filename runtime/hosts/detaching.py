@@ -18,10 +18,10 @@ import msgspec
 from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.config import Settings, open_private
 from meshbook.runtime.errors import ExitReport, MeshbookError
-from meshbook.runtime.hosts.caretaker import wait_for_silence
+from meshbook.runtime.hosts.detached_controller import wait_for_silence
 from meshbook.runtime.hosts.lifeline import ESTATE, DoorClosed, MeshSummary, RunDetached, present_version, wait_for_door
 from meshbook.runtime.hosts.session import Session
-from meshbook.runtime.mesh.deeds import CLIENT, OwnedMeshes, deeds_of
+from meshbook.runtime.mesh.handover_state import CLIENT, OwnedMeshes, deeds_of
 from meshbook.runtime.telemetry.events import RunEvent
 from meshbook.runtime.telemetry.logbook import LogState
 

@@ -27,10 +27,9 @@ from pathlib import Path
 
 import msgspec
 
-from meshbook.runtime.hosts import standby, worker
+from meshbook.runtime.hosts import spare_worker, worker
 from meshbook.runtime.hosts.after_fork import renew_process_state
-from meshbook.runtime.hosts.ending import spare_finalizers
-from meshbook.runtime.hosts.handover import bind, execute
+from meshbook.runtime.hosts.command_workers import bind, execute
 from meshbook.runtime.hosts.linux import (
     adopt_orphans,
     die_with_parent,
@@ -39,7 +38,8 @@ from meshbook.runtime.hosts.linux import (
     outlive_parent,
     skip_exit_handlers_so_far,
 )
-from meshbook.runtime.mesh.birth import WorkerSpec
+from meshbook.runtime.hosts.worker_exit import spare_finalizers
+from meshbook.runtime.mesh.worker_specs import WorkerSpec
 from meshbook.runtime.resources import explain_limit, raise_limit_of_files
 
 
@@ -89,7 +89,7 @@ def serve(channel: socket.socket, folder: Path) -> None:
     if birth.start.command is not None:
         execute(birth, folder)
     become(birth)
-    standby.run(birth, folder)
+    spare_worker.run(birth, folder)
 
 
 def serve_in_fork(channel: socket.socket, folder: Path, log: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from meshbook.runtime.hosts.memory import counts_as_kernel
+from meshbook.runtime.hosts.oom import counts_as_kernel
 from meshbook.runtime.telemetry.vitals import STALE_AFTER
 
 DRIVER = Path("/proc/driver/nvidia/version")

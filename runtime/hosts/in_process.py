@@ -30,15 +30,15 @@ from meshbook.runtime.hosts.forkserver import Answer, Exited, Started
 from meshbook.runtime.hosts.heartbeat import Heartbeat
 from meshbook.runtime.hosts.launch import AgentSpec
 from meshbook.runtime.hosts.lifeline import LineReader
-from meshbook.runtime.hosts.others import RemoteAgents
+from meshbook.runtime.hosts.remote_agents import RemoteAgents
 from meshbook.runtime.hosts.session import STOP_SECONDS, Session
 from meshbook.runtime.hosts.worker import NOWHERE, bootstrap, client_of, make_node, serve
 from meshbook.runtime.hosts.workers import Starter, Worker, Workers
-from meshbook.runtime.mesh.birth import WorkerSpec
-from meshbook.runtime.mesh.process import PROCESS
+from meshbook.runtime.mesh.process_actor import PROCESS
+from meshbook.runtime.mesh.worker_specs import WorkerSpec
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.rdma.station import DataPlane
+from meshbook.runtime.rdma.data_plane import DataPlane
 from meshbook.runtime.telemetry.last_words import leave_traceback
 from meshbook.runtime.traces import format_error
 from meshbook.runtime.transport import Transport

@@ -15,7 +15,7 @@ from typing import IO, Any
 from meshbook.runtime.config import open_private
 from meshbook.runtime.errors import RefusedMessage
 from meshbook.runtime.hosts.launch import AGENT
-from meshbook.runtime.hosts.roster import ROSTER
+from meshbook.runtime.hosts.worker_registry import ROSTER
 from meshbook.runtime.node.control import CONTROL
 from meshbook.runtime.telemetry.output import TELEMETRY
 from meshbook.runtime.wire.frames import Buffer, unpack

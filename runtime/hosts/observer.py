@@ -1,6 +1,6 @@
 """What a host sees of its workers from outside: for ranks that do not answer, because they are stopped or stuck in C.
 
-Nothing of it runs in the worker. Not for what a rank tells of itself (`meshbook.runtime.cells.standing`).
+Nothing of it runs in the worker. Not for what a rank tells of itself (`meshbook.runtime.cells.thread_stacks`).
 """
 
 from __future__ import annotations

@@ -26,20 +26,20 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.controllers import CONTROLLERS, Controllers
 from meshbook.runtime.hosts.debugging import ScriptDebugger
 from meshbook.runtime.hosts.faults import UnhandledFaults, end_process
-from meshbook.runtime.hosts.joining import RunOver, has_ended, join, leave_runs
+from meshbook.runtime.hosts.joined_runs import RunOver, has_ended, join, leave_runs
 from meshbook.runtime.hosts.launch import AGENT, AgentSpec, RunFolder, make_folder
 from meshbook.runtime.hosts.launchers import START_AGENT, AgentProcess, agent_environment
-from meshbook.runtime.hosts.meters import METERS
 from meshbook.runtime.hosts.metrics import export_of
+from meshbook.runtime.hosts.process_sampler import METERS
 from meshbook.runtime.hosts.remote import RemoteHosts
-from meshbook.runtime.hosts.roster import ROSTER, WorkerRegistry
+from meshbook.runtime.hosts.worker_registry import ROSTER, WorkerRegistry
 from meshbook.runtime.mesh.hosts import HOST, HostMesh
 from meshbook.runtime.mesh.places import LocalHandles
 from meshbook.runtime.mesh.procs import ProcMesh
-from meshbook.runtime.mesh.warmth import is_agent_warm
+from meshbook.runtime.mesh.warm_start import is_agent_warm
 from meshbook.runtime.node.call_table import AllReplies, PerRank, Target
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.rdma.station import DataPlane
+from meshbook.runtime.rdma.data_plane import DataPlane
 from meshbook.runtime.resources import explain_limit
 from meshbook.runtime.telemetry.events import EventLog, RunEvent
 from meshbook.runtime.telemetry.forwarding import Forwarder, ScriptScreen
@@ -47,7 +47,7 @@ from meshbook.runtime.telemetry.history import History, VitalsActor
 from meshbook.runtime.telemetry.last_words import last_lines
 from meshbook.runtime.telemetry.logs import Prefix
 from meshbook.runtime.telemetry.output import TELEMETRY, OutputStore, TelemetryActor
-from meshbook.runtime.telemetry.questions import QUESTIONS, QuestionRouter
+from meshbook.runtime.telemetry.prompt_questions import QUESTIONS, QuestionRouter
 from meshbook.runtime.telemetry.vitals import VITALS
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.home import Home

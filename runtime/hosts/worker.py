@@ -33,25 +33,25 @@ from meshbook.runtime.collectives.stores import GroupStores
 from meshbook.runtime.config import begin_with
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.breakpoints import Breakpoints
-from meshbook.runtime.hosts.ending import leave, run_finalisers
 from meshbook.runtime.hosts.heartbeat import Heartbeat
-from meshbook.runtime.hosts.joining import join
+from meshbook.runtime.hosts.joined_runs import join
 from meshbook.runtime.hosts.linux import buffer_c_output_by_line
+from meshbook.runtime.hosts.worker_exit import leave, run_finalisers
 from meshbook.runtime.imports import when_imported
-from meshbook.runtime.mesh.birth import WorkerSpec
 from meshbook.runtime.mesh.places import places_of
-from meshbook.runtime.mesh.process import PROCESS, ProcessActor
+from meshbook.runtime.mesh.process_actor import PROCESS, ProcessActor
 from meshbook.runtime.mesh.tasks import UnstartedItems, table_of
+from meshbook.runtime.mesh.worker_specs import WorkerSpec
 from meshbook.runtime.node.call_table import AllReplies, Target
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.rdma.station import DataPlane
+from meshbook.runtime.rdma.data_plane import DataPlane
 from meshbook.runtime.resources import count_cores
 from meshbook.runtime.telemetry.capture import CHUNK_CHARACTERS, Capture
 from meshbook.runtime.telemetry.last_words import leave_traceback
 from meshbook.runtime.telemetry.logs import Prefix, print_logs
 from meshbook.runtime.telemetry.output import TELEMETRY, LogOptions, OutputChunk
-from meshbook.runtime.telemetry.signs import watch_steps
 from meshbook.runtime.telemetry.spans_of_collectives import watch_collectives
+from meshbook.runtime.telemetry.status_writer import watch_steps
 from meshbook.runtime.telemetry.traffic import TransferRecord
 from meshbook.runtime.traces import format_error
 from meshbook.runtime.transport import Transport

@@ -25,15 +25,15 @@ from typing import Protocol
 
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ExitReport
+from meshbook.runtime.hosts.command_workers import command_line, drop_birth, is_left
 from meshbook.runtime.hosts.forkserver import Answer, Exited, Started
-from meshbook.runtime.hosts.handover import command_line, drop_birth, is_left
+from meshbook.runtime.hosts.forkserver_client import execute_server
 from meshbook.runtime.hosts.linux import end_descendants
-from meshbook.runtime.hosts.memory import OomDetector
-from meshbook.runtime.hosts.meters import LiveWorker
-from meshbook.runtime.hosts.reserve import OnSpare, SpareManager
-from meshbook.runtime.hosts.server import execute_server
-from meshbook.runtime.hosts.standby import place_file
-from meshbook.runtime.mesh.birth import MeshSpec, WorkerSpec
+from meshbook.runtime.hosts.oom import OomDetector
+from meshbook.runtime.hosts.process_sampler import LiveWorker
+from meshbook.runtime.hosts.spare_worker import place_file
+from meshbook.runtime.hosts.spares import OnSpare, SpareManager
+from meshbook.runtime.mesh.worker_specs import MeshSpec, WorkerSpec
 from meshbook.runtime.resources import explain_limit
 from meshbook.runtime.telemetry.last_words import find_traceback, last_lines, last_words, remove_files
 from meshbook.runtime.telemetry.output import UnsentOutput

@@ -32,7 +32,7 @@ from meshbook.runtime.memory.layout import (
     want_huge_pages,
     words_at,
 )
-from meshbook.runtime.memory.shelf import fitting, is_too_near, most_segments, size_class, surplus
+from meshbook.runtime.memory.segment_policy import fitting, is_too_near, most_segments, size_class, surplus
 
 Part = bytes | bytearray | memoryview
 _HAS_MEMFD = hasattr(os, "memfd_create")

@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Self
 
-from meshbook.runtime import texts
+from meshbook.runtime import monarch_texts
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import CURRENT, client_context, describe_actor
 from meshbook.runtime.actor.endpoint import Arguments, Endpoint, endpoints_of
@@ -20,7 +20,7 @@ from meshbook.runtime.actor.undecorated import PlainMethod
 from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.errors import CallError, ProcessDied, SupervisionError
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
-from meshbook.runtime.mesh.arrivals import Made, reduce_for_message, reduce_for_program, run_of
+from meshbook.runtime.mesh.handle_pickling import Made, reduce_for_message, reduce_for_program, run_of
 from meshbook.runtime.node.call_table import (
     AllReplies,
     AsCompleted,
@@ -215,7 +215,7 @@ class ActorMesh(MeshTrait):
             return ""
         point = self._whole.point(nodes.index(node))
         actor = describe_actor(f"{self._cls.__module__}.{self._cls.__qualname__}", self._name, point)
-        return f"\n{texts.actor_failed(actor, node)}"
+        return f"\n{monarch_texts.actor_failed(actor, node)}"
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """End the actors of this mesh (a slice: of this slice) after the messages they have been sent so far."""
@@ -302,7 +302,7 @@ class _Explainer:
 
     def __call__(self, error: BaseException) -> BaseException:
         if isinstance(error, SupervisionError):
-            text = f"{texts.endpoint_failed(self._mesh.mesh_name, self._endpoint)}, {error}"
+            text = f"{monarch_texts.endpoint_failed(self._mesh.mesh_name, self._endpoint)}, {error}"
             if isinstance(error, ProcessDied):
                 error = ProcessDied(f"{text}{self._mesh._name_lost(error.report.node)}", error.report)
             else:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from meshbook.runtime import texts
+from meshbook.runtime import monarch_texts as texts
 
 Given = Mapping[str, str | int]
 

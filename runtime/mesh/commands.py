@@ -12,7 +12,7 @@ from meshbook.runtime.geometry import Extent, Point
 from meshbook.runtime.mesh.binding import Binding, Given, read_bindings
 
 # By its path: the arrow up to `runtime.hosts` is not an import. A path of this machine, as all hosts are so far.
-ENTRY = str(PACKAGE / "runtime" / "hosts" / "entry.py")
+ENTRY = str(PACKAGE / "runtime" / "hosts" / "worker_entry.py")
 
 
 class BootstrapCommand(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ from meshbook.runtime.actor.settled import when_settled
 from meshbook.runtime.collectives.membership import GroupPlan, LeftGroups
 from meshbook.runtime.errors import GroupError, ProcessDied
 from meshbook.runtime.mesh.actors import current_node
-from meshbook.runtime.mesh.process import PROCESS
+from meshbook.runtime.mesh.process_actor import PROCESS
 from meshbook.runtime.node.call_table import PerRank, Target
 
 if TYPE_CHECKING:

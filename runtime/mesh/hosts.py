@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from meshbook.runtime import texts
+from meshbook.runtime import monarch_texts
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.future import Future
@@ -21,17 +21,23 @@ from meshbook.runtime.config import OVERRIDES
 from meshbook.runtime.errors import LaunchError, SupervisionError
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
 from meshbook.runtime.mesh.actors import ActorMesh, current_node
-from meshbook.runtime.mesh.arrivals import Made, reduce_for_message, reduce_for_program, run_of
 from meshbook.runtime.mesh.binding import Given
-from meshbook.runtime.mesh.birth import MeshSpec, WorkerSpec, inherited_environment, inherited_path, installed_path
-from meshbook.runtime.mesh.births import WorkerSpecs
 from meshbook.runtime.mesh.commands import Commands, Start, plan_starts, start_of_spares
-from meshbook.runtime.mesh.ends import HostOwnership, when_ended
+from meshbook.runtime.mesh.handle_pickling import Made, reduce_for_message, reduce_for_program, run_of
+from meshbook.runtime.mesh.host_ownership import HostOwnership, when_ended
 from meshbook.runtime.mesh.ownership import Ownership, own
 from meshbook.runtime.mesh.policies import OnFailure, Restarts, policy_of
-from meshbook.runtime.mesh.process import PROCESS
+from meshbook.runtime.mesh.process_actor import PROCESS
 from meshbook.runtime.mesh.procs import ProcMesh
-from meshbook.runtime.mesh.warmth import is_born_warm
+from meshbook.runtime.mesh.warm_start import is_born_warm
+from meshbook.runtime.mesh.worker_specs import (
+    MeshSpec,
+    WorkerSpec,
+    WorkerSpecs,
+    inherited_environment,
+    inherited_path,
+    installed_path,
+)
 from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.resources import find_room_for_peers
 from meshbook.runtime.transport.home import host_of
@@ -120,7 +126,7 @@ class HostMesh(MeshTrait):
     def initialized(self) -> Future[bool]:
         """Resolves to True once every host takes requests. Raises SupervisionError where one is gone, with how."""
         if self._ownership.is_over:
-            return Future.failed(SupervisionError(f"{texts.HOSTS_SHUT_DOWN}: its session has ended"))
+            return Future.failed(SupervisionError(f"{monarch_texts.HOSTS_SHUT_DOWN}: its session has ended"))
         return self._hosts().gpus.call().then(lambda gpus: True)
 
     @property
@@ -202,7 +208,7 @@ class HostMesh(MeshTrait):
         kind; RuntimeError once the hosts have been shut down.
         """
         if self.is_shut_down:
-            raise RuntimeError(texts.HOSTS_SHUT_DOWN)
+            raise RuntimeError(monarch_texts.HOSTS_SHUT_DOWN)
         _check_kinds(per_host, bootstrap, name, spares)
         dims = _check_dims(dict(per_host or {}), self.extent)
         extent = Extent((*self.extent.labels, *dims), (*self.extent.sizes, *dims.values()))
@@ -302,7 +308,7 @@ class HostMesh(MeshTrait):
         """
         self._check_owned()
         if (known := self._ownership.shutdown) is not None:
-            return known if self._ownership.is_over else Future.failed(RuntimeError(texts.HOSTS_SHUT_DOWN))
+            return known if self._ownership.is_over else Future.failed(RuntimeError(monarch_texts.HOSTS_SHUT_DOWN))
         self._ownership.shutdown = when_ended(current_node(), [agent.node for agent in self._agents])
         self._ownership.end_meshes(self._ownership.shutdown)
         self._hosts().shutdown.broadcast("its host was shut down")
@@ -335,7 +341,7 @@ class HostMesh(MeshTrait):
 
     def _check_owned(self) -> None:
         if not self._owned:
-            raise RuntimeError(texts.HOSTS_NOT_OWNED)
+            raise RuntimeError(monarch_texts.HOSTS_NOT_OWNED)
 
     async def __aenter__(self) -> Self:
         self._check_owned()

@@ -14,9 +14,9 @@ from meshbook.runtime.node.ledger import OwnedMesh, Policy
 from meshbook.runtime.traces import SourceLine, calling_place
 
 if TYPE_CHECKING:
-    from meshbook.runtime.mesh.births import WorkerSpecs
     from meshbook.runtime.mesh.procs import ProcMesh
     from meshbook.runtime.mesh.spawned import Spawned
+    from meshbook.runtime.mesh.worker_specs import WorkerSpecs
 
 # Told the mesh and the ranks that were healed; what it begins is waited for. It must not wait itself.
 Afterwards = Callable[["ProcMesh", list[int]], Future[Any] | None]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.mesh.birth import MeshSpec, WorkerSpec
 from meshbook.runtime.mesh.hosts import HostMesh
 from meshbook.runtime.mesh.procs import ProcMesh
+from meshbook.runtime.mesh.worker_specs import MeshSpec, WorkerSpec
 from meshbook.runtime.transport.home import host_of
 from meshbook.runtime.wire.messages import Address
 

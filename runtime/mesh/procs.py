@@ -11,20 +11,20 @@ from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from meshbook.runtime import texts
+from meshbook.runtime import monarch_texts
 from meshbook.runtime.actor.base import Actor, check_arguments, check_class, constructor_takes
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.actor.future import Future, check_timeout
 from meshbook.runtime.errors import BootstrapFailed, LaunchError, ProcessDied
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
 from meshbook.runtime.mesh.actors import TAKEN, ActorMesh, current_node
-from meshbook.runtime.mesh.arrivals import Made, reduce_for_message, reduce_for_program, run_of
 from meshbook.runtime.mesh.groups import GroupRequest, abort
+from meshbook.runtime.mesh.handle_pickling import Made, reduce_for_message, reduce_for_program, run_of
 from meshbook.runtime.mesh.healing import heal
 from meshbook.runtime.mesh.mapping import Chunksize, MapResult, begin_map, check_chunksize
 from meshbook.runtime.mesh.ownership import Afterwards, Ownership, own
 from meshbook.runtime.mesh.policies import OnFailure, Respawning, Restarts, policy_of
-from meshbook.runtime.mesh.process import PROCESS
+from meshbook.runtime.mesh.process_actor import PROCESS
 from meshbook.runtime.mesh.resizing import Resize, check_sizes
 from meshbook.runtime.mesh.runners import ActorRunner, Runner
 from meshbook.runtime.mesh.scheduling import Scheduler, name_of
@@ -191,7 +191,9 @@ class ProcMesh(MeshTrait):
         self, name: str, cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any], *, on_main: bool
     ) -> ActorMesh:
         if self._ownership.stopped is not None:
-            raise RuntimeError(f"{texts.PROCS_STOPPED}: {self._name}; spawn_procs() of its hosts makes another one")
+            raise RuntimeError(
+                f"{monarch_texts.PROCS_STOPPED}: {self._name}; spawn_procs() of its hosts makes another one"
+            )
         node = current_node()
         actor = node.supervision.name_actor(name)
         targets = [Target(address, actor) for address in self.nodes]
@@ -253,7 +255,7 @@ class ProcMesh(MeshTrait):
         again is no error. ValueError on a slice or a received reference.
         """
         if not self._owned:
-            raise ValueError(texts.PROCS_NOT_OWNED)
+            raise ValueError(monarch_texts.PROCS_NOT_OWNED)
         with self._ownership.changing:
             if self._ownership.stopped is None:
                 self._ownership.stopped = self._ownership.current._end(reason)
@@ -301,10 +303,10 @@ class ProcMesh(MeshTrait):
         if not self._owned:
             raise ValueError(f"ProcMesh is not owned; must be {what} by an owner")
         if self._hosts.is_shut_down:
-            raise RuntimeError(texts.HOSTS_SHUT_DOWN)
+            raise RuntimeError(monarch_texts.HOSTS_SHUT_DOWN)
         charge = current_node().ledger.get(self._name)
         if charge is None or self._ownership.stopped is not None:
-            raise RuntimeError(texts.PROCS_STOPPED)
+            raise RuntimeError(monarch_texts.PROCS_STOPPED)
         return self._ownership.current, charge
 
     def resize(self, **sizes: int) -> ProcMesh:
@@ -424,7 +426,7 @@ class ProcMesh(MeshTrait):
 
     def _check_groups(self) -> None:
         if self._ownership.stopped is not None:
-            raise RuntimeError(texts.PROCS_STOPPED)
+            raise RuntimeError(monarch_texts.PROCS_STOPPED)
         if current_node().ledger.get(self._name) is None:
             raise ValueError("ProcMesh is not owned; its process groups are made and aborted by its owner")
 
@@ -441,7 +443,7 @@ class ProcMesh(MeshTrait):
         named in `silent`. RuntimeError once the mesh was stopped.
         """
         if self._ownership.stopped is not None:
-            raise RuntimeError(texts.PROCS_STOPPED)
+            raise RuntimeError(monarch_texts.PROCS_STOPPED)
         return ask_transfers(self)
 
     def dismiss(self, reason: str) -> Future[None]:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.mesh.ends import when_ended
 from meshbook.runtime.mesh.healing import Afterwards, Ask, go_on_after, resolve_after
+from meshbook.runtime.mesh.host_ownership import when_ended
 from meshbook.runtime.mesh.spawned import Spawned
 from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.node.control import CONTROL
@@ -19,8 +19,8 @@ from meshbook.runtime.node.node import Node
 from meshbook.runtime.wire.messages import Address
 
 if TYPE_CHECKING:
-    from meshbook.runtime.mesh.births import WorkerSpecs
     from meshbook.runtime.mesh.hosts import HostMesh
+    from meshbook.runtime.mesh.worker_specs import WorkerSpecs
 
 NOWHERE = Extent((), ())
 

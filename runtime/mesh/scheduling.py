@@ -23,7 +23,7 @@ from meshbook.runtime.errors import CallCancelled, ItemError, ItemLost, Supervis
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.balancing import Balancer, ItemRequest
-from meshbook.runtime.mesh.process import PROCESS
+from meshbook.runtime.mesh.process_actor import PROCESS
 from meshbook.runtime.mesh.runners import Runner
 from meshbook.runtime.mesh.tasks import (
     BatchReply,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from meshbook.runtime import texts
+from meshbook.runtime import monarch_texts
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import CURRENT, Instance, name_of, spawner_of
 from meshbook.runtime.actor.failure import UndeliverableMessageEnvelope
@@ -369,7 +369,7 @@ def _number(key: str) -> int:
 
 def _why_abandoned(key: str) -> str:
     """Return the reason for an actor that ends, or is never spawned, because its owner has ended."""
-    return f"its owner has ended: {texts.owner_lost(spawner_of(key), name_of(key))}"
+    return f"its owner has ended: {monarch_texts.owner_lost(spawner_of(key), name_of(key))}"
 
 
 def _not_at_all() -> None:

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from meshbook.runtime import texts
+from meshbook.runtime import monarch_texts
 from meshbook.runtime.actor.base import Actor, is_async
 from meshbook.runtime.actor.context import CURRENT, Context, Instance, spawner_of
 from meshbook.runtime.actor.failure import MeshFailure, UndeliverableMessageEnvelope
@@ -442,7 +442,7 @@ class HostedActor:
         elif self._endpoints.is_ported(call):
             self._fail(tell_raised(where, error), error, "it raised instead of answering by its port")
         elif call.call:
-            text = f"{tell_raised(where, error)}\n{texts.actor_call_failed(self.instance.name, call.endpoint)}"
+            text = f"{tell_raised(where, error)}\n{monarch_texts.actor_call_failed(self.instance.name, call.endpoint)}"
             self._node.replies.reply_error(call.sender, call.call, text, error)
         else:
             self._fail(

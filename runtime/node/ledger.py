@@ -12,7 +12,7 @@ from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from meshbook.runtime import texts
+from meshbook.runtime import monarch_texts
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.traces import SourceLine
@@ -203,7 +203,7 @@ class Ledger:
 def _name_actor(charge: OwnedMesh, node: str, report: str) -> str:
     if charge.spawned is None:
         return report
-    return f"{report}\n{texts.actor_failed(charge.spawned.describe(charge.ranks[node]), node)}"
+    return f"{report}\n{monarch_texts.actor_failed(charge.spawned.describe(charge.ranks[node]), node)}"
 
 
 def _to_renew(charge: OwnedMesh, reborn: Collection[str], alive: Collection[str]) -> list[int]:

@@ -28,9 +28,9 @@ from meshbook.runtime.node.supervision import ACTORS_A_LIFE, OnFault, Supervisio
 from meshbook.runtime.telemetry.capture import Capture
 from meshbook.runtime.telemetry.events import Kind, RunEvent
 from meshbook.runtime.telemetry.output import TELEMETRY
-from meshbook.runtime.telemetry.page import Traffic
-from meshbook.runtime.telemetry.signs import StatusWriter
 from meshbook.runtime.telemetry.spans import Recorder
+from meshbook.runtime.telemetry.status_page import Traffic
+from meshbook.runtime.telemetry.status_writer import StatusWriter
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.home import host_of
 from meshbook.runtime.wire.frames import pack

@@ -14,7 +14,7 @@ import os
 import resource
 from pathlib import Path
 
-from meshbook.runtime import texts
+from meshbook.runtime import monarch_texts
 from meshbook.runtime.actor.context import Instance
 from meshbook.runtime.errors import ActorError, CallError
 from meshbook.runtime.resources import explain_limit
@@ -65,7 +65,7 @@ def _tell_memory() -> str:
 
 def tell_failed(instance: Instance, report: str, why: str = "") -> str:
     """Return the text of an actor's failure: the report, and `why` this ended the actor."""
-    failed = texts.actor_failed(instance, instance.proc_id)
+    failed = monarch_texts.actor_failed(instance, instance.proc_id)
     return f"{report}\n{failed}: {why}" if why else f"{report}\n{failed}"
 
 

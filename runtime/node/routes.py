@@ -10,7 +10,7 @@ import contextlib
 import functools
 from collections.abc import Callable
 
-from meshbook.runtime import texts
+from meshbook.runtime import monarch_texts
 from meshbook.runtime.errors import ExitReport, ProcessDied, SupervisionError
 from meshbook.runtime.snapshots import items_of
 from meshbook.runtime.transport import PeerGone, RunEnded, Transport
@@ -204,7 +204,7 @@ class Routes:
             return SupervisionError(self._closed)
         if isinstance(gone, RunEnded):
             self._of_ended_runs.add(to.url)
-            return SupervisionError(f"{texts.STOPPED_WITH_PROCS}: {gone}")
+            return SupervisionError(f"{monarch_texts.STOPPED_WITH_PROCS}: {gone}")
         return SupervisionError(f"node {to.node} is gone: {gone}")
 
 

@@ -14,8 +14,8 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.memory.local import CPU, LocalMemory
-from meshbook.runtime.rdma.contents import parcel_of, put_bytes
 from meshbook.runtime.rdma.leases import LeaseTable
+from meshbook.runtime.rdma.memory_contents import parcel_of, put_bytes
 
 RDMA = "rdma"
 Answer = Literal["ok", "dropped", "read-only"]

@@ -17,8 +17,8 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.procs import ProcMesh
-from meshbook.runtime.spmd.course import EndRun
 from meshbook.runtime.spmd.environment import Rendezvous, hosts_of, rank_environment
+from meshbook.runtime.spmd.run_policy import EndRun
 from meshbook.runtime.spmd.script import (
     explain_exit,
     ignore_interrupts,

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.mesh.birth import WorkerSpec, elastic_run
+from meshbook.runtime.mesh.worker_specs import WorkerSpec, elastic_run
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from meshbook.runtime.errors import MeshbookError
-from meshbook.runtime.spmd.course import EndRun
+from meshbook.runtime.spmd.run_policy import EndRun
 
 INTERRUPTED = 128 + signal.SIGINT  # the exit status of a shell for who ended by Ctrl-C
 TEXT_CHARACTERS = 500

@@ -30,7 +30,7 @@ from meshbook.runtime.telemetry.vitals import (
 )
 
 if TYPE_CHECKING:
-    from meshbook.runtime.telemetry.table import VitalsTable
+    from meshbook.runtime.telemetry.vitals_table import VitalsTable
 
 REMEMBERED_ENDS = 64  # processes that have ended, whose numbers are still there
 REMEMBERED_LIVES = 8192  # processes of which it is known which life has ended, for batches that were on their way
@@ -136,7 +136,7 @@ class History:
         if (table := self._table) is None:
             # Only here: numpy takes a tenth of a second, which a script that nobody watches need not wait for. Nor may
             # it be imported in the background: where that falls into the end of a script, its exit status is another.
-            from meshbook.runtime.telemetry.table import VitalsTable
+            from meshbook.runtime.telemetry.vitals_table import VitalsTable
 
             with self._lock:
                 if (table := self._table) is None:

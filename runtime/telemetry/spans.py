@@ -2,7 +2,7 @@
 
 Always recorded, so that `%mesh trace` shows a slow cell that has already been: a span costs a third of a microsecond,
 and with MESHBOOK_SPANS=0 nothing. Times are nanoseconds of the monotonic clock, which all processes of a host share.
-Not for what is made of spans (`lanes`, `meshbook.magics.tracing`).
+Not for what is made of spans (`lanes`, `meshbook.magics.tracing.collect`).
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from types import CellType, FunctionType
 from typing import Any
 
 from meshbook.runtime.actor.context import current_origin
-from meshbook.runtime.telemetry.signs import StatusWriter
 from meshbook.runtime.telemetry.spans import Recorder, now
+from meshbook.runtime.telemetry.status_writer import StatusWriter
 
 C10D = "torch.distributed.distributed_c10d"
 _WRAPPERS = "c10d_logger.py"

@@ -21,7 +21,13 @@ from meshbook.runtime.clock import monotonic
 from meshbook.runtime.config import Settings
 from meshbook.runtime.queues import Latch
 from meshbook.runtime.transport.curve import KeyPair
-from meshbook.runtime.transport.entrance import Context, DialledConnection, GatewayListener, Received, RejectedPeers
+from meshbook.runtime.transport.gateway_connections import (
+    Context,
+    DialledConnection,
+    GatewayListener,
+    Received,
+    RejectedPeers,
+)
 from meshbook.runtime.transport.home import GATEWAY, Home, LaneRequest, describe, host_of
 from meshbook.runtime.transport.io_loop import IN, IoLoop
 from meshbook.runtime.transport.lanes import Inboxes, Key, Lanes

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 import zmq
 
 from meshbook.runtime.clock import monotonic
-from meshbook.runtime.transport.entrance import DialledConnection, GatewayConnection, Received
+from meshbook.runtime.transport.gateway_connections import DialledConnection, GatewayConnection, Received
+from meshbook.runtime.transport.heartbeats import HeartbeatState
 from meshbook.runtime.transport.link import (
     Bye,
     Link,
@@ -20,7 +21,6 @@ from meshbook.runtime.transport.link import (
     StreamAck,
     StreamPart,
 )
-from meshbook.runtime.transport.pulse import HeartbeatState
 from meshbook.runtime.transport.window import MissingPiece
 from meshbook.runtime.wire.frames import Buffer
 

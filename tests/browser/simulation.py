@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from meshbook.magics.selection import LastCell, parse, resolve
+from meshbook.magics.syntax.selectors import LastCell, parse, resolve
 from meshbook.runtime.geometry import Slice
 from meshbook.runtime.geometry.region import Region
 from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS

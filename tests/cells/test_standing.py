@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from meshbook.runtime.cells.standing import (
+from meshbook.runtime.cells.thread_stacks import (
     MainThreadState,
     collective_of,
     describe_frames,

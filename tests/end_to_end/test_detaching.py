@@ -22,7 +22,8 @@ from meshbook import Actor, close_session, concurrent_endpoint, endpoint, metric
 from meshbook.__main__ import main
 from meshbook.runs import DetachError, attach, detach, detached_runs, end
 from meshbook.runtime.errors import ProcessDied
-from meshbook.runtime.hosts import attaching, detached
+from meshbook.runtime.hosts import attaching
+from meshbook.runtime.hosts import detached_runs as detached
 from meshbook.runtime.hosts.lifeline import DOOR, DoorRequest, knock
 from meshbook.runtime.hosts.session import current_session
 from meshbook.runtime.mesh.procs import ProcMesh

@@ -19,7 +19,7 @@ from meshbook import Actor, endpoint
 from meshbook.runtime.cells.actor import CellActor
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.mesh.procs import ProcMesh
-from meshbook.runtime.telemetry.questions import PromptAnswer
+from meshbook.runtime.telemetry.prompt_questions import PromptAnswer
 from meshbook.runtime.telemetry.vitals import Activity, ActorLoad, Vitals
 
 PATIENCE = 60.0

@@ -178,7 +178,7 @@ def test_stacks_tell_of_actors_of_the_users(mesh: Notebook, signs: Signs) -> Non
 
 
 def test_a_cell_says_once_where_ranks_are_that_are_apart(mesh: Notebook, signs: Signs) -> None:
-    mesh.run("from meshbook.magics import divergence; divergence.PATIENCE = 0.2")
+    mesh.run("from meshbook.magics.cells import divergence; divergence.PATIENCE = 0.2")
     mesh.run("%%mesh\ngate = threading.Event()")
     cell = mesh.start("%%mesh\nif rank == 1:\n    tell('there'); gate.wait()")
     signs.wait_for("there")
@@ -220,7 +220,7 @@ def test_a_mesh_grows_and_shrinks_and_its_ranks_know_their_places(mesh: Notebook
 
 
 def test_a_resize_says_what_it_waits_for_and_outlives_the_waiting(mesh: Notebook, signs: Signs) -> None:
-    mesh.run("from meshbook.magics import changes; changes.MOMENT = 0.1")
+    mesh.run("from meshbook.magics.meshes import lifecycle as changes; changes.MOMENT = 0.1")
     mesh.run("%%mesh -a -o job\ntell('there'); threading.Event().wait()")
     signs.wait_for("there", 3)
     cell = mesh.start("%mesh resize --gpus 4")

@@ -13,7 +13,7 @@ import pytest
 
 from meshbook.runtime.config import Settings
 from meshbook.runtime.hosts.attaching import end
-from meshbook.runtime.hosts.detached import detached_runs
+from meshbook.runtime.hosts.detached_runs import detached_runs
 from meshbook.runtime.hosts.journal import MESSAGES
 from meshbook.runtime.hosts.lifeline import JOURNAL
 

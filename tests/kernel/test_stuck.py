@@ -244,7 +244,7 @@ def test_a_rank_that_is_stuck_in_a_collective_after_its_cell_is_freed_without_lo
 
 
 def test_a_cell_says_that_the_ranks_it_waits_for_are_not_in_it(mesh: Notebook) -> None:
-    mesh.run("from meshbook.magics import divergence; divergence.PATIENCE = divergence.SOON = 0.2")
+    mesh.run("from meshbook.magics.cells import divergence; divergence.PATIENCE = divergence.SOON = 0.2")
     cell = mesh.start("%%mesh 0\ndist.init_process_group('gloo')")
     said = ":2), ranks 1-2 are not in this cell"
     mesh.wait_until(lambda: "rank 0 in init_process_group" in live_text(cell) and said in live_text(cell))

@@ -30,7 +30,7 @@ def compute(seconds):
     end = time.monotonic() + seconds
     while time.monotonic() < end: sum(range(1000))"""
 # As on a host without py-spy.
-WITHOUT_SPY = """from meshbook.magics import profiling
+WITHOUT_SPY = """from meshbook.magics.tracing import profiler as profiling
 from meshbook.runtime.actor.future import Future
 profiling.begin_spying, kept = (
     lambda procs, rate: [Future.completed({each.node: 'py-spy is not installed' for each in procs.nodes})],

@@ -245,7 +245,7 @@ def test_diff_says_which_ranks_agree_and_how_far_numbers_are_apart(notebook: Not
 
 # --- what is large, and what takes long ---
 
-LARGE = "from meshbook.magics import variables\nvariables.MOST_UNASKED = 1000"
+LARGE = "from meshbook.magics.variables import operations as variables\nvariables.MOST_UNASKED = 1000"
 
 
 def test_more_than_a_gigabyte_is_asked_about_first(notebook: Notebook) -> None:
@@ -278,7 +278,9 @@ def test_what_waits_says_for_what(notebook: Notebook, signs: Signs, tmp_path: Pa
     number = notebook.run("print(job.title)").stdout.strip()
     shown = notebook.run("mesh['x']").result
     assert shown == f"[1-2] 1\n[0] no value: it is at {number}"
-    notebook.run("from meshbook.magics import exchange\nquiet, exchange.QUIET = exchange.QUIET, 0.1")
+    notebook.run(
+        "from meshbook.magics.variables import requests as exchange\nquiet, exchange.QUIET = exchange.QUIET, 0.1"
+    )
     pull = notebook.start("mesh.pull('x')")
     notebook.wait_until(lambda: bool(pull.stdout))
     assert pull.stdout == f"waiting for {number} (rank 0) (interrupt to give it up)\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshbook.magics.agreement import tell_agreement
+from meshbook.magics.introspection.inspector import tell_agreement
 from meshbook.runtime.cells.inspecting import Inspected
 
 SAME, OTHER, THIRD, NOTHING = Inspected("a", "1"), Inspected("b", "2"), Inspected("c", "Tensor (3,)"), Inspected()

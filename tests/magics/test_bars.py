@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tqdm import tqdm
 
-from meshbook.magics.bars import parse_bar
-from meshbook.magics.grouping import Group, group_texts
-from meshbook.magics.rendering import render_text
+from meshbook.magics.output.grouping import Group, group_texts
+from meshbook.magics.output.progress_bars import parse_bar
+from meshbook.magics.output.render import render_text
 
 
 def bar(count: float, total: int | None, elapsed: float, title: str = "", **options: object) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from meshbook.magics.completion.completion import join
-from meshbook.magics.completion.options import complete_cell_options, complete_verb
-from meshbook.magics.completion.place import InBody, OnOptions, OnSelector, OnVerb, Place, place_of
-from meshbook.magics.completion.reply import reply_of
-from meshbook.magics.completion.selectors import SelectorScope
-from meshbook.magics.completion.told import complete_told
+from meshbook.magics.introspection.cached import complete_told
+from meshbook.magics.introspection.completer import join
+from meshbook.magics.introspection.context import InBody, OnOptions, OnSelector, OnVerb, Place, place_of
+from meshbook.magics.introspection.options import complete_cell_options, complete_verb
+from meshbook.magics.introspection.reply import reply_of
+from meshbook.magics.introspection.selectors import SelectorScope
 from meshbook.runtime.cells.completing import Match
 from meshbook.runtime.cells.snapshot import Snapshot
 

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from meshbook.magics.dashing.bars import MOST, bars_of
-from meshbook.magics.dashing.source import freed
+from meshbook.magics.dashboard.progress import MOST, bars_of
+from meshbook.magics.dashboard.source import freed
 from meshbook.runtime.telemetry.vitals import Activity, Vitals
 
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from meshbook.magics import comparison
-from meshbook.magics.comparison import plan
-from meshbook.magics.differences import Measured, find_differences, render, render_same
-from meshbook.magics.gaps import find_gap
+from meshbook.magics.variables import compare
+from meshbook.magics.variables.compare import plan
+from meshbook.magics.variables.differences import Measured, find_differences, find_gap, render, render_same
 from meshbook.runtime.cells.digests import BLOCK, DigestRequest, VariableDigest
 from meshbook.runtime.cells.variables import Namespace
 
@@ -69,7 +68,7 @@ def measured(values: Sequence[Any]) -> Mapping[str, Measured]:
     found = {}
     for probe in probes:
         sent = {rank: {"": values[rank].reshape(-1)[: 10**9]} for rank in probe.speakers}
-        found[probe.difference.path] = comparison._measure_one(probe, sent)
+        found[probe.difference.path] = compare._measure_one(probe, sent)
     return {path: each for path, each in found.items() if each is not None}
 
 
@@ -107,6 +106,6 @@ def test_of_what_is_large_the_blocks_that_differ_are_compared(monkeypatch: pytes
     gap = find_gap([np.concatenate([array[1], array[4]]) for array in (one, other)])
     assert gap is not None
     assert probe.place_of(gap.index) == (4, 7)
-    monkeypatch.setattr(comparison, "MOST_MOVED", 2 * BLOCK)
+    monkeypatch.setattr(compare, "MOST_MOVED", 2 * BLOCK)
     (probe,) = plan(find_differences(anatomies([one, other])))
     assert (probe.blocks, probe.is_whole) == ((1,), False)

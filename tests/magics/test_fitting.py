@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshbook.magics.fitting import fit, fit_details, fit_streams
-from meshbook.magics.grouping import Block, Group
-from meshbook.magics.rendering import render_html, render_text
+from meshbook.magics.output.grouping import Block, Group
+from meshbook.magics.output.render import render_html, render_text
+from meshbook.magics.output.truncation import fit, fit_details, fit_streams
 
 SLACK = 3_000  # announcements, and the markup around a text
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshbook.magics.folding import fold_frames
+from meshbook.magics.shell.trim_tracebacks import fold_frames
 from meshbook.runtime.errors import TransferError
 from meshbook.runtime.memory.local import local_memory
 

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshbook.magics.forwarding import CELL_CHARACTERS, CELL_DISPLAYS, CELL_LINES, REMEMBERED_CELLS, ActorOutputRouter
+from meshbook.magics.output.actor_output import (
+    CELL_CHARACTERS,
+    CELL_DISPLAYS,
+    CELL_LINES,
+    REMEMBERED_CELLS,
+    ActorOutputRouter,
+)
 from meshbook.runtime.telemetry.forwarding import Forwarder
 from meshbook.runtime.telemetry.lines import DrawnText, LogLines
 from meshbook.runtime.telemetry.output import Chunk, DisplayChunk, LogOptions, OutputChunk, OutputStore

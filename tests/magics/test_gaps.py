@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from meshbook.magics.gaps import LargestDifference, find_gap
+from meshbook.magics.variables.differences import LargestDifference, find_gap
 
 NAN, INF = math.nan, math.inf
 

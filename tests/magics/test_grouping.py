@@ -6,15 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshbook.magics.colours import html_of
-from meshbook.magics.grouping import (
-    Block,
-    Group,
-    group_blocks,
-    group_texts,
-    split_lines,
-)
-from meshbook.magics.rendering import render_html, render_text
+from meshbook.magics.output.ansi import html_of
+from meshbook.magics.output.grouping import Block, Group, group_blocks, group_texts, split_lines
+from meshbook.magics.output.render import render_html, render_text
 
 
 def shown(texts, mode="auto"):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from meshbook.magics.keyboard import PromptWithdrawn, TerminalKeyboard
+from meshbook.magics.prompts.keyboard import PromptWithdrawn, TerminalKeyboard
 
 
 class Terminal:

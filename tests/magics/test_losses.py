@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from meshbook.magics.losses import check_able, error_of_lost, tell_lost, tell_stuck
-from meshbook.magics.meshes import MeshError, NotebookMesh
+from meshbook.magics.cells.rank_errors import check_able, error_of_lost, tell_lost, tell_stuck
+from meshbook.magics.meshes.registry import MeshError, NotebookMesh
 from meshbook.runtime.errors import ExitReport, ProcessDied
 from meshbook.runtime.geometry import Extent
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshbook.magics import mapping
-from meshbook.magics.mapping import format_bar, show_progress
+from meshbook.magics.cells import maps
+from meshbook.magics.cells.maps import format_bar, show_progress
 from meshbook.runtime.actor.future import Future
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def test_the_text_of_a_bar(done: int, total: int, bar: str) -> None:
 def test_a_bar_is_replaced_in_its_cell_and_ends_complete(
     kernel: FakeKernel, shell: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mapping, "QUIET", 0.0)
-    monkeypatch.setattr(mapping, "EACH", 1000.0)
+    monkeypatch.setattr(maps, "QUIET", 0.0)
+    monkeypatch.setattr(maps, "EACH", 1000.0)
     result: Any = Result(3)
     show_progress(shell, result)
     kernel.parent = "cell 2"

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, TensorDataset
 
-from meshbook.magics.merging import ReduceError, merge
-from meshbook.magics.splitting import split
+from meshbook.magics.variables.reduce import ReduceError, merge
+from meshbook.magics.variables.split import split
 
 Pair = namedtuple("Pair", "left right")  # as a user writes one
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from meshbook.magics import meshes as module
-from meshbook.magics.meshes import MeshError, Meshes, NotebookMesh, default_extent, wait_ready
-from meshbook.magics.status import history_of, state_of
+from meshbook.magics.meshes import registry as module
+from meshbook.magics.meshes.registry import MeshError, Meshes, NotebookMesh, default_extent, wait_ready
+from meshbook.magics.meshes.status import history_of, state_of
 from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import ExitReport, MeshbookError

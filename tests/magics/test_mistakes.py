@@ -8,10 +8,10 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from meshbook.magics.meshes import MeshError
-from meshbook.magics.mistakes import UserError
-from meshbook.magics.parsing import UsageError
-from meshbook.magics.selection import SelectionError
+from meshbook.magics.errors import UserError
+from meshbook.magics.meshes.registry import MeshError
+from meshbook.magics.syntax.argparsing import UsageError
+from meshbook.magics.syntax.selectors import SelectionError
 
 
 @pytest.mark.parametrize("kind", [MeshError, SelectionError, UsageError])

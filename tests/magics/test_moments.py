@@ -12,8 +12,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from meshbook.magics.interruptible import run_interruptible
-from meshbook.magics.moments import CellInterrupts
+from meshbook.magics.shell.interrupts import CellInterrupts, run_interruptible
 
 
 class Request:

@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from meshbook.magics.area import format_header
-from meshbook.magics.fitting import LEAST_COST, fit
-from meshbook.magics.grouping import Block, Group
-from meshbook.magics.output import CellOutput, OutputLimits
-from meshbook.magics.pictures import MOST_OUTPUTS
-from meshbook.magics.publications import Display, LiveDisplay, Stream
-from meshbook.magics.rendering import render_text
-from meshbook.magics.retention import TextBuffer
+from meshbook.magics.output.buffer import TextBuffer
+from meshbook.magics.output.displays import MOST_OUTPUTS
+from meshbook.magics.output.grouping import Block, Group
+from meshbook.magics.output.messages import Display, LiveDisplay, Stream
+from meshbook.magics.output.model import CellOutput, OutputLimits
+from meshbook.magics.output.render import format_header, render_text
+from meshbook.magics.output.truncation import LEAST_COST, fit
 from meshbook.runtime.amounts import format_elapsed
 
 PNG = {"image/png": "iVBOR", "text/plain": "<Figure>"}

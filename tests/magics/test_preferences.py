@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from meshbook.magics.options import CellOptions, parse_cell_options
-from meshbook.magics.parsing import UsageError
-from meshbook.magics.preferences import PREFERENCES, NotebookSettings
+from meshbook.magics.syntax.argparsing import UsageError
+from meshbook.magics.syntax.cell_options import CellOptions, parse_cell_options
+from meshbook.magics.syntax.settings import PREFERENCES, NotebookSettings
 
 
 @pytest.mark.parametrize(

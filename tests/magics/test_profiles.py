@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from meshbook.magics.profiles import LEAST, ProfileLine, ProfileSummary, SampleProfile, TorchProfile, save
+from meshbook.magics.tracing.profile import LEAST, ProfileLine, ProfileSummary, SampleProfile, TorchProfile, save
 from meshbook.runtime.cells.operators import Operator, OperatorProfile
 from meshbook.runtime.telemetry.samples import MAIN, CodeLine, RankSamples, ThreadSamples, from_speedscope, gather
 

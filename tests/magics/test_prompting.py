@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterator, Mapping
 
 import pytest
 
-from meshbook.magics.keyboard import NoKeyboard, PromptWithdrawn
-from meshbook.magics.prompting import PromptBroker, PromptPolicy
-from meshbook.magics.state import CellInbox
-from meshbook.runtime.telemetry.questions import EOF, Kind, PromptAnswer, PromptQuestion
+from meshbook.magics.cells.state import CellInbox
+from meshbook.magics.prompts.broker import PromptBroker, PromptPolicy
+from meshbook.magics.prompts.keyboard import NoKeyboard, PromptWithdrawn
+from meshbook.runtime.telemetry.prompt_questions import EOF, Kind, PromptAnswer, PromptQuestion
 
 PATIENCE = 30.0  # seconds
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from meshbook.magics.prompts import GRACE, Prompt, PromptQueue
-from meshbook.runtime.telemetry.questions import Kind, PromptAnswer, PromptQuestion
+from meshbook.magics.prompts.queue import GRACE, Prompt, PromptQueue
+from meshbook.runtime.telemetry.prompt_questions import Kind, PromptAnswer, PromptQuestion
 
 BOB = PromptAnswer("text", "bob")
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from IPython.core.displaypub import CapturingDisplayPublisher
 
-from meshbook.magics.output import CellOutput
-from meshbook.magics.publications import Display, LiveDisplay, Stream
-from meshbook.magics.publisher import TerminalPublisher, publisher_for
+from meshbook.magics.output.messages import Display, LiveDisplay, Stream
+from meshbook.magics.output.model import CellOutput
+from meshbook.magics.output.publisher import TerminalPublisher, publisher_for
 
 if TYPE_CHECKING:
     from tests.magics.conftest import FakeKernel

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from meshbook.magics.costs import CostTable, summarise_costs
-from meshbook.magics.results import MeshResult, Sources
+from meshbook.magics.results.costs import CostTable, summarise_costs
+from meshbook.magics.results.result import MeshResult, Sources
 from meshbook.runtime.amounts import format_bytes, format_seconds
 from meshbook.runtime.cells.outcome import (
     CellCost,

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from meshbook.magics.divergence import DivergenceWatch
-from meshbook.magics.rollcall import RankWhereabouts, describe_roll
+from meshbook.magics.cells.divergence import DivergenceWatch
+from meshbook.magics.meshes.whereabouts import RankWhereabouts, describe_roll
 from meshbook.runtime.cells.outcome import Frame
-from meshbook.runtime.cells.standing import MainThreadState
+from meshbook.runtime.cells.thread_stacks import MainThreadState
 from meshbook.runtime.hosts.observer import Observation, SampledFrame, SampledThread
 
 CELL = Frame("<cell 9>", 14, "<module>")

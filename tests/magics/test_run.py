@@ -15,24 +15,24 @@ from typing import Any
 
 import pytest
 
-from meshbook.magics import run as module
-from meshbook.magics.cell import PreparedCell as MeshCell
-from meshbook.magics.interruptible import interruptible
-from meshbook.magics.meshes import NotebookMesh
-from meshbook.magics.options import CellOptions
-from meshbook.magics.publications import Publication, Stream
-from meshbook.magics.results import MeshResult
-from meshbook.magics.run import CellExecution
-from meshbook.magics.steps import GracePeriods
-from meshbook.magics.tracebacks import CellError
+from meshbook.magics.cells import execution as module
+from meshbook.magics.cells.cell import PreparedCell as MeshCell
+from meshbook.magics.cells.escalation import GracePeriods
+from meshbook.magics.cells.execution import CellExecution
+from meshbook.magics.meshes.registry import NotebookMesh
+from meshbook.magics.output.messages import Publication, Stream
+from meshbook.magics.results.cell_error import CellError
+from meshbook.magics.results.result import MeshResult
+from meshbook.magics.shell.interrupts import interruptible
+from meshbook.magics.syntax.cell_options import CellOptions
 from meshbook.runtime.actor.context import current_origin
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, Frame, RankError
-from meshbook.runtime.cells.standing import MainThreadState
+from meshbook.runtime.cells.thread_stacks import MainThreadState
 from meshbook.runtime.errors import ExitReport, MeshbookError, MessageTooLarge, ProcessDied, SupervisionError
 from meshbook.runtime.geometry import Extent, Region
 from meshbook.runtime.telemetry.output import OutputChunk, OutputStore
-from meshbook.runtime.telemetry.questions import QuestionRouter
+from meshbook.runtime.telemetry.prompt_questions import QuestionRouter
 from meshbook.runtime.wire.messages import Address
 
 ALL_REDUCE = Frame("/lib/torch/distributed/distributed_c10d.py", 88, "all_reduce", is_user=False)
@@ -434,7 +434,7 @@ def test_ranks_that_cannot_be_asked_where_they_are_are_told_of_in_the_log(
         raise OSError("no descriptor is left")
 
     cell = Cell(1, timeout=0.01)
-    monkeypatch.setattr("meshbook.magics.course.call_roll", call_roll)
+    monkeypatch.setattr("meshbook.magics.cells.supervision.call_roll", call_roll)
     cell.run(lambda run: None)
     assert "the ranks of a running cell could not be asked" in caplog.text
     assert "no descriptor is left" in caplog.text

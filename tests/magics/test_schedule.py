@@ -7,9 +7,16 @@ from collections.abc import Iterable
 
 import pytest
 
-from meshbook.magics.attendance import AdmissionQueue, StartTurn
-from meshbook.magics.queues import RankQueues, tell_waiting
-from meshbook.magics.schedule import AFTER_ERROR, AFTER_FIRST, StartWave, plan_waves
+from meshbook.magics.cells.admission import (
+    AFTER_ERROR,
+    AFTER_FIRST,
+    AdmissionQueue,
+    RankQueues,
+    StartTurn,
+    StartWave,
+    plan_waves,
+    tell_waiting,
+)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshbook.magics.selection import (
+from meshbook.magics.syntax.selectors import (
     Dimension,
     Dimensions,
     Everything,

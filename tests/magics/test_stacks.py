@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from meshbook.magics.stacks import render_stacks, stacks_seen
+from meshbook.magics.meshes.stacks import render_stacks, stacks_seen
 from meshbook.runtime.cells.outcome import Frame
-from meshbook.runtime.cells.standing import MAIN, ThreadStack
+from meshbook.runtime.cells.thread_stacks import MAIN, ThreadStack
 from meshbook.runtime.hosts.observer import Observation, SampledFrame, SampledThread
 
 CELL = Frame("<cell 9>", 14, "<module>", "dist.all_reduce(x)")

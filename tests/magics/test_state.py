@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from meshbook.magics.state import CellInbox, CellState
+from meshbook.magics.cells.state import CellInbox, CellState
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
 
 PATIENCE = 30.0  # seconds

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from meshbook.magics.steps import EscalationAction, EscalationPolicy, EscalationStep
+from meshbook.magics.cells.escalation import EscalationAction, EscalationPolicy, EscalationStep
 
 Event = tuple[float, str, int]  # when, what, which rank
 Due = tuple[float, str, str]  # when, the step (with ! where it is forced), the ranks

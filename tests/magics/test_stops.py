@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from meshbook.magics.mistakes import UserError
-from meshbook.magics.stops import GATHER, PATIENCE, Commands, DebuggerGroups, DebugPrompt
-from meshbook.runtime.telemetry.questions import PromptQuestion
+from meshbook.magics.errors import UserError
+from meshbook.magics.prompts.debugger import GATHER, PATIENCE, Commands, DebuggerGroups, DebugPrompt
+from meshbook.runtime.telemetry.prompt_questions import PromptQuestion
 
 
 def select(text: str) -> tuple[int, ...]:

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from meshbook.magics.parsing import HelpRequested, UsageError
-from meshbook.magics.results import MeshResult, Sources
-from meshbook.magics.timing import Timer, describe_processors, parse_timer, time_often, time_once
+from meshbook.magics.cells.timing import Timer, describe_processors, parse_timer, time_often, time_once
+from meshbook.magics.results.result import MeshResult, Sources
+from meshbook.magics.syntax.argparsing import HelpRequested, UsageError
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome
 from meshbook.runtime.geometry import Extent
 

@@ -7,7 +7,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from meshbook.magics.tracebacks import (
+from meshbook.magics.results.cell_error import (
     MOST_TRACEBACKS,
     CellError,
     describe_interrupt,

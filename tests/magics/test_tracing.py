@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 
-from meshbook.magics import timeline_reply
-from meshbook.magics.meshes import MeshError
-from meshbook.magics.timeline import MOST_BARS, MOST_LANES, Timeline
-from meshbook.magics.timeline_reply import timeline_of
-from meshbook.magics.tracefile import describe_trace, lay_out, write_trace
-from meshbook.magics.tracing import (
+from meshbook.magics.meshes.registry import MeshError
+from meshbook.magics.tracing import timeline_json
+from meshbook.magics.tracing.chrome_trace import describe_trace, lay_out, write_trace
+from meshbook.magics.tracing.collect import (
     CellTime,
     ClockOffset,
     ReplyTimes,
@@ -26,8 +24,10 @@ from meshbook.magics.tracing import (
     is_use,
     shift,
 )
-from meshbook.runtime.telemetry.lanes import TimeWindow
+from meshbook.magics.tracing.timeline_json import timeline_of
+from meshbook.magics.tracing.timeline_svg import MOST_BARS, MOST_LANES, Timeline
 from meshbook.runtime.telemetry.spans import CallMark, Span, SpanRecording
+from meshbook.runtime.telemetry.timeline_lanes import TimeWindow
 
 MS = 1_000_000
 SAME = ClockOffset()
@@ -229,8 +229,8 @@ def test_a_view_gets_lanes_in_seconds_without_what_is_idle() -> None:
 
 
 def test_what_a_view_gets_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeline_reply, "MOST_IN_ALL", 600)
+    monkeypatch.setattr(timeline_json, "MOST_IN_ALL", 600)
     busy = recording(*(Span("user", at * 50_000, at * 50_000 + 25_000, 11, f"part {at}") for at in range(900)))
     few, many = (timeline_of(make_trace(*[busy] * ranks), "mesh")["lanes"] for ranks in (1, 10))
-    assert 0 < len(few[0]["spans"]) <= timeline_reply.MOST_SPANS
+    assert 0 < len(few[0]["spans"]) <= timeline_json.MOST_SPANS
     assert sum(len(lane["spans"]) for lane in many) <= 600

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshbook.magics.mode import count_local_lines
-from meshbook.magics.transform import RUNNER, RUNNER_WITHIN, Transform, read_first_line, transform
+from meshbook.magics.syntax.mode import count_local_lines
+from meshbook.magics.syntax.transform import RUNNER, RUNNER_WITHIN, Transform, read_first_line, transform
 
 
 def run_transform(source: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from meshbook.magics.vitals import tell_vitals
+from meshbook.magics.meshes.status import tell_vitals
 from meshbook.runtime.telemetry.vitals import METRICS, Vitals
 
 NAN, INF = float("nan"), float("inf")

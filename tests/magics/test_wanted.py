@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from meshbook.magics.wanted import PullSpec, pulled, pushed
+from meshbook.magics.syntax.variable_specs import PullSpec, pulled, pushed
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from meshbook.magics.whos import render_names, render_table
+from meshbook.magics.variables.listing import render_names, render_table
 from meshbook.runtime.cells.inventory import Entry
 
 

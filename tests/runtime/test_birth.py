@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from meshbook.runtime.config import Settings
-from meshbook.runtime.mesh.birth import (
+from meshbook.runtime.mesh.commands import BootstrapCommand, Start
+from meshbook.runtime.mesh.worker_specs import (
     LEAKS,
     MeshSpec,
     WorkerSpec,
@@ -20,7 +21,6 @@ from meshbook.runtime.mesh.birth import (
     inherited_path,
     installed_path,
 )
-from meshbook.runtime.mesh.commands import BootstrapCommand, Start
 from meshbook.runtime.wire.messages import Address
 
 

@@ -11,11 +11,11 @@ import pytest
 
 from meshbook.runtime.config import Settings
 from meshbook.runtime.geometry import Extent, Point
-from meshbook.runtime.hosts.entry import check_version
-from meshbook.runtime.hosts.handover import command_line
+from meshbook.runtime.hosts.command_workers import command_line
+from meshbook.runtime.hosts.worker_entry import check_version
 from meshbook.runtime.mesh.binding import Binding
-from meshbook.runtime.mesh.birth import MeshSpec, WorkerSpec
 from meshbook.runtime.mesh.commands import ENTRY, BootstrapCommand, Start, default_bootstrap_cmd, plan_starts
+from meshbook.runtime.mesh.worker_specs import MeshSpec, WorkerSpec
 from meshbook.runtime.wire.messages import Address
 
 PAIR = Extent.of(gpus=2)

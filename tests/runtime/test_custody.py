@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from meshbook.runtime.hosts import custody
-from meshbook.runtime.hosts.custody import RunLease
+from meshbook.runtime.hosts import run_lease
+from meshbook.runtime.hosts.run_lease import RunLease
 
 
 class Door:
@@ -32,7 +32,7 @@ def test_whoever_comes_after_there_was_no_descriptor_is_let_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Else nobody could attach to the run, nor end it, as long as it is kept."""
-    monkeypatch.setattr(custody, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(run_lease, "PAUSE_SECONDS", 0.0)
     ours, theirs = socket.socketpair()
     ours.sendall(b"no request\n")
     nothing = cast("Any", None)

@@ -19,8 +19,8 @@ import zmq
 from meshbook.runtime.config import Settings
 from meshbook.runtime.transport import PeerGone, RunEnded
 from meshbook.runtime.transport.curve import KeyPair, authenticate
-from meshbook.runtime.transport.entrance import BATCH, UNREAD_EVENTS, GatewayListener, RejectedPeers
 from meshbook.runtime.transport.gateway import Gateway
+from meshbook.runtime.transport.gateway_connections import BATCH, UNREAD_EVENTS, GatewayListener, RejectedPeers
 from meshbook.runtime.transport.home import Home, LaneRequest
 from meshbook.runtime.transport.link import LinkAttach, Ping, StreamPart, pack
 from meshbook.runtime.transport.unix import UnixTransport
@@ -304,7 +304,7 @@ def relayed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Hos
     first = Host(folder / "0", settings=SOON_SILENT)
     second = Host(folder / "1", first, SOON_SILENT)
     relay = Relay(int(second.home.prefix.rstrip("/").rpartition(":")[2]))
-    dialled = gateway.Dialled
+    dialled = gateway.DialledConnection
 
     def dial(context: Any, prefix: str, *rest: Any) -> Any:
         return dialled(context, f"tcp://127.0.0.1:{relay.port}/", *rest)
@@ -525,7 +525,7 @@ def connect_to(prefix: str, patience: float = PATIENCE) -> socket.socket:
 def test_a_stranger_that_says_nothing_is_disconnected(
     hosts: Callable[[int], list[Host]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("meshbook.runtime.transport.entrance.HANDSHAKE_MS", 200)
+    monkeypatch.setattr("meshbook.runtime.transport.gateway_connections.HANDSHAKE_MS", 200)
     _, second = hosts(2)
     with connect_to(second.home.prefix) as stranger, contextlib.suppress(ConnectionResetError):
         while stranger.recv(4096):
@@ -542,8 +542,8 @@ def is_open(connection: socket.socket) -> bool:
 def test_connections_that_never_speak_are_limited_and_hosts_come_through(
     hosts: Callable[[int], list[Host]], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("meshbook.runtime.transport.entrance.HANDSHAKE_MS", 3_600_000)
-    monkeypatch.setattr("meshbook.runtime.transport.entrance.MOST_UNKNOWN", most := 2 * BATCH)
+    monkeypatch.setattr("meshbook.runtime.transport.gateway_connections.HANDSHAKE_MS", 3_600_000)
+    monkeypatch.setattr("meshbook.runtime.transport.gateway_connections.MOST_UNKNOWN", most := 2 * BATCH)
     first, second = hosts(2)
     here, there = first.node("here"), second.node("there")
     here.send(there.address, b"before")

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from meshbook.runtime.hosts.kinship import RunMembership
+from meshbook.runtime.hosts.run_membership import RunMembership
 from meshbook.runtime.memory.identity import ProcessMark, own_mark
 
 # As an agent asks about its parent, which is none of its own processes.
@@ -18,7 +18,7 @@ ASK = """
 import sys
 from pathlib import Path
 import msgspec
-from meshbook.runtime.hosts.kinship import RunMembership
+from meshbook.runtime.hosts.run_membership import RunMembership
 from meshbook.runtime.memory.identity import ProcessMark, own_mark
 parent = msgspec.json.decode(sys.argv[1], type=ProcessMark)
 kinship = RunMembership(Path(sys.argv[2]))

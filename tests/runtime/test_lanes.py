@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from meshbook.runtime.telemetry.lanes import (
+from meshbook.runtime.telemetry.spans import Kind, Span, SpanRecording
+from meshbook.runtime.telemetry.timeline_lanes import (
     LaneSegment,
     TimeWindow,
     WaitBlame,
@@ -16,7 +17,6 @@ from meshbook.runtime.telemetry.lanes import (
     thin_out,
     totals_of,
 )
-from meshbook.runtime.telemetry.spans import Kind, Span, SpanRecording
 
 WINDOW = TimeWindow(0, 100)
 

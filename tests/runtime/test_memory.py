@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshbook.runtime.hosts.memory import KernelLog, MemoryCgroups, OomDetector, OomKill, find_kill, read_limit
+from meshbook.runtime.hosts.oom import KernelLog, MemoryCgroups, OomDetector, OomKill, find_kill, read_limit
 
 OF_GROUP = [
     "6,1,2,-;oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/job,"

@@ -18,12 +18,19 @@ import numpy as np
 import psutil
 import pytest
 
-from meshbook.runtime.hosts import gpus, meters
+from meshbook.runtime.hosts import gpus, process_sampler
 from meshbook.runtime.hosts.gpus import NOTHING, GpuReading, GpuUse, read_gpus
-from meshbook.runtime.hosts.meters import LiveWorker, ProcessSampler, SystemProcesses, Usage, interval, is_quiet
+from meshbook.runtime.hosts.process_sampler import (
+    LiveWorker,
+    ProcessSampler,
+    SystemProcesses,
+    Usage,
+    interval,
+    is_quiet,
+)
 from meshbook.runtime.node.call_table import PerRank
-from meshbook.runtime.telemetry.page import StatusPageReader
-from meshbook.runtime.telemetry.signs import StatusWriter
+from meshbook.runtime.telemetry.status_page import StatusPageReader
+from meshbook.runtime.telemetry.status_writer import StatusWriter
 from meshbook.runtime.telemetry.vitals import (
     COLUMNS,
     IDLE_BATCH_SECONDS,
@@ -242,11 +249,11 @@ class Controller:
 def test_a_dashboard_that_opens_ends_the_wait_of_an_idle_host(
     meter: ProcessSampler, processes: Processes, tick: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meters, "IDLE_BATCH_SECONDS", 1000.0)
+    monkeypatch.setattr(process_sampler, "IDLE_BATCH_SECONDS", 1000.0)
     processes.uses[7] = Usage(0.0, 1e9)
     tick(time.monotonic())
     node: Any = Controller()
-    sender = meters.VitalsSender(node, lambda: [living()], meter)
+    sender = process_sampler.VitalsSender(node, lambda: [living()], meter)
     try:
         node.answer(SECONDS)
         sender.pace(WATCHED_SECONDS)

@@ -6,7 +6,7 @@ import queue
 from pathlib import Path
 from typing import Any, cast
 
-from meshbook.runtime.hosts.others import RemoteAgents
+from meshbook.runtime.hosts.remote_agents import RemoteAgents
 from meshbook.runtime.transport.home import Home
 
 PATIENCE = 10.0

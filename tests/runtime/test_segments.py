@@ -17,8 +17,7 @@ import pytest
 from meshbook.runtime.memory.identity import ProcessMark, own_mark
 from meshbook.runtime.memory.layout import SegmentReference, starts_of
 from meshbook.runtime.memory.mappings import Mappings
-from meshbook.runtime.memory.segments import SegmentPool
-from meshbook.runtime.memory.shelf import (
+from meshbook.runtime.memory.segment_policy import (
     IDLE_BYTES,
     IDLE_SECONDS,
     fitting,
@@ -27,6 +26,7 @@ from meshbook.runtime.memory.shelf import (
     size_class,
     surplus,
 )
+from meshbook.runtime.memory.segments import SegmentPool
 
 MIB = 1 << 20
 PARTS = [b"first", bytearray(range(200)) * 7, memoryview(b"third" * 1000)]
@@ -294,7 +294,7 @@ def test_what_is_not_used_any_more_is_let_go(pool, mappings, monkeypatch):
     (reference,) = lend(pool)
     views = mappings.open(reference, LENGTHS)
     monkeypatch.setattr("meshbook.runtime.memory.mappings.IDLE_SECONDS", 0.0)
-    monkeypatch.setattr("meshbook.runtime.memory.shelf.IDLE_SECONDS", 0.0)
+    monkeypatch.setattr("meshbook.runtime.memory.segment_policy.IDLE_SECONDS", 0.0)
     assert pool.trim()
     assert mappings.trim()
     views.clear()

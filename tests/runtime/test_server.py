@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
+from meshbook.runtime.hosts.forkserver_client import ForkedProcess
 from meshbook.runtime.hosts.launchers import START_AGENT
-from meshbook.runtime.hosts.server import ForkedProcess
 from meshbook.runtime.hosts.start_agent import with_huge_pages
 
 PATIENCE = 60.0

@@ -13,10 +13,18 @@ import msgspec
 import pytest
 
 from meshbook.runtime.hosts.heartbeat import Heartbeat
-from meshbook.runtime.telemetry import page as pages
-from meshbook.runtime.telemetry import signs as signs_module
-from meshbook.runtime.telemetry.page import SIZE, TEXT_BYTES, StatusPage, StatusPageReader, activity_of, fit, page_file
-from meshbook.runtime.telemetry.signs import StatusWriter, watch_steps
+from meshbook.runtime.telemetry import status_page as pages
+from meshbook.runtime.telemetry import status_writer as signs_module
+from meshbook.runtime.telemetry.status_page import (
+    SIZE,
+    TEXT_BYTES,
+    StatusPage,
+    StatusPageReader,
+    activity_of,
+    fit,
+    page_file,
+)
+from meshbook.runtime.telemetry.status_writer import StatusWriter, watch_steps
 from meshbook.runtime.telemetry.vitals import Activity, ProcessWords
 
 WORDS = ProcessWords(42, (("trainer", 3, "step"), ("cells", 1, "")), "all_reduce", "in input()")

@@ -7,7 +7,7 @@ from typing import Any
 
 from meshbook.runtime.errors import ActorError, SupervisionError
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.hosts import ending
+from meshbook.runtime.hosts import worker_exit
 from meshbook.runtime.node.call_table import AllReplies, CallTable
 from meshbook.runtime.snapshots import items_of
 
@@ -69,5 +69,5 @@ class Odd:
 def test_the_names_of_a_process_that_ends_are_let_go_though_a_thread_makes_one_more() -> None:
     namespace: dict[str, Any] = {"__name__": "__main__", "number": 1}
     namespace["odd"] = Odd(namespace)
-    ending._clear(namespace)
+    worker_exit._clear(namespace)
     assert namespace == {}

@@ -163,7 +163,7 @@ import sys
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.node.call_table import AllReplies, Target
-from meshbook.runtime.telemetry.signs import StatusWriter
+from meshbook.runtime.telemetry.status_writer import StatusWriter
 from meshbook.runtime.telemetry.spans import Recorder
 from meshbook.runtime.telemetry.spans_of_collectives import watch_collectives
 class Counted(StatusWriter):

@@ -7,7 +7,7 @@ from signal import SIGINT, SIGKILL, SIGPIPE, SIGTERM
 
 import pytest
 
-from meshbook.runtime.spmd.course import INTERRUPT_SECONDS, MOMENT, TERM_SECONDS, Dismiss, EndRun, RunPolicy, Signal
+from meshbook.runtime.spmd.run_policy import INTERRUPT_SECONDS, MOMENT, TERM_SECONDS, Dismiss, EndRun, RunPolicy, Signal
 
 WELL = EndRun(0)
 BOOM = EndRun(1, "ValueError: boom", "train.py:5 in step")

@@ -9,7 +9,7 @@ import pytest
 
 from meshbook.runtime.config import Settings
 from meshbook.runtime.geometry import Extent, Region
-from meshbook.runtime.mesh.birth import MeshSpec, WorkerSpec, inherited_environment
+from meshbook.runtime.mesh.worker_specs import MeshSpec, WorkerSpec, inherited_environment
 from meshbook.runtime.spmd.environment import Rendezvous, hosts_of, rank_environment
 from meshbook.runtime.wire.messages import Address
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from meshbook.runtime.spmd.course import EndRun
+from meshbook.runtime.spmd.run_policy import EndRun
 from meshbook.runtime.spmd.script import ScriptExited, main_restored, own_trace, run_as_main, tell_ending
 
 LOOK = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshbook.runtime.memory.stretches import IntervalSet
+from meshbook.runtime.memory.interval_set import IntervalSet
 
 STRETCH = st.tuples(st.integers(0, 30), st.integers(1, 6)).map(lambda pair: (pair[0], sum(pair)))
 

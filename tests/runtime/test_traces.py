@@ -76,7 +76,7 @@ def test_the_calling_line_is_the_one_that_is_at_it() -> None:
     assert (line.filename, line.number, line.function) == (__file__, here, sys._getframe().f_code.co_name)
     assert line.is_of_user
     assert str(line).startswith(f"{__file__}:{here}, in test_the_calling_line")
-    assert str(line).endswith("\n    line, here = Line.of(calling_place(1)), sys._getframe().f_lineno")
+    assert str(line).endswith("\n    line, here = SourceLine.of(calling_place(1)), sys._getframe().f_lineno")
     assert after == 2
 
 

@@ -16,8 +16,8 @@ from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.errors import TransferError
 from meshbook.runtime.mesh.policies import Respawning, Restarts
 from meshbook.runtime.node.ledger import OwnedMesh
-from meshbook.runtime.rdma.nixl.turns import Course, TransferScheduler
-from meshbook.runtime.rdma.server import MemoryServer
+from meshbook.runtime.rdma.memory_server import MemoryServer
+from meshbook.runtime.rdma.nixl.scheduler import Course, TransferScheduler
 from meshbook.runtime.rdma.threads import Threads
 from meshbook.runtime.transport.io_loop import IoLoop
 

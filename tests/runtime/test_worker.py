@@ -10,7 +10,7 @@ import pytest
 
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.worker import MainThread, Process
-from meshbook.runtime.mesh.process import PROCESS
+from meshbook.runtime.mesh.process_actor import PROCESS
 from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.node.node import Node
 

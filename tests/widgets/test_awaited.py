@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshbook.widgets.awaited import StragglerDetector
 from meshbook.widgets.protocol import RankState
+from meshbook.widgets.straggler_detector import StragglerDetector
 
 R, C, D = RankState.RUNNING, RankState.IN_COLLECTIVE, RankState.DEAD
 

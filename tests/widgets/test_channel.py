@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from meshbook.widgets.channel import DashboardComm
+from meshbook.widgets.comm import DashboardComm
 
 
 class Kernel:

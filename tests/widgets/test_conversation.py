@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS, METRICS, ProcessDetail, Vitals
-from meshbook.widgets.board import BackendReply
-from meshbook.widgets.conversation import MOST_ASIDE, DashboardServer
+from meshbook.widgets.backend import BackendReply
 from meshbook.widgets.protocol import MOST_UNACKNOWLEDGED, QUIET_AFTER
+from meshbook.widgets.server import MOST_ASIDE, DashboardServer
 from meshbook.widgets.source import MeshFacts, MeshSnapshot, RankConditions
 
 PATIENCE = 20.0  # seconds

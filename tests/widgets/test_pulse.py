@@ -7,7 +7,7 @@ import math
 import pytest
 
 from meshbook.widgets.protocol import MOST_UNACKNOWLEDGED, QUIET_AFTER
-from meshbook.widgets.pulse import HURRY, MOST_BYTES, MOST_MESSAGES, SendBudget, UpdateScheduler
+from meshbook.widgets.update_scheduler import HURRY, MOST_BYTES, MOST_MESSAGES, SendBudget, UpdateScheduler
 
 
 def test_nobody_looks_and_nothing_ticks() -> None:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from meshbook.testing import fake_mesh
-from meshbook.widgets.marks import picture_of
 from meshbook.widgets.protocol import RankState
 from meshbook.widgets.snapshot import snapshot_html, snapshot_text
 from meshbook.widgets.source import CellFacts, MeshFacts, MeshSnapshot, PausedRanks, RankConditions
+from meshbook.widgets.state_marks import picture_of
 from tests.widgets.conftest import facts, look, vitals
 
 EVIL = '<script>alert("&")</script>\x1b[31m\n'

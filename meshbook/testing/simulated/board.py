@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from meshbook.magics.selection import LastCell, parse, resolve
+from meshbook.magics.syntax.selectors import LastCell, parse, resolve
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.telemetry.vitals import Metric, ProcessDetail
-from meshbook.widgets.board import BackendReply
+from meshbook.widgets.backend import BackendReply
 from meshbook.widgets.logs import answer_logs
 from meshbook.widgets.source import MeshSnapshot
 
@@ -21,7 +21,7 @@ LONGEST = 2.0  # seconds that pass between two looks, however long ago the last 
 
 
 class FakeBackend:
-    """A `meshbook.widgets.board.DashboardBackend` of a simulated mesh. `clock`: in seconds; the mesh's time goes by it."""
+    """A `meshbook.widgets.backend.DashboardBackend` of a simulated mesh. `clock`: in seconds; the mesh's time goes by it."""
 
     def __init__(self, mesh: FakeMesh, clock: Callable[[], float] = time.monotonic) -> None:
         self._mesh = mesh

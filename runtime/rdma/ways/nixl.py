@@ -17,10 +17,10 @@ from meshbook.runtime.rdma.backend import why_no_ibverbs
 from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.leases import LeaseTable
 from meshbook.runtime.rdma.nixl.agent import MemoryRange, NixlAgent, NixlError, is_guarded, is_installed
-from meshbook.runtime.rdma.nixl.moving import TransferContext, what
 from meshbook.runtime.rdma.nixl.peers import NixlOffer, unpack
-from meshbook.runtime.rdma.nixl.registered import RegistrationTable
-from meshbook.runtime.rdma.nixl.turns import Course, TransferScheduler
+from meshbook.runtime.rdma.nixl.registration import RegistrationTable
+from meshbook.runtime.rdma.nixl.scheduler import Course, TransferScheduler
+from meshbook.runtime.rdma.nixl.transfer import TransferContext, what
 from meshbook.runtime.rdma.ways import TransferJob, Unsuitable
 
 REGISTERING = 30.0  # seconds that it may take; large memory of hosts with slow kernels takes seconds

@@ -32,7 +32,7 @@ from meshbook import (
 from meshbook.runtime.errors import ProcessDied
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.mesh import groups
-from meshbook.runtime.mesh.ends import when_ended
+from meshbook.runtime.mesh.host_ownership import when_ended
 from meshbook.runtime.mesh.hosts import ask_for
 from meshbook.runtime.wire.messages import Address
 

@@ -26,7 +26,7 @@ from meshbook.runtime.errors import LaunchError, ProcessDied
 from meshbook.runtime.hosts.launch import sweep
 from meshbook.runtime.hosts.launchers import CommandLauncher
 from meshbook.runtime.hosts.session import Session
-from meshbook.runtime.transport.entrance import MOST_UNKNOWN, UNREAD_EVENTS
+from meshbook.runtime.transport.gateway_connections import MOST_UNKNOWN, UNREAD_EVENTS
 from meshbook.runtime.transport.home import describe, host_of
 
 PATIENCE = 60.0

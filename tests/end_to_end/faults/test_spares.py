@@ -17,7 +17,7 @@ import pytest
 
 from meshbook import Actor, ProcMesh, default_bootstrap_cmd, endpoint, events
 from meshbook.runtime.hosts.session import Session
-from meshbook.runtime.mesh.ends import when_ended
+from meshbook.runtime.mesh.host_ownership import when_ended
 
 PATIENCE = 60.0
 pytestmark = [pytest.mark.process, pytest.mark.without_torch]

@@ -22,7 +22,7 @@ from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.config import Settings
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.rdma.nixl.agent import has_nic
-from meshbook.runtime.rdma.nixl.registered import STAGED
+from meshbook.runtime.rdma.nixl.registration import STAGED
 
 PATIENCE = 60.0
 WHEEL = "nixl-cu12==1.5.1"  # of what `meshbook[rdma]` asks for the half that is used here

@@ -17,12 +17,12 @@ from meshbook.runtime.memory.identity import ProcessMark
 from meshbook.runtime.memory.local import local_memory
 from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.leases import LeaseTable
-from meshbook.runtime.rdma.nixl import moving, peers
+from meshbook.runtime.rdma.nixl import peers, transfer
 from meshbook.runtime.rdma.nixl.agent import MemoryRange, NixlError
-from meshbook.runtime.rdma.nixl.moving import TransferContext
 from meshbook.runtime.rdma.nixl.peers import NixlOffer, unpack
-from meshbook.runtime.rdma.nixl.registered import STAGED, RegistrationTable
-from meshbook.runtime.rdma.nixl.turns import LONGEST_PAUSE, SPIN, RunningTransfer, TransferScheduler, pause_for
+from meshbook.runtime.rdma.nixl.registration import STAGED, RegistrationTable
+from meshbook.runtime.rdma.nixl.scheduler import LONGEST_PAUSE, SPIN, RunningTransfer, TransferScheduler, pause_for
+from meshbook.runtime.rdma.nixl.transfer import TransferContext
 from meshbook.runtime.rdma.ways import Deadline, TransferJob, Unsuitable, nixl
 from meshbook.runtime.rdma.ways.nixl import NixlBackend
 from meshbook.runtime.wire.messages import Address
@@ -167,7 +167,7 @@ def test_a_connection_that_broke_is_made_anew_once() -> None:
 
 
 def test_a_transfer_goes_on_where_it_was_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moving, "PIECE", STAGED + 1)
+    monkeypatch.setattr(transfer, "PIECE", STAGED + 1)
     world, moved = World(3 * STAGED), []
 
     def break_late(number: int) -> None:
@@ -186,7 +186,7 @@ def fail(number: int) -> None:
 
 
 def test_where_it_never_gets_another_way_is_to_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moving, "NEWS", 0.01)
+    monkeypatch.setattr(transfer, "NEWS", 0.01)
     world = World(100)
     world.agent.before = fail
     with pytest.raises(Unsuitable, match="no route"):
@@ -194,7 +194,7 @@ def test_where_it_never_gets_another_way_is_to_be_taken(monkeypatch: pytest.Monk
 
 
 def test_where_it_gets_no_more_another_way_is_to_be_taken_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moving, "NEWS", 0.01)
+    monkeypatch.setattr(transfer, "NEWS", 0.01)
     world = World(100)
     world.run(np.zeros(100, np.uint8))
     world.agent.before = fail
@@ -219,8 +219,8 @@ def test_what_hangs_is_told_before_its_end_and_touches_nothing_afterwards(
     monkeypatch: pytest.MonkeyPatch, ended: bool
 ) -> None:
     """The owner ends, or the peer never answers. The request comes to its end later, and so its course."""
-    monkeypatch.setattr(moving, "LOOK", 0.001)
-    monkeypatch.setattr(moving, "FIRST_ANSWER", 0.01)
+    monkeypatch.setattr(transfer, "LOOK", 0.001)
+    monkeypatch.setattr(transfer, "FIRST_ANSWER", 0.01)
     world = World(100)
 
     def hang(number: int) -> None:

@@ -29,11 +29,11 @@ from meshbook.runtime.memory.identity import own_mark
 from meshbook.runtime.memory.local import LocalMemory, local_memory
 from meshbook.runtime.rdma import staging
 from meshbook.runtime.rdma.backend import Fallback, RDMAReadTransferWarning, RDMAWriteTransferWarning
-from meshbook.runtime.rdma.chooser import BackendSelector
 from meshbook.runtime.rdma.handle import BufferHandle
-from meshbook.runtime.rdma.imports import IpcHandles
+from meshbook.runtime.rdma.ipc_handles import IpcHandles
 from meshbook.runtime.rdma.leases import LeaseTable
 from meshbook.runtime.rdma.progress import ActiveTransfers
+from meshbook.runtime.rdma.select_backend import BackendSelector
 from meshbook.runtime.rdma.staging import Staging
 from meshbook.runtime.rdma.transfers import Transfers
 from meshbook.runtime.rdma.ways import Deadline, TransferJob, Unsuitable

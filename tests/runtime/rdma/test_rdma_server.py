@@ -18,10 +18,11 @@ import pytest
 from meshbook.runtime.errors import BufferDropped, CallCancelled, OwnerGone, TransferError, TransferTimeout
 from meshbook.runtime.memory.identity import own_mark
 from meshbook.runtime.memory.local import local_memory
-from meshbook.runtime.rdma import lines, pieces, protocol, server
+from meshbook.runtime.rdma import connection_pool as lines
+from meshbook.runtime.rdma import memory_server, pieces, protocol
+from meshbook.runtime.rdma.connection import DataConnection, be_admitted
 from meshbook.runtime.rdma.handle import BufferHandle, Lease
-from meshbook.runtime.rdma.line import DataConnection, be_admitted
-from meshbook.runtime.rdma.server import MemoryServer, MemoryServerAddress
+from meshbook.runtime.rdma.memory_server import MemoryServer, MemoryServerAddress
 from meshbook.runtime.rdma.ways import Deadline, TransferJob, Unsuitable
 from meshbook.runtime.rdma.ways.host_agent import HostAgentBackend
 from meshbook.runtime.wire.messages import Address
@@ -187,7 +188,7 @@ def test_a_stranger_is_refused_and_counted(serving: MemoryServer, says: bytes) -
 def test_who_says_nothing_is_waited_for_no_longer_than_that(
     serving: MemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 0.05)
+    monkeypatch.setattr(memory_server, "HANDSHAKE_SECONDS", 0.05)
     line = connect(serving.open("127.0.0.1"))
     with pytest.raises(ConnectionError):
         line.receive(protocol.GREETING_BYTES + 1, Deadline(PATIENCE))
@@ -650,8 +651,8 @@ def test_idle_connections_make_room_for_others(serving: MemoryServer, monkeypatc
 def test_strangers_make_room_for_who_is_of_the_run_and_before_idle_connections(
     memory: Memory, way: HostAgentBackend, serving: MemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 1000.0)
-    monkeypatch.setattr(server, "MOST_UNKNOWN", 1)
+    monkeypatch.setattr(memory_server, "HANDSHAKE_SECONDS", 1000.0)
+    monkeypatch.setattr(memory_server, "MOST_UNKNOWN", 1)
     serving._room = threading.Semaphore(3)
     door = serving.open("127.0.0.1")
     used = connect(door)
@@ -683,7 +684,7 @@ def test_a_server_without_descriptors_says_so_and_goes_on(
     caplog: Any,
 ) -> None:
     """As while strangers hold all that it may have."""
-    monkeypatch.setattr(server, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(memory_server, "PAUSE_SECONDS", 0.01)
     failures = [OSError(errno.EMFILE, "Too many open files")] * 3
     attend = serving._attend_next
 

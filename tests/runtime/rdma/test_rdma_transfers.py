@@ -14,13 +14,13 @@ from msgspec.structs import replace
 from meshbook.runtime.errors import CallCancelled, ChecksumMismatch, TransferError, TransferTimeout
 from meshbook.runtime.memory.identity import ProcessMark, own_mark
 from meshbook.runtime.memory.local import LocalMemory, local_memory
-from meshbook.runtime.rdma import chooser as chooser_module
-from meshbook.runtime.rdma.chooser import LEFT_OUT, SPARE, BackendSelector, BackendVerdict
-from meshbook.runtime.rdma.explaining import explain
-from meshbook.runtime.rdma.following import TransferProgress
+from meshbook.runtime.rdma import select_backend as chooser_module
+from meshbook.runtime.rdma.explain import explain
 from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.progress import ActiveTransfers
+from meshbook.runtime.rdma.select_backend import LEFT_OUT, SPARE, BackendSelector, BackendVerdict
 from meshbook.runtime.rdma.threads import Threads
+from meshbook.runtime.rdma.transfer_progress import TransferProgress
 from meshbook.runtime.rdma.transfers import AT_ONCE, Transfers
 from meshbook.runtime.rdma.ways import Deadline, TransferBackend, TransferJob, Unsuitable
 from meshbook.runtime.rdma.ways.process_memory import ProcessMemoryBackend

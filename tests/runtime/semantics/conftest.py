@@ -29,7 +29,7 @@ from meshbook.runtime.hosts import session as sessions
 from meshbook.runtime.hosts.in_process import InProcessSession
 from meshbook.runtime.hosts.session import Session, close_session, current_session
 from meshbook.runtime.mesh.actors import current_node
-from meshbook.runtime.mesh.ends import when_ended
+from meshbook.runtime.mesh.host_ownership import when_ended
 from meshbook.runtime.mesh.procs import ProcMesh
 
 A = TypeVar("A", bound=Actor)

@@ -11,7 +11,7 @@ import cloudpickle
 import pytest
 
 from meshbook import Actor, ActorError, Future, SupervisionError, endpoint
-from meshbook.runtime.mesh.ends import when_ended
+from meshbook.runtime.mesh.host_ownership import when_ended
 
 PATIENCE = 60.0
 pytestmark = pytest.mark.usefixtures("faults")  # each death is a fault, of which these tests do not speak

@@ -10,7 +10,7 @@ import pytest
 
 from meshbook import Actor, Channel, SupervisionError, UndeliverableMessageEnvelope, context, endpoint
 from meshbook.runtime.mesh.actors import current_node
-from meshbook.runtime.mesh.ends import when_ended
+from meshbook.runtime.mesh.host_ownership import when_ended
 
 PATIENCE = 60.0
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

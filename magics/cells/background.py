@@ -1,0 +1,87 @@
+"""A loop on a thread of its own, for cells that the main thread does not wait for, or has to run beside."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from meshbook.magics.cells.cell import CellProgress, PreparedCell
+from meshbook.magics.cells.execution import CellExecution
+from meshbook.magics.results.result import MeshResult
+from meshbook.runtime.actor.future import Future
+
+Then: TypeAlias = Callable[[PreparedCell], Awaitable[None]]
+
+
+async def _nothing(cell: PreparedCell) -> None:
+    """Nothing is to follow."""
+
+
+class BackgroundCell:
+    """A cell that runs there. `future` is its result, or what it raised."""
+
+    def __init__(self, run: CellExecution, then: Then) -> None:
+        self.run = run
+        self._then = then
+        self.future: Future[MeshResult] = Future.pending()
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._see_through())
+
+    def interrupt(self) -> None:
+        """As Ctrl-C does for a cell that one waits for; from any thread."""
+        self._loop.call_soon_threadsafe(self.run.interrupt)
+
+    async def _see_through(self) -> None:
+        try:
+            result = await self.run.finish()
+            await self._then(self.run.cell)
+        except BaseException as error:  # whoever waits for it gets it, whatever it is
+            self.future.fail(error)
+        else:
+            self.future.resolve(lambda: result)
+
+
+class BackgroundLoop:
+    """The loop, which begins with the first cell, and lasts as long as the process."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.running: list[BackgroundCell] = []  # those that have not ended
+
+    def start(
+        self,
+        cell: PreparedCell,
+        source: str,
+        *,
+        title: str = "",
+        then: Then = _nothing,
+        resumes: CellProgress | None = None,
+    ) -> BackgroundCell:
+        """Begin a cell, and return once it is on its way: what is sent afterwards comes after it.
+
+        `then` is done after its end, if that is good, and before the future resolves. It may be one that another
+        notebook has begun, and `resumes` from there.
+        """
+        beginning = _begin(cell, source, title, then, resumes)
+        running = asyncio.run_coroutine_threadsafe(beginning, self._running_loop()).result()
+        self.running.append(running)
+        running.future.when_done(lambda: self.running.remove(running))
+        return running
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            thread = threading.Thread(target=self._loop.run_forever, name="meshbook jobs", daemon=True)
+            thread.pydev_do_not_trace = True  # type: ignore[attr-defined]  # a breakpoint in the notebook stops no cell
+            thread.start()
+        return self._loop
+
+
+async def _begin(
+    cell: PreparedCell, source: str, title: str, then: Then, resumes: CellProgress | None
+) -> BackgroundCell:
+    run = CellExecution(cell, title=title, resumes=resumes)
+    run.begin(source)
+    return BackgroundCell(run, then)

@@ -1,0 +1,257 @@
+"""What a notebook leaves with a run that it detaches, and how another one takes it up: meshes, jobs, variables.
+
+Processes and actors are the runtime's business (`runtime.hosts.detaching`); this is what the notebook knows of them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import logging
+import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+from meshbook.magics.cells.cell import CellProgress, PreparedCell
+from meshbook.magics.cells.execution import CellExecution
+from meshbook.magics.cells.jobs import Job
+from meshbook.magics.cells.push_pull import CellTransfers
+from meshbook.magics.meshes.registry import NotebookMesh
+from meshbook.magics.notebook import Notebook
+from meshbook.magics.output.publisher import publisher_for
+from meshbook.magics.syntax.cell_options import CellOptions
+from meshbook.magics.variables.mesh_handle import NotebookProcMesh
+from meshbook.runtime.hosts.attaching import AttachedSession
+from meshbook.runtime.hosts.detached_runs import remark
+from meshbook.runtime.hosts.detaching import ClientState, detach
+from meshbook.runtime.hosts.session import Session, close_session, leave_session
+from meshbook.runtime.mesh.actors import ActorMesh
+from meshbook.runtime.mesh.procs import ProcMesh
+from meshbook.runtime.rdma.buffer import RDMABuffer
+from meshbook.runtime.wire import pickling
+
+logger = logging.getLogger(__name__)
+
+HANDLES = ProcMesh, ActorMesh, RDMABuffer  # variables of these kinds are left, and taken up
+# Fields of a mesh that another notebook makes anew.
+OF_THE_SESSION = {"session", "procs", "unwatch", "queues", "is_one_of_several"}
+
+
+@dataclass(frozen=True)
+class DetachedMesh:
+    """A mesh: the key of its processes, those of its actors by field, and what else is known of it, by field."""
+
+    procs: str
+    actors: dict[str, str]
+    known: dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class DetachedJob:
+    """A cell that runs on."""
+
+    number: int
+    cell: int
+    mesh: str
+    ranks: tuple[int, ...]
+    options: CellOptions
+    shown: frozenset[int] | None
+    progress: CellProgress
+    transfer: bytes | None  # what travels with the cell, and what has come back
+
+
+@dataclass(frozen=True)
+class DetachedNotebook:
+    """All of it. `variables` are those that name meshes, pickled one by one."""
+
+    meshes: tuple[DetachedMesh, ...]
+    default: str
+    jobs: tuple[DetachedJob, ...]
+    variables: dict[str, bytes]
+    detaches_for: float | None = None  # whether it was to be detached at the end of each kernel, and for how long
+
+
+def leave(notebook: Notebook, session: Session) -> ClientState:
+    """What this notebook has to leave, once nothing comes from the run any more."""
+    meshes = list(notebook.meshes)
+    jobs = tuple(_leave_cell(number, run) for number, run in _running(notebook))
+    left = DetachedNotebook(
+        tuple(map(_leave_mesh, meshes)),
+        notebook.meshes.get().name if meshes else "",
+        jobs,
+        {name: pickled for name, value in _variables(notebook) if (pickled := _pickled(value)) is not None},
+        notebook.detaches_for,
+    )
+    for mesh in meshes:
+        mesh.unwatch()
+    nodes = {mesh.name: mesh.procs.nodes for mesh in meshes}
+    calls = {call: nodes[job.mesh][rank].node for job in jobs for rank, call in job.progress.calls.items()}
+    return ClientState(pickle.dumps(left), calls)
+
+
+def _leave_mesh(mesh: NotebookMesh) -> DetachedMesh:
+    actors, known = {}, {}
+    for field in dataclasses.fields(mesh):
+        value = getattr(mesh, field.name)
+        if field.name in OF_THE_SESSION:
+            continue
+        if isinstance(value, ActorMesh):
+            [actors[field.name]] = value._keys
+        elif (pickled := _pickled(value)) is not None:
+            known[field.name] = pickled
+    return DetachedMesh(mesh.procs.name, actors, known)
+
+
+def _running(notebook: Notebook) -> Iterator[tuple[int, CellExecution]]:
+    """The cells that run, as jobs: those that this notebook waits for are jobs in the next one."""
+    jobs = list(notebook.jobs)
+    yield from ((job.number, job.run) for job in jobs if not job.done())
+    yield from enumerate(notebook.waits_for, max((job.number for job in jobs), default=0) + 1)
+
+
+def _leave_cell(number: int, run: CellExecution) -> DetachedJob:
+    cell, progress, transfers = run.cell, run.leave(), run.cell.transfers
+    return DetachedJob(
+        *(number, cell.number, cell.mesh.name, tuple(cell.region.ranks()), cell.options, cell.shown, progress),
+        transfer=None if transfers is None else cloudpickle.dumps(transfers.leave()),
+    )
+
+
+def _variables(notebook: Notebook) -> Iterator[tuple[str, Any]]:
+    """The user's, that are handles: what else there is stays behind."""
+    for name, value in list(notebook.shell.user_ns.items()):
+        if not name.startswith("_") and isinstance(value, HANDLES):
+            yield name, value
+
+
+def _pickled(value: Any) -> bytes | None:
+    try:
+        body = pickling.dumps(value, "a value")  # as in a message: a handle need not wait for its actors
+        return pickle.dumps([bytes(part) for part in body])
+    except Exception:  # it is not to be had elsewhere
+        return None
+
+
+def _loaded(pickled: bytes) -> Any:
+    return pickling.loads(pickle.loads(pickled), "a value")
+
+
+def plan_to_detach(notebook: Notebook, seconds: float | None) -> None:
+    """Detach what is up when this process ends, for so many seconds; None: end it."""
+    if seconds is not None and notebook.detaches_for is None:
+        atexit.unregister(end_run)  # it may have been planned before
+        atexit.register(end_run, notebook)  # a stock kernel tells nobody else
+    notebook.detaches_for = seconds
+
+
+def end_run(notebook: Notebook) -> None:
+    """This process ends: detach its meshes where that is wanted (`%mesh detach --at-exit`), else end them."""
+    notebook.dashboards.close()
+    try:
+        if notebook.detaches_for is not None and len(notebook.meshes):
+            detach_meshes(notebook, notebook.detaches_for)
+    except Exception:  # nobody is left to be told, and nothing may be left behind
+        logger.exception("the meshes could not be detached, and end")
+    close_session()
+
+
+def detach_meshes(notebook: Notebook, seconds: float) -> str:
+    """Leave the meshes of this notebook to themselves; the name of their run."""
+
+    def go(session: Session) -> str:
+        detach(session, seconds, lambda session: leave(notebook, session))
+        return session.run
+
+    return leave_session(go)
+
+
+def say_what_is_detached() -> None:
+    """Print a remark, where somebody may have forgotten that he has detached something."""
+    if text := remark():
+        print(text)
+
+
+class AttachedNotebook:
+    """One notebook that attaches. `prepare` takes everything on but variables, before anything is received."""
+
+    def __init__(self, notebook: Notebook) -> None:
+        self._notebook = notebook
+        self._left = DetachedNotebook((), "", (), {})
+        self.meshes: list[NotebookMesh] = []
+        self.jobs: list[Job] = []
+        self.bound: list[str] = []  # variables that were set
+        self.lost: list[str] = []
+
+    def prepare(self, session: AttachedSession) -> None:
+        """Take on the meshes, and the cells that run on them."""
+        if not session.part:
+            return
+        self._left = pickle.loads(session.part)
+        for left in self._left.meshes:
+            mesh = _take_mesh(left, session)
+            self._notebook.meshes.adopt(mesh, is_current=mesh.name == self._left.default)
+            self.meshes.append(mesh)
+        if self._left.detaches_for is not None:
+            plan_to_detach(self._notebook, self._left.detaches_for)
+        by_name = {mesh.name: mesh for mesh in self.meshes}
+        self.jobs = [self._take_job(job, session, by_name[job.mesh]) for job in self._left.jobs]
+
+    def _take_job(self, left: DetachedJob, session: AttachedSession, mesh: NotebookMesh) -> Job:
+        transfers = None
+        if left.transfer is not None:
+            names = self._notebook.shell.user_ns
+            transfers = CellTransfers(mesh, left.ranks, names, {}, left.options.pull)
+            transfers.resume(*pickle.loads(left.transfer))
+        cell = PreparedCell(
+            *(session, mesh, mesh.procs.region.pick(left.ranks), left.options),
+            publisher_for(self._notebook.shell),
+            number=left.cell,
+            shown=left.shown,
+            transfers=transfers,
+        )
+        return self._notebook.jobs.resume(left.number, cell, left.progress)
+
+    def bind(self) -> None:
+        """Set the variables that name meshes and jobs, unless a name is the user's own here."""
+        for mesh in self.meshes:
+            self._notebook.bind(mesh)
+        names = self._notebook.shell.user_ns
+        self.bound = [mesh.name for mesh in self.meshes if isinstance(names.get(mesh.name), ProcMesh)]
+        for job in self.jobs:
+            if job.name and isinstance(names.get(job.name), Job | None):
+                names[job.name] = job
+                self.bound.append(job.name)
+        for name in self._left.variables.keys() - set(self.bound):
+            self._bind(name, self._left.variables[name])
+
+    def _bind(self, name: str, pickled: bytes) -> None:
+        names = self._notebook.shell.user_ns
+        if names.get(name) is not None and not isinstance(names[name], HANDLES):
+            self.lost.append(f"{name}, which is a variable of this notebook")
+            return
+        try:
+            names[name] = self._with_variables(_loaded(pickled))
+            self.bound.append(name)
+        except Exception as error:  # whatever the import of the user's module raises
+            self.lost.append(f"{name} ({type(error).__name__}: {error})")
+
+    def _with_variables(self, handle: Any) -> Any:
+        """Slices of a notebook's mesh move variables, too."""
+        of = [mesh for mesh in self.meshes if isinstance(handle, ProcMesh) and mesh.procs.name == handle.name]
+        return NotebookProcMesh(handle, of[0]) if of else handle
+
+
+def _take_mesh(left: DetachedMesh, session: AttachedSession) -> NotebookMesh:
+    ledger = session.node.ledger
+
+    def handle(key: str) -> Any:
+        charge = ledger.get(key)
+        assert charge is not None
+        return charge.handle()
+
+    known = {name: _loaded(pickled) for name, pickled in left.known.items()}
+    actors = {name: handle(key) for name, key in left.actors.items()}
+    return NotebookMesh(procs=handle(left.procs), session=session, **actors, **known)

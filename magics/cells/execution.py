@@ -1,0 +1,415 @@
+"""One `%%mesh` cell from its source to its result: sent to the ranks, watched, interrupted, shown, raised.
+
+Answers come on the receiving thread, as events of the cell's inbox (`state`). The coroutine of the cell handles them.
+It wakes for the last answer, for trouble, for Ctrl-C, for ranks whose turn it is, and four times a second to publish.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import itertools
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from meshbook.magics.cells.admission import AdmissionQueue, StartWave, plan_waves, tell_waiting
+from meshbook.magics.cells.cell import CellProgress, PreparedCell
+from meshbook.magics.cells.escalation import GRACE_PERIODS, GracePeriods
+from meshbook.magics.cells.rank_errors import error_of_lost, error_of_silent, error_of_skipped, tell_remedy
+from meshbook.magics.cells.state import CellInbox, CellState
+from meshbook.magics.cells.supervision import CellSupervisor
+from meshbook.magics.errors import UserError
+from meshbook.magics.meshes.registry import NotebookMesh
+from meshbook.magics.meshes.whereabouts import call_roll, describe_whereabouts
+from meshbook.magics.output.collector import OutputCollector
+from meshbook.magics.output.messages import Stream
+from meshbook.magics.output.model import CellOutput
+from meshbook.magics.prompts.broker import OpenPrompt, PromptBroker
+from meshbook.magics.results.cell_error import CellError, make_cell_error
+from meshbook.magics.results.costs import summarise_costs
+from meshbook.magics.results.missing_names import explain_missing
+from meshbook.magics.results.result import MeshResult, Sources
+from meshbook.magics.shell.interrupts import interruptible, run_interruptible
+from meshbook.magics.syntax.selectors import LastCell
+from meshbook.runtime.actor.context import CURRENT, Context
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
+from meshbook.runtime.errors import MeshbookError
+from meshbook.runtime.geometry.ranges import format_label
+from meshbook.runtime.node.call_table import PerRank
+
+LEAVING_SECONDS = 2.0  # that the loop of a cell has to say how far that is
+TICK = 0.25  # seconds between looks at what there is to show
+_serial = itertools.count(1)
+
+
+class CellDetached(UserError, MeshbookError):
+    """The run of a cell was detached: its ranks go on without this notebook."""
+
+
+class CellExecution:
+    """A running cell. `origin` names the execution everywhere; `title` is what cells are told that wait for it."""
+
+    def __init__(
+        self,
+        cell: PreparedCell,
+        *,
+        title: str = "",
+        periods: GracePeriods = GRACE_PERIODS,
+        resumes: CellProgress | None = None,
+    ) -> None:
+        self._serial = next(_serial)
+        # Of the controller's present life: ranks of a run that was attached to still know executions of others.
+        self.origin = resumes.origin if resumes is not None else f"{cell.number}.{cell.session.life}.{self._serial}"
+        self._resumes = resumes
+        self.cell = cell
+        self._mesh = mesh = cell.mesh
+        self.title = title or f"cell {cell.number}"
+        self._procs = mesh.procs.region  # as it is now: a rank that has its turn later may by then be another one
+        self._cells = mesh.cells
+        self._ranks = cell.region.ranks()
+        self._source = ""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.current_thread()
+        self._inbox = CellInbox()
+        self._state = CellState(self._ranks)
+        self._output = OutputCollector(self._make_output(), cell.publisher)
+        self._futures: dict[int, Future[Any]] = {}
+        self._arrivals = itertools.count(1)
+        self._wakes_for_each = False  # the loop wakes for each answer, and not for the last one alone
+        self._has_left = False  # another notebook sees it to its end
+        nodes = mesh.procs.nodes
+        self._admission = AdmissionQueue(
+            *(mesh.queues, {rank: nodes[rank].node for rank in self._ranks}, self._plan()),
+            origin=self.origin,
+            title=self.title,
+        )
+        self._supervisor = CellSupervisor(
+            *(cell, self.origin, self._state, self._admission, periods),
+            say=self._output.remark,
+            wake=self._inbox.wake,
+        )
+        self._prompting = PromptBroker(
+            *(mesh.procs.name, self._ranks, self._state.silent, cell.policy),
+            inbox=self._inbox,
+            area=self._output,
+            whereabouts=functools.partial(describe_whereabouts, mesh),
+            hold=self._supervisor.hold,
+        )
+
+    def _make_output(self) -> CellOutput:
+        options = self.cell.options
+        return CellOutput(
+            self._ranks,
+            started=self._loop.time() - (time.time() - self._resumes.began if self._resumes is not None else 0.0),
+            shown=self.cell.shown,
+            quiet=options.quiet,
+            group=options.group,
+            mesh=self.cell.label,
+            limits=self.cell.limits,
+        )
+
+    def _plan(self) -> tuple[StartWave, ...]:
+        if self._resumes is not None:
+            return self._resumes.waves
+        options, stops = self.cell.options, self.cell.options.on_error == "stop"
+        return plan_waves(self._ranks, self.cell.first, one_by_one=options.seq, stops_on_error=stops)
+
+    # -- the coroutine ---------------------------------------------------------
+
+    async def run(self, source: str) -> MeshResult:
+        """Run the source; returns the result, or raises a CellError."""
+        self.begin(source)
+        return await self.finish()
+
+    def begin(self, source: str) -> None:
+        """Send it to those ranks whose turn it is."""
+        self._source = source
+        self.cell.session.output.open(self.origin, self._output.take)
+        self.cell.session.questions.open(self.origin, self._prompting)
+        try:
+            if self._resumes is not None:
+                self._resume(self._resumes)
+            self._take_turns()
+        except BaseException:  # it has not been sent: nothing comes back from it
+            self.cell.session.output.close(self.origin)
+            self.cell.session.questions.close(self.origin)
+            raise
+
+    async def finish(self) -> MeshResult:
+        """See it to its end, once it has begun."""
+        try:
+            with interruptible(lambda: self._loop.call_soon_threadsafe(self.interrupt)):
+                unheard = await self._wait()
+                if unheard or self._supervisor.has_to_settle:
+                    await run_interruptible(self._settle(unheard), self.interrupt)
+        finally:  # who asks is answered, however it has ended
+            self.cell.session.questions.close(self.origin)
+            self._prompting.close()
+            self._inbox.close()
+            self._output.close(self._footer)
+            self.cell.session.output.end(self.origin)
+        if self._has_left:
+            raise CellDetached(f"{self.title} was detached and runs on: %mesh attach takes it over")
+        result = self._result()
+        self._mesh.note_last(self._history())
+        has_shown = bool(self._output.final)
+        if self.cell.options.block:  # else `%mesh result` may show it once more
+            self._output.forget_final()
+        if self._state.failed:
+            raise self._error(result)
+        if self.cell.by_mode and not (has_shown or result.has_value):
+            # A person may have forgotten that the mode is on, and nothing else says where this has run.
+            self.cell.publisher.publish([Stream("stdout", f"{self.cell.label}{format_label(self._ranks)} done\n")])
+        return result
+
+    def interrupt(self) -> None:
+        """As Ctrl-C does, each time with more force; in its loop."""
+        self._inbox.handle()  # ranks that have answered are not interrupted
+        self._prompting.interrupt()
+        self._supervisor.interrupt()
+        self._inbox.wake()
+
+    @property
+    def mesh(self) -> NotebookMesh:
+        """What it runs on."""
+        return self._mesh
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """Those of the mesh that it runs on."""
+        return self._ranks
+
+    @property
+    def answers(self) -> dict[int, RankError | None]:
+        """What each rank that has answered has failed with, or None."""
+        return {rank: outcome.error for rank, outcome in dict(self._state.outcomes).items()}
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return self._output.seconds
+
+    @property
+    def pauses(self) -> Sequence[OpenPrompt]:
+        """Which ranks wait for a person."""
+        return self._prompting.pauses
+
+    @property
+    def live_rows(self) -> Mapping[int, str]:
+        """What each rank has written that may still change."""
+        return self._output.live_rows()
+
+    @property
+    def headline(self) -> str:
+        """How far it is, in a line."""
+        self._show_who_waits(self._admission.ahead())
+        return self._output.headline()
+
+    @property
+    def waits_for(self) -> str:
+        """What it waits for before it begins, in words; empty for nothing."""
+        return tell_waiting(self._admission.ahead(), len(self._ranks))
+
+    @property
+    def final_output(self) -> Sequence[Any]:
+        """What was published of its output at its end."""
+        return self._output.final
+
+    async def _wait(self) -> tuple[int, ...]:
+        """Wait until every rank has answered; return the ranks for which there is no use in waiting any longer."""
+        while True:
+            self._inbox.handle()
+            self._take_turns()
+            if not self._state.silent:
+                return ()
+            self._look_who_waits()
+            self._output.publish_due()
+            now = self._loop.time()
+            if unheard := self._supervisor.act(now, self._withdraw):
+                return unheard
+            self._prompting.act(now)
+            next_at = min(self._supervisor.next_at, self._prompting.next_at)
+            try:
+                await self._inbox.wait(max(0.0, min(TICK, next_at - now)))
+            except asyncio.CancelledError:  # by the kernel: an interrupt like any other
+                if (caller := asyncio.current_task()) is not None:
+                    caller.uncancel()
+                self.interrupt()
+
+    async def _settle(self, unheard: tuple[int, ...]) -> None:
+        """End the cell without the ranks that do not answer, which stay busy with it; heal those that were killed."""
+        if unheard:
+            roll = await call_roll(self._mesh, unheard)
+            self._inbox.handle()
+            for rank in self._state.silent.intersection(unheard):
+                self._mesh.busy[rank] = self.cell.number
+                self._note(rank, CellOutcome(_NOTHING, error=error_of_silent(roll[rank])))
+        self._state.replace_errors(await self._supervisor.settle())
+
+    # -- who begins ----------------------------------------------------------------
+
+    def _take_turns(self) -> None:
+        turn = self._admission.take_turn(self._state.silent, has_failed=bool(self._state.failed))
+        self._wakes_for_each = self._wakes_for_each or bool(self._admission.to_come)
+        if turn.begins:
+            self._send(turn.begins)
+        self._skip(dict.fromkeys(turn.skipped, turn.reason))
+
+    def _send(self, ranks: tuple[int, ...]) -> None:
+        token = CURRENT.set(Context(self.cell.session.context.actor_instance, origin=self.origin))
+        try:
+            transfer = () if self.cell.transfers is None else (self.cell.transfers.there,)
+            debugs = {"debugs": True} if self.cell.opens_debugger else {}
+            futures = self._cells_of(ranks).run.call_each(self._source, self.cell.number, *transfer, **debugs)
+        except BaseException:  # it cannot travel: these ranks are not at it, and nobody waits behind it there
+            for rank in ranks:
+                self._admission.leave(rank)
+            raise
+        finally:
+            CURRENT.reset(token)
+        self._expect(dict(zip(ranks, futures, strict=True)))
+
+    def _expect(self, answers: dict[int, Future[Any]]) -> None:
+        self._futures |= answers
+        for rank, future in answers.items():
+            future.when_done(lambda rank=rank, future=future: self._receive(rank, future))  # type: ignore[misc]
+
+    def _skip(self, reasons: dict[int, str]) -> None:
+        """End it on these ranks, where it has not begun."""
+        for rank, reason in reasons.items():
+            if rank in self._state.silent:
+                self._note(rank, CellOutcome(_NOTHING, error=error_of_skipped(reason)))
+
+    def _withdraw(self, ranks: Collection[int]) -> list[int]:
+        self._wakes_for_each = True  # those that are given up may answer later than the last of the others
+        given_up, sent = self._admission.withdraw(ranks)
+        self._skip(given_up)
+        return sent
+
+    def _look_who_waits(self) -> None:
+        ahead = self._admission.ahead()
+        self._show_who_waits(ahead)
+        if not ahead:
+            self._supervisor.begin()
+
+    def _show_who_waits(self, ahead: dict[int, str]) -> None:
+        self._output.wait(self._admission.to_come.union(ahead), tell_waiting(ahead, len(self._ranks)))
+
+    # -- from one notebook to another ----------------------------------------------
+
+    def leave(self) -> CellProgress:
+        """How far it is, for another notebook that sees it to its end: here no other rank begins. From any thread."""
+        if not self._loop.is_running() or threading.current_thread() is self._thread:
+            return self._leave_run()
+
+        async def leave() -> CellProgress:
+            return self._leave_run()
+
+        return asyncio.run_coroutine_threadsafe(leave(), self._loop).result(LEAVING_SECONDS)
+
+    def _leave_run(self) -> CellProgress:
+        self._has_left = True
+        self._output.leave()
+        waves = self._admission.give_away()
+        calls = {rank: call for rank, future in self._futures.items() for _, _, call in future.owing()}
+        self._inbox.handle()
+        outcomes, failed = dict(self._state.outcomes), tuple(self._state.failed)
+        self._skip({rank: "it begins in the notebook that attaches" for wave in waves for rank in wave.ranks})
+        return CellProgress(
+            *(self.origin, self._source, outcomes, failed, waves, calls),
+            written=self._output.written(),
+            began=time.time() - self._output.seconds,
+        )
+
+    def _resume(self, progress: CellProgress) -> None:
+        for chunk in progress.written:
+            self._output.take(chunk)
+        for rank in sorted(progress.outcomes, key=progress.place_of):
+            self._note(rank, progress.outcomes[rank])
+        self._admission.resume(progress.calls)
+        answers = PerRank(len(progress.calls))
+        [*targets] = (self._cells_of((rank,))._picked[0] for rank in progress.calls)
+        self.cell.session.node.calls.adopt(targets, list(progress.calls.values()), "run", answers)
+        self._expect(dict(zip(progress.calls, answers.futures, strict=True)))
+
+    # -- answers ---------------------------------------------------------------------
+
+    def _receive(self, rank: int, future: Future[CellOutcome]) -> None:
+        """A rank has answered, or never will; on the receiving thread."""
+        try:
+            outcome = future.get()
+        except MeshbookError as error:
+            outcome = CellOutcome(_NOTHING, error=error_of_lost(rank, error))
+        self._admission.leave(rank)
+        is_last = next(self._arrivals) >= len(self._futures)
+        self._inbox.put(
+            functools.partial(self._answered, rank, outcome),
+            urgent=is_last or self._wakes_for_each or self._prompting.has_asked or outcome.error is not None,
+        )
+
+    def _answered(self, rank: int, outcome: CellOutcome) -> None:
+        if self.cell.transfers is not None:
+            outcome = self.cell.transfers.take(rank, outcome)
+        if outcome.names is not None:
+            self._mesh.names[rank] = outcome.names
+        if rank in self._state.silent:
+            self._note(rank, outcome)
+        elif self._mesh.busy.get(rank) == self.cell.number:  # the cell has ended without it
+            del self._mesh.busy[rank]
+
+    def _note(self, rank: int, outcome: CellOutcome) -> None:
+        self._state.note(rank, outcome)
+        self._output.finish(rank, outcome.error and self._supervisor.judge(rank, outcome.error))
+        self._supervisor.answered(outcome.error)
+        self._prompting.ended(rank)
+
+    # -- what is left ----------------------------------------------------------------
+
+    def _cells_of(self, ranks: tuple[int, ...]) -> Any:
+        region = self.cell.region if len(ranks) == len(self._ranks) else self._procs.pick(ranks)
+        return self._cells if region == self._procs else self._cells._with_region(region)
+
+    def _errors(self) -> dict[int, RankError]:
+        return {rank: self._supervisor.judge(rank, error) for rank, error in self._state.errors.items()}
+
+    def _error(self, result: MeshResult) -> CellError:
+        errors = self._errors()
+        dead = [rank for rank in errors if rank in self._mesh.dead]
+        hints = [tell_remedy(self._mesh, dead)] if dead and not self._mesh.session.has_lost_agent else []
+        hints += explain_missing(errors, self._mesh, self.cell.variables)
+        ending = dataclasses.replace(self._supervisor.ending, hints=tuple(hints))
+        return make_cell_error(errors, self._state.failed, result, ending, self.cell.label)
+
+    def _footer(self) -> str:
+        """What the cell has cost, unless a table is to say so."""
+        costs = {rank: outcome.cost for rank, outcome in self._state.outcomes.items() if outcome.cost is not _NOTHING}
+        return summarise_costs(costs) if costs and not self.cell.options.time else ""
+
+    def _history(self) -> LastCell:
+        failed = frozenset(self._state.failed)
+        errors = self._errors().items()
+        return LastCell(
+            failed=failed,
+            interrupted=frozenset(rank for rank, error in errors if error.kind == "interrupted"),
+            ok=frozenset(self._ranks) - failed,
+            changed=frozenset(rank for rank, outcome in self._state.outcomes.items() if outcome.changed),
+            mesh=self._mesh.name,
+            serial=self._serial,
+        )
+
+    def _result(self) -> MeshResult:
+        fetch = functools.partial(_fetch, self._mesh, self.origin)
+        sources = Sources(self._output.text, self._output.displays, fetch, self.cell.label)
+        return MeshResult(self.cell.region, dict(self._state.outcomes), sources)
+
+
+def _fetch(mesh: NotebookMesh, origin: str, rank: int) -> Any:
+    """The value that stayed with its rank."""
+    return mesh.pick(mesh.cells, [rank]).fetch.call_one(origin).get().open()["value"]
+
+
+_NOTHING = CellCost(wall=0.0, cpu=0.0, peak_rss=0)

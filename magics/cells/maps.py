@@ -1,0 +1,101 @@
+"""`mesh.map` in a notebook: its items run where cells run, and a bar shows how far it is."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from meshbook.magics.meshes.registry import MeshError, NotebookMesh
+from meshbook.magics.output.messages import LiveDisplay
+from meshbook.magics.output.publisher import Publisher, publisher_for
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.amounts import format_elapsed
+from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.mesh.mapping import MapResult
+from meshbook.runtime.mesh.tasks import BatchReply, ItemBatch
+from meshbook.runtime.wire.messages import Address
+
+QUIET = 0.5  # seconds until a bar appears: what is quicker needs none
+EACH = 0.25  # seconds between two states of a bar
+WIDTH = 20
+_serial = itertools.count(1)
+
+
+class CellItemRunner:
+    """Asks the cell actors: items take their turn with cells, on the main thread, and find the rank's variables."""
+
+    def __init__(self, mesh: NotebookMesh, ranks: Sequence[int], name: str) -> None:
+        if mesh.dead.keys() >= set(ranks):
+            raise MeshError(f"{name_ranks(ranks)} of {mesh.name} died: %mesh heal starts dead ranks again")
+        self.key = uuid.uuid4().hex
+        self.nodes: Mapping[int, Address] = {rank: mesh.procs.nodes[rank] for rank in ranks}
+        self._mesh = mesh
+        self._operation = f"map of {name} {next(_serial)}"
+        region = mesh.procs.region
+        self._cells: dict[int, Any] = {rank: mesh.cells._with_region(region.pick([rank])) for rank in ranks}
+        self._title = f"the map of {name}"
+        self._open: dict[int, int] = dict.fromkeys(ranks, 0)  # rank -> requests that are not answered
+        self._lock = threading.Lock()  # guards them: answers come on the I/O thread
+
+    def send(self, rank: int, work: ItemBatch) -> Future[BatchReply]:
+        with self._lock:
+            self._open[rank] += 1
+            self._mesh.queues.join([self.nodes[rank].node], self._operation, self._title)
+        sent: Future[BatchReply] = self._cells[rank].run_items.call_one(work, self._operation)
+        sent.when_done(lambda: self._note_answer(rank))
+        return sent
+
+    def _note_answer(self, rank: int) -> None:
+        with self._lock:
+            self._open[rank] -= 1
+            if not self._open[rank]:
+                self._mesh.queues.leave(self.nodes[rank].node, self._operation)
+
+    def may_return(self, rank: int) -> bool:
+        """False: ranks of a notebook come back when a person says so."""
+        return False
+
+    def close(self) -> None:
+        for cells in self._cells.values():
+            cells.forget_map.call_each(self.key)  # a dead one need not
+
+
+class MapBar:
+    """The progress of a map, in the cell that began it."""
+
+    def __init__(self, publisher: Publisher, result: MapResult[Any]) -> None:
+        self._publisher = publisher
+        self._result = result
+        self._began = time.monotonic()
+        self._next = self._began + QUIET
+        self._is_shown = False
+        self._lock = threading.Lock()  # guards what is shown: futures are settled on several threads
+        for future in result.futures:
+            future.when_done(self._look)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            is_final = self._result.done()
+            if now >= self._next or (is_final and self._is_shown):
+                self._publish(now, is_final=is_final)
+
+    def _publish(self, now: float, *, is_final: bool) -> None:
+        text = format_bar(self._result.name, self._result.progress, len(self._result), now - self._began)
+        self._publisher.publish([LiveDisplay({"text/plain": text}, self._is_shown, is_final)])
+        self._is_shown = True
+        self._next = now + EACH
+
+
+def format_bar(name: str, done: int, total: int, seconds: float) -> str:
+    """`map of f ████░░░░ 40/100 00:12`"""
+    return f"map of {name} {'█' * (WIDTH * done // total):░<{WIDTH}} {done}/{total} {format_elapsed(seconds)}"
+
+
+def show_progress(shell: Any, result: MapResult[Any]) -> None:
+    """Show how far a map is, in the cell that runs now."""
+    MapBar(publisher_for(shell), result)

@@ -1,0 +1,99 @@
+"""From the options of a mesh cell to the cell: its mesh, its ranks, what goes with it, who answers its prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+from meshbook.magics.cells.cell import PreparedCell
+from meshbook.magics.cells.detach import say_what_is_detached
+from meshbook.magics.cells.push_pull import CellTransfers
+from meshbook.magics.cells.rank_errors import check_able
+from meshbook.magics.meshes.registry import MeshError, NotebookMesh, describe_up
+from meshbook.magics.notebook import Notebook
+from meshbook.magics.output.model import OutputLimits
+from meshbook.magics.output.publisher import publisher_for
+from meshbook.magics.prompts.broker import PromptPolicy
+from meshbook.magics.prompts.keyboard import Keyboard, NoKeyboard, keyboard_for
+from meshbook.magics.shell.interrupts import run_interruptible
+from meshbook.magics.syntax.argparsing import UsageError
+from meshbook.magics.syntax.cell_options import CellOptions
+from meshbook.magics.variables.requests import of_a_line
+from meshbook.runtime.geometry import Region
+
+
+class CellPlanner:
+    """Plans the cells of a notebook. A `Mistake` where they cannot be what their options ask for."""
+
+    def __init__(self, notebook: Notebook) -> None:
+        self._notebook = notebook
+
+    async def bring_up_default(self) -> None:
+        """Start a mesh where none is up, and say so."""
+        if len(self._notebook.meshes):
+            return
+        started = time.monotonic()
+        interrupted = threading.Event()
+
+        def look(ready: int, total: int) -> None:
+            if interrupted.is_set():
+                raise MeshError(f"interrupted when {ready} of {total} ranks were up, and so no mesh is")
+
+        mesh = await run_interruptible(asyncio.to_thread(self._notebook.meshes.up, progress=look), interrupted.set)
+        self._notebook.bind(mesh)
+        print(f"no mesh was up, so one was started: {describe_up(mesh, started)}")
+        say_what_is_detached()
+
+    def plan(self, options: CellOptions, *, by_mode: bool = False) -> PreparedCell:
+        """The cell that the options ask for, on a mesh that can run it."""
+        session = self._notebook.session()
+        mesh, selected = self._notebook.select(options.selection)
+        check_able(mesh, selected.region)
+        return PreparedCell(
+            *(session, mesh, selected.region, options, publisher_for(self._notebook.shell)),
+            number=self._notebook.cell_number,
+            shown=self._ranks_of(options.show, mesh),
+            first=self._first(options, mesh, selected.region),
+            transfers=self._transfers(options, mesh, selected.region),
+            limits=OutputLimits(plain_time=self._notebook.preferences["plain_time"]),
+            label=mesh.label,
+            variables=self._notebook.shell.user_ns,
+            by_mode=by_mode,
+            policy=self._prompt_policy(options, mesh),
+        )
+
+    def _prompt_policy(self, options: CellOptions, mesh: NotebookMesh) -> PromptPolicy:
+        """How its ranks are answered."""
+        breaks, select = self._ranks_of(options.breaks, mesh), self._notebook.selector_of(mesh)
+        return PromptPolicy(self._keyboard(options), options.stdin, breaks, select, mesh.label)
+
+    def _keyboard(self, options: CellOptions) -> Keyboard:
+        if not options.block:
+            if options.on_error == "debug":
+                raise UsageError("%%mesh -a opens no debugger, since nobody waits for it: %mesh debug does, afterwards")
+            return NoKeyboard("a cell with -a has no prompt, since nobody waits for it")
+        if options.local:
+            return NoKeyboard("in a cell with --local only what runs here has a prompt")
+        return keyboard_for(self._notebook.shell)
+
+    def _transfers(self, options: CellOptions, mesh: NotebookMesh, region: Region) -> CellTransfers | None:
+        if not options.push and not options.pull:
+            return None
+        with of_a_line():
+            pushed = self._notebook.values_of(options.push)
+            return CellTransfers(
+                *(mesh, region.ranks(), self._notebook.shell.user_ns, pushed, options.pull),
+                in_turns=options.seq or options.first is not None,
+            )
+
+    def _ranks_of(self, selector: str | None, mesh: NotebookMesh) -> frozenset[int] | None:
+        """Ranks of the cell's own mesh, whichever is the default one."""
+        return None if selector is None else frozenset(self._notebook.selector_of(mesh)(selector))
+
+    def _first(self, options: CellOptions, mesh: NotebookMesh, region: Region) -> frozenset[int]:
+        """The ranks of `--first`. UsageError where it names others than the cell's."""
+        ranks = self._ranks_of(options.first, mesh) or frozenset()
+        if not ranks <= set(region.ranks()):
+            raise UsageError(f"%%mesh: --first {options.first} names ranks that the cell does not run on")
+        return ranks

@@ -1,0 +1,105 @@
+"""Ranks without an answer: what a cell says of those that died, were killed, or stay silent; who can run the next one.
+
+Not for errors that ranks raise (`meshbook.runtime.cells.failures`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from meshbook.magics.meshes.registry import MeshError, NotebookMesh
+from meshbook.magics.meshes.whereabouts import RankWhereabouts
+from meshbook.runtime.cells.outcome import Frame, RankError
+from meshbook.runtime.errors import MeshbookError, ProcessDied
+from meshbook.runtime.geometry import Region
+from meshbook.runtime.geometry.ranges import name_ranks
+
+MOST_NAMES = 12  # that are listed; a namespace has hundreds
+
+
+def error_of_lost(rank: int, error: MeshbookError) -> RankError:
+    """A rank that will not answer, as an error of the cell."""
+    if not isinstance(error, ProcessDied):
+        return RankError("died", type(error).__name__, str(error))
+    report = error.report
+    who = f"rank {rank} (pid {report.pid})" if report.pid else f"rank {rank}"
+    if report.ended_by:  # how, and what it wrote last, is of no interest
+        return RankError("died", "ProcessDied", f"{who} was ended during the cell, by {report.ended_by}")
+    name = f"{report.signal_name}: " if report.signal_name else ""
+    # Where nobody saw it end, the hint's first line is the cause.
+    hint = report.hint.splitlines()[report.returncode is None :]
+    message = "\n".join([f"{who} died during the cell: {name}{report.cause}", *hint])
+    lines = ("last lines of its stderr:", *(f"    {line}" for line in report.stderr)) if report.stderr else ()
+    return RankError("died", "ProcessDied", message, rendered=lines)
+
+
+def error_of_silent(where: RankWhereabouts) -> RankError:
+    """A rank that the cell ends without."""
+    if where.said is not None:
+        message = "does not heed interrupts, and still runs the cell; %mesh interrupt --break or --kill frees it"
+    else:
+        message = f"does not answer{f': {where.trouble}' if where.trouble else ''}"
+    return RankError("interrupted", "no answer", message, where.frames)
+
+
+def error_of_skipped(why: str) -> RankError:
+    """A rank that did not run the cell, since it ended before its turn."""
+    return RankError("skipped", "did not run", why, is_consequence=True)
+
+
+def error_of_killed(outcome: str, lost: Sequence[str], frames: Sequence[Frame]) -> RankError:
+    """A rank that a person had killed; `outcome` is what became of it, `lost` the names that it had."""
+    return RankError("interrupted", "killed", f"was killed {outcome}; {tell_lost(lost)}", tuple(frames))
+
+
+def tell_lost(names: Sequence[str], *, many: bool = False) -> str:
+    """`it lost 3 names: model, optimizer, step`; `many` ranks lost `them`."""
+    who = "they" if many else "it"
+    if not names:
+        return f"{who} had no names to lose"
+    shown = ", ".join(names[:MOST_NAMES]) + (", …" if len(names) > MOST_NAMES else "")
+    return f"{who} lost {len(names)} {'name' if len(names) == 1 else 'names'}: {shown}"
+
+
+def check_able(mesh: NotebookMesh, region: Region) -> None:
+    """MeshError where a rank that a cell is meant for is dead, or still busy with an earlier cell."""
+    ranks = set(region.ranks())
+    if dead := sorted(ranks & mesh.dead.keys()):
+        raise MeshError(f"{name_ranks(dead)} of {mesh.name} died ({_causes(mesh, dead)}). {_remedy(mesh, dead)}")
+    if stuck := ranks & mesh.stuck:
+        raise MeshError(f"{tell_stuck(mesh, stuck)}. Or run on the others with {_others(mesh, sorted(stuck))}")
+
+
+def tell_remedy(mesh: NotebookMesh, dead: Sequence[int]) -> str:
+    """The command that starts dead ranks again."""
+    return f"%mesh heal{mesh.selector()} starts {name_ranks(dead)} again"
+
+
+def tell_stuck(mesh: NotebookMesh, ranks: Collection[int]) -> str:
+    """Which cell these ranks still run, which has ended without them, and the commands that free them."""
+    cells = sorted({mesh.busy[rank] for rank in ranks})
+    what = f"cell {cells[0]}" if len(cells) == 1 else f"cells {', '.join(map(str, cells))}"
+    verb, them = ("runs", "it") if len(ranks) == 1 else ("run", "them")
+    return (
+        f"{name_ranks(ranks)} of {mesh.name} still {verb} {what}, which has ended without {them}. "
+        f"%mesh interrupt{mesh.selector()} --break frees ranks that wait in a collective; "
+        f"%mesh interrupt{mesh.selector()} --kill starts {them} again"
+    )
+
+
+def _causes(mesh: NotebookMesh, dead: Sequence[int]) -> str:
+    """Each once; beyond three `%mesh status` tells who ended how."""
+    causes = list(dict.fromkeys(mesh.dead[rank].cause for rank in dead))
+    return ", ".join(causes[:3]) + (", …" if len(causes) > 3 else "")
+
+
+def _remedy(mesh: NotebookMesh, dead: Sequence[int]) -> str:
+    if mesh.session.has_lost_agent:
+        return "Start afresh, since its host agent is gone: %mesh down, then %mesh up"
+    others = f", or run on the others with {_others(mesh, dead)}" if len(mesh.dead) < mesh.extent.nelements else ""
+    return f"Start {'it' if len(dead) == 1 else 'them'} again with %mesh heal{mesh.selector()}{others}"
+
+
+def _others(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
+    but_these = f"!{','.join(map(str, ranks))}"
+    return f"%%mesh{mesh.selector(but_these)}"

@@ -1,0 +1,181 @@
+"""What a `%%mesh` cell becomes: its line is read, its ranks are chosen, and it is run."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+import threading
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+from meshbook.magics.cells.cell import PreparedCell
+from meshbook.magics.cells.execution import CellExecution
+from meshbook.magics.cells.jobs import Job, table_of
+from meshbook.magics.cells.local import run_with_local
+from meshbook.magics.cells.plan import CellPlanner
+from meshbook.magics.cells.timing import Timer, parse_timer, time_often, time_once
+from meshbook.magics.meshes.lifecycle import wait_for
+from meshbook.magics.notebook import Notebook
+from meshbook.magics.results.cell_error import CellError
+from meshbook.magics.results.result import MeshResult
+from meshbook.magics.shell.interrupts import interruptible
+from meshbook.magics.syntax.argparsing import HelpRequested, UsageError, quoted
+from meshbook.magics.syntax.cell_options import CellOptions, parse_cell_options
+from meshbook.magics.tracing.profiler import ProfileRequest, ProfileTarget
+
+T = TypeVar("T")
+
+
+class CellRunner:
+    """Runs the mesh cells of a notebook."""
+
+    def __init__(self, notebook: Notebook) -> None:
+        self._notebook = notebook
+        self._planner = CellPlanner(notebook)
+
+    async def run(self, line: str, source: str, timer: str = "", *, by_mode: bool = False) -> MeshResult | Job | Any:
+        """Run a cell by its line and source (see `transform`); `timer` is a line above it, `%%time` or `%%timeit`;
+        `by_mode` where it does not say itself that it is a mesh cell.
+
+        Its value is the result, where the cell has one; or a job, where nobody is to wait for it.
+        """
+        options, asked = (
+            parse_cell_options(line, self._notebook.preferences.of_cells),
+            parse_timer(timer) if timer else None,
+        )
+        if (told := next((each for each in (asked, options) if isinstance(each, HelpRequested)), None)) is not None:
+            print(told.text)
+            return None
+        assert not isinstance(options, HelpRequested)
+        assert not isinstance(asked, HelpRequested)
+        await self._planner.bring_up_default()
+        if asked is not None:
+            return await self._run_timed(options, source, asked)
+        cell = self._planner.plan(options, by_mode=by_mode)
+        if options.profile and not options.block:
+            raise UsageError("%%mesh: nobody waits for a cell with -a: %mesh profile --seconds S profiles what runs")
+        if not options.block:
+            return self._keep(options, self._notebook.jobs.start(cell, source))
+        return _shown_value(await self._complete(cell, self._run_profiled(cell, source)))
+
+    async def _complete(self, cell: PreparedCell, ended: Awaitable[MeshResult]) -> MeshResult:
+        """Wait for the end of a cell, and do what is to follow: its result under its name, what it pulls, its times."""
+        try:
+            result = self._keep(cell.options, await ended)
+        except CellError as error:
+            self._keep(cell.options, error.result)
+            raise
+        if cell.transfers is not None:
+            await cell.transfers.complete(ask=input)
+        if cell.options.time:
+            cell.publisher.publish([table_of(result)])
+        return result
+
+    async def _run_timed(self, options: CellOptions, source: str, timer: Timer) -> Any:
+        if not options.block:
+            raise UsageError("%%mesh -a returns at once, so there is nothing to time: leave out one of them")
+        if not timer.repeats:
+            cell = self._planner.plan(options)
+            return _shown_value(await time_once(lambda: self._complete(cell, self._run_profiled(cell, source))))
+        if options.push or options.pull or options.local:
+            raise UsageError("%%timeit runs the cell alone: do without --push, --pull and --local, or take %%time")
+        cell = self._planner.plan(dataclasses.replace(options, quiet=True, show=None))
+        result = await time_often(functools.partial(_run_unseen, cell, source), timer)
+        if timer.name is not None:
+            self._notebook.shell.user_ns[timer.name] = result
+        return result if timer.gives_result else None
+
+    def run_line(self, line: str) -> MeshResult | None:
+        """Run `SEL CODE` on ranks, in the middle of a cell, and wait. The result, where the code has a value."""
+        selection, _, code = line.strip().partition(" ")
+        if not code.strip():
+            raise UsageError(f"%on wants ranks and then code, as in `%on 0 print(x)`, not {quoted(line)}")
+        options = CellOptions(selection, **dict(self._notebook.preferences.of_cells))
+        return _shown_value(self._run_blocking(options, code.lstrip()))
+
+    def run_within(self, line: str, source: str, timer: str = "") -> MeshResult | Job | None:
+        """Run a mesh cell that is within another one, as below `%%capture` or `%%prun` and in `%run tour.ipynb`, and
+        wait. There no loop is free that could wait for it.
+        """
+        options = parse_cell_options(line, self._notebook.preferences.of_cells)
+        if isinstance(options, HelpRequested):
+            print(options.text)
+            return None
+        if timer or options.local or options.profile:
+            word = timer.split()[0] if timer else "--local" if options.local else "--profile"
+            raise UsageError(f"a %%mesh cell within another cell runs without {word}: give it a cell of its own")
+        if not options.block:
+            self._bring_up()
+            return self._keep(options, self._notebook.jobs.start(self._planner.plan(options), source))
+        return _shown_value(self._run_blocking(options, source))
+
+    def _run_blocking(self, options: CellOptions, source: str) -> MeshResult:
+        """Run it in the loop of the jobs, and wait on this thread."""
+        self._bring_up()
+        for stream in (sys.stdout, sys.stderr):  # what the lines before it printed comes before what ranks do
+            stream.flush()
+        cell = self._planner.plan(options)
+        early = threading.Event()
+        with interruptible(early.set):  # ranks may be at work before there is something that could be interrupted
+            running = self._notebook.background.start(cell, source)
+            with interruptible(running.interrupt):
+                if early.is_set():
+                    running.interrupt()
+                running.future.exception()
+        return wait_for(self._complete(cell, running.future))
+
+    def _bring_up(self) -> None:
+        if not len(self._notebook.meshes):
+            wait_for(self._planner.bring_up_default())
+
+    async def _run_profiled(self, cell: PreparedCell, source: str) -> MeshResult:
+        """Run it, and profile those of its ranks of which that is wanted."""
+        profiling = self._notebook.profiling
+        request = profiling.take_request(wanted=cell.options.profile)
+        ranks = self._profiled(cell, request) if request is not None else []
+        run = self._run(cell, source)
+        if request is None or not ranks:
+            return await run
+        return await profiling.around(
+            run, cell.mesh, request, ProfileTarget(f"cell {cell.number}", ranks, cell.publisher)
+        )
+
+    def _profiled(self, cell: PreparedCell, request: ProfileRequest) -> list[int]:
+        ranks = list(cell.region.ranks())
+        if request.selection is None:
+            return ranks
+        mesh, wanted = self._notebook.ranks_of(request.selection)
+        return [rank for rank in ranks if mesh is cell.mesh and rank in wanted]
+
+    async def _run(self, cell: PreparedCell, source: str) -> MeshResult:
+        if not cell.options.local:
+            return await self._wait_for(CellExecution(cell), source)
+        running = self._notebook.background.start(cell, source)
+        stops = cell.options.on_error == "stop"
+        return await run_with_local(self._notebook.shell, running, source, number=cell.number, stops=stops)
+
+    async def _wait_for(self, run: CellExecution, source: str) -> MeshResult:
+        self._notebook.waits_for.append(run)
+        try:
+            return await run.run(source)
+        finally:
+            self._notebook.waits_for.remove(run)
+
+    def _keep(self, options: CellOptions, value: T) -> T:
+        if options.out:
+            self._notebook.shell.user_ns[options.out] = value
+        return value
+
+
+def _shown_value(result: MeshResult) -> MeshResult | None:
+    return result if result.has_value else None
+
+
+async def _run_unseen(cell: PreparedCell, source: str) -> MeshResult:
+    """Run a cell one of many times: nothing of it is kept."""
+    run = CellExecution(cell)
+    try:
+        return await run.run(source)
+    finally:
+        cell.session.output.close(run.origin)

@@ -1,0 +1,237 @@
+"""Supervises a running cell: does to its ranks what `steps` says is due, and looks where they are.
+
+It acts in the loop of the cell, which passes the time in (`act`). Not for what the cell prints or evaluates to (`run`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any, TypeVar
+
+from meshbook.magics.cells.admission import AdmissionQueue
+from meshbook.magics.cells.cell import PreparedCell
+from meshbook.magics.cells.divergence import DivergenceWatch
+from meshbook.magics.cells.escalation import EscalationAction, EscalationPolicy, EscalationStep, GracePeriods
+from meshbook.magics.cells.rank_errors import error_of_killed
+from meshbook.magics.cells.state import CellState
+from meshbook.magics.meshes.whereabouts import RankWhereabouts, answers_of, ask_ranks, call_roll, describe_roll
+from meshbook.magics.results.cell_error import EndedBy
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.cells.outcome import RankError
+from meshbook.runtime.errors import MeshbookError
+
+logger = logging.getLogger(__name__)
+ABORT_WITHIN = 3.0  # seconds; mostly it takes milliseconds, but a rendezvous tries again once a second
+T = TypeVar("T")
+
+
+Withdraw = Callable[[Collection[int]], list[int]]
+
+
+class CellSupervisor:
+    """Supervises one cell, in its loop. `say` shows a line in it while it runs; `wake` lets `act` be called again soon.
+
+    Where its ranks are is looked at from `begin` on; before that they are at what the cell has to wait for.
+    """
+
+    def __init__(
+        self,
+        cell: PreparedCell,
+        origin: str,
+        state: CellState,
+        admission: AdmissionQueue,
+        periods: GracePeriods,
+        *,
+        say: Callable[[str], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self._mesh = cell.mesh
+        self._origin = origin
+        self._ranks = cell.region.ranks()
+        self._silent = state.silent
+        self._admission = admission
+        self._timeout = cell.options.timeout
+        self._say = say
+        self._wake = wake
+        self._loop = asyncio.get_running_loop()
+        stops_on_error = cell.options.on_error == "stop"
+        self._policy = EscalationPolicy(self._silent, stops_on_error=stops_on_error, periods=periods)
+        in_cell = set(self._ranks)
+        self._absent = [rank for rank in cell.mesh.procs.region.ranks() if rank not in in_cell]
+        self._watch = DivergenceWatch(self._loop.time(), self._absent)
+        self._limit = math.inf
+        self._has_begun = False
+        self._aside: set[asyncio.Task[None]] = set()  # what asks the ranks, beside the waiting; an abort waits for none
+        self._roll: dict[int, RankWhereabouts] = {}  # where silent ranks were before an abort
+        self._timed_out = ""  # what to say of a time limit that has passed
+        self._aborted: set[int] = set()
+        self._broken: set[str] = set()  # process groups, in words
+        self._killed: set[int] = set()
+        self._healing: asyncio.Future[list[int]] | None = None
+
+    @property
+    def ending(self) -> EndedBy:
+        """What was done to end the cell."""
+        return EndedBy(self._timed_out, tuple(sorted(self._broken)))
+
+    # -- what happens ----------------------------------------------------------------
+
+    def begin(self) -> None:
+        """The ranks are at it: its time limit runs. Saying so again changes nothing."""
+        if not self._has_begun:
+            now = self._loop.time()
+            self._has_begun, self._watch = True, DivergenceWatch(now, self._absent)
+            self._limit = math.inf if self._timeout is None else now + self._timeout
+
+    def answered(self, error: RankError | None) -> None:
+        """A rank has answered, or never will."""
+        now = self._loop.time()
+        if error is not None:
+            self._policy.failed(now, died=error.kind == "died")
+        self._watch.answered(now)
+
+    def hold(self, is_held: bool) -> None:
+        """Whether a person is in the debugger on some rank: neither an error nor a time limit ends that."""
+        self._policy.is_held = is_held
+
+    def interrupt(self) -> None:
+        """First: KeyboardInterrupt on every rank that still runs. Second: break process groups. Third: kill."""
+        now = self._loop.time()
+        self._policy.press(now)
+        self._watch.hurry(now)
+        if self._healing is not None:
+            self._healing.cancel()
+
+    # -- what is done ----------------------------------------------------------------
+
+    def act(self, now: float, withdraw: Withdraw) -> tuple[int, ...]:
+        """Do what is due. Returns the ranks that the cell is to end without.
+
+        `withdraw` gives up what has not begun on these ranks, and returns those that have the cell. It is not kept: a
+        cell that has ended is freed at once, and not by the garbage collector.
+        """
+        self._look_around(now)
+        for action in self._policy.due(now):
+            if action.step is EscalationStep.LEAVE:
+                return action.ranks
+            self._carry_out(action, withdraw)
+        return ()
+
+    @property
+    def next_at(self) -> float:
+        """When something may be due, looks aside."""
+        return self._policy.next_at
+
+    def _carry_out(self, action: EscalationAction, withdraw: Withdraw) -> None:
+        match action.step:
+            case EscalationStep.INTERRUPT:
+                if concerned := withdraw(action.ranks):
+                    ask_ranks(self._mesh, concerned).interrupt.broadcast(self._origin)
+            case EscalationStep.ABORT:
+                self._aborted.update(action.ranks)
+                self._begin_aside(self._abort(action))
+            case EscalationStep.KILL:
+                self._killed.update(action.ranks)
+                self._mesh.pick(self._mesh.procs, action.ranks).kill(sender="a third Ctrl-C")
+
+    async def _abort(self, action: EscalationAction) -> None:
+        """Break the process groups of these ranks; then of all, since a part of a group is no use."""
+        # In this order: once one of them lets go, the others are elsewhere, too.
+        self._roll |= await call_roll(self._mesh, action.ranks)
+        broken = await self._break_groups(action)
+        if broken:  # also where ranks have come out of them; and all are to meet elsewhere, should they make new ones
+            await answers_of([self._mesh.procs.abort_process_groups()], ABORT_WITHIN)
+        self._broken |= broken
+
+    async def _break_groups(self, action: EscalationAction) -> set[str]:
+        """Which groups were broken, in words."""
+        asked = ask_ranks(self._mesh, action.ranks).abort.call_each(self._origin, action.forced)
+        return {group for groups in await answers_of(asked, ABORT_WITHIN) for group in groups or ()}
+
+    @property
+    def has_to_settle(self) -> bool:
+        """Whether `settle` has something to do."""
+        return bool(self._aborted or self._killed)
+
+    async def settle(self) -> dict[int, RankError]:
+        """After the last answer: end what was begun, and start the ranks again that were killed; their errors."""
+        if self._aborted and self._aside:
+            await asyncio.wait(self._aside)  # the next cell may make groups again
+        return await self._heal() if self._killed else {}
+
+    async def _heal(self) -> dict[int, RankError]:
+        started, healed, trouble = time.monotonic(), [], ""
+        try:
+            self._healing = asyncio.ensure_future(_answer(self._mesh.procs.heal()))
+            healed = await self._healing
+        except (MeshbookError, RuntimeError, asyncio.CancelledError) as error:
+            trouble = f" ({error})" if str(error) else ""
+        back = f"and is back after {time.monotonic() - started:.2f} s"
+        gone = f"and is not back: %mesh heal{self._mesh.selector()} starts it again{trouble}"
+        return {rank: self._error_of_killed(rank, back if rank in healed else gone) for rank in self._killed}
+
+    def _error_of_killed(self, rank: int, outcome: str) -> RankError:
+        frames = self._roll[rank].frames if rank in self._roll else ()
+        return error_of_killed(outcome, self._mesh.lost.get(rank, ()), frames)
+
+    # -- where ranks are ------------------------------------------------------------
+
+    def _look_around(self, now: float) -> None:
+        if self._aside or not self._has_begun:
+            return
+        if now >= self._limit and not self._policy.is_held:
+            self._limit = math.inf
+            self._begin_aside(self._run_out_of_time())
+        elif self._watch.is_due(now):
+            self._begin_aside(self._look_at_ranks())
+
+    def _begin_aside(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(coroutine)
+        self._aside.add(task)
+        task.add_done_callback(self._end_aside)
+
+    def _end_aside(self, task: asyncio.Task[None]) -> None:
+        self._aside.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("the ranks of a running cell could not be asked", exc_info=error)
+
+    async def _run_out_of_time(self) -> None:
+        roll = await call_roll(self._mesh, self._admission.at_work(self._silent))
+        self._timed_out = f"timed out after {self._timeout:g} s: {describe_roll(roll)}"
+        self._policy.time_is_up(self._loop.time())
+        self._wake()
+
+    async def _look_at_ranks(self) -> None:
+        roll = await call_roll(self._mesh, self._admission.at_work(self._silent))
+        running = {rank: where for rank, where in roll.items() if rank in self._silent}
+        done = [rank for rank in self._ranks if rank not in self._silent]
+        line = self._watch.take(running, done, self._loop.time())
+        if self._policy.is_wanted and running:
+            line = f"interrupted, but {describe_roll(running)}; {self._policy.advice}"
+        self._say(line)
+
+    # -- what it was ------------------------------------------------------------------
+
+    def judge(self, rank: int, error: RankError) -> RankError:
+        """What we did because another rank failed has consequences; what we did for a person is an interrupt."""
+        if rank in self._aborted and (error.is_consequence or error.kind == "interrupted"):
+            error = self._as_interrupted(rank, error)
+        is_ours = error.kind == "interrupted" and not self._policy.is_wanted
+        return dataclasses.replace(error, is_consequence=True) if is_ours else error
+
+    def _as_interrupted(self, rank: int, error: RankError) -> RankError:
+        """The error of a rank whose process groups were broken: it tells less of where it was than the roll call."""
+        where = self._roll.get(rank)
+        frames = where.frames if where is not None and where.frames else error.frames
+        if error.kind == "interrupted":
+            return dataclasses.replace(error, frames=frames)
+        return RankError("interrupted", "KeyboardInterrupt", "", frames)
+
+
+async def _answer(future: Future[T]) -> T:
+    return await future

@@ -1,0 +1,106 @@
+"""`%%time` and `%%timeit` above a mesh cell: the time that the notebook waits for it, ranks and messages included.
+
+What stands below `%%mesh` is timed on each rank, by IPython there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from IPython.core.magics.execution import TimeitResult
+
+from meshbook.magics.results.result import MeshResult
+from meshbook.magics.syntax.argparsing import HelpAsked, HelpRequested, Parser, UsageError, count, read, variable, words
+from meshbook.runtime.amounts import format_seconds
+
+SHORTEST = 0.2  # seconds that one measurement takes at least, as in IPython
+Run = Callable[[], Awaitable[MeshResult]]
+
+
+@dataclass(frozen=True)
+class Timer:
+    """What is asked for above the cell. `number` of loops (None: as many as take 0.2 s), and how often those."""
+
+    repeats: bool
+    number: int | None = None
+    repeat: int = 7
+    precision: int = 3
+    quiet: bool = False
+    gives_result: bool = False
+    name: str | None = None
+
+
+def parse_timer(line: str) -> Timer | HelpRequested:
+    """What a line `%%time` or `%%timeit -n 10` asks for; UsageError where it is neither."""
+    word, *rest = line.removeprefix("%%").split(maxsplit=1)
+    text = rest[0] if rest else ""
+    if word == "time":
+        if text:
+            raise UsageError(f"%%time takes nothing above a mesh cell, and here is {text!r}")
+        return Timer(repeats=False)
+    try:
+        return Timer(repeats=True, **vars(read(_timeit_parser(), words(text))))
+    except HelpAsked as asked:
+        return HelpRequested(asked.text)
+
+
+async def time_once(run: Run) -> MeshResult:
+    """Run the cell, and print how long that took, whatever its end."""
+    started = time.perf_counter()
+    used = ""
+    try:
+        result = await run()
+        used = describe_processors(result)
+        return result
+    finally:
+        print(f"{used}Wall time: {format_seconds(time.perf_counter() - started)}")
+
+
+def describe_processors(result: MeshResult) -> str:
+    """`CPU times: 3.21 s on 8 ranks, most 0.50 s on r5`"""
+    costs = {rank: cost.cpu for rank, cost in result.cost.by_rank.items()}
+    most = max(costs, key=lambda rank: costs[rank])
+    whole = format_seconds(sum(costs.values()))
+    if len(costs) == 1:
+        return f"CPU times: {whole}\n"
+    return f"CPU times: {whole} on {len(costs)} ranks, most {format_seconds(costs[most])} on r{most}\n"
+
+
+async def time_often(run: Run, timer: Timer) -> Any:
+    """Run the cell again and again, and print how long one run takes, as IPython does for a statement."""
+    number = timer.number or await _find_number(run)
+    runs = [await _measure(run, number) / number for _ in range(timer.repeat)]
+    result = TimeitResult(number, timer.repeat, min(runs), max(runs), runs, 0.0, timer.precision)
+    if not timer.quiet:
+        print(result)
+    return result
+
+
+async def _find_number(run: Run) -> int:
+    number = 1
+    while True:
+        for factor in (1, 2, 5):
+            if await _measure(run, number * factor) >= SHORTEST:
+                return number * factor
+        number *= 10
+
+
+async def _measure(run: Run, number: int) -> float:
+    started = time.perf_counter()
+    for _ in range(number):
+        await run()
+    return time.perf_counter() - started
+
+
+def _timeit_parser() -> Parser:
+    parser = Parser(prog="%%timeit", description="Time a mesh cell, which runs again and again.")
+    parser.add_argument("-n", dest="number", metavar="N", type=count, help="so many runs in each measurement")
+    parser.add_argument("-r", dest="repeat", metavar="R", type=count, default=7, help="so many measurements (7)")
+    parser.add_argument("-p", dest="precision", metavar="P", type=count, default=3, help="so many digits (3)")
+    parser.add_argument("-q", dest="quiet", action="store_true", help="print nothing")
+    parser.add_argument("-o", dest="gives_result", action="store_true", help="the cell's value is the TimeitResult")
+    parser.add_argument("-v", dest="name", metavar="NAME", type=variable, help="put it into this variable")
+    return parser

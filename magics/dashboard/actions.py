@@ -1,0 +1,149 @@
+"""What the buttons of a dashboard do to ranks: what `%mesh` does, on a thread of their own, whatever runs meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from meshbook.magics.cells.jobs import Job
+from meshbook.magics.dashboard.active_cells import cell_of, holds_the_notebook, jobs_on
+from meshbook.magics.dashboard.source import NotebookSource
+from meshbook.magics.meshes import lifecycle
+from meshbook.magics.meshes.registry import MeshError, NotebookMesh
+from meshbook.magics.meshes.stacks import group_stacks, place_of, take_stacks, title_of
+from meshbook.magics.meshes.whereabouts import count_ranks
+from meshbook.magics.output.messages import Publication
+from meshbook.magics.tracing.profiler import ProfileTarget, profile_for, slice_of, taking_of
+from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.mesh.actors import current_node
+from meshbook.runtime.mesh.host_ownership import when_ended
+from meshbook.widgets.backend import BackendReply
+from meshbook.widgets.protocol import ACTIONS, Action
+from meshbook.widgets.source import StackGroup, Stacks
+
+PROFILE_SECONDS: Final = 3.0
+SENDER: Final = "the dashboard"  # whom a cell names whose ranks are ended by it
+EVERYONE: Final = ("", "all")  # selectors that mean the mesh and what runs on it, and not ranks that somebody chose
+
+
+if TYPE_CHECKING:  # it has the dashboards
+    from meshbook.magics.notebook import Notebook
+
+
+class DashboardActions:
+    """Of one dashboard. A `Mistake` or an error of the runtime's where something cannot be done."""
+
+    def __init__(self, notebook: Notebook, source: NotebookSource) -> None:
+        self._notebook = notebook
+        self._source = source
+
+    def do(self, action: str, mesh: NotebookMesh, selector: str, cell: int | None = None) -> BackendReply:
+        """Do this to the ranks that the selector means; the answer says what was done.
+
+        `cell`: what ran when somebody asked for it, None if that is not known. No other one is interrupted.
+        """
+        known = next((each for each in ACTIONS if each == action), None)
+        if known is None:
+            raise ValueError(f"a dashboard does not {action!r}; it does {', '.join(ACTIONS)}")
+        ranks = list(self._notebook.selector_of(mesh)(selector or "all"))
+        if known == "interrupt" and cell is not None and cell != self._present_cell(mesh):
+            return BackendReply({"text": f"cell {cell} had ended by then: nothing was interrupted"})
+        if known == "interrupt" and selector in EVERYONE:
+            return BackendReply({"text": self._interrupt_cell(mesh, ranks)})
+        if known == "profile":
+            return self._profile(mesh, ranks)
+        return BackendReply({"text": self._change(known, mesh, ranks)})
+
+    def _change(self, action: Action, mesh: NotebookMesh, ranks: Sequence[int]) -> str:
+        match action:
+            case "interrupt":
+                return _interrupt(mesh, ranks)
+            case "kill":
+                return kill(mesh, ranks)
+            case "restart":
+                return lifecycle.restart(mesh, ranks, SENDER)
+            case "heal":
+                return lifecycle.heal(mesh)
+            case _:
+                return self._take_stacks(mesh, ranks)
+
+    # -- one by one ----------------------------------------------------------------
+
+    def _interrupt_cell(self, mesh: NotebookMesh, ranks: Sequence[int]) -> str:
+        """As Ctrl-C does, each time with more force; where no cell holds the notebook, the jobs."""
+        if holds_the_notebook(self._notebook, mesh):
+            os.kill(os.getpid(), signal.SIGINT)
+            return f"interrupted cell {self._notebook.cell_number}"
+        if jobs := self._jobs(mesh):
+            return f"interrupted {', '.join(job.title for job in jobs if job.cancel())}"
+        return _interrupt(mesh, ranks)
+
+    def _present_cell(self, mesh: NotebookMesh) -> int | None:
+        cell = cell_of(self._notebook, mesh)
+        return None if cell is None else cell.number
+
+    def _jobs(self, mesh: NotebookMesh) -> list[Job]:
+        runs = jobs_on(self._notebook, mesh)
+        return [job for job in self._notebook.jobs if job.run in runs]
+
+    def _take_stacks(self, mesh: NotebookMesh, ranks: Sequence[int]) -> str:
+        living = _living(mesh, ranks)
+        found = lifecycle.wait_for(take_stacks(mesh, living))
+        groups = [
+            StackGroup(tuple(ranks), title_of(stack), tuple((place_of(frame), frame.source) for frame in stack.frames))
+            for stack, ranks in group_stacks(found).items()
+        ]
+        self._source.stacks = Stacks(time.strftime("%H:%M:%S"), tuple(groups))
+        return f"took the stacks of {count_ranks(living)}"
+
+    def _profile(self, mesh: NotebookMesh, ranks: Sequence[int]) -> BackendReply:
+        living = _living(mesh, ranks)
+        told = ProfileTarget(mesh.name, living, _Nowhere())
+        taking = taking_of(mesh, living, torch=False)
+        profile = lifecycle.wait_for(profile_for(taking, PROFILE_SECONDS, threading.Event(), told))
+        self._notebook.profiling.last = profile
+        text = f"profiled {count_ranks(living)} for {PROFILE_SECONDS:g} s; %mesh profile --save FILE keeps it"
+        return BackendReply({"text": text, "html": profile.summary.html()})
+
+
+def _interrupt(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
+    """Interrupt what these ranks run; of those that a cell ended without, which may have ignored one, break the process
+    groups as well."""
+    stuck = mesh.stuck.intersection(ranks)
+    said = lifecycle.interrupt(mesh, ranks)
+    return lifecycle.break_groups(mesh, sorted(stuck)) if mesh.stuck & stuck else said
+
+
+def kill(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
+    """End these ranks, and let them be dead."""
+    living = _living(mesh, ranks)
+    procs = slice_of(mesh, living)
+    ended = when_ended(current_node(), [address.node for address in procs.nodes])
+    procs.kill(sender=SENDER)
+    try:
+        ended.get(timeout=lifecycle.DEATH_WITHIN)
+    except TimeoutError:
+        raise MeshError(
+            f"{name_ranks(living)} of {mesh.name} did not end within {lifecycle.DEATH_WITHIN:g} s of a kill"
+        )
+    return f"killed {count_ranks(living)}: Heal starts the dead again"
+
+
+def _living(mesh: NotebookMesh, ranks: Sequence[int]) -> list[int]:
+    """Without the dead. MeshError where none is left."""
+    if living := [rank for rank in ranks if rank not in mesh.dead]:
+        return living
+    raise MeshError(f"{name_ranks(ranks)} of {mesh.name} died already: Heal starts the dead again")
+
+
+class _Nowhere:
+    """A profile is shown by the dashboard, and by no cell."""
+
+    updates = False
+
+    def publish(self, publications: Sequence[Publication]) -> None:
+        """Show nothing."""

@@ -1,0 +1,107 @@
+"""What a dashboard of a notebook's mesh is put up for: what it shows, and what its views ask for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from meshbook.magics.dashboard.actions import DashboardActions
+from meshbook.magics.dashboard.source import NotebookSource
+from meshbook.magics.meshes.lifecycle import wait_for
+from meshbook.magics.meshes.registry import MeshError, NotebookMesh
+from meshbook.magics.tracing.timeline_json import take_timeline
+from meshbook.runtime.actor.context import CURRENT, Context
+from meshbook.runtime.hosts.session import Session
+from meshbook.widgets.backend import BackendReply
+from meshbook.widgets.logs import answer_logs
+
+if TYPE_CHECKING:  # it has the dashboards
+    from meshbook.magics.notebook import Notebook
+
+
+class NotebookBackend:
+    """Of the mesh with this name (`widgets.board.Board`)."""
+
+    def __init__(self, notebook: Notebook, name: str) -> None:
+        self._notebook = notebook
+        self._name = name
+        self.source = NotebookSource(notebook, name)
+        self._acts = DashboardActions(notebook, self.source)
+        self._lock = threading.Lock()  # guards these: a mesh may be seen first on any thread
+        self._wake: Callable[[], object] | None = None
+        self._watched: Session | None = None
+        self._unwatch: Callable[[], None] = lambda: None
+        self.source.when_new = self._follow
+
+    def select(self, selector: str) -> tuple[int, ...]:
+        """The ranks that a selector means; those of this mesh, whichever is the default one."""
+        return self._notebook.selector_of(self._mesh())(selector)
+
+    def watch(self, wake: Callable[[], object] | None) -> None:
+        """Have the hosts measure more often while somebody looks, who hears of deaths and heals at once."""
+        self._wake = wake
+        self._follow()
+
+    def _follow(self) -> None:
+        """Watch the session that the mesh is of now."""
+        with self._lock:
+            mesh, wake = self.source.mesh, self._wake
+            session = None if mesh is None or wake is None else mesh.session
+            if session is self._watched:
+                return
+            self._unwatch()
+            self._watched, self._unwatch = session, lambda: None
+            if session is not None and wake is not None:
+                self._unwatch = watch_session(session, wake)
+
+    def answer(self, request: Mapping[str, Any]) -> BackendReply:
+        """What was asked for, on a thread of the request's own: there the notebook is the client that asks."""
+        mesh = self._mesh()
+        CURRENT.set(Context(mesh.session.context.actor_instance))
+        selector = str(request.get("sel") or "").strip()
+        match request.get("kind"):
+            case "act":
+                return self._acts.do(str(request.get("action")), mesh, selector, request.get("cell"))
+            case "logs":
+                return self._logs(mesh, selector, request)
+            case _:
+                return self._timeline(mesh, request.get("cell"))
+
+    def _logs(self, mesh: NotebookMesh, selector: str, request: Mapping[str, Any]) -> BackendReply:
+        ranks = self._notebook.selector_of(mesh)(selector or "all")
+        nodes = {mesh.procs.nodes[rank].node: rank for rank in ranks}
+        return BackendReply(answer_logs(mesh.session.output.logbook, nodes, request))
+
+    def _timeline(self, mesh: NotebookMesh, cell: Any) -> BackendReply:
+        number = None if cell is None else int(cell)
+        return BackendReply(wait_for(take_timeline(self._notebook, mesh, number)))
+
+    def _mesh(self) -> NotebookMesh:
+        mesh = self.source.mesh
+        if mesh is None:
+            raise MeshError(f"{self._name} is down: %mesh up --name {self._name} starts it again")
+        return mesh
+
+
+def watch_session(session: Session, wake: Callable[[], object]) -> Callable[[], None]:
+    """Look closely at what a session measures, and at what happens there; what ends that."""
+
+    def hear(report: Any) -> None:
+        wake()
+
+    heard: tuple[list[Any], ...] = (
+        session.node.peers.when_down,
+        session.node.peers.when_reborn,
+        session.events.when_added,
+    )
+    for listeners in heard:
+        listeners.append(hear)
+    session.watch(True)
+
+    def end() -> None:
+        session.watch(False)
+        for listeners in heard:
+            listeners.remove(hear)
+
+    return end

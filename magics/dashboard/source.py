@@ -1,0 +1,173 @@
+"""What a dashboard shows of a mesh of the notebook: its processes' vitals, and what the notebook knows of its cells.
+
+It is asked several times a second, on the dashboard's thread: all of this lies in memory.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import numpy
+
+from meshbook.magics.cells.execution import CellExecution
+from meshbook.magics.dashboard.active_cells import cell_of, runs_on
+from meshbook.magics.dashboard.progress import bars_of
+from meshbook.magics.meshes.registry import NotebookMesh
+from meshbook.runtime.cells.outcome import RankError
+from meshbook.runtime.mesh.procs import ProcMesh
+from meshbook.runtime.telemetry.history import History
+from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS, METRICS, Activity, Metric, ProcessDetail, Vitals
+from meshbook.runtime.wire.messages import Address
+from meshbook.widgets.source import MeshEvent, MeshFacts, MeshSnapshot, PausedRanks, RankConditions, Stacks
+
+MOST_EVENTS = 10
+
+
+if TYPE_CHECKING:  # it has the dashboards
+    from meshbook.magics.notebook import Notebook
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A mesh as it was seen last. It is replaced as a whole: who looks, on another thread, finds what fits together."""
+
+    facts: MeshFacts
+    mesh: NotebookMesh | None = None
+    addresses: Sequence[Address] = ()
+    nodes: tuple[str, ...] = ()
+
+
+class NotebookSource:
+    """Of the mesh with this name, whichever that is: one that is brought up again under it is shown as well."""
+
+    def __init__(self, notebook: Notebook, name: str) -> None:
+        self._notebook = notebook
+        self._name = name
+        self._known = _Known(MeshFacts(name, (("gpus", 0),), (), (), alive=False))
+        self.stacks: Stacks | None = None  # that were taken last
+        self.when_new: Callable[[], object] = lambda: None  # a mesh is seen for the first time
+
+    @property
+    def mesh(self) -> NotebookMesh | None:
+        """None while no mesh of this name is up."""
+        return next((mesh for mesh in self._notebook.meshes if mesh.name == self._name), None)
+
+    # -- what the model asks -----------------------------------------------------
+
+    def look(self) -> MeshSnapshot:
+        """How the mesh is now."""
+        mesh = self.mesh
+        if mesh is None:
+            return self._look_at_none()
+        known = self._learn(mesh)
+        runs = runs_on(self._notebook, mesh)
+        return MeshSnapshot(
+            mesh=known.facts,
+            vitals=_vitals(mesh, known.nodes),
+            conditions=_conditions(mesh, runs),
+            cell=cell_of(self._notebook, mesh),
+            pauses=list(_pauses(runs)),
+            bars=[bar for run in runs for bar in bars_of(run.live_rows)],
+            events=list(_events(mesh)),
+            stacks=self.stacks,
+        )
+
+    def series(self, ranks: Sequence[int], metrics: Sequence[Metric]) -> Any:
+        """Float32 of the shape [ranks, metrics, points]: a value a second, the newest last; NaN is not known."""
+        mesh = self.mesh
+        if mesh is None:
+            return _filled((len(ranks), len(metrics), HISTORY_SECONDS), numpy.nan)
+        nodes = self._known.nodes
+        return mesh.session.history.series([nodes[rank] for rank in ranks], metrics)
+
+    def details(self, ranks: Sequence[int]) -> list[ProcessDetail | None]:
+        """What is told of these processes in words."""
+        mesh, nodes = self.mesh, self._known.nodes
+        return [None if mesh is None else mesh.session.history.detail(nodes[rank]) for rank in ranks]
+
+    # -- what it is made of ------------------------------------------------------
+
+    def _look_at_none(self) -> MeshSnapshot:
+        """Its ranks as they were laid out, and nothing else."""
+        facts = self._known.facts
+        if facts.alive:
+            facts = replace(facts, alive=False)
+            self._known, self.stacks = _Known(facts), None
+        return MeshSnapshot(facts, _unknown(facts.size), RankConditions(dead=range(facts.size)))
+
+    def _learn(self, mesh: NotebookMesh) -> _Known:
+        known, procs = self._known, mesh.procs
+        if known.mesh is mesh and known.addresses == procs.nodes:
+            return known
+        nodes = tuple(address.node for address in procs.nodes)
+        known = self._known = _Known(_facts_of(mesh, procs), mesh, procs.nodes, nodes)
+        self.stacks = None
+        self.when_new()
+        return known
+
+
+def _facts_of(mesh: NotebookMesh, procs: ProcMesh) -> MeshFacts:
+    hosts = dict(zip(procs.host_ranks, procs.nodes, strict=True))
+    names = tuple(_host_name(mesh.session.history, address) for _, address in sorted(hosts.items()))
+    places = {host: place for place, host in enumerate(sorted(hosts))}
+    return MeshFacts(mesh.name, tuple(procs.extent.items()), names, tuple(places[host] for host in procs.host_ranks))
+
+
+def _vitals(mesh: NotebookMesh, nodes: Sequence[str]) -> Vitals:
+    return freed(mesh.session.history.vitals(nodes), mesh.queues.seconds_free(nodes))
+
+
+def freed(vitals: Vitals, seconds: Sequence[float]) -> Vitals:
+    """The vitals, with ranks idle that have given no sign of life since their last cell ended, so many seconds ago."""
+    is_older = numpy.asarray(vitals.age) > numpy.asarray(seconds)
+    return replace(vitals, activity=numpy.where(is_older, numpy.uint8(Activity.IDLE), vitals.activity))
+
+
+def _host_name(history: History, address: Address) -> str:
+    """As the host's agent calls it; of a mesh that has just come up, its address."""
+    told = history.detail(address.node)
+    return (told.host if told is not None else urlsplit(address.url).hostname) or platform.node() or "this host"
+
+
+def _unknown(size: int) -> Vitals:
+    """Of processes of which nothing is known."""
+    metrics = {name: _filled(size, numpy.nan) for name in METRICS}
+    return Vitals(metrics, numpy.zeros(size, numpy.uint8), _filled(size, numpy.inf))
+
+
+def _filled(shape: Any, value: float) -> Any:
+    return numpy.full(shape, value, numpy.float32)
+
+
+def _conditions(mesh: NotebookMesh, runs: Sequence[CellExecution]) -> RankConditions:
+    last = mesh.last
+    at_work = [node for nodes in mesh.queues.at_work().values() for node in nodes]
+    running = {rank for node in at_work if (rank := mesh.rank_of.get(node)) is not None}
+    failed = {rank for rank in last.failed - last.interrupted if mesh.fresh.get(rank) != last.serial}
+    for run in runs:  # a rank that has failed is to be seen before the others are done
+        answers = run.answers
+        failed = (failed - answers.keys()) | {rank for rank, error in answers.items() if _is_failure(error)}
+    paused = {rank for run in runs for asking in run.pauses for rank in asking.ranks}
+    return RankConditions(dead=set(mesh.dead), error=failed - running, running=running, paused=paused, stuck=mesh.stuck)
+
+
+def _is_failure(error: RankError | None) -> bool:
+    # A rank that has died is dead, until it is healed; one that was interrupted is idle.
+    return error is not None and error.kind not in ("died", "interrupted")
+
+
+def _pauses(runs: Sequence[CellExecution]) -> Iterator[PausedRanks]:
+    for run in runs:
+        for asking in run.pauses:
+            yield PausedRanks(asking.ranks, "in the debugger" if asking.is_debugger else "asks for input", asking.place)
+
+
+def _events(mesh: NotebookMesh) -> Iterator[MeshEvent]:
+    of_mesh = [event for event in mesh.session.events if event.procs == mesh.procs.name]
+    for event in of_mesh[-MOST_EVENTS:]:
+        clock = str(event).partition(" ")[0]
+        yield MeshEvent(clock, event.kind, event.ranks, event.text.partition("\n")[0])

@@ -1,0 +1,25 @@
+"""A dashboard on a terminal, which shows no widgets: how the mesh is now, as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshbook.widgets.backend import DashboardBackend
+from meshbook.widgets.snapshot import at_rest, snapshot_text
+
+
+class TextDashboard:
+    """Each time it is shown, of that moment."""
+
+    def __init__(self, board: DashboardBackend) -> None:
+        self._board = board
+
+    def __repr__(self) -> str:
+        return snapshot_text(at_rest(self._board.source.look()))
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {"text/plain": repr(self)}, {}
+
+    def outputs(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """The outputs that show it, as data and metadata."""
+        return [self._repr_mimebundle_()]

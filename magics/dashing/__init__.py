@@ -1,1 +1,0 @@
-"""The dashboards of a notebook: what they show of its meshes, and what their buttons do."""

@@ -1,0 +1,1 @@
+"""Completion and inspection in mesh cells and on option lines."""

@@ -1,0 +1,126 @@
+"""What front ends get for a cell and a cursor: of the option lines from their parsers, of a body from its first rank.
+
+Never by stand-ins in the user's own namespace. Of all other places IPython's completer knows more.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from IPython.core.completer import Completion as ShownMatch
+from IPython.core.completer import IPCompleter
+
+from meshbook.magics.introspection.cached import complete_told
+from meshbook.magics.introspection.context import InBody, OnOptions, OnSelector, OnVerb, place_of, runs_on_ranks
+from meshbook.magics.introspection.local_names import own_names
+from meshbook.magics.introspection.options import complete_cell_options, complete_verb
+from meshbook.magics.introspection.ranks import BUDGET, RankNames, answer_of
+from meshbook.magics.introspection.selectors import SelectorScope, complete_selector
+from meshbook.magics.notebook import Notebook
+from meshbook.runtime.cells.background_threads import BackgroundThreads
+from meshbook.runtime.cells.completing import Match, complete, make_completer
+from meshbook.runtime.cells.snapshot import Snapshot
+
+LOADING_WITHIN = 1.0  # seconds for jedi's first work in a process, which IPython's own first completion waits for too
+
+
+class NotebookCompleter:
+    """Completes cells of a notebook, from any thread."""
+
+    def __init__(self, notebook: Notebook, ranks: RankNames) -> None:
+        self._notebook = notebook
+        self._ranks = ranks
+        self._aside = BackgroundThreads("jedi", most=1)
+        self._beside: IPCompleter | None = None
+
+    def install(self) -> None:
+        """Let the shell's own completer ask us first, in a kernel and on a terminal alike."""
+        completer = self._notebook.shell.Completer
+        # Not by a custom matcher, which is IPython's way: one that finds nothing cannot keep the others from offering
+        # local names, which the ranks do not have.
+        completer.completions = self._before(completer.completions)
+        self._notebook.completion = self
+        self._notebook.shell.events.register("post_run_cell", lambda result: self._ranks.after_cell())
+
+    def _before(self, inherited: Callable[[str, int], Iterator[ShownMatch]]) -> Callable[[str, int], Any]:
+        def completions(text: str, offset: int) -> Iterable[ShownMatch]:
+            found = self.complete(text, offset)
+            return inherited(text, offset) if found is None else map(_shown, found)
+
+        return completions
+
+    def complete(self, cell: str, cursor: int, *, with_jedi: bool = True) -> list[Match] | None:
+        """The matches; None where the place is none of ours."""
+        match place_of(cell, cursor, self._notebook.mode.line):
+            case OnOptions(text, start):
+                return complete_cell_options(text, start, self._scene())
+            case OnVerb(text, start):
+                return complete_verb(text, start, self._scene())
+            case OnSelector(text, start):
+                return complete_selector(text, start, self._scene())
+            case InBody(options, source):
+                return self._in_body(options, source[:cursor], with_jedi=with_jedi)
+            case _:
+                return None
+
+    def complete_beside(self, cell: str, cursor: int, running: str) -> list[Match]:
+        """The matches while the user's code runs in this process; `running` is the source of that cell.
+
+        Of ranks' cells nothing runs here, so jedi may work; else it is left out, as on ranks.
+        """
+        found = self.complete(cell, cursor, with_jedi=runs_on_ranks(running, self._notebook.mode.line))
+        if found is None:
+            if self._beside is None:
+                self._beside = make_completer(self._notebook.shell)
+            found = complete(self._beside, cell, cursor)
+        return found
+
+    def _scene(self) -> SelectorScope:
+        shell, meshes = self._notebook.shell, {mesh.name: mesh for mesh in self._notebook.meshes}
+        sizes = {name: dict(mesh.extent) for name, mesh in meshes.items()}
+        local = [name for name in list(shell.user_ns) if not name.startswith("_") and name not in shell.user_ns_hidden]
+        default = self._notebook.meshes.get() if meshes else None
+        remote = sorted({name for names in list(default.names.values()) for name in names}) if default else []
+        jobs = [name for job in self._notebook.jobs for name in (str(job.number), job.name) if name]
+        return SelectorScope(sizes, default.name if default else "", sorted(local), remote, jobs)
+
+    def _in_body(self, options: str, before: str, *, with_jedi: bool) -> list[Match]:
+        """What the first rank says, and what the body says itself; jedi works while the rank does."""
+        until = time.monotonic() + BUDGET
+        targets = self._ranks.targets(options)
+        if targets is None:  # a mesh starts with the cell: its ranks have what all ranks have
+            return join(self._own(before, until) if with_jedi else [], complete_told(before, (), Snapshot()))
+        mesh, rank = targets[0], targets[1][0]
+        asked = self._ranks.ask_matches(mesh, rank, before)
+        own = self._own(before, until) if with_jedi else []
+        found = answer_of(asked, until)
+        return join(own, self._ranks.told_matches(mesh, rank, before) if found is None else found)
+
+    def _own(self, before: str, until: float) -> list[Match]:
+        within = max(0.0, until - time.monotonic()) if "jedi" in sys.modules else LOADING_WITHIN
+        try:
+            return self._aside.run(lambda: own_names(before), within)
+        except Exception:  # late, or of jedi's: it is made for what is half written, and yet stumbles over some of it
+            return []
+
+
+def join(own: Sequence[Match], remote: Sequence[Match]) -> list[Match]:
+    """Both, each text once, over the same range of the source; a rank knows better what a name is."""
+    start = min((match.start for match in remote), default=None)
+    known = {match.text for match in remote}
+    new = [match for match in own if match.text not in known and (start is None or match.start == start)]
+    return [*new, *remote]
+
+
+def _shown(match: Match) -> ShownMatch:
+    return ShownMatch(
+        start=match.start,
+        end=match.end,
+        text=match.text,
+        type=match.kind,
+        _origin="meshbook",
+        signature=match.signature,
+    )

@@ -1,0 +1,131 @@
+"""Inspection in what runs on ranks: shift-tab and hover show what the first rank has, and which others have the same.
+
+Not `x?` in a cell that is run: there each rank inspects its own.
+
+Which ranks have the same under a name, in a line: `same on 0-6, differs on 7 (int)`. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from IPython.utils.tokenutil import token_at_cursor
+
+from meshbook.magics.introspection.context import InBody, OnOptions, OnSelector, OnVerb, place_of
+from meshbook.magics.introspection.ranks import BUDGET, RankNames, answer_of
+from meshbook.magics.meshes.registry import NotebookMesh
+from meshbook.magics.notebook import Notebook
+from meshbook.magics.syntax.cell_options import cell_parser
+from meshbook.magics.verbs.registry import VERBS, overview
+from meshbook.runtime.cells.inspecting import Inspected, inspect_name
+from meshbook.runtime.geometry.ranges import format_ranks
+
+MOST_RANKS = 64  # that are compared
+_MAGIC = re.compile(r"(?:\A|\n)\s*(%%?)mesh\Z")
+_HEAD = "\x1b[31mRanks:\x1b[39m"  # as IPython heads its fields
+
+
+class Inspector:
+    """Inspects in cells of a notebook, from any thread."""
+
+    def __init__(self, notebook: Notebook, ranks: RankNames) -> None:
+        self._notebook = notebook
+        self._ranks = ranks
+
+    def install(self) -> None:
+        """Let the shell's kernel ask us first."""
+        self._notebook.inspection = self
+        kernel = self._notebook.shell.kernel
+        kernel.do_inspect = self._before(kernel.do_inspect)
+
+    def _before(self, inherited: Callable[..., Any]) -> Callable[..., Any]:
+        def do_inspect(code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Collection[str] = ()) -> Any:
+            data = self.inspect(code, cursor_pos, detail_level, omit_sections)
+            if data is None:
+                return inherited(code, cursor_pos, detail_level, omit_sections)
+            return _reply(data)
+
+        return do_inspect
+
+    def inspect_beside(self, cell: str, cursor: int, detail: int, omitted: Collection[str]) -> dict[str, Any]:
+        """The content of an `inspect_reply` while the user's code runs in this process."""
+        data = self.inspect(cell, cursor, detail, omitted)
+        if data is None and (name := token_at_cursor(cell, cursor)):
+            found = inspect_name(self._notebook.shell, name, detail, omitted, whole=True)
+            data = {"text/plain": found.data["text/plain"]} if found.data is not None else None
+        return _reply(data or {})
+
+    def inspect(self, cell: str, cursor: int, detail: int = 0, omitted: Collection[str] = ()) -> dict[str, str] | None:
+        """What is at the cursor, by MIME type; empty where nothing is found, None where the place is none of ours."""
+        if (magic := _MAGIC.search(cell, 0, cursor)) is not None:
+            return {"text/plain": cell_parser().format_help() if magic[1] == "%%" else overview()}
+        match place_of(cell, cursor, self._notebook.mode.line):
+            case OnOptions() | OnSelector():
+                return {"text/plain": cell_parser().format_help()}
+            case OnVerb(text):
+                verb = VERBS.get((text.split() or [""])[0])
+                return {"text/plain": verb.parser().format_help() if verb is not None else overview()}
+            case InBody(options, source):
+                return self._in_body(options, token_at_cursor(source, cursor), detail, sorted(omitted))
+            case _:
+                return None
+
+    def _in_body(self, options: str, name: str, detail: int, omitted: Sequence[str]) -> dict[str, str]:
+        targets = self._ranks.targets(options) if name else None
+        if targets is None:
+            return {}
+        mesh, ranks = targets[0], targets[1][:MOST_RANKS]
+        until = time.monotonic() + BUDGET
+        asked = self._ranks.ask_inspections(mesh, ranks, name, detail, omitted)
+        said: dict[int, Inspected | None] = {rank: answer_of(asked[rank], until) for rank in ranks}
+        first = said[ranks[0]]
+        if first is None:
+            return self._told(mesh, ranks[0], name)
+        others = sorted(set(targets[1]) - set(ranks))
+        line = tell_agreement(said, ranks[0]) + (f"; {len(others)} more were not asked" if others else "")
+        return _with_line(line, first.data) if first.data is not None else {}
+
+    def _told(self, mesh: NotebookMesh, rank: int, name: str) -> dict[str, str]:
+        kind = self._ranks.told_kind(mesh, rank, name)
+        if kind is None:
+            return {}
+        return {"text/plain": f"{_HEAD} no answer from {rank}, which had `{name}` ({kind}) after its last cell"}
+
+
+def _reply(data: dict[str, str]) -> dict[str, Any]:
+    return {"status": "ok", "found": bool(data), "data": data, "metadata": {}}
+
+
+def _with_line(line: str, data: Any) -> dict[str, str]:
+    # The plain text alone: IPython's kernel shows the other to nobody, either.
+    return {"text/plain": f"{_HEAD} {line}\n{data['text/plain']}"}
+
+
+MOST_KINDS = 3  # of what differs, that are told in words
+
+
+def tell_agreement(said: Mapping[int, Inspected | None], first: int) -> str:
+    """Compare what ranks said with what the first did; None is a rank that has not answered."""
+    mark = _mark_of(said[first])
+    same = [rank for rank, each in said.items() if each is not None and each.mark == mark]
+    other = {rank: each for rank, each in said.items() if each is not None and each.mark not in (mark, "")}
+    parts = [f"same on {format_ranks(same)}" if len(same) > 1 else f"on {first}"]
+    if other:
+        parts.append(f"differs on {format_ranks(other)} ({_tell_kinds(list(other.values()))})")
+    if missing := [rank for rank, each in said.items() if each is not None and not each.mark]:
+        parts.append(f"not there on {format_ranks(missing)}")
+    if silent := [rank for rank, each in said.items() if each is None]:
+        parts.append(f"no answer from {format_ranks(silent)}")
+    return ", ".join(parts)
+
+
+def _mark_of(inspected: Inspected | None) -> str:
+    return inspected.mark if inspected is not None else ""
+
+
+def _tell_kinds(others: Sequence[Inspected]) -> str:
+    kinds = list(dict.fromkeys(each.summary for each in others))
+    return ", ".join(kinds[:MOST_KINDS]) + (", …" if len(kinds) > MOST_KINDS else "")

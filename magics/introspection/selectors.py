@@ -1,0 +1,93 @@
+"""What may come next in a selector: words, meshes, dimensions, ranks. Pure: text and meshes in, matches out."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from meshbook.magics.syntax.selectors import WORDS
+from meshbook.runtime.cells.completing import Match
+
+MOST_RANKS = 16  # of a mesh or dimension that are offered one by one
+_SELECTOR = re.compile(r"(?P<head>(?:(?P<mesh>[^\W\d]\w*)\[)?(?P<no>!?)(?P<before>[^]]*,)?)(?P<piece>[^],]*)")
+
+
+@dataclass(frozen=True)
+class SelectorScope:
+    """What there is to choose from: each mesh's sizes by dimension, which one is meant without a name, and names."""
+
+    meshes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    default: str = ""
+    local: Sequence[str] = ()  # variables of the notebook
+    remote: Sequence[str] = ()  # variables of the default mesh
+    jobs: Sequence[str] = ()  # their numbers and variables
+
+    def sizes(self, mesh: str | None = None) -> Mapping[str, int]:
+        return self.meshes.get(mesh or self.default, {})
+
+
+def complete_selector(text: str, start: int, scene: SelectorScope) -> list[Match]:
+    """What the end of a selector may become; it begins at `start` of the cell."""
+    found = _SELECTOR.fullmatch(text)
+    if found is None:
+        return []
+    at, piece = start + found.start("piece"), found["piece"]
+    sizes = scene.sizes(found["mesh"])
+    if "=" in piece:
+        name, _, value = piece.partition("=")
+        at += len(name) + 1
+        return _fitting(_places(sizes.get(name, 0)), value, at)
+    if before := found["before"]:
+        return _fitting(_more(before, sizes), piece, at)
+    names = _meshes(scene) if not found["head"] else ()
+    return _fitting([*_words(), *names, *_dimensions(sizes), *_places(_count(sizes))], piece, at)
+
+
+def complete_mesh(text: str, start: int, scene: SelectorScope) -> list[Match]:
+    """The name of a mesh."""
+    return _fitting([(name, "mesh") for name in scene.meshes], text, start)
+
+
+def complete_rank(text: str, start: int, scene: SelectorScope) -> list[Match]:
+    """One rank of the default mesh."""
+    ranks = range(min(_count(scene.sizes()), MOST_RANKS))
+    return _fitting([(str(rank), "rank") for rank in ranks], text, start)
+
+
+def _fitting(offers: list[tuple[str, str]] | Iterator[tuple[str, str]], piece: str, start: int) -> list[Match]:
+    return [Match(text, start, start + len(piece), kind) for text, kind in offers if text.startswith(piece)]
+
+
+def _words() -> Iterator[tuple[str, str]]:
+    return ((word, "ranks") for word in WORDS)
+
+
+def _meshes(scene: SelectorScope) -> Iterator[tuple[str, str]]:
+    for name in scene.meshes:
+        yield name, "mesh"
+        yield f"{name}[", "mesh"
+
+
+def _dimensions(sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    return ((f"{name}=", "dimension") for name in sizes)
+
+
+def _more(before: str, sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    """After a comma: dimensions that are not there yet, or more ranks."""
+    if "=" not in before:
+        return _places(_count(sizes))
+    taken = {part.partition("=")[0].strip() for part in before.split(",")}
+    return _dimensions({name: size for name, size in sizes.items() if name not in taken})
+
+
+def _places(size: int) -> Iterator[tuple[str, str]]:
+    """Places of a dimension, or ranks of a mesh."""
+    if size:
+        yield from ((str(place), "ranks") for place in range(min(size, MOST_RANKS)))
+        yield from ((span, "ranks") for span in ("0:", "::2", "-1"))
+
+
+def _count(sizes: Mapping[str, int]) -> int:
+    return math.prod(sizes.values()) if sizes else 0

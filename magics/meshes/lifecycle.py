@@ -1,0 +1,189 @@
+"""The verbs that change the ranks of a mesh: `%mesh heal`, `restart`, `interrupt`, `resize`. Each says what was done.
+
+They wait on the calling thread, so they work wherever a line of code runs: in a cell, and beside one in a subshell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import time
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from meshbook.magics.cells.rank_errors import tell_lost, tell_stuck
+from meshbook.magics.cells.supervision import ABORT_WITHIN
+from meshbook.magics.meshes.registry import MeshError, NotebookMesh
+from meshbook.magics.meshes.whereabouts import (
+    RankWhereabouts,
+    answers_of,
+    ask_ranks,
+    call_roll,
+    count_ranks,
+    describe_roll,
+)
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.errors import MeshbookError
+from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.mesh.actors import current_node
+from meshbook.runtime.mesh.host_ownership import when_ended
+
+DEATH_WITHIN = 10.0  # seconds for a killed process to be gone: who is stuck in the operating system may never be
+HEEDS_WITHIN = 1.0  # seconds for a rank that a cell ended without to heed one more interrupt
+FREED_WITHIN = 10.0  # seconds for ranks to leave their collective after their process groups were broken
+ENDS_WITHIN = 3.0  # seconds for those that have left it, or were in none, to end their cell
+PAUSE = 0.02  # between looks at ranks that are about to end their cell
+MOMENT = 1.0  # seconds, after which it is said what a verb waits for
+T = TypeVar("T")
+
+
+def heal(mesh: NotebookMesh) -> str:
+    """Start the dead ranks again. MeshError where that cannot be done."""
+    started = time.monotonic()
+    try:
+        healed = mesh.procs.heal().get()
+    except (MeshbookError, RuntimeError) as error:
+        raise MeshError(f"{mesh.name} could not be healed: {error}") from error
+    if not healed and mesh.stuck:
+        return f"no rank of {mesh.name} is dead; {tell_stuck(mesh, mesh.stuck)}"
+    if not healed:
+        return f"all {mesh.extent.nelements} ranks of {mesh.name} are well"
+    return "\n".join(_tell_healed(mesh, healed, time.monotonic() - started))
+
+
+def _tell_healed(mesh: NotebookMesh, healed: Sequence[int], seconds: float) -> Iterable[str]:
+    """Ranks that lost the same are told together."""
+    lost: dict[tuple[str, ...], list[int]] = {}
+    for rank in healed:
+        lost.setdefault(mesh.lost.get(rank, ()), []).append(rank)
+    for names, ranks in lost.items():
+        verb = "is" if len(ranks) == 1 else "are"
+        yield f"{count_ranks(ranks)} {verb} back after {seconds:.2f} s; {tell_lost(names, many=len(ranks) > 1)}"
+
+
+def resize(mesh: NotebookMesh, sizes: Mapping[str, int], follow: Callable[[], None]) -> str:
+    """Let the mesh have these sizes, and then `follow`, which is done also where nobody waits any more.
+
+    MeshError where it cannot. Ctrl-C ends the waiting, and not the resize.
+    """
+    started = time.monotonic()
+    try:
+        _wait_for_resize(mesh, mesh.procs.resize(**sizes).initialized, follow)
+    except (MeshbookError, RuntimeError, ValueError) as error:
+        raise MeshError(f"{mesh.name} could not be resized: {error}") from error
+    follow()
+    return f"{mesh.describe()}; resized in {time.monotonic() - started:.2f} s"
+
+
+def _wait_for_resize(mesh: NotebookMesh, resized: Future[bool], follow: Callable[[], None]) -> None:
+    """Says what it waits for once that takes longer than a moment: each rank is told between two cells."""
+    try:
+        with contextlib.suppress(TimeoutError):
+            resized.get(MOMENT)
+        if not resized.done() and (working := "; ".join(mesh.at_work())):
+            print(f"waiting for what runs: {working} (Ctrl-C ends the waiting, not the resize)")
+        resized.get()
+    except KeyboardInterrupt:
+        print(f"{mesh.name} is being resized all the same: %mesh status says how it is")
+        resized.when_done(follow)
+        raise
+
+
+def interrupt(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
+    """KeyboardInterrupt in whatever cell runs on these ranks; says which ran one, and which do not answer."""
+    heard, roll = wait_for(_interrupt(mesh, _alive(mesh, ranks)))
+    parts = [f"interrupted {count_ranks(heard)}"] if heard else []
+    parts += [describe_roll(roll)] if roll else []
+    mute = [rank for rank, where in roll.items() if where.said is None]
+    advice = f"\n%mesh interrupt{_selector(mesh, mute)} --kill ends what does not answer" if mute else ""
+    if (stuck := mesh.stuck & set(heard)) and not _wait_freed(mesh, stuck, HEEDS_WITHIN):
+        advice += f"\n{tell_stuck(mesh, mesh.stuck & stuck)}"
+    return ", ".join(parts) + advice
+
+
+def break_groups(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
+    """Break the process groups of the mesh, so that these ranks leave the collective in which they wait.
+
+    The groups of all ranks: a part of a group is of no use. The ranks keep their variables.
+    """
+    broken, running = wait_for(_break_groups(mesh, _alive(mesh, ranks)))
+    groups = f"broke process groups ({', '.join(sorted(broken))}): initialize them again"
+    parts = [groups if broken else f"{mesh.name} has no process group"]
+    if running:
+        parts.append(f"{describe_roll(running)}; %mesh interrupt{_selector(mesh, running)} --kill ends what runs")
+    else:
+        parts.append(f"{name_ranks(ranks)} {'runs' if len(ranks) == 1 else 'run'} no cell")
+    return "\n".join(parts)
+
+
+async def _break_groups(mesh: NotebookMesh, ranks: Sequence[int]) -> tuple[set[str], Mapping[int, RankWhereabouts]]:
+    """Which groups were broken, in words; the ranks that still run a cell after that, and where."""
+    answers = await answers_of(ask_ranks(mesh, ranks).abort_present.call_each(), ABORT_WITHIN)
+    (others,) = await answers_of([mesh.procs.abort_process_groups()], ABORT_WITHIN)
+    broken = {group for groups in (*answers, *(others or {}).values()) for group in groups or ()}
+    started = time.monotonic()
+    while True:
+        roll = await call_roll(mesh, ranks)
+        running = {rank: where for rank, where in roll.items() if where.said is None or not where.said.is_idle}
+        is_stuck = any(where.said is None or where.is_waiting for where in running.values())
+        if not running or time.monotonic() > started + (FREED_WITHIN if is_stuck else ENDS_WITHIN):
+            return broken, running
+        await asyncio.sleep(PAUSE)
+
+
+def _wait_freed(mesh: NotebookMesh, ranks: Collection[int], seconds: float) -> bool:
+    """Whether these ranks, which a cell ended without, have answered by then."""
+    end = time.monotonic() + seconds
+    while mesh.stuck.intersection(ranks) and time.monotonic() < end:
+        time.sleep(PAUSE)
+    return not mesh.stuck.intersection(ranks)
+
+
+async def _interrupt(mesh: NotebookMesh, ranks: Sequence[int]) -> tuple[list[int], Mapping[int, RankWhereabouts]]:
+    """The ranks that were interrupted; where the others are."""
+    answers = await answers_of(ask_ranks(mesh, ranks).interrupt_present.call_each())
+    heard = [rank for rank, answer in zip(ranks, answers, strict=True) if answer]
+    return heard, await call_roll(mesh, set(ranks) - set(heard))
+
+
+def kill_busy(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
+    """End those of these ranks that run a cell or do not answer, and start them again."""
+    roll = wait_for(call_roll(mesh, _alive(mesh, ranks)))
+    busy = sorted(rank for rank, where in roll.items() if where.said is None or not where.said.is_idle)
+    if not busy:
+        return f"{name_ranks(ranks)} of {mesh.name} {'is' if len(ranks) == 1 else 'are'} idle: nothing was killed"
+    return restart(mesh, busy, "%mesh interrupt --kill")
+
+
+def restart(mesh: NotebookMesh, ranks: Sequence[int], sender: str = "%mesh restart") -> str:
+    """End these ranks, whatever they run, and start them again, with all others that are dead.
+
+    What runs there is told that the `sender` ended it.
+    """
+    living = mesh.procs._with_region(mesh.procs.region.pick(ranks))
+    ended = when_ended(current_node(), [address.node for address in living.nodes])
+    living.kill(sender=sender)
+    try:
+        ended.get(timeout=DEATH_WITHIN)
+    except TimeoutError:
+        raise MeshError(f"{name_ranks(ranks)} of {mesh.name} did not end within {DEATH_WITHIN:g} s of being killed")
+    return heal(mesh)
+
+
+def _alive(mesh: NotebookMesh, ranks: Iterable[int]) -> list[int]:
+    """Without the dead. MeshError where none is left."""
+    if alive := sorted(set(ranks) - mesh.dead.keys()):
+        return alive
+    raise MeshError(f"{name_ranks(ranks)} of {mesh.name} died: %mesh heal{mesh.selector()} starts the dead again")
+
+
+def _selector(mesh: NotebookMesh, ranks: Iterable[int]) -> str:
+    return mesh.selector(",".join(map(str, ranks)))
+
+
+def wait_for(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Wait for a coroutine, in a loop of its own on another thread: on this one a loop may be running."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(contextvars.copy_context().run, asyncio.run, coroutine).result()

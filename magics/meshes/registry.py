@@ -1,0 +1,336 @@
+"""The meshes of a notebook, by name: bring up, look at, take down. Each has what cells need on every rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshbook.magics.cells.admission import RankQueues
+from meshbook.magics.errors import UserError
+from meshbook.magics.syntax.selectors import LastCell, SelectedRegion, parse, resolve
+from meshbook.runtime.actor.context import CURRENT, Context, current_origin
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.cells.actor import CellActor, CellControl
+from meshbook.runtime.cells.inspection import CellInspection
+from meshbook.runtime.errors import ExitReport, MeshbookError
+from meshbook.runtime.geometry import Extent
+from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.hosts.machine import count_gpus
+from meshbook.runtime.hosts.session import Session, close_session, current_session, running_session
+from meshbook.runtime.mesh.actors import ActorMesh
+from meshbook.runtime.mesh.procs import ProcMesh, heed_failures
+from meshbook.runtime.resources import count_cores
+
+DEFAULT_NAME = "mesh"
+RESERVED = frozenset({"all", "ok", "failed", "changed"})  # words of the selector grammar
+MOST_DEFAULT_RANKS = 8  # of CPU ranks that start unasked; a machine with 128 cores wants to be asked
+
+Progress = Callable[[int, int], None]  # ranks that are ready, ranks in all
+
+
+class MeshError(UserError, MeshbookError):
+    """A mesh that is not there, is there already, or cannot do what was asked."""
+
+
+def _nothing() -> None:
+    """Nobody listens."""
+
+
+@dataclass
+class NotebookMesh:
+    """A process mesh, with the actors that run cells on it."""
+
+    name: str
+    procs: ProcMesh
+    cells: CellActor
+    control: CellControl
+    inspection: CellInspection
+    session: Session
+    has_gpus: bool
+    spares: int = 0  # that are kept
+    dead: dict[int, ExitReport] = field(default_factory=dict)
+    last: LastCell = field(default_factory=LastCell)
+    unwatch: Callable[[], None] = _nothing  # hear no more of its ranks
+    open_dashboard: Callable[[], Any] = _nothing
+    is_one_of_several: Callable[[], bool] = lambda: False  # of the notebook
+    busy: dict[int, int] = field(default_factory=dict)  # rank -> the cell that ended without its answer
+    names: dict[int, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # what each rank's namespace had after its last cell
+    lost: dict[int, tuple[str, ...]] = field(default_factory=dict)  # rank that was started again -> what it had before
+    fresh: dict[int, int] = field(default_factory=dict)  # such a rank -> the serial of the last cell before that
+    added: dict[int, int] = field(default_factory=dict)  # by a resize: rank -> the serial of the last cell before that
+    queues: RankQueues = field(default_factory=RankQueues)  # cells that run on it, and those that wait for them
+
+    def __post_init__(self) -> None:
+        self.rank_of = {address.node: rank for rank, address in enumerate(self.procs.nodes)}  # of those not stopped
+
+    @property
+    def extent(self) -> Extent:
+        return self.procs.extent
+
+    def pick(self, handle: Any, ranks: Iterable[int]) -> Any:
+        """This handle of its processes, or of actors on all of them, for these ranks alone."""
+        return handle._with_region(self.procs.region.pick(ranks))
+
+    @property
+    def label(self) -> str:
+        """What stands before ranks in output: the name where there are several meshes, else nothing."""
+        return self.name if self.is_one_of_several() else ""
+
+    def selector(self, ranks: str = "") -> str:
+        """What a command takes for these ranks, a blank first: ` 3`, ` b[3]`, ` b` for all."""
+        chosen = f"{self.label}[{ranks}]" if self.label and ranks else self.label or ranks
+        return f" {chosen}" if chosen else ""
+
+    @property
+    def stuck(self) -> set[int]:
+        """The living ranks that have not answered in a cell which is over, and still run it."""
+        return set(self.busy) - self.dead.keys()
+
+    @property
+    def parts(self) -> list[ActorMesh]:
+        """The actors that cells need on its ranks."""
+        fields = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return [value for value in fields if isinstance(value, ActorMesh)]
+
+    def follow(self, procs: ProcMesh) -> Future[Any] | None:
+        """Be of these processes from now on, after a resize; done once each rank knows its place."""
+        if procs.nodes == self.procs.nodes:
+            return None
+        before = {rank: node for node, rank in self.rank_of.items()}
+        self.procs, self.cells, self.control = procs, procs.all_of(self.cells), procs.all_of(self.control)
+        self.inspection = procs.all_of(self.inspection)
+        self.rank_of = {address.node: rank for rank, address in enumerate(procs.nodes)}
+        known_by_rank: tuple[dict[int, Any], ...] = (self.dead, self.busy, self.names, self.lost, self.fresh)
+        for known in (*known_by_rank, self.added):
+            _renumber(known, before, self.rank_of)
+        stayed = set(before.values())
+        self.added |= {rank: self.last.serial for node, rank in self.rank_of.items() if node not in stayed}
+        self.last = LastCell()
+        return self.cells.take_place.call()
+
+    def note_last(self, cell: LastCell) -> None:
+        """A cell has ended; `last` is the one that was begun last, should they end in another order."""
+        if cell.serial >= self.last.serial:
+            self.last = cell
+
+    def at_work(self) -> Iterator[str]:
+        """`ranks 0-1 are at job 7 of cell 12`, for each thing that its ranks are at."""
+        for title, nodes in self.queues.at_work().items():
+            if ranks := [self.rank_of[node] for node in nodes if node in self.rank_of]:
+                yield f"{name_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} at {title}"
+
+    def describe(self) -> str:
+        """`mesh: 4 ranks (gpus=4) on CPU`"""
+        shape = ", ".join(f"{label}={size}" for label, size in self.extent.items())
+        kind = "one GPU each" if self.has_gpus else "on CPU (no GPU here)"
+        state = f"; {name_ranks(self.dead)} dead" if self.dead else ""
+        state += f"; {name_ranks(self.stuck)} stuck" if self.stuck else ""
+        count = self.extent.nelements
+        return f"{self.name}: {count} {'rank' if count == 1 else 'ranks'} ({shape}), {kind}{state}"
+
+
+def _renumber(known: dict[int, Any], before: dict[int, str], after: dict[str, int]) -> None:
+    """Let what is known by rank be of the same processes, as far as they are still there."""
+    moved = {after[node]: value for rank, value in known.items() if (node := before.get(rank)) in after}
+    known.clear()
+    known.update(moved)
+
+
+class Meshes:
+    """All meshes of this notebook. One is the current mesh, where a selector without a name means ranks: the first that
+    comes up, until `use` chooses another one."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, NotebookMesh] = {}
+        self._current = ""
+        self.open_dashboard: Callable[[str], Any] = lambda name: None  # by the mesh's name; of whoever shows them
+        self._lock = threading.Lock()  # guards both: a mesh may come up on another thread than cells run on
+
+    def __iter__(self) -> Iterator[NotebookMesh]:
+        return iter(self._living().values())
+
+    def __len__(self) -> int:
+        return len(self._living())
+
+    def _living(self) -> dict[str, NotebookMesh]:
+        """Those of the session that runs: `close_session()` ends all of its meshes."""
+        session = running_session()
+        return {name: mesh for name, mesh in self._by_name.items() if mesh.session is session}
+
+    def get(self, name: str | None = None) -> NotebookMesh:
+        """The mesh of this name, or the current one. MeshError where there is none."""
+        living = self._living()
+        if not living:
+            raise MeshError("no mesh is up: start one with %mesh up --gpus 4")
+        wanted = name if name is not None else self._current
+        if wanted not in living:
+            raise MeshError(f"no mesh is called {wanted!r}; there is {', '.join(living)}")
+        return living[wanted]
+
+    def find(self, name: str | None = None) -> NotebookMesh | None:
+        """The mesh that `up` would start under this name, if it is up already."""
+        return self._living().get(name or DEFAULT_NAME)
+
+    def use(self, name: str) -> NotebookMesh:
+        """Make this the current mesh. MeshError where there is none of this name."""
+        mesh = self.get(name)
+        with self._lock:
+            self._current = mesh.name
+        return mesh
+
+    def select(self, text: str) -> tuple[NotebookMesh, SelectedRegion]:
+        """The ranks that a selector means. SelectionError where it means none, MeshError without a mesh."""
+        current = self.get()
+        regions = {mesh.name: mesh.procs.region for mesh in self}
+        parsed = parse(text)
+        of = self._living().get(parsed.mesh or "", current)
+        selected = resolve(parsed, regions, current.name, of.last)
+        return self.get(selected.mesh), selected
+
+    def up(
+        self,
+        extent: Extent | None = None,
+        name: str | None = None,
+        progress: Progress | None = None,
+        *,
+        spares: int = 0,
+    ) -> NotebookMesh:
+        """Start a mesh and wait until every rank is ready to run cells; its `spares` may be so later.
+
+        MeshError for a name that is taken; what a rank that did not come up left on stderr is in the error raised.
+        """
+        name = name or DEFAULT_NAME
+        self._check_name(name)
+        session = _session_with_an_agent()
+        gpus = count_gpus()
+        extent = extent or default_extent(gpus)
+        procs = session.host.spawn_procs(per_host=dict(extent), name=name, spares=spares)
+        cells = procs.spawn_on_main("cells", CellActor)
+        control = procs.spawn("cell control", CellControl)
+        inspection = procs.spawn("cell inspection", CellInspection)
+        for part in (procs, cells, control, inspection):
+            heed_failures(part, lambda failure: True)  # the cells say it, those that run and the next ones
+        mesh = NotebookMesh(name, procs, cells, control, inspection, session, gpus > 0, spares)
+        self._watch(mesh)
+        try:
+            wait_ready(mesh, progress)
+        except BaseException:
+            # Also for Ctrl-C: half a mesh is of no use to anybody.
+            procs.stop("it did not come up")
+            raise
+        with self._lock:
+            self._by_name = self._living() | {name: mesh}
+            if self._current not in self._by_name:
+                self._current = name
+        return mesh
+
+    def adopt(self, mesh: NotebookMesh, *, is_current: bool) -> None:
+        """Have a mesh that another notebook has brought up."""
+        for part in (mesh.procs, *mesh.parts):
+            heed_failures(part, lambda failure: True)  # as of one that comes up here
+        self._watch(mesh)
+        with self._lock:
+            self._by_name = self._by_name | {mesh.name: mesh}  # its session is about to be the one that runs
+            if is_current or not self._current:
+                self._current = mesh.name
+
+    def _check_name(self, name: str) -> None:
+        if not name.isidentifier() or name in RESERVED:
+            raise MeshError(
+                f"{name!r} cannot name a mesh: a name like a variable's, and none of {', '.join(sorted(RESERVED))}"
+            )
+        if (known := self.find(name)) is not None:
+            raise MeshError(
+                f"{known.describe()} is up already: %mesh resize {name} --gpus N (or --shape) changes its size, "
+                f"%mesh down {name} ends it, another --name starts one beside it"
+            )
+
+    def _watch(self, mesh: NotebookMesh) -> None:
+        node = mesh.session.node
+
+        def look(report: ExitReport) -> None:
+            rank = mesh.rank_of.get(report.node)
+            if rank is None:
+                return
+            if not report.stopped:
+                mesh.dead[rank] = report
+                return
+            del mesh.rank_of[report.node]
+            if mesh.dead.keys() >= set(mesh.rank_of.values()):  # the mesh is stopped: the dead will not be healed
+                mesh.unwatch()
+
+        def welcome(reborn: str) -> None:
+            if (rank := mesh.rank_of.get(reborn)) is not None:
+                mesh.dead.pop(rank, None)
+                mesh.busy.pop(rank, None)
+                mesh.lost[rank] = mesh.names.pop(rank, ())
+                mesh.fresh[rank] = mesh.last.serial
+
+        def unwatch() -> None:
+            mesh.unwatch = _nothing
+            node.peers.when_down.remove(look)
+            node.peers.when_reborn.remove(welcome)
+
+        mesh.unwatch = unwatch
+        mesh.open_dashboard = lambda: self.open_dashboard(mesh.name)
+        mesh.is_one_of_several = lambda: len(self) > 1
+        node.peers.when_down.append(look)
+        node.peers.when_reborn.append(welcome)
+        mesh.procs.after_heal(lambda procs, ranks: mesh.follow(procs))
+
+    def down(self, name: str | None = None, *, now: bool = False) -> NotebookMesh:
+        """Stop a mesh; `now` kills it instead of letting its ranks finish what they run."""
+        mesh = self.get(name)
+        with self._lock:
+            del self._by_name[mesh.name]
+            if self._current == mesh.name:
+                self._current = next(reversed(self._by_name), "")
+        if now:
+            mesh.procs.kill(sender="%mesh down --now")
+        mesh.procs.stop("%mesh down").get()
+        mesh.unwatch()  # of one whose ranks had all died nobody hears any more
+        current_session().output.forget(mesh.procs.name)
+        current_session().history.forget(mesh.procs.name)
+        return mesh
+
+
+def _session_with_an_agent() -> Session:
+    """The session; a new one where the host agent of the present one has ended, and all of its workers with it."""
+    if current_session().has_lost_agent:
+        close_session()
+        # The cell that runs goes on as a client of the new one.
+        CURRENT.set(Context(current_session().context.actor_instance, origin=current_origin()))
+    return current_session()
+
+
+def default_extent(gpus: int) -> Extent:
+    """As many ranks as there are GPUs, else cores; at least two, since one rank is no mesh."""
+    return Extent.of(gpus=gpus if gpus else min(max(2, count_cores()), MOST_DEFAULT_RANKS))
+
+
+def wait_ready(mesh: NotebookMesh, progress: Progress | None) -> None:
+    """Wait for every rank's cell actor; raise how the first of them failed."""
+    prepared: list[Future[bool]] = list(mesh.cells.prepare.call_each())
+    waiting = dict(enumerate(prepared))
+    while waiting:
+        rank, future = next(iter(waiting.items()))
+        try:
+            future.get(timeout=0.25)
+        except TimeoutError:
+            if progress is not None:
+                progress(sum(other.done() for other in prepared), len(prepared))
+            continue
+        except MeshbookError as error:
+            raise MeshError(f"rank {rank} of {mesh.name} did not come up: {error}") from error
+        del waiting[rank]
+
+
+def describe_up(mesh: NotebookMesh, started: float) -> str:
+    """The line that `%mesh up` prints."""
+    return f"{mesh.describe()}; {name_ranks(range(mesh.extent.nelements))} up in {time.monotonic() - started:.2f} s"

@@ -1,0 +1,91 @@
+"""`%mesh stack`: where all threads of the user's are on all ranks, identical stacks once.
+
+[0-2,5] main thread: in all_reduce
+    cell 9:14               dist.all_reduce(x)
+[3] main thread: does not answer: stopped (SIGSTOP)
+    cell 9:12 in load
+[6-7] main thread: idle
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from meshbook.magics.meshes.registry import NotebookMesh
+from meshbook.magics.meshes.whereabouts import answers_of, ask_ranks, frame_of, look_at
+from meshbook.runtime.cells.outcome import Frame
+from meshbook.runtime.cells.thread_stacks import MAIN, ThreadStack
+from meshbook.runtime.geometry.ranges import format_label
+from meshbook.runtime.hosts.observer import Observation, SampledThread
+from meshbook.runtime.traces import is_ours
+
+_COLUMN = 40  # where the source begins
+
+
+async def take_stacks(mesh: NotebookMesh, ranks: Iterable[int]) -> dict[int, list[ThreadStack]]:
+    """The stacks of these ranks, the main thread's first; it takes a second at most."""
+    ranks = sorted(ranks)
+    asked: Sequence[list[ThreadStack] | None] = await answers_of(ask_ranks(mesh, ranks).stacks.call_each())
+    told = {rank: stacks for rank, stacks in zip(ranks, asked, strict=True) if stacks is not None}
+    mute = [rank for rank in ranks if rank not in told]
+    seen = await look_at(mesh, mute) if mute else {}
+    return told | {rank: list(stacks_seen(seen.get(rank))) for rank in mute}
+
+
+def stacks_seen(seen: Observation | None) -> Iterator[ThreadStack]:
+    """The stacks of a rank that does not answer, as its host sees them."""
+    threads = seen.threads or () if seen is not None else ()
+    main = next((thread for thread in threads if thread.thread_name == "MainThread"), None)
+    trouble = f"does not answer: {seen.trouble}" if seen is not None else "does not answer"
+    advice = "" if seen is None or seen.threads is not None else " (with meshbook[debug] installed you would see where)"
+    yield ThreadStack(MAIN, _frames_of(main), f"{trouble}{advice}")
+    for thread in threads:
+        if thread is not main and any(frame.is_user for frame in _frames_of(thread)):
+            yield ThreadStack((thread.thread_name or "a thread").removeprefix("meshbook "), _frames_of(thread))
+
+
+def _frames_of(thread: SampledThread | None) -> tuple[Frame, ...]:
+    """From the user's first frame on, the outermost first."""
+    frames = [frame_of(each.filename, each.line, each.name) for each in reversed(thread.frames)] if thread else []
+    first = next((at for at, frame in enumerate(frames) if frame.is_user), len(frames))
+    return tuple(frame for frame in frames[first:] if not is_ours(frame.filename))
+
+
+def render_stacks(by_rank: Mapping[int, Sequence[ThreadStack]], mesh: str = "") -> str:
+    """As text: each distinct stack of a thread once, with its ranks; before these the name of their mesh, if given."""
+    return "\n".join(line for stack, ranks in group_stacks(by_rank).items() for line in _render(stack, ranks, mesh))
+
+
+def group_stacks(by_rank: Mapping[int, Sequence[ThreadStack]]) -> dict[ThreadStack, list[int]]:
+    """Each distinct stack of a thread, with its ranks."""
+    ranks_of: dict[ThreadStack, list[int]] = {}
+    for rank in sorted(by_rank):
+        for stack in by_rank[rank]:
+            ranks_of.setdefault(stack, []).append(rank)
+    return ranks_of
+
+
+def _render(stack: ThreadStack, ranks: Sequence[int], mesh: str) -> Iterator[str]:
+    yield f"{mesh}{format_label(ranks)} {title_of(stack)}"
+    for frame in stack.frames:
+        place = f"    {place_of(frame)}"
+        yield f"{place:<{_COLUMN}}  {frame.source}".rstrip()
+
+
+def title_of(stack: ThreadStack) -> str:
+    """`main thread: in all_reduce`"""
+    return stack.thread + (f": {stack.remark}" if stack.remark else "")
+
+
+def place_of(frame: Frame) -> str:
+    """`cell 9:14 in load`"""
+    name = "" if frame.function == "<module>" else f" in {frame.function}"
+    return f"{_short(frame.filename)}:{frame.line}{name}"
+
+
+def _short(filename: str) -> str:
+    """`cell 9`, `data.py`, `distributed/distributed_c10d.py`: of a library the folder says which."""
+    if filename.startswith("<"):
+        return filename.strip("<>")
+    return "/".join(Path(filename).parts[-2:])

@@ -1,0 +1,97 @@
+"""What `%mesh status` says of a mesh.
+
+What `%mesh status` says of what ranks use, and of those that give no sign of life. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+
+from meshbook.magics.cells.rank_errors import tell_lost, tell_stuck
+from meshbook.magics.meshes.registry import NotebookMesh
+from meshbook.runtime.amounts import format_bytes, format_elapsed
+from meshbook.runtime.errors import MeshbookError
+from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.telemetry.vitals import STALE_AFTER, Vitals
+
+MOST_EVENTS = 5
+SOON = 1.0  # seconds, after which a status is shown without what was asked for
+
+
+def state_of(mesh: NotebookMesh) -> Iterator[str]:
+    """A line for the mesh, and one for each rank that is not well, or has been started again."""
+    yield mesh.describe()
+    if mesh.spares:
+        yield f"  {_count_spares(mesh)} of {mesh.spares} spares are warm"
+    for rank, report in sorted(mesh.dead.items()):
+        pid = f" (pid {report.pid})" if report.pid else ""
+        yield f"  rank {rank}{pid} ended: {report.cause}"
+    for working in mesh.at_work():
+        yield f"  {working}"
+    if mesh.stuck:
+        yield f"  {tell_stuck(mesh, mesh.stuck)}"
+    for rank, names in sorted(mesh.lost.items()):
+        if rank not in mesh.dead:
+            yield f"  rank {rank} was started again; {tell_lost(names)}"
+
+
+def _count_spares(mesh: NotebookMesh) -> str:
+    """How many wait; it is the host that knows."""
+    try:
+        return str(mesh.procs.spares().get(timeout=SOON))
+    except (TimeoutError, MeshbookError):
+        return "?"
+
+
+def vitals_of(mesh: NotebookMesh) -> Iterator[str]:
+    """What its ranks use, as it was measured last; nothing in the first second."""
+    known = mesh.session.history.vitals([address.node for address in mesh.procs.nodes])
+    yield from tell_vitals(known, mesh.dead)
+
+
+def history_of(mesh: NotebookMesh) -> Iterator[str]:
+    """The last that has happened to the mesh; nothing where nothing has."""
+    if events := [event for event in mesh.session.events if event.procs == mesh.procs.name][-MOST_EVENTS:]:
+        yield "  last events:"
+        yield from (f"    {event}" for event in events)
+
+
+ALIKE = 1.1  # the most that the largest of amounts that are told as one may be over the smallest
+
+
+def tell_vitals(vitals: Vitals, dead: Collection[int]) -> Iterator[str]:
+    """`  uses 3.9 cores, 44 MB of memory a rank`, and a line for ranks that hang; nothing where nothing is known."""
+    cpu = [cores for cores in _floats(vitals, "cpu") if not math.isnan(cores)]
+    uses = [f"{sum(cpu):.1f} cores"] if cpu else []
+    memory = list(_tell_amounts(_floats(vitals, "memory"), "memory"))
+    uses += memory
+    of_gpus = _floats(vitals, "gpu_memory")
+    if any(amount > 0 for amount in of_gpus):
+        uses += _tell_amounts(of_gpus, "GPU memory")
+    if uses:
+        remark = "; memory that ranks share is divided among them" if memory and len(vitals.age) > 1 else ""
+        yield f"  uses {', '.join(uses)}{remark}"
+    ages = {rank: age for rank, age in enumerate(vitals.age.tolist()) if STALE_AFTER < age < math.inf}
+    silent = [rank for rank in ages if rank not in dead]
+    if silent:
+        verb, since = ("has", "for") if len(silent) == 1 else ("have", "for up to")
+        longest = format_elapsed(max(ages[rank] for rank in silent))
+        yield f"  {name_ranks(silent)} {verb} given no sign of life {since} {longest} (%mesh stack tells more)"
+
+
+def _floats(vitals: Vitals, metric: str) -> list[float]:
+    return vitals.metrics[metric].tolist()  # type: ignore[index, no-any-return]
+
+
+def _tell_amounts(amounts: Sequence[float], of_what: str) -> Iterator[str]:
+    """`180 MB of memory a rank`, or `180 MB to 1.4 GB of memory a rank (most: rank 2)`."""
+    known = {rank: amount for rank, amount in enumerate(amounts) if not math.isnan(amount)}
+    if not known:
+        return
+    least, most = min(known.values()), max(known.values())
+    if most <= least * ALIKE:
+        yield f"{format_bytes(most)} of {of_what} a rank"
+    else:
+        first = max(known, key=lambda rank: known[rank])
+        yield f"{format_bytes(least)} to {format_bytes(most)} of {of_what} a rank (most: rank {first})"

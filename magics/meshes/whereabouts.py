@@ -1,0 +1,144 @@
+"""Where every rank is: asked of the ranks, and of their hosts where a rank does not answer.
+
+    7 ranks [0-2,4-7] in all_reduce (cell 9:14), rank 3 at data.py:88 in load
+
+Not for whole stacks (`stacks`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from meshbook.magics.meshes.registry import NotebookMesh
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.cells.failures import is_user_code
+from meshbook.runtime.cells.outcome import Frame, tell_place
+from meshbook.runtime.cells.thread_stacks import MainThreadState
+from meshbook.runtime.geometry.ranges import format_label
+from meshbook.runtime.hosts.observer import Observation, SampledThread, ask_observers
+from meshbook.runtime.traces import is_ours
+
+ANSWER_WITHIN = 0.5  # seconds for a rank, and then for its host
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RankWhereabouts:
+    """Where one rank is: what it says, or what its host sees; neither where nobody answers."""
+
+    said: MainThreadState | None = None
+    seen: Observation | None = None
+
+    @property
+    def frames(self) -> tuple[Frame, ...]:
+        """Of its main thread, as far as they are known; the outermost first."""
+        if self.said is not None:
+            return self.said.frames
+        return frames_seen(self.seen.threads or ()) if self.seen is not None else ()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it can do nothing without other ranks: it is idle, or in a collective."""
+        return self.said is not None and (self.said.is_idle or self.said.is_in_collective)
+
+    @property
+    def trouble(self) -> str:
+        """Why it does not answer: `stopped (SIGSTOP)`; empty where it does, or where that is not known."""
+        return self.seen.trouble if self.said is None and self.seen is not None else ""
+
+    def __str__(self) -> str:
+        place = tell_place([_with_short_name(frame) for frame in self.frames])
+        if self.said is None:
+            why = f": {self.trouble}" if self.trouble else ""
+            return f"does not answer{why}" + (f" {place}" if place else "")
+        if self.said.is_idle:
+            return "idle"
+        if self.said.pause:
+            return f"{self.said.pause} {place}".rstrip()
+        return place or "at the cell's begin or end"
+
+
+def describe_roll(roll: Mapping[int, RankWhereabouts]) -> str:
+    """A roll call as one line: ranks at the same place are told together, the larger groups first."""
+    ranks_at: dict[str, list[int]] = {}
+    for rank in sorted(roll):
+        ranks_at.setdefault(str(roll[rank]), []).append(rank)
+    groups = sorted(ranks_at.items(), key=lambda group: -len(group[1]))
+    return ", ".join(f"{count_ranks(ranks)} {_for_ranks(ranks, place)}" for place, ranks in groups)
+
+
+def _for_ranks(ranks: Sequence[int], place: str) -> str:
+    return place if len(ranks) == 1 else place.replace("does not", "do not", 1)
+
+
+def count_ranks(ranks: Sequence[int]) -> str:
+    """`rank 3`, `7 ranks [0-2,4-7]`."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks {format_label(ranks)}"
+
+
+async def call_roll(mesh: NotebookMesh, ranks: Iterable[int]) -> dict[int, RankWhereabouts]:
+    """Ask these ranks where they are; it takes a second at most."""
+    ranks = sorted(ranks)
+    asked = ask_ranks(mesh, ranks).where.call_each() if ranks else []
+    said = dict(zip(ranks, await answers_of(asked), strict=True))
+    mute = [rank for rank in ranks if said[rank] is None]
+    seen = await look_at(mesh, mute) if mute else {}
+    return {rank: RankWhereabouts(said[rank], seen.get(rank)) for rank in ranks}
+
+
+async def describe_whereabouts(mesh: NotebookMesh, ranks: Iterable[int]) -> dict[int, str]:
+    """Where each of these ranks is, in words."""
+    return {rank: str(where) for rank, where in (await call_roll(mesh, ranks)).items()}
+
+
+def ask_ranks(mesh: NotebookMesh, ranks: Sequence[int]) -> Any:
+    """The actors of these ranks that answer while a cell runs."""
+    return mesh.pick(mesh.control, ranks)
+
+
+async def look_at(mesh: NotebookMesh, ranks: Sequence[int]) -> dict[int, Observation]:
+    """What the hosts see of these ranks."""
+    addresses = mesh.procs.nodes
+    nodes = {addresses[rank].node: rank for rank in ranks}
+    asked = ask_observers(mesh.pick(mesh.procs, ranks))
+    found = [seen or {} for seen in await answers_of(asked)]
+    return {nodes[node]: observation for seen in found for node, observation in seen.items()}
+
+
+async def answers_of(asked: Sequence[Future[T]], within: float = ANSWER_WITHIN) -> list[T | None]:
+    """The answers that come in time (seconds); None for one that does not, or failed."""
+    twins = [future.as_asyncio() for future in asked]
+    if twins:
+        await asyncio.wait(twins, timeout=within)
+    return [_answer_of(twin) for twin in twins]
+
+
+def _answer_of(twin: asyncio.Future[T]) -> T | None:
+    if not twin.done():
+        twin.cancel()
+        return None
+    return twin.result() if twin.exception() is None else None
+
+
+def frames_seen(threads: Iterable[SampledThread]) -> tuple[Frame, ...]:
+    """Of the main thread from the cell's first on, the outermost first."""
+    main = next((thread for thread in threads if thread.thread_name == "MainThread"), None)
+    frames = [] if main is None else [frame_of(each.filename, each.line, each.name) for each in reversed(main.frames)]
+    first = next((at for at, frame in enumerate(frames) if frame.filename.startswith("<cell")), len(frames))
+    return tuple(frame for frame in frames[first:] if not is_ours(frame.filename))
+
+
+def frame_of(filename: str, line: int, function: str) -> Frame:
+    return Frame(filename, line, function, is_user=is_user_code(filename))
+
+
+def _with_short_name(frame: Frame) -> Frame:
+    """A file of the user's without its folders: a line has room for no more."""
+    if not frame.is_user or frame.filename.startswith("<"):
+        return frame
+    return dataclasses.replace(frame, filename=Path(frame.filename).name)

@@ -1,0 +1,1 @@
+"""The output of a cell: collecting, grouping and showing what ranks write and display."""

@@ -1,0 +1,96 @@
+"""What is kept of a text that comes in chunks: its start, its end, and a count and a hash of the whole."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from itertools import chain
+
+from meshbook.magics.output.grouping import Block, split_lines
+
+_LIVE_LINE = 400  # characters of a line that the live area can show: aligning endless lines would take it seconds
+_PIECE = 4096  # characters; smaller chunks are joined up to this size
+
+
+class TextBuffer:
+    """The start and end of a text that comes in chunks, in bounded memory; the rest is counted and hashed."""
+
+    def __init__(self, limit: int) -> None:
+        self._half = max(limit // 2, 1)
+        self._head: deque[str] = deque()
+        self._tail: deque[str] = deque()
+        self._tail_size = 0
+        self._length = 0
+        self._newlines = 0
+        self._ends_open = False
+        self.live = ""  # rows after all that, which may still change
+        self._digest = hashlib.blake2b(digest_size=16)
+
+    @property
+    def line_count(self) -> int:
+        """How many lines came in; a last one without a newline counts."""
+        ends_open = self.live[-1] != "\n" if self.live else self._ends_open
+        return self._newlines + self.live.count("\n") + ends_open
+
+    def add(self, text: str) -> None:
+        """Take the next chunk; the cost is about that of hashing it, whatever came before."""
+        if not text:
+            return
+        self._newlines += text.count("\n")
+        self._ends_open = not text.endswith("\n")
+        self._digest.update(text.encode("utf-8", "surrogatepass"))
+        room = max(self._half - self._length, 0)
+        self._length += len(text)
+        _append(self._head, text[:room])
+        self._add_to_tail(text[room:][-self._half :])
+
+    def block(self) -> Block:
+        """What is kept, as whole lines with a cut between them if some are missing.
+
+        It depends on the text alone, not on its chunks: the same flood from two ranks makes equal blocks.
+        """
+        head, tail = "".join(self._head), "".join(self._tail)
+        if self._length <= 2 * self._half:
+            return Block(split_lines(head + tail + self.live))
+        first = split_lines(head if head.endswith("\n") else _without_last_line(head))
+        last = split_lines(_without_first_line(tail[-self._half :] + self.live))
+        hidden = max(self.line_count - len(first) - len(last), 1)
+        return Block(first + last, hidden, len(first), self._identity())
+
+    def _identity(self) -> bytes:
+        whole = self._digest.copy()
+        whole.update(self.live.encode("utf-8", "surrogatepass"))
+        return whole.digest()
+
+    def last_lines(self, count: int) -> tuple[str, ...]:
+        """The last lines, read from the last pieces only, because this is asked several times a second."""
+        pieces = [self.live]
+        newlines = self.live.count("\n")
+        for piece in chain(reversed(self._tail), reversed(self._head)):
+            pieces.append(piece)
+            newlines += piece.count("\n")
+            if newlines > count:
+                break
+        return split_lines("".join(reversed(pieces))[-count * _LIVE_LINE :])[-count:]
+
+    def _add_to_tail(self, text: str) -> None:
+        _append(self._tail, text)
+        self._tail_size += len(text)
+        while self._tail and self._tail_size - len(self._tail[0]) >= self._half:
+            self._tail_size -= len(self._tail.popleft())
+
+
+def _without_last_line(text: str) -> str:
+    return text[: text.rfind("\n") + 1] or text
+
+
+def _without_first_line(text: str) -> str:
+    return text[text.find("\n") + 1 :] or text
+
+
+def _append(pieces: deque[str], text: str) -> None:
+    # A rank that prints by the character would otherwise leave a piece, with its overhead, for each.
+    if pieces and len(pieces[-1]) + len(text) <= _PIECE:
+        pieces[-1] += text
+    elif text:
+        pieces.append(text)

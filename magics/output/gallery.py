@@ -1,0 +1,179 @@
+"""Rich output of a rank as a piece of HTML, and such pieces of many ranks side by side.
+
+How the displays of many ranks look: equal ones once, under their ranks; others side by side, most behind a click.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshbook.magics.output.grouping import Block, Group, split_lines
+from meshbook.magics.output.render import HEADER_STYLE, render_html, render_text
+from meshbook.runtime.geometry.ranges import format_label
+
+MOST_OPEN = 4  # shown at once, the others behind a click
+
+_GRID = "display:flex;flex-wrap:wrap;gap:8px 16px;align-items:flex-start"
+_IMAGES = ("image/svg+xml", "image/png", "image/jpeg", "image/gif")
+
+
+def markup_of(data: Mapping[str, Any], metadata: Mapping[str, Any] = {}) -> str:  # never changed
+    """The HTML of a display bundle, or its image; empty where it has neither."""
+    if "text/html" in data:
+        return str(data["text/html"])
+    for name in _IMAGES:
+        if name in data:
+            return f'<img src="data:{name};base64,{_as_base64(data[name], name)}"{_size_of(metadata.get(name))}>'
+    return ""
+
+
+def side_by_side(pieces: Sequence[str]) -> str:
+    """Pieces of HTML in a grid, the first four open."""
+    more = pieces[MOST_OPEN:]
+    rest = f"<details><summary>show {len(more)} more</summary>{_grid(more)}</details>" if more else ""
+    return f"{_grid(pieces[:MOST_OPEN])}{rest}"
+
+
+def _grid(pieces: Sequence[str]) -> str:
+    # Without styles, as on GitHub, they stand below each other.
+    return f'<div style="{_GRID}">{"".join(f"<div>{piece}</div>" for piece in pieces)}</div>'
+
+
+def _as_base64(content: str | bytes, name: str) -> str:
+    # A bundle has images as base64 and SVG as text; some formatters leave images as bytes.
+    if isinstance(content, str) and name != "image/svg+xml":
+        return html.escape(content.replace("\n", ""))
+    return base64.b64encode(content.encode() if isinstance(content, str) else content).decode()
+
+
+def _size_of(metadata: Any) -> str:
+    """A sharp image says how large it is to be shown."""
+    if not isinstance(metadata, Mapping):
+        return ""
+    sizes = {name: metadata.get(name) for name in ("width", "height")}
+    return "".join(f' {name}="{size:g}"' for name, size in sizes.items() if isinstance(size, int | float))
+
+
+MOST_MARKUP = 1_000_000  # bytes of one gallery: front ends drop messages over a megabyte a second
+LARGE_IMAGE = 300_000  # bytes; a larger one is not there twice, as image and in HTML
+
+
+@dataclass(frozen=True, slots=True)
+class RankDisplay:
+    """A rich output as its rank sent it; by its id it may be replaced."""
+
+    rank: int
+    data: Mapping[str, Any]
+    metadata: Mapping[str, Any]
+    display_id: str = ""
+    mesh: str = ""  # whose rank it is, where there are several meshes
+
+
+@dataclass(frozen=True, slots=True)
+class MimeBundle:
+    """What is published of one output."""
+
+    data: Mapping[str, Any]
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _EqualDisplays:
+    """Ranks that displayed the same."""
+
+    ranks: tuple[int, ...]
+    picture: RankDisplay
+    markup: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.picture.mesh}{format_label(self.ranks)}"
+
+    @property
+    def text(self) -> str:
+        """Its plain text, labelled."""
+        lines = split_lines(str(self.picture.data.get("text/plain", ""))) or ("",)
+        return render_text([Group(self.ranks, Block(lines), mesh=self.picture.mesh)]).removesuffix("\n").rstrip(" ")
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether only a front end can draw it: Markdown, LaTeX, a plot as JSON."""
+        return not self.markup and bool(self.picture.data.keys() - {"text/plain"})
+
+
+def lay_out(row: Mapping[int, RankDisplay]) -> list[MimeBundle]:
+    """The outputs for one display of these ranks: one, and two more for each that only a front end can draw."""
+    alike = _join_same(row.values())
+    foreign = [each for each in alike if each.is_foreign]
+    own = [each for each in alike if not each.is_foreign]
+    if len(own) == 1 and len(own[0].markup) > LARGE_IMAGE and "text/html" not in own[0].picture.data:
+        foreign, own = [*own, *foreign], []
+    return [*_lay_out_own(own), *(bundle for each in foreign for bundle in _under_heading(each))]
+
+
+def _join_same(pictures: Iterable[RankDisplay]) -> list[_EqualDisplays]:
+    ranks_of: dict[str, list[RankDisplay]] = {}
+    for picture in pictures:
+        ranks_of.setdefault(_content_of(picture.data), []).append(picture)
+    found = [
+        _EqualDisplays(tuple(sorted(each.rank for each in same)), same[0], markup_of(same[0].data, same[0].metadata))
+        for same in ranks_of.values()
+    ]
+    return sorted(found, key=lambda each: each.ranks)
+
+
+def _content_of(data: Mapping[str, Any]) -> str:
+    # The text of a figure may hold an address; where there is anything richer, that decides what is the same.
+    rich = {mime: content for mime, content in data.items() if mime != "text/plain"}
+    return repr(sorted((rich or data).items()))
+
+
+def _lay_out_own(own: Sequence[_EqualDisplays]) -> list[MimeBundle]:
+    if not own:
+        return []
+    parts: dict[str, Any] = {"text/plain": "\n".join(each.text for each in own)}
+    if any(each.markup for each in own):
+        parts["text/html"] = _in_html(own)
+    if len(own) > 1:
+        return [MimeBundle(parts, {})]
+    # As an image, too: a PDF cannot hold HTML, and an image can be copied.
+    images = {mime: content for mime, content in own[0].picture.data.items() if mime.startswith("image/")}
+    return [MimeBundle(images | parts, own[0].picture.metadata)]
+
+
+def _in_html(own: Sequence[_EqualDisplays]) -> str:
+    if len(own) == 1:
+        return _cell_in_html(own[0])
+    cells: list[str] = []
+    left_out: list[int] = []
+    size = 0
+    for each in own:
+        cell = _cell_in_html(each)
+        size += len(cell)
+        if size <= MOST_MARKUP:
+            cells.append(cell)
+        else:
+            left_out += each.ranks
+    return f"{side_by_side(cells)}{_note(left_out)}"
+
+
+def _cell_in_html(each: _EqualDisplays) -> str:
+    if not each.markup:
+        return render_html([Group(each.ranks, Block(split_lines(str(each.picture.data.get("text/plain", "")))))])
+    return f'<div style="{HEADER_STYLE}">{each.label}</div>{each.markup}'
+
+
+def _note(left_out: Sequence[int]) -> str:
+    if not left_out:
+        return ""
+    where = f"result[{left_out[0]}].displays has it"
+    return f'<div style="{HEADER_STYLE}">… {format_label(left_out)} not shown, since it is large ({where})</div>'
+
+
+def _under_heading(each: _EqualDisplays) -> list[MimeBundle]:
+    heading = {"text/plain": each.label, "text/html": f'<div style="{HEADER_STYLE}">{each.label}</div>'}
+    return [MimeBundle(heading, {}), MimeBundle(each.picture.data, each.picture.metadata)]

@@ -1,0 +1,419 @@
+"""The output area of one cell, as a model: text and figures of its ranks come in, what to publish comes out.
+
+Pure: it knows no socket, clock or display; the time is passed in. Not for how text is grouped
+(`grouping`), nor for the value of the cell (`results`) or its errors (`tracebacks`).
+
+A quick cell publishes plain streams when it ends. A longer one gets one live area, updated a few times a
+second and replaced by a static bundle at its end. Memory and publication are bounded; cuts are announced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from meshbook.magics.output.buffer import TextBuffer
+from meshbook.magics.output.displays import DisplayRows
+from meshbook.magics.output.gallery import RankDisplay
+from meshbook.magics.output.grouping import Block, Group, GroupMode, StreamName, group_blocks, split_lines
+from meshbook.magics.output.messages import Display, LiveDisplay, Publication, Stream
+from meshbook.magics.output.render import Ending, format_header, format_left, render_area, render_text
+from meshbook.magics.output.truncation import cost_of, fit_details, fit_streams
+from meshbook.runtime.amounts import format_elapsed
+from meshbook.runtime.geometry.ranges import format_label
+
+STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")
+
+
+@dataclass(frozen=True, slots=True)
+class OutputLimits:
+    """How much of a cell's output is kept and shown; times in seconds, sizes in characters.
+
+    `publication` holds for the text of a cell. Text and HTML both contain it, and the HTML has up to
+    `details` on top: a cell stays under 400 KB. `live` is for one update: 4 a second stay under 200 KB.
+    """
+
+    plain_time: float = 2.0  # a cell that ends sooner needs no live area
+    update_interval: float = 0.25
+    display_patience: float = 1.0  # how long a figure waits for its like from the other ranks
+    late_interval: float = 1.0
+    capture: int = 128_000  # of one rank's stream, its start and end together
+    all_captures: int = 1_000_000  # of one stream of all ranks; with many ranks each keeps less
+    least_capture: int = 2_000
+    publication: int = 130_000
+    details: int = 80_000
+    live: int = 12_000
+    live_lines: int = 200
+
+    def capture_of(self, ranks: int) -> int:
+        """What is kept of one stream of one rank, in a cell of so many ranks."""
+        return max(self.least_capture, min(self.capture, self.all_captures // max(ranks, 1)))
+
+    def live_lines_of(self, ranks: int) -> int:
+        """How many of its last lines a rank shows while it runs."""
+        return max(1, min(12, self.live_lines // max(ranks, 1)))
+
+
+class CellOutput:
+    """What one cell shows while it runs and at its end. Not thread-safe: one owner feeds and asks it.
+
+    `shown` are the ranks whose output is published, all if None; `quiet` publishes nothing. What they hold
+    back is in the spools. `mesh` stands before ranks, where there are several meshes.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        *,
+        started: float,
+        shown: frozenset[int] | None = None,
+        quiet: bool = False,
+        group: GroupMode = "auto",
+        mesh: str = "",
+        limits: OutputLimits = OutputLimits(),
+    ) -> None:
+        self._ranks = tuple(ranks)
+        self.started = self._started = started
+        self._shown = frozenset() if quiet else shown
+        self._quiet = quiet
+        self._mode = group
+        self._mesh = mesh
+        self._limits = limits
+        self._running = set(ranks)
+        self._endings: dict[int, Ending] = {}
+        self._slowest: int | None = None
+        self._pictures = DisplayRows(limits.display_patience, limits.update_interval)
+        self._cleared: set[int] = set()  # ranks whose next output takes the place of all before
+        self.final: list[Publication] = []  # the whole output, once it is closed
+        self._part = 0
+        self._parts: list[Publication] = []  # the text of those that have ended
+        self._is_open = False  # whether the live area exists
+        self._is_closed = False
+        self._is_paused = False  # a prompt is shown
+        self._is_left = False
+        self._part_started = started  # after a prompt what is printed begins anew, as in a cell of its own
+        self._aside_room = limits.publication
+        self._ended: float | None = None
+        self._waiting: frozenset[int] = frozenset()
+        self._waits_for = ""
+        self._remark = ""
+        self._published = -math.inf
+        self._late_room = limits.publication
+        self._forget_texts()
+
+    def add(self, rank: int, stream: StreamName, text: str, live: str | None = None) -> None:
+        """A rank wrote text; also after `close`, for what its threads still print.
+
+        `live` are the rows after it that may still change, in the place of those before; None: as they were.
+        """
+        if not self._is_shown(rank):
+            self._unseen.add(rank)
+            return
+        if rank in self._cleared:
+            self.clear(rank)
+        # What is published late, or beside a prompt, cannot be taken back: rows wait there until they are final.
+        is_whole = self._is_closed or self._is_paused
+        self._texts[stream].add(rank, text, None if is_whole else live)
+        self._is_changed = True
+
+    def display(
+        self,
+        rank: int,
+        bundle: Mapping[str, Any],
+        metadata: Mapping[str, Any],
+        display_id: str = "",
+        *,
+        update: bool = False,
+    ) -> None:
+        """A rank displayed something rich; with an id it may replace that, or replaces what has it (`update`)."""
+        if not self._is_shown(rank):
+            self._unseen.add(rank)
+            return
+        if rank in self._cleared and not update:
+            self.clear(rank)
+        picture = RankDisplay(rank, bundle, metadata, display_id, mesh=self._mesh)
+        (self._pictures.update if update else self._pictures.add)(picture)
+        self._is_changed = True
+
+    def clear(self, rank: int, *, wait: bool = False) -> None:
+        """A rank takes back what it has shown in this cell; with `wait` only when it shows the next thing."""
+        if wait:
+            self._cleared.add(rank)
+            return
+        self._cleared.discard(rank)
+        for text in self._texts.values():
+            text.clear(rank)
+        self._pictures.clear(rank)
+        self._is_changed = True
+
+    def finish(self, rank: int, ending: Ending = "done") -> None:
+        """A rank has come to its end, or is `skipped` and will never begin; asking twice is harmless."""
+        self._running.discard(rank)
+        self._endings[rank] = ending
+        self._is_changed = True
+
+    def leave(self) -> None:
+        """The ranks go on without this notebook: what becomes of them is not known here."""
+        self._is_left = self._is_changed = True
+
+    def remark(self, text: str) -> None:
+        """Say this below the header while the cell runs, instead of what was said there; empty: nothing."""
+        if text != self._remark and not self._is_closed:
+            self._remark, self._is_changed = text, True
+
+    def wait(self, ranks: frozenset[int], what_for: str) -> None:
+        """These ranks have not begun the cell; why, in words, or the empty string."""
+        if (ranks, what_for) != (self._waiting, self._waits_for):
+            self._waiting, self._waits_for, self._is_changed = ranks, what_for, True
+
+    def due(self, now: float) -> list[Publication]:
+        """What to publish now; to be asked some 4 to 10 times a second, also for a while after `close`."""
+        if self._quiet:
+            return []
+        if self._is_closed:
+            return self._publish_late(now)
+        if self._is_paused:
+            return self._publish_aside(now)
+        if now - self._part_started < self._limits.plain_time:
+            return []
+        running = {rank for rank in self._running if self._is_shown(rank)}
+        return [*self._update_live(now), *self._pictures.take_ready(now, running)]
+
+    def close(self, now: float, footer: Callable[[], str] = str) -> list[Publication]:
+        """The cell ended: its output as it stays in the notebook; of a longer one with a footer."""
+        if self._ended is None:
+            self._ended = now
+        if self._is_closed or self._quiet:
+            return []
+        self._is_closed = True
+        return self._end_part(now, footer)
+
+    def pause(self, now: float) -> list[Publication]:
+        """A prompt is about to be shown: all there is by now, as it stays in the notebook above that."""
+        if self._is_closed or self._quiet:
+            return []
+        self._is_paused = True
+        return self._end_part(now)
+
+    def resume(self, now: float) -> None:
+        """The prompt is over."""
+        self._is_paused = False
+        self._part_started = now
+
+    def _end_part(self, now: float, footer: Callable[[], str] = str) -> list[Publication]:
+        """What is shown, as it stays, and nothing of it any more."""
+        self._published = now
+        text = [self._static_area(now, footer())] if self._is_open else self._quick_text()
+        self._is_open = False
+        self._part += 1
+        self._forget_texts()
+        pictures, note = self._pictures.take_all(), self._announce_hidden()
+        self._parts += [*text, *note]
+        self.final = [*self._parts, *self._pictures.shown()]
+        return [*text, *pictures, *note]
+
+    @property
+    def has_late_text(self) -> bool:
+        """Whether text came after `close` that `due` has not given out yet."""
+        return self._is_closed and self._is_changed and not self._quiet
+
+    def _is_shown(self, rank: int) -> bool:
+        return self._shown is None or rank in self._shown
+
+    def _update_live(self, now: float) -> list[Publication]:
+        if now - self._published < self._limits.update_interval:
+            return []
+        if self._is_open and not self._is_changed and not self._is_new_second(now):
+            return []
+        publication = LiveDisplay(self._live_bundle(now), update=self._is_open, name=self._area)
+        self._is_open, self._is_changed, self._published = True, False, now
+        return [publication]
+
+    def _is_new_second(self, now: float) -> bool:
+        return int(now - self._started) != int(self._published - self._started)
+
+    def _live_bundle(self, now: float) -> dict[str, str]:
+        count = self._limits.live_lines_of(len(self._ranks))
+        groups = {name: self._of_mesh(self._texts[name].last_groups(count)) for name in STREAMS}
+        header = "\n".join(filter(None, (self.headline(now), self._waits_for, self._remark)))
+        return render_area(fit_streams(groups, self._limits.live), header)
+
+    def _static_area(self, now: float, footer: str) -> LiveDisplay:
+        area = render_area(self._whole_text(), self._last_headline(now), footer)
+        return LiveDisplay(area, update=True, is_final=True, name=self._area)
+
+    @property
+    def _area(self) -> str:
+        """The name of the live area: after a prompt there is another one."""
+        return f"part {self._part}" if self._part else ""
+
+    def _last_headline(self, now: float) -> str:
+        """Of ranks that wait for a person a notebook is not to say for ever that they run."""
+        return self.headline(now) if self._is_closed else f"up to the prompt · {format_elapsed(now - self._started)}"
+
+    def _quick_text(self) -> list[Publication]:
+        """Plain streams, but for ranges: these open to show what each rank wrote, and a stream cannot."""
+        return [_as_publication(name, groups) for name, groups in self._whole_text().items() if groups]
+
+    def _whole_text(self) -> dict[StreamName, list[Group]]:
+        groups = self._groups()
+        if not any(groups.values()):  # as in most cells: nothing to fit
+            return groups
+        return fit_details(fit_streams(groups, self._limits.publication), self._limits.details)
+
+    def _late_text(self, budget: int) -> list[Stream]:
+        fitted = fit_streams(self._groups(), budget)
+        texts = {name: render_text(groups, name) for name, groups in fitted.items()}
+        return [Stream(name, text) for name, text in texts.items() if text]
+
+    def _groups(self) -> dict[StreamName, list[Group]]:
+        groups = {name: self._of_mesh(self._texts[name].groups()) for name in STREAMS}
+        if self._unseen:
+            note = f"… output of {self._mesh}{format_label(self._unseen)} not shown (%mesh log RANK)"
+            groups["stdout"].append(Group((), Block((note,))))
+        return groups
+
+    def _of_mesh(self, groups: Sequence[Group]) -> list[Group]:
+        return [group.of_mesh(self._mesh) for group in groups]
+
+    def headline(self, now: float) -> str:
+        """The cell in a line: `8 ranks · 6 running · 2 done · 00:12 · r3 slowest`."""
+        if self._is_left:
+            return format_left(len(self._ranks), self._elapsed(now), self._mesh)
+        if len(self._running) == 1 < len(self._ranks):
+            (self._slowest,) = self._running
+        return format_header(
+            mesh=self._mesh,
+            total=len(self._ranks),
+            running=len(self._running - self._waiting),
+            waiting=len(self._running & self._waiting),
+            endings=Counter(self._endings.values()),
+            elapsed=self._elapsed(now),
+            slowest=self._slowest,
+        )
+
+    def _elapsed(self, now: float) -> float:
+        return (now if self._ended is None else self._ended) - self._started
+
+    def _publish_aside(self, now: float) -> list[Publication]:
+        """What ranks print while a prompt is shown: plain text, above it; too much waits for its end."""
+        if not self._is_changed or self._aside_room <= 0 or now - self._published < self._limits.update_interval:
+            return []
+        streams = self._late_text(self._aside_room)
+        self._aside_room -= sum(cost_of(stream.text) for stream in streams)
+        self._forget_texts()
+        self._published = now
+        return [*streams]
+
+    def _publish_late(self, now: float) -> list[Publication]:
+        """Text of a thread that outlives its cell: appended to that cell, until its share is used up."""
+        if not self._is_changed or now - self._published < self._limits.late_interval:
+            return []
+        streams = self._late_text(self._late_room) if self._late_room > 0 else []
+        self._forget_texts()
+        self._published = now
+        if streams:
+            self._late_room -= sum(cost_of(stream.text) for stream in streams)
+            if self._late_room <= 0:
+                streams.append(Stream("stdout", "… later output of this cell is not shown (%mesh log RANK)\n"))
+        return [*streams, *self._pictures.take_all()]
+
+    def _announce_hidden(self) -> list[Stream]:
+        hidden, self._pictures.hidden = self._pictures.hidden, {}
+        if not hidden:
+            return []
+        count, first = max(hidden.values()), min(hidden)
+        whose, where = f"{self._mesh}{format_label(hidden)}", f"result[{first}].displays has them"
+        return [Stream("stdout", f"… {count:,} more displays of {whose} are not shown ({where})\n")]
+
+    def _forget_texts(self) -> None:
+        limit = self._limits.capture_of(len(self._ranks))
+        self._texts: dict[StreamName, _ArrivedText | _RankedText] = {
+            name: _ArrivedText(limit, self._mode, self._mesh)
+            if self._mode in ("order", "none")
+            else _RankedText(limit, self._mode)
+            for name in STREAMS
+        }
+        self._unseen: set[int] = set()
+        self._is_changed = False
+
+
+class _RankedText:
+    """One stream, each rank's text for itself."""
+
+    def __init__(self, limit: int, mode: GroupMode) -> None:
+        self._limit = limit
+        self._mode = mode
+        self._captures: dict[int, TextBuffer] = {}
+
+    def add(self, rank: int, text: str, live: str | None) -> None:
+        if rank not in self._captures:
+            if not (text.strip("\r") or live):
+                return
+            self._captures[rank] = TextBuffer(self._limit)
+        self._captures[rank].add(text)
+        if live is not None:
+            self._captures[rank].live = live
+
+    def clear(self, rank: int) -> None:
+        self._captures.pop(rank, None)
+
+    def groups(self) -> list[Group]:
+        return group_blocks({rank: each.block() for rank, each in self._captures.items()}, self._mode)
+
+    def last_groups(self, count: int) -> list[Group]:
+        last = {rank: Block(each.last_lines(count)) for rank, each in self._captures.items()}
+        # The members behind a range would double each update of the live area; the static one has them.
+        return [replace(group, members=()) for group in group_blocks(last, self._mode)]
+
+
+class _ArrivedText:
+    """One stream, the chunks of all ranks in order of arrival: bare (`none`), or labelled (`order`)."""
+
+    def __init__(self, limit: int, mode: GroupMode, mesh: str) -> None:
+        self._mesh = mesh
+        self._capture = TextBuffer(limit)
+        self._is_labelled = mode == "order"
+        self._writer: int | None = None  # the rank whose line is still open
+        self._live: dict[int, str] = {}
+
+    def add(self, rank: int, text: str, live: str | None) -> None:
+        if text:
+            self._capture.add(self._label(rank, text) if self._is_labelled else text)
+        if live is not None:
+            self._live[rank] = live
+
+    def clear(self, rank: int) -> None:
+        """Only what may still change: other ranks' lines stand between those that came."""
+        self._live.pop(rank, None)
+
+    def groups(self) -> list[Group]:
+        block = self._capture.block()
+        return [*([Group((), block)] if block.lines else []), *self._live_groups()]
+
+    def last_groups(self, count: int) -> list[Group]:
+        lines = self._capture.last_lines(count)
+        return [*([Group((), Block(lines))] if lines else []), *self._live_groups()]
+
+    def _live_groups(self) -> list[Group]:
+        """The rows that may still change stand below what came, rank by rank."""
+        rows = [(rank, split_lines(live)) for rank, live in sorted(self._live.items()) if live]
+        return [Group((rank,) if self._is_labelled else (), Block(lines)) for rank, lines in rows]
+
+    def _label(self, rank: int, text: str) -> str:
+        label = f"{self._mesh}{format_label([rank])} "
+        ends_line = text.endswith("\n")
+        body = text.removesuffix("\n").replace("\n", f"\n{label}")
+        start = label if self._writer is None else "" if self._writer == rank else f"\n{label}"
+        self._writer = None if ends_line else rank
+        return f"{start}{body}\n" if ends_line else f"{start}{body}"
+
+
+def _as_publication(name: StreamName, groups: list[Group]) -> Publication:
+    if not any(group.members for group in groups):
+        return Stream(name, render_text(groups, name))
+    empty: dict[StreamName, list[Group]] = {"stdout": [], "stderr": []}
+    return Display(render_area(empty | {name: groups}), {})

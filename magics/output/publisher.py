@@ -1,0 +1,112 @@
+"""Where a cell's output is published: under that cell's own parent header, for ever, from any thread.
+
+Never by `print` or `display()`: they follow "the last parent set", which any widget message changes.
+"""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from IPython.core.displaypub import CapturingDisplayPublisher
+
+from meshbook.magics.output.messages import Display, Error, LiveDisplay, Publication, Stream
+
+
+class Publisher(Protocol):
+    """Publishes for one cell. `updates`: whether what was published can be replaced."""
+
+    updates: bool
+
+    def publish(self, publications: Sequence[Publication]) -> None: ...
+
+
+class KernelPublisher:
+    """Over IOPub, for the cell that runs when this is made."""
+
+    updates = True
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        self._parent = kernel.get_parent("shell")
+        self._display_id = ""  # of the live area, once there is one
+
+    def publish(self, publications: Sequence[Publication]) -> None:
+        for publication in publications:
+            kind, content = self._message(publication)
+            self._kernel.session.send(
+                self._kernel.iopub_socket,
+                kind,
+                content,
+                parent=self._parent,
+                ident=self._kernel._topic(kind),
+            )
+
+    def _message(self, publication: Publication) -> tuple[str, dict[str, Any]]:
+        match publication:
+            case Stream(name, text):
+                return "stream", {"name": name, "text": text}
+            case Display(data, metadata):
+                return "display_data", _bundle(data, metadata)
+            case LiveDisplay(data, update, _, name, metadata):
+                kind = "update_display_data" if update else "display_data"
+                if not (self._display_id and (update or name)):  # after a prompt the cell has another live area
+                    self._display_id = uuid.uuid4().hex
+                return kind, _bundle(data, metadata) | {"transient": {"display_id": f"{self._display_id}{name}"}}
+            case Error(name, value, traceback):
+                return "error", {"ename": name, "evalue": value, "traceback": list(traceback)}
+
+
+def _bundle(data: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {"data": dict(data), "metadata": dict(metadata), "transient": {}}
+
+
+class TerminalPublisher:
+    """In plain IPython on a terminal: text, and of a live area only what is left at the end."""
+
+    updates = False
+
+    def publish(self, publications: Sequence[Publication]) -> None:
+        for publication in publications:
+            match publication:
+                case Stream(name, text):
+                    (sys.stderr if name == "stderr" else sys.stdout).write(text)
+                case Display(data, _):
+                    print(data.get("text/plain", ""))
+                case LiveDisplay(data, is_final=is_final):
+                    if is_final:
+                        print(data.get("text/plain", ""))
+                case Error(_, _, traceback):
+                    print(*traceback, sep="\n", file=sys.stderr)
+
+
+class CapturedPublisher:
+    """Below `%%capture`: into what captures now, be it streams, displays or both."""
+
+    updates = False
+
+    def __init__(self, shell: Any) -> None:
+        self._streams = {"stdout": sys.stdout, "stderr": sys.stderr}
+        self._displays = shell.display_pub
+
+    def publish(self, publications: Sequence[Publication]) -> None:
+        for publication in publications:
+            match publication:
+                case Stream(name, text):
+                    self._streams[name].write(text)
+                case LiveDisplay(data, is_final=True, name=""):  # of a longer cell, as the text of a quick one
+                    self._streams["stdout"].write(data.get("text/plain", ""))
+                case Display(data, metadata) | LiveDisplay(data, is_final=True, metadata=metadata):
+                    self._displays.publish(dict(data), dict(metadata))
+                case Error(_, _, traceback):
+                    print(*traceback, sep="\n", file=self._streams["stderr"])
+
+
+def publisher_for(shell: Any) -> Publisher:
+    """A publisher for the cell that runs now."""
+    if isinstance(getattr(shell, "display_pub", None), CapturingDisplayPublisher):
+        return CapturedPublisher(shell)
+    kernel = getattr(shell, "kernel", None)
+    return TerminalPublisher() if kernel is None else KernelPublisher(kernel)

@@ -1,0 +1,101 @@
+"""Groups of text cut to a budget of bytes, so that no cell outgrows its notebook; every cut is announced."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, takewhile
+
+from meshbook.magics.output.ansi import html_of
+from meshbook.magics.output.grouping import Block, Group, StreamName
+from meshbook.runtime.geometry.ranges import format_label
+
+# Bytes that a line counts for at least: a page with tens of thousands of short lines is slow. 130,000 bytes are 4,062.
+LEAST_COST = 32
+_LEAST_SHARE = 512  # of a publication, for one group: below that little of it could be read
+_LEAST_LINE = 80
+_ANNOUNCEMENT_SIZE = 120  # about what the line takes that tells of a cut
+
+
+def fit(groups: Sequence[Group], budget: int) -> list[Group]:
+    """The groups in about `budget` bytes: small ones whole, of large ones the start and the end.
+
+    Sizes are those in HTML, where escapes make text longest, so that the plain text fits as well.
+    """
+    sizes = [_size_of(group.lines, group.prefix) for group in groups]
+    count = _count_fitting([min(size, _LEAST_SHARE) for size in sizes], budget)
+    share = _share_out(sizes[:count], budget)
+    fitted = [
+        group if size <= share else _shorten(group, int(share))
+        for group, size in zip(groups[:count], sizes[:count], strict=True)
+    ]
+    return [*fitted, _announce_rest(groups[count:])] if count < len(groups) else fitted
+
+
+def fit_streams(groups: Mapping[StreamName, list[Group]], budget: int) -> dict[StreamName, list[Group]]:
+    # Errors must not be crowded out by a flood on stdout, nor take more than they need.
+    stderr = fit(groups["stderr"], budget // 3)
+    used = sum(_size_of(group.lines, group.prefix) for group in stderr)
+    return {"stdout": fit(groups["stdout"], budget - used), "stderr": stderr}
+
+
+def fit_details(groups: Mapping[StreamName, list[Group]], budget: int) -> dict[StreamName, list[Group]]:
+    ranges = sum(bool(group.members) for each in groups.values() for group in each)
+    share = budget // max(ranges, 1)
+    return {
+        name: [replace(group, members=tuple(fit(group.members, share))) for group in each]
+        for name, each in groups.items()
+    }
+
+
+def _share_out(sizes: Sequence[int], budget: int) -> float:
+    """The largest size that each may have; what the small ones leave goes to the large ones."""
+    rest = budget
+    for index, size in enumerate(sorted(sizes)):
+        share = rest / (len(sizes) - index)
+        if size > share:
+            return share
+        rest -= size
+    return math.inf
+
+
+def _shorten(group: Group, size: int) -> Group:
+    block = group.block
+    room = max(size - _ANNOUNCEMENT_SIZE, 0) // 2
+    # A character may take 6 bytes once it is escaped and encoded: a shortened line has to fit into the room.
+    lines = [_shorten_line(line, room // 8) for line in block.lines]
+    prefix = group.prefix
+    sizes = [_size_of([line], prefix) for line in lines]
+    # Where lines are missing already, the two parts must not grow across that gap.
+    first = _count_fitting(sizes[: block.cut] if block.hidden else sizes, room)
+    back = sizes[block.cut :] if block.hidden else sizes[first:]
+    last = len(lines) - _count_fitting(back[::-1], room)
+    hidden = block.hidden + last - first
+    return replace(group, block=Block((*lines[:first], *lines[last:]), hidden, first, block.identity))
+
+
+def _shorten_line(line: str, length: int) -> str:
+    if len(line) <= max(length, _LEAST_LINE):
+        return line
+    kept = max(length, _LEAST_LINE) - 24
+    return f"{line[:kept]} … (+{len(line) - kept:,} characters)"
+
+
+def _announce_rest(groups: Sequence[Group]) -> Group:
+    ranks = {rank for group in groups for rank in group.ranks}
+    return Group((), Block((f"… {len(groups):,} more groups not shown: {format_label(ranks)} (%mesh log RANK)",)))
+
+
+def cost_of(text: str) -> int:
+    """What a text takes of a budget: its characters, or more where its lines are short."""
+    return max(len(text), text.count("\n") * LEAST_COST)
+
+
+def _size_of(lines: Iterable[str], prefix: str) -> int:
+    return sum(max(len(html_of(line).encode("utf-8", "replace")) + len(prefix) + 1, LEAST_COST) for line in lines)
+
+
+def _count_fitting(sizes: Iterable[int], room: int) -> int:
+    """How many from the start fit."""
+    return sum(1 for _ in takewhile(lambda total: total <= room, accumulate(sizes)))

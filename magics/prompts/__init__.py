@@ -1,0 +1,1 @@
+"""Prompts of ranks: input(), the debugger and the keyboard."""

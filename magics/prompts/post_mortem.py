@@ -1,0 +1,49 @@
+"""Post-mortem after the cell: the debugger on ranks, at the errors that they keep."""
+
+from __future__ import annotations
+
+from meshbook.magics.cells.cell import PreparedCell
+from meshbook.magics.cells.rank_errors import check_able
+from meshbook.magics.meshes.registry import MeshError, NotebookMesh
+from meshbook.magics.notebook import Notebook
+from meshbook.magics.output.publisher import publisher_for
+from meshbook.magics.prompts.broker import PromptPolicy
+from meshbook.magics.prompts.keyboard import keyboard_for
+from meshbook.magics.shell.interrupts import interruptible
+from meshbook.magics.syntax.cell_options import CellOptions
+
+SOURCE = "%debug"  # what the ranks run: IPython's own way to look at its last error
+
+
+def debug(notebook: Notebook, selector: str | None) -> None:
+    """Open the debugger on these ranks, or on those that failed in the last cell, and wait until it is left.
+
+    What failed in the last cell is not forgotten by that. MeshError where there is nothing to look at.
+    """
+    mesh, ranks = notebook.ranks_of(selector) if selector is not None else _failed(notebook)
+    region = mesh.procs.region.pick(ranks)
+    check_able(mesh, region)
+    keyboard = keyboard_for(notebook.shell)
+    if keyboard.refusal:
+        raise MeshError(f"the debugger has no prompt here: {keyboard.refusal}")
+    last = mesh.last
+    cell = PreparedCell(
+        *(notebook.session(), mesh, region, CellOptions(on_error="finish"), publisher_for(notebook.shell)),
+        number=notebook.cell_number,
+        policy=PromptPolicy(keyboard, select=notebook.selector_of(mesh)),
+    )
+    running = notebook.background.start(cell, SOURCE, title="%mesh debug")
+    try:
+        with interruptible(running.interrupt):
+            running.future.get()
+    finally:
+        mesh.last = last
+
+
+def _failed(notebook: Notebook) -> tuple[NotebookMesh, list[int]]:
+    mesh = notebook.meshes.get()
+    if failed := sorted(mesh.last.failed - mesh.dead.keys()):
+        return mesh, failed
+    raise MeshError(
+        f"no living rank of {mesh.name} failed in its last cell; %mesh debug SEL looks at the last error of these ranks"
+    )

@@ -1,0 +1,1 @@
+"""The results of a cell: values, errors and costs of all ranks."""

@@ -1,0 +1,55 @@
+"""Why ranks do not know a name, as far as the notebook can tell, and the command that brings it there. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+from meshbook.magics.meshes.registry import NotebookMesh
+from meshbook.runtime.cells.outcome import RankError
+from meshbook.runtime.geometry.ranges import format_ranks, name_ranks
+
+_NOT_DEFINED = re.compile(r"name '(\w+)' is not defined")
+
+
+def explain_missing(errors: Mapping[int, RankError], mesh: NotebookMesh, variables: Mapping[str, Any]) -> Iterator[str]:
+    """A line for each name that ranks do not know and that is explained: `variables` are those of the notebook."""
+    for name, ranks in _missing(errors).items():
+        if lost := [rank for rank in ranks if name in mesh.lost.get(rank, ())]:
+            yield f"{name_ranks(lost)} lost {name} when {_again(lost)} started again: run the cell that makes it there"
+        elif mesh.added.keys() >= set(ranks) and (name in variables or _is_known(name, mesh)):
+            told = f"{name_ranks(ranks)} came with %mesh resize, after the cells that made {name}"
+            yield f"{told}: {_bring(name, ranks, mesh, variables)}"
+        elif name in variables:
+            told = f"{name} is a name of the notebook, not of {name_ranks(ranks)}"
+            yield f"{told}: {_bring(name, ranks, mesh, variables)}"
+
+
+def _is_known(name: str, mesh: NotebookMesh) -> bool:
+    """Whether some rank has this name; else it is a slip of the finger."""
+    return any(name in names for names in mesh.names.values())
+
+
+def _missing(errors: Mapping[int, RankError]) -> dict[str, list[int]]:
+    """The ranks of each name that a NameError is about."""
+    found: dict[str, list[int]] = {}
+    for rank, error in errors.items():
+        if error.type_name == "NameError" and (match := _NOT_DEFINED.match(error.message)):
+            found.setdefault(match[1], []).append(rank)
+    return found
+
+
+def _bring(name: str, ranks: Collection[int], mesh: NotebookMesh, variables: Mapping[str, Any]) -> str:
+    chosen = "" if len(ranks) == mesh.extent.nelements else format_ranks(ranks)
+    selector = mesh.selector(chosen)
+    if name not in variables:
+        return f"run the cell that makes {name} with %%mesh{selector}"
+    if isinstance(variables[name], ModuleType):
+        return f"import it in a cell with %%mesh{selector}"
+    return f"%mesh push {name}{selector}"
+
+
+def _again(ranks: Collection[int]) -> str:
+    return "it was" if len(ranks) == 1 else "they were"

@@ -1,0 +1,258 @@
+"""The result of a cell on every rank: what `Out[n]`, `_` and `-o NAME` hold, how it is read and shown.
+
+Not for running cells, and not for the text they print (`output`). A value that was too large to travel stays
+with its rank until it is asked for.
+"""
+
+from __future__ import annotations
+
+import builtins
+import operator
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
+
+from IPython.utils.capture import RichOutput
+
+from meshbook.magics.output.grouping import StreamName
+from meshbook.magics.results.costs import CostTable
+from meshbook.magics.results.values import bundle_of, has_value, render_outcomes
+from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
+from meshbook.runtime.geometry import Extent, Region
+from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.geometry.region import Index
+from meshbook.runtime.telemetry.output import DisplayChunk
+
+ReadLog: TypeAlias = Callable[[int, StreamName], str]
+ReadDisplays: TypeAlias = Callable[[int], Sequence[DisplayChunk]]
+Fetch: TypeAlias = Callable[[int], Any]
+
+
+def _no_displays(rank: int) -> Sequence[DisplayChunk]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where a result finds what has not come with the outcomes: output of its ranks, and values that stayed there."""
+
+    texts: ReadLog
+    displays: ReadDisplays = _no_displays
+    fetch: Fetch | None = None
+    mesh: str = ""  # stands before ranks, where there are several meshes
+
+
+class RankResult:
+    """What the cell gave on one rank. `value` is fetched from the rank if it stayed there, once."""
+
+    def __init__(self, rank: int, outcome: CellOutcome, sources: Sources) -> None:
+        self.rank = rank
+        self.outcome = outcome
+        self._sources = sources
+
+    @property
+    def error(self) -> RankError | None:
+        """Why the cell failed here; None if it did not."""
+        return self.outcome.error
+
+    @property
+    def cost(self) -> CellCost:
+        """Time and memory."""
+        return self.outcome.cost
+
+    @cached_property
+    def value(self) -> Any:
+        """The value of the last expression, None if there is none; LookupError if it is out of reach."""
+        value = self.outcome.value
+        if value is None:
+            return None
+        if value.pickled is not None:
+            return pickle.loads(value.pickled)
+        if self._sources.fetch is None:
+            raise LookupError(f"the value of rank {self.rank} stayed there: {value.note or 'it did not travel'}")
+        return self._sources.fetch(self.rank)
+
+    @property
+    def stdout(self) -> str:
+        """All that the rank printed in this cell."""
+        return self._sources.texts(self.rank, "stdout")
+
+    @property
+    def stderr(self) -> str:
+        """All that the rank wrote to stderr in this cell."""
+        return self._sources.texts(self.rank, "stderr")
+
+    @property
+    def displays(self) -> list[RichOutput]:
+        """What the rank displayed in this cell, in its last state; `display(result[3].displays[0])` shows it again."""
+        return [RichOutput(data=each.data, metadata=each.metadata) for each in self._sources.displays(self.rank)]
+
+    if not TYPE_CHECKING:  # a type checker reports what is not there by itself
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):  # it is there, and its value cannot be unpickled: that is the error to show
+                return object.__getattribute__(self, name)
+            hint = f": its value is `result[{self.rank}].value`" if name == "values" else ""
+            raise AttributeError(f"the result of one rank has no attribute {name!r}{hint}", name=name, obj=self)
+
+    def __repr__(self) -> str:
+        return render_outcomes({self.rank: self.outcome}, self._sources.mesh)
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
+        return bundle_of({self.rank: self.outcome}, self._sources.mesh)
+
+
+class MeshResult:
+    """What a cell gave on all its ranks: `result[3]`, `result.at(gpus=0)`, `result.values`, `result.stack()`.
+
+    It has the dimensions of the mesh that ran the cell. Its ranks are those of the labels in the output:
+    ranks of the base mesh.
+    """
+
+    def __init__(
+        self,
+        region: Region,
+        outcomes: Mapping[int, CellOutcome],
+        sources: Sources,
+    ) -> None:
+        self.region = region
+        self._sources = sources
+        # A rank that died may have left no outcome; then it is not in the result.
+        self._outcomes = {rank: outcomes[rank] for rank in sorted(region.ranks()) if rank in outcomes}
+        self._results = {rank: RankResult(rank, outcome, sources) for rank, outcome in self._outcomes.items()}
+
+    @property
+    def extent(self) -> Extent:
+        """The names and sizes of the dimensions."""
+        return self.region.extent
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks there are, in order."""
+        return tuple(self._results)
+
+    @property
+    def has_value(self) -> bool:
+        """Whether any rank's cell ended in an expression that was not None."""
+        return any(map(has_value, self._outcomes.values()))
+
+    @property
+    def values(self) -> list[Any]:
+        """The values in rank order; None for a rank that failed or gave none."""
+        return [each.value for each in self]
+
+    @property
+    def errors(self) -> dict[int, RankError]:
+        """The error of each rank that failed."""
+        return {rank: each.error for rank, each in self._outcomes.items() if each.error is not None}
+
+    @property
+    def cost(self) -> CostTable:
+        """Time and memory by rank, shown as a table."""
+        return CostTable({rank: each.cost for rank, each in self._outcomes.items()})
+
+    def at(self, /, **point: int) -> RankResult:
+        """The rank at these coordinates, `result.at(hosts=0, gpus=3)`; ValueError if they leave several."""
+        region = self.region.slice(**point)
+        if len(region) != 1:
+            free = ", ".join(region.labels)
+            raise ValueError(f"{len(region)} ranks are there: give {free} as well, or use slice()")
+        return self[region.ranks()[0]]
+
+    def slice(self, /, **dims: Index) -> MeshResult:
+        """Part of the result: `result.slice(gpus=slice(0, 2))`; an int removes its dimension."""
+        return MeshResult(self.region.slice(**dims), self._outcomes, self._sources)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each rank, with its coordinates and its value, or what is in that where it is a dict.
+
+        `pandas.DataFrame(result.rows())` is a table of them.
+        """
+        return [self._row_of(each) for each in self]
+
+    def _row_of(self, each: RankResult) -> dict[str, Any]:
+        place = dict(self.region.point_of_base_rank(each.rank))
+        value = each.value
+        return {"rank": each.rank, **place, **(value if isinstance(value, Mapping) else {"value": value})}
+
+    def stack(self) -> Any:
+        """The values as one tensor or array of shape (ranks, ...); ValueError if a rank has none."""
+        missing = [rank for rank, each in self._outcomes.items() if not has_value(each)]
+        if missing:
+            raise ValueError(f"nothing to stack from {name_ranks(missing)}: no value there")
+        return _stack(self.values)
+
+    def to_numpy(self) -> Any:
+        """Like `stack`, always as a NumPy array in the memory of the controller."""
+        stacked = self.stack()
+        return stacked.detach().cpu().numpy() if hasattr(stacked, "detach") else stacked
+
+    @overload
+    def __getitem__(self, wanted: int) -> RankResult: ...
+    @overload
+    def __getitem__(self, wanted: builtins.slice) -> MeshResult: ...
+    @overload
+    def __getitem__(self, wanted: Mapping[str, Index]) -> RankResult | MeshResult: ...
+    def __getitem__(self, wanted: int | builtins.slice | Mapping[str, Index]) -> RankResult | MeshResult:
+        """The result of a rank, where a negative one counts from the last; of several, `result[0:4]`; or by dimensions,
+        `result[{"gpus": 3}]`, which is a rank where they leave one.
+        """
+        if isinstance(wanted, builtins.slice):
+            return MeshResult(self.region.pick(self.ranks[wanted]), self._outcomes, self._sources)
+        if isinstance(wanted, Mapping):
+            part = self.slice(**wanted)
+            return part if len(part.region) > 1 else self[part.region.ranks()[0]]
+        try:
+            index = operator.index(wanted)
+        except TypeError:
+            raise TypeError(
+                f"a result is indexed by rank, result[3] or result[0:4], or by dimensions, result[dict(gpus=3)], "
+                f"and not by {wanted!r}"
+            ) from None
+        return self._of_rank(index)
+
+    def _of_rank(self, index: int) -> RankResult:
+        ranks = self.ranks
+        if -len(ranks) <= index < 0:
+            return self._results[ranks[index]]
+        if index not in self._results:
+            raise IndexError(f"no rank {index} in this result; it has {name_ranks(ranks)}")
+        return self._results[index]
+
+    if not TYPE_CHECKING:  # a type checker reports what is not there by itself
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):
+                return object.__getattribute__(self, name)
+            ranks = self.__dict__.get("_results") if hasattr(RankResult, name) and not name.startswith("_") else None
+            all_of_them = "result.values has those of all ranks, " if name == "value" else ""
+            hint = f": {all_of_them}result[{next(iter(ranks))}].{name} that of one rank" if ranks else ""
+            raise AttributeError(f"the result of a cell has no attribute {name!r}{hint}", name=name, obj=self)
+
+    def __iter__(self) -> Iterator[RankResult]:
+        return iter(self._results.values())
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def __repr__(self) -> str:
+        return render_outcomes(self._outcomes, self._sources.mesh)
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
+        return bundle_of(self._outcomes, self._sources.mesh)
+
+
+def _stack(values: Sequence[Any]) -> Any:
+    # torch and numpy cost up to seconds to import, and who stacks nothing needs neither. A value that is a
+    # tensor has brought torch with it, so numbers never load it.
+    if "torch" in sys.modules:
+        import torch
+
+        if all(isinstance(value, torch.Tensor) for value in values):
+            return torch.stack([value.to(values[0].device) for value in values])
+    import numpy
+
+    return numpy.stack(values)

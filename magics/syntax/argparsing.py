@@ -1,0 +1,207 @@
+"""argparse, made fit for a notebook, and the types of arguments that option lines have.
+
+Help is a value (`HelpRequested`) and a mistake is an exception (`UsageError`): a notebook has no process to exit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import functools
+import keyword
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from meshbook.magics.errors import UserError
+from meshbook.runtime.geometry import Extent
+
+# argparse takes a word that begins with "-" for an option, unless it looks like *one* negative number. Others
+# such as `-1,0` and `-2:` do not, so their minus travels as another character. No option begins with a digit.
+_HIDDEN_MINUS = "\N{MINUS SIGN}"
+_LONGEST_QUOTE = 60
+
+
+class UsageError(UserError, ValueError):
+    """A line that asks for something there is not; the text names it, and what there is."""
+
+
+@dataclass(frozen=True)
+class HelpRequested:
+    """The line asked for help: show the text, and do nothing else."""
+
+    text: str
+
+
+# --- the types of arguments ---
+
+
+def selector(text: str) -> str:
+    """A selector, not yet read."""
+    return _with_minus(text)
+
+
+def mesh_name(text: str) -> str:
+    """The name of a mesh that is up; whether there is one is seen when it is looked for."""
+    return text
+
+
+def job_name(text: str) -> str:
+    """The number of a job, or the variable that it was put into; whether there is one is seen when it is looked for."""
+    return text
+
+
+def preference(text: str) -> str:
+    """The name of what can be set; whether there is one is seen when it is looked for."""
+    return text
+
+
+def remote_variable(text: str) -> str:
+    """The name of a variable of the ranks."""
+    return variable(text)
+
+
+def variable(text: str) -> str:
+    """A name that a variable can have."""
+    if not text.isidentifier() or keyword.iskeyword(text):
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a name that a variable can have")
+    return text
+
+
+def count(text: str) -> int:
+    """How many: one at least."""
+    return _whole_number(text, least=1)
+
+
+def _whole_number(text: str, least: int) -> int:
+    # At most nine digits: more is a slip of the hand, and int() of thousands fails with words of its own.
+    if not re.fullmatch("[0-9]{1,9}", text) or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a whole number of {least} or more")
+    return int(text)
+
+
+def port(text: str) -> int:
+    """A port of this machine; 0 is any that is free."""
+    number = _whole_number(text, least=0)
+    if number > 65535:
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is no port: these go up to 65535")
+    return number
+
+
+def seconds(text: str) -> float:
+    """A time above zero."""
+    if not re.fullmatch(r"[0-9]{0,9}\.?[0-9]{0,9}", text) or not any(map(str.isdigit, text)) or not float(text):
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a number of seconds above zero")
+    return float(text)
+
+
+def shape(text: str) -> Extent:
+    """Dimensions and sizes, `hosts=2,gpus=4`."""
+    pairs = [part.partition("=") for part in text.split(",")]
+    for name, equals, size in pairs:
+        if not equals or not name.isidentifier() or not size:
+            raise argparse.ArgumentTypeError(f"{quoted(text)} is not a shape such as hosts=2,gpus=4")
+    try:
+        return Extent([name for name, _, _ in pairs], [count(size) for _, _, size in pairs])
+    except ValueError as error:  # a dimension is there twice
+        raise argparse.ArgumentTypeError(str(error))
+
+
+# --- argparse, made fit for a notebook ---
+
+
+class HelpAsked(Exception):
+    """The line asks for help; whoever parses it makes a `HelpRequested` of that."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+
+HELP_WORDS = ("-h", "--help", "?")
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises where argparse would exit. Takes no abbreviations: a new option could make one ambiguous."""
+
+    def __init__(self, prog: str, description: str) -> None:
+        # A fixed width: the terminal in which the server happened to start says nothing about the notebook.
+        formatter = functools.partial(argparse.HelpFormatter, width=100, max_help_position=28)
+        super().__init__(prog, description=description, formatter_class=formatter, allow_abbrev=False, add_help=False)
+        self.add_argument("-h", "--help", action=_HelpAction, nargs=0, help="show this, and run nothing")
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog}: {_with_minus(message)}")
+
+    @property
+    def actions(self) -> list[argparse.Action]:
+        """Its arguments, in their order."""
+        return self._actions
+
+    def option_names(self) -> list[str]:
+        return [name for action in self._actions for name in action.option_strings]
+
+    def option(self, name: str) -> argparse.Action | None:
+        """The option of this name, with its dashes."""
+        return self._option_string_actions.get(name)
+
+    def rivals(self, action: argparse.Action) -> list[argparse.Action]:
+        """The options that cannot be there beside this one."""
+        groups = [group._group_actions for group in self._mutually_exclusive_groups]
+        return [other for group in groups if action in group for other in group if other is not action]
+
+
+class _HelpAction(argparse.Action):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(default=argparse.SUPPRESS, **options)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        raise HelpAsked(parser.format_help())
+
+
+def read(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
+    """What the words of a line ask for. UsageError, or HelpAsked."""
+    if "?" in words:
+        raise HelpAsked(parser.format_help())
+    found, left = parser.parse_known_args([_without_minus(word) for word in words])
+    if left:
+        # An unknown option comes first: the word after it may have been meant as its value.
+        odd = next((word for word in left if word.startswith("-")), left[0])
+        parser.error(_about_leftover(odd, parser.option_names()))
+    return found
+
+
+def _about_leftover(word: str, options: Sequence[str]) -> str:
+    if not word.startswith("-"):
+        return f"{quoted(_with_minus(word))} is one word too many (names and selectors have no blanks in them)"
+    name = word.partition("=")[0]
+    return f"no option {quoted(name)}{suggestion(name, options)} The options are {', '.join(options)}."
+
+
+def words(line: str) -> list[str]:
+    """The words of a line, as a shell has them. UsageError for a quotation that is not closed."""
+    try:
+        return shlex.split(line)
+    except ValueError as error:  # a quotation that is not closed
+        raise UsageError(f"cannot read {quoted(line.strip())}: {str(error).lower()}")
+
+
+def _without_minus(word: str) -> str:
+    return _HIDDEN_MINUS + word[1:] if re.match("-[0-9]", word) else word
+
+
+def _with_minus(text: str) -> str:
+    return text.replace(_HIDDEN_MINUS, "-")
+
+
+def quoted(text: str) -> str:
+    """What a message quotes, cut where it is long."""
+    return repr(text if len(text) <= _LONGEST_QUOTE else text[:_LONGEST_QUOTE] + "…")
+
+
+def suggestion(word: str, known: Sequence[str] | dict[str, Any]) -> str:
+    """The end of a message about a word that is not known: what may have been meant."""
+    close = difflib.get_close_matches(word[:_LONGEST_QUOTE], list(known), n=1)
+    return f". Did you mean {close[0]!r}?" if close else "."

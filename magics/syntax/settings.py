@@ -1,0 +1,139 @@
+"""What a person can set in the running notebook (`%mesh config`): each has a name, a meaning, and a default.
+
+Most are defaults of `%%mesh`'s options. They hold for what begins afterwards, until the kernel ends. Nothing is done
+here.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from meshbook.magics.output.model import OutputLimits
+from meshbook.magics.syntax.argparsing import UsageError, quoted, seconds, suggestion
+from meshbook.magics.syntax.cell_options import Grouping, OnError
+
+UNSET = "default"  # the word that takes a setting back
+SWITCH = ("on", "off")
+NEST_ASYNCIO = "nest_asyncio"  # cannot be taken back
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One thing that can be set. `read` makes the value of a word, or raises ArgumentTypeError."""
+
+    name: str
+    default: Any
+    meaning: str
+    read: Callable[[str], Any]
+    is_option: bool = True  # of `%%mesh`: then it is a default of that
+    offers: tuple[str, ...] = ()  # words that it may be, for completion
+
+
+def _choice(*words: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in words:
+            raise argparse.ArgumentTypeError(f"{quoted(text)} is none of {', '.join(words)}")
+        return text
+
+    return read
+
+
+def _switch(text: str) -> bool:
+    return _choice(*SWITCH)(text) == "on"
+
+
+def _limit(text: str) -> float | None:
+    return None if text == "none" else seconds(text)
+
+
+_ALL = (
+    Setting(
+        "group",
+        "auto",
+        f"how output is grouped: {', '.join(get_args(Grouping))}",
+        _choice(*get_args(Grouping)),
+        offers=get_args(Grouping),
+    ),
+    Setting(
+        "on_error",
+        "stop",
+        f"what the first error does to the other ranks: {', '.join(get_args(OnError))}",
+        _choice(*get_args(OnError)),
+        offers=get_args(OnError),
+    ),
+    Setting("timeout", None, "seconds after which a cell is interrupted, or none", _limit, offers=("none",)),
+    Setting(
+        "block", True, "whether a cell waits for its ranks (on), or is a job, as with -a (off)", _switch, offers=SWITCH
+    ),
+    Setting(
+        "plain_time",
+        OutputLimits().plain_time,
+        "seconds: a cell that ends sooner prints plain text, a longer one has an area of its own",
+        seconds,
+        is_option=False,
+    ),
+    Setting(
+        NEST_ASYNCIO,
+        False,
+        "whether asyncio.run() works inside cells (on); that changes asyncio itself until the kernel ends",
+        _switch,
+        is_option=False,
+        offers=SWITCH,
+    ),
+)
+PREFERENCES = {each.name: each for each in _ALL}
+
+
+def find(name: str) -> Setting:
+    """The preference of this name, whose words may be joined by hyphens as well. UsageError where there is none."""
+    known = name.replace("-", "_")
+    if known not in PREFERENCES:
+        hint = suggestion(known, PREFERENCES)
+        raise UsageError(f"%mesh config: nothing is called {quoted(name)}{hint} There are {', '.join(PREFERENCES)}.")
+    return PREFERENCES[known]
+
+
+class NotebookSettings:
+    """What is set in one notebook."""
+
+    def __init__(self) -> None:
+        self._values = {each.name: each.default for each in _ALL}
+
+    def __getitem__(self, name: str) -> Any:
+        """The value of one."""
+        return self._values[name]
+
+    def set(self, name: str, text: str) -> None:
+        """Set one by a word of the person's. UsageError where it means nothing."""
+        preference = find(name)
+        try:
+            value = preference.default if text == UNSET else preference.read(text)
+        except argparse.ArgumentTypeError as error:
+            raise UsageError(f"%mesh config {preference.name}: {error}") from None
+        if preference.name == NEST_ASYNCIO and self._values[NEST_ASYNCIO] and not value:
+            raise UsageError(f"%mesh config {NEST_ASYNCIO}: it cannot be taken back; restart the kernel")
+        self._values[preference.name] = value
+
+    @property
+    def of_cells(self) -> tuple[tuple[str, Any], ...]:
+        """The defaults of `%%mesh`'s options that differ from its own."""
+        return tuple(
+            (each.name, self._values[each.name])
+            for each in _ALL
+            if each.is_option and self._values[each.name] != each.default
+        )
+
+    def describe(self, names: Iterable[str] = PREFERENCES) -> str:
+        """A line for each of these: what it is, and what it means."""
+        rows = [(name, _as_word(self._values[name]), PREFERENCES[name].meaning) for name in names]
+        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+        return "\n".join(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {meaning}" for name, value, meaning in rows)
+
+
+def _as_word(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

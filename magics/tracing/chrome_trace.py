@@ -1,0 +1,204 @@
+"""A trace as a file of the Chrome trace format: ui.perfetto.dev and chrome://tracing open it. Pure, but for writing.
+
+A process for the controller and for each rank; a row for each of its threads. A call is a slice where it is sent, with
+an arrow to the endpoint that it runs, and two bars beside the threads: in flight at the caller, queued at the callee.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from meshbook.magics.tracing.collect import ReplyTimes, Trace, TracedProcess, cell_of
+from meshbook.runtime.actor.context import name_of
+from meshbook.runtime.telemetry.spans import CallMark, Span
+
+MOST_SPANS = 300_000  # in a file; of more the shortest are left out
+MOST_ROWS = 100  # of a thread, for messages that overlap on a loop; what does not fit is cut short by viewers
+Event = dict[str, Any]
+Row = tuple[int, int]  # thread, and which of its rows
+
+
+def write_trace(trace: Trace, path: Path) -> int:
+    """Write the file, compressed where its name ends in `.gz`; its size in bytes. OSError where it cannot be."""
+    data = msgspec.json.encode(describe_trace(trace))
+    path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    return path.stat().st_size
+
+
+def describe_trace(trace: Trace) -> dict[str, Any]:
+    """The content of the file."""
+    kept, left_out = _bounded(trace)
+    about = {
+        "cells": list(trace.cells),
+        "begin_unix_ns": trace.window.start + trace.epoch,
+        "clock_error_ns": trace.clock_error,
+        "silent": list(trace.silent),
+        "spans_left_out": left_out,
+    }
+    return {"traceEvents": list(_events(trace, kept)), "displayTimeUnit": "ms", "otherData": about}
+
+
+def _bounded(trace: Trace) -> tuple[dict[str, tuple[Span, ...]], int]:
+    """The spans of each process, and how many were left out."""
+    spans = {each.node: tuple(filter(trace.window.has, each.recording.spans)) for each in trace.processes}
+    if (count := sum(map(len, spans.values()))) <= MOST_SPANS:
+        return spans, 0
+    lengths = sorted((span.end - span.start for own in spans.values() for span in own), reverse=True)
+    least = lengths[MOST_SPANS - 1]
+    kept = {node: tuple(span for span in own if span.end - span.start > least) for node, own in spans.items()}
+    return kept, count - sum(map(len, kept.values()))
+
+
+def _events(trace: Trace, spans: Mapping[str, Sequence[Span]]) -> Iterator[Event]:
+    serial = itertools.count(1)
+    ran = _ran(trace, spans)
+    for pid, process in enumerate(trace.processes, 1):
+        rows = lay_out(span for span in spans[process.node] if not _is_beside(span))
+        yield from _names(process, pid, rows)
+        for row, own in rows.items():
+            for span in own:
+                yield from _slice(span, process, pid, _tid(row), trace, ran)
+        yield from _in_flight(process, spans[process.node], pid, trace, serial)
+        yield from _queued(process, spans[process.node], pid, trace, serial)
+
+
+def _is_beside(span: Span) -> bool:
+    """Waits that we have made up for the controller; in the file the bars of its calls say the same."""
+    return span.kind == "wait" and not span.thread
+
+
+def lay_out(spans: Iterable[Span]) -> dict[Row, list[Span]]:
+    """Rows in which slices lie within each other or apart, as the format has it; overlapping ones get more rows."""
+    rows: dict[Row, list[Span]] = {}
+    within: dict[Row, list[int]] = {}  # the ends of those that a later one may lie in
+    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
+        for layer in range(MOST_ROWS):
+            row = span.thread, layer
+            ends = within.setdefault(row, [])
+            while ends and ends[-1] <= span.start:
+                ends.pop()
+            if not ends or ends[-1] >= span.end or layer == MOST_ROWS - 1:
+                ends.append(span.end)
+                rows.setdefault(row, []).append(span)
+                break
+    return rows
+
+
+def _tid(row: Row) -> int:
+    # Threads have addresses for numbers, which viewers cut to 32 bits.
+    thread, layer = row
+    return (hash((thread, layer)) & 0x3FFFFFFF) + 1
+
+
+def _names(process: TracedProcess, pid: int, rows: Mapping[Row, object]) -> Iterator[Event]:
+    yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": process.label}}
+    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
+    for (thread, layer), index in zip(sorted(rows), itertools.count(), strict=False):
+        known = "cells" if not thread else process.recording.threads.get(thread, f"thread {thread}")
+        name = known.removeprefix("meshbook ") + (f" ({layer + 1})" if layer else "")
+        is_main = known in ("MainThread", "cells")
+        yield _meta("thread_name", pid, _tid((thread, layer)), name=name.replace("MainThread", "main thread"))
+        yield _meta("thread_sort_index", pid, _tid((thread, layer)), sort_index=index - 1000 * is_main)
+
+
+def _meta(what: str, pid: int, tid: int, **args: Any) -> Event:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
+
+
+def name_span(span: Span) -> str:
+    """What a span is called: `cell 7`, `trainer.step`, `all_reduce`."""
+    match span.kind:
+        case "cell":
+            return f"cell {cell_of(span) or span.name}"
+        case "run":
+            return f"{name_of(span.link[2])}.{span.name}"
+        case "call":
+            return f"call {name_of(span.link[2])}.{span.name}"
+        case "wait":
+            return "wait for an answer"
+    return span.name
+
+
+def _slice(
+    span: Span, process: TracedProcess, pid: int, tid: int, trace: Trace, ran: Mapping[tuple[Any, ...], Span]
+) -> Iterator[Event]:
+    number = span.origin.partition(".")[0]
+    args: dict[str, Any] = {"cell": int(number)} if number.isdecimal() else {}
+    if span.kind == "collective" and span.link and span.link[0]:
+        args["group"] = span.link[0]
+    if span.is_open:
+        args["open"] = True
+    start = _time(span.start, trace)
+    place = {"pid": pid, "tid": tid}
+    yield {
+        "ph": "X",
+        "name": name_span(span),
+        "cat": span.kind,
+        "ts": start,
+        "dur": (span.end - span.start) / 1000,
+        **place,
+        "args": args,
+    }
+    if span.kind == "call":
+        for called in _numbers(span):
+            if (process.node, called, span.link[2]) in ran:
+                yield {"ph": "s", "name": "call", "cat": "call", "id": f"{process.node}:{called}", "ts": start, **place}
+    elif span.kind in ("run", "cell") and span.link and span.link[1]:
+        flow = f"{span.link[0]}:{span.link[1]}"
+        yield {"ph": "f", "bp": "e", "name": "call", "cat": "call", "id": flow, "ts": start, **place}
+
+
+def _ran(trace: Trace, spans: Mapping[str, Sequence[Span]]) -> dict[tuple[Any, ...], Span]:
+    """What ran of which call: by the node that asked, the number, and the actor."""
+    own = (span for process in trace.processes for span in spans[process.node])
+    return {span.link: span for span in own if span.kind in ("run", "cell") and span.link}
+
+
+def _numbers(call: Span) -> range:
+    first, last, _ = call.link
+    return range(first, last + 1) if first else range(0)
+
+
+def _in_flight(
+    process: TracedProcess, spans: Sequence[Span], pid: int, trace: Trace, serial: Iterator[int]
+) -> Iterator[Event]:
+    answers = ReplyTimes(process.recording)
+    for call in spans:
+        if call.kind == "call" and call.link[0]:
+            name = f"{name_of(call.link[2])}.{call.name} in flight"
+            end = min(answers.end_of(call), trace.window.end)
+            yield from _bar(name, "in flight", call.start, max(call.end, end), pid, trace, serial)
+
+
+def _queued(
+    process: TracedProcess, spans: Sequence[Span], pid: int, trace: Trace, serial: Iterator[int]
+) -> Iterator[Event]:
+    begun = {span.link[:2]: span for span in spans if span.kind in ("run", "cell") and span.link}
+    for mark in process.recording.marks:
+        if (span := begun.get((mark.node, mark.call))) is not None and _is_before(mark, span):
+            name = f"{name_of(span.link[2])}.{span.name} queued"
+            yield from _bar(name, "queued", mark.time, span.start, pid, trace, serial)
+
+
+def _is_before(mark: CallMark, span: Span) -> bool:
+    return bool(mark.node and mark.call) and mark.time < span.start
+
+
+def _bar(
+    name: str, category: str, start: int, end: int, pid: int, trace: Trace, serial: Iterator[int]
+) -> Iterator[Event]:
+    number = next(serial)
+    for phase, at in (("b", start), ("e", end)):
+        time = _time(at, trace)
+        yield {"ph": phase, "name": name, "cat": category, "id": number, "pid": pid, "tid": 0, "ts": time}
+
+
+def _time(at: int, trace: Trace) -> float:
+    """Microseconds since the begin of the trace."""
+    return (at - trace.window.start) / 1000

@@ -1,0 +1,321 @@
+"""What `%mesh trace` shows: which cells, between when and when, and what all processes recorded then, on one clock.
+
+Nothing is drawn or written here (`timeline`, `tracefile`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from meshbook.magics.meshes.registry import MeshError, NotebookMesh
+from meshbook.magics.meshes.whereabouts import answers_of
+from meshbook.runtime.actor.context import name_of
+from meshbook.runtime.geometry import Extent
+from meshbook.runtime.hosts.session import Session
+from meshbook.runtime.mesh.actors import ActorMesh
+from meshbook.runtime.node.call_table import Target
+from meshbook.runtime.node.control import CONTROL, ControlActor
+from meshbook.runtime.telemetry.spans import CallMark, Span, SpanRecording, now
+from meshbook.runtime.telemetry.timeline_lanes import TimeWindow
+from meshbook.runtime.transport.home import host_of
+from meshbook.runtime.wire.messages import Address
+
+MOST_CELLS = 1000  # of which it is known when they ran
+ANSWER_WITHIN = 3.0  # seconds for a process to tell what it has recorded
+PINGS = 5  # of a clock; the quickest counts
+CONTROLLER = "controller"
+
+
+@dataclass(frozen=True, slots=True)
+class CellTime:
+    """When a cell of the notebook ran here, in nanoseconds of this process's clock."""
+
+    number: int
+    start: int
+    end: int
+    is_open: bool = False
+
+
+class CellTimes:
+    """When the last cells of the notebook ran. Cells may run cells: the outermost counts."""
+
+    def __init__(self) -> None:
+        self._ended: deque[CellTime] = deque(maxlen=MOST_CELLS)
+        self._begun: list[int] = []
+
+    def install(self, shell: Any) -> None:
+        """Have the shell tell."""
+        shell.events.register("pre_run_cell", self.begin)
+        shell.events.register("post_run_cell", self.end)
+
+    def begin(self, info: Any = None) -> None:
+        """A cell begins."""
+        self._begun.append(now())
+
+    def end(self, result: Any) -> None:
+        """It has ended."""
+        start = self._begun.pop() if self._begun else now()
+        if not self._begun and result.execution_count is not None:
+            self._ended.append(CellTime(result.execution_count, start, now()))
+
+    @property
+    def seconds(self) -> float:
+        """How long the present cell has run; 0 where none does."""
+        return sum((now() - start) / 1e9 for start in self._begun[:1])
+
+    def known(self, present: int) -> list[CellTime]:
+        """In order; the one that runs, which has this number, included."""
+        return [*self._ended, *(CellTime(present, start, now(), True) for start in self._begun[:1])]
+
+
+@dataclass(frozen=True, slots=True)
+class ClockOffset:
+    """How much later it is by another host's clock than by ours, and by how much that may be wrong: nanoseconds."""
+
+    offset: int = 0
+    error: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TracedProcess:
+    """One process of a trace: a rank of a mesh of the notebook's, another worker, or (rank -1) the controller."""
+
+    node: str
+    mesh: str
+    rank: int
+    recording: SpanRecording  # by our clock
+    clock: ClockOffset = ClockOffset()
+
+    @property
+    def label(self) -> str:
+        """`mesh rank 3`, `controller`."""
+        return f"{self.mesh} rank {self.rank}" if self.rank >= 0 else self.node
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What was recorded of some cells. `silent` are the processes that did not answer."""
+
+    cells: tuple[int, ...]
+    window: TimeWindow
+    processes: tuple[TracedProcess, ...]
+    silent: tuple[str, ...] = ()
+    gone: int = 0  # ranks that took part, and have ended
+    # Nanoseconds since 1970 at the zero of our clock, so that a trace can be laid beside logs.
+    epoch: int = field(default_factory=lambda: time.time_ns() - now())
+
+    @property
+    def clock_error(self) -> int:
+        """By how much times of different hosts may be apart that are the same: nanoseconds."""
+        return max((process.clock.error for process in self.processes), default=0)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something of it still runs."""
+        return any(span.is_open and span.kind == "cell" for each in self.processes for span in each.recording.spans)
+
+    def meshes(self) -> dict[str, dict[int, SpanRecording]]:
+        """The recordings of ranks, by mesh; without the controller."""
+        found: dict[str, dict[int, SpanRecording]] = {}
+        for process in self.processes:
+            if process.rank >= 0:
+                found.setdefault(process.mesh, {})[process.rank] = process.recording
+        return found
+
+    @property
+    def controller(self) -> TracedProcess | None:
+        """The notebook's own process."""
+        return next((process for process in self.processes if process.rank < 0), None)
+
+
+def choose(times: Sequence[CellTime], calls: Sequence[Span], *, number: int | None, last: int) -> list[CellTime]:
+    """The cell of this number, or the last so many that used a mesh. MeshError where there is none."""
+    if number is not None:
+        found = [each for each in times if each.number == number][-1:]
+        if not found:
+            known = f": the last {len(times)} are known" if times else ""
+            raise MeshError(f"no cell {number} was run in this notebook{known}")
+        return found
+    used = [each for each in times if any(each.start <= call.start <= each.end for call in calls)]
+    if not used:
+        raise MeshError("no cell has used a mesh yet: run one that begins with %%mesh, or that calls actors")
+    return used[-last:]
+
+
+def is_use(call: Span) -> bool:
+    """Whether this call is something that a person did: cells, and calls of actors; not what readies a mesh."""
+    return call.kind == "call" and (name_of(call.link[2]) != "cells" or call.name == "run")
+
+
+async def take_trace(
+    session: Session,
+    times: Sequence[CellTime],
+    ranks: Mapping[str, tuple[str, int]],
+    *,
+    only: set[str] | None = None,
+    number: int | None = None,
+    last: int = 1,
+) -> Trace:
+    """Ask all processes (`only`: these nodes) what they recorded of a cell.
+
+    `ranks` says which nodes are which rank of which mesh. MeshError where nothing was recorded.
+    """
+    if not session.node.recorder.on:
+        raise MeshError("nothing is recorded, since MESHBOOK_SPANS is 0")
+    own = session.node.recorder.recording(0)
+    chosen = choose(times, [span for span in own.spans if is_use(span)], number=number, last=last)
+    start = chosen[0].start
+    addresses = [each for each in session.workers() if only is None or each.node in only]
+    told = await _ask(session, addresses, start)
+    numbers = {each.number for each in chosen}
+    window = TimeWindow(start, max([chosen[-1].end, *(_end_of(each.recording, numbers) for each in told)]))
+    processes = [_named(each, ranks) for each in told if any(map(window.has, each.recording.spans))]
+    controller = TracedProcess(CONTROLLER, "", -1, _with_cells(own, chosen))
+    silent = {address.node for address in addresses} - {each.node for each in told}
+    order = sorted(processes, key=lambda each: (each.mesh, each.rank, each.node))
+    gone = _asked(controller.recording, window) - len(order) - len(silent) if only is None else 0
+    return Trace(tuple(sorted(numbers)), window, (controller, *order), tuple(sorted(silent)), max(0, gone))
+
+
+def _asked(own: SpanRecording, window: TimeWindow) -> int:
+    """How many ranks the largest of the `%%mesh` cells was run on."""
+    calls = (span for span in own.spans if span.kind == "call" and span.name == "run" and is_use(span))
+    of_cells = (call.link for call in calls if name_of(call.link[2]) == "cells" and window.has(call))
+    return max((last - first + 1 for first, last, _ in of_cells), default=0)
+
+
+def _end_of(recording: SpanRecording, numbers: set[int]) -> int:
+    """When the last of these cells ended there: one that was not waited for may end later than here."""
+    return max((span.end for span in recording.spans if cell_of(span) in numbers), default=0)
+
+
+def cell_of(span: Span) -> int | None:
+    """The number of the `%%mesh` cell that a span is the run of, on a rank."""
+    number = span.origin.partition(".")[0]
+    return int(number) if span.kind == "cell" and number.isdecimal() else None
+
+
+def _named(process: TracedProcess, ranks: Mapping[str, tuple[str, int]]) -> TracedProcess:
+    """Worker nodes are named for their mesh and a number, which is the rank where the notebook knows no other."""
+    mesh, _, number = process.node.rpartition(".")
+    rank = int(number) if number.isdecimal() else 0
+    mesh, rank = ranks.get(process.node, (mesh, rank))
+    return TracedProcess(process.node, mesh, rank, process.recording, process.clock)
+
+
+def _with_cells(own: SpanRecording, cells: Sequence[CellTime]) -> SpanRecording:
+    """The controller's recording, with these cells, and their waits for answers."""
+    answers = ReplyTimes(own)
+    spans = [Span("cell", each.start, each.end, 0, f"{each.number}", is_open=each.is_open) for each in cells]
+    for cell in cells:
+        asked = (span for span in own.spans if span.kind == "call" and cell.start <= span.start <= cell.end)
+        # Not beyond the cell: a call whose rank has died has no answer.
+        waits = union((call.end, min(answers.end_of(call), cell.end)) for call in asked)
+        spans += [Span("wait", start, end, 0, "answers") for start, end in waits]
+    return msgspec.structs.replace(own, spans=(*own.spans, *spans))
+
+
+def union(times: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The times from begin to end that are in any of these."""
+    joined: list[tuple[int, int]] = []
+    for start, end in sorted(times):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        elif end > start:
+            joined.append((start, end))
+    return joined
+
+
+class ReplyTimes:
+    """When the answers came in to the calls of a process."""
+
+    def __init__(self, recording: SpanRecording) -> None:
+        self._times = {mark.call: mark.time for mark in recording.marks if not mark.node}
+        self._asked = recording.asked
+        self._since = recording.marked_since
+
+    def end_of(self, call: Span) -> int:
+        """When the last one came, or the time of the asking where one is missing; its own end if none was wanted."""
+        first, last, _ = call.link
+        known = [self._times.get(number) for number in range(first, last + 1)] if first else []
+        times = [time for time in known if time is not None]
+        if len(times) < len(known) and call.end >= self._since:
+            return self._asked
+        return max(times, default=call.end)
+
+
+# -- asking --------------------------------------------------------------------------------
+
+
+async def _ask(session: Session, addresses: Sequence[Address], since: int) -> list[TracedProcess]:
+    """What these processes have recorded, by our clock; those that do not answer are left out."""
+    clocks = await _clocks(session.node.address, addresses)
+    asked = [
+        _keeper(address).recording.call_one(since + clocks[host_of(address)].offset)
+        for address in addresses
+        if host_of(address) in clocks
+    ]
+    reached = [address for address in addresses if host_of(address) in clocks]
+    answers: list[SpanRecording | None] = await answers_of(asked, ANSWER_WITHIN)
+    return [
+        TracedProcess(address.node, "", 0, shift(recording, clocks[host_of(address)].offset), clocks[host_of(address)])
+        for address, recording in zip(reached, answers, strict=True)
+        if recording is not None
+    ]
+
+
+def _keeper(address: Address) -> Any:
+    return ActorMesh(CONTROL, ControlActor, [Target(address, CONTROL)], Extent((), ()).region)
+
+
+async def _clocks(here: Address, addresses: Sequence[Address]) -> dict[str, ClockOffset]:
+    """The clock of each host; processes of one host share theirs."""
+    clocks = {host_of(here): ClockOffset()}
+    for address in addresses:
+        if host_of(address) not in clocks and (clock := await read_clock(_keeper(address))) is not None:
+            clocks[host_of(address)] = clock
+    return clocks
+
+
+async def read_clock(keeper: Any) -> ClockOffset | None:
+    """How another process's clock stands to ours: asked a few times, the quickest answer counts; None without any."""
+    pings: list[tuple[int, int, int]] = []
+    for _ in range(PINGS):
+        sent = now()
+        (there,) = await answers_of([keeper.clock.call_one()], ANSWER_WITHIN)
+        if there is None:
+            return None
+        pings.append((sent, there, now()))
+    return best_clock(pings)
+
+
+def best_clock(pings: Sequence[tuple[int, int, int]]) -> ClockOffset:
+    """Of pings as (sent, their clock, received): their clock was read half-way, give or take the other half."""
+    sent, there, received = min(pings, key=lambda ping: ping[2] - ping[0])
+    return ClockOffset(there - (sent + received) // 2, (received - sent + 1) // 2)
+
+
+def shift(recording: SpanRecording, offset: int) -> SpanRecording:
+    """By a clock at which it is earlier by so many nanoseconds."""
+    if not offset:
+        return recording
+    move = msgspec.structs.replace
+    return SpanRecording(
+        recording.asked - offset,
+        recording.since - offset,
+        tuple(move(span, start=span.start - offset, end=span.end - offset) for span in recording.spans),
+        tuple(CallMark(mark.time - offset, mark.node, mark.call) for mark in recording.marks),
+        recording.threads,
+        recording.marked_since - offset,
+    )
+
+
+def ranks_of(meshes: Sequence[NotebookMesh]) -> dict[str, tuple[str, int]]:
+    """Which node is which rank of which mesh."""
+    return {node: (mesh.name, rank) for mesh in meshes for node, rank in mesh.rank_of.items()}

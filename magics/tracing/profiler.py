@@ -1,0 +1,234 @@
+"""Taking a profile: of the next cell, of exactly this one, or of whatever ranks run for some seconds.
+
+py-spy looks from outside, where the host has it and may; else each rank samples itself. Merging is for `profiles`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from meshbook.magics.meshes.registry import MeshError, NotebookMesh
+from meshbook.magics.meshes.whereabouts import answers_of, count_ranks
+from meshbook.magics.output.messages import Display, Stream
+from meshbook.magics.output.publisher import Publisher
+from meshbook.magics.tracing.profile import Profile, SampleProfile, TorchProfile, save
+from meshbook.runtime.amounts import format_bytes, format_seconds
+from meshbook.runtime.cells.failures import is_user_code
+from meshbook.runtime.cells.operators import OperatorProfile, OperatorProfiler
+from meshbook.runtime.cells.sampling import Sampler
+from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.hosts.profiler import begin_spying, end_spying
+from meshbook.runtime.mesh.procs import ProcMesh, heed_failures
+from meshbook.runtime.telemetry.samples import RATE, RankSamples, from_speedscope
+
+WITHIN = 10.0  # seconds for ranks and hosts to begin, or to hand over what they have seen; it takes less than one
+T = TypeVar("T")
+Title = Callable[[float], str]  # of a profile that took so many seconds
+
+
+@dataclass(frozen=True)
+class ProfileRequest:
+    """What is to be profiled of a cell: these ranks (a selector; None: all of the cell), and how."""
+
+    selection: str | None = None
+    torch: bool = False
+    out: str | None = None
+
+
+class ProfileRun(Protocol):
+    """A profile that is being taken of some ranks."""
+
+    async def begin(self) -> None:
+        """Returns once all ranks are looked at."""
+
+    async def end(self, title: Title, seconds: float) -> Profile:
+        """What was seen since, so many seconds ago."""
+
+
+@dataclass
+class ProfilerState:
+    """What a notebook knows of profiles: the one that the next cell is to have, and the last that was taken."""
+
+    armed: ProfileRequest | None = None
+    last: Profile | None = None
+
+    def take_request(self, *, wanted: bool) -> ProfileRequest | None:
+        """What is asked for the cell that begins: by its own option, or before it."""
+        request, self.armed = self.armed, None
+        return request if request is not None or not wanted else ProfileRequest()
+
+    async def around(
+        self, work: Coroutine[Any, Any, T], mesh: NotebookMesh, request: ProfileRequest, told: ProfileTarget
+    ) -> T:
+        """Run a cell while it is profiled, and show what was seen below what it has shown, however it ends."""
+        taking = taking_of(mesh, told.ranks, torch=request.torch)
+        try:
+            await taking.begin()
+        except BaseException:
+            work.close()
+            await taking.end(str, 0.0)
+            raise
+        started = time.monotonic()
+        try:
+            return await work
+        finally:
+            profile = await taking.end(told.title, time.monotonic() - started)
+            self.show(profile, told.publisher)
+            if request.out is not None:
+                told.publisher.publish([Stream("stdout", f"{_try_to_save(profile, request.out)}\n")])
+
+    def show(self, profile: Profile, publisher: Publisher) -> None:
+        """Show the summary, and keep the profile for `--save`."""
+        self.last = profile
+        summary = profile.summary
+        publisher.publish([Display({"text/plain": summary.text(), "text/html": summary.html()}, {})])
+
+
+@dataclass(frozen=True)
+class ProfileTarget:
+    """How a profile is told: of what, and where."""
+
+    what: str
+    ranks: Sequence[int]
+    publisher: Publisher
+
+    def title(self, seconds: float) -> str:
+        """`profile of cell 7: 3.21 s on 4 ranks [0-3]`"""
+        return f"profile of {self.what}: {format_seconds(seconds)} on {count_ranks(self.ranks)}"
+
+
+def _try_to_save(profile: Profile, name: str) -> str:
+    """Save it; where it is, or why it cannot be: a cell that ran well keeps its result."""
+    try:
+        return save_as(profile, name)
+    except MeshError as error:
+        return str(error)
+
+
+def save_as(profile: Profile, name: str) -> str:
+    """Save it; where it is, in a line. MeshError where it cannot be saved."""
+    path = Path(name).expanduser()
+    try:
+        size = save(profile, path)
+    except OSError as error:
+        raise MeshError(f"the profile cannot be saved as {path}: {error.strerror or error}") from error
+    return f"saved as {path} ({format_bytes(size)}): open it in {profile.viewer}"
+
+
+async def profile_for(taking: ProfileRun, seconds: float, stop: threading.Event, told: ProfileTarget) -> Profile:
+    """Profile for so many seconds, or until it is stopped."""
+    started = time.monotonic()
+    try:
+        await taking.begin()
+        started = time.monotonic()
+        await asyncio.to_thread(stop.wait, seconds)
+    finally:
+        profile = await taking.end(told.title, time.monotonic() - started)
+    return profile
+
+
+def taking_of(mesh: NotebookMesh, ranks: Sequence[int], *, torch: bool) -> ProfileRun:
+    """A profile of these ranks, by samples or of torch's operators."""
+    return OperatorProfileRun(mesh, ranks) if torch else SampleProfileRun(mesh, ranks)
+
+
+class SampleProfileRun:
+    """Samples of some ranks: from outside where that works, else from within."""
+
+    def __init__(self, mesh: NotebookMesh, ranks: Sequence[int], rate: int = RATE) -> None:
+        self._mesh = mesh
+        self._ranks = list(ranks)
+        self._rate = rate
+        self._why: dict[int, str] = {}  # ranks that sample themselves
+        self._samplers: Any = None
+
+    async def begin(self) -> None:
+        procs = slice_of(self._mesh, self._ranks)
+        told = [each or {} for each in await answers_of(begin_spying(procs, self._rate), WITHIN)]
+        why = {node: reason for each in told for node, reason in each.items()}
+        nodes = self._mesh.procs.nodes
+        found = {rank: why.get(nodes[rank].node, "its host did not answer") for rank in self._ranks}
+        self._why = {rank: reason for rank, reason in found.items() if reason}
+        if self._why:
+            self._samplers = spawn_on(self._mesh, list(self._why), "sampler", Sampler)
+            await answers_of(self._samplers.begin.call_each(self._rate), WITHIN)
+
+    async def end(self, title: Title, seconds: float) -> SampleProfile:
+        spied = await self._end_spies()
+        seen = spied | await self._end_samplers()
+        return SampleProfile(f"{title(seconds)}, {self._rate} samples a second", seen, tuple(self._notes(seen)))
+
+    async def _end_spies(self) -> dict[int, RankSamples]:
+        told = [each or {} for each in await answers_of(end_spying(slice_of(self._mesh, self._ranks)), WITHIN)]
+        data = {node: content for each in told for node, content in each.items()}
+        found = {rank: _read(data.get(self._mesh.procs.nodes[rank].node, b"")) for rank in self._ranks}
+        return {rank: samples for rank, samples in found.items() if samples is not None}
+
+    async def _end_samplers(self) -> dict[int, RankSamples]:
+        if self._samplers is None:
+            return {}
+        answers: list[RankSamples | None] = await answers_of(self._samplers.end.call_each(), WITHIN)
+        self._samplers.stop("the profile is over")
+        return {rank: each for rank, each in zip(self._why, answers, strict=True) if each is not None}
+
+    def _notes(self, seen: Mapping[int, RankSamples]) -> list[str]:
+        reasons: dict[str, list[int]] = {}
+        for rank, why in self._why.items():
+            reasons.setdefault(why, []).append(rank)
+        notes = [f"{name_ranks(ranks)} sampled themselves, since {why}" for why, ranks in reasons.items()]
+        notes += ["what holds the GIL in C is not seen from within"] if reasons else []
+        if missing := [rank for rank in self._ranks if rank not in seen]:
+            notes.append(f"nothing was seen of {name_ranks(missing)}")
+        if seen and not any(thread.length for each in seen.values() for thread in each.threads):
+            notes.append("no code of yours was seen to run: it was too short, or the ranks were idle")
+        return notes
+
+
+def _read(data: bytes) -> RankSamples | None:
+    try:
+        return from_speedscope(data, is_user_code) if data else None
+    except (msgspec.DecodeError, KeyError):  # it was killed while it wrote
+        return None
+
+
+class OperatorProfileRun:
+    """torch.profiler on some ranks, around the next cell."""
+
+    def __init__(self, mesh: NotebookMesh, ranks: Sequence[int]) -> None:
+        self._mesh = mesh
+        self._ranks = list(ranks)
+        self._profilers: Any = None
+
+    async def begin(self) -> None:
+        self._profilers = spawn_on(self._mesh, self._ranks, "operators", OperatorProfiler)
+        await answers_of(self._profilers.begin.call_each(), WITHIN)
+
+    async def end(self, title: Title, seconds: float) -> TorchProfile:
+        asked = self._profilers.end.call_each() if self._profilers is not None else []
+        answers: list[OperatorProfile | None] = await answers_of(asked, 6 * WITHIN)
+        if self._profilers is not None:
+            self._profilers.stop("the profile is over")
+        seen = {rank: each for rank, each in zip(self._ranks, answers, strict=False) if each is not None}
+        missing = [rank for rank in self._ranks if rank not in seen]
+        took = max((each.seconds for each in seen.values()), default=seconds)
+        return TorchProfile(title(took), seen, (f"nothing was seen of {name_ranks(missing)}",) if missing else ())
+
+
+def slice_of(mesh: NotebookMesh, ranks: Sequence[int]) -> ProcMesh:
+    """The processes of these ranks."""
+    return mesh.procs._with_region(mesh.procs.region.pick(ranks))
+
+
+def spawn_on(mesh: NotebookMesh, ranks: Sequence[int], name: str, cls: type[Any]) -> Any:
+    """An actor of ours on these ranks, whose failure concerns nobody: it says so when it is asked."""
+    actors = slice_of(mesh, ranks).spawn(name, cls)
+    heed_failures(actors, lambda failure: True)
+    return actors

@@ -1,0 +1,1 @@
+"""Variables on ranks: push, pull, scatter, gather, compare and list."""

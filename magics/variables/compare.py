@@ -1,0 +1,105 @@
+"""`%mesh diff`: compares a variable between ranks, in two steps: digests of all, then numbers of what differs.
+
+So what is the same is never moved; of what differs the blocks that do, from a rank for each variant, within bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshbook.magics.meshes.registry import NotebookMesh
+from meshbook.magics.variables.differences import (
+    MOST_SHOWN,
+    Difference,
+    Measured,
+    find_differences,
+    find_gap,
+    render,
+    render_same,
+)
+from meshbook.magics.variables.requests import RankRequest, Steps, VariableError
+from meshbook.runtime.cells.digests import BLOCK, DigestRequest, FetchBlocks, NumberDigests
+from meshbook.runtime.geometry.ranges import name_ranks
+
+MOST_MOVED = 64 << 20  # bytes of one part in all its variants; of all parts together four times that
+
+
+def compare(mesh: NotebookMesh, ranks: Sequence[int], name: str) -> Steps[str]:
+    """What is to be said of the differences. VariableError where no rank has such a variable."""
+    anatomies = yield RankRequest(mesh, dict.fromkeys(ranks, DigestRequest(name)), f"compare {name}")
+    if all(anatomy is None for anatomy in anatomies.values()):
+        raise VariableError(f"cannot compare {name}: it is not defined on {name_ranks(ranks)}")
+    differences = find_differences(anatomies)
+    if not differences:
+        return render_same(name, anatomies)
+    gaps = yield from _measure(mesh, name, plan(differences))
+    return render(name, anatomies, differences, gaps)
+
+
+@dataclass(frozen=True)
+class NumberComparison:
+    """A part that is to be compared number by number, in these blocks; `is_whole`: in all that differ."""
+
+    difference: Difference
+    numbers: NumberDigests
+    blocks: tuple[int, ...]
+    is_whole: bool
+
+    @property
+    def speakers(self) -> list[int]:
+        """A rank for each variant."""
+        return [variant.ranks[0] for variant in self.difference.compared]
+
+    def place_of(self, index: int) -> tuple[int, ...]:
+        """Where in the part a number is, by its place in what was fetched."""
+        block, offset = divmod(index, self.numbers.block_length)
+        rest, place = self.blocks[block] * self.numbers.block_length + offset, []
+        for size in reversed(self.numbers.shape):
+            rest, at = divmod(rest, size)
+            place.append(at)
+        return tuple(reversed(place))
+
+
+def plan(differences: Sequence[Difference]) -> list[NumberComparison]:
+    """What is compared number by number: of the parts that are shown as much as may be moved."""
+    probes: list[NumberComparison] = []
+    room = 4 * MOST_MOVED
+    for difference in differences[:MOST_SHOWN]:
+        compared, blocks = difference.compared, difference.blocks
+        numbers = compared[0].part.numbers if compared and compared[0].part is not None else None
+        if numbers is None:
+            continue
+        cost = min(math.prod(numbers.shape) * numbers.item_size, BLOCK) * len(compared)
+        chosen = tuple(blocks[: min(MOST_MOVED, room) // max(cost, 1)])
+        room -= cost * len(chosen)
+        is_whole = len(chosen) == len(blocks) and len(compared) == len(difference.variants)
+        if chosen:
+            probes.append(NumberComparison(difference, numbers, chosen, is_whole))
+    return probes
+
+
+def _measure(mesh: NotebookMesh, name: str, probes: Sequence[NumberComparison]) -> Steps[dict[str, Measured]]:
+    if not probes:
+        return {}
+    blocks: dict[int, dict[str, tuple[int, ...]]] = {}
+    for probe in probes:
+        for rank in probe.speakers:
+            blocks.setdefault(rank, {})[probe.difference.path] = probe.blocks
+    parcels = yield RankRequest(
+        mesh, {rank: FetchBlocks(name, wanted) for rank, wanted in blocks.items()}, f"compare {name}"
+    )
+    values = {rank: parcel.open() for rank, parcel in parcels.items()}
+    measured = ((probe, _measure_one(probe, values)) for probe in probes)
+    return {probe.difference.path: found for probe, found in measured if found is not None}
+
+
+def _measure_one(probe: NumberComparison, values: Mapping[int, Mapping[str, Any]]) -> Measured | None:
+    arrays = [values[rank].get(probe.difference.path, ()) for rank in probe.speakers]
+    if len({*map(len, arrays)}) > 1 or not len(arrays[0]):
+        return None  # it was changed in between
+    gap = find_gap(arrays)
+    place = probe.place_of(gap.index) if gap is not None else ()
+    return Measured(gap, place, math.prod(probe.numbers.shape), probe.is_whole)

@@ -1,0 +1,228 @@
+"""How far numbers of ranks are apart, element by element. Pure.
+
+In which parts a variable differs between ranks, and which ranks agree: digests in, text out. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshbook.runtime.cells.digests import DigestPart, VariableDigest
+from meshbook.runtime.geometry.ranges import format_label, name_ranks
+
+
+@dataclass(frozen=True, slots=True)
+class LargestDifference:
+    """Where values are farthest apart: the index, the two values, and which of the arrays they are in.
+
+    So many elements are not the same in all. Where only some arrays have a NaN, the index is of that.
+    """
+
+    index: int
+    least: Any
+    most: Any
+    least_in: int
+    most_in: int
+    differing: int
+
+    @property
+    def size(self) -> float:
+        """The largest absolute difference; NaN where one of the two is none."""
+        return float(abs(self.most - self.least))
+
+
+def find_gap(arrays: Sequence[Any]) -> LargestDifference | None:
+    """The largest difference between flat arrays of one length; None where all numbers are the same."""
+    import numpy  # weight: who compares nothing needs none
+
+    rows = numpy.stack([_as_numpy(array) for array in arrays])
+    unlike = ((rows != rows[0]) & ~(numpy.isnan(rows) & numpy.isnan(rows[0]))).any(axis=0)
+    if not unlike.any():
+        return None
+    index = _widest(rows, unlike)
+    values = rows[:, index]
+    least_in, most_in = _extremes(values)
+    ends = values[least_in].item(), values[most_in].item()
+    return LargestDifference(index, *ends, least_in, most_in, int(unlike.sum()))
+
+
+def _widest(rows: Any, unlike: Any) -> int:
+    """The index at which the values are farthest apart; where some are NaN and others are not, the first such."""
+    import numpy
+
+    mixed = numpy.isnan(rows).any(axis=0) & unlike
+    if mixed.any():
+        return int(mixed.argmax())
+    if rows.dtype.kind == "c":
+        return int(abs(rows - rows[0]).max(axis=0).argmax())
+    with numpy.errstate(invalid="ignore"):  # two infinities of one sign are no distance apart
+        return int(numpy.where(unlike, rows.max(axis=0) - rows.min(axis=0), -math.inf).argmax())
+
+
+def _extremes(values: Any) -> tuple[int, int]:
+    import numpy
+
+    is_nan = numpy.isnan(values)
+    if is_nan.any():
+        return int((~is_nan).argmax()), int(is_nan.argmax())
+    if values.dtype.kind == "c":
+        return 0, int(abs(values - values[0]).argmax())
+    return int(values.argmin()), int(values.argmax())
+
+
+def _as_numpy(values: Any) -> Any:
+    import numpy
+
+    if hasattr(values, "detach"):  # NumPy has no bfloat16
+        values = values.detach()
+        values = (values if values.is_complex() else values.double()).numpy()
+    array = numpy.asarray(values)
+    return array if array.dtype.kind == "c" else array.astype("float64")
+
+
+MOST_SHOWN = 20  # parts; of a model that has diverged all of them differ
+MOST_VARIANTS = 8  # of one part
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The gap in a part, None where only bits differ; and where that is. `is_whole`: all that differs was compared."""
+
+    gap: LargestDifference | None
+    place: tuple[int, ...]
+    total: int
+    is_whole: bool
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What some ranks have of a part; None where they have no such part."""
+
+    ranks: tuple[int, ...]
+    part: DigestPart | None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A part that is not the same on all ranks."""
+
+    path: str
+    variants: tuple[Variant, ...]
+
+    @property
+    def compared(self) -> tuple[Variant, ...]:
+        """The variants whose numbers can be compared one by one; none where there is no sense in that."""
+        parts = [variant.part for variant in self.variants]
+        kinds = {part.kind if part is not None and part.numbers is not None else None for part in parts}
+        return self.variants[:MOST_VARIANTS] if len(kinds) == 1 and None not in kinds else ()
+
+    @property
+    def blocks(self) -> list[int]:
+        """Which blocks of their numbers are not the same in all."""
+        digests = [variant.part.numbers.blocks for variant in self.compared if variant.part and variant.part.numbers]
+        return [index for index, column in enumerate(zip(*digests, strict=True)) if len(set(column)) > 1]
+
+
+def find_differences(by_rank: Mapping[int, VariableDigest | None]) -> list[Difference]:
+    """The parts that differ, in the order in which ranks have them. None stands for a rank without the variable."""
+    types = {rank: anatomy.type_name if anatomy is not None else None for rank, anatomy in by_rank.items()}
+    if len(set(types.values())) > 1:  # their parts would have nothing to do with each other
+        wholes = {rank: _whole(anatomy) if anatomy is not None else None for rank, anatomy in by_rank.items()}
+        return [Difference("", _variants(wholes))]
+    parts = {rank: {part.path: part for part in anatomy.parts} for rank, anatomy in by_rank.items() if anatomy}
+    paths = dict.fromkeys(path for known in parts.values() for path in known)
+    compared = (Difference(path, _variants({rank: known.get(path) for rank, known in parts.items()})) for path in paths)
+    return [difference for difference in compared if len(difference.variants) > 1]
+
+
+def _whole(anatomy: VariableDigest) -> DigestPart:
+    if len(anatomy.parts) == 1 and not anatomy.parts[0].path:
+        return anatomy.parts[0]
+    text = f"{len(anatomy.parts)} parts"
+    return DigestPart("", anatomy.type_name, text, b"".join(part.digest for part in anatomy.parts))
+
+
+def _variants(parts: Mapping[int, DigestPart | None]) -> tuple[Variant, ...]:
+    """The most common one first."""
+    ranks_of: dict[bytes | None, list[int]] = {}
+    for rank, part in sorted(parts.items()):
+        ranks_of.setdefault(part.digest if part is not None else None, []).append(rank)
+    found = [Variant(tuple(ranks), parts[ranks[0]]) for ranks in ranks_of.values()]
+    return tuple(sorted(found, key=lambda variant: -len(variant.ranks)))
+
+
+def render_same(name: str, by_rank: Mapping[int, VariableDigest | None]) -> str:
+    """`x is the same on ranks 0-3: …`"""
+    anatomy = next(iter(by_rank.values()))
+    assert anatomy is not None
+    return f"{name} is the same on {name_ranks(by_rank)}: {_describe(_whole(anatomy))}"
+
+
+def render(
+    name: str,
+    by_rank: Mapping[int, VariableDigest | None],
+    differences: Sequence[Difference],
+    gaps: Mapping[str, Measured],
+) -> str:
+    """What differs, who agrees, and how far numbers are apart, for the parts in `gaps`."""
+    count = max(len(anatomy.parts) for anatomy in by_rank.values() if anatomy is not None)
+    where = f" in {len(differences)} of {max(count, len(differences))} parts" if differences[0].path else ""
+    lines = [f"{name} differs{where}: {_tell_agreement(_camps(by_rank))}"]
+    for difference in differences[:MOST_SHOWN]:
+        lines += _render_one(difference, gaps)
+    if (rest := len(differences) - MOST_SHOWN) > 0:
+        lines.append(f"… {rest:,} more parts differ")
+    return "\n".join(lines)
+
+
+def _camps(by_rank: Mapping[int, VariableDigest | None]) -> list[list[int]]:
+    """The ranks that have the same in all parts."""
+    camps: dict[frozenset[tuple[str, bytes]] | None, list[int]] = {}
+    for rank, anatomy in sorted(by_rank.items()):
+        key = None if anatomy is None else frozenset((part.path, part.digest) for part in anatomy.parts)
+        camps.setdefault(key, []).append(rank)
+    return sorted(camps.values(), key=lambda ranks: -len(ranks))
+
+
+def _tell_agreement(camps: Sequence[Sequence[int]]) -> str:
+    """`ranks 0-2 agree, rank 3 differs`"""
+    agreeing = [f"{name_ranks(ranks)} agree" for ranks in camps if len(ranks) > 1]
+    alone = [rank for ranks in camps if len(ranks) == 1 for rank in ranks]
+    if not agreeing:
+        return "no two ranks agree"
+    parts = [*agreeing, f"{name_ranks(alone)} {'differs' if len(alone) == 1 else 'differ from all others'}"]
+    return ", ".join(parts if alone else agreeing)
+
+
+def _render_one(difference: Difference, gaps: Mapping[str, Measured]) -> Iterator[str]:
+    margin = "    " if difference.path else ""
+    if difference.path:
+        yield difference.path
+    for variant in difference.variants[:MOST_VARIANTS]:
+        yield f"{margin}{format_label(variant.ranks)} {_describe(variant.part)}"
+    if (rest := len(difference.variants) - MOST_VARIANTS) > 0:
+        yield f"{margin}… {rest:,} more variants"
+    if difference.path in gaps:
+        yield f"{margin}{_tell_gap(gaps[difference.path], difference.variants)}"
+    elif difference.compared:
+        yield f"{margin}too much differs for this to be compared number by number"
+
+
+def _describe(part: DigestPart | None) -> str:
+    return "not there" if part is None else f"{part.kind}  {part.text}".rstrip()
+
+
+def _tell_gap(measured: Measured, variants: Sequence[Variant]) -> str:
+    gap = measured.gap
+    if gap is None:
+        return "the numbers are the same, their bits are not (-0.0, or other kinds of NaN)"
+    # Of what is large only the first blocks that differ were looked at.
+    seen, least = ("", "") if measured.is_whole else (" seen", "at least ")
+    place = f" at {list(measured.place)}" if measured.place else ""
+    ends = ((gap.least, gap.least_in), (gap.most, gap.most_in))
+    values = ", ".join(f"{value:.9g} on {name_ranks(variants[index].ranks)}" for value, index in ends)
+    what = "NaN" if math.isnan(gap.size) else f"largest difference{seen} {gap.size:.6g}"
+    return f"{what}{place}: {values}; {least}{gap.differing:,} of {measured.total:,} numbers differ"

@@ -1,0 +1,72 @@
+"""What `%mesh who` and `%mesh whos` print: the variables of ranks, those alike once. Entries in, text out."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+
+from meshbook.magics.output.grouping import group_texts
+from meshbook.runtime.amounts import format_bytes
+from meshbook.runtime.cells.inventory import Entry
+from meshbook.runtime.geometry.ranges import format_label, format_ranks, name_ranks
+
+WIDTH = 100  # characters of a line of names
+_COLUMNS = ("Variable", "Type", "Size", "Ranks", "Value")
+
+
+def render_names(by_rank: Mapping[int, Sequence[Entry]]) -> str:
+    """The names: those that the same ranks have in one paragraph."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank in sorted(by_rank):
+        for entry in by_rank[rank]:
+            ranks_of.setdefault(entry.name, []).append(rank)
+    names_on: dict[tuple[int, ...], list[str]] = {}
+    for name in sorted(ranks_of):
+        names_on.setdefault(tuple(ranks_of[name]), []).append(name)
+    # What most have comes first.
+    groups = sorted(names_on.items(), key=lambda group: (-len(group[0]), group[0]))
+    return "\n".join(_paragraph(ranks, names) for ranks, names in groups) or _nothing(by_rank)
+
+
+def _paragraph(ranks: Sequence[int], names: Sequence[str]) -> str:
+    label = f"{format_label(ranks)} "
+    return textwrap.fill("  ".join(names), WIDTH, initial_indent=label, subsequent_indent=" " * len(label))
+
+
+def render_table(by_rank: Mapping[int, Sequence[Entry]]) -> str:
+    """A line for each variable, and one more for each other value that ranks have; many become a range."""
+    entries: dict[str, dict[int, Entry]] = {}
+    for rank in sorted(by_rank):
+        for entry in by_rank[rank]:
+            entries.setdefault(entry.name, {})[rank] = entry
+    rows = [row for name in sorted(entries) for row in _rows_of(name, entries[name])]
+    if not rows:
+        return _nothing(by_rank)
+    widths = [max(map(len, column)) for column in zip(_COLUMNS[:-1], *(row[:-1] for row in rows), strict=True)]
+    lines = [_line(row, widths) for row in (_COLUMNS, *rows)]
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def _rows_of(name: str, entries: Mapping[int, Entry]) -> Iterator[tuple[str, ...]]:
+    types = dict.fromkeys(entry.type_name for entry in entries.values())
+    for type_name in types:
+        same = {rank: entry for rank, entry in entries.items() if entry.type_name == type_name}
+        for group in group_texts({rank: entry.text or " " for rank, entry in same.items()}):
+            size = _size_of([same[rank] for rank in group.ranks])
+            yield name, type_name, size, format_ranks(group.ranks), " ".join(group.lines)
+
+
+def _size_of(entries: Sequence[Entry]) -> str:
+    sizes = [entry.size for entry in entries if entry.size is not None]
+    if not sizes:
+        return ""
+    least, most = format_bytes(min(sizes)), format_bytes(max(sizes))
+    return least if least == most else f"{least} … {most}"
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    return "   ".join([*(f"{field:<{width}}" for field, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+
+
+def _nothing(by_rank: Mapping[int, Sequence[Entry]]) -> str:
+    return f"no variables on {name_ranks(by_rank)}"

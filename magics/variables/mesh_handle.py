@@ -1,0 +1,204 @@
+"""What the name of a mesh means in the notebook: its processes, and the variables that cells have made there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, overload
+
+from IPython.core.getipython import get_ipython
+from IPython.display import publish_display_data
+
+from meshbook.magics.cells.maps import CellItemRunner
+from meshbook.magics.meshes.registry import NotebookMesh
+from meshbook.magics.syntax.variable_specs import PullSpec
+from meshbook.magics.variables import operations
+from meshbook.magics.variables.reduce import REDUCTIONS, Reduction
+from meshbook.magics.variables.remote_variable import RemoteVariable
+from meshbook.magics.variables.requests import VariableError, carry_out
+from meshbook.runtime.geometry import Region
+from meshbook.runtime.mesh.policies import Respawning
+from meshbook.runtime.mesh.procs import ProcMesh
+from meshbook.runtime.mesh.runners import Runner
+from meshbook.runtime.wire.messages import Address
+
+_NOTHING: Any = object()  # where no data is given: None would be data that cannot be split
+
+
+class NotebookProcMesh(ProcMesh):
+    """The processes of a mesh that runs cells; `mesh["x"]`, `push`, `pull`, `scatter`, `gather` are of their variables.
+
+    Each waits for its turn behind what runs on the ranks, and sees what the cells before it did. What travels to an
+    actor or a rank is a plain ProcMesh: the notebook alone moves variables.
+    """
+
+    def __init__(self, procs: ProcMesh, mesh: NotebookMesh) -> None:
+        super().__init__(
+            *(procs._name, procs._nodes, procs._region, procs._hosts),
+            ownership=procs._ownership,
+            owned=procs._owned,
+            stream_logs=procs._streams,
+            policy=procs._policy,
+        )
+        self._initialized = procs._initialized
+        self._mesh = mesh
+
+    def _with_region(self, region: Region) -> NotebookProcMesh:
+        return self._twin(self._nodes, region, owned=False, policy=self._policy)
+
+    def _twin(
+        self, nodes: Sequence[Address], region: Region, *, owned: bool, policy: Respawning | None
+    ) -> NotebookProcMesh:
+        return NotebookProcMesh(super()._twin(nodes, region, owned=owned, policy=policy), self._mesh)
+
+    def resize(self, **sizes: int) -> NotebookProcMesh:
+        return NotebookProcMesh(super().resize(**sizes), self._mesh)
+
+    resize.__doc__ = ProcMesh.resize.__doc__
+
+    def _make_runner(self, name: str) -> Runner:
+        """Items of a map run where cells do: they see the rank's variables."""
+        return CellItemRunner(self._mesh, self._ranks(), name)
+
+    @property
+    def actors(self) -> dict[str, Any]:
+        own = {key for part in self._mesh.parts for key in part._keys}  # what cells need is none of the user's
+        return {name: actors for name, actors in super().actors.items() if own.isdisjoint(actors._keys)}
+
+    def dashboard(self) -> Any:
+        """The live dashboard of the mesh: a widget that shows its ranks, their output, and what may be done to them.
+
+        It is of the whole mesh, also on a slice; the same one each time, so that what is selected shows in all places.
+        On a terminal it is a picture of the moment, as text. VariableError where the mesh is down.
+        """
+        if not self._mesh.rank_of:
+            name = self._mesh.name
+            raise VariableError(
+                f"{name} is down: %mesh up --name {name} starts it again, and then its dashboard is here"
+            )
+        self._ranks()  # says so where these are not there any more
+        return self._mesh.open_dashboard()
+
+    def _ipython_display_(self) -> None:
+        """As a value: the dashboard of the mesh, where widgets are shown; else, and of a slice, a line."""
+        if self.nodes != self._mesh.procs.nodes or not self._mesh.rank_of or not has_kernel():
+            raise NotImplementedError  # IPython shows `repr` then
+        (data, metadata), picture = self._mesh.open_dashboard().outputs()
+        publish_display_data(data | {"text/plain": repr(self)}, metadata)
+        publish_display_data(*picture)
+
+    def push(self, values: Mapping[str, Any] | None = None, /, **names: Any) -> None:
+        """Set variables on every rank: `mesh.push(lr=0.1)`, `mesh.push({"lr": 0.1})`.
+
+        All ranks get equal copies; tensors arrive on the CPU. VariableError where a value cannot be pickled, or cannot
+        be made on a rank: that rank has set none then.
+        """
+        carry_out(operations.push(self._mesh, self._ranks(), dict(values or {}) | names))
+
+    def pull(self, *names: str, reduce: Reduction | None = None, dim: int = 0, force: bool = False) -> Any:
+        """The values of a variable, as a list in rank order; on a slice that is one point, the value itself.
+
+        Of several names a tuple of that, `x, y = mesh.pull("x", "y")`. `reduce` makes one value of those of all ranks:
+        "mean", "cat" and "stack" along `dim`, "first" that of the first rank. Tensors arrive on the CPU. More than
+        1 GiB is asked about first, unless `force`. VariableError where a rank has no such variable, or cannot pickle
+        it.
+        """
+        _check_reduction(reduce)
+        wanted = [PullSpec(_checked(name), reduce) for name in names]
+        ask = None if force else input
+        found = carry_out(operations.pull(self._mesh, self._ranks(), wanted, dim=dim, ask=ask))
+        values = tuple(self._of_one(found[name]) if reduce is None else found[name] for name in names)
+        return values[0] if len(values) == 1 else values
+
+    def _of_one(self, values: list[Any]) -> Any:
+        return values if self.region.labels else values[0]
+
+    @overload
+    def scatter(self, name: str, data: Any, dim: int = 0, *, along: str | None = None) -> None: ...
+    @overload
+    def scatter(self, data: Any, /, *, dim: int = 0, along: str | None = None) -> None: ...
+    def scatter(self, name: Any, data: Any = _NOTHING, dim: int = 0, *, along: str | None = None) -> None:
+        """Split data along its `dim`, its rows, and set the variable to one piece on each rank, in rank order.
+
+        `mesh.scatter("batch", data)`; `mesh.scatter(data)` gives it the name that it has in the notebook. Of tensors,
+        arrays, tables (Arrow, Polars, pandas, relations of DuckDB), sequences, datasets, and of dicts of these. Of a
+        dataset without slices a rank gets the list of its items. With `along="hosts"` there is a piece for each host,
+        and all ranks of a host get the same: so for any dimension of the mesh. The first pieces have one element
+        more where it does not come out even. VariableError for what cannot be split.
+        """
+        if data is _NOTHING:
+            name, data = _name_here(name), name
+        places = None if along is None else [self.extent.point(rank)[self._label(along)] for rank in range(len(self))]
+        carry_out(operations.scatter(self._mesh, self._ranks(), _checked(name), data, dim, places))
+
+    def gather(self, name: str, dim: int = 0, *, along: str | None = None, force: bool = False) -> Any:
+        """The pieces of all ranks put together along `dim`: the inverse of `scatter`; numbers become a list."""
+        here = self
+        if along is not None:
+            here = self.slice(**{label: 0 for label in self.extent.labels if label != self._label(along)})
+        return here.pull(name, reduce="cat", dim=dim, force=force)
+
+    def _label(self, along: str) -> str:
+        if along in self.extent.labels:
+            return along
+        raise ValueError(f"{self!r} has no dimension {along!r}; it has {', '.join(self.extent.labels)}")
+
+    def __getitem__(self, name: str) -> RemoteVariable:
+        """A variable on the ranks: shown it is what it is there, `mesh["x"].get()` brings it."""
+        return RemoteVariable(self, _key(name))
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.push({_key(name): value})
+
+    def __delitem__(self, name: str) -> None:
+        carry_out(operations.delete(self._mesh, self._ranks(), _key(name)))
+
+    def __contains__(self, name: object) -> bool:
+        """Whether every rank has a variable of this name."""
+        return isinstance(name, str) and carry_out(operations.have(self._mesh, self._ranks(), name))
+
+    __iter__ = None  # else Python would ask for mesh[0], mesh[1], ...
+
+    def _ipython_key_completions_(self) -> list[str]:
+        """What `mesh["<TAB>` offers: the names after the last cell, which costs no question."""
+        return sorted({name for rank in self._ranks() for name in self._mesh.names.get(rank, ())})
+
+    def _ranks(self) -> list[int]:
+        """Of the mesh as it is now: after a resize a process may have another one."""
+        known = [self._mesh.rank_of.get(address.node) for address in self.nodes]
+        if gone := [rank for rank, now in zip(self.region.ranks(), known, strict=True) if now is None]:
+            raise VariableError(f"rank {gone[0]} of {self!r} is gone: the mesh was stopped, or has been resized")
+        return [rank for rank in known if rank is not None]
+
+
+def has_kernel() -> bool:
+    """Whether this runs in a kernel, so that there may be widgets."""
+    return getattr(get_ipython(), "kernel", None) is not None
+
+
+def _checked(name: Any) -> str:
+    if isinstance(name, str):
+        return name
+    given = f"{name!r:.60}" if isinstance(name, list | tuple | int) else f"a {type(name).__name__}"
+    raise TypeError(f"a variable is named by a string, as 'x', not by {given}")
+
+
+def _name_here(data: Any) -> str:
+    """The one variable of the notebook that is this very object."""
+    shell = get_ipython()
+    known = dict(shell.user_ns) if shell is not None and not isinstance(data, str) else {}
+    names = [str(name) for name, value in known.items() if value is data and not name.startswith("_")]
+    if len(names) == 1:
+        return names[0]
+    why = f"it is {' and '.join(names[:3])} in the notebook" if names else "it has no name in the notebook"
+    raise VariableError(f"what are the pieces to be called? {why}: mesh.scatter('name', data)")
+
+
+def _key(name: Any) -> str:
+    if isinstance(name, str):
+        return name
+    raise TypeError(f"mesh['x'] is a variable, and ranks are taken by slice(gpus=0); {name!r} is neither")
+
+
+def _check_reduction(reduce: Any) -> None:
+    if reduce is not None and reduce not in REDUCTIONS:
+        raise ValueError(f"reduce is one of {', '.join(map(repr, REDUCTIONS))} or None, not {reduce!r}")

@@ -1,0 +1,188 @@
+"""Variables between the notebook and the ranks of a mesh: push, pull, scatter, delete, as steps (`exchange`).
+
+Not for where they stand in a notebook: `handles` has the methods of `mesh`, `verbs` and `cells` the magics.
+"""
+
+from __future__ import annotations
+
+import keyword
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from IPython.core.error import StdinNotImplementedError
+
+from meshbook.magics.meshes.registry import NotebookMesh
+from meshbook.magics.syntax.variable_specs import PullSpec
+from meshbook.magics.variables.reduce import ReduceError, Reduction, merge
+from meshbook.magics.variables.requests import RankRequest, Steps, VariableError
+from meshbook.magics.variables.split import split
+from meshbook.runtime.cells.inventory import Entry, Inventory
+from meshbook.runtime.cells.parcels import Parcel, pack, tell_excess
+from meshbook.runtime.cells.variables import DeleteRequest, HasRequest, PullRequest, PushRequest, TooLarge
+from meshbook.runtime.errors import PickleError
+from meshbook.runtime.geometry.ranges import name_ranks
+
+MOST_UNASKED = 1 << 30  # bytes of one pull, of all ranks together
+Ask = Callable[[str], str]
+
+
+def ask_nobody(prompt: str) -> str:
+    """Where no person waits for what is pulled."""
+    raise StdinNotImplementedError(prompt)
+
+
+def push(mesh: NotebookMesh, ranks: Sequence[int], values: Mapping[str, Any]) -> Steps[None]:
+    """Set variables on the ranks, to the same values on all of them."""
+    request = PushRequest(pack_all(mesh, values))
+    yield RankRequest(mesh, dict.fromkeys(ranks, request), f"push {', '.join(values)}")
+    _note(mesh, ranks, values)
+
+
+def scatter(
+    mesh: NotebookMesh, ranks: Sequence[int], name: str, data: Any, dim: int, places: Sequence[int] | None = None
+) -> Steps[None]:
+    """Set a variable on the ranks, to a piece of the data on each; `places` says to which, where some share one."""
+    places = range(len(ranks)) if places is None else places
+    try:
+        pieces = split(data, max(places) + 1, dim)
+    except ReduceError as error:
+        raise VariableError(f"cannot scatter {name}: {error}") from None
+    pushes = [PushRequest(pack_all(mesh, {name: piece})) for piece in pieces]
+    requests = {rank: pushes[place] for rank, place in zip(ranks, places, strict=True)}
+    yield RankRequest(mesh, requests, f"scatter {name}")
+    _note(mesh, ranks, [name])
+
+
+def pack_all(mesh: NotebookMesh, values: Mapping[str, Any]) -> Parcel:
+    """The values as they travel. VariableError where one cannot, or has no proper name."""
+    for name in values:
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+            raise VariableError(f"{name!r} is not a name that a variable can have")
+    if not values:
+        raise VariableError("there is nothing to push: name what is to be set, as in mesh.push(lr=0.1)")
+    try:
+        parcel = pack(values)
+    except PickleError as error:
+        raise VariableError(f"nothing was pushed: {error}") from error
+    if excess := tell_excess(parcel, mesh.session.node.settings.max_message_bytes):
+        raise VariableError(f"nothing was pushed: {excess}")
+    return parcel
+
+
+def _note(mesh: NotebookMesh, ranks: Sequence[int], names: Sequence[str] | Mapping[str, Any]) -> None:
+    """What is there now, should the rank die before its next cell tells it."""
+    for rank in ranks:
+        known = mesh.names.get(rank, ())
+        mesh.names[rank] = (*known, *(name for name in names if name not in known))
+
+
+def delete(mesh: NotebookMesh, ranks: Sequence[int], name: str) -> Steps[None]:
+    """Let go of a variable on the ranks."""
+    yield RankRequest(mesh, dict.fromkeys(ranks, DeleteRequest((name,))), f"delete {name}")
+
+
+def have(mesh: NotebookMesh, ranks: Sequence[int], name: str) -> Steps[bool]:
+    """Whether all of the ranks have a variable of this name."""
+    answers = yield RankRequest(mesh, dict.fromkeys(ranks, HasRequest(name)), f"look for {name}")
+    return all(answers.values())
+
+
+def inventory(mesh: NotebookMesh, ranks: Sequence[int]) -> Steps[dict[int, list[Entry]]]:
+    """The variables that cells have made, by rank."""
+    return (yield RankRequest(mesh, dict.fromkeys(ranks, Inventory()), "list variables"))
+
+
+def pull(
+    mesh: NotebookMesh, ranks: Sequence[int], wanted: Sequence[PullSpec], *, ask: Ask | None, dim: int = 0
+) -> Steps[dict[str, Any]]:
+    """The values of variables by name: a list in the order of the ranks, or what `PullSpec.how` makes of them.
+
+    More than 1 GiB is asked about first, unless `ask` is None. A kernel replaces `input` for each cell, so it is taken
+    where the cell runs.
+    """
+    if not wanted:
+        raise VariableError("there is nothing to pull: name a variable, as in mesh.pull('loss')")
+    sources = {each.name: sources_of(each, ranks, mesh) for each in wanted}
+    names_of = names_by_rank(sources)
+    requests = _requests(names_of, MOST_UNASKED / len(names_of))
+    answers = yield RankRequest(mesh, requests, f"pull {', '.join(sources)}")
+    return (yield from collect(mesh, wanted, sources, answers, ask=ask, dim=dim))
+
+
+def sources_of(wanted: PullSpec, ranks: Sequence[int], mesh: NotebookMesh) -> Sequence[int]:
+    """The ranks that a value is taken from. VariableError for one that is none of these."""
+    if wanted.how == "first":
+        return ranks[:1]
+    if not isinstance(wanted.how, int):
+        return ranks
+    rank = wanted.how + (mesh.extent.nelements if wanted.how < 0 else 0)
+    if rank not in ranks:
+        raise VariableError(f"cannot pull {wanted}: it is taken from {name_ranks(ranks)} of {mesh.name}")
+    return [rank]
+
+
+def names_by_rank(sources: Mapping[str, Sequence[int]]) -> dict[int, tuple[str, ...]]:
+    """What each rank is to give, of which rank gives what."""
+    asked = {rank for ranks in sources.values() for rank in ranks}
+    return {rank: tuple(name for name in sources if rank in sources[name]) for rank in asked}
+
+
+def collect(
+    mesh: NotebookMesh,
+    wanted: Sequence[PullSpec],
+    sources: Mapping[str, Sequence[int]],
+    answers: Mapping[int, Any],
+    *,
+    ask: Ask | None,
+    dim: int = 0,
+) -> Steps[dict[str, Any]]:
+    """The values of what ranks have answered; those that hold theirs back are asked again, if that is agreed to."""
+    names, what = ", ".join(sources), f"pull {', '.join(sources)}"
+    if held := {rank: answer.size for rank, answer in answers.items() if isinstance(answer, TooLarge)}:
+        sent = sum(answer.size for answer in answers.values() if isinstance(answer, Parcel))
+        _check_agreed(names, sum(held.values()) + sent, len(answers), ask)
+        names_of = names_by_rank(sources)
+        rest = yield RankRequest(mesh, _requests({rank: names_of[rank] for rank in held}, math.inf), what)
+        answers = {**answers, **rest}
+    found = {rank: _opened(answer, rank, what) for rank, answer in answers.items()}
+    return {each.name: _made_one([found[rank][each.name] for rank in sources[each.name]], each, dim) for each in wanted}
+
+
+def _requests(names_of: Mapping[int, tuple[str, ...]], limit: float) -> dict[int, PullRequest]:
+    """Ranks that are asked for the same have the same request, which is then sent as one."""
+    made = {names: PullRequest(names, limit) for names in names_of.values()}
+    return {rank: made[names] for rank, names in names_of.items()}
+
+
+def _opened(parcel: Parcel, rank: int, what: str) -> dict[str, Any]:
+    try:
+        return parcel.open()
+    except PickleError as error:
+        raise VariableError(f"cannot {what}: that of rank {rank} cannot be made here: {error}") from error
+
+
+def _check_agreed(names: str, size: int, count: int, ask: Ask | None) -> None:
+    """VariableError where so much is not to be moved."""
+    if ask is None or size <= MOST_UNASKED:
+        return
+    amount = f"{size / (1 << 30):.1f} GiB from {count} {'rank' if count == 1 else 'ranks'}"
+    try:
+        answer = ask(f"pull {names}: {amount}? [y/N] ")
+    except (StdinNotImplementedError, EOFError):
+        raise VariableError(
+            f"{names} would be {amount}, and nobody can be asked here: take them with mesh.pull(..., force=True) or "
+            f"%mesh pull --force, or from fewer ranks"
+        ) from None
+    if answer.strip().lower() not in ("y", "yes"):
+        raise VariableError(f"{names}, {amount}, stayed there")
+
+
+def _made_one(values: list[Any], wanted: PullSpec, dim: int) -> Any:
+    if wanted.how is None:
+        return values
+    how: Reduction = "first" if isinstance(wanted.how, int) else wanted.how
+    try:
+        return merge(values, how, dim)
+    except ReduceError as error:
+        raise VariableError(f"cannot pull {wanted}: {error}") from None

@@ -1,0 +1,165 @@
+"""Values of several ranks as one: mean, cat, stack. Pure. Not for the pieces of one value (`splitting`).
+
+Tensors, arrays, numbers, sequences, tables. Of dicts each takes what is in them, and `mean` of lists and tuples as
+well. torch, numpy and the libraries of tables are asked only where something of theirs is here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import numbers
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, get_args
+
+from meshbook.magics.variables.tables import join
+from meshbook.runtime.cells.tables import library_of
+
+Reduction: TypeAlias = Literal["mean", "cat", "stack", "first"]
+REDUCTIONS: tuple[str, ...] = get_args(Reduction)
+
+
+class ReduceError(ValueError):
+    """Values that do not go together; says why."""
+
+
+def merge(values: Sequence[Any], how: Reduction, dim: int = 0) -> Any:
+    """One value of those of all ranks, in rank order; `cat` and `stack` go along `dim`. Unmergeable for the rest."""
+    match how:
+        case "first":
+            return values[0]
+        case "mean":
+            return _mean(values)
+        case "cat":
+            return _cat(values, dim)
+        case "stack":
+            return _stack(values, dim)
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if is_tensor(first):
+        return _mean_of_tensors(_alike(values))
+    if is_array(first):
+        return sum(_alike(values)) / len(values)
+    if isinstance(first, Mapping):
+        return _by_key(values, _mean)
+    if isinstance(first, list | tuple):
+        return _by_place(values, _mean)
+    if all(isinstance(value, numbers.Number) for value in values):
+        return sum(values) / len(values)
+    raise ReduceError(f"there is no mean of {_kinds(values)}")
+
+
+def _mean_of_tensors(tensors: Sequence[Any]) -> Any:
+    torch = sys.modules["torch"]
+    first = tensors[0]
+    is_floating = first.is_floating_point() or first.is_complex()
+    # Half-precision numbers are added up in single precision, and what is no float becomes one.
+    wide = torch.promote_types(first.dtype, torch.float32)
+    total = first.detach().to(wide, copy=True)
+    for other in tensors[1:]:
+        total += other.detach()
+    total /= len(tensors)
+    return total.to(first.dtype) if is_floating else total
+
+
+def _cat(values: Sequence[Any], dim: int) -> Any:
+    first = values[0]
+    if isinstance(first, Mapping):
+        return _by_key(values, lambda each: _cat(each, dim))
+    if is_tensor(first) or is_array(first):
+        return _joined(values, dim)
+    if library_of(first):
+        return _joined_tables(values, dim)
+    if isinstance(first, list | tuple | str | bytes | range) and dim == 0 and {*map(type, values)} == {type(first)}:
+        return _joined_sequence(values)
+    if all(isinstance(value, numbers.Number) for value in values) and dim == 0:
+        return list(values)  # one of each rank, as `scatter` would hand them out
+    raise ReduceError(f"{_kinds(values)} cannot be put together" + (f" along dimension {dim}" if dim else ""))
+
+
+def _joined(values: Sequence[Any], dim: int) -> Any:
+    try:
+        if is_tensor(values[0]):
+            tensors = [value.detach() for value in values]
+            return sys.modules["torch"].cat([each if each.dim() else each.reshape(1) for each in tensors], dim)
+        numpy = sys.modules["numpy"]
+        return numpy.concatenate([numpy.atleast_1d(value) for value in values], dim)
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+        raise ReduceError(f"{_kinds(values)} cannot be put together: {error}") from error
+
+
+def _joined_tables(values: Sequence[Any], dim: int) -> Any:
+    if len({*map(library_of, values)}) > 1:
+        raise ReduceError(f"{_kinds(values)} cannot be put together")
+    try:
+        return join(values, dim)
+    except Exception as error:  # each library has its own words for columns that do not go together
+        raise ReduceError(f"{_kinds(values)} cannot be put together: {error}") from error
+
+
+def _joined_sequence(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, str | bytes):
+        return type(first)().join(values)
+    make = list if isinstance(first, range) else type(first)
+    return make(itertools.chain.from_iterable(values))
+
+
+def _stack(values: Sequence[Any], dim: int) -> Any:
+    first = values[0]
+    if isinstance(first, Mapping):
+        return _by_key(values, lambda each: _stack(each, dim))
+    try:
+        if is_tensor(first):
+            return sys.modules["torch"].stack([value.detach() for value in values], dim)
+        import numpy  # weight: who stacks no numbers needs none
+
+        stacked = numpy.stack(values, dim)
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+        raise ReduceError(f"{_kinds(values)} cannot be stacked: {error}") from error
+    if stacked.dtype == object:
+        raise ReduceError(f"{_kinds(values)} cannot be stacked: they are no numbers")
+    return stacked
+
+
+def _alike(values: Sequence[Any]) -> Sequence[Any]:
+    if len({tuple(getattr(value, "shape", ())) for value in values}) > 1 or len({*map(type, values)}) > 1:
+        raise ReduceError(f"there is no mean of {_kinds(values)}")
+    return values
+
+
+def _by_key(values: Sequence[Any], combine: Callable[[list[Any]], Any]) -> dict[Any, Any]:
+    if any(not isinstance(value, Mapping) or value.keys() != values[0].keys() for value in values):
+        raise ReduceError("the dicts have different keys")
+    return {key: combine([value[key] for value in values]) for key in values[0]}
+
+
+def _by_place(values: Sequence[Any], combine: Callable[[list[Any]], Any]) -> Any:
+    if any(type(value) is not type(values[0]) or len(value) != len(values[0]) for value in values):
+        raise ReduceError(f"{_kinds(values)} are not equally long")
+    make = getattr(type(values[0]), "_make", type(values[0]))  # a named tuple wants it
+    return make(combine(list(each)) for each in zip(*values, strict=True))
+
+
+def is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray | numpy.generic)
+
+
+def _kinds(values: Sequence[Any]) -> str:
+    """`Tensor (2, 3) and Tensor (2, 4)`, `str`: what they are, each once."""
+    kinds = dict.fromkeys(_kind(value) for value in values)
+    return " and ".join(list(kinds)[:3]) + (" and others" if len(kinds) > 3 else "")
+
+
+def _kind(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    name = f"{library_of(value)} {type(value).__name__}".lstrip()
+    return f"values of type {name}" if shape is None else f"a {name} of shape {tuple(shape)}"

@@ -1,0 +1,92 @@
+"""`mesh["x"]`: a variable on the ranks, to be looked at, fetched, and handed to actors of those ranks."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from meshbook.magics.results.result import MeshResult, Sources
+from meshbook.magics.variables.reduce import Reduction
+from meshbook.magics.variables.requests import RankRequest
+from meshbook.runtime.cells.outcome import CellCost, CellOutcome, CellValue, RankError
+from meshbook.runtime.cells.variables import RequestError, ShowRequest, variable_here
+from meshbook.runtime.errors import MeshbookError
+from meshbook.runtime.geometry import MeshTrait, Region
+from meshbook.runtime.geometry.ranges import name_ranks
+
+if TYPE_CHECKING:  # it makes references
+    from meshbook.magics.variables.mesh_handle import NotebookProcMesh
+
+LOOK_WITHIN = 3.0  # seconds: who shows it in passing must not wait for a cell that trains for hours
+_NOTHING = CellCost(wall=0.0, cpu=0.0, peak_rss=0)
+
+
+class RemoteVariable(MeshTrait):
+    """A variable on the ranks of a mesh; shown, it is what it is there now.
+
+    `get()` brings the values, `[3]` that of rank 3, `slice(gpus=0)` narrows it. Handed to an actor on these ranks it
+    arrives as what each rank has: `trainers.train.call(mesh["model"])` moves no model.
+    """
+
+    def __init__(self, holder: NotebookProcMesh, name: str) -> None:
+        self._holder = holder
+        self.name = name
+
+    @property
+    def region(self) -> Region:
+        return self._holder.region
+
+    def _with_region(self, region: Region) -> RemoteVariable:
+        return RemoteVariable(self._holder._with_region(region), self.name)
+
+    def get(self, reduce: Reduction | None = None, dim: int = 0, force: bool = False) -> Any:
+        """The values, as `mesh.pull` gives them."""
+        return self._holder.pull(self.name, reduce=reduce, dim=dim, force=force)
+
+    def __getitem__(self, rank: int) -> Any:
+        """The value of a rank, as labels count them; a negative one counts from the last."""
+        ranks = self.region.ranks()
+        try:
+            index = operator.index(rank)
+        except TypeError:
+            raise TypeError(f"{self.name} is indexed by rank; by dimension use slice(gpus=0).get()") from None
+        if -len(ranks) <= index < 0:
+            index = ranks[index]
+        if index not in ranks:
+            raise IndexError(f"no rank {index} here: there are {name_ranks(ranks)}")
+        return self._holder._with_region(self.region.pick([index])).pull(self.name)[0]
+
+    __iter__ = None  # else Python would ask for rank 0, 1, 2, ..., one after the other
+
+    def __repr__(self) -> str:
+        return str(self._repr_mimebundle_()["text/plain"])
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
+        try:
+            return self._look()._repr_mimebundle_()
+        except MeshbookError as error:  # what is only shown must not raise
+            return {"text/plain": f"<{self.name}: {error}>"}
+
+    def _look(self) -> MeshResult:
+        mesh, ranks = self._holder._mesh, self._holder._ranks()
+        able = [rank for rank in ranks if rank not in mesh.dead and rank not in mesh.busy]
+        answers: dict[int, CellValue | RequestError] = {rank: RequestError("it died") for rank in mesh.dead}
+        if able:
+            asked = RankRequest(mesh, dict.fromkeys(able, ShowRequest(self.name)), f"look at {self.name}")
+            answers |= asked.wait_at_most(LOOK_WITHIN)
+        outcomes = {rank: _outcome_of(answers.get(rank)) for rank in ranks}
+        return MeshResult(mesh.procs.region.pick(ranks), outcomes, Sources(lambda rank, stream: "", mesh=mesh.label))
+
+    def _reduce_for_wire(self) -> tuple[Callable[..., Any], tuple[str, str]]:
+        return variable_here, (self._holder._mesh.procs.name, self.name)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"mesh[{self.name!r}] is of this notebook and its ranks: get() brings the values")
+
+
+def _outcome_of(answer: CellValue | RequestError | None) -> CellOutcome:
+    if isinstance(answer, CellValue):
+        return CellOutcome(_NOTHING, value=answer)
+    text = "it has not answered, and may run a cell" if answer is None else answer.reason
+    return CellOutcome(_NOTHING, error=RankError("raised", "no value", text))

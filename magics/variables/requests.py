@@ -1,0 +1,233 @@
+"""Questions to ranks about their variables: sent, waited for on a thread or in a coroutine, broken off by Ctrl-C.
+
+What a verb or a method does with variables is a generator (`Steps`): it yields exchanges and is given their answers,
+and does not know in which of the two ways they are waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import time
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeAlias, TypeVar
+
+from meshbook.magics.cells.admission import tell_waiting
+from meshbook.magics.cells.rank_errors import check_able
+from meshbook.magics.errors import UserError
+from meshbook.magics.meshes.registry import NotebookMesh
+from meshbook.magics.meshes.whereabouts import ask_ranks
+from meshbook.magics.results.cell_error import make_cell_error
+from meshbook.magics.shell.interrupts import run_interruptible
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.cells.outcome import RankError
+from meshbook.runtime.cells.variables import RequestError, VariableRequest
+from meshbook.runtime.errors import MeshbookError
+from meshbook.runtime.geometry.ranges import name_ranks
+
+QUIET = 2.0  # seconds without an answer, after which it is said for whom one waits
+_serial = itertools.count(1)
+T = TypeVar("T")
+# Those that the steps which are being carried out here have made. Ctrl-C may come before one of them is waited for.
+_made: ContextVar[list[RankRequest] | None] = ContextVar("exchanges", default=None)
+
+
+class VariableError(MeshbookError):
+    """Variables that cannot be moved or read; says which, on which ranks, and why."""
+
+
+class VariableUsageError(UserError, VariableError):
+    """The same where a line of magic asked for it: no line of the cell's code is to be shown."""
+
+
+VariableUsageError.__name__ = VariableError.__name__
+
+
+@contextmanager
+def of_a_line() -> Iterator[None]:
+    """Around steps that a line of magic has asked for."""
+    try:
+        yield
+    except VariableError as error:
+        raise VariableUsageError(str(error)) from None
+
+
+class RankRequest:
+    """One question to each of some ranks; it is under way once this is made. `what` completes "cannot …"."""
+
+    def __init__(self, mesh: NotebookMesh, requests: Mapping[int, VariableRequest], what: str) -> None:
+        check_able(mesh, mesh.procs.region.pick(requests))
+        self._mesh = mesh
+        self._what = what
+        self._operation = f"{what} {next(_serial)}"
+        nodes = mesh.procs.nodes
+        self._nodes = {rank: nodes[rank].node for rank in requests}
+        self._is_given_up = False
+        if (made := _made.get()) is not None:
+            made.append(self)
+        mesh.queues.join(self._nodes.values(), self._operation, what)
+        self._futures: dict[int, Future[Any]] = {}
+        try:
+            self._send(requests)
+        except BaseException:
+            for rank in requests.keys() - self._futures.keys():  # nobody is to wait for what was never sent
+                mesh.queues.leave(self._nodes[rank], self._operation)
+            raise
+
+    def _send(self, requests: Mapping[int, VariableRequest]) -> None:
+        """Ranks with the same request get it by one call: it is pickled once for all of them."""
+        alike: dict[int, list[int]] = {}
+        for rank in sorted(requests):
+            alike.setdefault(id(requests[rank]), []).append(rank)
+        for ranks in alike.values():
+            self._ask(requests[ranks[0]], ranks)
+
+    def _ask(self, request: VariableRequest, ranks: Sequence[int]) -> None:
+        asked = self._mesh.pick(self._mesh.cells, ranks).handle.call_each(request, self._operation)
+        for rank, future in zip(ranks, asked, strict=True):
+            self._futures[rank] = future
+            future.when_done(functools.partial(self._mesh.queues.leave, self._nodes[rank], self._operation))
+
+    @property
+    def futures(self) -> Mapping[int, Future[Any]]:
+        """What each rank will have answered, as it came."""
+        return self._futures
+
+    @property
+    def ahead(self) -> dict[int, str]:
+        """What the ranks are at, as far as that is to be waited for: `job 7 of cell 12`."""
+        ahead = self._mesh.queues.ahead_of(self._nodes, self._operation)
+        return {rank: title for rank, title in ahead.items() if title}
+
+    def wait(self) -> dict[int, Any]:
+        """The answers by rank; blocks this thread. Ctrl-C ends it, here and on the ranks."""
+        with self._breakable():
+            if not self._are_done_within(QUIET):
+                print(f"{self._tell_waiting()} (interrupt to give it up)")
+            for future in self._futures.values():
+                future.exception()
+        return self._answers()
+
+    def wait_at_most(self, seconds: float) -> dict[int, Any]:
+        """The answers that are here by then, refusals among them. Who is at something else is not waited for."""
+        ahead = self.ahead
+        with self._breakable():
+            self._are_done_within(seconds, without=ahead)
+        if self._open_ranks():
+            self.interrupt()  # who has not begun until now need not any more
+        busy = {rank: RequestError(f"it is at {title}") for rank, title in ahead.items()}
+        return busy | {rank: _answer_of(future) for rank, future in self._futures.items() if future.done()}
+
+    @contextmanager
+    def _breakable(self) -> Iterator[None]:
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.interrupt()
+            raise
+
+    def _are_done_within(self, seconds: float, without: Collection[int] = ()) -> bool:
+        end = time.monotonic() + seconds
+        try:
+            for rank in self._futures.keys() - set(without):
+                self._futures[rank].exception(timeout=max(0.0, end - time.monotonic()))
+        except TimeoutError:
+            return False
+        return True
+
+    def _tell_waiting(self) -> str:
+        """`waiting for job 7 of cell 12`, or for the ranks themselves."""
+        told = tell_waiting(self.ahead, len(self._nodes))
+        return told or f"waiting for {name_ranks(self._open_ranks())}"
+
+    async def settle(self) -> dict[int, Any]:
+        """The same, and the event loop stays free."""
+        broken_off: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def break_off() -> None:
+            self.interrupt()
+            if not broken_off.done():
+                broken_off.set_result(None)
+
+        await run_interruptible(self._first_of(broken_off), break_off)
+        if broken_off.done():
+            error = RankError("interrupted", "KeyboardInterrupt", f"had not answered: {self._what} was broken off")
+            raise make_cell_error(dict.fromkeys(self._open_ranks() or self._futures, error), ())
+        return self._answers()
+
+    async def _first_of(self, broken_off: asyncio.Future[None]) -> None:
+        twins = [future.as_asyncio() for future in self._futures.values()]
+        answers = asyncio.ensure_future(asyncio.wait(twins))
+        waiting: list[asyncio.Future[Any]] = [answers, broken_off]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for twin in twins:
+            twin.add_done_callback(asyncio.Future.exception)  # what went wrong is told by the futures themselves
+
+    def _open_ranks(self) -> list[int]:
+        return [rank for rank, future in self._futures.items() if not future.done()]
+
+    def interrupt(self) -> None:
+        """Give up: the ranks stop what this has asked of them. Idempotent."""
+        if not self._is_given_up:
+            ask_ranks(self._mesh, list(self._nodes)).interrupt.broadcast(self._operation)
+            self._is_given_up = True
+
+    def _answers(self) -> dict[int, Any]:
+        answers = {rank: _answer_of(future) for rank, future in self._futures.items()}
+        raise_refusals(self._what, answers)
+        return answers
+
+
+def raise_refusals(what: str, answers: Mapping[int, Any]) -> None:
+    """VariableError where one of the answers is a refusal; with all of them, by rank."""
+    refused: dict[RequestError, list[int]] = {}
+    for rank, answer in sorted(answers.items()):
+        if isinstance(answer, RequestError):
+            refused.setdefault(answer, []).append(rank)
+    if refused:
+        raise VariableError(f"cannot {what}: {'; '.join(map(_tell, refused, refused.values()))}")
+
+
+def _answer_of(future: Future[Any]) -> Any:
+    try:
+        return future.get()
+    except MeshbookError as error:
+        return RequestError(str(error).strip())
+
+
+def _tell(refusal: RequestError, ranks: Sequence[int]) -> str:
+    return f"{refusal.reason} on {name_ranks(ranks)}" + (f" ({refusal.hint})" if refusal.hint else "")
+
+
+Steps: TypeAlias = Generator[RankRequest, dict[int, Any], T]
+
+
+def carry_out(steps: Steps[T]) -> T:
+    """Take the steps on this thread, which waits for each. Ctrl-C ends them, here and on the ranks."""
+    made: list[RankRequest] = []
+    token = _made.set(made)
+    try:
+        exchange = next(steps)
+        while True:
+            exchange = steps.send(exchange.wait())
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    except KeyboardInterrupt:
+        for exchange in made[-1:]:  # those before it have been answered
+            exchange.interrupt()
+        raise
+    finally:
+        _made.reset(token)
+
+
+async def carry_out_in_loop(steps: Steps[T]) -> T:
+    """Take the steps in a coroutine."""
+    try:
+        exchange = next(steps)
+        while True:
+            exchange = steps.send(await exchange.settle())
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]

@@ -1,0 +1,88 @@
+"""One value as pieces for several ranks, along a dimension: of tensors, arrays, tables, sequences, datasets. Pure.
+
+A piece is a view where the value has views, so nothing of it is copied before it is sent. Not for putting pieces
+together again (`merging`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from meshbook.magics.variables.reduce import ReduceError, is_array, is_tensor
+from meshbook.magics.variables.tables import NotReadableError, as_table, cut
+from meshbook.runtime.cells.tables import library_of
+
+Take = Callable[[int, int], Any]  # the piece from here to there
+
+
+def split(data: Any, count: int, dim: int = 0) -> list[Any]:
+    """So many pieces of the data in order, as equal as can be; the first ones may have one element more.
+
+    Unmergeable for what has no such dimension.
+    """
+    if isinstance(data, Mapping):
+        by_key = {key: split(value, count, dim) for key, value in data.items()}
+        return [{key: pieces[index] for key, pieces in by_key.items()} for index in range(count)]
+    try:
+        data = as_table(data)
+    except NotReadableError as error:
+        raise ReduceError(str(error)) from None
+    size = _size_along(data, dim)
+    take = _taker(data, dim)
+    least, more = divmod(size, count)
+    ends = [least * index + min(index, more) for index in range(count + 1)]
+    return [take(start, end) for start, end in itertools.pairwise(ends)]
+
+
+def _size_along(data: Any, dim: int) -> int:
+    shape = getattr(data, "shape", None)
+    try:
+        return int(shape[dim]) if shape is not None else _length(data, dim)
+    except (IndexError, TypeError):
+        what = f"of shape {tuple(shape)}" if shape is not None else f"of type {type(data).__name__}"
+        raise ReduceError(f"data {what} has no dimension {dim} that could be split") from None
+
+
+def _length(data: Any, dim: int) -> int:
+    if dim not in (0, -1):
+        raise IndexError
+    return len(data)
+
+
+def _taker(data: Any, dim: int) -> Take:
+    if is_tensor(data):
+        return lambda start, end: data.narrow(dim, start, end - start)
+    if library_of(data):
+        return lambda start, end: cut(data, dim, start, end)
+    if is_array(data):
+        before = (slice(None),) * (dim % data.ndim)
+        return lambda start, end: data[(*before, slice(start, end))]
+    return _taker_of_dataset(data) or _taker_of_sequence(data)
+
+
+def _taker_of_dataset(data: Any) -> Take | None:
+    """Of a torch dataset, and of one that has `select` and `shard` as those of the Hugging Face library do."""
+    torch_data = sys.modules.get("torch.utils.data")
+    if torch_data is not None and type(data) is torch_data.TensorDataset:
+        return lambda start, end: torch_data.TensorDataset(*(tensor[start:end] for tensor in data.tensors))
+    if torch_data is not None and isinstance(data, torch_data.Dataset):
+        return lambda start, end: [data[index] for index in range(start, end)]
+    if callable(getattr(data, "shard", None)) and callable(select := getattr(data, "select", None)):
+        return lambda start, end: select(range(start, end))
+    return None
+
+
+def _taker_of_sequence(data: Any) -> Take:
+    try:
+        data[0:0]
+        return lambda start, end: data[start:end]
+    except Exception:  # whatever a class raises that has no slices
+        if not hasattr(data, "__getitem__"):
+            kind = type(data).__name__
+            raise ReduceError(
+                f"data of type {kind} cannot be split: it has no slices, and no items by number"
+            ) from None
+    return lambda start, end: [data[index] for index in range(start, end)]

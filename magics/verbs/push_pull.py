@@ -1,0 +1,71 @@
+"""`%mesh push`: set variables of the notebook's on ranks.
+
+`%mesh pull`: bring variables of ranks to the notebook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshbook.magics.notebook import Notebook
+from meshbook.magics.syntax.argparsing import Parser
+from meshbook.magics.syntax.selectors import names_one_rank
+from meshbook.magics.syntax.variable_specs import PullSpec, pulled, pushed
+from meshbook.magics.variables import operations
+from meshbook.magics.variables.requests import carry_out, of_a_line
+from meshbook.magics.verbs.base import Verb, add_selection
+
+
+@dataclass(frozen=True)
+class PushVerb(Verb):
+    """Set these variables on ranks, to what they are in the notebook."""
+
+    word = "push"
+    description = "Set variables on ranks to what they are in the notebook."
+
+    names: tuple[str, ...]
+    selection: str = "all"
+
+    @staticmethod
+    def add_arguments(parser: Parser) -> None:
+        parser.add_argument("names", metavar="NAMES", type=pushed, help="variables of the notebook, a,b,c")
+        add_selection(parser)
+
+    def run(self, notebook: Notebook) -> None:
+        with of_a_line():
+            values = notebook.values_of(self.names)
+            carry_out(operations.push(*notebook.ranks_of(self.selection), values))
+
+
+@dataclass(frozen=True)
+class PullVerb(Verb):
+    """Set these variables in the notebook, to lists of what they are on ranks, or as `PullSpec.how` says."""
+
+    word = "pull"
+    description = (
+        "Set variables in the notebook to what they are on ranks: a list in rank order, or with c@0 that of rank 0, "
+        "with c@mean, c@cat, c@stack and c@first one value made of all."
+    )
+
+    names: tuple[PullSpec, ...]
+    selection: str = "all"
+    force: bool = False
+
+    @staticmethod
+    def add_arguments(parser: Parser) -> None:
+        parser.add_argument("names", metavar="NAMES", type=pulled, help="variables of the ranks, a,b@0,c@mean")
+        add_selection(parser)
+        parser.add_argument("--force", action="store_true", help="do not ask, however large they are")
+
+    def run(self, notebook: Notebook) -> None:
+        mesh, ranks = notebook.ranks_of(self.selection)
+        wanted = [self._of_one(each, ranks) for each in self.names] if names_one_rank(self.selection) else self.names
+        ask = None if self.force else input
+        with of_a_line():
+            notebook.shell.user_ns.update(carry_out(operations.pull(mesh, ranks, wanted, ask=ask)))
+
+    @staticmethod
+    def _of_one(wanted: PullSpec, ranks: Sequence[int]) -> PullSpec:
+        """`%mesh pull c 0` gives the value itself, as `c@0` does."""
+        return PullSpec(wanted.name, ranks[0]) if wanted.how is None else wanted

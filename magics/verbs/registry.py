@@ -1,0 +1,111 @@
+"""The verbs of `%mesh` as a table, and what a line of it asks for.
+
+Selectors stay text here; they are read when the verb is done.
+"""
+
+from __future__ import annotations
+
+import textwrap
+
+from meshbook.magics.syntax.argparsing import (
+    HELP_WORDS,
+    HelpAsked,
+    HelpRequested,
+    UsageError,
+    quoted,
+    read,
+    suggestion,
+    words,
+)
+from meshbook.magics.verbs.attach import AttachVerb
+from meshbook.magics.verbs.base import Verb
+from meshbook.magics.verbs.config import ConfigVerb
+from meshbook.magics.verbs.dash import DashVerb
+from meshbook.magics.verbs.debug import DebugVerb
+from meshbook.magics.verbs.detach import DetachVerb
+from meshbook.magics.verbs.diff import DiffVerb
+from meshbook.magics.verbs.doctor import DoctorVerb
+from meshbook.magics.verbs.down import DownVerb
+from meshbook.magics.verbs.heal import HealVerb
+from meshbook.magics.verbs.interrupt import InterruptVerb
+from meshbook.magics.verbs.jobs import CancelVerb, JobsVerb, ResultVerb
+from meshbook.magics.verbs.log import LogVerb
+from meshbook.magics.verbs.metrics import MetricsVerb
+from meshbook.magics.verbs.mode import ModeVerb
+from meshbook.magics.verbs.profile import ProfileVerb
+from meshbook.magics.verbs.push_pull import PullVerb, PushVerb
+from meshbook.magics.verbs.resize import ResizeVerb
+from meshbook.magics.verbs.restart import RestartVerb
+from meshbook.magics.verbs.stack import StackVerb
+from meshbook.magics.verbs.status import StatusVerb
+from meshbook.magics.verbs.trace import TraceVerb
+from meshbook.magics.verbs.up import UpVerb
+from meshbook.magics.verbs.use import UseVerb
+from meshbook.magics.verbs.who import WhosVerb, WhoVerb
+
+# As the overview lists them: a mesh's life, then cells that run, then variables, then what to look at.
+_ALL: tuple[type[Verb], ...] = (
+    UpVerb,
+    UseVerb,
+    StatusVerb,
+    DashVerb,
+    DownVerb,
+    ResizeVerb,
+    HealVerb,
+    InterruptVerb,
+    RestartVerb,
+    DetachVerb,
+    AttachVerb,
+    PushVerb,
+    PullVerb,
+    WhoVerb,
+    WhosVerb,
+    DiffVerb,
+    JobsVerb,
+    ResultVerb,
+    CancelVerb,
+    ModeVerb,
+    ConfigVerb,
+    StackVerb,
+    DebugVerb,
+    TraceVerb,
+    MetricsVerb,
+    ProfileVerb,
+    LogVerb,
+    DoctorVerb,
+)
+VERBS = {verb.word: verb for verb in _ALL}
+WIDTH = 100  # as argparse's texts have it (`parsing.Parser`)
+
+
+def parse_verb(line: str) -> Verb | HelpRequested:
+    """What follows `%mesh` on its line; nothing is a brief `status`."""
+    if not (found := words(line)):
+        return StatusVerb(brief=True)
+    word, *arguments = found
+    if word in ("help", *HELP_WORDS):
+        verb_asked = next((each for each in arguments if each not in HELP_WORDS and each != "help"), None)
+        return HelpRequested(overview()) if verb_asked is None else parse_verb(f"{verb_asked} --help")
+    if word not in VERBS:
+        raise UsageError(f"%mesh: no verb {quoted(word)}{suggestion(word, VERBS)} The verbs are {', '.join(VERBS)}.")
+    verb = VERBS[word]
+    try:
+        return verb(**vars(read(verb.parser(), arguments)))
+    except HelpAsked as asked:
+        return HelpRequested(asked.text)
+
+
+def overview() -> str:
+    """The verbs, each with the first sentence of what it does."""
+    wide = max(map(len, VERBS)) + 4
+    lines = [
+        textwrap.fill(
+            verb.description.partition(". ")[0].removesuffix("."),
+            WIDTH,
+            initial_indent=f"  {word}".ljust(wide),
+            subsequent_indent=" " * wide,
+        )
+        for word, verb in VERBS.items()
+    ]
+    end = "%mesh alone is a line of status; %mesh VERB --help says more, and so does %mesh help VERB."
+    return "\n".join(["usage: %mesh VERB ...", "", *lines, "", end])

@@ -1,0 +1,158 @@
+"""A fork server as its agent sees it: a process, a channel, a log. For the agent's main thread alone."""
+
+from __future__ import annotations
+
+import binascii
+import os
+import pickle
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from meshbook.runtime.config import Settings
+from meshbook.runtime.hosts.forkserver import Answer, serve_in_fork
+from meshbook.runtime.hosts.launch import RunFolder
+from meshbook.runtime.hosts.start_agent import LOG, execute_forkserver
+from meshbook.runtime.mesh.worker_specs import WorkerSpec
+from meshbook.runtime.telemetry.last_words import last_lines
+
+_decode = msgspec.json.Decoder(Answer).decode
+PLAIN_LOG = "plain-forkserver.log"
+EXIT_SECONDS = 1.0  # what lies between its hanging up and its end
+POLL_SECONDS = 0.002
+
+
+class ServerProcess(Protocol):
+    """What a `ForkServerClient` needs of its process: a `Popen`, or a `ForkedProcess`."""
+
+    pid: int
+
+    def wait(self, timeout: float | None = None) -> int: ...
+    def kill(self) -> None: ...
+
+
+class ForkedProcess:
+    """A child of this process that runs no other program."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._returncode: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return its exit code as `Popen.wait` does. TimeoutExpired where it runs on."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while (returncode := self._poll()) is None:
+            if end is not None and time.monotonic() >= end:
+                raise subprocess.TimeoutExpired("fork", timeout or 0.0)
+            time.sleep(POLL_SECONDS)
+        return returncode
+
+    def _poll(self) -> int | None:
+        if self._returncode is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # `end_descendants` has reaped it
+                self._returncode = 0
+            else:
+                self._returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self._returncode
+
+    def kill(self) -> None:
+        if self._poll() is None:  # else the number may be that of another process
+            os.kill(self.pid, signal.SIGKILL)
+
+
+class ForkServerClient:
+    """One fork server. It dies with the thread that started it."""
+
+    def __init__(self, process: ServerProcess, channel: socket.socket, log: Path, log_lines: int) -> None:
+        self.channel = channel
+        self.channel.setblocking(False)
+        self._process = process
+        self._log = log
+        self._log_lines = log_lines  # that a report of its end has
+        self._rest = b""
+        self._unsent = bytearray()  # while it imports, it does not read
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def events(self) -> int:
+        """What a selector should wait for on the channel."""
+        return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+
+    def ask(self, births: Iterable[WorkerSpec]) -> None:
+        """Request these workers, as far as the channel takes it at once; `send` sends the rest."""
+        for birth in births:
+            # Not JSON: an environment may hold what is no UTF-8.
+            self._unsent += binascii.b2a_base64(pickle.dumps(birth))
+        self.send()
+
+    def send(self) -> None:
+        while self._unsent:
+            try:
+                sent = self.channel.send(self._unsent)
+            except BlockingIOError:
+                return
+            except OSError:
+                self._unsent.clear()  # it has ended, as `hear` will tell
+                return
+            del self._unsent[:sent]
+
+    def hear(self) -> list[Answer] | None:
+        """What it says; None once it has ended."""
+        try:
+            data = self.channel.recv(1 << 20)
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+        if not data:
+            return None
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [_decode(line) for line in lines]
+
+    def end(self) -> None:
+        """Kill it. Its children end with it, or come to us."""
+        self.channel.close()
+        self._process.kill()
+        self._process.wait()
+
+    def why_ended(self) -> str:
+        """Once it hung up: its exit code and the end of its log."""
+        try:
+            code = self._process.wait(EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "the fork server hung up"
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        log = "\n".join(last_lines(self._log, self._log_lines))
+        return f"the fork server ended ({how})\n{log}".rstrip()
+
+
+def execute_server(folder: Path, settings: Settings, *, is_warm: bool) -> ForkServerClient:
+    """Start a fork server as a new interpreter; a warm one imports `Settings.preload`."""
+    log = folder / (LOG if is_warm else PLAIN_LOG)
+    process, channel = execute_forkserver(log, settings.preload if is_warm else "")
+    return ForkServerClient(process, channel, log, settings.stderr_lines)
+
+
+def fork_server(folder: RunFolder, settings: Settings) -> ForkServerClient:
+    """Start the plain fork server: a fork of this process, which must have one thread and no ZeroMQ context yet."""
+    log = folder.path / PLAIN_LOG
+    channel, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        channel.close()
+        folder.disown()
+        serve_in_fork(theirs, folder.path, log)
+    theirs.close()
+    return ForkServerClient(ForkedProcess(pid), channel, log, settings.stderr_lines)

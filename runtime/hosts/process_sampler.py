@@ -1,0 +1,325 @@
+"""How the processes of a host are: read from their pages, measured from outside, sent to the controller in batches.
+
+A process is measured by itself, without what it has started. Pages that processes share are divided among them (PSS):
+torch, which the fork server has loaded, would else be counted in each.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import logging
+import math
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import psutil
+
+from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.actor.endpoint import endpoint
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.errors import MeshbookError
+from meshbook.runtime.geometry import Extent
+from meshbook.runtime.hosts.gpus import GpuReading, GpuWatch
+from meshbook.runtime.node.call_table import PerRank, Target
+from meshbook.runtime.node.node import Node
+from meshbook.runtime.telemetry.status_page import StatusPageReader, StatusReading, Traffic
+from meshbook.runtime.telemetry.vitals import (
+    COLUMNS,
+    IDLE_BATCH_SECONDS,
+    LATE_AFTER,
+    SECONDS,
+    STALE_AFTER,
+    VITALS,
+    Activity,
+    ProcessWords,
+    VitalsBatch,
+)
+
+logger = logging.getLogger(__name__)
+
+METERS = "meters"  # the actor of every host agent
+NOWHERE = Extent((), ())
+GPU_IDLE_SECONDS = 10.0  # between two readings of the GPUs while everything on the host is idle
+CPU_SECONDS = 0.9  # at least, over which processor time is measured: the system counts it in hundredths
+SHARE_SECONDS = 30.0  # between two looks at which pages a process shares
+SHARE_COST = 200.0  # times what such a look takes, where that is longer
+
+STOPPED = psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP
+UNKNOWN_RATES = (math.nan,) * 4
+
+
+@dataclass(frozen=True, slots=True)
+class LiveWorker:
+    """A worker that has a process."""
+
+    node: str
+    life: int
+    pid: int
+    local_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the system says of a process: seconds of processor time so far, and bytes."""
+
+    cpu_seconds: float
+    memory: float
+
+
+class ProcessTable(Protocol):
+    """The processes of this machine. `usage` is None, and `runs` false, of one that is not there."""
+
+    def usage(self, pid: int) -> Usage | None: ...
+    def runs(self, pid: int) -> bool: ...
+    def keep(self, pids: set[int]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """How many resident bytes of a process belong to others, since they share them; good until then."""
+
+    of_others: float
+    until: float
+
+
+class SystemProcesses:
+    """Those of the system, by psutil. `clock`: seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._known: dict[int, psutil.Process] = {}
+        self._shares: dict[int, _Share] = {}
+
+    def usage(self, pid: int) -> Usage | None:
+        """What it uses now."""
+        with contextlib.suppress(psutil.Error):
+            if (process := self._known.get(pid)) is None:
+                process = self._known[pid] = psutil.Process(pid)
+            times = process.cpu_times()
+            return Usage(times.user + times.system, self._memory(process))
+        return None
+
+    def _memory(self, process: psutil.Process) -> float:
+        """Resident bytes, less what belongs to others of the shared ones, as of the last look at these."""
+        resident = float(process.memory_info().rss)
+        share = self._shares.get(process.pid)
+        if share is None or self._clock() >= share.until:
+            share = self._shares[process.pid] = self._look(process, resident)
+        return max(0.0, resident - share.of_others)
+
+    def _look(self, process: psutil.Process, resident: float) -> _Share:
+        begun = time.perf_counter()
+        try:
+            own = float(process.memory_full_info().pss)
+        except (psutil.AccessDenied, AttributeError):  # of another user; not on this system
+            own = resident
+        # The system walks all pages of the process, some 2 ms for a gigabyte.
+        pause = max(SHARE_SECONDS, SHARE_COST * (time.perf_counter() - begun))
+        return _Share(max(0.0, resident - own), self._clock() + pause)
+
+    def runs(self, pid: int) -> bool:
+        """Whether it is there, and nobody has stopped it."""
+        with contextlib.suppress(psutil.Error):
+            return psutil.Process(pid).status() not in (*STOPPED, psutil.STATUS_ZOMBIE)
+        return False
+
+    def keep(self, pids: set[int]) -> None:
+        """Forget all others."""
+        self._known = {pid: process for pid, process in self._known.items() if pid in pids}
+        self._shares = {pid: share for pid, share in self._shares.items() if pid in pids}
+
+
+@dataclass
+class _LastSample:
+    """What was known of a process at the last tick, by which rates are measured."""
+
+    pid: int = 0
+    cpu_at: float = 0.0
+    cpu_seconds: float = 0.0
+    cpu: float = math.nan
+    tick: float = 0.0
+    traffic: Traffic = (0, 0, 0, 0)
+    rates: Sequence[float] = UNKNOWN_RATES
+    sign: float = -math.inf  # when it gave one
+    words: bytes = b""  # that were told
+
+
+@dataclass
+class ProcessSampler:
+    """Makes batches. `host` is its name; for one thread."""
+
+    host: str
+    pages: StatusPageReader
+    table: ProcessTable
+    _before: dict[tuple[str, int], _LastSample] = field(default_factory=dict)
+
+    def measure(self, workers: Sequence[LiveWorker], gpus: GpuReading, now: float) -> VitalsBatch:
+        """How these are; `words` are those that have changed since the last batch."""
+        living = {(worker.node, worker.life) for worker in workers}
+        self._before = {key: self._before.get(key) or _LastSample() for key in living}
+        self.pages.keep(living)
+        numbers, words = array.array("f"), {}
+        for worker in workers:
+            before = self._before[worker.node, worker.life]
+            row, said = self._measure_one(worker, before, gpus, now)
+            numbers.extend(row)
+            if said != before.words:
+                words[worker.node] = before.words = said
+        self.table.keep({before.pid for before in self._before.values()})
+        names, lives = tuple(worker.node for worker in workers), tuple(worker.life for worker in workers)
+        return VitalsBatch(self.host, names, lives, numbers.tobytes(), words)
+
+    def tell_all(self) -> None:
+        """Whoever was told of words is not there any more, or has not heard them: tell them again."""
+        for before in self._before.values():
+            before.words = b""
+
+    def _measure_one(
+        self, worker: LiveWorker, before: _LastSample, gpus: GpuReading, now: float
+    ) -> tuple[Iterable[float], bytes]:
+        can_say = True
+        try:
+            page = self.pages.read(worker.node, worker.life)
+        except OSError:  # it has none, for want of room: whoever is not stopped is taken to live
+            page, can_say = None, False
+        said = page.words if page is not None and page.words else before.words
+        pid = _pid_of(said) or worker.pid  # a command may have started another process, that is the worker
+        usage = self.table.usage(pid)
+        cpu, memory = _cpu(before, pid, usage, now), usage.memory if usage is not None else math.nan
+        used = gpus.of(pid, worker.local_rank)
+        if page is not None:
+            _take_rates(before, page, now)
+            before.sign = page.tick or before.sign
+        elif not can_say and self.table.runs(pid):
+            before.sign = now
+            said = said or msgspec.msgpack.encode(ProcessWords(pid))
+        step, queued = (page.step or math.nan, page.queued) if page is not None else (math.nan, math.nan)
+        activity = page.activity if page is not None else Activity.IDLE
+        age = max(0.0, now - before.sign)
+        return (cpu, memory, used.memory, used.utilisation, step, queued, *before.rates, activity, age), said
+
+
+def _pid_of(words: bytes) -> int:
+    return msgspec.msgpack.decode(words, type=ProcessWords).pid if words else 0
+
+
+def _cpu(before: _LastSample, pid: int, usage: Usage | None, now: float) -> float:
+    """Cores that it uses, over the last second or so."""
+    if usage is None:
+        return math.nan
+    if before.pid != pid:
+        before.pid, before.cpu_at, before.cpu_seconds = pid, now, usage.cpu_seconds
+    elif (seconds := now - before.cpu_at) >= CPU_SECONDS:
+        before.cpu = max(0.0, usage.cpu_seconds - before.cpu_seconds) / seconds
+        before.cpu_at, before.cpu_seconds = now, usage.cpu_seconds
+    return before.cpu
+
+
+def _take_rates(before: _LastSample, page: StatusReading, now: float) -> None:
+    """Messages and bytes a second between two writings of the page: by its own times, so that they are exact."""
+    seconds = page.tick - before.tick
+    if now - page.tick > STALE_AFTER:
+        before.rates = UNKNOWN_RATES
+    elif before.tick and seconds >= CPU_SECONDS:
+        before.rates = [(new - old) / seconds for new, old in zip(page.traffic, before.traffic, strict=True)]
+    if not before.tick or seconds >= CPU_SECONDS:
+        before.tick, before.traffic = page.tick, page.traffic
+
+
+class VitalsSender(Actor):
+    """Sends what is measured on this host to the controller, from a thread of its own until it is stopped.
+
+    A batch is sent once the one before it was answered: a busy controller gets fewer, and while a run is detached none
+    is kept. The answer is the pace: how many seconds to wait until the next batch. The thread does not wake for it.
+    """
+
+    def __init__(self, node: Node, living: Callable[[], list[LiveWorker]], meter: ProcessSampler) -> None:
+        self._node = node
+        self._living = living
+        self._meter = meter
+        self._gpus = GpuWatch()
+        self._asked: Future[float] | None = None
+        self._pace = SECONDS  # that the controller wants
+        self._ordered: queue.SimpleQueue[float] = queue.SimpleQueue()  # by `pace`; newer than an answer that is here
+        self._is_quiet = False  # the last batch, see `is_quiet`
+        self._news = threading.Event()  # an order, or the end
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="meshbook meters", daemon=True)
+        self._thread.start()
+
+    @endpoint
+    def pace(self, seconds: float) -> None:
+        """Send a batch now, and from now on one every so many seconds."""
+        self._ordered.put(seconds)
+        self._news.set()
+
+    def __cleanup__(self, error: BaseException | None) -> None:
+        self._closed = True
+        self._news.set()
+        self._gpus.close()
+        self._thread.join()
+        self._meter.pages.close()
+
+    def _run(self) -> None:
+        while not self._closed:
+            begun = time.monotonic()
+            self._take_answer()
+            try:
+                self._tick()
+            except Exception:  # what cannot be measured must not end the measuring of all else
+                logger.exception("the processes of %s could not be measured", self._meter.host)
+                self._meter.tell_all()
+            self._news.wait(max(0.0, begun + interval(self._pace, is_quiet=self._is_quiet) - time.monotonic()))
+            self._news.clear()
+
+    def _tick(self) -> None:
+        if self._asked is not None:
+            return
+        if not (workers := self._living()):
+            self._is_quiet = False  # a mesh that starts is seen within a second
+            return
+        self._gpus.refresh(GPU_IDLE_SECONDS if self._is_quiet and self._pace >= SECONDS else SECONDS)
+        batch = self._meter.measure(workers, self._gpus.reading, time.monotonic())
+        self._is_quiet = is_quiet(batch)
+        asker = PerRank(1)
+        self._node.calls.send([Target(self._node.controller, VITALS)], "measured", ((batch,), {}), NOWHERE, asker)
+        self._asked = asker.futures[0]
+
+    def _take_answer(self) -> None:
+        """Take the pace from the last batch's answer, if it is here, and then from the last order."""
+        if (asked := self._asked) is not None and asked.done():
+            self._asked = None
+            try:
+                self._pace = asked.get()
+            except MeshbookError:  # another process is the controller now, or none
+                self._pace = SECONDS
+                self._meter.tell_all()
+        while not self._ordered.empty():
+            self._pace = self._ordered.get()
+
+
+def is_quiet(batch: VitalsBatch) -> bool:
+    """Whether every process in a batch is idle, with no message waiting and a heartbeat that is not late."""
+    rows = array.array("f")
+    rows.frombytes(batch.numbers)
+    width = len(COLUMNS)
+    queued, activities, ages = (rows[COLUMNS.index(name) :: width] for name in ("queued", "activity", "age"))
+    return max(ages, default=0.0) < LATE_AFTER and not (any(activities) or any(count > 0 for count in queued))
+
+
+def interval(pace: float, *, is_quiet: bool) -> float:
+    """Seconds until the next batch: at least as many as the controller wants, and more on an idle host."""
+    return max(pace, IDLE_BATCH_SECONDS) if is_quiet and pace >= SECONDS else pace
+
+
+def make_meter(host: str, folder: Path) -> ProcessSampler:
+    """The meter of this machine; on the first host of a run `host` is empty, and the system's name for it is taken."""
+    return ProcessSampler(host or socket.gethostname(), StatusPageReader(folder), SystemProcesses())

@@ -1,0 +1,165 @@
+"""The other hosts of a run, as the agent of one sees them: the gateway, and who there is to be told what happens here.
+
+What happens to a process is told by its own agent to all others, and by these to their workers.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from meshbook.runtime.errors import ExitReport
+from meshbook.runtime.geometry import Extent
+from meshbook.runtime.hosts.launch import AGENT
+from meshbook.runtime.hosts.machine import address_towards, free_port, interface_of
+from meshbook.runtime.hosts.worker_registry import ROSTER
+from meshbook.runtime.node.call_table import Target
+from meshbook.runtime.node.node import Node
+from meshbook.runtime.transport.gateway import Gateway
+from meshbook.runtime.transport.home import Home, LaneRequest, describe, host_of, ip_of
+from meshbook.runtime.wire.messages import Address
+
+NOWHERE = Extent((), ())
+logger = logging.getLogger(__name__)
+
+
+class RemoteAgents:
+    """Owned by an agent. `end` ends this host: its controller is gone, or has given it up."""
+
+    def __init__(self, node: Node, home: Home) -> None:
+        self._node = node
+        self._home = home
+        self.end: Callable[[], None] = lambda: None
+        self._gateway: Gateway | None = None
+        self._agents: dict[str, Address] = {}  # by the prefix of their host
+        self._is_away = home.prefix != home.first  # from the first host
+        self._linked: dict[str, Callable[[], None]] = {}  # to be told that the link to a host stands
+        self._errands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    @property
+    def agents(self) -> list[Address]:
+        """The agents of the other hosts."""
+        return list(self._agents.values())
+
+    @property
+    def has_gateway(self) -> bool:
+        return self._gateway is not None
+
+    @property
+    def refused(self) -> int:
+        """How often somebody was refused who wanted to connect from another host."""
+        return self._gateway.strangers.count if self._gateway is not None else 0
+
+    def new_rendezvous(self) -> dict[str, str]:
+        """MASTER_ADDR and MASTER_PORT for a mesh whose first rank is here.
+
+        Only here is it known which port is free on this machine. Not held until rank 0 binds it: a port taken in
+        between fails loudly there.
+        """
+        return {"MASTER_ADDR": self.ip, "MASTER_PORT": str(free_port(self.ip))}
+
+    @property
+    def ip(self) -> str:
+        """The IP address at which other hosts reach this one; of the first host, which they do not: its own."""
+        return ip_of(self._home.prefix) if self._is_away else "127.0.0.1"
+
+    def ip_towards(self, node: Address) -> str:
+        """The IP address at which this node reaches us, wherever it is. OSError where there is no way."""
+        if self._is_away or not self._home.is_elsewhere(node):
+            return self.ip
+        ip = ip_of(host_of(node))
+        try:
+            return address_towards([ip])
+        except OSError as error:
+            raise OSError(f"no route leads from here to {ip}") from error
+
+    @property
+    def network(self) -> dict[str, str]:
+        """The variables that tell torch's collectives which network to take, where there is a choice."""
+        name = interface_of(self.ip) if self._is_away else ""
+        return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name} if name else {}
+
+    def open(self, gateway: Gateway) -> None:
+        """From now on there may be other hosts."""
+        self._gateway = gateway
+        if self._is_away:
+            self._agents[self._home.first] = Address(AGENT, f"{self._home.first}{AGENT}")
+        threading.Thread(target=self._run_errands, name="meshbook errands", daemon=True).start()
+        gateway.start(self._home, self)
+
+    def link(self, agent: Address, *, dial: bool, linked: Callable[[], None]) -> None:
+        """Have a link to the host of this agent; `linked` is called once it stands."""
+        assert self._gateway is not None
+        host = host_of(agent)
+        self._agents[host] = agent
+        self._node.routes.trust(agent)
+        self._linked[host] = linked
+        self._gateway.link(host, dial=dial)
+
+    def lose(self, host: str, why: str) -> None:
+        """A host has left the run, or is lost."""
+        self._agents.pop(host, None)
+        if self._gateway is not None:
+            self._gateway.give_up(host, why)
+
+    def forget(self, report: ExitReport) -> None:
+        """A process of this host has ended."""
+        if self._gateway is not None:
+            self._gateway.forget(report.node, report.life)
+
+    def note_end(self, report: ExitReport) -> None:
+        """A process of another host has ended."""
+        if self._gateway is not None and report.life >= 0:
+            self._gateway.close_stream(report.node, report.life)
+
+    def run(self, errand: Callable[[], None]) -> None:
+        """Do what may have to wait, one after the other, on a thread of its own."""
+        self._errands.put(errand)
+
+    def _run_errands(self) -> None:
+        while True:
+            errand = self._errands.get()
+            try:
+                errand()
+            except Exception:  # the next ones tell of deaths, and of hosts that are silent
+                logger.exception("an errand for other hosts could not be done")
+
+    def close(self, why: str) -> None:
+        """This host leaves the run."""
+        if self._gateway is not None:
+            self._gateway.close(why)
+
+    # -- from the gateway, on its thread ---------------------------------------------------
+
+    def attached(self, host: str) -> None:
+        if (linked := self._linked.pop(host, None)) is not None:
+            self.run(linked)
+
+    def silent(self, host: str, seconds: float) -> None:
+        if host == self._home.first:
+            self.end()
+            return
+        roster = Target(self._node.controller, ROSTER)
+        arguments: tuple[Any, Any] = ((host, seconds, self._node.address.node), {})
+        self.run(functools.partial(self._node.calls.send, [roster], "silent", arguments, NOWHERE, None))
+
+    def dismissed(self, host: str, why: str) -> None:
+        if self._is_away:
+            self.end()
+
+    def left(self, host: str, why: str) -> None:
+        if host == self._home.first:
+            self.end()
+
+    def stranded(self, request: LaneRequest) -> None:
+        node = request.to.node
+        hint = f"its host ({describe(host_of(request.to))}) is no part of this run, or not any more"
+        report = self._node.peers.report_of(node)
+        if report is None and host_of(request.to) in self._agents:
+            return  # it is there again, as the sender is about to hear
+        report = report or ExitReport(node, 0, None, hint=hint)
+        self.run(functools.partial(self._node.peers.announce_down, report, [request.sender]))

@@ -1,0 +1,248 @@
+"""Who has this run: its controller, whoever has attached to it, or nobody. Owned by the agent of the first host.
+
+    held --Detach, then the end of the line--> detached --attach--> offered --Took--> held
+                                                   ^------ its end before that ------'
+
+A line that ends otherwise is the end of the run; and so is the time that a run may be detached.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import shutil
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from meshbook.runtime.hosts.detached_controller import DetachedController
+from meshbook.runtime.hosts.journal import Journal
+from meshbook.runtime.hosts.launch import AgentSpec
+from meshbook.runtime.hosts.lifeline import (
+    DOOR,
+    ESTATE,
+    JOURNAL,
+    DoorReply,
+    DoorRequest,
+    Line,
+    LineReader,
+    MeshStatus,
+    MeshSummary,
+    RunDetached,
+    RunState,
+    RunTaken,
+    Status,
+)
+from meshbook.runtime.hosts.workers import Workers
+from meshbook.runtime.node.node import Node
+from meshbook.runtime.transport.home import Home
+from meshbook.runtime.transport.unix import UnixTransport
+from meshbook.runtime.wire.messages import Address
+
+logger = logging.getLogger(__name__)
+
+State = Literal["held", "detached", "offered"]
+REQUEST_SECONDS = 5.0  # for a line of somebody at the door
+PAUSE_SECONDS = 0.5  # after one that could not be let in
+
+
+class RunLease:
+    """The line to whoever has the run, and what is done while there is nobody."""
+
+    def __init__(
+        self,
+        birth: AgentSpec,
+        line: LineReader,
+        node: Node,
+        others: Callable[[], list[Address]],
+        workers: Workers,
+    ) -> None:
+        self._birth = birth
+        self._line: LineReader | None = line
+        self._node = node
+        self._others = others  # the workers and clients of the run
+        self._workers = workers
+        self._folder = Path(birth.folder)
+        self._lock = threading.Lock()  # guards all below: the main thread hears the line, the door has its own
+        self._state: State = "held"
+        self._order: RunDetached | None = None
+        self._life = 0  # of the controller's node
+        self._journal: Journal | None = None
+        self._caretaker: DetachedController | None = None
+        self._since = 0.0
+        self._held_by = ""
+        self._door: socket.socket | None = None
+
+    # -- the line, on the agent's main thread ------------------------------------------
+
+    @property
+    def descriptor(self) -> int:
+        """Of the line; -1 while there is none."""
+        return self._line.descriptor if self._line is not None else -1
+
+    def forget(self, descriptor: int) -> None:
+        """It is not looked at any more."""
+        if descriptor == sys.stdin.fileno():
+            os.dup2(os.open(os.devnull, os.O_RDONLY), descriptor)  # what is opened next must not become the input
+        else:
+            os.close(descriptor)
+
+    def is_over(self) -> bool:
+        """Hear what came on the line; whether that is the end of everything."""
+        with self._lock:
+            assert self._line is not None
+            lines = self._line.take()
+            if lines is None:
+                return not self._goes_on()
+            for line in lines:
+                self._hear(line)
+            return False
+
+    def _hear(self, line: Line) -> None:
+        if isinstance(line, RunDetached):
+            self._order = line
+        elif isinstance(line, RunTaken):
+            self._state, self._order = "held", None
+            (self._folder / ESTATE).unlink(missing_ok=True)
+            shutil.rmtree(self._folder / JOURNAL, ignore_errors=True)
+
+    def _goes_on(self) -> bool:
+        """The line has ended; whether the run lives on without."""
+        if self._order is None:
+            return False
+        was_offered = self._state == "offered"
+        self._line = None
+        try:
+            self._take_care(self._order, self._life + 2 if was_offered else self._order.life + 1)
+        except OSError:
+            logger.exception("the run cannot be kept")
+            return False
+        if not was_offered:
+            self._limit(self._order)
+        return True
+
+    def _limit(self, order: RunDetached) -> None:
+        self._since = time.time()
+        self._open_door()
+        self._node.loop.call_later(order.seconds, functools.partial(self._time_is_over, order))
+
+    def _take_care(self, order: RunDetached, life: int) -> None:
+        transport = UnixTransport("controller", Home.of_first_host(self._folder), self._birth.settings)
+        former = self._journal if self._state == "offered" else None
+        journal = Journal(self._folder / JOURNAL, order.calls if former is None else former.wanted)
+        if former is not None:
+            journal.down |= former.down
+        caretaker = DetachedController(transport, self._birth.run, self._birth.settings, life, journal)
+        caretaker.begin([self._node.address, *self._others()])
+        self._life, self._journal, self._caretaker, self._state = life, journal, caretaker, "detached"
+
+    def _time_is_over(self, order: RunDetached) -> None:
+        with self._lock:
+            if self._order is not order:
+                return
+            if self._state == "offered":  # it has until it is over, or has failed
+                self._node.loop.call_later(1.0, functools.partial(self._time_is_over, order))
+                return
+        logger.warning("the run ends: it was detached for %g s, and nobody has attached to it", order.seconds)
+        self._workers.finish()
+
+    # -- the door, on a thread of its own ----------------------------------------------
+
+    def _open_door(self) -> None:
+        if self._door is not None:
+            return
+        self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._door.bind(os.fspath(self._folder / DOOR))
+        (self._folder / DOOR).chmod(0o600)
+        self._door.listen()
+        threading.Thread(target=self._attend_door, args=(self._door,), name="meshbook door", daemon=True).start()
+
+    def _attend_door(self, door: socket.socket) -> None:
+        while True:
+            try:
+                visitor, _ = door.accept()
+            except OSError as error:  # no descriptor is left, for now
+                logger.warning("nobody can be let in at the door: %s", error)
+                time.sleep(PAUSE_SECONDS)  # who knocks waits for longer
+                continue
+            try:
+                self._serve(visitor)
+            except (OSError, msgspec.DecodeError):
+                visitor.close()
+            except Exception:  # nobody has foreseen it, and the next one must be heard all the same
+                logger.exception("somebody at the door could not be served")
+                visitor.close()
+
+    def _serve(self, visitor: socket.socket) -> None:
+        visitor.settimeout(REQUEST_SECONDS)
+        with visitor.makefile("rb") as lines:
+            request = msgspec.json.decode(lines.readline(), type=DoorRequest)
+        verbs: dict[str, Callable[[DoorRequest, socket.socket], None]] = {
+            "status": lambda request, visitor: _say(visitor, DoorReply(status=self.status())),
+            "attach": self._offer,
+            "end": self._end,
+        }
+        verbs[request.verb](request, visitor)
+        visitor.close()  # unless it is the line now: then this object has let go of it
+
+    def _offer(self, request: DoorRequest, visitor: socket.socket) -> None:
+        with self._lock:
+            if self._state != "detached":
+                return _say(visitor, DoorReply(error=self._why_not()))
+            assert self._caretaker is not None
+            assert self._journal is not None
+            peers = tuple(self._caretaker.leave())
+            self._journal.close()
+            self._state, self._held_by = "offered", request.who
+            self._line = LineReader(visitor.detach())
+        estate = RunState(self._life + 1, peers, self._journal.dropped)
+        with contextlib.suppress(OSError):  # he has gone already, as the line tells
+            os.write(self._line.descriptor, _encode(DoorReply(status=self.status(), estate=estate)))
+        self._workers.look_at_line()
+        return None
+
+    def _end(self, request: DoorRequest, visitor: socket.socket) -> None:
+        with self._lock:
+            if self._state != "detached":
+                return _say(visitor, DoorReply(error=self._why_not()))
+        _say(visitor, DoorReply(status=self.status()))
+        logger.warning("the run is ended by %s", request.who)
+        return self._workers.finish()
+
+    def _why_not(self) -> str:
+        return f"run {self._birth.run} is attached already, by {self._held_by}"
+
+    def status(self) -> Status:
+        """How the run is."""
+        order = self._order
+        return Status(
+            run=self._birth.run,
+            host=socket.gethostname(),
+            version=order.version if order is not None else "",
+            meshes=tuple(map(self._status_of, order.meshes)) if order is not None else (),
+            since=self._since,
+            until=self._since + order.seconds if order is not None else 0.0,
+            held_by=self._held_by if self._state != "detached" else "",
+        )
+
+    def _status_of(self, mesh: MeshSummary) -> MeshStatus:
+        assert self._journal is not None
+        busy, down = set(self._journal.wanted.values()), self._journal.down
+        dead = [node for node in mesh.nodes if node in down]
+        return MeshStatus(mesh.name, len(mesh.nodes), len(busy & set(mesh.nodes) - down), len(dead))
+
+
+def _say(visitor: socket.socket, answer: DoorReply) -> None:
+    visitor.sendall(_encode(answer))
+
+
+def _encode(answer: DoorReply) -> bytes:
+    return msgspec.json.encode(answer) + b"\n"

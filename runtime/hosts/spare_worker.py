@@ -1,0 +1,81 @@
+"""A spare: a worker that has done all that can be done before it knows which rank it is, and waits to be called.
+
+It calls itself warm by removing the FIFO at which it waits: a name there is that of the rank that it becomes, whose
+birth lies beside it, and the end means that nobody needs it. The agent's side is in `spares`.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import sys
+from pathlib import Path
+
+from meshbook.runtime.actor.context import Context, provide_client
+from meshbook.runtime.config import begin_with
+from meshbook.runtime.hosts import worker
+from meshbook.runtime.hosts.command_workers import bind
+from meshbook.runtime.hosts.worker_exit import leave, run_finalisers
+from meshbook.runtime.mesh.worker_specs import WorkerSpec
+
+
+def call_file(folder: Path, node: str) -> Path:
+    """The FIFO of a spare; it is there until the spare is warm."""
+    return folder / f"{node}.call"
+
+
+def place_file(folder: Path, node: str) -> Path:
+    """Where the birth of a rank is left for the spare that becomes it, which removes it."""
+    return folder / f"{node}.place"
+
+
+def stand_by(birth: WorkerSpec, folder: Path) -> WorkerSpec:
+    """Prepare as any worker of this mesh does, then wait for a place in it: the birth of the rank to become."""
+    faulthandler.enable(file=2, all_threads=False)
+    begin_with(birth.world.settings)
+    worker.limit_threads(birth)
+    provide_client(_refuse)
+    if not worker.prepare(birth, folder):
+        leave(1)
+    sys.stdout.flush()
+    place = _wait(folder, birth.address.node)
+    take_over(place)
+    return place
+
+
+def take_over(birth: WorkerSpec) -> None:
+    """Be that rank to whoever looks at the environment; what the bootstrap has set stays."""
+    for name, value in (birth.world.rendezvous | birth.ranks()).items():
+        os.environ.setdefault(name, value)
+    bind(birth.start.binding.cpus)
+
+
+def _wait(folder: Path, node: str) -> WorkerSpec:
+    path = call_file(folder, node)
+    try:
+        calling = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # its agent has it open for writing
+        path.unlink()
+        node_to_become = os.read(calling, 4096).decode()
+    except FileNotFoundError:
+        node_to_become = ""  # nobody needs it any more
+    if not node_to_become:
+        run_finalisers()
+        leave(0)
+    os.close(calling)
+    place = place_file(folder, node_to_become)
+    found: WorkerSpec = pickle.loads(place.read_bytes())
+    place.unlink()
+    return found
+
+
+def _refuse() -> Context:
+    raise RuntimeError("this is a spare process: it can reach actors and hosts once it has become a rank")
+
+
+def run(birth: WorkerSpec, folder: Path) -> None:
+    """Be this worker, or the one that it becomes, until told to stop; then end the process."""
+    if birth.is_spare:
+        worker.run(stand_by(birth, folder), folder, is_prepared=True)
+    else:
+        worker.run(birth, folder)

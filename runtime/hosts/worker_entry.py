@@ -1,0 +1,62 @@
+"""The first code of a worker that a command starts: `python .../runtime/hosts/entry.py`, with its birth in a file.
+
+Run by its path, not by `-m`: that would need the folder around meshbook on PYTHONPATH, and where meshbook is installed
+this folder holds all other packages of that interpreter, which another one must not see.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pickle
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PACKAGE = HERE.parent.parent  # meshbook/, from meshbook/runtime/hosts
+
+
+def main() -> None:
+    """Become the worker whose birth MESHBOOK_BIRTH names, or exit with what is wrong with this interpreter."""
+    if "MESHBOOK_BIRTH" not in os.environ:
+        sys.exit(f"{__file__} is run by meshbook, as a worker: MESHBOOK_BIRTH is not set")
+    file = Path(os.environ.pop("MESHBOOK_BIRTH"))  # so that what this worker starts does not see it
+    if sys.path and Path(sys.path[0]).resolve() == HERE.resolve():
+        del sys.path[0]  # where Python puts the folder of the script
+    version, pickled = pickle.loads(file.read_bytes())
+    check_version(version)
+    try:
+        import_from(PACKAGE)
+        # Only now is there such a package, and the one that the controller has.
+        from meshbook.runtime.hosts import spare_worker, worker
+    except ImportError as error:
+        sys.exit(
+            f"{sys.executable} has not what meshbook needs: {error}. Run: {sys.executable} -m pip install meshbook"
+        )
+    birth = pickle.loads(pickled)
+    worker.settle(birth)
+    file.unlink()
+    spare_worker.run(birth, file.parent)
+
+
+def check_version(wanted: tuple[int, int]) -> None:
+    """Exit where functions of the controller could not run here: their byte code is made for one version."""
+    here = tuple(sys.version_info[:2])
+    if here != wanted:
+        names = [".".join(map(str, version)) for version in (here, wanted)]
+        sys.exit(f"{sys.executable} is Python {names[0]}, but what it is to run comes from Python {names[1]}")
+
+
+def import_from(package: Path) -> None:
+    """Import meshbook from this folder, whatever else of that name the interpreter would find."""
+    spec = importlib.util.spec_from_file_location(
+        package.name, package / "__init__.py", submodule_search_locations=[str(package)]
+    )
+    if spec is None or spec.loader is None:
+        raise ImportError(f"no package in {package}")
+    sys.modules[package.name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""What the client of a run owns, as plain data: so that another process can be the client of those meshes.
+
+Classes and functions of the user's are pickled one by one: one that cannot be loaded elsewhere is lost alone.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.errors import MeshbookError
+from meshbook.runtime.geometry import Extent
+from meshbook.runtime.mesh.commands import Start
+from meshbook.runtime.mesh.hosts import HostMesh, ask_for
+from meshbook.runtime.mesh.ownership import Ownership, own
+from meshbook.runtime.mesh.policies import Respawning
+from meshbook.runtime.mesh.procs import ProcMesh
+from meshbook.runtime.mesh.spawned import Spawned
+from meshbook.runtime.mesh.worker_specs import WorkerSpec, WorkerSpecs
+from meshbook.runtime.node.ledger import OwnedMesh
+from meshbook.runtime.node.node import Node
+from meshbook.runtime.node.outbound import Creation
+
+CLIENT = ""  # who owns them
+
+
+@dataclass(frozen=True)
+class ProcMeshState:
+    """A process mesh. `policy` and `plan` are pickles, None where there is none, or none that could be pickled."""
+
+    key: str
+    name: str
+    births: tuple[WorkerSpec, ...]
+    used: int
+    labels: tuple[str, ...]
+    sizes: tuple[int, ...]
+    ranks: dict[str, int]
+    failed: tuple[int, ...]
+    streams: bool | None
+    plan: bytes | None
+    policy: int | None
+
+
+@dataclass(frozen=True)
+class ActorMeshState:
+    """An actor mesh; `cls` is None where its class could not be pickled."""
+
+    key: str
+    name: str
+    cls: bytes | None
+    creation: Creation
+    ranks: dict[str, int]
+    failed: tuple[int, ...]
+    policy: int | None
+
+
+@dataclass(frozen=True)
+class OwnedMeshes:
+    """All that a client owns, the oldest first."""
+
+    procs: tuple[ProcMeshState, ...]
+    actors: tuple[ActorMeshState, ...]
+    policies: tuple[bytes | None, ...]  # which several may share
+
+
+def deeds_of(node: Node) -> OwnedMeshes:
+    """Those of the client here. MeshbookError while one of its meshes is being healed, or changed."""
+    charges = [each for each in reversed(node.ledger.of(CLIENT)) if node.address.node not in each.ranks]
+    for charge in charges:
+        if charge.healing is not None and not charge.healing.done():
+            raise MeshbookError(f"{charge.name} is being healed: try again when that is over")
+    policies: list[Any] = []
+    procs = tuple(_procs_deed(each, policies) for each in charges if each.are_processes)
+    actors = tuple(_actors_deed(each, policies) for each in charges if not each.are_processes)
+    return OwnedMeshes(procs, actors, tuple(_pickled(policy.rule) for policy in policies))
+
+
+def _procs_deed(charge: OwnedMesh, policies: list[Any]) -> ProcMeshState:
+    procs: ProcMesh = charge.handle()
+    births = procs._ownership.births
+    assert births is not None
+    with procs._ownership.changing:
+        return ProcMeshState(
+            *(charge.key, charge.name, births.all, births.used),
+            *procs.extent.dims,
+            ranks=dict(charge.ranks),
+            failed=tuple(charge.failed),
+            streams=procs._streams,
+            plan=_pickled(births.plan),
+            policy=_index(charge.policy, policies),
+        )
+
+
+def _actors_deed(charge: OwnedMesh, policies: list[Any]) -> ActorMeshState:
+    spawned: Spawned = charge.spawned
+    return ActorMeshState(
+        *(charge.key, charge.name, _pickled(spawned.cls), spawned.creation),
+        ranks=dict(charge.ranks),
+        failed=tuple(charge.failed),
+        policy=_index(charge.policy, policies),
+    )
+
+
+def _index(policy: Any, policies: list[Any]) -> int | None:
+    """Where this one stands among them."""
+    if policy is None:
+        return None
+    if policy not in policies:
+        policies.append(policy)
+    return policies.index(policy)
+
+
+def _pickled(value: Any) -> bytes | None:
+    try:
+        return bytes(cloudpickle.dumps(value))
+    except Exception:  # of the user's own classes, anything
+        return None
+
+
+def take_on(deeds: OwnedMeshes, node: Node, hosts: HostMesh) -> list[str]:
+    """Be the owner of all of these, on these hosts; what of it cannot be had here, in words."""
+    lost: list[str] = []
+    policies = [_policy(rule, lost) for rule in deeds.policies]
+    for procs in deeds.procs:
+        _take_procs(procs, hosts, _pick(policies, procs.policy), lost)
+    for actors in deeds.actors:
+        _take_actors(actors, node, _pick(policies, actors.policy), lost)
+    return lost
+
+
+def _pick(policies: Sequence[Respawning | None], index: int | None) -> Respawning | None:
+    return None if index is None else policies[index]
+
+
+def _policy(rule: bytes | None, lost: list[str]) -> Respawning | None:
+    found = _loaded(rule, "a function that decides about failures (on_failure); they are raised", lost)
+    return None if found is None else Respawning(*found)
+
+
+def _take_procs(deed: ProcMeshState, hosts: HostMesh, policy: Respawning | None, lost: list[str]) -> None:
+    plan = _loaded(deed.plan, f"how processes of {deed.name} are started; it cannot be made larger", lost)
+    births = WorkerSpecs(deed.births, ask_for, plan or _no_plan, deed.used)
+    ownership = Ownership(births)
+    region = Extent(deed.labels, deed.sizes).region
+    procs = ownership.current = ProcMesh(
+        *(deed.key, births.addresses, region, hosts),
+        ownership=ownership,
+        owned=True,
+        stream_logs=deed.streams,
+        policy=policy,
+    )
+    charge = own(
+        *(deed.key, deed.name, dict(deed.ranks), ownership.handle, births.start_again),
+        are_processes=True,
+        policy=policy,
+    )
+    charge.failed = list(deed.failed)
+    hosts.adopt(procs)
+
+
+def _take_actors(deed: ActorMeshState, node: Node, policy: Respawning | None, lost: list[str]) -> None:
+    cls = _loaded(deed.cls, f"the class of the actors {deed.name!r}; they live, and have no handle here", lost)
+    spawned = Spawned(node, deed.name, cls or Actor, deed.creation)
+    charge = own(
+        *(deed.key, deed.name, dict(deed.ranks), spawned.handle, spawned.again),
+        policy=policy,
+        spawned=spawned,
+    )
+    charge.failed = list(deed.failed)
+
+
+def _loaded(pickled: bytes | None, what: str, lost: list[str]) -> Any:
+    if pickled is None:
+        lost.append(what)
+        return None
+    try:
+        return pickle.loads(pickled)
+    except Exception as error:  # whatever the import of the user's module raises
+        lost.append(f"{what} ({type(error).__name__}: {error})")
+        return None
+
+
+def _no_plan(extent: Extent, local: int) -> list[Start]:
+    raise ValueError("resize: how more of these processes are started was not handed over with the run")
+
+
+def names_of(deeds: Iterable[ProcMeshState]) -> str:
+    """`mesh (4 ranks), trainers (2 ranks)`"""
+    return ", ".join(f"{deed.name} ({len(deed.births)} rank{'s' * (len(deed.births) != 1)})" for deed in deeds)

@@ -1,0 +1,231 @@
+"""The connections of this process to the memory servers of host agents: kept, used again, and closed when idle."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from meshbook.runtime.errors import ActorError, ExitReport, OwnerGone, RefusedMessage, SupervisionError, TransferTimeout
+from meshbook.runtime.geometry import Extent
+from meshbook.runtime.node.call_table import PerRank, Target
+from meshbook.runtime.node.node import Node
+from meshbook.runtime.rdma.connection import DataConnection, be_admitted
+from meshbook.runtime.rdma.memory_server import MEMORY, MemoryServerAddress
+from meshbook.runtime.rdma.ways import Deadline, Unsuitable
+from meshbook.runtime.wire.messages import Address
+
+MOST_LINES = 8  # to one agent; more transfers at once wait for one
+CONNECT_SECONDS = 3.0  # where a firewall drops what we send, so long is waited
+IDLE_SECONDS = 20.0  # of a connection, until it is closed; the server waits for longer
+NOWHERE = Extent((), ())
+
+
+class ConnectionPool:
+    """Those of one process, to all agents. Safe from any thread."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._lock = threading.Lock()  # guards the next two
+        self._agents: dict[str, AgentConnections] = {}
+        self._closed = False
+        node.peers.when_down.append(self._ended)
+
+    def to(self, agent: Address) -> AgentConnections:
+        with self._lock:
+            if (known := self._agents.get(agent.node)) is None:
+                if self._closed:
+                    raise Unsuitable("this process is about to leave")
+                known = self._agents[agent.node] = AgentConnections(self._node, agent)
+            return known
+
+    def trouble(self, agent: Address) -> str:
+        """Why there is no way to this agent, where that has been found out."""
+        known = self._agents.get(agent.node)
+        return known.trouble if known is not None else ""
+
+    def _ended(self, report: ExitReport) -> None:
+        """A node has ended; if it is an agent, whoever moves data there hears of it, also where a link is cut."""
+        with self._lock:
+            known = self._agents.pop(report.node, None)
+        if known is not None:
+            known.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            agents = list(self._agents.values())
+        for agent in agents:
+            agent.close()
+
+
+class AgentConnections:
+    """Those to one agent."""
+
+    def __init__(self, node: Node, agent: Address) -> None:
+        self._node = node
+        self._agent = agent
+        self._changed = threading.Condition()  # guards all below
+        self._free: list[tuple[DataConnection, float]] = []  # and since when; what was used last is used next
+        self._used: set[DataConnection] = set()
+        self._count = 0  # of both, and of those that are being made
+        self._door: MemoryServerAddress | None = None
+        self._is_due = False  # idle ones are looked for later
+        self._closed = False
+        self.trouble = ""
+
+    @contextlib.contextmanager
+    def line(self, deadline: Deadline, what: Callable[[], str]) -> Iterator[DataConnection]:
+        """A connection for one request. Where that is broken off by an error, the connection is closed.
+
+        `what` says what it is for, and how far that is.
+
+        Unsuitable where there is no way to the agent; OwnerGone where that has ended; TransferTimeout.
+        """
+        line = self._take(deadline)
+        line.what, before = what, line.what
+        try:
+            yield line
+        except BaseException:
+            self._forget(line)
+            raise
+        line.what = before  # it would keep the memory that was moved
+        self._give(line)
+
+    def _take(self, deadline: Deadline) -> DataConnection:
+        self.check_living()
+        with self._changed:
+            # Whoever is woken just when his time is over takes it all the same: nobody else would be woken.
+            if not self._changed.wait_for(self._may_take, deadline.left):
+                raise TransferTimeout(f"no connection to {self._agent.node} was free after {deadline.seconds:g} s")
+            if self._closed:
+                raise ConnectionError("the agent has ended, or this process is about to leave")
+            while self._free:
+                line, _ = self._free.pop()
+                if not line.has_something():
+                    self._used.add(line)
+                    return line
+                line.close()  # it has been closed over there
+                self._count -= 1
+            self._count += 1
+        return self._make(deadline)
+
+    def _may_take(self) -> bool:
+        return bool(self._free) or self._count < MOST_LINES or self._closed
+
+    def _make(self, deadline: Deadline) -> DataConnection:
+        try:
+            line = self._connect(deadline)
+        except BaseException:
+            with self._changed:
+                self._count -= 1
+                self._changed.notify()
+            raise
+        with self._changed:
+            self._used.add(line)
+            if self._closed:
+                line.interrupt()
+        return line
+
+    def _give(self, line: DataConnection) -> None:
+        with self._changed:
+            self._used.discard(line)
+            self._free.append((line, time.monotonic()))
+            self._changed.notify()
+        self._look_later()
+
+    def _look_later(self) -> None:
+        with self._changed:
+            if self._is_due or not self._free:
+                return
+            self._is_due = True
+        self._node.loop.call_later(IDLE_SECONDS, self._close_idle)
+
+    def _forget(self, line: DataConnection) -> None:
+        with self._changed:
+            self._used.discard(line)
+            self._count -= 1
+            self._changed.notify()
+        line.close()
+
+    def _close_idle(self) -> None:
+        now = time.monotonic()
+        with self._changed:
+            self._is_due = False
+            idle = [line for line, since in self._free if self._closed or now - since >= IDLE_SECONDS]
+            self._free = [(line, since) for line, since in self._free if line not in idle]
+            self._count -= len(idle)
+        for line in idle:
+            line.close()
+        self._look_later()
+
+    def close(self) -> None:
+        """Let whoever is at one of them hear that it has broken, and make no more."""
+        with self._changed:
+            self._closed = True
+            for line in self._used:
+                line.interrupt()
+            self._changed.notify_all()
+        self._close_idle()
+
+    # -- connecting ---------------------------------------------------------------------------------
+
+    def check_living(self) -> None:
+        """OwnerGone where the agent has ended, and all processes of its host with it."""
+        if (report := self._node.peers.report_of(self._agent.node)) is not None:
+            raise OwnerGone(f"the host agent of the buffer's owner has ended, and its host is lost: {report.cause}")
+
+    def _connect(self, deadline: Deadline) -> DataConnection:
+        door = self._find_door(deadline)
+        at = f"{door.ip}:{door.port}"
+        try:
+            connection = socket.create_connection((door.ip, door.port), min(CONNECT_SECONDS, max(0.001, deadline.left)))
+        except OSError as error:
+            self.check_living()
+            if isinstance(error, TimeoutError):
+                deadline.check(lambda: f"connecting to the memory server of {self._agent.node} at {at}")
+            why = f"its host agent's memory server at {at} cannot be reached ({error}): is there a firewall?"
+            raise self._unsuitable(why, error) from error
+        line = DataConnection(connection)
+        try:
+            be_admitted(line, door.key, deadline)
+        except RefusedMessage as error:
+            line.close()
+            raise self._unsuitable(f"at {at} is not the memory server of its host agent: {error}", error) from error
+        except ImportError as error:  # an interpreter with packages of its own
+            line.close()
+            raise self._unsuitable(f"this process lacks a package: {error}", error) from error
+        except BaseException:
+            line.close()
+            raise
+        return line
+
+    def _unsuitable(self, why: str, error: BaseException) -> Unsuitable:
+        """That no connection leads there, noted for all owners on this host, unless it may pass."""
+        found = Unsuitable(why, error)
+        if not found.may_pass:
+            self.trouble = why
+        return found
+
+    def _find_door(self, deadline: Deadline) -> MemoryServerAddress:
+        """Asked once: an agent keeps its server for as long as it lives."""
+        if self._door is None:
+            asker = PerRank(1)
+            self._node.calls.send([Target(self._agent, MEMORY)], "door", ((self._node.address,), {}), NOWHERE, asker)
+            try:
+                asker.futures[0].wait_here(deadline.left)
+                self._door = asker.futures[0].get()
+            except TimeoutError:
+                raise TransferTimeout(
+                    f"{self._agent.node}, the host agent of the buffer's owner, has not answered after "
+                    f"{deadline.seconds:g} s"
+                ) from None
+            except ActorError as error:
+                cause = error.exception or error
+                raise self._unsuitable(f"its host agent cannot serve memory: {cause}", cause) from error
+            except SupervisionError as error:
+                self.check_living()
+                raise Unsuitable(f"its host agent does not answer: {error}") from error
+        return self._door

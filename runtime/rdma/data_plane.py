@@ -1,0 +1,251 @@
+"""The data plane of one process: what it lends, the ways it knows, and the transfers that it carries out."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+
+from meshbook.runtime.actor.context import Instance, context
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.geometry import Extent
+from meshbook.runtime.memory import pages
+from meshbook.runtime.memory.gpu import name_everywhere
+from meshbook.runtime.memory.identity import ProcessMark, own_mark
+from meshbook.runtime.memory.local import CPU, LocalMemory
+from meshbook.runtime.memory.tensor_form import TensorForm
+from meshbook.runtime.node.call_table import PerRank, Target
+from meshbook.runtime.node.node import Node
+from meshbook.runtime.rdma.backend import Fallback
+from meshbook.runtime.rdma.broadcast_receiver import Receiver
+from meshbook.runtime.rdma.copies import Copies, Source
+from meshbook.runtime.rdma.copy_holders import RECEIVER, CopyHolders, ask_to_be_told, tell_to_forget
+from meshbook.runtime.rdma.explain import explain
+from meshbook.runtime.rdma.handle import BufferHandle
+from meshbook.runtime.rdma.leases import LeaseTable, LentMemory
+from meshbook.runtime.rdma.memory_server import MEMORY, MemoryServer, MemoryServerActor
+from meshbook.runtime.rdma.progress import FOLDER, ActiveTransfers, leases_in_use
+from meshbook.runtime.rdma.retention import Retention
+from meshbook.runtime.rdma.select_backend import BackendSelector
+from meshbook.runtime.rdma.service import RDMA, RDMAService
+from meshbook.runtime.rdma.threads import Threads
+from meshbook.runtime.rdma.transfers import Transfers
+from meshbook.runtime.rdma.ways import TransferBackend, TransferJob
+from meshbook.runtime.rdma.ways.cuda_ipc import CudaIpcBackend
+from meshbook.runtime.rdma.ways.host_agent import HostAgentBackend
+from meshbook.runtime.rdma.ways.message import MessageBackend
+from meshbook.runtime.rdma.ways.nixl import NixlBackend
+from meshbook.runtime.rdma.ways.process_memory import ProcessMemoryBackend
+from meshbook.runtime.rdma.ways.same_process import SameProcessBackend
+from meshbook.runtime.telemetry.spans import CELLS
+from meshbook.runtime.telemetry.traffic import Traffic
+from meshbook.runtime.wire.messages import Address
+
+NOWHERE = Extent((), ())
+PATIENCE = 1.0  # seconds that others get, when this process leaves its run, to be through with its memory
+
+
+class DataPlane:
+    """Made once for each node, by who starts it. Costs nothing until something is lent or moved."""
+
+    def __init__(self, node: Node, folder: Path, agent: Address | None, *, is_worker: bool = False) -> None:
+        """`is_worker`: the process is a worker's alone, and may load what a kernel or an agent should not have."""
+        self._node = node
+        self._folder = folder / FOLDER
+        self._agent = agent
+        self.pid = os.getpid()
+        self.leases = LeaseTable(str(self._folder))
+        self.in_progress = ActiveTransfers(node.address.node)
+        allowed = [name.strip() for name in node.settings.rdma_ways.split(",") if name.strip()]
+        self._forgetters: list[Callable[[str, int], object]] = []  # of ways that keep something of buffers
+        self.ways: list[TransferBackend] = self._make_ways(allowed, is_worker=is_worker)
+        self._fallback = Fallback(lambda: self._process.system)
+        self.chooser = BackendSelector(self.ways, allowed, self._fallback.forbid, node.run)
+
+        def later(seconds: float, callback: Callable[[], object]) -> None:
+            node.loop.call_later(seconds, callback)  # by the clock of then: tests have their own
+
+        self._retention = Retention(lambda: leases_in_use(self._folder), self._release, later)
+        self.traffic = Traffic(node.address.node)
+        # A thread of its own: what takes seconds there must not hold up transfers, nor have more than one core.
+        self._paging = Threads(1, "meshbook large pages")
+        self.transfers = Transfers(self.chooser, later, node.recorder, self._note)
+        node.actors.when_ended.append(self._end_of)
+        self.copies = Copies(self._lend_copy, self.end)
+        self._followers = CopyHolders(self.leases, lambda source, receivers: tell_to_forget(node, source, receivers))
+        node.actors.host_inline(RDMA, RDMAService(self))
+        node.actors.host_inline(RECEIVER, Receiver(self, self._followers))
+        self._server: MemoryServer | None = None  # of an agent
+
+    def _make_ways(self, allowed: list[str], *, is_worker: bool) -> list[TransferBackend]:
+        """In the order of speed."""
+        memory = ProcessMemoryBackend(self.in_progress)
+        return [
+            SameProcessBackend(self._node.address, self._node.life, self.leases),
+            memory,
+            self._cuda_ipc(memory),
+            NixlBackend(self._node, self.leases, is_worker=is_worker, is_forced=NixlBackend.name in allowed),
+            HostAgentBackend(self._node),
+            MessageBackend(self._node),
+        ]
+
+    def _cuda_ipc(self, memory: ProcessMemoryBackend) -> CudaIpcBackend:
+        way = CudaIpcBackend(memory, lambda handle: ask_to_be_told(self._node, handle, [self._node.address]))
+        self._forgetters.append(way.forget)
+        self._node.peers.when_down.append(lambda report: way.forget(report.node))
+        return way
+
+    def forget(self, source: Source) -> None:
+        """This buffer of another process is lent no more: copies of it go, and what is open of it is closed."""
+        self.copies.forget(source)
+        node, _, number = source
+        for forget in self._forgetters:
+            forget(node, number)
+
+    def _note(self, job: TransferJob, way: str, seconds: float, is_write: bool) -> None:
+        """A transfer is done."""
+        self._fallback.note(way, job.handle)
+        if job.local.device != CPU:
+            self._fallback.note_gpu(way, job.handle, is_write=is_write)
+        self.traffic.note(job.handle.owner.node, job.local.size, way, seconds, is_write=is_write)
+
+    def serve_host(self, ip_towards: Callable[[Address], str], is_ours: Callable[[ProcessMark], bool]) -> None:
+        """As a host agent: reach the memory of this host's processes for those of other hosts.
+
+        `ip_towards` says at which address of ours a node reaches this host.
+        """
+        self._server = MemoryServer(ProcessMemoryBackend(self.in_progress), str(self._folder), is_ours)
+        self._node.actors.host_inline(MEMORY, MemoryServerActor(self._server, ip_towards))
+
+    # -- the owner's side ------------------------------------------------------------------
+
+    @property
+    def node(self) -> Node:
+        return self._node
+
+    def lend(self, local: LocalMemory, lender: Instance, form: TensorForm | None = None) -> BufferHandle:
+        """Let others reach this memory, until `end`, or until this actor ends."""
+        lent = self.leases.lend(local, lender)
+        number = lent.lease.number
+        offers = {way.name: offer for way in self.ways if (offer := way.offer(local, lent.lease)) is not None}
+        lent.handle = BufferHandle(
+            *(self._node.address, self._node.life, _name_of(lender), self._process, self._agent, lent.lease),
+            *(local.address, local.size, name_everywhere(local.device), offers, local.is_writable, form),
+            self._node.run,
+        )
+        if local.device == CPU and local.size >= pages.LEAST:
+            self._paging.do(lambda: pages.make_large(local.address, local.size, lambda: lent.word.value == number))
+        return lent.handle
+
+    def _lend_copy(self, local: LocalMemory, source: BufferHandle) -> BufferHandle:
+        lent = self.lend(local, context().actor_instance, source.form)
+        return msgspec.structs.replace(lent, actor=f"a copy of {source.actor}")
+
+    @cached_property
+    def _process(self) -> ProcessMark:
+        return own_mark()
+
+    def end(self, number: int) -> Future[None]:
+        """Lend it no more: whoever asks from now on is refused. What is not lent (any more) is no error.
+
+        The future is done when nobody is at the memory any more, and it is not kept from here.
+        """
+        if (lent := self.leases.end(number)) is not None:
+            return self._keep([lent])[0]
+        return self._retention.released(number) or Future.completed(None)
+
+    def _end_of(self, lender: Instance) -> None:
+        """An actor has ended, and what it has lent with it."""
+        ended = [lent for number in self.leases.of(lender) if (lent := self.leases.end(number)) is not None]
+        if ended:
+            self._keep(ended)
+
+    def _keep(self, ended: list[LentMemory]) -> list[Future[None]]:
+        """These are lent no more, and kept while somebody is at them. Copies of them go, too."""
+        self._followers.end(ended)
+        self.copies.let_go([lent.lease.number for lent in ended])
+        return self._retention.keep(ended)
+
+    def _release(self, lent: LentMemory) -> None:
+        if lent.handle is not None:
+            for way in self.ways:
+                way.withdraw(lent.handle)
+
+    # -- about what others lend ----------------------------------------------------------------
+
+    def find_here(self, handle: BufferHandle) -> LocalMemory | None:
+        """The memory of this buffer in this process: the owner's own, or that of a copy."""
+        if (handle.owner, handle.life) == (self._node.address, self._node.life):
+            lent = self.leases.find(handle.lease.number)
+            return None if lent is None else lent.local
+        copy = self.copies.find(handle)
+        return None if copy is None else copy.local
+
+    def drop(self, handle: BufferHandle) -> Future[None]:
+        """Have its owner lend it no more. One that has ended does not any more."""
+        if (handle.owner, handle.life) == (self._node.address, self._node.life):
+            return self.end(handle.lease.number)
+        asked = PerRank(1)
+        self._node.calls.send([Target(handle.owner, RDMA)], "drop", ((handle.lease.number,), {}), NOWHERE, asked)
+        return _whatever_comes(asked.futures[0])
+
+    def explain(self, handle: BufferHandle) -> str:
+        """Which way data goes between here and this buffer, and what is to be said of each other way."""
+        return explain(handle, self._where(handle), self.chooser.explain(handle, None))
+
+    def _where(self, handle: BufferHandle) -> str:
+        if (handle.owner, handle.life) == (self._node.address, self._node.life):
+            return "this very process"
+        if handle.run != self._node.run:
+            return f"of another run ({handle.run}), where no way of this one leads"
+        if handle.agent == self._agent:
+            return (
+                "a process of this host that has ended" if handle.process.has_ended else "another process of this host"
+            )
+        is_here = handle.process.system == self._process.system
+        return "a process of another host of this run, on the same machine" if is_here else "a process of another host"
+
+    def close(self, patience: float = PATIENCE) -> None:
+        """Lend nothing any more, and move nothing. Others get so many seconds to be through with memory of here."""
+        if self._server is not None:
+            self._server.close()
+        self._paging.close()
+        self.transfers.close()
+        self._let_go(patience)
+        for way in self.ways:
+            way.close()
+        self.in_progress.close()
+
+    def _let_go(self, patience: float) -> None:
+        ended = [lent for number in self.leases.all() if (lent := self.leases.end(number)) is not None]
+        self._retention.keep(ended)
+        for lent in self._retention.close(patience):
+            # This process may live on, as a notebook does that detaches. So this memory is never given back to it.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(lent.local))
+
+
+def _name_of(lender: Instance) -> str:
+    """As errors name whose memory it is: what runs cells is no actor to its user."""
+    return f"cells{lender.rank}" if lender.class_name == CELLS else str(lender)
+
+
+def _whatever_comes(asked: Future[None]) -> Future[None]:
+    """Done once that is settled: an owner that has ended has nothing to drop."""
+    made: Future[None] = Future.pending()
+    asked.when_done(lambda: made.resolve(lambda: None))
+    return made
+
+
+def own_station() -> DataPlane:
+    """That of the process in which this runs. RuntimeError where it moves no data."""
+    station = context().actor_instance.node.station
+    if station is None:
+        raise RuntimeError("this process moves no data one-sidedly: it is neither a worker nor a controller of a run")
+    assert isinstance(station, DataPlane)
+    if station.pid != os.getpid():
+        raise RuntimeError("this process was forked from one of the run, and is none itself: it moves no data")
+    return station

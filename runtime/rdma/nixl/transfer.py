@@ -1,0 +1,156 @@
+"""One transfer by NIXL, from the first look at its lease to the last, as a course that takes turns with others.
+
+Whoever waits may be told of its end before it ends: what was asked of NIXL goes on, and memory must stay until then.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from meshbook.runtime.errors import TransferError
+from meshbook.runtime.rdma.handle import BufferHandle
+from meshbook.runtime.rdma.nixl.agent import MemoryRange, NixlAgent, NixlError
+from meshbook.runtime.rdma.nixl.peers import NixlOffer, NixlPeer
+from meshbook.runtime.rdma.nixl.registration import STAGED, RegisteredMemory, RegistrationTable
+from meshbook.runtime.rdma.nixl.scheduler import Course, settle
+from meshbook.runtime.rdma.ways import Deadline, TransferJob, Unsuitable
+from meshbook.runtime.rdma.ways.process_memory import dropped, gone
+
+PIECE = 64 << 20  # bytes of one request, and between two looks at the lease
+FIRST_ANSWER = 10.0  # seconds that a peer has for its first one: where nothing leads there NIXL waits for ever
+ATTEMPTS = 3
+NEWS = 2.0  # seconds that the news of an owner's end may take, after the connection to it has ended
+LOOK = 0.05  # seconds between two looks at whether an owner has ended
+
+
+@dataclass(frozen=True, slots=True)
+class TransferContext:
+    """What transfers need of this process. `has_ended` tells whether the owner of a buffer is known to have ended."""
+
+    agent: NixlAgent
+    registered: RegistrationTable
+    peers: dict[str, NixlPeer]
+    has_ended: Callable[[BufferHandle], bool]
+
+    def move(self, job: TransferJob, offer: NixlOffer, outcome: Future[None], *, is_write: bool) -> Course:
+        """Several attempts: the connection may have been broken by what others moved, or by what had been offered."""
+        peer, why = self.peers.setdefault(offer.agent, NixlPeer()), ""
+        transfer = _NixlTransfer(self, job, offer, peer, outcome, is_write)
+        for _ in range(ATTEMPTS):
+            if self.has_ended(job.handle):
+                raise gone(job.handle)
+            try:
+                return (yield from transfer.run())
+            except NixlError as error:
+                peer.is_broken, why = True, str(error)
+        yield from self._wait_for_news(job)
+        raise Unsuitable(f"NIXL does not get there{' any more' if peer.has_answered else ''}: {why}")
+
+    def _wait_for_news(self, job: TransferJob) -> Course:
+        patience = Deadline(min(NEWS, job.deadline.left))
+        while patience.left:
+            if self.has_ended(job.handle):
+                raise gone(job.handle)
+            yield False
+
+
+@dataclass(slots=True)
+class _NixlTransfer:
+    """Each `run` is an attempt, which goes on where the one before broke off."""
+
+    mover: TransferContext
+    job: TransferJob
+    offer: NixlOffer
+    peer: NixlPeer
+    outcome: Future[None]  # settled early where it is known that nothing will come of it
+    is_write: bool
+    done: int = 0  # bytes
+
+    def run(self) -> Course:
+        yield from self._meet()
+        local = self.job.local
+        with self.mover.registered.place() as place, self.mover.registered.reachable(local) as is_direct:
+            yield from self._check_lease(place)
+            most = PIECE if is_direct else STAGED
+            while self.done < local.size:
+                size = min(most, local.size - self.done)
+                here = MemoryRange.of(local.part(self.done, size)) if is_direct else place.for_data(size)
+                yield from self._move_piece(here, place, is_staged=not is_direct)
+                self.done += size
+                self.job.moved(size)
+
+    def _meet(self) -> Course:
+        """Know what the owner offers.
+
+        NIXL finds keys by address, and may find one that was withdrawn, of memory that was there before. A NIC refuses
+        that, which breaks the connection, and with the next one only what is offered now is known.
+        """
+        peer, agent = self.peer, self.mover.agent
+        if peer.knows(self.offer):
+            return
+        while peer.is_to_be_forgotten:
+            if not peer.under_way:
+                agent.forget(self.offer.agent)
+                peer.forget()
+                break
+            self.job.deadline.check(lambda: what(self.job))
+            yield False
+        agent.meet(self.offer.words)
+        agent.meet(self.offer.memory)
+        peer.known.add(self.offer.registration)
+
+    def _check_lease(self, place: RegisteredMemory) -> Course:
+        lease = self.job.handle.lease
+        yield from self._request(place.for_word, MemoryRange(lease.word, place.for_word.size), is_write=False)
+        if place.word != lease.number:
+            raise dropped(self.job.handle)
+
+    def _move_piece(self, here: MemoryRange, place: RegisteredMemory, *, is_staged: bool) -> Course:
+        ours = self.job.local.address + self.done
+        if is_staged and self.is_write:
+            ctypes.memmove(here.address, ours, here.size)
+        there = MemoryRange(self.job.address + self.done, here.size, self.offer.gpu)
+        yield from self._request(here, there, is_write=self.is_write)
+        yield from self._check_lease(place)
+        if is_staged and not self.is_write:
+            ctypes.memmove(ours, here.address, here.size)
+
+    def _request(self, here: MemoryRange, there: MemoryRange, *, is_write: bool) -> Course:
+        """One request, to its very end: until then bytes may come, whether or not anybody waits for them."""
+        self.job.deadline.check(lambda: what(self.job))
+        if self.outcome.done():
+            raise TransferError("nobody waits for it any more")
+        agent, first = self.mover.agent, Deadline(min(FIRST_ANSWER, self.job.deadline.left / 2))
+        request = agent.begin(self.offer.agent, here, there, is_write=is_write)
+        self.peer.under_way += 1
+        try:
+            yield True
+            next_look = Deadline(LOOK)
+            while not agent.is_done(request):
+                if not next_look.left:
+                    self._give_up(first)
+                    next_look = Deadline(LOOK)
+                yield False
+            self.peer.has_answered = True
+        finally:
+            self.peer.under_way -= 1
+            agent.release(request)
+
+    def _give_up(self, first: Deadline) -> None:
+        """Tell whoever waits that it is in vain, where that is known."""
+        try:
+            self.job.deadline.check(lambda: what(self.job))
+        except Exception as error:  # that its time is over, or whatever it was cancelled for
+            settle(self.outcome, error)
+        if self.mover.has_ended(self.job.handle):
+            settle(self.outcome, gone(self.job.handle))
+        elif not self.peer.has_answered and not first.left:
+            settle(self.outcome, Unsuitable(f"NIXL got no answer from there within {first.seconds:.1f} s"))
+
+
+def what(job: TransferJob) -> str:
+    """The transfer, for errors."""
+    return f"moving {job.local.size:,} bytes from or to {job.handle.actor} by NIXL"

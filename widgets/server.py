@@ -1,0 +1,317 @@
+"""What a dashboard and its views say to each other: one thread hears, ticks and sends; what may take long has its own.
+
+    a view -> receive -> mail ─> the dashboard's thread ─> send -> all views
+                          ^            │ act, logs, timeline
+                          └── answer ──┘ on a thread of the request's own
+
+The thread is there while somebody looks. When it speaks is decided by `pulse`, what it says by the model.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import queue
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from meshbook.runtime.geometry.ranges import format_ranks
+from meshbook.runtime.queues import get_within
+from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS, METRICS
+from meshbook.widgets.backend import BackendReply, DashboardBackend
+from meshbook.widgets.model import DashboardModel, ModelUpdate
+from meshbook.widgets.protocol import ReplyMessage
+from meshbook.widgets.update_scheduler import SendBudget, UpdateScheduler
+
+logger = logging.getLogger(__name__)
+Draw: TypeAlias = Callable[[], Mapping[str, str]]
+Send: TypeAlias = Callable[[Mapping[str, object], Sequence[bytes]], object]
+ASIDE: Final = frozenset({"act", "logs", "timeline"})  # requests that may take long
+MOST_ASIDE = 8  # of them at once
+ACTIVE_FOR = 2.0  # seconds after something has changed
+MOST_IN_HISTORY = 64  # ranks of one request
+PICTURE_BYTES = 10_000  # a second, of pictures
+
+
+class DashboardServer:
+    """Of one dashboard, with all of its views.
+
+    `send` takes what is for them, from any thread; `draw` makes the picture for the saved notebook.
+    """
+
+    def __init__(
+        self, board: DashboardBackend, send: Send, draw: Draw, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._board = board
+        self._send = send
+        self._draw = draw
+        self._clock = clock
+        self._model = DashboardModel(board.source, board.select)
+        self._pulse = UpdateScheduler(clock())
+        self._budget = SendBudget()
+        self._mail: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._outbox: deque[tuple[Mapping[str, object], Sequence[bytes], int]] = deque()
+        self._lock = threading.Lock()  # guards the thread's begin and end
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+        self._aside = 0  # requests that are under way
+        self._seq = 0
+        self._happened_at = -math.inf
+        self._is_picture_old = False
+        self._picture_due_at = -math.inf
+        self._faults: set[tuple[str, int]] = set()  # the lines of ours at which some were told of
+
+    # -- from any thread ---------------------------------------------------------
+
+    def receive(self, content: Mapping[str, Any]) -> None:
+        """A view says something; what it asks for is answered later."""
+        self._post(functools.partial(self._take, dict(content)))
+
+    def wake(self) -> None:
+        """Something has happened: let views know soon, if there are any."""
+        if self._thread is not None:
+            self._mail.put(self._pulse.hurry)
+
+    def close(self) -> None:
+        """Say nothing more, and end the thread."""
+        with self._lock:
+            self._is_closed, thread = True, self._thread
+        if thread is not None and thread is not threading.current_thread():
+            self._mail.put(lambda: None)
+            thread.join(timeout=1.0)
+
+    def _post(self, letter: Callable[[], object]) -> None:
+        with self._lock:
+            if self._is_closed:
+                return
+            self._mail.put(letter)
+            if self._thread is None:
+                self._thread = _thread("meshbook dashboard", self._run)
+                self._thread.start()
+
+    # -- the thread --------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._watch(self.wake)
+        while not self._ends():
+            self._work_through_mail()
+            self._guard(self._tick)
+            self._guard(self._put_picture)
+            self._guard(self._send_due)
+
+    def _ends(self) -> bool:
+        with self._lock:
+            idle = not (self._pulse.has_views or self._outbox or self._aside) and self._mail.empty()
+            if idle or self._is_closed:
+                self._watch(None)  # before another thread may begin, which watches
+                self._thread = None
+        return self._thread is not threading.current_thread()
+
+    def _work_through_mail(self) -> None:
+        """Until it is time to tick or to send."""
+        seconds = max(0.0, self._next_at() - self._clock())
+        try:
+            self._guard(get_within(self._mail, seconds) if seconds < math.inf else self._mail.get())
+            while True:
+                self._guard(self._mail.get_nowait())
+        except queue.Empty:
+            return
+
+    def _guard(self, work: Callable[[], object]) -> None:
+        """A fault in one step is no reason to fall silent; nor to say it four times a second."""
+        try:
+            work()
+        except Exception as error:
+            place = _place_of(error)
+            if place not in self._faults:
+                self._faults.add(place)
+                logger.exception("a step of the dashboard failed")
+
+    def _next_at(self) -> float:
+        now = self._clock()
+        send_at = self._budget.room_at(self._outbox[0][2], now) if self._outbox else math.inf
+        # While something waits to go out there is no room for another state.
+        tick_at = math.inf if self._outbox else self._pulse.next_tick(is_active=self._is_active(now))
+        return min(send_at, tick_at)
+
+    def _is_active(self, now: float) -> bool:
+        return self._model.busy or now - self._happened_at < ACTIVE_FOR
+
+    def _watch(self, wake: Callable[[], object] | None) -> None:
+        self._guard(lambda: self._board.watch(wake))
+
+    # -- states ------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        now = self._clock()
+        if self._outbox or now < self._pulse.next_tick(is_active=self._is_active(now)):
+            return None
+        self._pulse.ticked(now)
+        if (update := self._model.tick(now)) is None:
+            return None
+        if update.eventful:
+            self._happened_at = now
+        if self._pulse.is_quiet(now):
+            return self._stir() if update.eventful else None
+        if update.eventful:
+            self._pulse.happened(now)
+        return self._publish(update)
+
+    def _publish(self, update: ModelUpdate) -> None:
+        self._seq = int(update.content["seq"])
+        self._put(update.content, update.buffers)
+        self._pulse.published(self._seq)
+        self._is_picture_old |= update.eventful
+
+    def _put_picture(self) -> None:
+        """The picture, where something has happened since the last one."""
+        now = self._clock()
+        if self._is_picture_old and now >= self._picture_due_at:
+            self._is_picture_old = False
+            data = dict(self._draw())
+            self._put({"kind": "picture", "data": data})
+            self._picture_due_at = now + max(1.0, sum(map(len, data.values())) / PICTURE_BYTES)
+
+    def _put(self, content: Mapping[str, object], buffers: Sequence[bytes] = ()) -> None:
+        size = len(msgspec.json.encode(content, enc_hook=str)) + sum(map(len, buffers))
+        self._outbox.append((content, buffers, size))
+
+    def _send_due(self) -> None:
+        now = self._clock()
+        while self._outbox and self._budget.room_at(self._outbox[0][2], now) <= now and not self._is_closed:
+            content, buffers, size = self._outbox.popleft()
+            self._budget.spend(size, now)
+            self._send(content, buffers)
+
+    # -- what views say ----------------------------------------------------------
+
+    def _take(self, content: dict[str, Any]) -> None:
+        kind = content.get("kind")
+        if kind in ASIDE:
+            return self._begin_aside(content)
+        try:
+            answer = self._hear(str(kind), content)
+        except Exception as error:
+            return self._refuse(content, error)
+        if content.get("id") is not None:
+            self._reply(content, answer)
+        return None
+
+    def _hear(self, kind: str, content: dict[str, Any]) -> BackendReply:
+        match kind:
+            case "open":
+                self._open(_text(content, "view"))
+            case "close":
+                self._pulse.closed(_text(content, "view"))
+            case "ack":
+                view = _text(content, "view")
+                if not self._pulse.acknowledged(view, int(content.get("seq", 0)), self._seq):
+                    self._open(view)  # its tab had been asleep
+            case "channel":
+                self._model.show(_text(content, "name"))
+                self._stir()
+            case "select":
+                return self._select(_text(content, "sel"))
+            case "history":
+                return self._history(content)
+            case _:
+                raise ValueError(f"a dashboard knows no {kind!r}")
+        return BackendReply()
+
+    def _open(self, view: str) -> None:
+        now = self._clock()
+        update = self._model.full(now)
+        self._pulse.opened(view, int(update.content["seq"]), now)
+        self._publish(update)
+        self._pulse.ticked(now)
+
+    def _select(self, selector: str) -> BackendReply:
+        try:
+            selected = self._model.select(selector)
+        finally:
+            self._stir()
+        return BackendReply({"ranks": format_ranks(selected.ranks), "count": len(selected.ranks)})
+
+    def _stir(self) -> None:
+        """A person is at it: what follows shows at once, and nothing is quiet any more."""
+        now = self._clock()
+        was_quiet = self._pulse.is_quiet(now)
+        self._pulse.happened(now)
+        if was_quiet:  # views have missed what was only measured meanwhile
+            self._publish(self._model.full(now))
+        self._pulse.hurry()
+
+    def _history(self, content: dict[str, Any]) -> BackendReply:
+        source = self._board.source
+        size = source.look().mesh.size
+        ranks = [int(rank) for rank in content.get("ranks", ())][:MOST_IN_HISTORY]
+        metrics = list(content.get("metrics", ()))
+        if wrong := [rank for rank in ranks if not 0 <= rank < size]:
+            raise ValueError(f"there is no rank {wrong[0]}: the mesh has {size}")
+        if unknown := [name for name in metrics if name not in METRICS]:
+            raise ValueError(f"nothing called {unknown[0]!r} is measured; it is {', '.join(METRICS)}")
+        series = source.series(ranks, metrics)
+        return BackendReply({"seconds": HISTORY_SECONDS, "shape": list(series.shape)}, [series.astype("<f4").tobytes()])
+
+    # -- replies -----------------------------------------------------------------
+
+    def _reply(self, request: dict[str, Any], answer: BackendReply) -> None:
+        head: ReplyMessage = {"kind": "reply", "id": request.get("id"), "ok": True}
+        self._put({**answer.content, **head}, answer.buffers)
+
+    def _refuse(self, request: dict[str, Any], error: BaseException) -> None:
+        if request.get("id") is None:
+            raise error  # nobody waits for an answer: it is told as a fault
+        text = str(error) or type(error).__name__
+        reply: ReplyMessage = {"kind": "reply", "id": request["id"], "ok": False, "error": text}
+        self._put(reply)
+
+    def _begin_aside(self, request: dict[str, Any]) -> None:
+        if self._aside >= MOST_ASIDE:
+            return self._refuse(request, RuntimeError(f"{MOST_ASIDE} requests are under way already: wait for one"))
+        try:
+            _thread("meshbook dashboard request", functools.partial(self._answer, request)).start()
+        except RuntimeError as error:  # at the limit of threads
+            return self._refuse(request, error)
+        self._aside += 1
+        return None
+
+    def _answer(self, request: dict[str, Any]) -> None:
+        """On a thread of its own."""
+        try:
+            answer = self._board.answer(request)
+        except BaseException as error:  # whoever asks gets an answer
+            self._post(functools.partial(self._end_aside, functools.partial(self._refuse, request, error)))
+        else:
+            self._post(functools.partial(self._end_aside, functools.partial(self._reply, request, answer)))
+
+    def _end_aside(self, ended: Callable[[], object]) -> None:
+        self._aside -= 1
+        self._pulse.hurry()  # what was done shows at once
+        ended()
+
+
+def _text(content: Mapping[str, Any], name: str) -> str:
+    value = content.get(name)
+    if not isinstance(value, str):
+        raise ValueError(f"{content.get('kind')!r} wants a text as its {name!r}, not {value!r}")
+    return value
+
+
+def _place_of(error: BaseException) -> tuple[str, int]:
+    """Where it was raised: its text may be another one each time."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return frame.filename, frame.lineno or 0
+
+
+def _thread(name: str, run: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.pydev_do_not_trace = True  # type: ignore[attr-defined]  # a breakpoint in the notebook stops no dashboard
+    return thread
