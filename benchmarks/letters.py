@@ -91,17 +91,17 @@ class Peer(Actor):
     """Takes letters, writes some of its own, has meshes of its own."""
 
     def __init__(self, team: str) -> None:
-        self._desk = Desk(team)
+        self._call_context = Desk(team)
 
     @endpoint
     def take(self, letter: Letter) -> tuple[int, int]:
-        return self._desk.take(letter)
+        return self._call_context.take(letter)
 
     @endpoint
     def cast_on(self, team: str, peers: ActorMesh, times: int) -> None:
         """Write to these peers without waiting."""
         for _ in range(times):
-            peers.take.broadcast(self._desk.write(team, peers))
+            peers.take.broadcast(self._call_context.write(team, peers))
 
     @endpoint
     def call_on(self, team: str, peers: ActorMesh) -> bool:
@@ -109,7 +109,7 @@ class Peer(Actor):
 
         Down a row of teams only: in a circle all would wait.
         """
-        letter = self._desk.write(team, peers)
+        letter = self._call_context.write(team, peers)
         return list(peers.take.call(letter).get().values()) == list(letter.numbers.items())
 
     @endpoint
@@ -118,27 +118,27 @@ class Peer(Actor):
 
     @endpoint
     def audit(self) -> Audit:
-        return self._desk.audit()
+        return self._call_context.audit()
 
 
 class AsyncPeer(Actor):
     """The same on an event loop."""
 
     def __init__(self, team: str) -> None:
-        self._desk = Desk(team)
+        self._call_context = Desk(team)
 
     @endpoint
     async def take(self, letter: Letter) -> tuple[int, int]:
-        return self._desk.take(letter)
+        return self._call_context.take(letter)
 
     @endpoint
     async def cast_on(self, team: str, peers: ActorMesh, times: int) -> None:
         for _ in range(times):
-            peers.take.broadcast(self._desk.write(team, peers))
+            peers.take.broadcast(self._call_context.write(team, peers))
 
     @endpoint
     async def audit(self) -> Audit:
-        return self._desk.audit()
+        return self._call_context.audit()
 
 
 class Guest(Actor):

@@ -80,7 +80,7 @@ def measure_history(report: Report, batch: VitalsBatch) -> None:
     history, hosts = History(), []
     for host in range(RANKS // PER_HOST):
         nodes = tuple(f"m.{host * PER_HOST + rank}" for rank in range(PER_HOST))
-        hosts.append(VitalsBatch(f"host {host}", nodes, batch.lives, batch.numbers))
+        hosts.append(VitalsBatch(f"host {host}", nodes, batch.incarnations, batch.numbers))
     for each in hosts:
         history.add(each)
     nodes = [f"m.{rank}" for rank in range(RANKS)]

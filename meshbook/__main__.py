@@ -81,9 +81,9 @@ def build_parser() -> argparse.ArgumentParser:
 def list_runs() -> int:
     """Print a line for each run that was detached."""
     # Weight: the runtime, which the other verbs do without.
-    from meshbook.runtime.hosts.detached_runs import detached_runs, tell_runs
+    from meshbook.runtime.hosts.detached_runs import detached_runs, format_runs
 
-    print(tell_runs(detached_runs()) or "no run is detached")
+    print(format_runs(detached_runs()) or "no run is detached")
     return 0
 
 

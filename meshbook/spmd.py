@@ -59,23 +59,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     size = args.procs or choose_size()
     script = (["-m"] if args.module else []) + [args.script, *args.args]
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    course = RunPolicy(size)
+    supervisor = RunPolicy(size)
     printer = Printer(
         size,
         {"stdout": sys.stdout, "stderr": sys.stderr},
-        broken=lambda: events.put(partial(course.signalled, signal.SIGPIPE)),
+        broken=lambda: events.put(partial(supervisor.signalled, signal.SIGPIPE)),
     )
     try:
-        with signals_to(events, course):
-            run(course, events, printer, script)
+        with signals_to(events, supervisor):
+            run(supervisor, events, printer, script)
     except LaunchError as error:
         say(str(error))
         return 1
     finally:
         printer.close()
-    for line in tell(course):
+    for line in tell(supervisor):
         say(line)
-    return course.status
+    return supervisor.status
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -115,12 +115,12 @@ def say(text: str) -> None:
 
 
 @contextlib.contextmanager
-def signals_to(events: queue.SimpleQueue[Event], course: RunPolicy) -> Iterator[None]:
+def signals_to(events: queue.SimpleQueue[Event], supervisor: RunPolicy) -> Iterator[None]:
     """Ctrl-C and SIGTERM are events like others; the third way to end a run is the end of this process."""
 
     def note(number: int, frame: object) -> None:
         del frame
-        events.put(partial(course.signalled, number))
+        events.put(partial(supervisor.signalled, number))
 
     before = {number: signal.signal(number, note) for number in SIGNALS}
     try:
@@ -130,7 +130,7 @@ def signals_to(events: queue.SimpleQueue[Event], course: RunPolicy) -> Iterator[
             signal.signal(number, handler)
 
 
-def run(course: RunPolicy, events: queue.SimpleQueue[Event], printer: Printer, script: Sequence[str]) -> None:
+def run(supervisor: RunPolicy, events: queue.SimpleQueue[Event], printer: Printer, script: Sequence[str]) -> None:
     """Start a session and a mesh, and stay with them until every process has ended."""
     settings = Settings.from_environment()
     preload = settings.preload.replace("meshbook.runtime.cells.preload", "meshbook.runtime.spmd.actor")
@@ -138,7 +138,7 @@ def run(course: RunPolicy, events: queue.SimpleQueue[Event], printer: Printer, s
     token = CURRENT.set(session.context)
     try:
         session.output.set_default(printer.take)
-        Run(session, course, events).follow(script)
+        Run(session, supervisor, events).follow(script)
     finally:
         CURRENT.reset(token)
         session.close()  # its last question to the agent: output that came before is here with the answer
@@ -147,10 +147,10 @@ def run(course: RunPolicy, events: queue.SimpleQueue[Event], printer: Printer, s
 class Run:
     """The mesh of one run: starts it, notes what happens, and does what the course says."""
 
-    def __init__(self, session: Session, course: RunPolicy, events: queue.SimpleQueue[Event]) -> None:
-        self._course = course
+    def __init__(self, session: Session, supervisor: RunPolicy, events: queue.SimpleQueue[Event]) -> None:
+        self._supervisor = supervisor
         self._events = events
-        self._procs: ProcMesh = session.host.spawn_procs(per_host={PROCS: course.size}, name="spmd")
+        self._procs: ProcMesh = session.host.spawn_procs(per_host={PROCS: supervisor.size}, name="spmd")
         self._ranks = {address.node: rank for rank, address in enumerate(self._procs.nodes)}
         # First listen, then look: an end in between is heard of either way.
         session.node.peers.when_down.append(self._heard_of_end)
@@ -165,21 +165,21 @@ class Run:
         first = cast(SPMDActor, cast(ActorMesh, self._actors).slice(**{PROCS: 0}))
         asked = first.get_host_port.call_one()
         asked.when_done(lambda: self._events.put(lambda now: self._begin(asked, script, now)))
-        while not self._course.is_over:
+        while not self._supervisor.is_over:
             self._act(time.monotonic())
             if (event := self._next_event()) is not None:
                 event(time.monotonic())
 
     def _next_event(self) -> Event | None:
         """What happens next; None where the course has to be asked before."""
-        end = self._course.deadline
+        end = self._supervisor.deadline
         try:
             return self._events.get() if end is None else get_within(self._events, end - time.monotonic())
         except queue.Empty:
             return None
 
     def _act(self, now: float) -> None:
-        for action in self._course.actions(now):
+        for action in self._supervisor.actions(now):
             for rank in action.ranks:
                 process = self._procs.slice(**{PROCS: rank})
                 if isinstance(action, Dismiss):
@@ -192,7 +192,7 @@ class Run:
     def _begin(self, asked: Future[tuple[str, int]], script: Sequence[str], now: float) -> None:
         if (error := asked.exception()) is not None:
             self._note_trouble(0, error, now)
-        elif self._course.begin():
+        elif self._supervisor.begin():
             for rank, answer in enumerate(self._actors.run_script.call_each(LOOPBACK, asked.get()[1], script)):
                 answer.when_done(partial(self._events.put, partial(self._note_answer, rank, answer)))
 
@@ -200,15 +200,15 @@ class Run:
         if (error := answer.exception()) is not None:
             self._note_trouble(rank, error, now)
         else:
-            self._course.script_ended(rank, answer.get(), now)
+            self._supervisor.script_ended(rank, answer.get(), now)
 
     def _note_trouble(self, rank: int, error: BaseException, now: float) -> None:
         if not isinstance(error, ProcessDied):  # of that its end tells
-            self._course.script_ended(rank, EndRun(1, str(error)), now)
+            self._supervisor.script_ended(rank, EndRun(1, str(error)), now)
 
     def _heard_of_end(self, report: ExitReport) -> None:
         if (rank := self._ranks.get(report.node)) is not None:
-            self._events.put(partial(self._course.process_ended, rank, ending_of(report)))
+            self._events.put(partial(self._supervisor.process_ended, rank, ending_of(report)))
 
 
 def ending_of(report: ExitReport) -> EndRun:
@@ -220,18 +220,18 @@ def ending_of(report: ExitReport) -> EndRun:
     return EndRun(max(report.returncode or 1, 1), "\n".join([report.cause, *hint, *stderr]), died=True)
 
 
-def tell(course: RunPolicy) -> Iterator[str]:
+def tell(supervisor: RunPolicy) -> Iterator[str]:
     """What there is to say about a run that did not go well: who failed, why, and what became of the others."""
-    if course.signal:
-        yield f"ended by {signal.Signals(course.signal).name}"
-    interrupted = {rank: end.place for rank, end in course.endings.items() if end.interrupted and end.place}
+    if supervisor.signal:
+        yield f"ended by {signal.Signals(supervisor.signal).name}"
+    interrupted = {rank: end.place for rank, end in supervisor.endings.items() if end.interrupted and end.place}
     for place, ranks in by_value(interrupted):
         yield f"{name_ranks(ranks)} interrupted at {place}"
-    for end, ranks in by_value(course.failures):
+    for end, ranks in by_value(supervisor.failures):
         if not end.interrupted:
             yield f"{name_ranks(ranks)} failed: {end.text}" + (f" ({end.place})" if end.place else "")
-    if course.stopped and not course.signal:
-        yield f"{name_ranks(course.stopped)} {'was' if len(course.stopped) == 1 else 'were'} stopped"
+    if supervisor.stopped and not supervisor.signal:
+        yield f"{name_ranks(supervisor.stopped)} {'was' if len(supervisor.stopped) == 1 else 'were'} stopped"
 
 
 def by_value(found: Mapping[int, T]) -> list[tuple[T, list[int]]]:

@@ -158,7 +158,7 @@ class ExitReport:
     stderr: tuple[str, ...] = ()
     hint: str = ""
     stopped: str = ""  # why it was told to leave, where it was
-    life: int = -1  # which of the lives of a process that was respawned has ended; -1: that of the present
+    incarnation: int = -1  # which of the lives of a process that was respawned has ended; -1: that of the present
     host: str = ""  # the name of its host, where that is not the controller's
     ended_by: str = ""  # what had it killed, in the user's words: `%mesh restart`
     raised: str = ""  # the traceback of its bootstrap, where that raised

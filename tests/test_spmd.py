@@ -79,11 +79,11 @@ def test_the_end_of_a_process(report: ExitReport, ending: EndRun) -> None:
 
 
 def course_of(*endings: EndRun) -> RunPolicy:
-    course = RunPolicy(len(endings))
-    course.begin()
+    supervisor = RunPolicy(len(endings))
+    supervisor.begin()
     for rank, ending in enumerate(endings):
-        course.process_ended(rank, ending, 0.0)
-    return course
+        supervisor.process_ended(rank, ending, 0.0)
+    return supervisor
 
 
 BOOM = EndRun(1, "ValueError: boom", "train.py:5 in step")
@@ -105,23 +105,23 @@ def test_what_is_said_at_the_end(endings: list[EndRun], lines: list[str]) -> Non
 
 
 def test_who_was_stopped_is_said_too() -> None:
-    course = RunPolicy(3)
-    course.begin()
-    course.script_ended(1, BOOM, 0.0)
-    course.actions(1.0)
+    supervisor = RunPolicy(3)
+    supervisor.begin()
+    supervisor.script_ended(1, BOOM, 0.0)
+    supervisor.actions(1.0)
     for rank in (0, 2):
-        course.process_ended(rank, EndRun(1, "Terminated(sig=15)", died=True), 1.0)
-    assert list(tell(course)) == ["rank 1 failed: ValueError: boom (train.py:5 in step)", "ranks 0,2 were stopped"]
+        supervisor.process_ended(rank, EndRun(1, "Terminated(sig=15)", died=True), 1.0)
+    assert list(tell(supervisor)) == ["rank 1 failed: ValueError: boom (train.py:5 in step)", "ranks 0,2 were stopped"]
 
 
 def test_where_an_interrupt_found_the_ranks() -> None:
-    course = RunPolicy(3)
-    course.begin()
-    course.signalled(signal.SIGINT, 0.0)
-    course.actions(0.0)
+    supervisor = RunPolicy(3)
+    supervisor.begin()
+    supervisor.signalled(signal.SIGINT, 0.0)
+    supervisor.actions(0.0)
     for rank, place in enumerate(["train.py:5", "train.py:7 in step", "train.py:5"]):
-        course.script_ended(rank, EndRun(130, "KeyboardInterrupt", place, interrupted=True), 0.1)
-    assert list(tell(course)) == [
+        supervisor.script_ended(rank, EndRun(130, "KeyboardInterrupt", place, interrupted=True), 0.1)
+    assert list(tell(supervisor)) == [
         "ended by SIGINT",
         "ranks 0,2 interrupted at train.py:5",
         "rank 1 interrupted at train.py:7 in step",

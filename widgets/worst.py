@@ -55,10 +55,10 @@ def metric_of(channel: Channel, vitals: Vitals) -> Metric:
 def _ill(vitals: Vitals, states: States) -> Iterator[WorstRank]:
     for state in ILL:
         for rank in np.flatnonzero(states == state)[:MOST].tolist():
-            yield WorstRank(rank, float("nan"), _say_ill(state, float(vitals.age[rank])))
+            yield WorstRank(rank, float("nan"), _format_ill(state, float(vitals.age[rank])))
 
 
-def _say_ill(state: RankState, age: float) -> str:
+def _format_ill(state: RankState, age: float) -> str:
     if state is RankState.STALE:
         return f"no heartbeat for {age:.0f} s"
     if state is RankState.STUCK:

@@ -161,7 +161,7 @@ class RankQueues:
         return found
 
 
-def tell_waiting(ahead: Mapping[int, str], count: int) -> str:
+def format_waiting(ahead: Mapping[int, str], count: int) -> str:
     """`waiting for job 7 of cell 12`, with the ranks where they are not all of the `count` that the cell has."""
     ranks_behind: dict[str, list[int]] = {}
     for rank, title in ahead.items():

@@ -168,7 +168,7 @@ def detach_meshes(notebook: Notebook, seconds: float) -> str:
     return leave_session(go)
 
 
-def say_what_is_detached() -> None:
+def print_detached_runs() -> None:
     """Print a remark, where somebody may have forgotten that he has detached something."""
     if text := remark():
         print(text)
@@ -248,9 +248,9 @@ def _take_mesh(left: DetachedMesh, session: AttachedSession) -> NotebookMesh:
     ledger = session.node.ledger
 
     def handle(key: str) -> Any:
-        charge = ledger.get(key)
-        assert charge is not None
-        return charge.handle()
+        owned_mesh = ledger.get(key)
+        assert owned_mesh is not None
+        return owned_mesh.handle()
 
     known = {name: _loaded(pickled) for name, pickled in left.known.items()}
     actors = {name: handle(key) for name, key in left.actors.items()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from meshbook.magics.meshes.whereabouts import RankWhereabouts, count_ranks, describe_roll
+from meshbook.magics.meshes.whereabouts import RankWhereabouts, count_ranks, format_whereabouts
 from meshbook.runtime.geometry.ranges import name_ranks
 
 PATIENCE = 5.0  # seconds: after the last answer, and between looks
@@ -60,7 +60,7 @@ class DivergenceWatch:
             return ""
         parts = [f"{count_ranks(sorted(done))} done"] if done else []
         missing = f"{name_ranks(self._absent)} {'is' if len(self._absent) == 1 else 'are'} not in this cell"
-        return ", ".join([*parts, describe_roll(roll), *([missing] if awaits_absent else [])])
+        return ", ".join([*parts, format_whereabouts(roll), *([missing] if awaits_absent else [])])
 
 
 def _has_mute(roll: Mapping[int, RankWhereabouts]) -> bool:

@@ -7,7 +7,7 @@
 An abort that no person asked for is for those ranks alone that are in a collective: what computes keeps its groups.
 A rank that is still silent half-way to the end is aborted all the same: it may wait where no frame shows a collective.
 
-Pure: given what happened and when, it says what is due. Not for doing it (`course`).
+Pure: given what happened and when, it says what is due. Not for doing it (`supervisor`).
 """
 
 from __future__ import annotations

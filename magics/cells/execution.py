@@ -15,15 +15,15 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from meshbook.magics.cells.admission import AdmissionQueue, StartWave, plan_waves, tell_waiting
+from meshbook.magics.cells.admission import AdmissionQueue, StartWave, format_waiting, plan_waves
 from meshbook.magics.cells.cell import CellProgress, PreparedCell
 from meshbook.magics.cells.escalation import GRACE_PERIODS, GracePeriods
-from meshbook.magics.cells.rank_errors import error_of_lost, error_of_silent, error_of_skipped, tell_remedy
+from meshbook.magics.cells.rank_errors import error_of_lost, error_of_silent, error_of_skipped, format_remedy
 from meshbook.magics.cells.state import CellInbox, CellState
 from meshbook.magics.cells.supervision import CellSupervisor
 from meshbook.magics.errors import UserError
 from meshbook.magics.meshes.registry import NotebookMesh
-from meshbook.magics.meshes.whereabouts import call_roll, describe_whereabouts
+from meshbook.magics.meshes.whereabouts import collect_whereabouts, describe_whereabouts
 from meshbook.magics.output.collector import OutputCollector
 from meshbook.magics.output.messages import Stream
 from meshbook.magics.output.model import CellOutput
@@ -63,7 +63,9 @@ class CellExecution:
     ) -> None:
         self._serial = next(_serial)
         # Of the controller's present life: ranks of a run that was attached to still know executions of others.
-        self.origin = resumes.origin if resumes is not None else f"{cell.number}.{cell.session.life}.{self._serial}"
+        self.origin = (
+            resumes.origin if resumes is not None else f"{cell.number}.{cell.session.incarnation}.{self._serial}"
+        )
         self._resumes = resumes
         self.cell = cell
         self._mesh = mesh = cell.mesh
@@ -212,7 +214,7 @@ class CellExecution:
     @property
     def waits_for(self) -> str:
         """What it waits for before it begins, in words; empty for nothing."""
-        return tell_waiting(self._admission.ahead(), len(self._ranks))
+        return format_waiting(self._admission.ahead(), len(self._ranks))
 
     @property
     def final_output(self) -> Sequence[Any]:
@@ -243,7 +245,7 @@ class CellExecution:
     async def _settle(self, unheard: tuple[int, ...]) -> None:
         """End the cell without the ranks that do not answer, which stay busy with it; heal those that were killed."""
         if unheard:
-            roll = await call_roll(self._mesh, unheard)
+            roll = await collect_whereabouts(self._mesh, unheard)
             self._inbox.handle()
             for rank in self._state.silent.intersection(unheard):
                 self._mesh.busy[rank] = self.cell.number
@@ -297,7 +299,7 @@ class CellExecution:
             self._supervisor.begin()
 
     def _show_who_waits(self, ahead: dict[int, str]) -> None:
-        self._output.wait(self._admission.to_come.union(ahead), tell_waiting(ahead, len(self._ranks)))
+        self._output.wait(self._admission.to_come.union(ahead), format_waiting(ahead, len(self._ranks)))
 
     # -- from one notebook to another ----------------------------------------------
 
@@ -379,7 +381,7 @@ class CellExecution:
     def _error(self, result: MeshResult) -> CellError:
         errors = self._errors()
         dead = [rank for rank in errors if rank in self._mesh.dead]
-        hints = [tell_remedy(self._mesh, dead)] if dead and not self._mesh.session.has_lost_agent else []
+        hints = [format_remedy(self._mesh, dead)] if dead and not self._mesh.session.has_lost_agent else []
         hints += explain_missing(errors, self._mesh, self.cell.variables)
         ending = dataclasses.replace(self._supervisor.ending, hints=tuple(hints))
         return make_cell_error(errors, self._state.failed, result, ending, self.cell.label)

@@ -7,10 +7,10 @@ import threading
 import time
 
 from meshbook.magics.cells.cell import PreparedCell
-from meshbook.magics.cells.detach import say_what_is_detached
+from meshbook.magics.cells.detach import print_detached_runs
 from meshbook.magics.cells.push_pull import CellTransfers
 from meshbook.magics.cells.rank_errors import check_able
-from meshbook.magics.meshes.registry import MeshError, NotebookMesh, describe_up
+from meshbook.magics.meshes.registry import MeshError, NotebookMesh, format_up
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.output.model import OutputLimits
 from meshbook.magics.output.publisher import publisher_for
@@ -42,8 +42,8 @@ class CellPlanner:
 
         mesh = await run_interruptible(asyncio.to_thread(self._notebook.meshes.up, progress=look), interrupted.set)
         self._notebook.bind(mesh)
-        print(f"no mesh was up, so one was started: {describe_up(mesh, started)}")
-        say_what_is_detached()
+        print(f"no mesh was up, so one was started: {format_up(mesh, started)}")
+        print_detached_runs()
 
     def plan(self, options: CellOptions, *, by_mode: bool = False) -> PreparedCell:
         """The cell that the options ask for, on a mesh that can run it."""

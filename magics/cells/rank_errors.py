@@ -49,10 +49,10 @@ def error_of_skipped(why: str) -> RankError:
 
 def error_of_killed(outcome: str, lost: Sequence[str], frames: Sequence[Frame]) -> RankError:
     """A rank that a person had killed; `outcome` is what became of it, `lost` the names that it had."""
-    return RankError("interrupted", "killed", f"was killed {outcome}; {tell_lost(lost)}", tuple(frames))
+    return RankError("interrupted", "killed", f"was killed {outcome}; {format_lost(lost)}", tuple(frames))
 
 
-def tell_lost(names: Sequence[str], *, many: bool = False) -> str:
+def format_lost(names: Sequence[str], *, many: bool = False) -> str:
     """`it lost 3 names: model, optimizer, step`; `many` ranks lost `them`."""
     who = "they" if many else "it"
     if not names:
@@ -67,15 +67,15 @@ def check_able(mesh: NotebookMesh, region: Region) -> None:
     if dead := sorted(ranks & mesh.dead.keys()):
         raise MeshError(f"{name_ranks(dead)} of {mesh.name} died ({_causes(mesh, dead)}). {_remedy(mesh, dead)}")
     if stuck := ranks & mesh.stuck:
-        raise MeshError(f"{tell_stuck(mesh, stuck)}. Or run on the others with {_others(mesh, sorted(stuck))}")
+        raise MeshError(f"{format_stuck(mesh, stuck)}. Or run on the others with {_others(mesh, sorted(stuck))}")
 
 
-def tell_remedy(mesh: NotebookMesh, dead: Sequence[int]) -> str:
+def format_remedy(mesh: NotebookMesh, dead: Sequence[int]) -> str:
     """The command that starts dead ranks again."""
     return f"%mesh heal{mesh.selector()} starts {name_ranks(dead)} again"
 
 
-def tell_stuck(mesh: NotebookMesh, ranks: Collection[int]) -> str:
+def format_stuck(mesh: NotebookMesh, ranks: Collection[int]) -> str:
     """Which cell these ranks still run, which has ended without them, and the commands that free them."""
     cells = sorted({mesh.busy[rank] for rank in ranks})
     what = f"cell {cells[0]}" if len(cells) == 1 else f"cells {', '.join(map(str, cells))}"

@@ -19,7 +19,13 @@ from meshbook.magics.cells.divergence import DivergenceWatch
 from meshbook.magics.cells.escalation import EscalationAction, EscalationPolicy, EscalationStep, GracePeriods
 from meshbook.magics.cells.rank_errors import error_of_killed
 from meshbook.magics.cells.state import CellState
-from meshbook.magics.meshes.whereabouts import RankWhereabouts, answers_of, ask_ranks, call_roll, describe_roll
+from meshbook.magics.meshes.whereabouts import (
+    RankWhereabouts,
+    answers_of,
+    ask_ranks,
+    collect_whereabouts,
+    format_whereabouts,
+)
 from meshbook.magics.results.cell_error import EndedBy
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.outcome import RankError
@@ -142,7 +148,7 @@ class CellSupervisor:
     async def _abort(self, action: EscalationAction) -> None:
         """Break the process groups of these ranks; then of all, since a part of a group is no use."""
         # In this order: once one of them lets go, the others are elsewhere, too.
-        self._roll |= await call_roll(self._mesh, action.ranks)
+        self._roll |= await collect_whereabouts(self._mesh, action.ranks)
         broken = await self._break_groups(action)
         if broken:  # also where ranks have come out of them; and all are to meet elsewhere, should they make new ones
             await answers_of([self._mesh.procs.abort_process_groups()], ABORT_WITHIN)
@@ -201,18 +207,18 @@ class CellSupervisor:
             logger.error("the ranks of a running cell could not be asked", exc_info=error)
 
     async def _run_out_of_time(self) -> None:
-        roll = await call_roll(self._mesh, self._admission.at_work(self._silent))
-        self._timed_out = f"timed out after {self._timeout:g} s: {describe_roll(roll)}"
+        roll = await collect_whereabouts(self._mesh, self._admission.at_work(self._silent))
+        self._timed_out = f"timed out after {self._timeout:g} s: {format_whereabouts(roll)}"
         self._policy.time_is_up(self._loop.time())
         self._wake()
 
     async def _look_at_ranks(self) -> None:
-        roll = await call_roll(self._mesh, self._admission.at_work(self._silent))
+        roll = await collect_whereabouts(self._mesh, self._admission.at_work(self._silent))
         running = {rank: where for rank, where in roll.items() if rank in self._silent}
         done = [rank for rank in self._ranks if rank not in self._silent]
         line = self._watch.take(running, done, self._loop.time())
         if self._policy.is_wanted and running:
-            line = f"interrupted, but {describe_roll(running)}; {self._policy.advice}"
+            line = f"interrupted, but {format_whereabouts(running)}; {self._policy.advice}"
         self._say(line)
 
     # -- what it was ------------------------------------------------------------------

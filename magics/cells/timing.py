@@ -53,13 +53,13 @@ async def time_once(run: Run) -> MeshResult:
     used = ""
     try:
         result = await run()
-        used = describe_processors(result)
+        used = format_processors(result)
         return result
     finally:
         print(f"{used}Wall time: {format_seconds(time.perf_counter() - started)}")
 
 
-def describe_processors(result: MeshResult) -> str:
+def format_processors(result: MeshResult) -> str:
     """`CPU times: 3.21 s on 8 ranks, most 0.50 s on r5`"""
     costs = {rank: cost.cpu for rank, cost in result.cost.by_rank.items()}
     most = max(costs, key=lambda rank: costs[rank])

@@ -97,7 +97,7 @@ class NotebookCompleter:
         asked = self._ranks.ask_matches(mesh, rank, before)
         own = self._own(before, until) if with_jedi else []
         found = answer_of(asked, until)
-        return join(own, self._ranks.told_matches(mesh, rank, before) if found is None else found)
+        return join(own, self._ranks.cached_matches(mesh, rank, before) if found is None else found)
 
     def _own(self, before: str, until: float) -> list[Match]:
         within = max(0.0, until - time.monotonic()) if "jedi" in sys.modules else LOADING_WITHIN

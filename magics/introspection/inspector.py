@@ -85,11 +85,11 @@ class Inspector:
         if first is None:
             return self._told(mesh, ranks[0], name)
         others = sorted(set(targets[1]) - set(ranks))
-        line = tell_agreement(said, ranks[0]) + (f"; {len(others)} more were not asked" if others else "")
+        line = format_agreement(said, ranks[0]) + (f"; {len(others)} more were not asked" if others else "")
         return _with_line(line, first.data) if first.data is not None else {}
 
     def _told(self, mesh: NotebookMesh, rank: int, name: str) -> dict[str, str]:
-        kind = self._ranks.told_kind(mesh, rank, name)
+        kind = self._ranks.cached_kind(mesh, rank, name)
         if kind is None:
             return {}
         return {"text/plain": f"{_HEAD} no answer from {rank}, which had `{name}` ({kind}) after its last cell"}
@@ -107,14 +107,14 @@ def _with_line(line: str, data: Any) -> dict[str, str]:
 MOST_KINDS = 3  # of what differs, that are told in words
 
 
-def tell_agreement(said: Mapping[int, Inspected | None], first: int) -> str:
+def format_agreement(said: Mapping[int, Inspected | None], first: int) -> str:
     """Compare what ranks said with what the first did; None is a rank that has not answered."""
     mark = _mark_of(said[first])
     same = [rank for rank, each in said.items() if each is not None and each.mark == mark]
     other = {rank: each for rank, each in said.items() if each is not None and each.mark not in (mark, "")}
     parts = [f"same on {format_ranks(same)}" if len(same) > 1 else f"on {first}"]
     if other:
-        parts.append(f"differs on {format_ranks(other)} ({_tell_kinds(list(other.values()))})")
+        parts.append(f"differs on {format_ranks(other)} ({_format_kinds(list(other.values()))})")
     if missing := [rank for rank, each in said.items() if each is not None and not each.mark]:
         parts.append(f"not there on {format_ranks(missing)}")
     if silent := [rank for rank, each in said.items() if each is None]:
@@ -126,6 +126,6 @@ def _mark_of(inspected: Inspected | None) -> str:
     return inspected.mark if inspected is not None else ""
 
 
-def _tell_kinds(others: Sequence[Inspected]) -> str:
+def _format_kinds(others: Sequence[Inspected]) -> str:
     kinds = list(dict.fromkeys(each.summary for each in others))
     return ", ".join(kinds[:MOST_KINDS]) + (", …" if len(kinds) > MOST_KINDS else "")

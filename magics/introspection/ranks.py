@@ -55,12 +55,12 @@ class RankNames:
         arguments = name, detail, tuple(omitted)
         return {rank: self._ask(mesh, rank, "inspect", *arguments, rank == ranks[0]) for rank in ranks}
 
-    def told_kind(self, mesh: NotebookMesh, rank: int, name: str) -> str | None:
+    def cached_kind(self, mesh: NotebookMesh, rank: int, name: str) -> str | None:
         """The kind of a name that this rank had after its last cell; None where it had none of that name."""
-        told = [match for match in self.told_matches(mesh, rank, name) if match.text == name]
+        told = [match for match in self.cached_matches(mesh, rank, name) if match.text == name]
         return told[0].kind if told else None
 
-    def told_matches(self, mesh: NotebookMesh, rank: int, before: str) -> list[Match]:
+    def cached_matches(self, mesh: NotebookMesh, rank: int, before: str) -> list[Match]:
         """The same from what the rank told last."""
         kept = self._snapshots.get(mesh.procs.nodes[rank].node)
         snapshot = kept.get() if kept is not None and _is_good(kept) else None

@@ -13,16 +13,16 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from meshbook.magics.cells.rank_errors import tell_lost, tell_stuck
+from meshbook.magics.cells.rank_errors import format_lost, format_stuck
 from meshbook.magics.cells.supervision import ABORT_WITHIN
 from meshbook.magics.meshes.registry import MeshError, NotebookMesh
 from meshbook.magics.meshes.whereabouts import (
     RankWhereabouts,
     answers_of,
     ask_ranks,
-    call_roll,
+    collect_whereabouts,
     count_ranks,
-    describe_roll,
+    format_whereabouts,
 )
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import MeshbookError
@@ -47,20 +47,20 @@ def heal(mesh: NotebookMesh) -> str:
     except (MeshbookError, RuntimeError) as error:
         raise MeshError(f"{mesh.name} could not be healed: {error}") from error
     if not healed and mesh.stuck:
-        return f"no rank of {mesh.name} is dead; {tell_stuck(mesh, mesh.stuck)}"
+        return f"no rank of {mesh.name} is dead; {format_stuck(mesh, mesh.stuck)}"
     if not healed:
         return f"all {mesh.extent.nelements} ranks of {mesh.name} are well"
-    return "\n".join(_tell_healed(mesh, healed, time.monotonic() - started))
+    return "\n".join(_format_healed(mesh, healed, time.monotonic() - started))
 
 
-def _tell_healed(mesh: NotebookMesh, healed: Sequence[int], seconds: float) -> Iterable[str]:
+def _format_healed(mesh: NotebookMesh, healed: Sequence[int], seconds: float) -> Iterable[str]:
     """Ranks that lost the same are told together."""
     lost: dict[tuple[str, ...], list[int]] = {}
     for rank in healed:
         lost.setdefault(mesh.lost.get(rank, ()), []).append(rank)
     for names, ranks in lost.items():
         verb = "is" if len(ranks) == 1 else "are"
-        yield f"{count_ranks(ranks)} {verb} back after {seconds:.2f} s; {tell_lost(names, many=len(ranks) > 1)}"
+        yield f"{count_ranks(ranks)} {verb} back after {seconds:.2f} s; {format_lost(names, many=len(ranks) > 1)}"
 
 
 def resize(mesh: NotebookMesh, sizes: Mapping[str, int], follow: Callable[[], None]) -> str:
@@ -95,11 +95,11 @@ def interrupt(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
     """KeyboardInterrupt in whatever cell runs on these ranks; says which ran one, and which do not answer."""
     heard, roll = wait_for(_interrupt(mesh, _alive(mesh, ranks)))
     parts = [f"interrupted {count_ranks(heard)}"] if heard else []
-    parts += [describe_roll(roll)] if roll else []
+    parts += [format_whereabouts(roll)] if roll else []
     mute = [rank for rank, where in roll.items() if where.said is None]
     advice = f"\n%mesh interrupt{_selector(mesh, mute)} --kill ends what does not answer" if mute else ""
     if (stuck := mesh.stuck & set(heard)) and not _wait_freed(mesh, stuck, HEEDS_WITHIN):
-        advice += f"\n{tell_stuck(mesh, mesh.stuck & stuck)}"
+        advice += f"\n{format_stuck(mesh, mesh.stuck & stuck)}"
     return ", ".join(parts) + advice
 
 
@@ -112,7 +112,7 @@ def break_groups(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
     groups = f"broke process groups ({', '.join(sorted(broken))}): initialize them again"
     parts = [groups if broken else f"{mesh.name} has no process group"]
     if running:
-        parts.append(f"{describe_roll(running)}; %mesh interrupt{_selector(mesh, running)} --kill ends what runs")
+        parts.append(f"{format_whereabouts(running)}; %mesh interrupt{_selector(mesh, running)} --kill ends what runs")
     else:
         parts.append(f"{name_ranks(ranks)} {'runs' if len(ranks) == 1 else 'run'} no cell")
     return "\n".join(parts)
@@ -125,7 +125,7 @@ async def _break_groups(mesh: NotebookMesh, ranks: Sequence[int]) -> tuple[set[s
     broken = {group for groups in (*answers, *(others or {}).values()) for group in groups or ()}
     started = time.monotonic()
     while True:
-        roll = await call_roll(mesh, ranks)
+        roll = await collect_whereabouts(mesh, ranks)
         running = {rank: where for rank, where in roll.items() if where.said is None or not where.said.is_idle}
         is_stuck = any(where.said is None or where.is_waiting for where in running.values())
         if not running or time.monotonic() > started + (FREED_WITHIN if is_stuck else ENDS_WITHIN):
@@ -145,12 +145,12 @@ async def _interrupt(mesh: NotebookMesh, ranks: Sequence[int]) -> tuple[list[int
     """The ranks that were interrupted; where the others are."""
     answers = await answers_of(ask_ranks(mesh, ranks).interrupt_present.call_each())
     heard = [rank for rank, answer in zip(ranks, answers, strict=True) if answer]
-    return heard, await call_roll(mesh, set(ranks) - set(heard))
+    return heard, await collect_whereabouts(mesh, set(ranks) - set(heard))
 
 
 def kill_busy(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
     """End those of these ranks that run a cell or do not answer, and start them again."""
-    roll = wait_for(call_roll(mesh, _alive(mesh, ranks)))
+    roll = wait_for(collect_whereabouts(mesh, _alive(mesh, ranks)))
     busy = sorted(rank for rank, where in roll.items() if where.said is None or not where.said.is_idle)
     if not busy:
         return f"{name_ranks(ranks)} of {mesh.name} {'is' if len(ranks) == 1 else 'are'} idle: nothing was killed"

@@ -331,6 +331,6 @@ def wait_ready(mesh: NotebookMesh, progress: Progress | None) -> None:
         del waiting[rank]
 
 
-def describe_up(mesh: NotebookMesh, started: float) -> str:
+def format_up(mesh: NotebookMesh, started: float) -> str:
     """The line that `%mesh up` prints."""
     return f"{mesh.describe()}; {name_ranks(range(mesh.extent.nelements))} up in {time.monotonic() - started:.2f} s"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Sequence
 
-from meshbook.magics.cells.rank_errors import tell_lost, tell_stuck
+from meshbook.magics.cells.rank_errors import format_lost, format_stuck
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.runtime.amounts import format_bytes, format_elapsed
 from meshbook.runtime.errors import MeshbookError
@@ -30,10 +30,10 @@ def state_of(mesh: NotebookMesh) -> Iterator[str]:
     for working in mesh.at_work():
         yield f"  {working}"
     if mesh.stuck:
-        yield f"  {tell_stuck(mesh, mesh.stuck)}"
+        yield f"  {format_stuck(mesh, mesh.stuck)}"
     for rank, names in sorted(mesh.lost.items()):
         if rank not in mesh.dead:
-            yield f"  rank {rank} was started again; {tell_lost(names)}"
+            yield f"  rank {rank} was started again; {format_lost(names)}"
 
 
 def _count_spares(mesh: NotebookMesh) -> str:
@@ -47,7 +47,7 @@ def _count_spares(mesh: NotebookMesh) -> str:
 def vitals_of(mesh: NotebookMesh) -> Iterator[str]:
     """What its ranks use, as it was measured last; nothing in the first second."""
     known = mesh.session.history.vitals([address.node for address in mesh.procs.nodes])
-    yield from tell_vitals(known, mesh.dead)
+    yield from format_vitals(known, mesh.dead)
 
 
 def history_of(mesh: NotebookMesh) -> Iterator[str]:
@@ -60,15 +60,15 @@ def history_of(mesh: NotebookMesh) -> Iterator[str]:
 ALIKE = 1.1  # the most that the largest of amounts that are told as one may be over the smallest
 
 
-def tell_vitals(vitals: Vitals, dead: Collection[int]) -> Iterator[str]:
+def format_vitals(vitals: Vitals, dead: Collection[int]) -> Iterator[str]:
     """`  uses 3.9 cores, 44 MB of memory a rank`, and a line for ranks that hang; nothing where nothing is known."""
     cpu = [cores for cores in _floats(vitals, "cpu") if not math.isnan(cores)]
     uses = [f"{sum(cpu):.1f} cores"] if cpu else []
-    memory = list(_tell_amounts(_floats(vitals, "memory"), "memory"))
+    memory = list(_format_amounts(_floats(vitals, "memory"), "memory"))
     uses += memory
     of_gpus = _floats(vitals, "gpu_memory")
     if any(amount > 0 for amount in of_gpus):
-        uses += _tell_amounts(of_gpus, "GPU memory")
+        uses += _format_amounts(of_gpus, "GPU memory")
     if uses:
         remark = "; memory that ranks share is divided among them" if memory and len(vitals.age) > 1 else ""
         yield f"  uses {', '.join(uses)}{remark}"
@@ -84,7 +84,7 @@ def _floats(vitals: Vitals, metric: str) -> list[float]:
     return vitals.metrics[metric].tolist()  # type: ignore[index, no-any-return]
 
 
-def _tell_amounts(amounts: Sequence[float], of_what: str) -> Iterator[str]:
+def _format_amounts(amounts: Sequence[float], of_what: str) -> Iterator[str]:
     """`180 MB of memory a rank`, or `180 MB to 1.4 GB of memory a rank (most: rank 2)`."""
     known = {rank: amount for rank, amount in enumerate(amounts) if not math.isnan(amount)}
     if not known:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.failures import is_user_code
-from meshbook.runtime.cells.outcome import Frame, tell_place
+from meshbook.runtime.cells.outcome import Frame, format_place
 from meshbook.runtime.cells.thread_stacks import MainThreadState
 from meshbook.runtime.geometry.ranges import format_label
 from meshbook.runtime.hosts.observer import Observation, SampledThread, ask_observers
@@ -52,7 +52,7 @@ class RankWhereabouts:
         return self.seen.trouble if self.said is None and self.seen is not None else ""
 
     def __str__(self) -> str:
-        place = tell_place([_with_short_name(frame) for frame in self.frames])
+        place = format_place([_with_short_name(frame) for frame in self.frames])
         if self.said is None:
             why = f": {self.trouble}" if self.trouble else ""
             return f"does not answer{why}" + (f" {place}" if place else "")
@@ -63,7 +63,7 @@ class RankWhereabouts:
         return place or "at the cell's begin or end"
 
 
-def describe_roll(roll: Mapping[int, RankWhereabouts]) -> str:
+def format_whereabouts(roll: Mapping[int, RankWhereabouts]) -> str:
     """A roll call as one line: ranks at the same place are told together, the larger groups first."""
     ranks_at: dict[str, list[int]] = {}
     for rank in sorted(roll):
@@ -81,7 +81,7 @@ def count_ranks(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks {format_label(ranks)}"
 
 
-async def call_roll(mesh: NotebookMesh, ranks: Iterable[int]) -> dict[int, RankWhereabouts]:
+async def collect_whereabouts(mesh: NotebookMesh, ranks: Iterable[int]) -> dict[int, RankWhereabouts]:
     """Ask these ranks where they are; it takes a second at most."""
     ranks = sorted(ranks)
     asked = ask_ranks(mesh, ranks).where.call_each() if ranks else []
@@ -93,7 +93,7 @@ async def call_roll(mesh: NotebookMesh, ranks: Iterable[int]) -> dict[int, RankW
 
 async def describe_whereabouts(mesh: NotebookMesh, ranks: Iterable[int]) -> dict[int, str]:
     """Where each of these ranks is, in words."""
-    return {rank: str(where) for rank, where in (await call_roll(mesh, ranks)).items()}
+    return {rank: str(where) for rank, where in (await collect_whereabouts(mesh, ranks)).items()}
 
 
 def ask_ranks(mesh: NotebookMesh, ranks: Sequence[int]) -> Any:

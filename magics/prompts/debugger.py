@@ -188,7 +188,7 @@ class DebuggerGroups:
         others = {rank: each.place for rank, each in self._stopped.items() if rank not in ranks}
         news = bool(others.items() - self._told.items())
         self._told = others
-        return f"also stopped: {', '.join(tell_places(others))}\n" if news else ""
+        return f"also stopped: {', '.join(format_places(others))}\n" if news else ""
 
     def describe(self, prompt: DebugPrompt, running: Mapping[int, str], done: Collection[int]) -> str:
         """What `ranks` says: who is stopped where, where the others are, and whom commands go to."""
@@ -205,7 +205,7 @@ class NotInDebugger(UserError):
     """A command to ranks that are not stopped."""
 
 
-def tell_places(places: Mapping[int, str]) -> list[str]:
+def format_places(places: Mapping[int, str]) -> list[str]:
     """`ranks 1-3 at cell 12:9`, for each place."""
     return [f"{name_ranks(ranks)} at {place}" for place, ranks in _by_place(places)]
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from IPython.core.getipython import get_ipython
 
-from meshbook.runtime.cells.outcome import RankError, tell_place
+from meshbook.runtime.cells.outcome import RankError, format_place
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.geometry.ranges import format_label, name_ranks
 from meshbook.runtime.telemetry.lines import skeleton
@@ -184,14 +184,14 @@ def are_interrupts(groups: Sequence[ErrorGroup]) -> bool:
 def render(groups: Sequence[ErrorGroup], ending: EndedBy = PLAIN) -> list[str]:
     """The lines of the traceback, with their ANSI colours, as IPython shows them."""
     if are_interrupts(groups):
-        return [_red(_name_of(groups, ending)), describe_interrupt(groups, ending)]
+        return [_red(_name_of(groups, ending)), format_interrupt(groups, ending)]
     roots, consequences = _split_roots(groups)
     families = _join_alike(roots)
     shown, listed = families[:MOST_TRACEBACKS], [group for family in families[MOST_TRACEBACKS:] for group in family]
     parts = ["\n".join([*_render_group(first), *_render_alike(others)]) for first, *others in shown]
     parts += [_red(_one_line(group)) for group in listed[:MOST_LINES]]
     parts += _count_rest(listed[MOST_LINES:])
-    parts += _describe_fallen(consequences)
+    parts += _format_consequential(consequences)
     parts += ending.remarks
     return "\n\n".join(parts).split("\n")
 
@@ -199,15 +199,15 @@ def render(groups: Sequence[ErrorGroup], ending: EndedBy = PLAIN) -> list[str]:
 def summarise(groups: Sequence[ErrorGroup], ending: EndedBy = PLAIN) -> str:
     """The error in plain text, a line per distinct error: what papermill, nbclient and a log show."""
     if are_interrupts(groups):
-        return describe_interrupt(groups, ending)
+        return format_interrupt(groups, ending)
     roots, consequences = _split_roots(groups)
     lines = [_one_line(group) for group in roots[:MOST_TRACEBACKS]]
     lines += _count_rest(roots[MOST_TRACEBACKS:])
-    lines += _describe_fallen(consequences)
+    lines += _format_consequential(consequences)
     return "\n".join([*lines, *ending.remarks])
 
 
-def describe_interrupt(groups: Iterable[ErrorGroup], ending: EndedBy = PLAIN) -> str:
+def format_interrupt(groups: Iterable[ErrorGroup], ending: EndedBy = PLAIN) -> str:
     """`interrupted; ranks 0-2 were at cell 3:2, rank 3 at cell 3:7 in step`; then what became of who did not heed it.
 
     What a time limit has ended was looked at before.
@@ -216,13 +216,13 @@ def describe_interrupt(groups: Iterable[ErrorGroup], ending: EndedBy = PLAIN) ->
     others = [group for group in groups if group.error.kind not in ("interrupted", "skipped")]
     skipped = [group for group in groups if group.error.kind == "skipped"]
     unheeding = [group for group in groups if group.error.kind == "interrupted" and group.error.message]
-    parts = [ending.timed_out] if ending.timed_out else [_say_interrupted(groups), _describe_places(groups)]
+    parts = [ending.timed_out] if ending.timed_out else [_format_interrupted(groups), _format_places(groups)]
     parts += [f"{name_ranks(group.ranks)} {_for_ranks(group.error.message, len(group.ranks))}" for group in unheeding]
-    parts += [describe_consequences(others)] if others else []
-    return "; ".join(filter(None, [*parts, *_describe_skipped(skipped), *ending.remarks]))
+    parts += [format_consequences(others)] if others else []
+    return "; ".join(filter(None, [*parts, *_format_skipped(skipped), *ending.remarks]))
 
 
-def _say_interrupted(groups: Sequence[ErrorGroup]) -> str:
+def _format_interrupted(groups: Sequence[ErrorGroup]) -> str:
     return f"interrupted on {groups[0].mesh}" if groups and groups[0].mesh else "interrupted"
 
 
@@ -233,11 +233,11 @@ def _for_ranks(said: str, count: int) -> str:
     return said
 
 
-def _describe_places(groups: Iterable[ErrorGroup]) -> str:
+def _format_places(groups: Iterable[ErrorGroup]) -> str:
     """Where those were that were interrupted; of one that has never answered that may not be known."""
     ranks_at: dict[str, set[int]] = {}
     for group in groups:
-        place = tell_place(group.error.frames)
+        place = format_place(group.error.frames)
         if group.error.kind == "interrupted" and (place or not group.error.message):
             ranks_at.setdefault(place or "at an unknown place", set()).update(group.ranks)
     by_rank = sorted(ranks_at.items(), key=lambda item: min(item[1]))
@@ -245,7 +245,7 @@ def _describe_places(groups: Iterable[ErrorGroup]) -> str:
     return ", ".join(f"{name_ranks(ranks)} {verb}{place}" for (place, ranks), verb in zip(by_rank, verbs, strict=True))
 
 
-def describe_consequences(groups: Sequence[ErrorGroup]) -> str:
+def format_consequences(groups: Sequence[ErrorGroup]) -> str:
     """`ranks 1-3 fell as a consequence (KeyboardInterrupt at cell 3:2)`"""
     ranks = {rank for group in groups for rank in group.ranks}
     kinds = list(dict.fromkeys(_kind_and_place(group.error) for group in groups))
@@ -253,14 +253,14 @@ def describe_consequences(groups: Sequence[ErrorGroup]) -> str:
     return f"{name_ranks(ranks)} fell as a consequence ({', '.join(shown)})"
 
 
-def _describe_fallen(groups: Sequence[ErrorGroup]) -> list[str]:
+def _format_consequential(groups: Sequence[ErrorGroup]) -> list[str]:
     """Those that another one's failure has cost theirs, and those that it has cost their turn."""
     fallen = [group for group in groups if group.error.kind != "skipped"]
     skipped = [group for group in groups if group.error.kind == "skipped"]
-    return [*([describe_consequences(fallen)] if fallen else []), *_describe_skipped(skipped)]
+    return [*([format_consequences(fallen)] if fallen else []), *_format_skipped(skipped)]
 
 
-def _describe_skipped(groups: Iterable[ErrorGroup]) -> list[str]:
+def _format_skipped(groups: Iterable[ErrorGroup]) -> list[str]:
     return [f"{name_ranks(group.ranks)} did not run: {group.error.message}" for group in groups]
 
 
@@ -320,7 +320,7 @@ def _last_line(error: RankError) -> str:
 
 
 def _kind_and_place(error: RankError) -> str:
-    told = f"{error.type_name} {tell_place(error.frames)}".rstrip()
+    told = f"{error.type_name} {format_place(error.frames)}".rstrip()
     return f"{told}: {error.message}" if error.kind == "interrupted" and error.message else told
 
 

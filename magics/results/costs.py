@@ -34,7 +34,7 @@ class CostTable:
 
     def _rows(self) -> list[tuple[str, ...]]:
         slowest = sorted(self.by_rank, key=lambda rank: -self.by_rank[rank].wall)[:MOST_ROWS]
-        return [_describe_cost(rank, self.by_rank[rank]) for rank in sorted(slowest)]
+        return [_format_cost(rank, self.by_rank[rank]) for rank in sorted(slowest)]
 
     def _notes(self) -> list[str]:
         omitted = len(self.by_rank) - MOST_ROWS
@@ -66,6 +66,6 @@ def _memory_of(cost: CellCost) -> tuple[bool, int]:
     )
 
 
-def _describe_cost(rank: int, cost: CellCost) -> tuple[str, ...]:
+def _format_cost(rank: int, cost: CellCost) -> tuple[str, ...]:
     gpu = "-" if cost.peak_gpu_memory is None else format_bytes(cost.peak_gpu_memory)
     return f"{rank}", format_seconds(cost.wall), format_seconds(cost.cpu), format_bytes(cost.peak_rss), gpu

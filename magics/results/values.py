@@ -104,7 +104,7 @@ def _parts_of(outcomes: Mapping[int, CellOutcome], mesh: str) -> list[_Part]:
     parts = sorted(
         [*_tensor_parts(values, mesh), *_rich_parts(rich, mesh), *_text_parts(texts, mesh)], key=lambda each: each.ranks
     )
-    failed = {rank: _describe_error(each.error) for rank, each in outcomes.items() if each.error is not None}
+    failed = {rank: _format_error(each.error) for rank, each in outcomes.items() if each.error is not None}
     silent = [rank for rank in outcomes if rank not in values and rank not in failed]
     if silent:
         parts.append(_Part(tuple(silent), f"{mesh}{format_label(silent)} no value\n"))
@@ -131,7 +131,7 @@ def _tensor_parts(values: Mapping[int, CellValue], mesh: str) -> list[_Part]:
     for rank, value in values.items():
         if value.tensor is not None:
             families.setdefault(_kind_of(value.tensor), {})[rank] = value
-    return [_Part(tuple(family), _describe_tensors(family, mesh)) for family in families.values()]
+    return [_Part(tuple(family), _format_tensors(family, mesh)) for family in families.values()]
 
 
 def _kind_of(tensor: TensorSummary) -> Hashable:
@@ -139,7 +139,7 @@ def _kind_of(tensor: TensorSummary) -> Hashable:
     return tensor.type_name, tensor.shape, tensor.dtype, tensor.device.partition(":")[0]
 
 
-def _describe_tensors(values: Mapping[int, CellValue], mesh: str) -> str:
+def _format_tensors(values: Mapping[int, CellValue], mesh: str) -> str:
     """Type, shape, dtype and device once, and what is in them once or by rank."""
     tensors = [value.tensor for value in values.values() if value.tensor is not None]
     devices = list(dict.fromkeys(tensor.device for tensor in tensors))
@@ -147,13 +147,13 @@ def _describe_tensors(values: Mapping[int, CellValue], mesh: str) -> str:
     first = tensors[0]
     dtype = first.dtype.removeprefix("torch.")
     heading = f"{mesh}{format_label(values)} {first.type_name} {first.shape} {dtype} {device}"
-    contents = {rank: _describe_content(value) for rank, value in values.items()}
+    contents = {rank: _format_content(value) for rank, value in values.items()}
     if len(set(contents.values())) == 1:
         return f"{heading}  {contents[next(iter(values))]}".rstrip() + "\n"
     return f"{heading}\n{indent(render_text(_group_values(contents)), '  ')}"
 
 
-def _describe_content(value: CellValue) -> str:
+def _format_content(value: CellValue) -> str:
     """A small tensor itself, a larger one's statistics."""
     text = str(value.mime.get("text/plain", ""))
     tensor = value.tensor
@@ -167,7 +167,7 @@ def _group_values(texts: Mapping[int, str]) -> list[Group]:
     return group_texts(texts, "same" if len(set(texts.values())) <= MOST_VALUES else "auto")
 
 
-def _describe_error(error: RankError) -> str:
+def _format_error(error: RankError) -> str:
     message = error.message.partition("\n")[0]
     place = f" ({error.place})" if error.place else ""
     return f"{error.type_name}: {message}{place}" if message else f"{error.type_name}{place}"

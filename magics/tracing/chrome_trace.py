@@ -26,12 +26,12 @@ Row = tuple[int, int]  # thread, and which of its rows
 
 def write_trace(trace: Trace, path: Path) -> int:
     """Write the file, compressed where its name ends in `.gz`; its size in bytes. OSError where it cannot be."""
-    data = msgspec.json.encode(describe_trace(trace))
+    data = msgspec.json.encode(make_chrome_trace(trace))
     path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
     return path.stat().st_size
 
 
-def describe_trace(trace: Trace) -> dict[str, Any]:
+def make_chrome_trace(trace: Trace) -> dict[str, Any]:
     """The content of the file."""
     kept, left_out = _bounded(trace)
     about = {

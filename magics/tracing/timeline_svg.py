@@ -159,9 +159,9 @@ class Timeline:
         window = self._trace.window
         found = [(mesh, each) for mesh, own in self._trace.meshes().items() for each in spent_in(own, window)]
         found.sort(key=lambda each: -max(each[1].by_rank.values()))
-        return [self._tell_spent(*each) for each in found[:MOST_LINES]]
+        return [self._format_spent(*each) for each in found[:MOST_LINES]]
 
-    def _tell_spent(self, mesh: str, spent: NamedTime) -> tuple[str, ...]:
+    def _format_spent(self, mesh: str, spent: NamedTime) -> tuple[str, ...]:
         name = f"{mesh}: {spent.name}" if self._names_mesh else spent.name
         ends = [choose(spent.by_rank, key=spent.by_rank.__getitem__) for choose in (max, min)]
         slowest, fastest = (f"{seconds(spent.by_rank[rank])} (rank {rank})" for rank in ends)

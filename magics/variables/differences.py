@@ -170,7 +170,7 @@ def render(
     """What differs, who agrees, and how far numbers are apart, for the parts in `gaps`."""
     count = max(len(anatomy.parts) for anatomy in by_rank.values() if anatomy is not None)
     where = f" in {len(differences)} of {max(count, len(differences))} parts" if differences[0].path else ""
-    lines = [f"{name} differs{where}: {_tell_agreement(_camps(by_rank))}"]
+    lines = [f"{name} differs{where}: {_format_agreement(_camps(by_rank))}"]
     for difference in differences[:MOST_SHOWN]:
         lines += _render_one(difference, gaps)
     if (rest := len(differences) - MOST_SHOWN) > 0:
@@ -187,7 +187,7 @@ def _camps(by_rank: Mapping[int, VariableDigest | None]) -> list[list[int]]:
     return sorted(camps.values(), key=lambda ranks: -len(ranks))
 
 
-def _tell_agreement(camps: Sequence[Sequence[int]]) -> str:
+def _format_agreement(camps: Sequence[Sequence[int]]) -> str:
     """`ranks 0-2 agree, rank 3 differs`"""
     agreeing = [f"{name_ranks(ranks)} agree" for ranks in camps if len(ranks) > 1]
     alone = [rank for ranks in camps if len(ranks) == 1 for rank in ranks]
@@ -206,7 +206,7 @@ def _render_one(difference: Difference, gaps: Mapping[str, Measured]) -> Iterato
     if (rest := len(difference.variants) - MOST_VARIANTS) > 0:
         yield f"{margin}… {rest:,} more variants"
     if difference.path in gaps:
-        yield f"{margin}{_tell_gap(gaps[difference.path], difference.variants)}"
+        yield f"{margin}{_format_difference(gaps[difference.path], difference.variants)}"
     elif difference.compared:
         yield f"{margin}too much differs for this to be compared number by number"
 
@@ -215,7 +215,7 @@ def _describe(part: DigestPart | None) -> str:
     return "not there" if part is None else f"{part.kind}  {part.text}".rstrip()
 
 
-def _tell_gap(measured: Measured, variants: Sequence[Variant]) -> str:
+def _format_difference(measured: Measured, variants: Sequence[Variant]) -> str:
     gap = measured.gap
     if gap is None:
         return "the numbers are the same, their bits are not (-0.0, or other kinds of NaN)"

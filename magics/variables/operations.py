@@ -18,7 +18,7 @@ from meshbook.magics.variables.reduce import ReduceError, Reduction, merge
 from meshbook.magics.variables.requests import RankRequest, Steps, VariableError
 from meshbook.magics.variables.split import split
 from meshbook.runtime.cells.inventory import Entry, Inventory
-from meshbook.runtime.cells.parcels import Parcel, pack, tell_excess
+from meshbook.runtime.cells.parcels import Parcel, format_excess, pack
 from meshbook.runtime.cells.variables import DeleteRequest, HasRequest, PullRequest, PushRequest, TooLarge
 from meshbook.runtime.errors import PickleError
 from meshbook.runtime.geometry.ranges import name_ranks
@@ -65,7 +65,7 @@ def pack_all(mesh: NotebookMesh, values: Mapping[str, Any]) -> Parcel:
         parcel = pack(values)
     except PickleError as error:
         raise VariableError(f"nothing was pushed: {error}") from error
-    if excess := tell_excess(parcel, mesh.session.node.settings.max_message_bytes):
+    if excess := format_excess(parcel, mesh.session.node.settings.max_message_bytes):
         raise VariableError(f"nothing was pushed: {excess}")
     return parcel
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeAlias, TypeVar
 
-from meshbook.magics.cells.admission import tell_waiting
+from meshbook.magics.cells.admission import format_waiting
 from meshbook.magics.cells.rank_errors import check_able
 from meshbook.magics.errors import UserError
 from meshbook.magics.meshes.registry import NotebookMesh
@@ -106,7 +106,7 @@ class RankRequest:
         """The answers by rank; blocks this thread. Ctrl-C ends it, here and on the ranks."""
         with self._breakable():
             if not self._are_done_within(QUIET):
-                print(f"{self._tell_waiting()} (interrupt to give it up)")
+                print(f"{self._format_waiting()} (interrupt to give it up)")
             for future in self._futures.values():
                 future.exception()
         return self._answers()
@@ -138,9 +138,9 @@ class RankRequest:
             return False
         return True
 
-    def _tell_waiting(self) -> str:
+    def _format_waiting(self) -> str:
         """`waiting for job 7 of cell 12`, or for the ranks themselves."""
-        told = tell_waiting(self.ahead, len(self._nodes))
+        told = format_waiting(self.ahead, len(self._nodes))
         return told or f"waiting for {name_ranks(self._open_ranks())}"
 
     async def settle(self) -> dict[int, Any]:

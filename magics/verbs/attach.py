@@ -15,7 +15,7 @@ from meshbook.magics.verbs.base import Verb
 from meshbook.runtime.actor.context import CURRENT, Context, current_origin
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.hosts.attaching import AttachedSession, attach
-from meshbook.runtime.hosts.detached_runs import choose, clock, detached_runs, tell_runs
+from meshbook.runtime.hosts.detached_runs import choose, clock, detached_runs, format_runs
 from meshbook.runtime.hosts.detaching import DetachError
 
 
@@ -42,7 +42,7 @@ class AttachVerb(Verb):
     def run(self, notebook: Notebook) -> None:
         runs = detached_runs()
         if self.list:
-            print(tell_runs(runs) or "no run is detached: %mesh detach leaves the meshes of a notebook to themselves")
+            print(format_runs(runs) or "no run is detached: %mesh detach leaves the meshes of a notebook to themselves")
             return
         try:
             self._attach(notebook)

@@ -58,7 +58,7 @@ class LogVerb(Verb):
         except QueryError as error:
             raise MeshError(str(error)) from error
         told = list(self._tell(page, labelled=len(ranks) > 1))
-        print("\n".join(told) or self._tell_nothing(name_ranks(ranks), mesh.name))
+        print("\n".join(told) or self._format_nothing(name_ranks(ranks), mesh.name))
 
     def _query(self) -> LogQuery:
         return LogQuery(self.grep, self.regex, self.case, "stderr" if self.stderr else "", self.cell)
@@ -72,9 +72,9 @@ class LogVerb(Verb):
             label = f"[{line.rank}] " if labelled else ""
             yield f"{_time_of(line)} {label}{line.text}" if self.time else f"{label}{line.text}"
         for row in page.live[: max(0, self.lines - len(page.lines))] if labelled else page.live:
-            yield _tell_row(row, labelled=labelled)
+            yield _format_row(row, labelled=labelled)
 
-    def _tell_nothing(self, ranks: str, mesh: str) -> str:
+    def _format_nothing(self, ranks: str, mesh: str) -> str:
         has = "has" if ranks.startswith("rank ") else "have"
         what = "nothing yet" if self._query() == LogQuery() else "no such line, as far as the log is kept"
         return f"{ranks} of {mesh} {has} written {what}"
@@ -101,5 +101,5 @@ def _time_of(line: LogLine) -> str:
     return time.strftime("%H:%M:%S", time.localtime(line.at))
 
 
-def _tell_row(row: LiveLine, *, labelled: bool) -> str:
+def _format_row(row: LiveLine, *, labelled: bool) -> str:
     return f"[{row.rank}] {row.text}" if labelled else row.text

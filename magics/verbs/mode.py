@@ -45,10 +45,10 @@ class ModeVerb(Verb):
             raise UsageError(f"%mesh mode {self.state}: options are for `on`, not {line!r}")
         elif self.state == "off":
             notebook.mode.line = None
-        print(describe_mode(notebook.mode.line))
+        print(format_mode(notebook.mode.line))
 
 
-def describe_mode(line: str | None) -> str:
+def format_mode(line: str | None) -> str:
     """What a cell without a magic will do."""
     if line is None:
         return "mesh mode is off: cells run here, unless they begin with %%mesh"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from meshbook.magics.meshes import lifecycle
 from meshbook.magics.meshes.registry import MeshError
-from meshbook.magics.meshes.whereabouts import call_roll
+from meshbook.magics.meshes.whereabouts import collect_whereabouts
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.output.publisher import publisher_for
 from meshbook.magics.shell.interrupts import interruptible
@@ -82,7 +82,7 @@ class ProfileVerb(Verb):
         if not len(notebook.meshes):
             return False
         mesh, ranks = notebook.ranks_of(self.selection or "all")
-        roll = lifecycle.wait_for(call_roll(mesh, [rank for rank in ranks if rank not in mesh.dead]))
+        roll = lifecycle.wait_for(collect_whereabouts(mesh, [rank for rank in ranks if rank not in mesh.dead]))
         return any(where.said is None or not where.said.is_idle for where in roll.values())
 
     def _profile_now(self, notebook: Notebook) -> None:

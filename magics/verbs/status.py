@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshbook.magics.cells.detach import say_what_is_detached
+from meshbook.magics.cells.detach import print_detached_runs
 from meshbook.magics.meshes.status import history_of, state_of, vitals_of
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.syntax.argparsing import Parser
@@ -29,7 +29,7 @@ class StatusVerb(Verb):
         meshes = notebook.meshes
         if not len(meshes):
             print("no mesh is up: %mesh up --gpus 4 starts one, and so does the first %%mesh cell")
-            say_what_is_detached()
+            print_detached_runs()
             return
         for mesh in [meshes.get(self.name)] if self.name else list(meshes):
             first, *others = state_of(mesh)

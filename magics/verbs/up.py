@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from meshbook.magics.cells.detach import say_what_is_detached
-from meshbook.magics.cells.rank_errors import tell_remedy
-from meshbook.magics.meshes.registry import describe_up
+from meshbook.magics.cells.detach import print_detached_runs
+from meshbook.magics.cells.rank_errors import format_remedy
+from meshbook.magics.meshes.registry import format_up
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.output.messages import LiveDisplay
 from meshbook.magics.output.publisher import publisher_for
@@ -48,7 +48,7 @@ class UpVerb(Verb):
         known = notebook.meshes.find(self.name)
         if known is not None and extent in (None, known.extent) and not known.session.has_lost_agent:
             notebook.bind(known)
-            remedy = f"; {tell_remedy(known, sorted(known.dead))}" if known.dead else ""
+            remedy = f"; {format_remedy(known, sorted(known.dead))}" if known.dead else ""
             print(f"{known.describe()}; up already{remedy}")
             return
         bar = _Progress(notebook.shell)
@@ -60,8 +60,8 @@ class UpVerb(Verb):
         notebook.bind(mesh)
         current = notebook.meshes.get().name
         also = f"\nthe current mesh is {current}: %mesh use {mesh.name} chooses this one"
-        bar.done(f"{describe_up(mesh, started)}{also if mesh.name != current else ''}")
-        say_what_is_detached()
+        bar.done(f"{format_up(mesh, started)}{also if mesh.name != current else ''}")
+        print_detached_runs()
 
 
 class _Progress:

@@ -42,7 +42,7 @@ class Waiter(Protocol):
 class Instance:
     """An actor as it sees itself: its name, its rank in the mesh it was spawned on, and the node that hosts it."""
 
-    __slots__ = ("birth", "class_name", "control", "creator", "key", "name", "node", "rank")
+    __slots__ = ("class_name", "control", "creator", "key", "name", "node", "rank", "spec")
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Instance:
         class_name: str,
         rank: Point,
         node: Any,
-        birth: Any = None,
+        spec: Any = None,
         creator: Instance | None = None,
     ) -> None:
         self.key = key  # unique in its process
@@ -58,7 +58,7 @@ class Instance:
         self.class_name = class_name
         self.rank = rank
         self.node = node  # None for the creator of an actor, where that lives in another process
-        self.birth = birth  # the place of this process: its mesh, rank and host (runtime.mesh.Birth), None for a client
+        self.spec = spec  # the place of this process: its mesh, rank and host (runtime.mesh.Birth), None for a client
         self.creator = creator  # the actor that spawned this one, None for what the client spawned
         self.control: Control | None = None
 
@@ -102,11 +102,11 @@ class Instance:
     def __str__(self) -> str:
         above = "<root>" if self.creator is None else str(self.creator)
         return (
-            above if self.class_name == "client" else f"{above}.{describe_actor(self.class_name, self.name, self.rank)}"
+            above if self.class_name == "client" else f"{above}.{format_actor(self.class_name, self.name, self.rank)}"
         )
 
 
-def describe_actor(class_name: str, name: str, rank: Point) -> str:
+def format_actor(class_name: str, name: str, rank: Point) -> str:
     """`<module.Class name{'gpus': 1/2}>`, without a point where the mesh has no dimensions."""
     return f"<{class_name} {name}{rank if len(rank) else ''}>"
 

@@ -101,11 +101,11 @@ class Future(Generic[T]):
 
     # -- the runtime's side ------------------------------------------------
 
-    def asked(self, inquiry: Cancellable, index: int | None) -> None:
+    def asked(self, pending_call: Cancellable, index: int | None) -> None:
         """Say which question this is the answer of."""
         self._index = index
         if not self._done:
-            self._inquiry = inquiry
+            self._inquiry = pending_call
 
     def note_in(self, receipt: Receipt) -> None:
         """Note there that the error was raised in the code of a caller, or that the future was dropped before."""
@@ -113,14 +113,14 @@ class Future(Generic[T]):
         receipt.follow(self)
 
     @property
-    def inquiry(self) -> Cancellable | None:
+    def pending_call(self) -> Cancellable | None:
         """The question that it answers; None once the answer is here."""
         return self._inquiry
 
     def owing(self) -> list[Any]:
         """The targets that have not answered yet, as `(target, endpoint, number of the call)`."""
-        inquiry = self._inquiry
-        return [] if inquiry is None else inquiry.owing(self._index)
+        pending_call = self._inquiry
+        return [] if pending_call is None else pending_call.owing(self._index)
 
     def resolve(self, decode: Callable[[], T]) -> None:
         """The answer is here; `decode` makes the value when first asked, or raises. A second answer is ignored."""
@@ -208,8 +208,8 @@ class Future(Generic[T]):
         An endpoint that has not begun never does; one that runs gets an `asyncio.CancelledError`, a sync one as soon as
         it is back from what it calls in C. False where the answer is here already, or nothing was asked.
         """
-        inquiry = self._inquiry
-        return not self._done and inquiry is not None and inquiry.cancel(self._index)
+        pending_call = self._inquiry
+        return not self._done and pending_call is not None and pending_call.cancel(self._index)
 
     def _wait(self, timeout: float | None) -> None:
         here = CURRENT.get()

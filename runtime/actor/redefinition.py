@@ -25,9 +25,9 @@ def find_redefined(cls: type) -> Any:
 def check_replacement(old: type, new: Any, taken: frozenset[str]) -> None:
     """ValueError where actors of one class cannot become actors of another; `taken` as for `check_class`."""
     check_class(new, taken)
-    if (life := _life_of(old)) != (other := _life_of(new)):
+    if (incarnation := _life_of(old)) != (other := _life_of(new)):
         raise ValueError(
-            f"an actor of {old.__qualname__} lives on {life}, and one of {new.__qualname__} on {other}, by their "
+            f"an actor of {old.__qualname__} lives on {incarnation}, and one of {new.__qualname__} on {other}, by their "
             f"endpoints: a live actor cannot move, so spawn anew"
         )
 

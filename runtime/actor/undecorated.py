@@ -102,9 +102,11 @@ def find_undecorated(cls: type, name: str) -> Callable[..., Any]:
     if not inspect.isfunction(found):
         raise ValueError(f"as_endpoint: {full_name} is no plain method, but {found!r}")
     if inspect.iscoroutinefunction(found) != is_async(cls) and not is_mixed(cls):
-        kind, life = ("async", "a thread") if inspect.iscoroutinefunction(found) else ("not async", "an event loop")
+        kind, incarnation = (
+            ("async", "a thread") if inspect.iscoroutinefunction(found) else ("not async", "an event loop")
+        )
         raise ValueError(
-            f"as_endpoint: {full_name} is {kind}, but by its endpoints the actor runs on {life}: "
+            f"as_endpoint: {full_name} is {kind}, but by its endpoints the actor runs on {incarnation}: "
             f"make them all async, or none"
         )
     return found

@@ -22,11 +22,11 @@ from meshbook.runtime.actor.context import context, current_origin
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.cells.displays import Displays
-from meshbook.runtime.cells.failures import describe_error, describe_interrupt, describe_quit
+from meshbook.runtime.cells.failures import format_interrupt, make_quit_error, make_rank_error
 from meshbook.runtime.cells.function_calls import at_home
 from meshbook.runtime.cells.interrupts import INTERRUPTS
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
-from meshbook.runtime.cells.parcels import Parcel, pack, tell_excess
+from meshbook.runtime.cells.parcels import Parcel, format_excess, pack
 from meshbook.runtime.cells.prompts import RankPrompts
 from meshbook.runtime.cells.shell import RankShell, RunResult, make_shell
 from meshbook.runtime.cells.thread_stacks import (
@@ -34,7 +34,7 @@ from meshbook.runtime.cells.thread_stacks import (
     MainThreadState,
     ThreadStack,
     collective_of,
-    describe_frames,
+    read_frames,
     stack_of_main,
     stacks_of_others,
 )
@@ -57,15 +57,15 @@ class CellActor(Actor):
     def __init__(self) -> None:
         instance = context().actor_instance
         self._node = instance.node
-        self._birth = instance.birth
+        self._spec = instance.spec
         # matplotlib draws through IPython's display, as in any notebook; the user's own choice wins.
         os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-        self._shell: RankShell = make_shell(Displays(self._node, lambda: self._birth), RankPrompts(self._node))
+        self._shell: RankShell = make_shell(Displays(self._node, lambda: self._spec), RankPrompts(self._node))
         use_text_bars()
         # As in a kernel: the commands of a cell have a terminal, at which a pager would wait for a key.
         os.environ.setdefault("PAGER", "cat")
         os.environ.setdefault("GIT_PAGER", "cat")
-        self._given = self._shell.given = _names_of(self._birth)
+        self._given = self._shell.given = _names_of(self._spec)
         self._shell.user_ns.update(self._given)
         self._namespace = Namespace(
             *(self._shell.user_ns, self._own_names, self._shell.display_formatter),
@@ -92,8 +92,8 @@ class CellActor(Actor):
     @endpoint
     def take_place(self) -> None:
         """The mesh was resized: the names that tell a cell its place are set anew, unless a cell has set them."""
-        self._birth = context().actor_instance.birth
-        before, self._given = self._given, _names_of(self._birth)
+        self._spec = context().actor_instance.spec
+        before, self._given = self._given, _names_of(self._spec)
         self._shell.given = self._given
         names = self._shell.user_ns
         names.update({name: value for name, value in self._given.items() if names.get(name) is before[name]})
@@ -107,7 +107,7 @@ class CellActor(Actor):
         origin = current_origin()
         before = self._shell.bindings()
         run = functools.partial(self._run, source, number, origin, debugs)
-        outcome = run() if transfer is NO_TRANSFER else transfer.around(run, self._namespace, self._birth.rank, origin)
+        outcome = run() if transfer is NO_TRANSFER else transfer.around(run, self._namespace, self._spec.rank, origin)
         if INTERRUPTS.was_aborted(origin):
             self._shell.forget_error()
         return self._with_names(outcome, before)
@@ -122,7 +122,7 @@ class CellActor(Actor):
                 outcome = self._run_out(source, number, origin, debugs, meter)
         except KeyboardInterrupt as error:
             # It came between two lines of ours, not of the cell's; the cell was interrupted all the same.
-            outcome = CellOutcome(meter.read(), error=describe_interrupt(error))
+            outcome = CellOutcome(meter.read(), error=format_interrupt(error))
         except SystemExit as error:
             outcome = CellOutcome(meter.read(), error=_exit_error(error))
         finally:
@@ -146,7 +146,7 @@ class CellActor(Actor):
         if origin not in self._values:
             raise KeyError(f"the value is gone: a rank keeps the last {KEPT_VALUES} that did not travel")
         parcel = pack({"value": without_graph(self._values[origin])})
-        if excess := tell_excess(parcel, self._namespace.most_bytes):
+        if excess := format_excess(parcel, self._namespace.most_bytes):
             raise ValueError(excess)
         return parcel
 
@@ -193,16 +193,16 @@ class CellActor(Actor):
         if isinstance(ran.error, SystemExit):
             return CellOutcome(cost, error=_exit_error(ran.error))
         if isinstance(ran.error, BdbQuit):
-            return CellOutcome(cost, error=describe_quit(ran.error))
+            return CellOutcome(cost, error=make_quit_error(ran.error))
         if ran.error is not None:
-            return CellOutcome(cost, error=describe_error(ran.error, ran.rendered))
+            return CellOutcome(cost, error=make_rank_error(ran.error, ran.rendered))
         if ran.value is None:
             return CellOutcome(cost)
         try:
             with INTERRUPTS.user_code():
                 value = describe(ran.value, self._shell.display_formatter)
         except Exception as error:  # of the user's own `__repr__`, which IPython has shown to the shell
-            return CellOutcome(cost, error=describe_error(error, ran.rendered))
+            return CellOutcome(cost, error=make_rank_error(error, ran.rendered))
         if ran.rendered:  # one of its other looks could not be made
             print("\n".join(ran.rendered), file=sys.stderr)
         if value.pickled is None:
@@ -254,7 +254,7 @@ class CellControl(Actor):
         """Where the main thread is."""
         if not INTERRUPTS.origin:
             return MainThreadState(is_idle=True)
-        return MainThreadState(frames=describe_frames(stack_of_main(_awaiting())), pause=_pause())
+        return MainThreadState(frames=read_frames(stack_of_main(_awaiting())), pause=_pause())
 
     @endpoint
     def stacks(self) -> list[ThreadStack]:
@@ -262,7 +262,7 @@ class CellControl(Actor):
         found = stack_of_main(_awaiting())
         collective = collective_of(found)
         remark = f"in {collective}" if collective else _pause() if INTERRUPTS.origin else "idle"
-        return [ThreadStack(MAIN, describe_frames(found, with_source=True), remark), *stacks_of_others()]
+        return [ThreadStack(MAIN, read_frames(found, with_source=True), remark), *stacks_of_others()]
 
 
 def _awaiting() -> Any:
@@ -302,15 +302,15 @@ def _cuda() -> Any:
     return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
 
 
-def _names_of(birth: Any) -> dict[str, Any]:
+def _names_of(spec: Any) -> dict[str, Any]:
     """What a cell finds in its namespace on this rank."""
-    extent = Extent(birth.world.labels, birth.world.sizes)
+    extent = Extent(spec.world.labels, spec.world.sizes)
     return {
-        "rank": birth.rank,
+        "rank": spec.rank,
         "world_size": extent.nelements,
-        "local_rank": birth.local_rank,
-        "point": extent.point(birth.rank),
-        "device": _device(birth.local_rank),
+        "local_rank": spec.local_rank,
+        "point": extent.point(spec.rank),
+        "device": _device(spec.local_rank),
     }
 
 
@@ -328,7 +328,7 @@ def _device(local_rank: int) -> Any:
 
 
 def _exit_error(error: SystemExit) -> RankError:
-    told = describe_error(error, ())
+    told = make_rank_error(error, ())
     return dataclasses.replace(
         told, message=f"{told.message} (no rank ends by that: %mesh down ends all of them)".lstrip()
     )

@@ -16,11 +16,11 @@ REMEMBERED_DISPLAYS = 1000
 
 
 class Displays:
-    """Sends displays, their updates and clearings to the controller. `birth` gives this worker's, which may change."""
+    """Sends displays, their updates and clearings to the controller. `spec` gives this worker's, which may change."""
 
-    def __init__(self, node: Any, birth: Callable[[], Any]) -> None:
+    def __init__(self, node: Any, spec: Callable[[], Any]) -> None:
         self._node = node
-        self._birth = birth
+        self._spec = spec
         self._origins: OrderedDict[str, str] = OrderedDict()  # which cell has shown the display of an id
 
     def publish(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str = "", *, update: bool) -> None:
@@ -29,19 +29,19 @@ class Displays:
         origin = self._origin_of(display_id) if update else current_origin()
         if display_id and not update:
             self._remember(display_id, origin)
-        birth = self._birth()
+        spec = self._spec()
         shown = without_widgets(data)
         chunk = DisplayChunk(
-            origin, birth.world.mesh, birth.rank, shown, metadata, self._options, display_id=display_id, update=update
+            origin, spec.world.mesh, spec.rank, shown, metadata, self._options, display_id=display_id, update=update
         )
         self._send(chunk)
 
     def clear(self, wait: bool) -> None:
         """Take back what this rank has shown in the cell, at once or when it shows the next thing."""
-        origin, birth = current_origin(), self._birth()
+        origin, spec = current_origin(), self._spec()
         if self._node.capture is not None:
             self._node.capture.end(origin)  # with its rows, which else would come back
-        self._send(ClearChunk(origin, birth.world.mesh, birth.rank, wait, self._options))
+        self._send(ClearChunk(origin, spec.world.mesh, spec.rank, wait, self._options))
 
     def _origin_of(self, display_id: str) -> str:
         return self._origins.get(display_id) or current_origin()

@@ -21,7 +21,7 @@ _PLACES = {
 }
 
 
-def tell_elsewhere(kind: str, name: str) -> str:
+def format_elsewhere(kind: str, name: str) -> str:
     """Return why a rank refuses this `line` or `cell` magic; an empty string where it does not."""
     mark = "%" if kind == "line" else "%%"
     place = _PLACES.get((kind, name))

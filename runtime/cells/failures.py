@@ -25,10 +25,10 @@ _PEER_GONE = re.compile(
 )
 
 
-def describe_error(error: BaseException, rendered: Sequence[str]) -> RankError:
+def make_rank_error(error: BaseException, rendered: Sequence[str]) -> RankError:
     """`rendered` is the traceback as IPython prints it."""
     if (hidden := _hidden_interrupt(error)) is not None:
-        return dataclasses.replace(describe_error(hidden, ()), frames=frames_of(error))
+        return dataclasses.replace(make_rank_error(hidden, ()), frames=frames_of(error))
     kind = "interrupted" if isinstance(error, KeyboardInterrupt) else "raised"
     return RankError(
         kind=kind,  # type: ignore[arg-type]
@@ -48,7 +48,7 @@ def _hidden_interrupt(error: BaseException) -> KeyboardInterrupt | None:
     return cause if isinstance(cause, KeyboardInterrupt) and is_of_ipython else None
 
 
-def describe_quit(error: BaseException) -> RankError:
+def make_quit_error(error: BaseException) -> RankError:
     """A person has left the debugger by `q`; where that was, without the debugger's own frames."""
     frames = frames_of(error)
     while frames and not frames[-1].is_user:
@@ -56,9 +56,9 @@ def describe_quit(error: BaseException) -> RankError:
     return RankError("raised", type(error).__name__, "the debugger was quit", frames)
 
 
-def describe_interrupt(error: KeyboardInterrupt) -> RankError:
+def format_interrupt(error: KeyboardInterrupt) -> RankError:
     """An interrupt that came when the cell's own code was over: that had raised something, which says where it was."""
-    told = describe_error(error, ())
+    told = make_rank_error(error, ())
     cause = error.__context__
     return told if told.frames or cause is None else dataclasses.replace(told, frames=frames_of(cause))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from IPython.utils.capture import capture_output
 
-from meshbook.runtime.cells.failures import describe_error
+from meshbook.runtime.cells.failures import make_rank_error
 from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.cells.parcels import Parcel, pack
 from meshbook.runtime.cells.shell import RankShell
@@ -151,7 +151,7 @@ def _answer(call: Callable[[], Any]) -> Answer:
     except PickleError as error:
         return RequestError(str(error))
     except (Exception, KeyboardInterrupt) as error:
-        return describe_error(error, format_error(error).splitlines()[:-1])
+        return make_rank_error(error, format_error(error).splitlines()[:-1])
     try:
         return pack({"value": value})
     except PickleError as error:

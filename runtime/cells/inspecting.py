@@ -52,7 +52,7 @@ def inspect_name(shell: Any, name: str, detail: int, omitted: Collection[str], *
     info = shell._object_find(name)
     if not info.found:
         return Inspected()
-    held = _describe_held(info.obj)
+    held = _fields_of(info.obj)
     if held is not None:
         text = _fields(shell, held)
         data = {"text/plain": text}
@@ -63,7 +63,7 @@ def inspect_name(shell: Any, name: str, detail: int, omitted: Collection[str], *
     return Inspected(mark, _summarize(info.obj, held), data if whole else None)
 
 
-def _describe_held(value: Any) -> Sequence[tuple[str, str]] | None:
+def _fields_of(value: Any) -> Sequence[tuple[str, str]] | None:
     """The fields of a tensor, array or table, or of a container that holds tensors; None for any other."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(value, torch.Tensor):

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from meshbook.runtime.collectives.frames import describe_collective
+from meshbook.runtime.collectives.frames import find_collective
 
 ErrorKind = Literal["raised", "interrupted", "died", "skipped"]
 
@@ -50,10 +50,10 @@ class RankError:
         return place_of(self.frames)
 
 
-def tell_place(frames: Sequence[Frame]) -> str:
+def format_place(frames: Sequence[Frame]) -> str:
     """`at cell 9:14 in step`, `in all_reduce (cell 9:14)`; empty without frames."""
     place = place_of(frames)
-    collective = describe_collective((frame.filename, frame.function) for frame in frames)
+    collective = find_collective((frame.filename, frame.function) for frame in frames)
     if collective is None:
         return f"at {place}" if place else ""
     return f"in {collective} ({place})"

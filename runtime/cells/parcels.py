@@ -41,7 +41,7 @@ class Parcel:
         return values
 
 
-def tell_excess(parcel: Parcel, most: int) -> str:
+def format_excess(parcel: Parcel, most: int) -> str:
     """Why a parcel cannot be sent where a message has at most so many bytes; empty where it can."""
     if parcel.size + ROOM <= most:
         return ""

@@ -59,9 +59,9 @@ class RankPrompts:
 
     def ask(self, kind: Kind, prompt: str = "", place: str = "") -> str:
         """What is answered to this; EOFError and StdinNotImplementedError like `input`."""
-        birth = self._node.place
+        spec = self._node.place
         question = PromptQuestion(
-            *(current_origin(), birth.world.mesh, birth.rank, next(self._numbers), kind), prompt=prompt, place=place
+            *(current_origin(), spec.world.mesh, spec.rank, next(self._numbers), kind), prompt=prompt, place=place
         )
         with INTERRUPTS.runtime_code():
             answer = self._wait_for_answer(question)
@@ -75,7 +75,7 @@ class RankPrompts:
         if self._node.capture is not None:
             self._node.capture.flush()  # what was printed before it is shown before it
         asked, answered = PerRank(1), threading.Event()
-        self._tell("ask", question, asker=asked)
+        self._tell("ask", question, reply_handler=asked)
         (future,) = asked.futures
         future.when_done(answered.set)
         try:
@@ -90,8 +90,10 @@ class RankPrompts:
             return PromptAnswer("eof", f"the notebook is gone: {error}")
         return answer
 
-    def _tell(self, endpoint: str, *arguments: Any, asker: PerRank | None = None) -> None:
-        self._node.calls.send([Target(self._node.controller, QUESTIONS)], endpoint, (arguments, {}), NOWHERE, asker)
+    def _tell(self, endpoint: str, *arguments: Any, reply_handler: PerRank | None = None) -> None:
+        self._node.calls.send(
+            [Target(self._node.controller, QUESTIONS)], endpoint, (arguments, {}), NOWHERE, reply_handler
+        )
 
     @contextmanager
     def _paused(self, question: PromptQuestion) -> Iterator[None]:

@@ -30,7 +30,7 @@ from traitlets.config import Config
 from meshbook.runtime.cells import debugger, prompts
 from meshbook.runtime.cells.debugger import Debugger
 from meshbook.runtime.cells.displays import Displays
-from meshbook.runtime.cells.elsewhere import tell_elsewhere
+from meshbook.runtime.cells.elsewhere import format_elsewhere
 from meshbook.runtime.cells.failures import frames_of
 from meshbook.runtime.cells.inspecting import CellInspector
 from meshbook.runtime.cells.installing import INSTALLERS, in_turn
@@ -215,7 +215,7 @@ class RankShell(InteractiveShell):
         return chosen
 
     def _find_with_lazy_load(self, kind: str, name: str) -> Any:
-        if told := tell_elsewhere(kind, name):
+        if told := format_elsewhere(kind, name):
             raise UsageError(told)
         found = super()._find_with_lazy_load(kind, name)
         return in_turn(found) if kind == "line" and name in INSTALLERS and found is not None else found

@@ -17,7 +17,7 @@ from typing import Any
 
 from meshbook.runtime.cells.failures import is_user_code
 from meshbook.runtime.cells.outcome import Frame
-from meshbook.runtime.collectives.frames import describe_collective
+from meshbook.runtime.collectives.frames import find_collective
 from meshbook.runtime.traces import is_ours
 
 MAIN = "main thread"
@@ -38,7 +38,7 @@ class MainThreadState:
     @property
     def is_in_collective(self) -> bool:
         """Whether it may be waiting for other ranks."""
-        return describe_collective((frame.filename, frame.function) for frame in self.frames) is not None
+        return find_collective((frame.filename, frame.function) for frame in self.frames) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +68,15 @@ def stacks_of_others() -> Iterator[ThreadStack]:
         first = next((at for at, (frame, _) in enumerate(found) if is_user_code(frame.f_code.co_filename)), None)
         if first is not None:
             name = names.get(ident, f"thread {ident}").removeprefix("meshbook ")
-            yield ThreadStack(name, describe_frames(found[first:], with_source=True))
+            yield ThreadStack(name, read_frames(found[first:], with_source=True))
 
 
 def collective_of(found: Iterable[tuple[FrameType, int]]) -> str:
     """The operation of torch.distributed that a stack is in, or the empty string."""
-    return describe_collective((frame.f_code.co_filename, frame.f_code.co_name) for frame, _ in found) or ""
+    return find_collective((frame.f_code.co_filename, frame.f_code.co_name) for frame, _ in found) or ""
 
 
-def describe_frames(found: Iterable[tuple[FrameType, int]], *, with_source: bool = False) -> tuple[Frame, ...]:
+def read_frames(found: Iterable[tuple[FrameType, int]], *, with_source: bool = False) -> tuple[Frame, ...]:
     """As data, without the runtime's own."""
     codes = [(frame.f_code, line) for frame, line in found if not is_ours(frame.f_code.co_filename)]
     return tuple(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from meshbook.runtime.cells.failures import describe_interrupt
+from meshbook.runtime.cells.failures import format_interrupt
 from meshbook.runtime.cells.interrupts import INTERRUPTS
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
 from meshbook.runtime.cells.parcels import Parcel
@@ -36,7 +36,7 @@ class Transfer:
             if refused is not None:
                 return CellOutcome(_NOTHING, error=_error_of(refused))
         except KeyboardInterrupt as error:
-            return CellOutcome(_NOTHING, error=describe_interrupt(error))
+            return CellOutcome(_NOTHING, error=format_interrupt(error))
         return self._taken_along(run(), namespace, rank, origin)
 
     def _taken_along(self, outcome: CellOutcome, namespace: Namespace, rank: int, origin: str) -> CellOutcome:
@@ -47,7 +47,7 @@ class Transfer:
             with INTERRUPTS.during(origin), INTERRUPTS.user_code():
                 return msgspec.structs.replace(outcome, pulled=PullRequest(names, self.limit).handle(namespace))
         except KeyboardInterrupt as error:
-            return msgspec.structs.replace(outcome, error=describe_interrupt(error))
+            return msgspec.structs.replace(outcome, error=format_interrupt(error))
 
 
 NO_TRANSFER = Transfer()

@@ -15,7 +15,7 @@ from typing import Any
 from meshbook.runtime.actor.context import context
 from meshbook.runtime.cells.interrupts import INTERRUPTS
 from meshbook.runtime.cells.outcome import CellValue
-from meshbook.runtime.cells.parcels import Parcel, pack, tell_excess
+from meshbook.runtime.cells.parcels import Parcel, format_excess, pack
 from meshbook.runtime.cells.shell import RankShell
 from meshbook.runtime.cells.values import look_at
 from meshbook.runtime.errors import PickleError
@@ -94,7 +94,7 @@ class PullRequest(VariableRequest):
             parcel = pack({name: namespace.values[name] for name in self.names})
         except PickleError as error:
             return RequestError(str(error))
-        if excess := tell_excess(parcel, namespace.most_bytes):
+        if excess := format_excess(parcel, namespace.most_bytes):
             return RequestError(excess)
         return parcel if parcel.size <= self.limit else TooLarge(parcel.size)
 
@@ -151,8 +151,8 @@ def missing_from(namespace: Namespace, names: Sequence[str]) -> RequestError | N
 
 def variable_here(mesh: str, name: str) -> Any:
     """What a reference to a variable is on a rank of its mesh: that rank's own value."""
-    birth = context().actor_instance.birth
-    if birth is None or birth.world.mesh != mesh or not RankShell.initialized():
+    spec = context().actor_instance.spec
+    if spec is None or spec.world.mesh != mesh or not RankShell.initialized():
         raise LookupError(f"{name} is a variable of the mesh {mesh}, and this process is none of its ranks")
     names = RankShell.instance().user_ns
     if name not in names:

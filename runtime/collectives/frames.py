@@ -18,7 +18,7 @@ DDP_MODULE = "torch/nn/parallel/distributed.py"
 BACKWARD = ("torch/autograd/graph.py", "_engine_run_backward")
 
 
-def describe_collective(frames: Iterable[tuple[str, str]]) -> str | None:
+def find_collective(frames: Iterable[tuple[str, str]]) -> str | None:
     """The collective that a thread is in, as its caller names it: `all_reduce`, `barrier`, `init_process_group`.
 
     `frames` are the (file name, function name) of its stack, outermost first. `DistributedDataParallel` while such a

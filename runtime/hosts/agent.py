@@ -70,38 +70,38 @@ def main(said: bytes = b"", server: Started | None = None) -> None:
     raise_limit_of_files()  # ours, and that of the workers, who may talk to each other
     adopt_orphans()  # what workers started and left behind comes here, and is ended with the run
     line = LineReader(sys.stdin.fileno(), said)
-    birth = msgspec.json.decode(line.first(), type=AgentSpec)
-    if birth.away is None:
-        folder = RunFolder(Path(birth.folder))
-        serve(birth, folder, None, line, first_servers(birth, folder, server), IoLoop())
+    spec = msgspec.json.decode(line.first(), type=AgentSpec)
+    if spec.away is None:
+        folder = RunFolder(Path(spec.folder))
+        serve(spec, folder, None, line, first_servers(spec, folder, server), IoLoop())
         return
     try:
-        folder = make_folder(birth.settings, secrets.token_hex(4))
-        servers = first_servers(birth, folder, server)
-        away = birth.away
+        folder = make_folder(spec.settings, secrets.token_hex(4))
+        servers = first_servers(spec, folder, server)
+        away = spec.away
         ip = away.address or address_towards(away.towards)
         loop = IoLoop()
-        gateway = Gateway(away.keys, birth.settings, entrance_at=ip, loop=loop)
+        gateway = Gateway(away.keys, spec.settings, entrance_at=ip, loop=loop)
     except (OSError, MeshbookError) as error:
         answer(AgentAnswer(error=str(error)))
         sys.exit(1)
-    serve(birth, folder, gateway, line, servers, loop)
+    serve(spec, folder, gateway, line, servers, loop)
 
 
-def first_servers(birth: AgentSpec, folder: RunFolder, started: Started | None) -> dict[bool, ForkServerClient]:
+def first_servers(spec: AgentSpec, folder: RunFolder, started: Started | None) -> dict[bool, ForkServerClient]:
     """The fork server that this agent begins with, by whether it is warm; one with nothing to import is forked here.
 
     Call this before the process has a thread or a ZeroMQ context, which no fork server may have.
     """
     if started is not None:
-        return {birth.is_warm: ForkServerClient(*started, folder.path / LOG, birth.settings.stderr_lines)}
-    if birth.is_warm and birth.settings.preload:
-        return {birth.is_warm: execute_server(folder.path, birth.settings, is_warm=True)}
-    return {birth.is_warm: fork_server(folder, birth.settings)}
+        return {spec.is_warm: ForkServerClient(*started, folder.path / LOG, spec.settings.stderr_lines)}
+    if spec.is_warm and spec.settings.preload:
+        return {spec.is_warm: execute_server(folder.path, spec.settings, is_warm=True)}
+    return {spec.is_warm: fork_server(folder, spec.settings)}
 
 
 def serve(
-    birth: AgentSpec,
+    spec: AgentSpec,
     folder: RunFolder,
     gateway: Gateway | None,
     line: LineReader,
@@ -111,18 +111,18 @@ def serve(
     """Be this agent until its controller is gone, then end the process. With a gateway: on another host."""
     home = Home.of_first_host(folder.path)
     if gateway is not None:
-        home = Home(folder.path, gateway.prefix, host_of(birth.controller))
-    node = Node(UnixTransport(birth.node, home, birth.settings, loop), birth.run, birth.settings)
+        home = Home(folder.path, gateway.prefix, host_of(spec.controller))
+    node = Node(UnixTransport(spec.node, home, spec.settings, loop), spec.run, spec.settings)
     provide_client(lambda: Context(Instance("agent", "agent", NOWHERE.point(0), node)))
     others = RemoteAgents(node, home)
 
     def make_workers(*ways: Any) -> Workers:
-        return Workers(folder.path, birth.settings, *ways, servers=servers)
+        return Workers(folder.path, spec.settings, *ways, servers=servers)
 
-    workers, clients = attend(node, birth, folder.path, make_workers, others)
+    workers, clients = attend(node, spec, folder.path, make_workers, others)
     if gateway is None:
         clients.open()
-        workers.serve(RunLease(birth, line, node, lambda: [*workers.addresses(), *clients.addresses()], workers))
+        workers.serve(RunLease(spec, line, node, lambda: [*workers.addresses(), *clients.addresses()], workers))
     else:
         others.open(gateway)
         gateway.link(home.first, dial=False)
@@ -141,7 +141,7 @@ def answer(line: AgentAnswer) -> None:
 
 def attend(
     node: Node,
-    birth: AgentSpec,
+    spec: AgentSpec,
     folder: Path,
     make_workers: Callable[[Ask, OnExit, OnSpare], Workers],
     others: RemoteAgents,
@@ -150,8 +150,8 @@ def attend(
 
     On the first host of a run the caller also lets clients connect.
     """
-    node.controller = birth.controller
-    node.routes.trust(birth.controller)
+    node.controller = spec.controller
+    node.routes.trust(spec.controller)
 
     def ask_to_leave(worker: Address, reason: str, fence: str) -> None:
         node.calls.send([Target(worker, PROCESS)], "stop", ((reason, fence), {}), NOWHERE, None)
@@ -159,7 +159,7 @@ def attend(
     telling = threading.Lock()  # so that nobody hears of a new life before the end of the one before
 
     born: set[str] = set()
-    host = birth.away.host if birth.away is not None else ""
+    host = spec.away.host if spec.away is not None else ""
 
     def on_exit(report: ExitReport, living: list[Address], remains: UnsentOutput | None) -> None:
         others.forget(report)
@@ -167,14 +167,14 @@ def attend(
             send_remains(node, remains)
         with telling:
             report = dataclasses.replace(report, host=host)
-            node.peers.announce_down(report, [birth.controller, *others.agents, *living, *clients.addresses()])
+            node.peers.announce_down(report, [spec.controller, *others.agents, *living, *clients.addresses()])
             born.discard(report.node)
 
     def on_client_end(report: ExitReport) -> None:
         with telling:
             born.add(report.node)  # it was of this host
             everyone = *others.agents, *workers.addresses(), *clients.addresses()
-            node.peers.announce_down(report, [birth.controller, *everyone])
+            node.peers.announce_down(report, [spec.controller, *everyone])
             born.discard(report.node)
         workers.stop_owned_by(report.node)
 
@@ -242,45 +242,45 @@ class Agent(HostActor):
         self._others = others
 
     @endpoint
-    def spawn_procs(self, births: list[WorkerSpec]) -> None:
-        owner = births[0].world.owner
+    def spawn_procs(self, specs: list[WorkerSpec]) -> None:
+        owner = specs[0].world.owner
         # Before anybody is told of a birth: it fails where the host that is asked is lost meanwhile.
-        rendezvous = self._others.network | self._rendezvous_of(births[0].world)
+        rendezvous = self._others.network | self._rendezvous_of(specs[0].world)
         if self._node.peers.report_of(owner) is not None:  # it has asked, and died
-            for birth in births:
-                self._tell_unborn(birth, f"its owner has ended ({owner})")
+            for spec in specs:
+                self._notify_unborn(spec, f"its owner has ended ({owner})")
             return
         # Said before it is done: should this process be killed now, the controller still knows who is lost with it.
         roster = Target(self._node.controller, ROSTER)
-        names = [birth.address.node for birth in births]
+        names = [spec.address.node for spec in specs]
         self._node.calls.send([roster], "born", ((self._node.address.node, names), {}), NOWHERE, None)
         self._born.update(names)
-        for birth in births:
-            if birth.life:
-                self._tell_reborn(birth)
+        for spec in specs:
+            if spec.incarnation:
+                self._notify_restarted(spec)
         # A process that is born now has heard of no restart, and must not take a process for one before it.
-        lives = self._node.routes.lives()
-        self._workers.start([_informed(birth, rendezvous, lives) for birth in births])
+        incarnations = self._node.routes.incarnations()
+        self._workers.start([_informed(spec, rendezvous, incarnations) for spec in specs])
         if self._node.peers.report_of(owner) is not None:  # it has died meanwhile, when there was nothing to end yet
             self._workers.stop_owned_by(owner)
 
-    def _tell_unborn(self, birth: WorkerSpec, why: str) -> None:
-        report = ExitReport(birth.address.node, 0, None, stopped=why, life=birth.life)
+    def _notify_unborn(self, spec: WorkerSpec, why: str) -> None:
+        report = ExitReport(spec.address.node, 0, None, stopped=why, incarnation=spec.incarnation)
         self._node.peers.announce_down(report, [self._node.controller, *self._here()])
 
-    def _tell_reborn(self, birth: WorkerSpec) -> None:
+    def _notify_restarted(self, spec: WorkerSpec) -> None:
         """Everybody forgets its end before it can be heard of."""
         with self._telling:
-            self._tell_of_life(birth.address, birth.life, [self._node.controller])
+            self._notify_incarnation(spec.address, spec.incarnation, [self._node.controller])
             hosts = [Target(agent, HOST) for agent in self._others.agents]
             if hosts:
-                self._node.calls.send(hosts, "reborn", ((birth.address, birth.life), {}), NOWHERE, None)
+                self._node.calls.send(hosts, "reborn", ((spec.address, spec.incarnation), {}), NOWHERE, None)
 
-    def _tell_of_life(self, address: Address, life: int, others: Sequence[Address]) -> None:
-        self._node.peers.note_reborn(address, life)
+    def _notify_incarnation(self, address: Address, incarnation: int, others: Sequence[Address]) -> None:
+        self._node.peers.note_restarted(address, incarnation)
         keepers = [Target(each, CONTROL) for each in (*others, *self._here())]
         if keepers:
-            self._node.calls.send(keepers, "reborn", ((address, life), {}), NOWHERE, None)
+            self._node.calls.send(keepers, "reborn", ((address, incarnation), {}), NOWHERE, None)
 
     def _here(self) -> list[Address]:
         """The workers of this host, and the clients of the run that are here."""
@@ -291,12 +291,12 @@ class Agent(HostActor):
         if len(world.agents) == 1:
             known = self._workers.rendezvous_of(world.mesh)
             return known if known is not None else self._others.new_rendezvous()
-        asker = PerRank(1)
+        reply_handler = PerRank(1)
         living = (
             agent for agent in world.agents if self._node.peers.report_of(agent.node) is None
         )  # this one among them
-        self._node.calls.send([Target(next(living), MEETINGS)], "find", ((world.mesh,), {}), NOWHERE, asker)
-        found: dict[str, str] = asker.futures[0].get()
+        self._node.calls.send([Target(next(living), MEETINGS)], "find", ((world.mesh,), {}), NOWHERE, reply_handler)
+        found: dict[str, str] = reply_handler.futures[0].get()
         return found
 
     # -- of runs with more than one host ---------------------------------------------------
@@ -320,10 +320,10 @@ class Agent(HostActor):
         self._others.lose(host, why)
 
     @endpoint
-    def reborn(self, address: Address, life: int) -> None:
+    def reborn(self, address: Address, incarnation: int) -> None:
         """A process of another host is about to be started again."""
         with self._telling:
-            self._tell_of_life(address, life, [])
+            self._notify_incarnation(address, incarnation, [])
 
     @endpoint
     def refused(self) -> int:
@@ -366,10 +366,10 @@ def _nothing() -> None:
     """Nobody waits for it."""
 
 
-def _informed(birth: WorkerSpec, rendezvous: dict[str, str], lives: dict[str, int]) -> WorkerSpec:
+def _informed(spec: WorkerSpec, rendezvous: dict[str, str], incarnations: dict[str, int]) -> WorkerSpec:
     """A birth with what only its agent knows."""
-    world = msgspec.structs.replace(birth.world, rendezvous=rendezvous)
-    return msgspec.structs.replace(birth, world=world, lives=lives)
+    world = msgspec.structs.replace(spec.world, rendezvous=rendezvous)
+    return msgspec.structs.replace(spec, world=world, incarnations=incarnations)
 
 
 if __name__ == "__main__":

@@ -50,10 +50,10 @@ Prepare = Callable[["AttachedSession"], None]
 class AttachedSession(Session):
     """The controller of a run that another process has begun."""
 
-    def __init__(self, folder: Path, left: ControllerState, estate: RunState, connection: socket.socket) -> None:
+    def __init__(self, folder: Path, left: ControllerState, run_state: RunState, connection: socket.socket) -> None:
         self._path = folder
         self._left = left
-        self._estate = estate
+        self._estate = run_state
         self._connection = connection
         super().__init__(left.settings)
         self.lost: list[str] = []  # what could not be had here, in words
@@ -69,7 +69,7 @@ class AttachedSession(Session):
         return RunFolder(self._path)
 
     def _new_node(self) -> Node:
-        return Node(self._connect("controller"), self.run, self.settings, self._estate.life, takes_over=True)
+        return Node(self._connect("controller"), self.run, self.settings, self._estate.incarnation, takes_over=True)
 
     def _start_agent(self) -> AgentProcess:
         return FoundAgent(self._connection)
@@ -90,7 +90,7 @@ class AttachedSession(Session):
         try:
             for peer in self._estate.peers:
                 self.node.routes.trust(peer)
-            self.node.routes.restore(left.lives, left.ended)
+            self.node.routes.restore(left.incarnations, left.ended)
             self.roster.adopt(left.roster)
             self.output.restore(left.output)
             for event in left.events:
@@ -121,8 +121,8 @@ class AttachedSession(Session):
 
     def meshes(self) -> dict[str, ProcMesh]:
         """The process meshes by the names that they were given; the newest of several."""
-        charges = (self.node.ledger.get(deed.key) for deed in self._left.deeds.procs)
-        return {charge.name: charge.handle() for charge in charges if charge is not None}
+        owned_meshes = (self.node.ledger.get(deed.key) for deed in self._left.deeds.procs)
+        return {owned_mesh.name: owned_mesh.handle() for owned_mesh in owned_meshes if owned_mesh is not None}
 
     def give_back(self) -> None:
         """It could not be taken over: leave it as it was."""
@@ -182,11 +182,11 @@ def _take(folder: Path, who: str, prepare: Prepare) -> AttachedSession:
         answer, connection = knock(folder, DoorRequest("attach", who))
     except DoorClosed as error:
         raise DetachError(f"run {folder.name} cannot be attached to: {error}") from error
-    if answer.estate is None:
+    if answer.run_state is None:
         connection.close()
         raise DetachError(answer.error)
     try:
-        session = AttachedSession(folder, load((folder / ESTATE).read_bytes()), answer.estate, connection)
+        session = AttachedSession(folder, load((folder / ESTATE).read_bytes()), answer.run_state, connection)
     except BaseException:
         connection.close()
         raise

@@ -44,8 +44,8 @@ class Breakpoints:
         """Stop at the caller's line, and run `commands` first. RuntimeError where there is no terminal to ask."""
         answer = self.ask("stop")
         if answer.kind != "text":
-            birth = self._node.place
-            raise RuntimeError(f"breakpoint() on rank {birth.rank} of {birth.world.mesh}: {answer.text}")
+            spec = self._node.place
+            raise RuntimeError(f"breakpoint() on rank {spec.rank} of {spec.world.mesh}: {answer.text}")
         if answer.text != "stop":
             return
         debugger = ActorPdb(self)
@@ -56,19 +56,21 @@ class Breakpoints:
 
     def ask(self, kind: Kind, prompt: str = "", place: str = "") -> PromptAnswer:
         """Ask the controller, and wait for the answer; the thread waits for a plain event."""
-        birth = self._node.place
+        spec = self._node.place
         number = next(self._numbers)
         question = PromptQuestion(
-            current_origin(), birth.world.mesh, birth.rank, number, kind, prompt=prompt, place=place
+            current_origin(), spec.world.mesh, spec.rank, number, kind, prompt=prompt, place=place
         )
         if self._node.capture is not None:
             self._node.capture.flush()  # what was printed before is shown before
-        asker, answered = PerRank(1), threading.Event()
-        self._node.calls.send([Target(self._node.controller, QUESTIONS)], "ask", ((question,), {}), NOWHERE, asker)
-        asker.futures[0].when_done(answered.set)
+        reply_handler, answered = PerRank(1), threading.Event()
+        self._node.calls.send(
+            [Target(self._node.controller, QUESTIONS)], "ask", ((question,), {}), NOWHERE, reply_handler
+        )
+        reply_handler.futures[0].when_done(answered.set)
         answered.wait()
         try:
-            answer: PromptAnswer = asker.futures[0].get()
+            answer: PromptAnswer = reply_handler.futures[0].get()
         except MeshbookError as error:
             return PromptAnswer("eof", f"the controller is gone: {error}")
         return answer

@@ -46,7 +46,7 @@ class ClientWelcome(msgspec.Struct, frozen=True, kw_only=True):
     controller: Address | None = None
     agent: Address | None = None
     settings: Settings = Settings()
-    lives: dict[str, int] = {}  # of the nodes that were started again
+    incarnations: dict[str, int] = {}  # of the nodes that were started again
 
 
 class Clients:
@@ -84,7 +84,7 @@ class Clients:
             controller=node.controller,
             agent=node.address,
             settings=node.settings,
-            lives=node.routes.lives(),
+            incarnations=node.routes.incarnations(),
         )
 
     def lose(self, report: ExitReport) -> None:

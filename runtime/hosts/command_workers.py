@@ -22,9 +22,9 @@ NUMACTL = "numactl"
 CANNOT_START = 127  # the exit code that shells use for it
 
 
-def command_line(birth: WorkerSpec) -> tuple[str, list[str]]:
+def command_line(spec: WorkerSpec) -> tuple[str, list[str]]:
     """The program that starts this worker, and its arguments from the zeroth on. Only for one that has a command."""
-    command, options = birth.start.command, birth.start.binding.numactl
+    command, options = spec.start.command, spec.start.binding.numactl
     assert command is not None
     if options:
         # Known limit: numactl gives the program its own name, whatever `arg0` says.
@@ -45,11 +45,11 @@ def bind(cpus: Sequence[int]) -> None:
         give_up(f"proc_bind: no such CPUs: {', '.join(map(str, cpus))} ({error.strerror}); this host has {offered}")
 
 
-def execute(birth: WorkerSpec, folder: Path) -> NoReturn:
+def execute(spec: WorkerSpec, folder: Path) -> NoReturn:
     """Become the command of this worker. Where that fails, end with the reason as the last words."""
-    program, words = command_line(birth)
+    program, words = command_line(spec)
     try:
-        environment = birth.environment() | {VARIABLE: str(_leave_birth(birth, folder))}
+        environment = spec.environment() | {VARIABLE: str(_leave_birth(spec, folder))}
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and a program would inherit
             signal.signal(number, signal.SIG_DFL)
         os.execvpe(program, words, environment)
@@ -73,14 +73,14 @@ def _birth_file(folder: Path, node: str) -> Path:
     return folder / f"{node}.birth"
 
 
-def _leave_birth(birth: WorkerSpec, folder: Path) -> Path:
+def _leave_birth(spec: WorkerSpec, folder: Path) -> Path:
     """The file with the birth, for this user alone: it may hold secrets of the environment.
 
     Beside it our Python's version, in a form that any interpreter can read before it has meshbook.
     """
-    path = _birth_file(folder, birth.address.node)
+    path = _birth_file(folder, spec.address.node)
     with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-        pickle.dump((tuple(sys.version_info[:2]), pickle.dumps(birth)), file, protocol=4)
+        pickle.dump((tuple(sys.version_info[:2]), pickle.dumps(spec)), file, protocol=4)
     return path
 
 

@@ -28,8 +28,8 @@ HOLD_SECONDS = 3.0  # that others have to say that they send no more; a kernel t
 class DetachedController(Node):
     """Between two controllers of a run."""
 
-    def __init__(self, transport: Transport, run: str, settings: Settings, life: int, journal: Journal) -> None:
-        super().__init__(transport, run, settings, life, takes_over=True)
+    def __init__(self, transport: Transport, run: str, settings: Settings, incarnation: int, journal: Journal) -> None:
+        super().__init__(transport, run, settings, incarnation, takes_over=True)
         self._journal = journal
         transport.accept = self._note_and_accept
         self.bulk.refuses = "what comes for a detached run is kept in a file, as it is"

@@ -47,12 +47,12 @@ def choose(wanted: str, settings: Settings | None = None) -> Status:
     if len(found) == 1:
         return found[0]
     if found:
-        raise DetachError(f"{wanted or 'that'} may mean {len(found)} runs, name one:\n" + tell_runs(found))
+        raise DetachError(f"{wanted or 'that'} may mean {len(found)} runs, name one:\n" + format_runs(found))
     if wanted and (root / wanted).is_dir():
         raise DetachError(f"run {wanted} was not detached: its controller has it")
     if not wanted:
         raise DetachError(f"no run is detached: there is none in {root}")
-    there = f"; there is\n{tell_runs(free)}" if free else ""
+    there = f"; there is\n{format_runs(free)}" if free else ""
     raise DetachError(f"no detached run is called {wanted!r}: it has ended, or its time was over{there}")
 
 
@@ -66,23 +66,23 @@ def remark(settings: Settings | None = None) -> str:
     if not runs:
         return ""
     many = f"\n{len(runs) - 1} more: %mesh attach --list" if len(runs) > 1 else ""
-    return f"detached: {tell_run(runs[0])}\n%mesh attach {runs[0].run} takes it over{many}"
+    return f"detached: {format_run(runs[0])}\n%mesh attach {runs[0].run} takes it over{many}"
 
 
-def tell_runs(runs: Sequence[Status]) -> str:
+def format_runs(runs: Sequence[Status]) -> str:
     """A line for each."""
-    return "\n".join(map(tell_run, runs))
+    return "\n".join(map(format_run, runs))
 
 
-def tell_run(run: Status) -> str:
+def format_run(run: Status) -> str:
     """`3f9c01aa  mesh: 4 ranks, 2 busy · on gpu1 · detached since 14:02, ends 14:02 tomorrow`"""
-    meshes = ", ".join(_tell_mesh(mesh) for mesh in run.meshes) or "no mesh"
+    meshes = ", ".join(_format_mesh(mesh) for mesh in run.meshes) or "no mesh"
     if run.held_by:
         return f"{run.run}  on {run.host} · attached, by {run.held_by}"
     return f"{run.run}  {meshes} · on {run.host} · detached {clock(run.since)}, ends {clock(run.until)}"
 
 
-def _tell_mesh(mesh: MeshStatus) -> str:
+def _format_mesh(mesh: MeshStatus) -> str:
     ranks = f"{mesh.ranks} rank{'s' * (mesh.ranks != 1)}"
     busy = f", {mesh.busy} busy" if mesh.busy else ", idle"
     return f"{mesh.name}: {ranks}{busy}{f', {mesh.dead} dead' if mesh.dead else ''}"

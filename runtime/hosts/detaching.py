@@ -54,8 +54,8 @@ class ControllerState:
 
     run: str
     settings: Settings
-    life: int  # of its node
-    lives: dict[str, int]
+    incarnation: int  # of its node
+    incarnations: dict[str, int]
     ended: dict[str, ExitReport]
     roster: dict[str, str]
     events: list[RunEvent]
@@ -87,13 +87,13 @@ def _detach(session: Session, seconds: float, contribute: Contribute) -> RunDeta
     try:
         part = contribute(session)
         left = _gather(session, part)
-        with open(session.folder.path / ESTATE, "wb", opener=open_private) as estate:
-            estate.write(pickle.dumps(left))
+        with open(session.folder.path / ESTATE, "wb", opener=open_private) as run_state:
+            run_state.write(pickle.dumps(left))
     except BaseException:
         node.peers.greet(peers)
         raise
     order = RunDetached(
-        life=node.life,
+        incarnation=node.incarnation,
         seconds=seconds,
         version=present_version(),
         meshes=tuple(MeshSummary(deed.name, tuple(deed.ranks)) for deed in left.deeds.procs),
@@ -130,11 +130,11 @@ def _wait_until_up(session: Session) -> None:
     """What is still being started has to have heard all that it was sent: nobody says it again."""
     seconds = session.settings.launch_timeout
     session.host.initialized.get(seconds)
-    for charge in session.node.ledger.of(CLIENT):
+    for owned_mesh in session.node.ledger.of(CLIENT):
         # Who has said something is up; it need not answer now, when it may be stopped, or at work in C.
-        if charge.are_processes and any(session.node.routes.find(node) is None for node in charge.ranks):
+        if owned_mesh.are_processes and any(session.node.routes.find(node) is None for node in owned_mesh.ranks):
             with contextlib.suppress(MeshbookError):  # one that has died is told of otherwise
-                charge.handle().initialized.get(seconds)
+                owned_mesh.handle().initialized.get(seconds)
 
 
 def _gather(session: Session, part: ClientState) -> ControllerState:
@@ -142,8 +142,8 @@ def _gather(session: Session, part: ClientState) -> ControllerState:
     return ControllerState(
         run=session.run,
         settings=session.settings,
-        life=node.life,
-        lives=node.routes.all_lives(),
+        incarnation=node.incarnation,
+        incarnations=node.routes.all_lives(),
         ended=node.peers.ended,
         roster=session.roster.all,
         events=list(session.events),

@@ -106,7 +106,7 @@ class UnhandledFaults:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def report(self, charge: OwnedMesh, failure: MeshFailure) -> None:
+    def report(self, owned_mesh: OwnedMesh, failure: MeshFailure) -> None:
         """Take a fault; never waits."""
         with self._lock:
             if self._closed:
@@ -119,7 +119,7 @@ class UnhandledFaults:
                     print(f"{failure}\n(the hook for faults was not called: {error})", file=sys.stderr)
                     return
                 self._thread = thread
-        self._queue.put((charge, failure))
+        self._queue.put((owned_mesh, failure))
 
     def close(self) -> None:
         """Take no more. A hook that is being called gets a moment to end, unless it is what closes us.
@@ -157,7 +157,7 @@ class UnhandledFaults:
                     receipt.watch(self._queue)
         return None
 
-    def _handle(self, charge: OwnedMesh, failure: MeshFailure) -> bool:
+    def _handle(self, owned_mesh: OwnedMesh, failure: MeshFailure) -> bool:
         """Call the hook; return False if it has to wait for a caller that may still receive the failure."""
         hook = unhandled_fault_hook()
         if hook is default_hook and failure.was_received:
@@ -167,7 +167,7 @@ class UnhandledFaults:
             return False
         try:
             # Where the mesh was spawned: in a notebook that says in which cell something is shown.
-            charge.context.run(hook, failure)
+            owned_mesh.context.run(hook, failure)
         except SystemExit as exit_:
             self.ended_by = f"{failure!r}: {failure.report().partition(chr(10))[0]}"
             end_process(exit_)

@@ -81,15 +81,15 @@ def serve(channel: socket.socket, folder: Path) -> None:
     """Fork workers until the agent hangs up; does not return. A child becomes the worker, and ends as that."""
     server = os.getpid()
     # A child leaves the loop by returning, so that its stack is clean.
-    birth = ForkServer(channel).serve()
-    if birth is None:
+    spec = ForkServer(channel).serve()
+    if spec is None:
         end_descendants()
         os._exit(0)
-    begin(birth, folder, server)
-    if birth.start.command is not None:
-        execute(birth, folder)
-    become(birth)
-    spare_worker.run(birth, folder)
+    begin(spec, folder, server)
+    if spec.start.command is not None:
+        execute(spec, folder)
+    become(spec)
+    spare_worker.run(spec, folder)
 
 
 def serve_in_fork(channel: socket.socket, folder: Path, log: Path) -> None:
@@ -143,8 +143,8 @@ class ForkServer:
             try:
                 if self._woken in ready:
                     self._reap()
-                if self._channel.fileno() in ready and (birth := self._take_requests()) is not None:
-                    return birth
+                if self._channel.fileno() in ready and (spec := self._take_requests()) is not None:
+                    return spec
             except ConnectionError:
                 return None
 
@@ -154,12 +154,12 @@ class ForkServer:
             raise ConnectionResetError
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            if (birth := self._fork(pickle.loads(binascii.a2b_base64(line)))) is not None:
-                return birth
+            if (spec := self._fork(pickle.loads(binascii.a2b_base64(line)))) is not None:
+                return spec
         return None
 
-    def _fork(self, birth: WorkerSpec) -> WorkerSpec | None:
-        node = birth.address.node
+    def _fork(self, spec: WorkerSpec) -> WorkerSpec | None:
+        node = spec.address.node
         try:
             pid = os.fork()
         except OSError as error:
@@ -169,7 +169,7 @@ class ForkServer:
             return None
         if pid == 0:
             self._leave()
-            return birth
+            return spec
         # One thread both forks and reaps: nobody hears of a worker's end before its start.
         self._workers.add(pid)
         self._answer(Started(node, pid))
@@ -200,27 +200,27 @@ class ForkServer:
         self._channel.sendall(_encode(answer) + b"\n")
 
 
-def begin(birth: WorkerSpec, folder: Path, server: int) -> None:
+def begin(spec: WorkerSpec, folder: Path, server: int) -> None:
     """Turn a fresh child into a process of its own: session, signals, descriptors, place."""
     die_with_parent(server)
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    node = birth.address.node
+    node = spec.address.node
     _redirect(folder / f"{node}.out", folder / f"{node}.err")
     with contextlib.suppress(OSError):
-        os.chdir(birth.world.directory)
-    bind(birth.start.binding.cpus)
+        os.chdir(spec.world.directory)
+    bind(spec.start.binding.cpus)
 
 
-def become(birth: WorkerSpec) -> None:
+def become(spec: WorkerSpec) -> None:
     """Turn the child into the worker, in place: as it would be if it had been started, and not forked."""
     skip_exit_handlers_so_far()
     os.environ.clear()
-    os.environ.update(birth.environment())
+    os.environ.update(spec.environment())
     renew_process_state()
-    worker.settle(birth)
+    worker.settle(spec)
 
 
 def _redirect(output: Path, errors: Path) -> None:

@@ -90,11 +90,11 @@ class ForkServerClient:
         """What a selector should wait for on the channel."""
         return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
 
-    def ask(self, births: Iterable[WorkerSpec]) -> None:
+    def ask(self, specs: Iterable[WorkerSpec]) -> None:
         """Request these workers, as far as the channel takes it at once; `send` sends the rest."""
-        for birth in births:
+        for spec in specs:
             # Not JSON: an environment may hold what is no UTF-8.
-            self._unsent += binascii.b2a_base64(pickle.dumps(birth))
+            self._unsent += binascii.b2a_base64(pickle.dumps(spec))
         self.send()
 
     def send(self) -> None:

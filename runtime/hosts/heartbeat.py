@@ -22,12 +22,12 @@ MOST_CHARACTERS = 100  # of a name
 class Heartbeat:
     """Of this node, in the folder of its run; from now on until `close`."""
 
-    def __init__(self, node: Node, folder: Path, life: int) -> None:
+    def __init__(self, node: Node, folder: Path, incarnation: int) -> None:
         self._node = node
         self._changed = threading.Event()
         self._closed = False
         self._has_failed = False
-        node.signs.open(folder, node.address.node, life)
+        node.signs.open(folder, node.address.node, incarnation)
         node.signs.when_changed = self._changed.set
         self._beat()
         self._thread = threading.Thread(target=self._run, name="meshbook heartbeat", daemon=True)

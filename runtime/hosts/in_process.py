@@ -127,16 +127,16 @@ class ThreadAgent:
         with open(descriptor, "rb", buffering=0) as line:
             if not (first := line.readline()):  # the session could not begin
                 return
-            birth = msgspec.json.decode(first, type=AgentSpec)
-            node = self._node = Node(self._board.transport(birth.node), birth.run, birth.settings)
+            spec = msgspec.json.decode(first, type=AgentSpec)
+            node = self._node = Node(self._board.transport(spec.node), spec.run, spec.settings)
 
             def make_workers(*ways: Callable[..., None]) -> ThreadWorkers:
-                self.workers = ThreadWorkers(Path(birth.folder), birth.settings, *ways)
+                self.workers = ThreadWorkers(Path(spec.folder), spec.settings, *ways)
                 self.workers.board = self._board
                 return self.workers
 
-            others = RemoteAgents(node, Home.of_first_host(Path(birth.folder)))  # there will be none
-            workers, _ = attend(node, birth, Path(birth.folder), make_workers, others)
+            others = RemoteAgents(node, Home.of_first_host(Path(spec.folder)))  # there will be none
+            workers, _ = attend(node, spec, Path(spec.folder), make_workers, others)
             self.started.set()
             workers.serve(LineReader(line.fileno()))
 
@@ -223,12 +223,12 @@ class ThreadStarter:
         self.channel, self._bell = socket.socketpair()
         self.channel.setblocking(False)
 
-    def ask(self, births: Iterable[WorkerSpec]) -> None:
-        for birth in births:
+    def ask(self, specs: Iterable[WorkerSpec]) -> None:
+        for spec in specs:
             pid = next(self._pids)
-            transport, exited = self._board.transport(birth.address.node), partial(self._exited, pid)
-            self._workers[pid] = ThreadWorker(transport, birth, self._folder, exited)
-            self._answer(Started(birth.address.node, pid))
+            transport, exited = self._board.transport(spec.address.node), partial(self._exited, pid)
+            self._workers[pid] = ThreadWorker(transport, spec, self._folder, exited)
+            self._answer(Started(spec.address.node, pid))
 
     def begin(self, pid: int) -> None:
         """Let a worker live, once its agent knows of it: a process takes longer to begin than its agent to hear."""
@@ -278,19 +278,19 @@ class ThreadWorker:
     """One worker; its thread is what a main thread is in a process."""
 
     def __init__(
-        self, transport: MemoryTransport, birth: WorkerSpec, folder: Path, exited: Callable[[int], None]
+        self, transport: MemoryTransport, spec: WorkerSpec, folder: Path, exited: Callable[[int], None]
     ) -> None:
-        self.name = birth.address.node
+        self.name = spec.address.node
         self._exited = exited  # told the exit code, once
         self._transport = transport
-        self._birth = birth
+        self._spec = spec
         self._folder = folder
-        self._node = make_node(transport, birth)
-        self._node.station = DataPlane(self._node, folder, birth.world.agent)
-        self._heartbeat = Heartbeat(self._node, folder, birth.life)
+        self._node = make_node(transport, spec)
+        self._node.station = DataPlane(self._node, folder, spec.world.agent)
+        self._heartbeat = Heartbeat(self._node, folder, spec.incarnation)
         self._has_left = False
         self._ending = threading.Lock()  # taken once, by whoever ends it
-        self._thread = threading.Thread(target=self._live, name=f"meshbook worker {birth.address.node}", daemon=True)
+        self._thread = threading.Thread(target=self._live, name=f"meshbook worker {spec.address.node}", daemon=True)
 
     def start(self) -> None:
         """Begin, unless it has been killed before."""
@@ -298,10 +298,10 @@ class ThreadWorker:
             self._thread.start()
 
     def _live(self) -> None:
-        CURRENT.set(client_of(self._node, self._birth))
+        CURRENT.set(client_of(self._node, self._spec))
         ready = self._prepare()
         if ready and not self._ending.locked():
-            serve(self._node, self._birth)
+            serve(self._node, self._spec)
         self._has_left = True
         self._node.actors.release_all()
         self._node.station.close(patience=0)
@@ -309,10 +309,10 @@ class ThreadWorker:
 
     def _prepare(self) -> bool:
         try:
-            if self._birth.world.bootstrap:
-                bootstrap(self._birth.world.bootstrap)
+            if self._spec.world.bootstrap:
+                bootstrap(self._spec.world.bootstrap)
         except BaseException as error:
-            node = self._birth.address.node
+            node = self._spec.address.node
             (self._folder / f"{node}.err").write_text(traceback.format_exc())  # a process has a stderr for that
             leave_traceback(self._folder, node, format_error(error))
             return False

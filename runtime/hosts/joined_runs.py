@@ -67,7 +67,7 @@ class JoinedRun:
         node.controller, node.guide = welcome.controller, welcome.agent
         node.routes.trust(welcome.controller)
         node.routes.trust(welcome.agent)
-        node.routes.expect(welcome.lives)
+        node.routes.expect(welcome.incarnations)
         node.places = LocalHandles(HostMesh([welcome.agent], NOWHERE.region), node.address)
         node.relay = PortRelays(node).place
         node.dispatch.load = functools.partial(load_from, run)
@@ -97,7 +97,7 @@ class JoinedRun:
         self.has_ended = True
         node.loop.unregister(self._connection.fileno())
         self._connection.close()
-        owned = [name for charge in node.ledger.of("") for name in charge.ranks]
+        owned = [name for owned_mesh in node.ledger.of("") for name in owned_mesh.ranks]
         for name in {*owned, *(peer.node for peer in node.peers.known())}:
             node.peers.announce_down(ExitReport(name, 0, None, stopped=why), ())
         for name, report in node.peers.ended.items():
@@ -122,11 +122,11 @@ class JoinedRun:
     def _stop_owned(self) -> None:
         reason = "its client has left the run"
         end = time.monotonic() + STOP_SECONDS
-        stopping = [charge.stop(reason) for charge in self.node.ledger.of("")]
+        stopping = [owned_mesh.stop(reason) for owned_mesh in self.node.ledger.of("")]
         if actors := [Target(self.node.address, key) for key in self.node.actors.names()]:
-            asker = PerRank(len(actors))
-            self.node.calls.stop(actors, reason, asker)
-            stopping += asker.futures
+            reply_handler = PerRank(len(actors))
+            self.node.calls.stop(actors, reason, reply_handler)
+            stopping += reply_handler.futures
         for future in stopping:
             with contextlib.suppress(TimeoutError, MeshbookError):
                 future.get(timeout=max(0.0, end - time.monotonic()))

@@ -38,7 +38,7 @@ class MeshSummary(msgspec.Struct, frozen=True):
 class RunDetached(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The controller leaves, and its run lives on until somebody attaches to it, or for so many seconds."""
 
-    life: int  # of the controller's node
+    incarnation: int  # of the controller's node
     seconds: float
     version: str
     meshes: tuple[MeshSummary, ...]
@@ -83,7 +83,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 class RunState(msgspec.Struct, frozen=True):
     """Where what is left to whoever attaches begins: the next life of the controller's node, and who lives."""
 
-    life: int
+    incarnation: int
     peers: tuple[Address, ...]
     dropped: dict[str, int] = {}  # by node: pieces of output that were too much to be kept
 
@@ -93,7 +93,7 @@ class DoorReply(msgspec.Struct, frozen=True, kw_only=True):
 
     error: str = ""
     status: Status | None = None
-    estate: RunState | None = None
+    run_state: RunState | None = None
 
 
 class DoorClosed(OSError):

@@ -27,33 +27,33 @@ PORT = 9464  # which OpenTelemetry's own exporters for Prometheus use
 class Readings:
     """Reads how the ranks are of all meshes that this process has spawned. Any thread may call it."""
 
-    def __init__(self, charges: Callable[[], Sequence[OwnedMesh]], history: History) -> None:
-        self._charges = charges
+    def __init__(self, owned_meshes: Callable[[], Sequence[OwnedMesh]], history: History) -> None:
+        self._charges = owned_meshes
         self._history = history
         self._hosts: dict[str, str] = {}  # by node: the dead tell it no more
 
     def __call__(self) -> list[MeshReading]:
-        charges = self._charges()
+        owned_meshes = self._charges()
         before = self._hosts
         self._hosts = {
             node: host
-            for charge in charges
-            for node in charge.ranks
+            for owned_mesh in owned_meshes
+            for node in owned_mesh.ranks
             if (host := before.get(node) or self._host_of(node))
         }
-        return [reading for charge in charges if (reading := self._read(charge)).ranks]
+        return [reading for owned_mesh in owned_meshes if (reading := self._read(owned_mesh)).ranks]
 
     def _host_of(self, node: str) -> str:
         detail = self._history.detail(node)
         return detail.host if detail is not None else ""
 
-    def _read(self, charge: OwnedMesh) -> MeshReading:
+    def _read(self, owned_mesh: OwnedMesh) -> MeshReading:
         """Of those that have been measured: who is just being born is not up yet, and not down either."""
         hosts = self._hosts
-        ranks = sorted((rank, node) for node, rank in charge.ranks.items() if node in hosts)
-        failed = set(charge.failed)
+        ranks = sorted((rank, node) for node, rank in owned_mesh.ranks.items() if node in hosts)
+        failed = set(owned_mesh.failed)
         return MeshReading(
-            charge.name,
+            owned_mesh.name,
             [rank for rank, _ in ranks],
             [hosts[node] for _, node in ranks],
             [rank not in failed for rank, _ in ranks],
@@ -116,10 +116,10 @@ def export_of(session: Session) -> MetricsExport:
     """What this session exports: nothing yet, unless its settings say so."""
     own = session.node.address.node
 
-    def charges() -> list[OwnedMesh]:
-        return [charge for charge in session.node.ledger.processes() if own not in charge.ranks]
+    def owned_meshes() -> list[OwnedMesh]:
+        return [owned_mesh for owned_mesh in session.node.ledger.processes() if own not in owned_mesh.ranks]
 
-    export = MetricsExport(Readings(charges, session.history), session.run)
+    export = MetricsExport(Readings(owned_meshes, session.history), session.run)
     if session.settings.prometheus_port:
         try:
             export.serve(session.settings.prometheus_port)

@@ -148,11 +148,11 @@ class OomDetector:
         kill, group = self._log.find_kill(pid), self._groups.killed()
         if kill is not None:
             limited = self._groups.folder_of(kill.group) if kill.group else group
-            where = _tell_limit(limited) if kill.in_group else _tell_total()
+            where = _format_limit(limited) if kill.in_group else _format_total()
             return f"the operating system killed it, out of memory: {where}, and it had {size(kill.rss)}; {ADVICE}"
         if group is not None:
             had = f", and it had up to {size(peak)}" if peak else ""
-            return f"most likely the operating system killed it, out of memory: {_tell_limit(group)}{had}; {ADVICE}"
+            return f"most likely the operating system killed it, out of memory: {_format_limit(group)}{had}; {ADVICE}"
         who = "it came from outside meshbook: "
         if self._log.is_there:
             reported = "the operating system reports no process that it killed out of memory"
@@ -163,12 +163,12 @@ class OomDetector:
         self._log.close()
 
 
-def _tell_total() -> str:
+def _format_total() -> str:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return f"the machine has {size(total)} in all"
 
 
-def _tell_limit(group: Path | None) -> str:
+def _format_limit(group: Path | None) -> str:
     if group is None:
         return "its cgroup has reached its limit"
     limit = read_limit(group)

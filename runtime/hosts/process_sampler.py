@@ -61,7 +61,7 @@ class LiveWorker:
     """A worker that has a process."""
 
     node: str
-    life: int
+    incarnation: int
     pid: int
     local_rank: int
 
@@ -163,21 +163,21 @@ class ProcessSampler:
 
     def measure(self, workers: Sequence[LiveWorker], gpus: GpuReading, now: float) -> VitalsBatch:
         """How these are; `words` are those that have changed since the last batch."""
-        living = {(worker.node, worker.life) for worker in workers}
+        living = {(worker.node, worker.incarnation) for worker in workers}
         self._before = {key: self._before.get(key) or _LastSample() for key in living}
         self.pages.keep(living)
         numbers, words = array.array("f"), {}
         for worker in workers:
-            before = self._before[worker.node, worker.life]
+            before = self._before[worker.node, worker.incarnation]
             row, said = self._measure_one(worker, before, gpus, now)
             numbers.extend(row)
             if said != before.words:
                 words[worker.node] = before.words = said
         self.table.keep({before.pid for before in self._before.values()})
-        names, lives = tuple(worker.node for worker in workers), tuple(worker.life for worker in workers)
-        return VitalsBatch(self.host, names, lives, numbers.tobytes(), words)
+        names, incarnations = tuple(worker.node for worker in workers), tuple(worker.incarnation for worker in workers)
+        return VitalsBatch(self.host, names, incarnations, numbers.tobytes(), words)
 
-    def tell_all(self) -> None:
+    def send_all_words(self) -> None:
         """Whoever was told of words is not there any more, or has not heard them: tell them again."""
         for before in self._before.values():
             before.words = b""
@@ -187,7 +187,7 @@ class ProcessSampler:
     ) -> tuple[Iterable[float], bytes]:
         can_say = True
         try:
-            page = self.pages.read(worker.node, worker.life)
+            page = self.pages.read(worker.node, worker.incarnation)
         except OSError:  # it has none, for want of room: whoever is not stopped is taken to live
             page, can_say = None, False
         said = page.words if page is not None and page.words else before.words
@@ -276,7 +276,7 @@ class VitalsSender(Actor):
                 self._tick()
             except Exception:  # what cannot be measured must not end the measuring of all else
                 logger.exception("the processes of %s could not be measured", self._meter.host)
-                self._meter.tell_all()
+                self._meter.send_all_words()
             self._news.wait(max(0.0, begun + interval(self._pace, is_quiet=self._is_quiet) - time.monotonic()))
             self._news.clear()
 
@@ -289,9 +289,11 @@ class VitalsSender(Actor):
         self._gpus.refresh(GPU_IDLE_SECONDS if self._is_quiet and self._pace >= SECONDS else SECONDS)
         batch = self._meter.measure(workers, self._gpus.reading, time.monotonic())
         self._is_quiet = is_quiet(batch)
-        asker = PerRank(1)
-        self._node.calls.send([Target(self._node.controller, VITALS)], "measured", ((batch,), {}), NOWHERE, asker)
-        self._asked = asker.futures[0]
+        reply_handler = PerRank(1)
+        self._node.calls.send(
+            [Target(self._node.controller, VITALS)], "measured", ((batch,), {}), NOWHERE, reply_handler
+        )
+        self._asked = reply_handler.futures[0]
 
     def _take_answer(self) -> None:
         """Take the pace from the last batch's answer, if it is here, and then from the last order."""
@@ -301,7 +303,7 @@ class VitalsSender(Actor):
                 self._pace = asked.get()
             except MeshbookError:  # another process is the controller now, or none
                 self._pace = SECONDS
-                self._meter.tell_all()
+                self._meter.send_all_words()
         while not self._ordered.empty():
             self._pace = self._ordered.get()
 

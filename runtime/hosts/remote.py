@@ -133,7 +133,7 @@ class RemoteHosts:
             host.process.kill()
             host.process.wait()
             if host.address is not None:
-                self._tell_lost(host, "it did not come up")
+                self._notify_lost(host, "it did not come up")
 
     def _open_gateway(self) -> KeyPair:
         if self._keys is None:
@@ -146,7 +146,7 @@ class RemoteHosts:
         node = f"agent-{name}-{secrets.token_hex(2)}"
         log = self._folder / f"{node}.log"
         away = RemoteAgentSpec(host=name, keys=keys, address=address, towards=tuple(own_addresses()))
-        birth = AgentSpec(
+        spec = AgentSpec(
             run=self._node.run,
             node=node,
             controller=self._node.address,
@@ -160,7 +160,7 @@ class RemoteHosts:
             raise LaunchError(f"host {name}: its command cannot be started: {error}") from error
         with contextlib.suppress(BrokenPipeError):  # it has ended already, as the missing answer will tell
             assert process.stdin is not None
-            process.stdin.write(msgspec.json.encode(birth) + b"\n")
+            process.stdin.write(msgspec.json.encode(spec) + b"\n")
             process.stdin.flush()
         return RemoteHost(name, node, process, log, next(self._numbers), is_local=launcher.is_local(name))
 
@@ -249,10 +249,10 @@ class RemoteHosts:
                 self._lose(silent, self._why_silent(silent, seconds, ""))
             return
         # Two hosts that do not hear each other, while both are heard here: maybe one is only found out a moment later.
-        asker = next((host for host in self if host.node == by), None)
-        if silent is not None and asker is not None:
+        reply_handler = next((host for host in self if host.node == by), None)
+        if silent is not None and reply_handler is not None:
             self._node.loop.call_later(
-                self._settings.host_timeout, functools.partial(self._part, silent, asker, seconds)
+                self._settings.host_timeout, functools.partial(self._part, silent, reply_handler, seconds)
             )
 
     def _part(self, one: RemoteHost, other: RemoteHost, seconds: float) -> None:
@@ -300,9 +300,9 @@ class RemoteHosts:
         for node in self._roster.guests_of(host.node):
             self._node.peers.announce_down(report.of_guest(node), agents)
         self._node.peers.announce_down(report, agents)
-        self._tell_lost(host, report.cause)
+        self._notify_lost(host, report.cause)
 
-    def _tell_lost(self, host: RemoteHost, why: str) -> None:
+    def _notify_lost(self, host: RemoteHost, why: str) -> None:
         """Let no other host have to do with it any more."""
         assert host.address is not None
         for agent in (self._first, *(other.address for other in self if other.address is not None)):
@@ -344,9 +344,9 @@ class RemoteHosts:
     # -- asking ------------------------------------------------------------------------------
 
     def _ask(self, agent: Address, endpoint: str, *arguments: Any) -> Future[Any]:
-        asker = PerRank(1)
-        self._node.calls.send([Target(agent, HOST)], endpoint, (arguments, {}), NOWHERE, asker)
-        return asker.futures[0]
+        reply_handler = PerRank(1)
+        self._node.calls.send([Target(agent, HOST)], endpoint, (arguments, {}), NOWHERE, reply_handler)
+        return reply_handler.futures[0]
 
     def _tell(self, agent: Address, endpoint: str, *arguments: Any) -> None:
         with contextlib.suppress(MeshbookError):

@@ -109,12 +109,12 @@ class RemoteAgents:
     def forget(self, report: ExitReport) -> None:
         """A process of this host has ended."""
         if self._gateway is not None:
-            self._gateway.forget(report.node, report.life)
+            self._gateway.forget(report.node, report.incarnation)
 
     def note_end(self, report: ExitReport) -> None:
         """A process of another host has ended."""
-        if self._gateway is not None and report.life >= 0:
-            self._gateway.close_stream(report.node, report.life)
+        if self._gateway is not None and report.incarnation >= 0:
+            self._gateway.close_stream(report.node, report.incarnation)
 
     def run(self, errand: Callable[[], None]) -> None:
         """Do what may have to wait, one after the other, on a thread of its own."""

@@ -59,18 +59,18 @@ class RunLease:
 
     def __init__(
         self,
-        birth: AgentSpec,
+        spec: AgentSpec,
         line: LineReader,
         node: Node,
         others: Callable[[], list[Address]],
         workers: Workers,
     ) -> None:
-        self._birth = birth
+        self._spec = spec
         self._line: LineReader | None = line
         self._node = node
         self._others = others  # the workers and clients of the run
         self._workers = workers
-        self._folder = Path(birth.folder)
+        self._folder = Path(spec.folder)
         self._lock = threading.Lock()  # guards all below: the main thread hears the line, the door has its own
         self._state: State = "held"
         self._order: RunDetached | None = None
@@ -121,7 +121,7 @@ class RunLease:
         was_offered = self._state == "offered"
         self._line = None
         try:
-            self._take_care(self._order, self._life + 2 if was_offered else self._order.life + 1)
+            self._take_care(self._order, self._life + 2 if was_offered else self._order.incarnation + 1)
         except OSError:
             logger.exception("the run cannot be kept")
             return False
@@ -134,15 +134,15 @@ class RunLease:
         self._open_door()
         self._node.loop.call_later(order.seconds, functools.partial(self._time_is_over, order))
 
-    def _take_care(self, order: RunDetached, life: int) -> None:
-        transport = UnixTransport("controller", Home.of_first_host(self._folder), self._birth.settings)
+    def _take_care(self, order: RunDetached, incarnation: int) -> None:
+        transport = UnixTransport("controller", Home.of_first_host(self._folder), self._spec.settings)
         former = self._journal if self._state == "offered" else None
         journal = Journal(self._folder / JOURNAL, order.calls if former is None else former.wanted)
         if former is not None:
             journal.down |= former.down
-        caretaker = DetachedController(transport, self._birth.run, self._birth.settings, life, journal)
+        caretaker = DetachedController(transport, self._spec.run, self._spec.settings, incarnation, journal)
         caretaker.begin([self._node.address, *self._others()])
-        self._life, self._journal, self._caretaker, self._state = life, journal, caretaker, "detached"
+        self._life, self._journal, self._caretaker, self._state = incarnation, journal, caretaker, "detached"
 
     def _time_is_over(self, order: RunDetached) -> None:
         with self._lock:
@@ -203,9 +203,9 @@ class RunLease:
             self._journal.close()
             self._state, self._held_by = "offered", request.who
             self._line = LineReader(visitor.detach())
-        estate = RunState(self._life + 1, peers, self._journal.dropped)
+        run_state = RunState(self._life + 1, peers, self._journal.dropped)
         with contextlib.suppress(OSError):  # he has gone already, as the line tells
-            os.write(self._line.descriptor, _encode(DoorReply(status=self.status(), estate=estate)))
+            os.write(self._line.descriptor, _encode(DoorReply(status=self.status(), run_state=run_state)))
         self._workers.look_at_line()
         return None
 
@@ -218,13 +218,13 @@ class RunLease:
         return self._workers.finish()
 
     def _why_not(self) -> str:
-        return f"run {self._birth.run} is attached already, by {self._held_by}"
+        return f"run {self._spec.run} is attached already, by {self._held_by}"
 
     def status(self) -> Status:
         """How the run is."""
         order = self._order
         return Status(
-            run=self._birth.run,
+            run=self._spec.run,
             host=socket.gethostname(),
             version=order.version if order is not None else "",
             meshes=tuple(map(self._status_of, order.meshes)) if order is not None else (),

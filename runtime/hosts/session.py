@@ -132,7 +132,7 @@ class Session:
         return self._launch()
 
     def _send_birth(self) -> None:
-        birth = AgentSpec(
+        spec = AgentSpec(
             run=self.run,
             node=AGENT,
             controller=self.node.address,
@@ -142,7 +142,7 @@ class Session:
         )
         assert self._agent.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended already: the watcher will tell
-            self._agent.stdin.write(msgspec.json.encode(birth) + b"\n")
+            self._agent.stdin.write(msgspec.json.encode(spec) + b"\n")
             self._agent.stdin.flush()
 
     # -- how nodes reach each other, and what an agent is; `in_process` and `attaching` have their own --
@@ -232,9 +232,9 @@ class Session:
         return [address for address in known if address is not None]
 
     @property
-    def life(self) -> int:
+    def incarnation(self) -> int:
         """How many controllers this run has had before."""
-        return self.node.life
+        return self.node.incarnation
 
     @property
     def has_lost_agent(self) -> bool:
@@ -242,9 +242,9 @@ class Session:
         return self.node.peers.report_of(AGENT) is not None
 
     def _ask_agent(self, endpoint: str, *arguments: Any) -> Future[Any]:
-        asker = PerRank(1)
-        self.node.calls.send([Target(self._agent_address, HOST)], endpoint, (arguments, {}), NOWHERE, asker)
-        return asker.futures[0]
+        reply_handler = PerRank(1)
+        self.node.calls.send([Target(self._agent_address, HOST)], endpoint, (arguments, {}), NOWHERE, reply_handler)
+        return reply_handler.futures[0]
 
     # -- the end -----------------------------------------------------------------
 
@@ -265,7 +265,7 @@ class Session:
         self._agent.kill()
         self._watcher.join()
         self.node.station.close()
-        self.node.close((lambda: SupervisionError(_tell_fault(self.ended_by))) if self.ended_by else None)
+        self.node.close((lambda: SupervisionError(_format_fault(self.ended_by))) if self.ended_by else None)
         self.forwarder.close()  # nothing more can arrive
         self.folder.close()
 
@@ -281,7 +281,7 @@ class Session:
 
     @property
     def _reason(self) -> str:
-        return f"the session ended: {_tell_fault(self.ended_by)}" if self.ended_by else "the session ended"
+        return f"the session ended: {_format_fault(self.ended_by)}" if self.ended_by else "the session ended"
 
     def _stop_workers(self, seconds: float) -> None:
         reason = self._reason
@@ -359,13 +359,13 @@ def _in_forked_child() -> None:
 os.register_at_fork(after_in_child=_in_forked_child)
 
 
-def _tell_fault(failure: str) -> str:
+def _format_fault(failure: str) -> str:
     return f"nothing handled a failure, which ends this process: {failure}"
 
 
 def _check_not_shut_down() -> None:
     if _Current.ended_by:
-        raise SupervisionError(_tell_fault(_Current.ended_by))
+        raise SupervisionError(_format_fault(_Current.ended_by))
     if _Current.shutdown is not None:
         raise RuntimeError(
             "shutdown_context() has ended meshbook in this process, where it cannot be started again: "

@@ -30,25 +30,25 @@ def place_file(folder: Path, node: str) -> Path:
     return folder / f"{node}.place"
 
 
-def stand_by(birth: WorkerSpec, folder: Path) -> WorkerSpec:
+def stand_by(spec: WorkerSpec, folder: Path) -> WorkerSpec:
     """Prepare as any worker of this mesh does, then wait for a place in it: the birth of the rank to become."""
     faulthandler.enable(file=2, all_threads=False)
-    begin_with(birth.world.settings)
-    worker.limit_threads(birth)
+    begin_with(spec.world.settings)
+    worker.limit_threads(spec)
     provide_client(_refuse)
-    if not worker.prepare(birth, folder):
+    if not worker.prepare(spec, folder):
         leave(1)
     sys.stdout.flush()
-    place = _wait(folder, birth.address.node)
+    place = _wait(folder, spec.address.node)
     take_over(place)
     return place
 
 
-def take_over(birth: WorkerSpec) -> None:
+def take_over(spec: WorkerSpec) -> None:
     """Be that rank to whoever looks at the environment; what the bootstrap has set stays."""
-    for name, value in (birth.world.rendezvous | birth.ranks()).items():
+    for name, value in (spec.world.rendezvous | spec.ranks()).items():
         os.environ.setdefault(name, value)
-    bind(birth.start.binding.cpus)
+    bind(spec.start.binding.cpus)
 
 
 def _wait(folder: Path, node: str) -> WorkerSpec:
@@ -73,9 +73,9 @@ def _refuse() -> Context:
     raise RuntimeError("this is a spare process: it can reach actors and hosts once it has become a rank")
 
 
-def run(birth: WorkerSpec, folder: Path) -> None:
+def run(spec: WorkerSpec, folder: Path) -> None:
     """Be this worker, or the one that it becomes, until told to stop; then end the process."""
-    if birth.is_spare:
-        worker.run(stand_by(birth, folder), folder, is_prepared=True)
+    if spec.is_spare:
+        worker.run(stand_by(spec, folder), folder, is_prepared=True)
     else:
-        worker.run(birth, folder)
+        worker.run(spec, folder)

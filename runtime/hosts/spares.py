@@ -35,7 +35,7 @@ from meshbook.runtime.telemetry.last_words import last_words, remove_files
 class Spare:
     """One spare from the asking to the end."""
 
-    birth: WorkerSpec
+    spec: WorkerSpec
     call: int  # the writing end of what it waits at, until it is called or nobody needs it any more
     pid: int = 0
     is_dismissed: bool = False
@@ -43,7 +43,7 @@ class Spare:
 
     @property
     def node(self) -> str:
-        return self.birth.address.node
+        return self.spec.address.node
 
     def tell(self, word: bytes) -> None:
         """The last word to it: that it is called, or none."""
@@ -87,7 +87,7 @@ class SpareTable:
             made = [self._make(stock.like) for _ in range(stock.count - len(stock.spares))] if stock is not None else []
             if stock is not None:
                 stock.spares |= {spare.node: spare for spare in made}
-        return [spare.birth for spare in made]
+        return [spare.spec for spare in made]
 
     def _make(self, like: WorkerSpec) -> Spare:
         node = f"{like.world.mesh}.spare-{next(self._numbers)}"
@@ -123,28 +123,28 @@ class SpareTable:
             stock = self._stocks.get(mesh)
             return sum(map(self.is_warm, stock.spares.values())) if stock is not None else 0
 
-    def take(self, birth: WorkerSpec) -> int:
+    def take(self, spec: WorkerSpec) -> int:
         """Let a warm one become this rank, which has not been asked for otherwise; its process id, 0 if there is none.
 
         One that is not warm may never be: its bootstrap may fail, and the rank would be lost once more.
         """
         with self._lock:
-            stock = self._stocks.get(birth.world.mesh)
+            stock = self._stocks.get(spec.world.mesh)
             ready = [] if stock is None else list(filter(self.is_warm, stock.spares.values()))
             if stock is None or not ready:
                 return 0
             spare = stock.spares.pop(ready[0].node)
             del self._by_pid[spare.pid]
-        self._call(spare, birth)
+        self._call(spare, spec)
         return spare.pid
 
-    def _call(self, spare: Spare, birth: WorkerSpec) -> None:
+    def _call(self, spare: Spare, spec: WorkerSpec) -> None:
         for suffix in (".out", ".err"):  # what its bootstrap printed is that rank's
             with contextlib.suppress(FileNotFoundError):
-                (self._folder / f"{spare.node}{suffix}").rename(self._folder / f"{birth.address.node}{suffix}")
-        node = birth.address.node
+                (self._folder / f"{spare.node}{suffix}").rename(self._folder / f"{spec.address.node}{suffix}")
+        node = spec.address.node
         with open(os.open(place_file(self._folder, node), os.O_CREAT | os.O_WRONLY, 0o600), "wb") as file:
-            pickle.dump(birth, file)
+            pickle.dump(spec, file)
         spare.tell(node.encode())
 
     def ended(self, spare: Spare) -> bool:
@@ -177,7 +177,7 @@ class SpareTable:
         with self._lock:
             waiting = itertools.chain.from_iterable(stock.spares.values() for stock in self._stocks.values())
             known = [*self._by_pid.values(), *waiting, *self._unstarted.values()]
-            spares = [spare for spare in known if spare.birth.world.is_warm == is_warm]
+            spares = [spare for spare in known if spare.spec.world.is_warm == is_warm]
             for spare in spares:
                 self._unstarted.pop(spare.node, None)
         for spare in spares:
@@ -189,7 +189,7 @@ class SpareTable:
     def _forget(self, spare: Spare) -> None:
         with self._lock:
             self._by_pid.pop(spare.pid, None)
-            if (stock := self._stocks.get(spare.birth.world.mesh)) is not None:
+            if (stock := self._stocks.get(spare.spec.world.mesh)) is not None:
                 stock.spares.pop(spare.node, None)
         spare.tell(b"")
         call_file(self._folder, spare.node).unlink(missing_ok=True)
@@ -212,10 +212,10 @@ class SpareManager:
         self.keep, self.count, self.missing = self._spares.keep, self._spares.count, self._spares.missing
         self.meshes, self.lose_all = self._spares.meshes, self._spares.lose_all
 
-    def take(self, birth: WorkerSpec) -> int:
+    def take(self, spec: WorkerSpec) -> int:
         """Let a warm one become this rank; its process id, 0 where there is none."""
-        if pid := self._spares.take(birth):
-            self._on_spare("spare used", birth.world.mesh, [birth.rank], f"pid {pid}")
+        if pid := self._spares.take(spec):
+            self._on_spare("spare used", spec.world.mesh, [spec.rank], f"pid {pid}")
         return pid
 
     def started(self, started: Started) -> None:
@@ -223,7 +223,7 @@ class SpareManager:
         spare = self._spares.started(started.node, started.pid)
         if spare is not None and spare.is_dismissed and spare.pid:
             self._kill(spare)
-        elif spare is not None and spare.birth.start.command:
+        elif spare is not None and spare.spec.start.command:
             self._watch(self._kill_mute, spare)
 
     def exited(self, exited: Exited) -> str:
@@ -231,7 +231,7 @@ class SpareManager:
         spare = self._spares.find(exited.pid)
         if spare is None:
             return ""
-        mesh = spare.birth.world.mesh
+        mesh = spare.spec.world.mesh
         words = last_words(self._folder, spare.node, self._settings.stderr_lines)
         report = ExitReport(spare.node, exited.pid, exited.returncode, words)
         is_wanted, was_warm = mesh in self._spares.meshes(), self._spares.ended(spare)

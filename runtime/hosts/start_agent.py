@@ -30,9 +30,9 @@ def main() -> None:
     if b"\n" not in said:
         remove_folder(Path(sys.argv[2]))
         return
-    birth = json.loads(said.partition(b"\n")[0])
-    is_warm = birth["is_warm"] and birth["settings"]["preload"]
-    server = execute_forkserver(Path(birth["folder"], LOG), birth["settings"]["preload"]) if is_warm else None
+    spec = json.loads(said.partition(b"\n")[0])
+    is_warm = spec["is_warm"] and spec["settings"]["preload"]
+    server = execute_forkserver(Path(spec["folder"], LOG), spec["settings"]["preload"]) if is_warm else None
     gc.disable()  # as in the fork server: what is imported stays
     # Weight: this import is what the fork server must not wait for.
     from meshbook.runtime.hosts import agent

@@ -63,40 +63,40 @@ from meshbook.runtime.wire import pickling
 NOWHERE = Extent((), ())
 
 
-def settle(birth: WorkerSpec) -> None:
+def settle(spec: WorkerSpec) -> None:
     """Make this interpreter the user's: their import path, no arguments, and a `__main__` that is none of ours."""
     buffer_c_output_by_line()
-    sys.path[:] = birth.search_path()
+    sys.path[:] = spec.search_path()
     sys.argv = [""]
     # What users define in cells lives in `__main__`; that must not be the module of the fork server.
     sys.modules["__main__"] = types.ModuleType("__main__")
 
 
-def run(birth: WorkerSpec, folder: Path, *, is_prepared: bool = False) -> None:
+def run(spec: WorkerSpec, folder: Path, *, is_prepared: bool = False) -> None:
     """Be this worker until told to stop; then end the process. `is_prepared`: its bootstrap has run."""
     # A segmentation fault leaves Python's stack on stderr, where the agent reads it. Of the thread at fault alone: the
     # others would push it out of the last lines.
     faulthandler.enable(file=2, all_threads=False)
-    begin_with(birth.world.settings)
-    limit_threads(birth)
-    home = Home(folder, host_of(birth.address), host_of(birth.world.controller))
-    transport = UnixTransport(birth.address.node, home, birth.world.settings)
-    link = DisturbedTransport(transport, birth.world.settings.high_water_mark)
-    node = make_node(link, birth)
-    node.station = DataPlane(node, folder, birth.world.agent, is_worker=True)
-    provide_client(lambda: client_of(node, birth), lambda: node.home, join)
-    capture = make_capture(node, birth, folder)
+    begin_with(spec.world.settings)
+    limit_threads(spec)
+    home = Home(folder, host_of(spec.address), host_of(spec.world.controller))
+    transport = UnixTransport(spec.address.node, home, spec.world.settings)
+    link = DisturbedTransport(transport, spec.world.settings.high_water_mark)
+    node = make_node(link, spec)
+    node.station = DataPlane(node, folder, spec.world.agent, is_worker=True)
+    provide_client(lambda: client_of(node, spec), lambda: node.home, join)
+    capture = make_capture(node, spec, folder)
     node.take_place = functools.partial(move, node)
-    heartbeat = Heartbeat(node, folder, birth.life)
+    heartbeat = Heartbeat(node, folder, spec.incarnation)
     os.register_at_fork(after_in_child=node.signs.close)  # the page is of this process alone
     when_imported("torch", functools.partial(watch_torch, node))
     Prefix.install()
-    Prefix.is_on = bool(birth.world.settings.extra.get("prefix_python_logs_with_actor", True))
-    print_logs(logging.INFO if birth.world.settings.enable_log_forwarding else None)
+    Prefix.is_on = bool(spec.world.settings.extra.get("prefix_python_logs_with_actor", True))
+    print_logs(logging.INFO if spec.world.settings.enable_log_forwarding else None)
     Breakpoints(node).install()
-    ready = is_prepared or prepare(birth, folder)
+    ready = is_prepared or prepare(spec, folder)
     if ready:
-        serve(node, birth, link)
+        serve(node, spec, link)
     node.actors.release_all()
     run_finalisers()  # they may still print, and call others
     capture.close()
@@ -106,31 +106,31 @@ def run(birth: WorkerSpec, folder: Path, *, is_prepared: bool = False) -> None:
     leave(0 if ready else 1)
 
 
-def make_node(transport: Transport, birth: WorkerSpec) -> Node:
+def make_node(transport: Transport, spec: WorkerSpec) -> Node:
     """The node of a worker, which knows whom it belongs to."""
-    world = birth.world
-    node = Node(transport, world.run, world.settings, birth.life)
-    node.controller, node.place, node.places = world.controller, birth, places_of(birth)
+    world = spec.world
+    node = Node(transport, world.run, world.settings, spec.incarnation)
+    node.controller, node.place, node.places = world.controller, spec, places_of(spec)
     node.routes.trust(world.controller)
     node.routes.trust(world.agent)
     node.guide = world.agent
-    node.routes.expect(birth.lives)
+    node.routes.expect(spec.incarnations)
     node.take_place = functools.partial(take_place, node)
     return node
 
 
-def take_place(node: Node, birth: WorkerSpec) -> WorkerSpec:
+def take_place(node: Node, spec: WorkerSpec) -> WorkerSpec:
     """Be another rank, or the same of more, or of fewer: what this process finds out for itself is kept."""
     before: WorkerSpec = node.place
-    world = msgspec.structs.replace(birth.world, rendezvous=before.world.rendezvous)
-    place = msgspec.structs.replace(birth, world=world, told=before.told)
+    world = msgspec.structs.replace(spec.world, rendezvous=before.world.rendezvous)
+    place = msgspec.structs.replace(spec, world=world, told=before.told)
     node.places = places_of(place)
     return place
 
 
-def move(node: Node, birth: WorkerSpec) -> WorkerSpec:
+def move(node: Node, spec: WorkerSpec) -> WorkerSpec:
     """The same, with what others see of a process. Variables that were changed meanwhile stay."""
-    before, place = node.place, take_place(node, birth)
+    before, place = node.place, take_place(node, spec)
     for name, value in place.ranks().items():
         if os.environ.get(name) == before.ranks()[name]:
             os.environ[name] = value
@@ -139,12 +139,12 @@ def move(node: Node, birth: WorkerSpec) -> WorkerSpec:
     return place
 
 
-def client_of(node: Node, birth: WorkerSpec) -> Context:
+def client_of(node: Node, spec: WorkerSpec) -> Context:
     """Who runs in a worker outside of its actors: a bootstrap, a thread of the user's."""
-    return Context(Instance("worker", "worker", NOWHERE.point(0), node, birth))
+    return Context(Instance("worker", "worker", NOWHERE.point(0), node, spec))
 
 
-def make_capture(node: Node, birth: WorkerSpec, folder: Path) -> Capture:
+def make_capture(node: Node, spec: WorkerSpec, folder: Path) -> Capture:
     """Take over the output of this process, and send it to the controller."""
     target = [Target(node.controller, TELEMETRY)]
 
@@ -153,32 +153,32 @@ def make_capture(node: Node, birth: WorkerSpec, folder: Path) -> Capture:
 
     # A character has four bytes at most; the rest is for what else is in the message.
     size = max(1, min(CHUNK_CHARACTERS, node.settings.max_message_bytes // 8))
-    place = birth.world.mesh, birth.rank, folder, birth.address.node
+    place = spec.world.mesh, spec.rank, folder, spec.address.node
     capture = node.capture = Capture(send, *place, size, has_left=lambda: node.routes.have_left(node.controller))
-    settings = birth.world.settings
+    settings = spec.world.settings
     capture.choose(LogOptions(shown=settings.enable_log_forwarding or settings.show_output))
     capture.install()
     return capture
 
 
-def prepare(birth: WorkerSpec, folder: Path) -> bool:
+def prepare(spec: WorkerSpec, folder: Path) -> bool:
     """Run what the user wants to have run before any actor; whether it went well."""
     try:
-        if birth.world.bootstrap:
-            bootstrap(birth.world.bootstrap)
+        if spec.world.bootstrap:
+            bootstrap(spec.world.bootstrap)
     except BaseException as error:
         traceback.print_exc()
-        leave_traceback(folder, birth.address.node, format_error(error))
+        leave_traceback(folder, spec.address.node, format_error(error))
         return False
     return True
 
 
-def serve(node: Node, birth: WorkerSpec, link: DisturbedTransport | None = None) -> None:
+def serve(node: Node, spec: WorkerSpec, link: DisturbedTransport | None = None) -> None:
     """Serve actors until told to stop. `link` is what can be disturbed, where something can."""
     main = MainThread()
     node.run_on_main = main.submit
     table_of(node)  # before two threads ask for it
-    place = Extent(birth.world.labels, birth.world.sizes).point(birth.rank)
+    place = Extent(spec.world.labels, spec.world.sizes).point(spec.rank)
     process = node.actors.host(PROCESS, lambda: Process(node, main, link), rank=place, class_name="ProcessActor")
     process.start(lambda error: None)
     node.start()
@@ -195,14 +195,14 @@ async def _wait_for(made: Any) -> None:
     await made
 
 
-def limit_threads(birth: WorkerSpec) -> None:
+def limit_threads(spec: WorkerSpec) -> None:
     """Share the cores among the workers of this mesh on this host; OMP_NUM_THREADS of the user's wins.
 
     torch reads the variable when it is loaded, which may have been in the fork server; so its own call follows. Known
     limit: numpy's OpenBLAS has no such call, and uses all cores where the fork server has loaded it.
     """
     given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    sharers = 1 if birth.start.binding.has_own_cores else birth.local_size
+    sharers = 1 if spec.start.binding.has_own_cores else spec.local_size
     threads = int(given) if given.isdecimal() and int(given) else max(1, count_cores() // sharers)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     when_imported("torch", lambda: sys.modules["torch"].set_num_threads(threads))
@@ -296,16 +296,16 @@ class Process(ProcessActor):
 
     @endpoint
     def has_gpu(self) -> bool:
-        return has_gpu(self._birth.local_rank)
+        return has_gpu(self._spec.local_rank)
 
     @endpoint
     def set_master_port(self, port: int) -> None:
-        if os.environ.get("MASTER_PORT") != (self._master_port or self._birth.world.rendezvous.get("MASTER_PORT")):
+        if os.environ.get("MASTER_PORT") != (self._master_port or self._spec.world.rendezvous.get("MASTER_PORT")):
             return
         self._master_port = os.environ["MASTER_PORT"] = str(port)
         # So that a mesh that is spawned from here does not inherit it.
-        told = self._birth.told | {"MASTER_PORT": self._master_port}
-        self._node.place = msgspec.structs.replace(self._birth, told=told)
+        told = self._spec.told | {"MASTER_PORT": self._master_port}
+        self._node.place = msgspec.structs.replace(self._spec, told=told)
 
     @endpoint
     def open_store(self, is_alone: bool) -> tuple[str, int]:
@@ -319,16 +319,16 @@ class Process(ProcessActor):
 
     def _join(self, port: Port[None], plan: GroupPlan) -> None:
         try:
-            self._membership.join(plan, context().message_rank.rank, self._birth.local_rank)
+            self._membership.join(plan, context().message_rank.rank, self._spec.local_rank)
         except Exception as error:
             port.exception(error)
         else:
             port.send(None)
 
     @property
-    def _birth(self) -> WorkerSpec:
-        birth: WorkerSpec = self._node.place
-        return birth
+    def _spec(self) -> WorkerSpec:
+        spec: WorkerSpec = self._node.place
+        return spec
 
     @endpoint
     def take_back(self, key: str, number: int, items: list[int]) -> UnstartedItems:

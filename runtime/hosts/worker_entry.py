@@ -33,10 +33,10 @@ def main() -> None:
         sys.exit(
             f"{sys.executable} has not what meshbook needs: {error}. Run: {sys.executable} -m pip install meshbook"
         )
-    birth = pickle.loads(pickled)
-    worker.settle(birth)
+    spec = pickle.loads(pickled)
+    worker.settle(spec)
     file.unlink()
-    spare_worker.run(birth, file.parent)
+    spare_worker.run(spec, file.parent)
 
 
 def check_version(wanted: tuple[int, int]) -> None:

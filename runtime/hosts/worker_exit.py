@@ -36,7 +36,7 @@ def run_finalisers() -> None:
     threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing does
     atexit._run_exitfuncs()
     # Daemon threads run on while the names they use disappear; nobody wants to read of that.
-    threading.excepthook = _say_nothing
+    threading.excepthook = _ignore_thread_error
     for module in _user_modules():
         _drop_objects(vars(module))
     _clear(vars(sys.modules["__main__"]))
@@ -78,5 +78,5 @@ def _is_installed(file: str) -> bool:
     return file.startswith(_LIBRARY) or "/site-packages/" in file or "/dist-packages/" in file
 
 
-def _say_nothing(arguments: threading.ExceptHookArgs) -> None:
+def _ignore_thread_error(arguments: threading.ExceptHookArgs) -> None:
     del arguments

@@ -53,7 +53,7 @@ class Starter(Protocol):
     def pid(self) -> int: ...
     @property
     def events(self) -> int: ...
-    def ask(self, births: Iterable[WorkerSpec]) -> None: ...
+    def ask(self, specs: Iterable[WorkerSpec]) -> None: ...
     def send(self) -> None: ...
     def hear(self) -> list[Answer] | None: ...
     def end(self) -> None: ...
@@ -84,7 +84,7 @@ class Worker:
     killer: str = ""  # who of us, in the user's words
     trouble: str = ""  # why it was
     peak: int = 0  # bytes of memory that it had at most, once it has ended
-    life: int = 0
+    incarnation: int = 0
     mesh: str = ""
     local_rank: int = 0
     rendezvous: dict[str, str] = field(default_factory=dict)
@@ -128,12 +128,12 @@ class Workers:
 
     # -- from the host actor -------------------------------------------------
 
-    def start(self, births: Sequence[WorkerSpec]) -> None:
+    def start(self, specs: Sequence[WorkerSpec]) -> None:
         """Ask for these workers of one mesh; its fork server starts them once it has imported what they need."""
-        workers = [_worker_of(birth) for birth in births]
+        workers = [_worker_of(spec) for spec in specs]
         with self._lock:
             self._by_node |= {worker.address.node: worker for worker in workers}
-        self._requests.put((births[0].world, births))
+        self._requests.put((specs[0].world, specs))
         self._ring()
 
     def stop(self, nodes: Iterable[str], reason: str, fence: str = "") -> list[Worker]:
@@ -218,7 +218,9 @@ class Workers:
         """Those that have a process."""
         with self._lock:
             workers = [worker for worker in self._by_node.values() if worker.pid]
-        return [LiveWorker(worker.address.node, worker.life, worker.pid, worker.local_rank) for worker in workers]
+        return [
+            LiveWorker(worker.address.node, worker.incarnation, worker.pid, worker.local_rank) for worker in workers
+        ]
 
     def rendezvous_of(self, mesh: str) -> dict[str, str] | None:
         """What the workers of this mesh were told of theirs; None where none lives."""
@@ -310,9 +312,9 @@ class Workers:
 
     def _pass_requests(self) -> None:
         while not self._requests.empty():
-            world, births = self._requests.get()
+            world, specs = self._requests.get()
             with self._lock:
-                workers = [self._by_node[birth.address.node] for birth in births]
+                workers = [self._by_node[spec.address.node] for spec in specs]
             try:
                 # A server that has ended is replaced only now: one that cannot start would be started for ever.
                 server = self._servers.get(world.is_warm) or self._start_server(is_warm=world.is_warm)
@@ -321,13 +323,13 @@ class Workers:
                 continue
             for worker in workers:
                 worker.server = server
-            server.ask([birth for birth in births if not self._start_from_spare(birth)])
+            server.ask([spec for spec in specs if not self._start_from_spare(spec)])
             self._fill_up(server, world.mesh)
 
-    def _start_from_spare(self, birth: WorkerSpec) -> bool:
-        if (pid := self._reserve.take(birth)) == 0:
+    def _start_from_spare(self, spec: WorkerSpec) -> bool:
+        if (pid := self._reserve.take(spec)) == 0:
             return False
-        self._started(birth.address.node, pid)
+        self._started(spec.address.node, pid)
         return True
 
     def _fill_up(self, server: Starter, mesh: str) -> None:
@@ -399,7 +401,7 @@ class Workers:
             stderr=last_words(self._folder, node, worker.settings.stderr_lines),
             hint=trouble or self._why_killed(worker, returncode),
             stopped=worker.stopping,
-            life=worker.life,
+            incarnation=worker.incarnation,
             ended_by=worker.killer if returncode == -signal.SIGKILL else "",
             raised=find_traceback(self._folder, node),
         )
@@ -449,14 +451,14 @@ class Workers:
         end_descendants(spared={server.pid for server in self._servers.values()})
 
 
-def _worker_of(birth: WorkerSpec) -> Worker:
-    command = shlex.join(command_line(birth)[1]) if birth.start.command else ""
-    world = birth.world
+def _worker_of(spec: WorkerSpec) -> Worker:
+    command = shlex.join(command_line(spec)[1]) if spec.start.command else ""
+    world = spec.world
     return Worker(
-        *(birth.address, world.owner, world.settings, command),
-        life=birth.life,
+        *(spec.address, world.owner, world.settings, command),
+        incarnation=spec.incarnation,
         mesh=world.mesh,
-        local_rank=birth.local_rank,
+        local_rank=spec.local_rank,
         rendezvous=world.rendezvous,
     )
 

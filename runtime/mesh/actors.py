@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from meshbook.runtime import monarch_texts
 from meshbook.runtime.actor.base import Actor
-from meshbook.runtime.actor.context import CURRENT, client_context, describe_actor
+from meshbook.runtime.actor.context import CURRENT, client_context, format_actor
 from meshbook.runtime.actor.endpoint import Arguments, Endpoint, endpoints_of
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.redefinition import check_replacement, find_redefined
@@ -89,8 +89,8 @@ class ActorMesh(MeshTrait):
         """
         known = self._initialized
         if known.done() and known.exception() is not None:
-            charge = current_node().ledger.get(self._targets[0].actor)
-            return known if charge is None or charge.healing is None else charge.healing
+            owned_mesh = current_node().ledger.get(self._targets[0].actor)
+            return known if owned_mesh is None or owned_mesh.healing is None else owned_mesh.healing
         return known
 
     def __await__(self) -> Generator[Any, None, Self]:
@@ -133,31 +133,31 @@ class ActorMesh(MeshTrait):
         return self._region.extent
 
     def _call(self, endpoint: str, arguments: Arguments, limit: float | None = None) -> Future[ValueMesh[Any]]:
-        asker = AllReplies(self._region, self._explainer(endpoint))
-        future = asker.future
-        current_node().calls.send(self._picked, endpoint, arguments, self._extent, asker, within=limit)
+        reply_handler = AllReplies(self._region, self._explainer(endpoint))
+        future = reply_handler.future
+        current_node().calls.send(self._picked, endpoint, arguments, self._extent, reply_handler, within=limit)
         if limit is not None:
             self._limit(future, endpoint, limit)
         return future
 
     def _call_each(self, endpoint: str, arguments: Arguments) -> Sequence[Future[Any]]:
-        asker = PerRank(len(self._picked), self._explainer(endpoint))
-        current_node().calls.send(self._picked, endpoint, arguments, self._extent, asker)
-        return asker.futures
+        reply_handler = PerRank(len(self._picked), self._explainer(endpoint))
+        current_node().calls.send(self._picked, endpoint, arguments, self._extent, reply_handler)
+        return reply_handler.futures
 
     def _call_rank(self, rank: int, endpoint: str, arguments: Arguments, limit: float | None) -> Future[Any]:
-        asker = SingleReply(self._explainer(endpoint))
-        current_node().calls.send_one(self._picked[rank], endpoint, arguments, self._extent, asker, rank, limit)
+        reply_handler = SingleReply(self._explainer(endpoint))
+        current_node().calls.send_one(self._picked[rank], endpoint, arguments, self._extent, reply_handler, rank, limit)
         if limit is not None:
-            self._limit(asker.future, endpoint, limit, first=rank)
-        return asker.future
+            self._limit(reply_handler.future, endpoint, limit, first=rank)
+        return reply_handler.future
 
     def _call_one(self, endpoint: str, arguments: Arguments, limit: float | None = None) -> Future[Any]:
         if limit is not None:
             return self._call_rank(0, endpoint, arguments, limit)
-        asker = SingleReply(self._explainer(endpoint, depth=3))
-        current_node().calls.send_one(self._picked[0], endpoint, arguments, self._extent, asker)
-        return asker.future
+        reply_handler = SingleReply(self._explainer(endpoint, depth=3))
+        current_node().calls.send_one(self._picked[0], endpoint, arguments, self._extent, reply_handler)
+        return reply_handler.future
 
     def _choose(self, endpoint: str, arguments: Arguments, limit: float | None = None) -> Future[Any]:
         return self._call_rank(self._draw(), endpoint, arguments, limit)
@@ -172,16 +172,16 @@ class ActorMesh(MeshTrait):
         current_node().calls.limit([future], seconds, name=name, count=len(self._picked), first=first)
 
     def _stream(self, endpoint: str, arguments: Arguments) -> Sequence[Future[Any]]:
-        asker = AsCompleted(len(self._picked), self._explainer(endpoint))
-        current_node().calls.send(self._picked, endpoint, arguments, self._extent, asker)
-        return asker.futures
+        reply_handler = AsCompleted(len(self._picked), self._explainer(endpoint))
+        current_node().calls.send(self._picked, endpoint, arguments, self._extent, reply_handler)
+        return reply_handler.futures
 
     def _fold(
         self, endpoint: str, arguments: Arguments, combine: Callable[[list[Callable[[], Any]]], Any]
     ) -> Future[Any]:
-        asker = Reduction(len(self._picked), combine, self._explainer(endpoint))
-        current_node().calls.send(self._picked, endpoint, arguments, self._extent, asker)
-        return asker.future
+        reply_handler = Reduction(len(self._picked), combine, self._explainer(endpoint))
+        current_node().calls.send(self._picked, endpoint, arguments, self._extent, reply_handler)
+        return reply_handler.future
 
     def _broadcast(self, endpoint: str, arguments: Arguments) -> None:
         current_node().calls.send(self._picked, endpoint, arguments, self._extent, None)
@@ -214,17 +214,17 @@ class ActorMesh(MeshTrait):
         if node not in nodes:
             return ""
         point = self._whole.point(nodes.index(node))
-        actor = describe_actor(f"{self._cls.__module__}.{self._cls.__qualname__}", self._name, point)
+        actor = format_actor(f"{self._cls.__module__}.{self._cls.__qualname__}", self._name, point)
         return f"\n{monarch_texts.actor_failed(actor, node)}"
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """End the actors of this mesh (a slice: of this slice) after the messages they have been sent so far."""
         node = current_node()
-        asker = Endings(self._region, lambda index: node.routes.has_ended(self._picked[index].address))
+        reply_handler = Endings(self._region, lambda index: node.routes.has_ended(self._picked[index].address))
         for key in self._keys:
             node.ledger.end(key, {target.address.node for target in self._picked})
-        node.calls.stop(self._picked, reason, asker)
-        return asker.future.then(lambda _: None)
+        node.calls.stop(self._picked, reason, reply_handler)
+        return reply_handler.future.then(lambda _: None)
 
     def reload(self, cls: type[Actor] | None = None) -> Future[None]:
         """Let the live actors of this mesh (a slice: of this slice) become of a class that was defined anew.
@@ -253,14 +253,14 @@ class ActorMesh(MeshTrait):
                 self._know(old)
 
         self._know(new)
-        asker = ClassReloads(self._region, self._explainer("reload", depth=3), undo)
+        reply_handler = ClassReloads(self._region, self._explainer("reload", depth=3), undo)
         targets = [dataclasses.replace(target, manner="reload") for target in self._picked]
         try:
-            current_node().calls.send(targets, "reload", arguments, self._extent, asker)
+            current_node().calls.send(targets, "reload", arguments, self._extent, reply_handler)
         except BaseException:
             undo()
             raise
-        return asker.future.then(lambda _: None)
+        return reply_handler.future.then(lambda _: None)
 
     def _know(self, cls: type[Actor]) -> None:
         """Offer the endpoints of this class, and no other."""

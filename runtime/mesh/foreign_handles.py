@@ -169,33 +169,33 @@ class ForeignHostMesh(HostMesh):
 
 def _own(run: str, key: str) -> None:
     """Let the code here own a mesh that a client of another run has spawned for it."""
-    charge = context_in(run).actor_instance.node.ledger.get(key)
-    if charge is None or run == present_run():
+    owned_mesh = context_in(run).actor_instance.node.ledger.get(key)
+    if owned_mesh is None or run == present_run():
         return
-    handle = charge.handle
-    charge.handle = lambda: as_of(run, handle())  # what a MeshFailure has
-    if charge.policy is None:  # which would act in the client's context
-        charge.context = contextvars.copy_context()  # a notebook shows a failure in the cell that spawned
+    handle = owned_mesh.handle
+    owned_mesh.handle = lambda: as_of(run, handle())  # what a MeshFailure has
+    if owned_mesh.policy is None:  # which would act in the client's context
+        owned_mesh.context = contextvars.copy_context()  # a notebook shows a failure in the cell that spawned
     here = CURRENT.get()
     if here is not None and here.actor_instance.control is not None:
-        _answer_for(charge, here.actor_instance)
+        _answer_for(owned_mesh, here.actor_instance)
 
 
-def _answer_for(charge: OwnedMesh, owner: Instance) -> None:
+def _answer_for(owned_mesh: OwnedMesh, owner: Instance) -> None:
     """Tell an actor of this process of the failures of a mesh in another run, and stop the mesh when the actor ends."""
     actors = owner.node.actors
 
     def tell(failure: MeshFailure) -> bool:
         if (hosted := actors.find(owner.key)) is not None:
-            hosted.supervise(charge, failure)
+            hosted.supervise(owned_mesh, failure)
         return True
 
     def end(instance: Instance) -> None:
         if instance is owner:
             actors.when_ended.remove(end)
-            charge.handle().stop("its owner has ended")
+            owned_mesh.handle().stop("its owner has ended")
 
-    charge.on_failure = tell
+    owned_mesh.on_failure = tell
     actors.when_ended.append(end)
 
 

@@ -197,7 +197,7 @@ def ask_processes(
 ) -> Sequence[Future[Any]]:
     """Ask the processes of a mesh or slice, on their control threads; one future each."""
     targets = [Target(address, PROCESS) for address in mesh.nodes]
-    asker = PerRank(len(targets))
-    node.calls.send(targets, endpoint, (arguments, {}), mesh.extent, asker)
-    node.calls.limit(asker.futures, limit, name=endpoint, count=len(targets), first=0)
-    return asker.futures
+    reply_handler = PerRank(len(targets))
+    node.calls.send(targets, endpoint, (arguments, {}), mesh.extent, reply_handler)
+    node.calls.limit(reply_handler.futures, limit, name=endpoint, count=len(targets), first=0)
+    return reply_handler.futures

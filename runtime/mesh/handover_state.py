@@ -35,7 +35,7 @@ class ProcMeshState:
 
     key: str
     name: str
-    births: tuple[WorkerSpec, ...]
+    specs: tuple[WorkerSpec, ...]
     used: int
     labels: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -70,39 +70,39 @@ class OwnedMeshes:
 
 def deeds_of(node: Node) -> OwnedMeshes:
     """Those of the client here. MeshbookError while one of its meshes is being healed, or changed."""
-    charges = [each for each in reversed(node.ledger.of(CLIENT)) if node.address.node not in each.ranks]
-    for charge in charges:
-        if charge.healing is not None and not charge.healing.done():
-            raise MeshbookError(f"{charge.name} is being healed: try again when that is over")
+    owned_meshes = [each for each in reversed(node.ledger.of(CLIENT)) if node.address.node not in each.ranks]
+    for owned_mesh in owned_meshes:
+        if owned_mesh.healing is not None and not owned_mesh.healing.done():
+            raise MeshbookError(f"{owned_mesh.name} is being healed: try again when that is over")
     policies: list[Any] = []
-    procs = tuple(_procs_deed(each, policies) for each in charges if each.are_processes)
-    actors = tuple(_actors_deed(each, policies) for each in charges if not each.are_processes)
+    procs = tuple(_procs_deed(each, policies) for each in owned_meshes if each.are_processes)
+    actors = tuple(_actors_deed(each, policies) for each in owned_meshes if not each.are_processes)
     return OwnedMeshes(procs, actors, tuple(_pickled(policy.rule) for policy in policies))
 
 
-def _procs_deed(charge: OwnedMesh, policies: list[Any]) -> ProcMeshState:
-    procs: ProcMesh = charge.handle()
-    births = procs._ownership.births
-    assert births is not None
+def _procs_deed(owned_mesh: OwnedMesh, policies: list[Any]) -> ProcMeshState:
+    procs: ProcMesh = owned_mesh.handle()
+    specs = procs._ownership.specs
+    assert specs is not None
     with procs._ownership.changing:
         return ProcMeshState(
-            *(charge.key, charge.name, births.all, births.used),
+            *(owned_mesh.key, owned_mesh.name, specs.all, specs.used),
             *procs.extent.dims,
-            ranks=dict(charge.ranks),
-            failed=tuple(charge.failed),
+            ranks=dict(owned_mesh.ranks),
+            failed=tuple(owned_mesh.failed),
             streams=procs._streams,
-            plan=_pickled(births.plan),
-            policy=_index(charge.policy, policies),
+            plan=_pickled(specs.plan),
+            policy=_index(owned_mesh.policy, policies),
         )
 
 
-def _actors_deed(charge: OwnedMesh, policies: list[Any]) -> ActorMeshState:
-    spawned: Spawned = charge.spawned
+def _actors_deed(owned_mesh: OwnedMesh, policies: list[Any]) -> ActorMeshState:
+    spawned: Spawned = owned_mesh.spawned
     return ActorMeshState(
-        *(charge.key, charge.name, _pickled(spawned.cls), spawned.creation),
-        ranks=dict(charge.ranks),
-        failed=tuple(charge.failed),
-        policy=_index(charge.policy, policies),
+        *(owned_mesh.key, owned_mesh.name, _pickled(spawned.cls), spawned.creation),
+        ranks=dict(owned_mesh.ranks),
+        failed=tuple(owned_mesh.failed),
+        policy=_index(owned_mesh.policy, policies),
     )
 
 
@@ -144,34 +144,34 @@ def _policy(rule: bytes | None, lost: list[str]) -> Respawning | None:
 
 def _take_procs(deed: ProcMeshState, hosts: HostMesh, policy: Respawning | None, lost: list[str]) -> None:
     plan = _loaded(deed.plan, f"how processes of {deed.name} are started; it cannot be made larger", lost)
-    births = WorkerSpecs(deed.births, ask_for, plan or _no_plan, deed.used)
-    ownership = Ownership(births)
+    specs = WorkerSpecs(deed.specs, ask_for, plan or _no_plan, deed.used)
+    ownership = Ownership(specs)
     region = Extent(deed.labels, deed.sizes).region
     procs = ownership.current = ProcMesh(
-        *(deed.key, births.addresses, region, hosts),
+        *(deed.key, specs.addresses, region, hosts),
         ownership=ownership,
         owned=True,
         stream_logs=deed.streams,
         policy=policy,
     )
-    charge = own(
-        *(deed.key, deed.name, dict(deed.ranks), ownership.handle, births.start_again),
+    owned_mesh = own(
+        *(deed.key, deed.name, dict(deed.ranks), ownership.handle, specs.start_again),
         are_processes=True,
         policy=policy,
     )
-    charge.failed = list(deed.failed)
+    owned_mesh.failed = list(deed.failed)
     hosts.adopt(procs)
 
 
 def _take_actors(deed: ActorMeshState, node: Node, policy: Respawning | None, lost: list[str]) -> None:
     cls = _loaded(deed.cls, f"the class of the actors {deed.name!r}; they live, and have no handle here", lost)
     spawned = Spawned(node, deed.name, cls or Actor, deed.creation)
-    charge = own(
+    owned_mesh = own(
         *(deed.key, deed.name, dict(deed.ranks), spawned.handle, spawned.again),
         policy=policy,
         spawned=spawned,
     )
-    charge.failed = list(deed.failed)
+    owned_mesh.failed = list(deed.failed)
 
 
 def _loaded(pickled: bytes | None, what: str, lost: list[str]) -> Any:
@@ -191,4 +191,4 @@ def _no_plan(extent: Extent, local: int) -> list[Start]:
 
 def names_of(deeds: Iterable[ProcMeshState]) -> str:
     """`mesh (4 ranks), trainers (2 ranks)`"""
-    return ", ".join(f"{deed.name} ({len(deed.births)} rank{'s' * (len(deed.births) != 1)})" for deed in deeds)
+    return ", ".join(f"{deed.name} ({len(deed.specs)} rank{'s' * (len(deed.specs) != 1)})" for deed in deeds)

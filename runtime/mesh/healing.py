@@ -29,25 +29,25 @@ Afterwards = Callable[[list[int]], Sequence[Future[Any]]]
 
 def heal(
     node: Node,
-    charge: OwnedMesh,
+    owned_mesh: OwnedMesh,
     nodes: Sequence[Address],
     ask_ready: Ask,
     afterwards: Callable[[list[int], list[int]], Sequence[Future[Any]]],
     *,
     only: Collection[int] | None = None,
 ) -> Future[list[int]]:
-    """What `ProcMesh.heal` does: `charge` is of the processes, `nodes` are theirs, by rank.
+    """What `ProcMesh.heal` does: `owned_mesh` is of the processes, `nodes` are theirs, by rank.
 
     `afterwards` is told which ranks were healed, once all are constructed, and in which of them the process had died;
     it begins what has to follow. `only` these processes, and no actors in other ones.
     """
     healed: Future[list[int]] = Future.pending()
-    tell_when_healed(node, charge, healed)
-    earlier, charge.healing = charge.healing, healed
+    log_when_healed(node, owned_mesh, healed)
+    earlier, owned_mesh.healing = owned_mesh.healing, healed
     # On the I/O thread: it notes the end of a process completely, so its calls have failed and no later ones will.
-    dead = node.loop.run(lambda: node.ledger.heal(charge.key, only))
+    dead = node.loop.run(lambda: node.ledger.heal(owned_mesh.key, only))
     try:
-        charge.again(dead)
+        owned_mesh.again(dead)
         reborn = [nodes[rank] for rank in dead]
         waiting = [*ask_ready(reborn)] if reborn else []
         created = node.supervision.create_again(_find_lost(node, nodes, reborn, only), reborn=reborn)
@@ -78,14 +78,14 @@ def _find_lost(
     return node.loop.run(find)
 
 
-def tell_when_healed(node: Node, charge: OwnedMesh, healed: Future[list[int]]) -> None:
+def log_when_healed(node: Node, owned_mesh: OwnedMesh, healed: Future[list[int]]) -> None:
     """Note it as an event, where there was something to heal and that went well."""
     begun = time.monotonic()
 
     def tell() -> None:
         if healed.exception() is None and (ranks := healed.get()):
             seconds = time.monotonic() - begun
-            node.send_event("healed", charge.name, charge.procs, ranks, f"in {seconds:.3f} s")
+            node.send_event("healed", owned_mesh.name, owned_mesh.procs, ranks, f"in {seconds:.3f} s")
 
     healed.when_done(tell)
 
@@ -97,12 +97,12 @@ def create_again(node: Node, name: str, creation: Creation, ranks: Sequence[int]
         text = f"Creating {name} again failed, {error}"
         return ProcessDied(text, error.report) if isinstance(error, ProcessDied) else SupervisionError(text)
 
-    asker = PerRank(len(ranks), explain)
-    node.calls.create(creation, ranks, asker, again=True)
-    if (charge := node.ledger.get(creation.targets[0].actor)) is not None:
-        charge.healing = Future.pending()
-        resolve_after(charge.healing, asker.futures, None)
-    return asker.futures
+    reply_handler = PerRank(len(ranks), explain)
+    node.calls.create(creation, ranks, reply_handler, again=True)
+    if (owned_mesh := node.ledger.get(creation.targets[0].actor)) is not None:
+        owned_mesh.healing = Future.pending()
+        resolve_after(owned_mesh.healing, reply_handler.futures, None)
+    return reply_handler.futures
 
 
 def go_on_after(made: Future[list[int]], done: Future[list[int]], afterwards: Afterwards) -> None:

@@ -72,14 +72,14 @@ def when_ended(node: Node, names: Sequence[str]) -> Future[None]:
     return future
 
 
-def mark_unborn(asked: Future[None], births: Sequence[WorkerSpec]) -> None:
+def mark_unborn(asked: Future[None], specs: Sequence[WorkerSpec]) -> None:
     """Where the agent could not even be asked, its workers will never be: say so to whoever calls them, anywhere."""
     node = current_node()
 
     def look() -> None:
         if (error := asked.exception()) is not None:
-            for birth in births:
-                node.peers.announce_down(_report_unborn(error, birth.address.node), birth.world.agents)
+            for spec in specs:
+                node.peers.announce_down(_report_unborn(error, spec.address.node), spec.world.agents)
 
     asked.when_done(look)
 

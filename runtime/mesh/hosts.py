@@ -55,7 +55,7 @@ class HostActor(Actor):
     """What a host agent does for others; the doing is in `runtime.hosts.agent`."""
 
     @endpoint
-    def spawn_procs(self, births: list[WorkerSpec]) -> None:
+    def spawn_procs(self, specs: list[WorkerSpec]) -> None:
         """Start these workers; one that does not come up is reported as ended."""
         raise NotImplementedError
 
@@ -226,12 +226,12 @@ class HostMesh(MeshTrait):
         all_births: list[WorkerSpec] = []
         for index, agent in enumerate(self._picked()):
             world = self._world(mesh, extent, agent, bootstrap, env, is_warm=is_warm)
-            all_births += [self._birth(world, index * local + place, place, local, starts) for place in range(local)]
-        births, nodes = WorkerSpecs(all_births, ask_for, plan), [birth.address for birth in all_births]
-        births.start(range(len(nodes)))
+            all_births += [self._spec(world, index * local + place, place, local, starts) for place in range(local)]
+        specs, nodes = WorkerSpecs(all_births, ask_for, plan), [spec.address for spec in all_births]
+        specs.start(range(len(nodes)))
         if spare_start is not None:
             self._keep_spares(all_births[::local], spare_start, spares)
-        ownership = Ownership(births)
+        ownership = Ownership(specs)
         procs = ownership.current = ProcMesh(
             *(mesh, nodes, extent.region, self),
             ownership=ownership,
@@ -240,15 +240,15 @@ class HostMesh(MeshTrait):
             policy=policy,
         )
         ranks = {node.node: rank for rank, node in enumerate(nodes)}
-        own(mesh, name or "procs", ranks, ownership.handle, births.start_again, are_processes=True, policy=policy)
+        own(mesh, name or "procs", ranks, ownership.handle, specs.start_again, are_processes=True, policy=policy)
         self._ownership.add(procs)
         return procs
 
     def _keep_spares(self, firsts: Sequence[WorkerSpec], start: Start, count: int) -> None:
         """On each host, of which this is the first rank."""
-        for birth in firsts:
-            like = msgspec.structs.replace(birth, start=start)
-            _on_agent(birth.world.agent).keep_spares.broadcast(like, count)
+        for spec in firsts:
+            like = msgspec.structs.replace(spec, start=start)
+            _on_agent(spec.world.agent).keep_spares.broadcast(like, count)
 
     def _world(
         self,
@@ -284,7 +284,7 @@ class HostMesh(MeshTrait):
             is_fake_host=self._is_fake,
         )
 
-    def _birth(
+    def _spec(
         self, world: MeshSpec, rank: int, local_rank: int, local_size: int, starts: Sequence[Start]
     ) -> WorkerSpec:
         name = f"{world.mesh}.{rank}"
@@ -398,9 +398,9 @@ def _on_agent(agent: Address) -> ActorMesh:
     return ActorMesh("hosts", HostActor, [Target(agent, HOST)], Extent((), ()).region)
 
 
-def ask_for(agent: Address, births: list[WorkerSpec]) -> Future[None]:
+def ask_for(agent: Address, specs: list[WorkerSpec]) -> Future[None]:
     """Ask the agent of a host to start these."""
-    return _on_agent(agent).spawn_procs.call_one(births)
+    return _on_agent(agent).spawn_procs.call_one(specs)
 
 
 def _as_file_name(name: str) -> str:

@@ -27,8 +27,8 @@ class Ownership:
 
     current: ProcMesh  # the handle of it as it is now
 
-    def __init__(self, births: WorkerSpecs | None = None) -> None:
-        self.births = births  # None for a reference
+    def __init__(self, specs: WorkerSpecs | None = None) -> None:
+        self.specs = specs  # None for a reference
         self.stopped: Future[None] | None = None
         self.afterwards: list[Afterwards] = []  # what follows each heal
         self.groups = ProcessGroups()
@@ -68,12 +68,12 @@ def own(
         return handle().stop(reason)
 
     here = SourceLine.of(calling_place(2))
-    charge = OwnedMesh(
+    owned_mesh = OwnedMesh(
         *(key, name, owner, ranks, stop, handle, contextvars.copy_context(), again),
         spawned_at=here if here.is_of_user else None,
         are_processes=are_processes,
         policy=policy,
         spawned=spawned,
     )
-    instance.node.ledger.add(charge)
-    return charge
+    instance.node.ledger.add(owned_mesh)
+    return owned_mesh

@@ -13,12 +13,12 @@ NOWHERE = Extent((), ())
 
 
 class LocalHandles:
-    """The handles of one process. A worker knows its `birth`; a client has none."""
+    """The handles of one process. A worker knows its `spec`; a client has none."""
 
-    def __init__(self, host: HostMesh, node: Address, birth: WorkerSpec | None = None) -> None:
+    def __init__(self, host: HostMesh, node: Address, spec: WorkerSpec | None = None) -> None:
         self.host = host
         self._node = node
-        self._birth = birth
+        self._spec = spec
 
     def proc(self) -> ProcMesh:
         """This process: a mesh without dimensions."""
@@ -26,9 +26,9 @@ class LocalHandles:
 
     def proc_mesh(self) -> ProcMesh:
         """The processes that were spawned together with this one; of a client itself alone."""
-        if self._birth is None:
+        if self._spec is None:
             return self.proc()
-        world = self._birth.world
+        world = self._spec.world
         extent = Extent(world.labels, world.sizes)
         per_host = extent.nelements // len(world.agents)
         names = [(f"{world.mesh}.{rank}", host_of(world.agents[rank // per_host])) for rank in range(extent.nelements)]
@@ -43,12 +43,12 @@ class LocalHandles:
         return HostMesh(world.agents, extent.region, python=world.python, is_fake_in_process=world.is_fake_host)
 
 
-def places_of(birth: WorkerSpec) -> LocalHandles:
+def places_of(spec: WorkerSpec) -> LocalHandles:
     """Where a worker is."""
-    world = birth.world
+    world = spec.world
     host = HostMesh(
         *([world.agent], NOWHERE.region),
         python=world.python,
         is_fake_in_process=world.is_fake_host,
     )
-    return LocalHandles(host, birth.address, birth)
+    return LocalHandles(host, spec.address, spec)

@@ -78,11 +78,11 @@ class Respawning:
         """What makes another one like it."""
         return self._on_failure, self._restarts
 
-    def take(self, charge: OwnedMesh, failure: MeshFailure, otherwise: Callable[[MeshFailure], None]) -> None:
+    def take(self, owned_mesh: OwnedMesh, failure: MeshFailure, otherwise: Callable[[MeshFailure], None]) -> None:
         """Take a failure in. `otherwise` gets it back where nothing comes of it."""
-        process = charge.node_of(failure.crashed_ranks[-1])  # its rank may be another one by then
+        process = owned_mesh.node_of(failure.crashed_ranks[-1])  # its rank may be another one by then
         # In the surroundings of the code that spawned the mesh: it is healed, and shown, on behalf of that.
-        settle = functools.partial(charge.context.copy().run, self._settle, charge, process, failure, otherwise)
+        settle = functools.partial(owned_mesh.context.copy().run, self._settle, owned_mesh, process, failure, otherwise)
         try:
             with self._lock:
                 if not self._is_running:
@@ -104,18 +104,18 @@ class Respawning:
                 logger.exception("a failed rank could not be respawned")
 
     def _settle(
-        self, charge: OwnedMesh, process: str, failure: MeshFailure, otherwise: Callable[[MeshFailure], None]
+        self, owned_mesh: OwnedMesh, process: str, failure: MeshFailure, otherwise: Callable[[MeshFailure], None]
     ) -> None:
-        if not charge.has_failed_on(process):  # it was healed with others, or stopped
+        if not owned_mesh.has_failed_on(process):  # it was healed with others, or stopped
             return
         node = current_node()
         remark = self._decide(failure)
         if remark is None:
-            remark = self._respawn(node, charge, process)
+            remark = self._respawn(node, owned_mesh, process)
         if remark is None:
             return
         if remark:
-            node.send_event("given up", charge.name, charge.procs, failure.crashed_ranks[-1:], remark)
+            node.send_event("given up", owned_mesh.name, owned_mesh.procs, failure.crashed_ranks[-1:], remark)
         otherwise(failure.also(remark))
 
     def _decide(self, failure: MeshFailure) -> str | None:
@@ -128,13 +128,13 @@ class Respawning:
             return None
         return "" if verdict == "raise" else f'on_failure was asked, and answered {verdict!r}: "raise" or "respawn"'
 
-    def _respawn(self, node: Node, charge: OwnedMesh, process: str) -> str | None:
+    def _respawn(self, node: Node, owned_mesh: OwnedMesh, process: str) -> str | None:
         """Start it again; what kept us from it, if something did."""
-        is_dead = charge.are_processes or node.peers.report_of(process) is not None
+        is_dead = owned_mesh.are_processes or node.peers.report_of(process) is not None
         procs = node.ledger.processes_on(process) if is_dead else None
         if is_dead and procs is None:
             return "it cannot be respawned from here: its process belongs to another owner"
-        lost = procs or charge
+        lost = procs or owned_mesh
         if (rank := lost.ranks.get(process)) is None:  # it was stopped while somebody decided
             return None
         if not self._budget.take(lost.key, rank, time.monotonic()):

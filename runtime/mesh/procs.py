@@ -54,8 +54,8 @@ def heed_failures(mesh: Any, handle: Callable[[MeshFailure], object]) -> None:
     It must not wait.
     """
     for key in mesh._keys:
-        if (charge := current_node().ledger.get(key)) is not None:
-            charge.on_failure = handle
+        if (owned_mesh := current_node().ledger.get(key)) is not None:
+            owned_mesh.on_failure = handle
 
 
 class ProcMesh(MeshTrait):
@@ -133,9 +133,9 @@ class ProcMesh(MeshTrait):
         node = current_node()
         if set(self.nodes) == {node.address}:
             return Future.completed(True)  # a client hosts no actor that could say so
-        asker = AllReplies(self.extent.region, _explain_start)
-        node.calls.send([Target(each, PROCESS) for each in self.nodes], "ready", ((), {}), self.extent, asker)
-        return asker.future.then(lambda pids: True)
+        reply_handler = AllReplies(self.extent.region, _explain_start)
+        node.calls.send([Target(each, PROCESS) for each in self.nodes], "ready", ((), {}), self.extent, reply_handler)
+        return reply_handler.future.then(lambda pids: True)
 
     def __await__(self) -> Generator[Any, None, Self]:
         """This mesh, once it is initialized; raises what `initialized` raises."""
@@ -200,13 +200,13 @@ class ProcMesh(MeshTrait):
         if not is_recorded(f"{cls.__module__}.{cls.__qualname__}"):
             node.recorder.quiet.add(actor)
         creation = plan(targets, (cls, args, kwargs), self.extent, on_main=on_main)
-        asker = AllReplies(self.extent.region)
-        mesh = ActorMesh(name, cls, targets, self.extent.region, asker.future.then(lambda _: None))
+        reply_handler = AllReplies(self.extent.region)
+        mesh = ActorMesh(name, cls, targets, self.extent.region, reply_handler.future.then(lambda _: None))
         ranks = {address.node: rank for rank, address in enumerate(self.nodes)}
         spawned = Spawned(node, name, cls, creation)
         own(actor, name, ranks, spawned.handle, spawned.again, policy=self._policy, spawned=spawned)
         try:
-            node.calls.create(creation, range(len(targets)), asker)
+            node.calls.create(creation, range(len(targets)), reply_handler)
         except BaseException:
             node.ledger.end(actor, ranks)
             raise
@@ -293,8 +293,8 @@ class ProcMesh(MeshTrait):
 
     def _heal(self, only: Collection[int] | None = None) -> Future[list[int]]:
         with self._ownership.changing:
-            current, charge = self._to_change("healed")
-            healed = heal(current_node(), charge, current._nodes, _ask_ready, current._follow_up, only=only)
+            current, owned_mesh = self._to_change("healed")
+            healed = heal(current_node(), owned_mesh, current._nodes, _ask_ready, current._follow_up, only=only)
             self._hosts._ownership.add(current)
         return healed
 
@@ -304,10 +304,10 @@ class ProcMesh(MeshTrait):
             raise ValueError(f"ProcMesh is not owned; must be {what} by an owner")
         if self._hosts.is_shut_down:
             raise RuntimeError(monarch_texts.HOSTS_SHUT_DOWN)
-        charge = current_node().ledger.get(self._name)
-        if charge is None or self._ownership.stopped is not None:
+        owned_mesh = current_node().ledger.get(self._name)
+        if owned_mesh is None or self._ownership.stopped is not None:
             raise RuntimeError(monarch_texts.PROCS_STOPPED)
-        return self._ownership.current, charge
+        return self._ownership.current, owned_mesh
 
     def resize(self, **sizes: int) -> ProcMesh:
         """Let this mesh have other sizes, as `procs = procs.resize(gpus=6)`, and return a handle of it at once.
@@ -329,14 +329,14 @@ class ProcMesh(MeshTrait):
         RuntimeError once the mesh was stopped.
         """
         with self._ownership.changing:
-            current, charge = self._to_change("resized")
+            current, owned_mesh = self._to_change("resized")
             before, after = current.extent, check_sizes(current.extent, self._hosts.extent, sizes)
-            births = self._ownership.births
-            if before == after or births is None:
+            specs = self._ownership.specs
+            if before == after or specs is None:
                 return current
             node = current_node()
             # On the I/O thread, which notes the end of a process completely before it does this.
-            change = node.loop.run(lambda: Resize(node, self._name, births, before, after))
+            change = node.loop.run(lambda: Resize(node, self._name, specs, before, after))
             resized = current._twin(change.nodes, after.region, owned=True, policy=current._policy)
             self._ownership.current = resized
             follow_up = functools.partial(resized._follow_up, reborn=(), was=before.nelements)
@@ -344,7 +344,7 @@ class ProcMesh(MeshTrait):
             resized._initialized = done.then(lambda ranks: True)
             self._hosts._ownership.add(resized)
         text = f"from {dict(before)} to {dict(after)}"
-        current_node().send_event("resized", charge.name, charge.procs, change.new, text)
+        current_node().send_event("resized", owned_mesh.name, owned_mesh.procs, change.new, text)
         return resized
 
     def all_of(self, actors: A) -> A:
@@ -352,10 +352,10 @@ class ProcMesh(MeshTrait):
 
         ValueError where they were not spawned from this process, or have been stopped.
         """
-        charge = current_node().ledger.get(next(iter(cast("Any", actors)._keys)))
-        if charge is None:
+        owned_mesh = current_node().ledger.get(next(iter(cast("Any", actors)._keys)))
+        if owned_mesh is None:
             raise ValueError(f"{actors!r} were not spawned from here, or have been stopped")
-        return cast("A", charge.handle())
+        return cast("A", owned_mesh.handle())
 
     @property
     def actors(self) -> dict[str, Any]:
@@ -364,8 +364,10 @@ class ProcMesh(MeshTrait):
         Also those that another process has spawned, whose run this one has attached to. What was stopped is not there.
         """
         own = {address.node for address in self._nodes}
-        charges = [charge for charge in current_node().ledger.actors() if not own.isdisjoint(charge.ranks)]
-        return {charge.name: charge.handle() for charge in charges}
+        owned_meshes = [
+            owned_mesh for owned_mesh in current_node().ledger.actors() if not own.isdisjoint(owned_mesh.ranks)
+        ]
+        return {owned_mesh.name: owned_mesh.handle() for owned_mesh in owned_meshes}
 
     def after_heal(self, begin: Afterwards) -> None:
         """Let `begin(mesh, ranks)` be called after each heal, with the ranks that were healed, and after each resize.
@@ -532,9 +534,9 @@ def _check_logging(stream: bool, window: float | None, level: int) -> None:
 
 def _ask_ready(nodes: Sequence[Address]) -> Sequence[Future[Any]]:
     """Ask these processes whether they take messages."""
-    targets, asker = [Target(each, PROCESS) for each in nodes], PerRank(len(nodes), _explain_start)
-    current_node().calls.send(targets, "ready", ((), {}), Extent.of(ranks=len(nodes)), asker)
-    return asker.futures
+    targets, reply_handler = [Target(each, PROCESS) for each in nodes], PerRank(len(nodes), _explain_start)
+    current_node().calls.send(targets, "ready", ((), {}), Extent.of(ranks=len(nodes)), reply_handler)
+    return reply_handler.futures
 
 
 def _explain_start(error: BaseException) -> BaseException:

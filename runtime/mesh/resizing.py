@@ -51,15 +51,15 @@ def check_sizes(before: Extent, hosts: Extent, sizes: dict[str, int]) -> Extent:
 class Resize:
     """One resize, of the processes that are `mesh` in the ledger of this node. `begin` does it, and does not wait."""
 
-    def __init__(self, node: Node, mesh: str, births: WorkerSpecs, before: Extent, after: Extent) -> None:
+    def __init__(self, node: Node, mesh: str, specs: WorkerSpecs, before: Extent, after: Extent) -> None:
         self._node = node
         self._mesh = mesh
-        self._births = births
+        self._specs = specs
         self._before, self._after = before, after
-        was = births.addresses
+        was = specs.addresses
         stays = plan(before, after)
-        births.resize(stays, after)
-        self.nodes = births.addresses
+        specs.resize(stays, after)
+        self.nodes = specs.addresses
         self.new = [rank for rank, old in enumerate(stays) if old is None]
         self.staying = [rank for rank, old in enumerate(stays) if old is not None]
         self.removed = [address for address in was if address not in self.nodes]
@@ -71,19 +71,19 @@ class Resize:
         ledger.forget({address.node for address in self.removed})
         ledger.move(self._mesh, {address.node: rank for rank, address in enumerate(self.nodes)})
         followers = []
-        for charge in ledger.actors():
-            spawned: Spawned = charge.spawned
+        for owned_mesh in ledger.actors():
+            spawned: Spawned = owned_mesh.spawned
             if spawned.is_on(was, self._before):
                 spawned.move(self.nodes, self._after)
-                ledger.move(charge.key, {address.node: rank for rank, address in enumerate(self.nodes)})
+                ledger.move(owned_mesh.key, {address.node: rank for rank, address in enumerate(self.nodes)})
                 followers.append(spawned)
         return followers
 
     def begin(self, hosts: HostMesh, ask_ready: Ask, afterwards: Afterwards) -> Future[list[int]]:
         """Resolves to the ranks that are new, once all is done and what is to follow it is over."""
-        self._tell_staying()
+        self._notify_staying()
         if self.new:
-            self._births.start(self.new)
+            self._specs.start(self.new)
         waiting = [*ask_ready([self.nodes[rank] for rank in self.new])] if self.new else []
         for spawned in self._followers:
             waiting += spawned.extend(self.new)
@@ -94,12 +94,12 @@ class Resize:
         resolve_after(made, waiting, self.new)
         return done
 
-    def _tell_staying(self) -> None:
+    def _notify_staying(self) -> None:
         keys = [spawned.key for spawned in self._followers]
         for rank in self.staying:
             at = rank, *self._after.dims
             keeper = [Target(self.nodes[rank], CONTROL)]
-            self._node.calls.send(keeper, "moved", ((self._births[rank], at, keys), {}), NOWHERE, None)
+            self._node.calls.send(keeper, "moved", ((self._specs[rank], at, keys), {}), NOWHERE, None)
 
     def _stop_removed(self, hosts: HostMesh) -> list[Future[Any]]:
         if not self.removed:

@@ -46,8 +46,8 @@ class ActorRunner:
         self._actors: Any = procs._spawn(f"map of {name}", MapActor, (self.key,), {}, on_main=False)
         # The map hands out again what a dead rank had, so its owner need not hear of that.
         for key in self._actors._keys:
-            if (charge := current_node().ledger.get(key)) is not None:
-                charge.on_failure = self._note_failure
+            if (owned_mesh := current_node().ledger.get(key)) is not None:
+                owned_mesh.on_failure = self._note_failure
         region = procs.extent.region
         self._by_rank: list[Any] = [self._actors._with_region(region.pick([rank])) for rank in region.ranks()]
 

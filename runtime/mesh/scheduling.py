@@ -392,10 +392,10 @@ class Scheduler:
         if address == self._node.address:  # a client hosts no actor that could be asked
             answer = Future.completed(table_of(self._node).take_back(*arguments))
         else:
-            asker = PerRank(1)
-            (answer,) = asker.futures
+            reply_handler = PerRank(1)
+            (answer,) = reply_handler.futures
             try:
-                self._node.calls.send([Target(address, PROCESS)], "take_back", (arguments, {}), NOWHERE, asker)
+                self._node.calls.send([Target(address, PROCESS)], "take_back", (arguments, {}), NOWHERE, reply_handler)
             except Exception as error:
                 answer.fail(error)
         answer.when_done(lambda: self._events.put(lambda: self._put_back(request, answer)))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshbook.runtime.actor.base import Actor
-from meshbook.runtime.actor.context import describe_actor
+from meshbook.runtime.actor.context import format_actor
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.actors import ActorMesh
@@ -53,7 +53,7 @@ class Spawned:
         creator = instance_of(self._creation.creator)
         known = f"{self._cls.__module__}.{self._cls.__qualname__}"
         point = self._creation.extent.point(rank)
-        return f"{'<root>' if creator is None else creator}.{describe_actor(known, self._name, point)}"
+        return f"{'<root>' if creator is None else creator}.{format_actor(known, self._name, point)}"
 
     def again(self, ranks: Sequence[int]) -> Sequence[Future[Any]]:
         """Create these once more: they are lost."""
@@ -71,9 +71,9 @@ class Spawned:
 
     def extend(self, ranks: Sequence[int]) -> Sequence[Future[Any]]:
         """Create these, which have not been there before: a future each, of how that went."""
-        asker = PerRank(len(ranks))
+        reply_handler = PerRank(len(ranks))
         if ranks:
-            self._node.calls.create(self._creation, ranks, asker)
+            self._node.calls.create(self._creation, ranks, reply_handler)
         self._initialized = Future.pending()
-        resolve_after(self._initialized, asker.futures, None)
-        return asker.futures
+        resolve_after(self._initialized, reply_handler.futures, None)
+        return reply_handler.futures

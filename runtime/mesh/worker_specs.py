@@ -64,8 +64,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     local_size: int
     world: MeshSpec
     start: Start = Start()
-    life: int = 0  # how many it has had before: it died, and its mesh was healed
-    lives: dict[str, int] = {}  # the incarnations of the nodes that were restarted before this process began
+    incarnation: int = 0  # how many it has had before: it died, and its mesh was healed
+    incarnations: dict[str, int] = {}  # the incarnations of the nodes that were restarted before this process began
     is_spare: bool = False  # it has no rank yet, and takes the place of one that dies
     told: dict[str, str] = {}  # what was set in its environment later, of its rank and rendezvous
 
@@ -158,19 +158,19 @@ PlanStarts = Callable[[Extent, int], list[Start]]  # for a mesh of this extent, 
 class WorkerSpecs:
     """The births of a mesh, by rank; `ask` asks a host's agent for some, `plan_starts` says how each is started."""
 
-    def __init__(self, births: Sequence[WorkerSpec], ask: Ask, plan_starts: PlanStarts, used: int = 0) -> None:
-        self._births = list(births)
+    def __init__(self, specs: Sequence[WorkerSpec], ask: Ask, plan_starts: PlanStarts, used: int = 0) -> None:
+        self._specs = list(specs)
         self._ask = ask
         self._plan_starts = plan_starts
-        self._used = used or len(births)  # numbers in names: a resize brings others, and each is used once
+        self._used = used or len(specs)  # numbers in names: a resize brings others, and each is used once
 
     def __getitem__(self, rank: int) -> WorkerSpec:
-        return self._births[rank]
+        return self._specs[rank]
 
     @property
     def all(self) -> tuple[WorkerSpec, ...]:
         """All of them, by rank."""
-        return tuple(self._births)
+        return tuple(self._specs)
 
     @property
     def plan(self) -> PlanStarts:
@@ -184,47 +184,47 @@ class WorkerSpecs:
     @property
     def addresses(self) -> tuple[Address, ...]:
         """Where the processes are, by rank."""
-        return tuple(birth.address for birth in self._births)
+        return tuple(spec.address for spec in self._specs)
 
     def resize(self, stays: Sequence[int | None], extent: Extent) -> None:
         """Have a mesh of this extent: for each rank which one it has been, or none. The new ones are not started.
 
         ValueError where nothing says how to start those.
         """
-        before, local = self._births, self._births[0].local_size
+        before, local = self._specs, self._specs[0].local_size
         firsts = before[::local]  # of each host
         local = extent.nelements // len(firsts)
         starts = self._plan_starts(extent, local) if None in stays else []
-        births = [
+        specs = [
             before[old] if old is not None else self._new(firsts[rank // local], starts[rank])
             for rank, old in enumerate(stays)
         ]
-        nodes = tuple(birth.address for birth in births)
+        nodes = tuple(spec.address for spec in specs)
         worlds = [msgspec.structs.replace(first.world, sizes=extent.sizes, nodes=nodes) for first in firsts]
-        self._births = [
+        self._specs = [
             msgspec.structs.replace(
-                birth, rank=rank, local_rank=rank % local, local_size=local, world=worlds[rank // local]
+                spec, rank=rank, local_rank=rank % local, local_size=local, world=worlds[rank // local]
             )
-            for rank, birth in enumerate(births)
+            for rank, spec in enumerate(specs)
         ]
 
     def _new(self, like: WorkerSpec, start: Start) -> WorkerSpec:
         node = f"{like.world.mesh}.{self._used}"
         self._used += 1
         url = like.address.url.removesuffix(like.address.node) + node
-        return msgspec.structs.replace(like, address=Address(node, url), start=start, life=0)
+        return msgspec.structs.replace(like, address=Address(node, url), start=start, incarnation=0)
 
     def start(self, ranks: Sequence[int]) -> None:
         """Ask for these processes; whoever waits for one that cannot be started is told."""
-        for agent, group in itertools.groupby((self._births[rank] for rank in ranks), lambda birth: birth.world.agent):
-            births = list(group)
-            mark_unborn(self._ask(agent, births), births)
+        for agent, group in itertools.groupby((self._specs[rank] for rank in ranks), lambda spec: spec.world.agent):
+            specs = list(group)
+            mark_unborn(self._ask(agent, specs), specs)
 
     def start_again(self, ranks: Sequence[int]) -> None:
         """Ask for these processes once more: they have died."""
         node = current_node()
         for rank in ranks:
-            before = self._births[rank]
-            birth = self._births[rank] = msgspec.structs.replace(before, life=before.life + 1)
-            node.peers.note_reborn(birth.address, birth.life)
+            before = self._specs[rank]
+            spec = self._specs[rank] = msgspec.structs.replace(before, incarnation=before.incarnation + 1)
+            node.peers.note_restarted(spec.address, spec.incarnation)
         self.start(ranks)

@@ -94,7 +94,7 @@ class ActorRegistry:
     def move(self, place: Any, at: Place, keys: Collection[str]) -> None:
         """Set the new place of the process, and the new rank of these actors in their mesh."""
         for hosted in list(self._actors.values()):
-            hosted.instance.birth = place
+            hosted.instance.spec = place
         for key in keys:
             if (moved := self._actors.get(key)) is not None:
                 moved.instance.rank = point_of(at)

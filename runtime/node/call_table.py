@@ -55,7 +55,7 @@ class ReplyHandler(Protocol):
 class CallHandler(ReplyHandler, Protocol):
     """Receives the replies to a call of several targets."""
 
-    def asked(self, inquiry: PendingCall) -> None:
+    def asked(self, pending_call: PendingCall) -> None:
         """Receive the pending call, just before its messages are sent."""
 
 
@@ -70,33 +70,33 @@ class CallTable:
     def __len__(self) -> int:
         return len(self._pending)
 
-    def open(self, asker: ReplyHandler, nodes: Sequence[str]) -> list[int]:
+    def open(self, reply_handler: ReplyHandler, nodes: Sequence[str]) -> list[int]:
         """Register one call per node and return their ids, in order."""
         ids, pending, calls = [], self._pending, self._ids
         for index, node in enumerate(nodes):
             call = next(calls)
-            pending[call] = (asker, index, node)
+            pending[call] = (reply_handler, index, node)
             ids.append(call)
         return ids
 
-    def open_one(self, asker: ReplyHandler, node: str) -> int:
+    def open_one(self, reply_handler: ReplyHandler, node: str) -> int:
         """Register a call to one node and return its id."""
         call = next(self._ids)
-        self._pending[call] = (asker, 0, node)
+        self._pending[call] = (reply_handler, 0, node)
         return call
 
-    def adopt(self, asker: ReplyHandler, questions: Sequence[tuple[int, str]]) -> None:
+    def adopt(self, reply_handler: ReplyHandler, questions: Sequence[tuple[int, str]]) -> None:
         """Register calls that an earlier process of this node has sent: (id, node that owes the reply)."""
         for index, (call, node) in enumerate(questions):
-            self._pending[call] = (asker, index, node)
+            self._pending[call] = (reply_handler, index, node)
 
-    def open_port(self, asker: ReplyHandler, *, once: bool) -> int:
+    def open_port(self, reply_handler: ReplyHandler, *, once: bool) -> int:
         """Register a port and return its id. Any node may send to it; with `once` it receives only the first reply."""
         number = next(self._ids)
         if once:
-            self._pending[number] = (asker, NO_RANK, "")
+            self._pending[number] = (reply_handler, NO_RANK, "")
         else:
-            self._standing[number] = asker
+            self._standing[number] = reply_handler
         return number
 
     def is_open(self, call: int) -> bool:
@@ -114,13 +114,17 @@ class CallTable:
         """
         if (found := self._pending.pop(call, None)) is not None:
             return found[0], rank if found[1] == NO_RANK else found[1]
-        asker = self._standing.get(call)
-        return (asker, rank) if asker is not None else None
+        reply_handler = self._standing.get(call)
+        return (reply_handler, rank) if reply_handler is not None else None
 
     def receipts(self, node: str, actor: str = "") -> list[Receipt]:
         """Return the receipts of the pending calls to an actor on a node; without an actor, to all of its actors."""
-        askers = {id(asker): asker for _, (asker, _, owed_by) in items_of(self._pending) if owed_by == node}
-        found = [receipt for asker in askers.values() if (receipt := _receipt_of(asker)) is not None]
+        askers = {
+            id(reply_handler): reply_handler
+            for _, (reply_handler, _, owed_by) in items_of(self._pending)
+            if owed_by == node
+        }
+        found = [receipt for reply_handler in askers.values() if (receipt := _receipt_of(reply_handler)) is not None]
         return [receipt for receipt in found if actor in ("", receipt.actor)]
 
     def take_all(self, node: str | None = None) -> list[tuple[ReplyHandler, int]]:
@@ -142,10 +146,12 @@ class CallContext:
 class PendingCall:
     """A call of one or several targets, with one call number each."""
 
-    __slots__ = ("_calls", "_desk", "_endpoint", "_targets")
+    __slots__ = ("_call_context", "_calls", "_endpoint", "_targets")
 
-    def __init__(self, desk: CallContext, targets: Sequence[Target], calls: Sequence[int], endpoint: str) -> None:
-        self._desk = desk
+    def __init__(
+        self, call_context: CallContext, targets: Sequence[Target], calls: Sequence[int], endpoint: str
+    ) -> None:
+        self._call_context = call_context
         self._targets = targets
         self._calls = calls
         self._endpoint = endpoint
@@ -174,34 +180,36 @@ class PendingCall:
     def give_up(self, error: Callable[[], BaseException]) -> None:
         """Fail the targets that have not replied, with an error of its own each."""
         for _, _, call in self._open(None):
-            if (found := self._desk.table.take(call)) is not None:
+            if (found := self._call_context.table.take(call)) is not None:
                 found[0].refuse(found[1], error())
 
     def cancel(self, index: int | None) -> bool:
         """Cancel the call; return whether a reply was still pending."""
         taken = False
         for _, target, call in self._open(index):
-            if (found := self._desk.table.take(call)) is not None:
+            if (found := self._call_context.table.take(call)) is not None:
                 taken = True
                 found[0].refuse(found[1], CallCancelled(f"the call of {self._endpoint}() was cancelled"))
-                self._desk.tell(target, call)
+                self._call_context.tell(target, call)
         return taken
 
     def _open(self, index: int | None) -> list[Unanswered]:
         every = list(zip(itertools.count(), self._targets, self._calls))  # not strict: the count is infinite
         chosen = every if index is None or index == ANY else every[index : index + 1]
-        return [each for each in chosen if self._desk.table.is_open(each[2])]
+        return [each for each in chosen if self._call_context.table.is_open(each[2])]
 
 
-def _receipt_of(asker: Any) -> Receipt | None:
+def _receipt_of(reply_handler: Any) -> Receipt | None:
     """Return the receipt of a call, made now if there is none; None for what is no call of an endpoint."""
-    if (known := getattr(asker, "receipt", None)) is not None:
+    if (known := getattr(reply_handler, "receipt", None)) is not None:
         return known  # type: ignore[no-any-return]
-    futures: Sequence[Future[Any]] = getattr(asker, "futures", None) or [getattr(asker, "future", Future.completed(0))]
-    inquiry = next((future.inquiry for future in futures if not future.done()), None)
-    if not isinstance(inquiry, PendingCall) or not inquiry.callee:
+    futures: Sequence[Future[Any]] = getattr(reply_handler, "futures", None) or [
+        getattr(reply_handler, "future", Future.completed(0))
+    ]
+    pending_call = next((future.pending_call for future in futures if not future.done()), None)
+    if not isinstance(pending_call, PendingCall) or not pending_call.callee:
         return None
-    asker.receipt = receipt = Receipt(inquiry.callee)
+    reply_handler.receipt = receipt = Receipt(pending_call.callee)
     for future in futures:
         future.note_in(receipt)
     return receipt
@@ -217,9 +225,9 @@ class PerRank:
         self.futures: list[Future[Any]] = [Future.pending() for _ in range(count)]
         self._explain = explain
 
-    def asked(self, inquiry: PendingCall) -> None:
+    def asked(self, pending_call: PendingCall) -> None:
         for index, future in enumerate(self.futures):
-            future.asked(inquiry, index)
+            future.asked(pending_call, index)
 
     def answer(self, index: int, decode: Decode) -> None:
         self.futures[index].resolve(decode)
@@ -238,9 +246,9 @@ class SingleReply(PendingCall):
         self.future: Future[Any] = Future.pending()
         self._explain = explain
 
-    def sent(self, desk: CallContext, target: Target, call: int, endpoint: str) -> None:
+    def sent(self, call_context: CallContext, target: Target, call: int, endpoint: str) -> None:
         """Register the target and the call number, just before the message is sent."""
-        self._desk = desk
+        self._call_context = call_context
         self._target = target
         self._call = call
         self._endpoint = endpoint
@@ -257,7 +265,7 @@ class SingleReply(PendingCall):
         return self._target
 
     def _open(self, index: int | None) -> list[Unanswered]:
-        return [(0, self._target, self._call)] if self._desk.table.is_open(self._call) else []
+        return [(0, self._target, self._call)] if self._call_context.table.is_open(self._call) else []
 
 
 class AsCompleted:
@@ -274,10 +282,10 @@ class AsCompleted:
     def futures(self) -> list[Future[Any]]:
         return self._each.futures
 
-    def asked(self, inquiry: PendingCall) -> None:
+    def asked(self, pending_call: PendingCall) -> None:
         for future in self.futures:
             # The target of the n-th reply is unknown, so cancelling one future cancels all pending ones.
-            future.asked(inquiry, ANY)
+            future.asked(pending_call, ANY)
 
     def answer(self, index: int, decode: Decode) -> None:
         self._each.answer(next(self._arrived), decode)
@@ -297,7 +305,7 @@ class RelayToPort:
         self._first = first  # the rank of the first target
         self._explain = explain
 
-    def asked(self, inquiry: PendingCall) -> None:
+    def asked(self, pending_call: PendingCall) -> None:
         pass  # the caller waits at the port
 
     def answer(self, index: int, decode: Decode) -> None:
@@ -319,8 +327,8 @@ class Reduction:
         self._explain = explain
         self._values: list[Decode] = []
 
-    def asked(self, inquiry: PendingCall) -> None:
-        self.future.asked(inquiry, None)
+    def asked(self, pending_call: PendingCall) -> None:
+        self.future.asked(pending_call, None)
 
     def answer(self, index: int, decode: Decode) -> None:
         self._values.append(decode)
@@ -347,8 +355,8 @@ class AllReplies:
         self._errors: dict[int, BaseException] = {}
         self._missing = set(range(size))  # a set, so that a reply and a loss that race count once
 
-    def asked(self, inquiry: PendingCall) -> None:
-        self.future.asked(inquiry, None)
+    def asked(self, pending_call: PendingCall) -> None:
+        self.future.asked(pending_call, None)
 
     def answer(self, index: int, decode: Decode) -> None:
         self._values[index] = decode
@@ -424,10 +432,10 @@ class TimeLimit:
     """Fails a call after `seconds`. `name` is the called endpoint, for the error; `first` is the first called rank."""
 
     def __init__(
-        self, calls: Outbound, inquiry: PendingCall, seconds: float, *, name: str, count: int, first: int
+        self, calls: Outbound, pending_call: PendingCall, seconds: float, *, name: str, count: int, first: int
     ) -> None:
         self._calls = calls
-        self._inquiry = inquiry
+        self._inquiry = pending_call
         self._seconds = seconds
         self._name = name
         self._count = count
@@ -437,9 +445,9 @@ class TimeLimit:
     def _pass(self) -> None:
         """Ask the ranks that have not replied where they are, after the time limit."""
         if silent := self._inquiry.unanswered():
-            asker = PerRank(len(silent))
-            self._calls.ask_where(silent, asker)
-            places = asker.futures
+            reply_handler = PerRank(len(silent))
+            self._calls.ask_where(silent, reply_handler)
+            places = reply_handler.futures
 
             def look() -> None:
                 if all(place.done() for place in places):

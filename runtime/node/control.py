@@ -68,9 +68,9 @@ class ControlActor(Actor):
         self._node.actors.follow(path, key)
 
     @endpoint
-    def reborn(self, address: Address, life: int) -> None:
+    def reborn(self, address: Address, incarnation: int) -> None:
         """Register that a process is about to restart at the same address, as this incarnation."""
-        self._node.peers.begin_again(address, life)
+        self._node.peers.begin_again(address, incarnation)
 
     @endpoint
     def moved(self, place: Any, at: Place, keys: list[str]) -> None:
@@ -93,9 +93,9 @@ class ControlActor(Actor):
         self._node.bulk.heed_answer(node, number, reader, why)
 
     @endpoint
-    def fate(self, node: str, asker: Address) -> None:
-        """Send `asker` the report of a node if it has ended; `asker` sends to that node for the first time."""
-        self._node.peers.report_fate(node, asker)
+    def fate(self, node: str, reply_handler: Address) -> None:
+        """Send `reply_handler` the report of a node if it has ended; `reply_handler` sends to that node for the first time."""
+        self._node.peers.report_fate(node, reply_handler)
 
     @endpoint
     def recording(self, since: int) -> SpanRecording:

@@ -83,9 +83,9 @@ class Dispatch:
             return self._calls.return_message(reply, f"port {reply.call}", "the port is closed")
         if self._recorder.on:
             self._recorder.mark((now(), "", reply.call))
-        asker, index = found
+        reply_handler, index = found
         if reply.status == "ok":
-            asker.answer(index, functools.partial(self.load, body, "the result of an endpoint"))
+            reply_handler.answer(index, functools.partial(self.load, body, "the result of an endpoint"))
         else:
-            asker.refuse(index, rebuild_error(reply.status, body))
+            reply_handler.refuse(index, rebuild_error(reply.status, body))
         return None

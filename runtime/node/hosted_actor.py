@@ -28,7 +28,7 @@ from meshbook.runtime.node.endpoint_table import EndpointTable
 from meshbook.runtime.node.execution import Execution
 from meshbook.runtime.node.flow_control import FlowControl, OwedCredits, is_counted, size_of
 from meshbook.runtime.node.ledger import OwnedMesh
-from meshbook.runtime.node.reports import name_place, tell_failed, tell_raised, tell_stopped
+from meshbook.runtime.node.reports import format_failed, format_raised, format_stopped, name_place
 from meshbook.runtime.node.serving import LoopServing, Notice, Step, ThreadServing
 from meshbook.runtime.telemetry.spans import Row, now
 from meshbook.runtime.traces import format_error
@@ -165,12 +165,12 @@ class HostedActor:
         if self._serving is not None:
             self._serving.wake()
 
-    def supervise(self, charge: OwnedMesh, failure: MeshFailure) -> None:
+    def supervise(self, owned_mesh: OwnedMesh, failure: MeshFailure) -> None:
         """Pass the failure of an owned mesh to `__supervise__`; the actor fails if that does not handle it."""
 
         def conclude(verdict: Any, error: BaseException | None) -> None:
             if error is not None:
-                raised = tell_raised(name_place(self.instance, "__supervise__"), error)
+                raised = format_raised(name_place(self.instance, "__supervise__"), error)
                 self._fail(f"{raised}\nwhile it handled this failure: {failure.report()}", error)
             elif not verdict:
                 has_hook = getattr(self._actor, "__supervise__", None) is not None
@@ -178,7 +178,7 @@ class HostedActor:
                 why = f"its mesh {failure.mesh_name} has failed, and {why}"
                 self._fail(failure.report(), SupervisionError(failure.report()), why)
 
-        self.notify(Notice("__supervise__", failure, self._own_context(charge.context.get(CURRENT)), conclude))
+        self.notify(Notice("__supervise__", failure, self._own_context(owned_mesh.context.get(CURRENT)), conclude))
 
     def take_back(self, envelope: UndeliverableMessageEnvelope) -> None:
         """Call the actor's hook for a message that could not be delivered.
@@ -246,7 +246,7 @@ class HostedActor:
         try:
             self._thread.start()
         except RuntimeError as error:  # too many threads: report it here, as no other thread will
-            constructed(self._fail(tell_raised(f"the start of {name_place(self.instance)}", error), error))
+            constructed(self._fail(format_raised(f"the start of {name_place(self.instance)}", error), error))
             self._end()
 
     def run(self, constructed: Constructed = lambda error: None) -> None:
@@ -254,11 +254,11 @@ class HostedActor:
         self._maker = threading.get_ident()
         self._constructed.append(constructed)
         # An actor that was abandoned before its start is not constructed.
-        if self._lost is None and self.construct(self._tell_constructed):
+        if self._lost is None and self.construct(self._report_constructed):
             self._serving = LoopServing(self) if is_async(type(self._actor)) else ThreadServing(self)
             self._serve(self._serving)
         else:
-            self._tell_constructed(self._lost)
+            self._report_constructed(self._lost)
             ThreadServing(self).part()
         self._end()
 
@@ -268,7 +268,7 @@ class HostedActor:
         except Exception as error:  # a bug in the runtime: the queue is no longer served
             logger.exception("%s could not be served any longer", self.instance)
             self._cleans_up = False
-            self._fail(tell_raised(f"the serving of {name_place(self.instance)}", error), error)
+            self._fail(format_raised(f"the serving of {name_place(self.instance)}", error), error)
             ThreadServing(self).part()
 
     def construct(self, constructed: Constructed) -> bool:
@@ -281,7 +281,7 @@ class HostedActor:
             self._restoring = self._restore(actor)
         except BaseException as error:
             where = f"the {what} of {name_place(self.instance)}"
-            lost = self._fail(tell_raised(where, error), error)
+            lost = self._fail(format_raised(where, error), error)
             constructed(lost)
             return False
         self._actor, self._endpoints = actor, EndpointTable(actor)
@@ -289,7 +289,7 @@ class HostedActor:
             constructed(self._lost)  # the actor may have been lost during its constructor
         return True
 
-    def _tell_constructed(self, lost: SupervisionError | None) -> None:
+    def _report_constructed(self, lost: SupervisionError | None) -> None:
         """Report the outcome of the constructor, once."""
         try:
             constructed = self._constructed.pop()
@@ -319,7 +319,7 @@ class HostedActor:
         """Report the actor as stopped if its constructor has not returned in time after a stop."""
         if self._serving is None and self._lost is None:
             present = "its constructor had not returned" if self._maker else "it had not begun"
-            self._tell_constructed(self._stop(f"{stop.reason}; {present}"))
+            self._report_constructed(self._stop(f"{stop.reason}; {present}"))
             self._end()
 
     # -- called by `serving` -------------------------------------------------
@@ -331,8 +331,8 @@ class HostedActor:
         try:
             await restoring
         except BaseException as error:
-            self._fail(tell_raised(f"the __restore__ of {name_place(self.instance)}", error), error)
-        self._tell_constructed(self._lost)
+            self._fail(format_raised(f"the __restore__ of {name_place(self.instance)}", error), error)
+        self._report_constructed(self._lost)
 
     def make_execution(self, *, is_alone: bool) -> Execution:
         made: Execution = self._node.actors.make_execution(self.instance, is_alone=is_alone)
@@ -432,7 +432,7 @@ class HostedActor:
                 self._node.replies.reply(call.sender, call.call, value, what, call.place[0])
             except Exception as error:  # for example out of memory: the caller gets the error, the actor continues
                 where = f"the sending of the result of {name_place(self.instance, call.endpoint)}"
-                self._node.replies.reply_error(call.sender, call.call, tell_raised(where, error), error)
+                self._node.replies.reply_error(call.sender, call.call, format_raised(where, error), error)
 
     def raised(self, call: Call, error: Exception) -> None:
         where = name_place(self.instance, call.endpoint)
@@ -440,24 +440,26 @@ class HostedActor:
             if call.call:
                 self._node.replies.reply_lost(call.sender, call.call, self._lost)
         elif self._endpoints.is_ported(call):
-            self._fail(tell_raised(where, error), error, "it raised instead of answering by its port")
+            self._fail(format_raised(where, error), error, "it raised instead of answering by its port")
         elif call.call:
-            text = f"{tell_raised(where, error)}\n{monarch_texts.actor_call_failed(self.instance.name, call.endpoint)}"
+            text = (
+                f"{format_raised(where, error)}\n{monarch_texts.actor_call_failed(self.instance.name, call.endpoint)}"
+            )
             self._node.replies.reply_error(call.sender, call.call, text, error)
         else:
             self._fail(
-                tell_raised(where, error), error, "it raised in a broadcast, which has no caller to take the error"
+                format_raised(where, error), error, "it raised in a broadcast, which has no caller to take the error"
             )
 
     def died(self, call: Call, error: BaseException) -> None:
         where = name_place(self.instance, call.endpoint)
-        lost = self._fail(tell_raised(where, error), error, f"{type(error).__name__} always ends an actor")
+        lost = self._fail(format_raised(where, error), error, f"{type(error).__name__} always ends an actor")
         if call.call:
             self._node.replies.reply_lost(call.sender, call.call, lost)
 
     def abandon(self, call: Call, error: BaseException) -> None:
         """Handle a fault of the runtime while it served this call, to which there may be no reply yet."""
-        lost = self._fail(tell_raised(f"the serving of {name_place(self.instance)}", error), error)
+        lost = self._fail(format_raised(f"the serving of {name_place(self.instance)}", error), error)
         if call.call:
             self._node.replies.reply_lost(call.sender, call.call, lost)
 
@@ -489,10 +491,10 @@ class HostedActor:
         self._fail(f"{name_place(self.instance)} killed itself: {reason}", Aborted(reason))
 
     def _fail(self, report: str, cause: BaseException, why: str = "") -> SupervisionError:
-        return self._lose(tell_failed(self.instance, report, why), cause)
+        return self._lose(format_failed(self.instance, report, why), cause)
 
     def _stop(self, reason: str) -> SupervisionError:
-        return self._lose(tell_stopped(self.instance, reason), None)
+        return self._lose(format_stopped(self.instance, reason), None)
 
     def _lose(self, text: str, cause: BaseException | None) -> SupervisionError:
         """Mark the actor as lost: no further message begins, and every caller gets this error.
@@ -518,8 +520,8 @@ class HostedActor:
     def cleanup_steps(self) -> Iterator[Step]:
         """Yield the cleanup steps of a lost actor: stop the meshes that it owns, then call `__cleanup__`."""
         CURRENT.set(self._own_context(CURRENT.get()))
-        for charge in self._node.supervision.charges_of(self.instance.key):
-            yield functools.partial(charge.stop, f"its owner {self.instance} has ended")
+        for owned_mesh in self._node.supervision.charges_of(self.instance.key):
+            yield functools.partial(owned_mesh.stop, f"its owner {self.instance} has ended")
         cleanup = getattr(self._actor, "__cleanup__", None)
         if cleanup is not None and self._cleans_up:
             yield lambda: cleanup(self._cause)

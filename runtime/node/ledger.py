@@ -21,7 +21,7 @@ from meshbook.runtime.traces import SourceLine
 class Policy(Protocol):
     """Decides how to handle a failure. The decision runs later, outside the caller."""
 
-    def take(self, charge: OwnedMesh, failure: MeshFailure, otherwise: Callable[[MeshFailure], None]) -> None:
+    def take(self, owned_mesh: OwnedMesh, failure: MeshFailure, otherwise: Callable[[MeshFailure], None]) -> None:
         """Accept a failure without waiting. Call `otherwise` with it if the policy does not handle it."""
 
 
@@ -80,9 +80,9 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._charges)
 
-    def add(self, charge: OwnedMesh) -> None:
+    def add(self, owned_mesh: OwnedMesh) -> None:
         with self._lock:
-            self._charges[charge.key] = charge
+            self._charges[owned_mesh.key] = owned_mesh
 
     def get(self, key: str) -> OwnedMesh | None:
         return self._charges.get(key)
@@ -90,49 +90,49 @@ class Ledger:
     def of(self, owner: str) -> list[OwnedMesh]:
         """Return the meshes of an owner, the newest first: a mesh precedes the mesh that it was spawned on."""
         with self._lock:
-            return [charge for charge in reversed(list(self._charges.values())) if charge.owner == owner]
+            return [owned_mesh for owned_mesh in reversed(list(self._charges.values())) if owned_mesh.owner == owner]
 
     def processes(self) -> list[OwnedMesh]:
         """Return the process meshes, the oldest first."""
         with self._lock:
-            return [charge for charge in list(self._charges.values()) if charge.are_processes]
+            return [owned_mesh for owned_mesh in list(self._charges.values()) if owned_mesh.are_processes]
 
     def actors(self) -> list[OwnedMesh]:
         """Return the actor meshes."""
         with self._lock:
-            return [charge for charge in list(self._charges.values()) if not charge.are_processes]
+            return [owned_mesh for owned_mesh in list(self._charges.values()) if not owned_mesh.are_processes]
 
     def fail(self, key: str, node: str, report: str) -> tuple[OwnedMesh, MeshFailure] | None:
         """Mark the actor on this node as failed; return None if its mesh is unknown or the failure is already noted."""
         with self._lock:
-            charge = self._charges.get(key)
-            rank = charge.ranks.get(node) if charge is not None else None
-            if charge is None or rank is None or rank in charge.failed:
+            owned_mesh = self._charges.get(key)
+            rank = owned_mesh.ranks.get(node) if owned_mesh is not None else None
+            if owned_mesh is None or rank is None or rank in owned_mesh.failed:
                 return None
-            return charge, charge.failure(rank, report)
+            return owned_mesh, owned_mesh.failure(rank, report)
 
     def failed_nodes(self, key: str) -> Collection[str]:
         """Return the nodes on which ranks of a mesh have failed."""
-        charge = self._charges.get(key)
-        if charge is None or not charge.failed:
+        owned_mesh = self._charges.get(key)
+        if owned_mesh is None or not owned_mesh.failed:
             return ()
         with self._lock:
-            return {node for node, rank in charge.ranks.items() if rank in charge.failed}
+            return {node for node, rank in owned_mesh.ranks.items() if rank in owned_mesh.failed}
 
     def end(self, key: str, nodes: Collection[str]) -> None:
         """Remove the ranks of a mesh on these nodes, which stop: their end is no failure from now on."""
         with self._lock:
-            charge = self._charges.get(key)
-            if charge is not None:
-                self._drop(charge, nodes)
+            owned_mesh = self._charges.get(key)
+            if owned_mesh is not None:
+                self._drop(owned_mesh, nodes)
 
     def move(self, key: str, ranks: dict[str, int]) -> None:
         """Replace the ranks of a resized mesh. A failed process stays failed under its new rank."""
         with self._lock:
-            charge = self._charges[key]
-            failed = [node for node, rank in charge.ranks.items() if rank in charge.failed]
-            charge.ranks = ranks
-            charge.failed = [ranks[node] for node in failed]
+            owned_mesh = self._charges[key]
+            failed = [node for node, rank in owned_mesh.ranks.items() if rank in owned_mesh.failed]
+            owned_mesh.ranks = ranks
+            owned_mesh.failed = [ranks[node] for node in failed]
 
     def lose(self, node: str, report: str, *, stopped: bool, ended_by: str = "") -> list[tuple[OwnedMesh, MeshFailure]]:
         """Note the end of a process and return the failures to report; `ended_by` says what asked for the end.
@@ -140,15 +140,18 @@ class Ledger:
         An owner that gets failures of actors in the process gets none of the process itself.
         """
         with self._lock:
-            touched = [charge for charge in list(self._charges.values()) if node in charge.ranks]
+            touched = [owned_mesh for owned_mesh in list(self._charges.values()) if node in owned_mesh.ranks]
             if stopped:
                 self._drop_all(touched, {node})
                 return []
-            well = [charge for charge in touched if charge.ranks[node] not in charge.failed]
-            with_actors = {charge.owner for charge in well if not charge.are_processes}
+            well = [owned_mesh for owned_mesh in touched if owned_mesh.ranks[node] not in owned_mesh.failed]
+            with_actors = {owned_mesh.owner for owned_mesh in well if not owned_mesh.are_processes}
             told = [
-                (charge, charge.failure(charge.ranks[node], _name_actor(charge, node, report), ended_by))
-                for charge in well
+                (
+                    owned_mesh,
+                    owned_mesh.failure(owned_mesh.ranks[node], _name_actor(owned_mesh, node, report), ended_by),
+                )
+                for owned_mesh in well
             ]
             return [each for each in told if not (each[0].are_processes and each[0].owner in with_actors)]
 
@@ -167,11 +170,11 @@ class Ledger:
     def heal(self, key: str, only: Collection[int] | None = None) -> list[int]:
         """Mark the failed ranks of a mesh, or those among `only`, as healed; return them in order."""
         with self._lock:
-            charge = self._charges.get(key)
-            if charge is None:
+            owned_mesh = self._charges.get(key)
+            if owned_mesh is None:
                 return []
-            failed = [rank for rank in charge.failed if only is None or rank in only]
-            charge.failed = [rank for rank in charge.failed if rank not in failed]
+            failed = [rank for rank in owned_mesh.failed if only is None or rank in only]
+            owned_mesh.failed = [rank for rank in owned_mesh.failed if rank not in failed]
             return sorted(failed)
 
     def heal_actors(self, *, reborn: Collection[str], alive: Collection[str] = ()) -> list[tuple[OwnedMesh, list[int]]]:
@@ -181,31 +184,33 @@ class Ledger:
         """
         with self._lock:
             found = []
-            for charge in list(self._charges.values()):
-                ranks = [] if charge.are_processes else _to_renew(charge, reborn, alive)
+            for owned_mesh in list(self._charges.values()):
+                ranks = [] if owned_mesh.are_processes else _to_renew(owned_mesh, reborn, alive)
                 if ranks:
-                    charge.failed = [rank for rank in charge.failed if rank not in ranks]
-                    found.append((charge, ranks))
+                    owned_mesh.failed = [rank for rank in owned_mesh.failed if rank not in ranks]
+                    found.append((owned_mesh, ranks))
             return found
 
-    def _drop_all(self, charges: Iterable[OwnedMesh], nodes: Collection[str]) -> None:
-        for charge in charges:
-            self._drop(charge, nodes)
+    def _drop_all(self, owned_meshes: Iterable[OwnedMesh], nodes: Collection[str]) -> None:
+        for owned_mesh in owned_meshes:
+            self._drop(owned_mesh, nodes)
 
-    def _drop(self, charge: OwnedMesh, nodes: Collection[str]) -> None:
-        gone = {rank for node, rank in charge.ranks.items() if node in nodes}
-        charge.ranks = {node: rank for node, rank in charge.ranks.items() if rank not in gone}
-        charge.failed = [rank for rank in charge.failed if rank not in gone]
-        if not charge.ranks:
-            self._charges.pop(charge.key, None)
+    def _drop(self, owned_mesh: OwnedMesh, nodes: Collection[str]) -> None:
+        gone = {rank for node, rank in owned_mesh.ranks.items() if node in nodes}
+        owned_mesh.ranks = {node: rank for node, rank in owned_mesh.ranks.items() if rank not in gone}
+        owned_mesh.failed = [rank for rank in owned_mesh.failed if rank not in gone]
+        if not owned_mesh.ranks:
+            self._charges.pop(owned_mesh.key, None)
 
 
-def _name_actor(charge: OwnedMesh, node: str, report: str) -> str:
-    if charge.spawned is None:
+def _name_actor(owned_mesh: OwnedMesh, node: str, report: str) -> str:
+    if owned_mesh.spawned is None:
         return report
-    return f"{report}\n{monarch_texts.actor_failed(charge.spawned.describe(charge.ranks[node]), node)}"
+    return f"{report}\n{monarch_texts.actor_failed(owned_mesh.spawned.describe(owned_mesh.ranks[node]), node)}"
 
 
-def _to_renew(charge: OwnedMesh, reborn: Collection[str], alive: Collection[str]) -> list[int]:
-    failed = set(charge.failed)
-    return sorted(rank for node, rank in charge.ranks.items() if node in reborn or (rank in failed and node in alive))
+def _to_renew(owned_mesh: OwnedMesh, reborn: Collection[str], alive: Collection[str]) -> list[int]:
+    failed = set(owned_mesh.failed)
+    return sorted(
+        rank for node, rank in owned_mesh.ranks.items() if node in reborn or (rank in failed and node in alive)
+    )

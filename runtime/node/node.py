@@ -51,7 +51,7 @@ class LocalHandlesProtocol(Protocol):
 class Node:
     """The runtime core of one process. `close()` is idempotent and fails every pending call.
 
-    `life` counts the processes that have been this node before; with `takes_over`, the actors that they have spawned
+    `incarnation` counts the processes that have been this node before; with `takes_over`, the actors that they have spawned
     continue.
     """
 
@@ -59,7 +59,7 @@ class Node:
     run_on_main: Callable[[Callable[[], None]], None] | None = None  # of a worker: runs this on its main thread
     guide: Address | None = None  # of a worker: its agent, which knows which nodes ended before the worker began
     capture: Capture | None = None  # of a worker: its output
-    place: Any = None  # `Instance.birth` of the actors here
+    place: Any = None  # `Instance.spec` of the actors here
     places: LocalHandlesProtocol | None = None
     on_fault: OnFault = staticmethod(log_fault)  # gets failures of the client's meshes
     # Of a client in another run: returns the place there of a port of this process.
@@ -74,10 +74,10 @@ class Node:
     is_leaving = False  # the process is about to end: owners get its Down instead of the end of each actor
 
     def __init__(
-        self, transport: Transport, run: str, settings: Settings, life: int = 0, *, takes_over: bool = False
+        self, transport: Transport, run: str, settings: Settings, incarnation: int = 0, *, takes_over: bool = False
     ) -> None:
         self.address = self.controller = transport.address  # the controller gets output and failures; workers set it
-        self.life = life
+        self.incarnation = incarnation
         self.settings = settings
         self.run = run
         self.take_place: Callable[[Any], Any] = lambda place: place  # of a worker: applies a resize
@@ -88,12 +88,12 @@ class Node:
         self._transport = transport
         self._closed = False
         limit, later = settings.max_message_bytes, loop.call_later
-        transport.greeting = pack(Hello(self.address, run, life, takes_over), (), limit)
+        transport.greeting = pack(Hello(self.address, run, incarnation, takes_over), (), limit)
 
         self.routes = routes = Routes(transport)
         routes.ask_after = self._ask_after
         # Call numbers continue after a restart: replies to calls of an earlier incarnation must not match a call.
-        self.table = table = CallTable(life * CALLS_A_LIFE + 1)
+        self.table = table = CallTable(incarnation * CALLS_A_LIFE + 1)
         self.bulk = bulk = Bulk(
             routes, lambda to, *said: self.calls.notify(to, *said), later, least=settings.shared_bytes, limit=limit
         )
@@ -113,14 +113,18 @@ class Node:
             routes,
             calls,
             actors.find,
-            on_fault=lambda charge, failure: self.on_fault(charge, failure),  # a lambda: `on_fault` may be set later
-            happened=lambda kind, charge, ranks, text: self.send_event(kind, charge.name, charge.procs, ranks, text),
+            on_fault=lambda owned_mesh, failure: self.on_fault(
+                owned_mesh, failure
+            ),  # a lambda: `on_fault` may be set later
+            happened=lambda kind, owned_mesh, ranks, text: self.send_event(
+                kind, owned_mesh.name, owned_mesh.procs, ranks, text
+            ),
             receipts=table.receipts,
-            life=life,
+            incarnation=incarnation,
         )
         self.ledger = supervision.ledger
         others = loop, routes, table, calls, self.flow, bulk, actors, supervision
-        self.peers = peers = Peers(*others, run=run, life=life, limit=limit)
+        self.peers = peers = Peers(*others, run=run, incarnation=incarnation, limit=limit)
         self.dispatch = Dispatch(
             *(routes, table, calls, bulk, recorder),
             handlers={
@@ -135,8 +139,8 @@ class Node:
         )
         self.accept = transport.accept = self.dispatch.accept  # gets each received frame, on the I/O thread
         recorder.busy.append(actors.under_way)
-        if life:  # refuse messages for actors of earlier incarnations at once
-            actors.early.expect(self.address.node, life * ACTORS_A_LIFE)
+        if incarnation:  # refuse messages for actors of earlier incarnations at once
+            actors.early.expect(self.address.node, incarnation * ACTORS_A_LIFE)
         actors.host_inline(CONTROL, ControlActor(self))
 
     def start(self) -> None:

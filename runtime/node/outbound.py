@@ -98,7 +98,7 @@ class Outbound:
         self._limit = limit
         self.call_later = call_later
         self._returned = returned
-        self._desk = CallContext(table, self._send_cancel)
+        self._call_context = CallContext(table, self._send_cancel)
 
     @property
     def pending(self) -> int:
@@ -113,30 +113,30 @@ class Outbound:
         endpoint: str,
         arguments: Any,
         extent: Extent,
-        asker: CallHandler | None,
+        reply_handler: CallHandler | None,
         *,
         first: int = 0,
         port: tuple[Address, int] | None = None,
         within: float | None = None,
     ) -> None:
-        """Call each target: the ranks of `extent` from `first` on. Without `asker`, this node receives no reply.
+        """Call each target: the ranks of `extent` from `first` on. Without `reply_handler`, this node receives no reply.
 
         With a port, each target replies there; the port gets no error if a process dies meanwhile. If the queue of a
         target is full, the thread waits for room, for `within` seconds at most. Raises PickleError and MessageTooLarge
         before anything is sent; QueueFull, DeadlockError.
         """
         started = now()
-        body = pickling.dumps(arguments, functools.partial(_describe_argument, targets[0].actor, endpoint))
+        body = pickling.dumps(arguments, functools.partial(_format_argument, targets[0].actor, endpoint))
         target, origin = targets[0], current_origin()
         reply_to, number = port if port is not None else (None, 0)
-        calls = self._open(targets, asker, endpoint) if asker is not None else [number] * len(targets)
-        by = _sender(targets) if asker is None and port is None else ""
+        calls = self._open(targets, reply_handler, endpoint) if reply_handler is not None else [number] * len(targets)
+        by = _sender(targets) if reply_handler is None and port is None else ""
         place = first, *extent.dims
         call = Call(self._node, calls[0], target.actor, endpoint, place, origin, target.manner, reply_to, by)
         if len(targets) != 1 or not self._transmit_at_once(target, call, body):
             deadline = None if within is None else monotonic() + within
             self._transmit(targets, calls, functools.partial(_call_to, call, targets, calls), body, deadline, call)
-        numbers = (calls[0], calls[-1]) if asker is not None else (0, 0)
+        numbers = (calls[0], calls[-1]) if reply_handler is not None else (0, 0)
         self._record(started, target.actor, endpoint, origin, *numbers)
 
     def send_one(
@@ -145,16 +145,16 @@ class Outbound:
         endpoint: str,
         arguments: Any,
         extent: Extent,
-        asker: SingleReply,
+        reply_handler: SingleReply,
         rank: int = 0,
         within: float | None = None,
     ) -> None:
         """Call one target that replies here: `send` for the most frequent case."""
         started = now()
-        body = pickling.dumps(arguments, functools.partial(_describe_argument, target.actor, endpoint))
+        body = pickling.dumps(arguments, functools.partial(_format_argument, target.actor, endpoint))
         origin, actor = current_origin(), target.actor
-        number = self._table.open_one(asker, target.address.node)
-        asker.sent(self._desk, target, number, endpoint)
+        number = self._table.open_one(reply_handler, target.address.node)
+        reply_handler.sent(self._call_context, target, number, endpoint)
         call = Call(self._node, number, actor, endpoint, (rank, *extent.dims), origin, target.manner)
         if not self._transmit_at_once(target, call, body):
             deadline = None if within is None else monotonic() + within
@@ -187,14 +187,16 @@ class Outbound:
         else:
             self.send(targets, endpoint, arguments, extent, None, first=first, port=port)
 
-    def create(self, creation: Creation, ranks: Sequence[int], asker: CallHandler, *, again: bool = False) -> None:
+    def create(
+        self, creation: Creation, ranks: Sequence[int], reply_handler: CallHandler, *, again: bool = False
+    ) -> None:
         """Create the actors of these ranks; `again` means that they replace lost ones.
 
-        `asker` gets the reply of each actor once it is constructed. Raises MessageTooLarge before anything is sent.
+        `reply_handler` gets the reply of each actor once it is constructed. Raises MessageTooLarge before anything is sent.
         """
         targets = [creation.targets[rank] for rank in ranks]
         (labels, sizes), origin = creation.extent.dims, current_origin() or creation.origin
-        calls = self._open(targets, asker, "__init__")
+        calls = self._open(targets, reply_handler, "__init__")
 
         def make(index: int) -> Spawn:
             return Spawn(
@@ -211,44 +213,46 @@ class Outbound:
         targets: Sequence[Target],
         construct: tuple[type, Any, Any],
         extent: Extent,
-        asker: CallHandler,
+        reply_handler: CallHandler,
         *,
         on_main: bool = False,
     ) -> None:
         """Create an actor at each target, on a thread of its own or on the process's main thread.
 
-        `asker` gets the reply of each actor once it is constructed. Raises PickleError and MessageTooLarge before
+        `reply_handler` gets the reply of each actor once it is constructed. Raises PickleError and MessageTooLarge before
         anything is sent.
         """
-        self.create(plan(targets, construct, extent, on_main=on_main), range(len(targets)), asker)
+        self.create(plan(targets, construct, extent, on_main=on_main), range(len(targets)), reply_handler)
 
-    def stop(self, targets: Sequence[Target], reason: str, asker: CallHandler) -> None:
+    def stop(self, targets: Sequence[Target], reason: str, reply_handler: CallHandler) -> None:
         """Stop the actors after the messages sent to them so far."""
-        calls = self._open(targets, asker, "stop")
+        calls = self._open(targets, reply_handler, "stop")
         self._transmit(targets, calls, lambda index: Stop(self._node, calls[index], targets[index].actor, reason), ())
 
-    def ask_to_hold(self, peers: Sequence[Address], asker: CallHandler, incarnation: int) -> None:
+    def ask_to_hold(self, peers: Sequence[Address], reply_handler: CallHandler, incarnation: int) -> None:
         """Ask these nodes to send nothing here after their reply, until another process is this node."""
         targets = [Target(peer, CONTROL) for peer in peers]
-        calls = self._open(targets, asker, "hold")
+        calls = self._open(targets, reply_handler, "hold")
         self._transmit(targets, calls, lambda index: HoldRequest(self._node, calls[index], incarnation), ())
 
-    def adopt(self, targets: Sequence[Target], calls: Sequence[int], endpoint: str, asker: CallHandler) -> None:
+    def adopt(self, targets: Sequence[Target], calls: Sequence[int], endpoint: str, reply_handler: CallHandler) -> None:
         """Wait for the replies to calls that were sent by the process that was this node before."""
-        self._table.adopt(asker, [(call, target.address.node) for target, call in zip(targets, calls, strict=True)])
-        asker.asked(PendingCall(self._desk, targets, calls, endpoint))
+        self._table.adopt(
+            reply_handler, [(call, target.address.node) for target, call in zip(targets, calls, strict=True)]
+        )
+        reply_handler.asked(PendingCall(self._call_context, targets, calls, endpoint))
 
     def limit(self, futures: Sequence[Future[Any]], seconds: float, *, name: str, count: int, first: int) -> None:
         """Set a time limit for a call, of which these are the futures; the pending ones then fail with CallTimeout."""
         for future in futures:
-            if isinstance(inquiry := future.inquiry, PendingCall):  # else this reply is here already
-                TimeLimit(self, inquiry, seconds, name=name, count=count, first=first)
+            if isinstance(pending_call := future.pending_call, PendingCall):  # else this reply is here already
+                TimeLimit(self, pending_call, seconds, name=name, count=count, first=first)
                 return
 
-    def ask_where(self, silent: Sequence[Unanswered], asker: PerRank) -> None:
+    def ask_where(self, silent: Sequence[Unanswered], reply_handler: PerRank) -> None:
         """Ask the control actor of each target where its call is."""
         controls = [Target(target.address, CONTROL) for _, target, _ in silent]
-        calls = self._open(controls, asker, "where")
+        calls = self._open(controls, reply_handler, "where")
         for (_, target, number), control, call in zip(silent, controls, calls, strict=True):
             message = Call(self._node, call, CONTROL, "where", (0, (), ()), "")
             body = pickling.dumps(((target.actor, self._node, number), {}), "a question")
@@ -271,9 +275,9 @@ class Outbound:
 
     # -- sending ---------------------------------------------------------------------------
 
-    def _open(self, targets: Sequence[Target], asker: CallHandler, endpoint: str) -> Sequence[int]:
-        calls = self._table.open(asker, [target.address.node for target in targets])
-        asker.asked(PendingCall(self._desk, targets, calls, endpoint))
+    def _open(self, targets: Sequence[Target], reply_handler: CallHandler, endpoint: str) -> Sequence[int]:
+        calls = self._table.open(reply_handler, [target.address.node for target in targets])
+        reply_handler.asked(PendingCall(self._call_context, targets, calls, endpoint))
         return calls
 
     def _transmit_at_once(self, target: Target, call: Call, body: Body) -> bool:
@@ -421,7 +425,7 @@ def _call_to(first: Call, targets: Sequence[Target], calls: Sequence[int], index
     return msgspec.structs.replace(first, call=calls[index], actor=to.actor, place=place, manner=to.manner)
 
 
-def _describe_argument(actor: str, endpoint: str) -> str:
+def _format_argument(actor: str, endpoint: str) -> str:
     return f"an argument of {name_of(actor)}.{endpoint}"
 
 

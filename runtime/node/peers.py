@@ -43,7 +43,7 @@ class Peers:
         supervision: Supervision,
         *,
         run: str,
-        life: int,
+        incarnation: int,
         limit: int,
     ) -> None:
         self.when_down: list[Callable[[ExitReport], None]] = []
@@ -57,7 +57,7 @@ class Peers:
         self._actors = actors
         self._supervision = supervision
         self._run = run
-        self._life = life
+        self._life = incarnation
         self._limit = limit
 
     # -- for any thread --------------------------------------------------------------
@@ -74,13 +74,13 @@ class Peers:
             with contextlib.suppress(PeerGone):
                 self._routes.send(peer, frame)
 
-    def note_reborn(self, address: Address, life: int) -> bool:
+    def note_restarted(self, address: Address, incarnation: int) -> bool:
         """Register the restart of a node; return False if that incarnation is already known."""
-        return self._loop.run(lambda: self._note_reborn(address, life))
+        return self._loop.run(lambda: self._note_reborn(address, incarnation))
 
-    def begin_again(self, address: Address, life: int) -> None:
+    def begin_again(self, address: Address, incarnation: int) -> None:
         """Register the restart of a node, and create again the actors that this node had spawned there."""
-        if self.note_reborn(address, life):
+        if self.note_restarted(address, incarnation):
             self._supervision.create_again(
                 self._supervision.ledger.heal_actors(reborn={address.node}), reborn=[address]
             )
@@ -91,9 +91,9 @@ class Peers:
         Returns a future per peer. Once it is settled, everything that the peer has sent has arrived. `greet` makes the
         peers send again.
         """
-        asker = PerRank(len(peers))
-        self._calls.ask_to_hold(peers, asker, self._life)
-        return asker.futures
+        reply_handler = PerRank(len(peers))
+        self._calls.ask_to_hold(peers, reply_handler, self._life)
+        return reply_handler.futures
 
     def greet(self, peers: Sequence[Address]) -> None:
         """Send Hello to these nodes, which then send their held messages and later ones."""
@@ -116,11 +116,11 @@ class Peers:
         if hello.run != self._run:
             raise RefusedMessage(f"a Hello of another run from {hello.sender.node!r}")
         if hello.takes_over:
-            return self._succeed(hello.sender, hello.life)
+            return self._succeed(hello.sender, hello.incarnation)
         self._routes.release(hello.sender)  # if a handover was announced, it did not happen
-        if self._routes.greet(hello.sender, hello.life):
+        if self._routes.greet(hello.sender, hello.incarnation):
             # The agent reports the restart too, but until then this process must not be mistaken for the ended one.
-            self.begin_again(hello.sender, hello.life)
+            self.begin_again(hello.sender, hello.incarnation)
         return None
 
     def on_down(self, down: Down, body: Body) -> None:
@@ -128,7 +128,7 @@ class Peers:
 
     def on_handover(self, handover: HoldRequest, body: Body) -> None:
         """Send nothing to a node after the reply to this, until another process is that node."""
-        if not self._routes.is_new(handover.sender, handover.life + 1):
+        if not self._routes.is_new(handover.sender, handover.incarnation + 1):
             return
         peer = self._routes.address_of(handover.sender)
         reply = Reply(self._routes.own.node, handover.call, "ok")
@@ -138,11 +138,11 @@ class Peers:
         with contextlib.suppress(PeerGone):
             self._routes.hold(peer, frame, self._bulk.keep)
 
-    def report_fate(self, node: str, asker: Address) -> None:
-        """Send Down to `asker` if this node has ended."""
+    def report_fate(self, node: str, reply_handler: Address) -> None:
+        """Send Down to `reply_handler` if this node has ended."""
         if (report := self.report_of(node)) is not None:
             with contextlib.suppress(PeerGone):
-                self._routes.send(asker, pack(Down(self._routes.own.node, report), (), self._limit))
+                self._routes.send(reply_handler, pack(Down(self._routes.own.node, report), (), self._limit))
 
     # -- changes ------------------------------------------------------------------------
 
@@ -166,29 +166,29 @@ class Peers:
     def _lose_spawner(self, report: ExitReport) -> None:
         self._actors.lose_spawner(report.node)
 
-    def _note_reborn(self, address: Address, life: int) -> bool:
+    def _note_reborn(self, address: Address, incarnation: int) -> bool:
         node = address.node
-        if not self._routes.is_new(node, life):
+        if not self._routes.is_new(node, incarnation):
             return False
         if self.report_of(node) is None:  # the restart was reported before the end
             self._note_down(ExitReport(node, 0, None, hint="it has ended, and was started again"))
-        self._actors.early.expect(node, life * ACTORS_A_LIFE)
+        self._actors.early.expect(node, incarnation * ACTORS_A_LIFE)
         self._bulk.forget(node)
-        self._routes.begin_again(address, life)
+        self._routes.begin_again(address, incarnation)
         notify_all(self.when_reborn, node)
         return True
 
-    def _succeed(self, address: Address, life: int) -> None:
+    def _succeed(self, address: Address, incarnation: int) -> None:
         """Handle a process that takes over a node: the actors it has spawned here stay, and calls to it fail."""
         node = address.node
         self._bulk.forget(node)
-        if not self._routes.succeed(address, life):
+        if not self._routes.succeed(address, incarnation):
             return
         self._flow.forget(node)
         self.fail_calls(node, lambda: SupervisionError(f"{node} was handed over while the call was open"))
-        self._actors.close_early(node, life * ACTORS_A_LIFE - 1)
+        self._actors.close_early(node, incarnation * ACTORS_A_LIFE - 1)
 
     def fail_calls(self, node: str | None, error: Callable[[], BaseException]) -> None:
         """Fail the pending calls to a node, or all pending calls."""
-        for asker, index in self._table.take_all(node):
-            notify(functools.partial(asker.refuse, index), error())
+        for reply_handler, index in self._table.take_all(node):
+            notify(functools.partial(reply_handler.refuse, index), error())

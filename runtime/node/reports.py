@@ -28,22 +28,22 @@ def name_place(instance: Instance, endpoint: str = "") -> str:
     return f"{what}{rank} ({instance.proc_id}, pid {os.getpid()})"
 
 
-def tell_raised(where: str, error: BaseException) -> str:
+def format_raised(where: str, error: BaseException) -> str:
     """Return the text of an exception with the user's lines. An error from another actor's call is kept as it is."""
     try:
-        return _tell_raised(where, error)
+        return _format_raised(where, error)
     except Exception as reason:  # no memory, or a program has replaced what formats it
         return f"{where} raised {type(error).__name__}, whose text could not be made: {type(reason).__name__}"
 
 
-def _tell_raised(where: str, error: BaseException) -> str:
+def _format_raised(where: str, error: BaseException) -> str:
     if isinstance(error, CallError) and error.__cause__ is None and error.__context__ is None:
         told = str(error) if isinstance(error, ActorError) else f"{type(error).__name__}: {error}"
         frames = format_frames(error)
         return f"{told}\nwhich failed {where}" + (f":\n{frames}" if frames else "")
     text = f"{where} raised {headline(error)}\n{format_error(error)}"
     if isinstance(error, MemoryError):
-        return f"{text}\n{_tell_memory()}"
+        return f"{text}\n{_format_memory()}"
     limit = explain_limit(str(error), _folder_of_output()) if isinstance(error, OSError | RuntimeError) else ""
     return f"{text}\n{limit}" if limit else text
 
@@ -54,7 +54,7 @@ def _folder_of_output() -> str:
     return str(path.resolve().parent) if path.is_file() else ""
 
 
-def _tell_memory() -> str:
+def _format_memory() -> str:
     """Return a text with the peak memory and the memory limit of this process."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     had = f"this process has had up to {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MiB of memory"
@@ -63,12 +63,12 @@ def _tell_memory() -> str:
     return f"{had}; it may reserve {limit >> 20} MiB of addresses (RLIMIT_AS, `ulimit -v`)"
 
 
-def tell_failed(instance: Instance, report: str, why: str = "") -> str:
+def format_failed(instance: Instance, report: str, why: str = "") -> str:
     """Return the text of an actor's failure: the report, and `why` this ended the actor."""
     failed = monarch_texts.actor_failed(instance, instance.proc_id)
     return f"{report}\n{failed}: {why}" if why else f"{report}\n{failed}"
 
 
-def tell_stopped(instance: Instance, reason: str) -> str:
+def format_stopped(instance: Instance, reason: str) -> str:
     """Return the text of an actor that was stopped."""
     return f"The actor {instance} in {instance.proc_id} is stopped: {reason}"

@@ -67,27 +67,27 @@ class Routes:
 
     # -- ends and restarts -------------------------------------------------------------
 
-    def greet(self, peer: Address, life: int) -> bool:
+    def greet(self, peer: Address, incarnation: int) -> bool:
         """Register a node from its Hello; return whether it may be a restart of a node that was known before."""
         self._book[peer.node] = peer
         if peer.node in self._lives or peer.node in self.down:
             return True
-        self._lives[peer.node] = life
-        if life:
+        self._lives[peer.node] = incarnation
+        if incarnation:
             # This node may have written to the incarnation before, which never answered. Then the connection reaches
             # the new incarnation by itself, which accepts nothing from this node before its Hello.
-            self._transport.remember(peer.node, life)
+            self._transport.remember(peer.node, incarnation)
             with contextlib.suppress(PeerGone):
                 self._transport.send(peer, self._transport.greeting)
         return False
 
     def is_former(self, report: ExitReport) -> bool:
         """Whether this is a late report about an incarnation before the current one."""
-        return 0 <= report.life < self._lives.get(report.node, 0)
+        return 0 <= report.incarnation < self._lives.get(report.node, 0)
 
-    def is_new(self, node: str, life: int) -> bool:
+    def is_new(self, node: str, incarnation: int) -> bool:
         """Whether this incarnation of a node is newer than the known one."""
-        return life > self._lives.get(node, 0)
+        return incarnation > self._lives.get(node, 0)
 
     def end(self, report: ExitReport) -> None:
         """Mark a node as ended: nothing is sent there any more."""
@@ -95,18 +95,18 @@ class Routes:
         self._ready.discard(report.node)
         self._transport.forget(report.node)
 
-    def begin_again(self, address: Address, life: int) -> None:
+    def begin_again(self, address: Address, incarnation: int) -> None:
         """Register the restart of a node that had ended."""
-        self._lives[address.node] = life
+        self._lives[address.node] = incarnation
         self._book[address.node] = address
         del self.down[address.node]
-        self._transport.remember(address.node, life)
+        self._transport.remember(address.node, incarnation)
 
-    def succeed(self, address: Address, life: int) -> bool:
+    def succeed(self, address: Address, incarnation: int) -> bool:
         """Register a process that takes over a running node; return whether that incarnation was unknown."""
-        is_news = self.is_new(address.node, life)
+        is_news = self.is_new(address.node, incarnation)
         if is_news:
-            self._lives[address.node] = life
+            self._lives[address.node] = incarnation
             self._book[address.node] = address
         self._transport.release(address, anew=is_news)
         return is_news
@@ -133,19 +133,21 @@ class Routes:
         with contextlib.suppress(PeerGone):
             self._transport.send(to, self._transport.greeting)
 
-    def lives(self) -> dict[str, int]:
+    def incarnations(self) -> dict[str, int]:
         """Return the incarnations of the restarted nodes that have not ended."""
-        return {node: life for node, life in items_of(self._lives) if life and node not in self.down}
+        return {
+            node: incarnation for node, incarnation in items_of(self._lives) if incarnation and node not in self.down
+        }
 
-    def expect(self, lives: dict[str, int]) -> None:
+    def expect(self, incarnations: dict[str, int]) -> None:
         """Register the incarnations of nodes before their first message."""
-        for node, life in lives.items():
-            self._lives[node] = life
-            self._transport.remember(node, life)
+        for node, incarnation in incarnations.items():
+            self._lives[node] = incarnation
+            self._transport.remember(node, incarnation)
 
-    def restore(self, lives: dict[str, int], down: dict[str, ExitReport]) -> None:
+    def restore(self, incarnations: dict[str, int], down: dict[str, ExitReport]) -> None:
         """Restore the state of the process that was this node before."""
-        self.expect(lives)
+        self.expect(incarnations)
         for report in down.values():
             self.end(report)
 

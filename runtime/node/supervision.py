@@ -46,7 +46,7 @@ class Supervision:
         on_fault: OnFault,
         happened: Happened,
         receipts: Callable[[str, str], Sequence[Receipt]],
-        life: int,
+        incarnation: int,
     ) -> None:
         self.ledger = Ledger()  # the meshes that were spawned from here
         self._routes = routes
@@ -56,7 +56,7 @@ class Supervision:
         self._happened = happened
         self._receipts = receipts  # of the pending calls to an actor on a node
         # Numbers continue after a restart: a message for an actor of an earlier incarnation must not reach a new one.
-        self._first = life * ACTORS_A_LIFE  # number of the first actor that is spawned from here
+        self._first = incarnation * ACTORS_A_LIFE  # number of the first actor that is spawned from here
         self._numbers = itertools.count(self._first)
         self._last = self._first - 1
 
@@ -112,8 +112,8 @@ class Supervision:
             else:
                 self._happened("failed", procs, [rank], str(report))
         if procs is None or procs.policy is None:
-            for charge, failure in told:
-                notify(functools.partial(self._supervise, charge), failure)
+            for owned_mesh, failure in told:
+                notify(functools.partial(self._supervise, owned_mesh), failure)
         else:
             procs.policy.take(
                 procs,
@@ -123,26 +123,26 @@ class Supervision:
 
     def _pass_on_all(self, policy: Policy, told: Sequence[tuple[OwnedMesh, MeshFailure]], loss: MeshFailure) -> None:
         """Report the loss of a process that this policy leaves dead; do not ask the policy again for its actors."""
-        for charge, failure in told:
-            if charge.policy is policy:
-                self.pass_on(charge, failure.also(loss.remark))
+        for owned_mesh, failure in told:
+            if owned_mesh.policy is policy:
+                self.pass_on(owned_mesh, failure.also(loss.remark))
             else:
-                self._supervise(charge, failure)
+                self._supervise(owned_mesh, failure)
 
-    def _supervise(self, charge: OwnedMesh, failure: MeshFailure) -> None:
-        if charge.policy is None:
-            self.pass_on(charge, failure)
+    def _supervise(self, owned_mesh: OwnedMesh, failure: MeshFailure) -> None:
+        if owned_mesh.policy is None:
+            self.pass_on(owned_mesh, failure)
         else:
-            charge.policy.take(charge, failure, functools.partial(self.pass_on, charge))
+            owned_mesh.policy.take(owned_mesh, failure, functools.partial(self.pass_on, owned_mesh))
 
-    def pass_on(self, charge: OwnedMesh, failure: MeshFailure) -> None:
+    def pass_on(self, owned_mesh: OwnedMesh, failure: MeshFailure) -> None:
         """Report a failure to the owner of the mesh. An owner that has ended needs none: its meshes end with it."""
-        if charge.on_failure is not None and charge.on_failure(failure):
+        if owned_mesh.on_failure is not None and owned_mesh.on_failure(failure):
             return
-        if not charge.owner:
-            self._on_fault(charge, failure)
-        elif (hosted := self._find(charge.owner)) is not None:
-            hosted.supervise(charge, failure)
+        if not owned_mesh.owner:
+            self._on_fault(owned_mesh, failure)
+        elif (hosted := self._find(owned_mesh.owner)) is not None:
+            hosted.supervise(owned_mesh, failure)
 
     def find_lost(self, targets: Sequence[Target]) -> int | None:
         """Return the index of the first target that is known to be lost, or None."""
@@ -160,16 +160,16 @@ class Supervision:
         Notifies the restarted processes (`reborn`) that no other earlier actor of this node will be created there.
         """
         begun = []
-        for charge, ranks in lost:
-            nodes = {rank: node for node, rank in charge.ranks.items()}
+        for owned_mesh, ranks in lost:
+            nodes = {rank: node for node, rank in owned_mesh.ranks.items()}
             if left := [rank for rank in ranks if rank in nodes]:  # ranks stopped meanwhile are skipped
-                begun += [(nodes[rank], future) for rank, future in zip(left, charge.again(left), strict=True)]
+                begun += [(nodes[rank], future) for rank, future in zip(left, owned_mesh.again(left), strict=True)]
         number = self._last
         for address in reborn if number >= 0 else ():
             self._notify(address, "renewed", self._routes.own.node, number)
         return begun
 
 
-def log_fault(charge: OwnedMesh, failure: MeshFailure) -> None:
+def log_fault(owned_mesh: OwnedMesh, failure: MeshFailure) -> None:
     """Log a failure of the client's meshes: the default of `on_fault`."""
     logger.error("%s", failure)

@@ -104,9 +104,9 @@ class Broadcast:
         return self._done
 
     def _call(self, address: Address, endpoint: str, *arguments: Any) -> Future[Any]:
-        asker = PerRank(1)
-        self._node.calls.send([Target(address, RECEIVER)], endpoint, (arguments, {}), NOWHERE, asker)
-        return asker.futures[0]
+        reply_handler = PerRank(1)
+        self._node.calls.send([Target(address, RECEIVER)], endpoint, (arguments, {}), NOWHERE, reply_handler)
+        return reply_handler.futures[0]
 
     def _give_up(self) -> None:
         for future in self._futures:

@@ -100,7 +100,7 @@ class Receiver(Actor):
     """Hosted inline; what waits is done on threads."""
 
     def __init__(self, station: DataPlaneProtocol, followers: CopyHolders) -> None:
-        self._station = station
+        self._data_plane = station
         self._followers = followers
         self._lock = threading.Lock()  # guards the next
         self._arrivals: dict[Part, BroadcastProgress] = {}
@@ -109,7 +109,9 @@ class Receiver(Actor):
     def receive(self, port: Port[BufferHandle], order: BroadcastOrder) -> None:
         """Answered with the handle of the copy once it is here."""
         arrival = self._arrival(order.part, order.seconds)
-        self._on_a_thread(lambda: _answer(port, lambda: BroadcastReception(self._station, order, arrival).carry_out()))
+        self._on_a_thread(
+            lambda: _answer(port, lambda: BroadcastReception(self._data_plane, order, arrival).carry_out())
+        )
 
     @endpoint(explicit_response_port=True)
     def wait(self, port: Port[tuple[int, BufferHandle]], part: Part, have: int, seconds: float) -> None:
@@ -119,7 +121,7 @@ class Receiver(Actor):
     @endpoint
     def forget(self, source: Source) -> None:
         """The buffer is lent no more."""
-        self._station.forget(source)
+        self._data_plane.forget(source)
 
     @endpoint
     def follow(self, source: BufferHandle, receivers: list[Address]) -> None:
@@ -133,7 +135,7 @@ class Receiver(Actor):
             if arrival is None:
                 arrival = self._arrivals[part] = BroadcastProgress()
                 here = contextvars.copy_context()  # the clock has none, and ports are answered by somebody
-                self._station.node.loop.call_later(seconds + 1, lambda: here.run(self._over, part))
+                self._data_plane.node.loop.call_later(seconds + 1, lambda: here.run(self._over, part))
             return arrival
 
     def _over(self, part: Part) -> None:
@@ -159,26 +161,26 @@ class BroadcastReception:
     """One order, as it is carried out."""
 
     def __init__(self, station: DataPlaneProtocol, order: BroadcastOrder, arrival: BroadcastProgress) -> None:
-        self._station = station
+        self._data_plane = station
         self._order = order
         self._arrival = arrival
         self._deadline = Deadline(order.seconds)
 
     def carry_out(self) -> BufferHandle:
         """The handle of where the bytes are, now that they are there."""
-        source, node = self._order.source, self._station.node
+        source, node = self._order.source, self._data_plane.node
         try:
             if self._order.into is not None:
                 return self._fill_buffer(self._order.into)
-            if (source.owner, source.life) == (node.address, node.life):
+            if (source.owner, source.incarnation) == (node.address, node.incarnation):
                 return source  # the owner has it
-            return self._fill_copy(self._station.copies.take(source, self._order.name, fresh=self._order.fresh))
+            return self._fill_copy(self._data_plane.copies.take(source, self._order.name, fresh=self._order.fresh))
         except BaseException as error:
             self._arrival.refuse(str(error))
             raise
 
     def _fill_buffer(self, into: BufferHandle) -> BufferHandle:
-        lent, user = self._station.leases.find(into.lease.number), object()
+        lent, user = self._data_plane.leases.find(into.lease.number), object()
         try:
             if lent is not None:
                 lent.users.add(user)  # who drops it waits for this one
@@ -202,7 +204,7 @@ class BroadcastReception:
             copy.is_whole = copy.source == self._order.source  # else the next broadcast has it already
         except OwnerGone:
             if copy.source == self._order.source and not was_whole:  # it never will be
-                self._station.copies.let_go([copy.handle.lease.number])
+                self._data_plane.copies.let_go([copy.handle.lease.number])
             raise
         finally:
             copy.filling.release()
@@ -231,13 +233,13 @@ class BroadcastReception:
         assert self._order.parent is not None
         address, part = self._order.parent
         within = self._deadline.left / 2  # the rest is for the source, where this one does not answer
-        asker = PerRank(1)
+        reply_handler = PerRank(1)
         question: Any = (part, have, self._deadline.left), {}
-        self._station.node.calls.send([Target(address, RECEIVER)], "wait", question, NOWHERE, asker)
-        answer: tuple[int, BufferHandle] = asker.futures[0].get(within)
+        self._data_plane.node.calls.send([Target(address, RECEIVER)], "wait", question, NOWHERE, reply_handler)
+        answer: tuple[int, BufferHandle] = reply_handler.futures[0].get(within)
         return answer
 
     def _read(self, there: BufferHandle, local: LocalMemory, start: int, end: int) -> int:
         job = TransferJob(there, start, local.part(start, end - start), self._deadline)
-        self._station.transfers.move(job, is_write=False)
+        self._data_plane.transfers.move(job, is_write=False)
         return end

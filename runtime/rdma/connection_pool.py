@@ -212,11 +212,13 @@ class AgentConnections:
     def _find_door(self, deadline: Deadline) -> MemoryServerAddress:
         """Asked once: an agent keeps its server for as long as it lives."""
         if self._door is None:
-            asker = PerRank(1)
-            self._node.calls.send([Target(self._agent, MEMORY)], "door", ((self._node.address,), {}), NOWHERE, asker)
+            reply_handler = PerRank(1)
+            self._node.calls.send(
+                [Target(self._agent, MEMORY)], "door", ((self._node.address,), {}), NOWHERE, reply_handler
+            )
             try:
-                asker.futures[0].wait_here(deadline.left)
-                self._door = asker.futures[0].get()
+                reply_handler.futures[0].wait_here(deadline.left)
+                self._door = reply_handler.futures[0].get()
             except TimeoutError:
                 raise TransferTimeout(
                     f"{self._agent.node}, the host agent of the buffer's owner, has not answered after "

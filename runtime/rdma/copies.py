@@ -21,7 +21,7 @@ Source = tuple[str, int, int]  # the node of the owner, its life, and the number
 
 def source_of(handle: BufferHandle) -> Source:
     """Which buffer that is, in the whole run."""
-    return handle.owner.node, handle.life, handle.lease.number
+    return handle.owner.node, handle.incarnation, handle.lease.number
 
 
 @dataclass(slots=True)

@@ -47,7 +47,7 @@ class CopyHolders:
             self._tell(source, list(receivers))
 
 
-def tell_to_forget(node: Any, source: BufferHandle, receivers: list[Address]) -> None:
+def notify_dropped(node: Any, source: BufferHandle, receivers: list[Address]) -> None:
     """Let these processes drop their copies of a buffer. Those that have ended have none."""
     for address in receivers:
         node.calls.send([Target(address, RECEIVER)], "forget", ((source_of(source),), {}), NOWHERE, None)

@@ -23,7 +23,7 @@ from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.backend import Fallback
 from meshbook.runtime.rdma.broadcast_receiver import Receiver
 from meshbook.runtime.rdma.copies import Copies, Source
-from meshbook.runtime.rdma.copy_holders import RECEIVER, CopyHolders, ask_to_be_told, tell_to_forget
+from meshbook.runtime.rdma.copy_holders import RECEIVER, CopyHolders, ask_to_be_told, notify_dropped
 from meshbook.runtime.rdma.explain import explain
 from meshbook.runtime.rdma.handle import BufferHandle
 from meshbook.runtime.rdma.leases import LeaseTable, LentMemory
@@ -76,7 +76,7 @@ class DataPlane:
         self.transfers = Transfers(self.chooser, later, node.recorder, self._note)
         node.actors.when_ended.append(self._end_of)
         self.copies = Copies(self._lend_copy, self.end)
-        self._followers = CopyHolders(self.leases, lambda source, receivers: tell_to_forget(node, source, receivers))
+        self._followers = CopyHolders(self.leases, lambda source, receivers: notify_dropped(node, source, receivers))
         node.actors.host_inline(RDMA, RDMAService(self))
         node.actors.host_inline(RECEIVER, Receiver(self, self._followers))
         self._server: MemoryServer | None = None  # of an agent
@@ -85,7 +85,7 @@ class DataPlane:
         """In the order of speed."""
         memory = ProcessMemoryBackend(self.in_progress)
         return [
-            SameProcessBackend(self._node.address, self._node.life, self.leases),
+            SameProcessBackend(self._node.address, self._node.incarnation, self.leases),
             memory,
             self._cuda_ipc(memory),
             NixlBackend(self._node, self.leases, is_worker=is_worker, is_forced=NixlBackend.name in allowed),
@@ -133,7 +133,7 @@ class DataPlane:
         number = lent.lease.number
         offers = {way.name: offer for way in self.ways if (offer := way.offer(local, lent.lease)) is not None}
         lent.handle = BufferHandle(
-            *(self._node.address, self._node.life, _name_of(lender), self._process, self._agent, lent.lease),
+            *(self._node.address, self._node.incarnation, _name_of(lender), self._process, self._agent, lent.lease),
             *(local.address, local.size, name_everywhere(local.device), offers, local.is_writable, form),
             self._node.run,
         )
@@ -179,7 +179,7 @@ class DataPlane:
 
     def find_here(self, handle: BufferHandle) -> LocalMemory | None:
         """The memory of this buffer in this process: the owner's own, or that of a copy."""
-        if (handle.owner, handle.life) == (self._node.address, self._node.life):
+        if (handle.owner, handle.incarnation) == (self._node.address, self._node.incarnation):
             lent = self.leases.find(handle.lease.number)
             return None if lent is None else lent.local
         copy = self.copies.find(handle)
@@ -187,7 +187,7 @@ class DataPlane:
 
     def drop(self, handle: BufferHandle) -> Future[None]:
         """Have its owner lend it no more. One that has ended does not any more."""
-        if (handle.owner, handle.life) == (self._node.address, self._node.life):
+        if (handle.owner, handle.incarnation) == (self._node.address, self._node.incarnation):
             return self.end(handle.lease.number)
         asked = PerRank(1)
         self._node.calls.send([Target(handle.owner, RDMA)], "drop", ((handle.lease.number,), {}), NOWHERE, asked)
@@ -198,7 +198,7 @@ class DataPlane:
         return explain(handle, self._where(handle), self.chooser.explain(handle, None))
 
     def _where(self, handle: BufferHandle) -> str:
-        if (handle.owner, handle.life) == (self._node.address, self._node.life):
+        if (handle.owner, handle.incarnation) == (self._node.address, self._node.incarnation):
             return "this very process"
         if handle.run != self._node.run:
             return f"of another run ({handle.run}), where no way of this one leads"

@@ -22,7 +22,7 @@ class BufferHandle(msgspec.Struct, frozen=True, array_like=True):
     """A stretch of memory of some process."""
 
     owner: Address  # the node
-    life: int  # of that node
+    incarnation: int  # of that node
     actor: str  # in full, as errors name the owner
     process: ProcessMark
     agent: Address | None  # of the owner's host; None where there is none

@@ -67,9 +67,9 @@ class MemoryServerActor(Actor):
         self._ip_towards = ip_towards
 
     @endpoint
-    def door(self, asker: Address) -> MemoryServerAddress:
+    def door(self, reply_handler: Address) -> MemoryServerAddress:
         """Where this node reaches the server, which is open from then on. OSError where it cannot be opened."""
-        return self._server.open(self._ip_towards(asker))
+        return self._server.open(self._ip_towards(reply_handler))
 
     @endpoint
     def refused(self) -> int:

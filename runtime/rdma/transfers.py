@@ -45,7 +45,7 @@ class Transfers:
         self._threads = Threads(THREADS, "meshbook transfer")
         self._staging = Staging()
         self._watch = TransferWatch(later)
-        self._tell_done = done
+        self._format_done = done
 
     def start(self, job: TransferJob, *, is_write: bool, checksum: bool = False) -> Future[None]:
         """Move the bytes of a job by the best way. The future fails with a TransferError."""
@@ -123,7 +123,7 @@ class Transfers:
             name = "write to a buffer" if is_write else "read of a buffer"
             link = job.handle.owner.node, job.local.size, way.name
             self._recorder.add(("transfer", start, end, get_ident(), name, current_origin(), *link))
-        self._tell_done(job, way.name, (end - start) / 1e9, is_write)
+        self._format_done(job, way.name, (end - start) / 1e9, is_write)
 
     def close(self) -> None:
         """Whoever waits gets an error, and what is being moved ends after its present piece."""

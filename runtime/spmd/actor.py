@@ -20,12 +20,12 @@ from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.spmd.environment import Rendezvous, hosts_of, rank_environment
 from meshbook.runtime.spmd.run_policy import EndRun
 from meshbook.runtime.spmd.script import (
+    ending_of,
     explain_exit,
     ignore_interrupts,
     main_restored,
     own_trace,
     run_as_main,
-    tell_ending,
 )
 
 LOOPBACK = "127.0.0.1"
@@ -98,22 +98,22 @@ class SPMDActor(Actor):
             run_as_main(script_args)
             ending = EndRun(0)
         except BaseException as error:
-            ending = tell_ending(error)
+            ending = ending_of(error)
         _flush()
         return ending
 
     def _set_environment(self, master_addr: str, master_port: int, hosts: Sequence[int] | None) -> None:
         here = context()
-        node, birth = here.actor_instance.node, here.actor_instance.birth
+        node, spec = here.actor_instance.node, here.actor_instance.spec
         point = here.message_rank
-        run_id = node.run if birth is None else birth.world.mesh
+        run_id = node.run if spec is None else spec.world.mesh
         told = rank_environment(
             point.rank,
-            hosts if hosts is not None else hosts_of(point.extent, birth),
+            hosts if hosts is not None else hosts_of(point.extent, spec),
             Rendezvous(master_addr, master_port, run_id),
         )
-        if birth is not None:  # so that a mesh that is spawned from here does not inherit them
-            node.place = msgspec.structs.replace(birth, told=told)
+        if spec is not None:  # so that a mesh that is spawned from here does not inherit them
+            node.place = msgspec.structs.replace(spec, told=told)
         os.environ.update(told)
 
 

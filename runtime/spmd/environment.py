@@ -44,33 +44,33 @@ def rank_environment(rank: int, hosts: Sequence[int], rendezvous: Rendezvous) ->
     return told | {"MASTER_ADDR": rendezvous.address}
 
 
-def hosts_of(extent: Extent, birth: WorkerSpec | None) -> tuple[int, ...]:
+def hosts_of(extent: Extent, spec: WorkerSpec | None) -> tuple[int, ...]:
     """The host of each rank of a called mesh, by the names of its dimensions: those of the hosts, and all others.
 
-    `birth` is that of any of its processes; without one the mesh is a single process of the caller's. ValueError where
+    `spec` is that of any of its processes; without one the mesh is a single process of the caller's. ValueError where
     the hosts' dimensions have been renamed or flattened away, so that a host would have more ranks than processes.
     """
-    if birth is None:
+    if spec is None:
         return (0,) * extent.nelements
-    outer = _host_labels(birth) & set(extent.labels)
+    outer = _host_labels(spec) & set(extent.labels)
     places = [tuple(extent.point(rank)[label] for label in sorted(outer)) for rank in range(extent.nelements)]
     numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
     hosts = tuple(numbers[place] for place in places)
-    _check(hosts, extent, birth)
+    _check(hosts, extent, spec)
     return hosts
 
 
-def _host_labels(birth: WorkerSpec) -> set[str]:
+def _host_labels(spec: WorkerSpec) -> set[str]:
     """The dimensions before those that make up the processes of one host."""
-    labels, sizes = birth.world.labels, birth.world.sizes
-    count = next(count for count in range(len(sizes) + 1) if math.prod(sizes[count:]) == birth.local_size)
+    labels, sizes = spec.world.labels, spec.world.sizes
+    count = next(count for count in range(len(sizes) + 1) if math.prod(sizes[count:]) == spec.local_size)
     return set(labels[:count])
 
 
-def _check(hosts: Collection[int], extent: Extent, birth: WorkerSpec) -> None:
-    if len(hosts) > len(set(hosts)) * birth.local_size:
+def _check(hosts: Collection[int], extent: Extent, spec: WorkerSpec) -> None:
+    if len(hosts) > len(set(hosts)) * spec.local_size:
         raise ValueError(
             f"cannot tell the hosts of {dict(extent)}: its processes were spawned as "
-            f"{dict(zip(birth.world.labels, birth.world.sizes, strict=True))}, {birth.local_size} on a host. "
+            f"{dict(zip(spec.world.labels, spec.world.sizes, strict=True))}, {spec.local_size} on a host. "
             f"Say `hosts=`, the host of each rank, or call on a mesh that has the hosts' dimensions"
         )

@@ -129,10 +129,10 @@ def own_trace(error: BaseException) -> TracebackType | None:
     return trace
 
 
-def tell_ending(error: BaseException) -> EndRun:
+def ending_of(error: BaseException) -> EndRun:
     """How a script ended that raised this. What `python` would print of it is printed."""
     if isinstance(error, SystemExit):
-        return _tell_exit(error)
+        return _ending_of_exit(error)
     if isinstance(error, KeyboardInterrupt):
         # One that comes while the script falls by another error may find only us.
         place = _place_of(error) or (_place_of(error.__context__) if error.__context__ is not None else "")
@@ -146,7 +146,7 @@ def tell_ending(error: BaseException) -> EndRun:
     return EndRun(1, _cut(f"{type(error).__name__}: {_say(error)}"), place)
 
 
-def _tell_exit(error: SystemExit) -> EndRun:
+def _ending_of_exit(error: SystemExit) -> EndRun:
     code = exit_code(error)
     if error.code is None or isinstance(error.code, int):
         return EndRun(code, f"exited with code {code}" if code else "")

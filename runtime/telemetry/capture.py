@@ -80,7 +80,7 @@ class Capture:
         self._unsent = UnsentFile(folder, node)
         self._numbers = itertools.count(1)  # of what is written
         self._read = self._sent = SentMark(node)  # what was taken in, and what was sent; between them are held rows
-        self._say_whose("")
+        self._set_owner("")
         self.stdout = RankStream(self, "stdout", 1)
         self.stderr = RankStream(self, "stderr", 2)
         self._files = [Follower(folder / f"{node}.out", "stdout"), Follower(folder / f"{node}.err", "stderr")]
@@ -133,7 +133,7 @@ class Capture:
 
     def begin(self, origin: str) -> None:
         """A cell begins on the main thread."""
-        self._say_whose(origin)
+        self._set_owner(origin)
 
     @property
     def options(self) -> LogOptions:
@@ -144,14 +144,14 @@ class Capture:
         """Let this hold for what is written from now on; what was written before leaves with the options of before."""
         self.flush()
         self._options = options
-        self._say_whose(self.main_origin())
+        self._set_owner(self.main_origin())
 
     def take_rank(self, rank: int) -> None:
         """This process has another rank from now on."""
         self._rank = rank
-        self._say_whose(self.main_origin())
+        self._set_owner(self.main_origin())
 
-    def _say_whose(self, origin: str) -> None:
+    def _set_owner(self, origin: str) -> None:
         self._unsent.belong_to(OutputOwner(self._mesh, self._rank, self._options, origin))
 
     # -- from the streams ------------------------------------------------------

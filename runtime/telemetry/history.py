@@ -120,7 +120,7 @@ class History:
     def _note_end(self, report: ExitReport) -> None:
         self._ended[report.node] = None
         self._ended.move_to_end(report.node)
-        self._lives[report.node] = report.life
+        self._lives[report.node] = report.incarnation
         self._lives.move_to_end(report.node)
         if len(self._lives) > REMEMBERED_LIVES:
             self._lives.popitem(last=False)
@@ -159,8 +159,8 @@ class History:
         """Those of a batch whose end was told before it came. Nobody would drop what it says of them."""
         if not self._lives:
             return set()
-        lives = zip(batch.nodes, batch.lives, strict=True)
-        return {node for node, life in lives if life <= self._lives.get(node, -1)}
+        incarnations = zip(batch.nodes, batch.incarnations, strict=True)
+        return {node for node, incarnation in incarnations if incarnation <= self._lives.get(node, -1)}
 
     def _drop(self, nodes: Sequence[str]) -> None:
         for node in nodes:

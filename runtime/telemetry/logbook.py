@@ -134,18 +134,18 @@ class Logbook:
     def estates(self) -> dict[str, LogState]:
         """What the next controller begins with, by process."""
         with self._lock:
-            return {node: LogState(*log.estate()) for node, log in self._logs.items()}
+            return {node: LogState(*log.run_state()) for node, log in self._logs.items()}
 
     def restore(self, estates: dict[str, LogState]) -> None:
         """Begin with what processes have written before."""
         with self._lock:
-            for node, estate in estates.items():
+            for node, run_state in estates.items():
                 log = self._logs.setdefault(node, RankLog(self._limit))
                 before = log.size
-                log.restore(estate.pieces, estate.open_lines)
+                log.restore(run_state.pieces, run_state.open_lines)
                 self._size += log.size - before
-                self._next = max([self._next, *(piece.end for piece in estate.pieces)])
-                for (origin, _), text in estate.open_lines.items():
+                self._next = max([self._next, *(piece.end for piece in run_state.pieces)])
+                for (origin, _), text in run_state.open_lines.items():
                     if origin and text:
                         self._note_unsettled(origin, node)
 

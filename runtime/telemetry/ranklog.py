@@ -151,7 +151,7 @@ class RankLog:
 
     # -- handing over --------------------------------------------------------------
 
-    def estate(self) -> tuple[list[LogPiece], dict[Writer, str]]:
+    def run_state(self) -> tuple[list[LogPiece], dict[Writer, str]]:
         """What another controller begins with: the pieces, and lines without an end."""
         return self.pieces(), {writer: self._open.get(writer, "") for writer in self.writers()}
 

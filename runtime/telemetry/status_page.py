@@ -50,11 +50,11 @@ class StatusPage:
         view = memoryview(buffer)
         self.numbers, self.seconds, self._bytes = view.cast("q"), view.cast("d"), view
 
-    def open(self, folder: Path, node: str, life: int) -> bool:
+    def open(self, folder: Path, node: str, incarnation: int) -> bool:
         """Write to this process's file from now on; whether there is one. An empty one says that none can be."""
         with contextlib.suppress(OSError):  # the disk is full, or the folder gone: the process goes on without
             self._write_to(_make(page_file(folder, node)))
-            self.numbers[LIFE] = life
+            self.numbers[LIFE] = incarnation
             return True
         return False
 
@@ -105,10 +105,10 @@ class StatusPageReader:
         self._folder = folder
         self._files: dict[tuple[str, int], int] = {}
 
-    def read(self, node: str, life: int) -> StatusReading | None:
+    def read(self, node: str, incarnation: int) -> StatusReading | None:
         """What this life of a process says; None where it has not begun to. OSError where it cannot have a page."""
-        file = self._files.get((node, life), -1)
-        if file < 0 and (file := self._open(node, life)) < 0:
+        file = self._files.get((node, incarnation), -1)
+        if file < 0 and (file := self._open(node, incarnation)) < 0:
             return None
         reading = parse(os.pread(file, SIZE, 0))
         for _ in range(ATTEMPTS - 1):
@@ -117,14 +117,14 @@ class StatusPageReader:
             reading = parse(os.pread(file, SIZE, 0))
         return reading
 
-    def _open(self, node: str, life: int) -> int:
+    def _open(self, node: str, incarnation: int) -> int:
         try:
             file = os.open(page_file(self._folder, node), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return -1
         page = os.pread(file, SIZE, 0)
-        if len(page) == SIZE and life_of(page) == life:
-            self._files[node, life] = file
+        if len(page) == SIZE and life_of(page) == incarnation:
+            self._files[node, incarnation] = file
             return file
         os.close(file)
         if not page:

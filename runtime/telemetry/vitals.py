@@ -98,12 +98,12 @@ class VitalsBatch(msgspec.Struct, frozen=True, array_like=True):
     """What an agent has measured of the processes of its host at one time.
 
     `numbers` are float32 in the byte order of these machines, `COLUMNS` for each node; an age is in seconds by the
-    clock of that host. `lives`: how often each had begun before. `words`: `ProcessWords` as msgpack, of those where they have
+    clock of that host. `incarnations`: how often each had begun before. `words`: `ProcessWords` as msgpack, of those where they have
     changed.
     """
 
     host: str
     nodes: tuple[str, ...]
-    lives: tuple[int, ...]
+    incarnations: tuple[int, ...]
     numbers: bytes
     words: dict[str, bytes] = {}

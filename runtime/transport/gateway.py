@@ -125,13 +125,13 @@ class Gateway:
         """Remove a host from the run: drop its frames and refuse its connections."""
         self._do(lambda: self._give_up(host, why))
 
-    def forget(self, node: str, life: int) -> None:
+    def forget(self, node: str, incarnation: int) -> None:
         """Drop the frames for an ended incarnation of a process of this host. A later one may follow."""
-        self._do(lambda: self._forget(node, life))
+        self._do(lambda: self._forget(node, incarnation))
 
-    def close_stream(self, node: str, life: int) -> None:
+    def close_stream(self, node: str, incarnation: int) -> None:
         """Stop sending to an ended incarnation of a process of another host."""
-        self._do(lambda: self._note_end(node, life))
+        self._do(lambda: self._note_end(node, incarnation))
 
     def close(self, why: str) -> None:
         """Send Bye to the other gateways, and end once they have acknowledged it."""
@@ -334,14 +334,14 @@ class Gateway:
             self._inboxes.hand_over(neighbour.link, self._lives.present(node))
         self._serve_soon()
 
-    def _forget(self, node: str, life: int) -> None:
-        self._note_end(node, life)
+    def _forget(self, node: str, incarnation: int) -> None:
+        self._note_end(node, incarnation)
         self._inboxes.close(node)
         self._hand_over_more(node)
 
-    def _note_end(self, node: str, life: int) -> None:
-        self._lives.end(node, life)
-        stream = stream_to(node, life)
+    def _note_end(self, node: str, incarnation: int) -> None:
+        self._lives.end(node, incarnation)
+        stream = stream_to(node, incarnation)
         for host, neighbour in self._neighbours.items():
             neighbour.link.drop(stream)
             self._lanes.close((host, stream))

@@ -7,9 +7,9 @@ import re
 _NAME = re.compile(r"[\w.-]+#\d+")  # the node's name is also that of its socket
 
 
-def stream_to(node: str, life: int) -> str:
-    """Return the name of the stream to an incarnation of a node; `life` counts the earlier ones."""
-    return f"{node}#{life}"
+def stream_to(node: str, incarnation: int) -> str:
+    """Return the name of the stream to an incarnation of a node; `incarnation` counts the earlier ones."""
+    return f"{node}#{incarnation}"
 
 
 def node_of(stream: str) -> str:
@@ -28,9 +28,9 @@ class EndedIncarnations:
     def __init__(self) -> None:
         self._ended: dict[str, int] = {}  # number of ended incarnations, by node
 
-    def end(self, node: str, life: int) -> None:
+    def end(self, node: str, incarnation: int) -> None:
         """Note the end of this incarnation and of all earlier ones."""
-        self._ended[node] = max(self._ended.get(node, 0), life + 1)
+        self._ended[node] = max(self._ended.get(node, 0), incarnation + 1)
 
     def present(self, node: str) -> str:
         """Return the stream to the current incarnation of a node, or to its next one."""
@@ -38,15 +38,15 @@ class EndedIncarnations:
 
     def is_present(self, stream: str) -> bool:
         """Whether this is the stream to the current incarnation of its node, or to its next one."""
-        node, life = _parse(stream)
-        return life == self._ended.get(node, 0)
+        node, incarnation = _parse(stream)
+        return incarnation == self._ended.get(node, 0)
 
     def is_former(self, stream: str) -> bool:
         """Whether this stream leads to an ended incarnation; its sender does not know that yet."""
-        node, life = _parse(stream)
-        return life < self._ended.get(node, 0)
+        node, incarnation = _parse(stream)
+        return incarnation < self._ended.get(node, 0)
 
 
 def _parse(stream: str) -> tuple[str, int]:
-    node, _, life = stream.partition("#")
-    return node, int(life)
+    node, _, incarnation = stream.partition("#")
+    return node, int(incarnation)

@@ -40,7 +40,7 @@ class Hello(Message, frozen=True, tag="h"):
 
     sender: Address
     run: str
-    life: int = 0  # how many this node has had before, by the same name and at the same address
+    incarnation: int = 0  # how many this node has had before, by the same name and at the same address
     takes_over: bool = False  # this process goes on with what those had spawned, which has not ended with them
 
 
@@ -119,7 +119,7 @@ class HoldRequest(Message, frozen=True, tag="o"):
 
     sender: str
     call: int
-    life: int = 0  # that is about to end
+    incarnation: int = 0  # that is about to end
 
 
 class Down(Message, frozen=True, tag="d"):

@@ -14,7 +14,7 @@ import torch
 
 import meshbook
 from meshbook.runtime.cells import failures
-from meshbook.runtime.cells.failures import MESSAGE_CHARACTERS, describe_error, is_user_code
+from meshbook.runtime.cells.failures import MESSAGE_CHARACTERS, is_user_code, make_rank_error
 from meshbook.runtime.cells.outcome import Frame, RankError
 
 
@@ -30,7 +30,7 @@ def run_cell(source: str) -> RankError:
     try:
         exec(compile(source, "<cell 3>", "exec"), {"json": json})
     except BaseException as error:
-        return describe_error(error, ["rendered"])
+        return make_rank_error(error, ["rendered"])
     raise AssertionError("the cell did not fail")
 
 
@@ -64,7 +64,7 @@ def test_a_syntax_error_is_where_it_was_written(source: str, place: str) -> None
 
 
 def test_without_a_frame_of_a_cell_there_is_none() -> None:
-    assert describe_error(ValueError("bad"), ()).frames == ()
+    assert make_rank_error(ValueError("bad"), ()).frames == ()
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_whose_code_it_is(filename: str, is_users: bool) -> None:
 
 
 def test_an_endless_message_is_cut_with_a_count() -> None:
-    message = describe_error(ValueError("x" * 3_000_000), ()).message
+    message = make_rank_error(ValueError("x" * 3_000_000), ()).message
     assert len(message) < MESSAGE_CHARACTERS + 50
     assert message.endswith("x… (3,000,000 characters)")
 
@@ -100,7 +100,7 @@ def test_a_message_that_cannot_be_made_says_so() -> None:
         def __str__(self) -> str:
             raise KeyError("no text")
 
-    error = describe_error(Odd(), ())
+    error = make_rank_error(Odd(), ())
     assert (error.type_name, error.message) == ("Odd", "<its text could not be made: KeyError>")
 
 
@@ -109,8 +109,8 @@ def test_the_exception_travels_where_it_can() -> None:
         def __reduce__(self) -> str:
             raise ValueError("no pickle")
 
-    assert describe_error(Odd(), ()).pickled is None
-    pickled = describe_error(KeyError("name"), ()).pickled
+    assert make_rank_error(Odd(), ()).pickled is None
+    pickled = make_rank_error(KeyError("name"), ()).pickled
     assert pickled is not None
     assert pickle.loads(pickled).args == ("name",)
 
@@ -139,7 +139,7 @@ def test_the_exception_travels_where_it_can() -> None:
     ids=repr,
 )
 def test_who_is_to_blame(error: BaseException, kind: str, is_consequence: bool) -> None:
-    told = describe_error(error, ())
+    told = make_rank_error(error, ())
     assert (told.kind, told.is_consequence) == (kind, is_consequence)
 
 
@@ -152,7 +152,7 @@ def test_an_interrupt_over_which_ipython_stumbles_is_one(file: str, kind: str) -
     exec(compile(source, file, "exec"), names)
     with pytest.raises(NameError) as caught:
         exec(compile("start()", "<cell 3>", "exec"), names)
-    told = describe_error(caught.value, ("rendered",))
+    told = make_rank_error(caught.value, ("rendered",))
     assert (told.kind, told.frames[0].filename) == (kind, "<cell 3>")
     if kind == "interrupted":
         assert (told.type_name, told.message, told.rendered) == ("KeyboardInterrupt", "", ())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from meshbook.runtime.cells.parcels import ROOM, pack, tell_excess
+from meshbook.runtime.cells.parcels import ROOM, format_excess, pack
 from meshbook.runtime.cells.variables import Namespace, PullRequest, RequestError, TooLarge
 from meshbook.runtime.errors import PickleError
 
@@ -58,9 +58,9 @@ def test_a_value_that_cannot_be_made_says_why() -> None:
 
 def test_what_is_too_large_is_held_back_and_what_fits_into_no_message_refused() -> None:
     parcel = pack({"x": bytes(1000)})
-    assert tell_excess(parcel, parcel.size + ROOM) == ""
+    assert format_excess(parcel, parcel.size + ROOM) == ""
     problem = f"{parcel.size:,} bytes are more than a message may have ({ROOM:,})"
-    assert tell_excess(parcel, ROOM).startswith(problem)
+    assert format_excess(parcel, ROOM).startswith(problem)
     values = {"x": bytes(1000)}
     assert PullRequest(("x",), 100).handle(Namespace(values, list, None)) == TooLarge(parcel.size)
     refused = PullRequest(("x",), 100).handle(Namespace(values, list, None, most_bytes=ROOM))

@@ -13,7 +13,7 @@ import pytest
 from meshbook.runtime.cells.thread_stacks import (
     MainThreadState,
     collective_of,
-    describe_frames,
+    read_frames,
     stack_of_main,
     stacks_of_others,
 )
@@ -45,7 +45,7 @@ def test_the_main_thread_is_seen_from_the_cell_on(elsewhere: Callable[..., Any])
     seen: list[Any] = []
     cell(
         "def step():\n    look()\nstep()",
-        {"look": lambda: seen.append(elsewhere(lambda: describe_frames(stack_of_main(None))))},
+        {"look": lambda: seen.append(elsewhere(lambda: read_frames(stack_of_main(None))))},
     )
     assert [(each.filename, each.line, each.function) for each in seen[0][:2]] == [
         ("<cell 9>", 3, "<module>"),
@@ -66,7 +66,7 @@ def test_a_cell_that_awaits_is_seen_where_it_awaits(elsewhere: Callable[..., Any
         awaiting = names["run"]()
         task = asyncio.ensure_future(awaiting)
         await asyncio.sleep(0)
-        seen = elsewhere(lambda: describe_frames(stack_of_main(awaiting)))
+        seen = elsewhere(lambda: read_frames(stack_of_main(awaiting)))
         gate.set()
         await task
         return seen
@@ -104,7 +104,7 @@ def test_a_collective_is_told_by_its_frames(elsewhere: Callable[..., Any]) -> No
 
     def look() -> None:
         found = elsewhere(lambda: stack_of_main(None))
-        seen.append((collective_of(found), MainThreadState(frames=describe_frames(found)).is_in_collective))
+        seen.append((collective_of(found), MainThreadState(frames=read_frames(found)).is_in_collective))
 
     cell("reduce(look)\nlook()", {"reduce": torch["all_reduce"], "look": look})
     assert seen == [("all_reduce", True), ("", False)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshbook.magics.introspection.inspector import tell_agreement
+from meshbook.magics.introspection.inspector import format_agreement
 from meshbook.runtime.cells.inspecting import Inspected
 
 SAME, OTHER, THIRD, NOTHING = Inspected("a", "1"), Inspected("b", "2"), Inspected("c", "Tensor (3,)"), Inspected()
@@ -22,4 +22,4 @@ SAME, OTHER, THIRD, NOTHING = Inspected("a", "1"), Inspected("b", "2"), Inspecte
     ],
 )
 def test_agreement(said: list[Inspected | None], line: str) -> None:
-    assert tell_agreement(dict(enumerate(said)), 0) == line
+    assert format_agreement(dict(enumerate(said)), 0) == line

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshbook.magics.cells.rank_errors import check_able, error_of_lost, tell_lost, tell_stuck
+from meshbook.magics.cells.rank_errors import check_able, error_of_lost, format_lost, format_stuck
 from meshbook.magics.meshes.registry import MeshError, NotebookMesh
 from meshbook.runtime.errors import ExitReport, ProcessDied
 from meshbook.runtime.geometry import Extent
@@ -76,7 +76,7 @@ def test_where_there_are_several_meshes_commands_name_theirs() -> None:
     mesh.is_one_of_several = lambda: True
     with pytest.raises(MeshError, match=r"again with %mesh heal mesh, or run on the others with %%mesh mesh\[!0\]$"):
         check_able(mesh, mesh.extent.region)
-    assert "%mesh interrupt mesh --break" in tell_stuck(mesh, {1})
+    assert "%mesh interrupt mesh --break" in format_stuck(mesh, {1})
 
 
 def test_where_the_host_agent_is_lost_too_nothing_can_be_healed() -> None:
@@ -95,7 +95,7 @@ def test_where_the_host_agent_is_lost_too_nothing_can_be_healed() -> None:
     ],
 )
 def test_what_is_lost_with_a_rank(names: tuple[str, ...], many: bool, said: str) -> None:
-    assert tell_lost(names, many=many) == said
+    assert format_lost(names, many=many) == said
 
 
 @pytest.mark.parametrize(

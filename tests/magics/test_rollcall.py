@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from meshbook.magics.cells.divergence import DivergenceWatch
-from meshbook.magics.meshes.whereabouts import RankWhereabouts, describe_roll
+from meshbook.magics.meshes.whereabouts import RankWhereabouts, format_whereabouts
 from meshbook.runtime.cells.outcome import Frame
 from meshbook.runtime.cells.thread_stacks import MainThreadState
 from meshbook.runtime.hosts.observer import Observation, SampledFrame, SampledThread
@@ -53,7 +53,7 @@ def test_where_a_rank_is(where: RankWhereabouts, said: str) -> None:
 
 def test_ranks_at_the_same_place_are_told_together_and_the_most_first() -> None:
     roll = {0: REDUCES, 1: LOADS, 2: REDUCES, 3: REDUCES, 5: STOPPED, 6: STOPPED}
-    assert describe_roll(roll) == (
+    assert format_whereabouts(roll) == (
         "3 ranks [0,2-3] in all_reduce (cell 9:14), 2 ranks [5-6] do not answer: stopped (SIGSTOP), "
         "rank 1 at data.py:88 in load"
     )

@@ -146,7 +146,10 @@ class Cell:
     def run(self, script: Callable[[CellExecution], None]) -> MeshResult:
         async def main() -> MeshResult:
             session: Any = SimpleNamespace(
-                life=0, output=self.store, questions=QuestionRouter(), context=SimpleNamespace(actor_instance=None)
+                incarnation=0,
+                output=self.store,
+                questions=QuestionRouter(),
+                context=SimpleNamespace(actor_instance=None),
             )
             publisher: Any = SimpleNamespace(publish=self.published.extend)
             cell = MeshCell(session, self.mesh, self.ranks.region, self.options, publisher, 7)
@@ -429,12 +432,12 @@ def test_a_time_limit_says_where_ranks_are_and_interrupts() -> None:
 def test_ranks_that_cannot_be_asked_where_they_are_are_told_of_in_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def call_roll(*_: Any) -> Any:
+    async def collect_whereabouts(*_: Any) -> Any:
         cell.ranks.answer(0, DONE)
         raise OSError("no descriptor is left")
 
     cell = Cell(1, timeout=0.01)
-    monkeypatch.setattr("meshbook.magics.cells.supervision.call_roll", call_roll)
+    monkeypatch.setattr("meshbook.magics.cells.supervision.collect_whereabouts", collect_whereabouts)
     cell.run(lambda run: None)
     assert "the ranks of a running cell could not be asked" in caplog.text
     assert "no descriptor is left" in caplog.text

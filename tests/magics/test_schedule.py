@@ -14,8 +14,8 @@ from meshbook.magics.cells.admission import (
     RankQueues,
     StartTurn,
     StartWave,
+    format_waiting,
     plan_waves,
-    tell_waiting,
 )
 
 
@@ -114,7 +114,7 @@ def test_what_has_not_begun_is_given_up_at_once() -> None:
     ],
 )
 def test_waiting_in_words(ahead: dict[int, str], text: str) -> None:
-    assert tell_waiting(ahead, count=2) == text
+    assert format_waiting(ahead, count=2) == text
 
 
 def test_a_rank_is_free_since_its_last_execution_was_over() -> None:

@@ -13,7 +13,7 @@ Event = tuple[float, str, int]  # when, what, which rank
 Due = tuple[float, str, str]  # when, the step (with ! where it is forced), the ranks
 
 
-def course(events: Sequence[Event], *, stops_on_error: bool = True, until: float = 100.0) -> list[Due]:
+def supervisor(events: Sequence[Event], *, stops_on_error: bool = True, until: float = 100.0) -> list[Due]:
     """What is due in a cell of the ranks 0 to 2."""
     silent = {0, 1, 2}
     policy = EscalationPolicy(silent, stops_on_error=stops_on_error)
@@ -136,13 +136,13 @@ def _written(action: EscalationAction) -> tuple[str, str]:
     ],
 )
 def test_the_course_of_a_cell(events: list[Event], due: list[Due]) -> None:
-    assert course(events) == due
+    assert supervisor(events) == due
 
 
 @pytest.mark.parametrize("what", ["raised", "died"])
 def test_with_on_error_finish_nothing_is_done_to_the_others(what: str) -> None:
-    assert course([(1, what, 0)], stops_on_error=False) == []
-    pressed = course([(1, what, 0), (2, "press", 0), (3, "done", 1), (3, "done", 2)], stops_on_error=False)
+    assert supervisor([(1, what, 0)], stops_on_error=False) == []
+    pressed = supervisor([(1, what, 0), (2, "press", 0), (3, "done", 1), (3, "done", 2)], stops_on_error=False)
     assert pressed == [(2, "interrupt", "12")]
 
 

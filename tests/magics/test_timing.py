@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from meshbook.magics.cells.timing import Timer, describe_processors, parse_timer, time_often, time_once
+from meshbook.magics.cells.timing import Timer, format_processors, parse_timer, time_often, time_once
 from meshbook.magics.results.result import MeshResult, Sources
 from meshbook.magics.syntax.argparsing import HelpRequested, UsageError
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome
@@ -59,7 +59,7 @@ def test_one_run_is_told_also_where_it_fails(capsys: pytest.CaptureFixture[str])
 
 
 def test_one_rank_needs_no_name() -> None:
-    assert describe_processors(result(0.5)) == "CPU times: 500 ms\n"
+    assert format_processors(result(0.5)) == "CPU times: 500 ms\n"
 
 
 def test_many_runs_are_told_as_ipython_does(capsys: pytest.CaptureFixture[str]) -> None:

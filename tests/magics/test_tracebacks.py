@@ -10,7 +10,7 @@ from traitlets.config import Config
 from meshbook.magics.results.cell_error import (
     MOST_TRACEBACKS,
     CellError,
-    describe_interrupt,
+    format_interrupt,
     group_errors,
     make_cell_error,
     render,
@@ -176,7 +176,7 @@ INTERRUPTS = {
 def test_an_interrupted_cell_says_where_it_was(errors, expected):
     error = make_cell_error(errors, list(errors))
 
-    assert describe_interrupt(error.groups) == expected
+    assert format_interrupt(error.groups) == expected
     assert str(error) == expected
     assert text_of(error.groups).splitlines() == ["KeyboardInterrupt", expected]
     assert type(error).__name__ == "KeyboardInterrupt"

@@ -12,7 +12,7 @@ import pytest
 
 from meshbook.magics.meshes.registry import MeshError
 from meshbook.magics.tracing import timeline_json
-from meshbook.magics.tracing.chrome_trace import describe_trace, lay_out, write_trace
+from meshbook.magics.tracing.chrome_trace import lay_out, make_chrome_trace, write_trace
 from meshbook.magics.tracing.collect import (
     CellTime,
     ClockOffset,
@@ -112,7 +112,7 @@ def test_a_call_ends_with_its_last_answer(marks: dict[int, int], marked_since: i
 
 
 def events_of(trace: Trace, phase: str) -> list[dict[str, Any]]:
-    content = json.loads(json.dumps(describe_trace(trace)))
+    content = json.loads(json.dumps(make_chrome_trace(trace)))
     return [event for event in content["traceEvents"] if event["ph"] == phase]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from meshbook.magics.meshes.status import tell_vitals
+from meshbook.magics.meshes.status import format_vitals
 from meshbook.runtime.telemetry.vitals import METRICS, Vitals
 
 NAN, INF = float("nan"), float("inf")
@@ -40,4 +40,4 @@ def vitals(age: Sequence[float], **metrics: Sequence[float]) -> Vitals:
     ],
 )
 def test_what_is_told(found: Vitals, lines: list[str]) -> None:
-    assert list(tell_vitals(found, dead={2})) == lines
+    assert list(format_vitals(found, dead={2})) == lines

@@ -46,9 +46,9 @@ class Desk(Actor):
 
 class Clerk(Actor):
     @endpoint
-    def finish(self, question: str, port: Port[str], others: list[str], asker: Port[list[str]]) -> None:
+    def finish(self, question: str, port: Port[str], others: list[str], reply_handler: Port[list[str]]) -> None:
         port.send(f"{question} ask again, says the clerk")
-        asker.send([*others, question])
+        reply_handler.send([*others, question])
 
 
 def main() -> None:

@@ -144,9 +144,9 @@ class Session:
         actor = f"{cls.__name__}-{next(self._serial)}"
         targets = [Target(node.address, actor) for node in nodes]
         extent = Extent.of(gpus=len(nodes))
-        asker = AllReplies(extent.region)
-        self.controller.calls.spawn(targets, (cls, args, {}), extent, asker)
-        initialized = asker.future.then(lambda _: None)
+        reply_handler = AllReplies(extent.region)
+        self.controller.calls.spawn(targets, (cls, args, {}), extent, reply_handler)
+        initialized = reply_handler.future.then(lambda _: None)
         return cast("A", ActorMesh(cls.__name__, cls, targets, extent.region, initialized))
 
     def spawn_probe(self, *on: Node) -> Probe:
@@ -163,9 +163,9 @@ class Session:
         """An actor with such a key."""
         chosen = node or self.workers(1)[0]
         targets = [Target(chosen.address, self.controller.supervision.name_actor(name))]
-        asker = AllReplies(NOWHERE.region)
-        self.controller.calls.spawn(targets, (cls, (), {}), NOWHERE, asker)
-        initialized = asker.future.then(lambda _: None)
+        reply_handler = AllReplies(NOWHERE.region)
+        self.controller.calls.spawn(targets, (cls, (), {}), NOWHERE, reply_handler)
+        initialized = reply_handler.future.then(lambda _: None)
         return cast("A", ActorMesh(name, cls, targets, NOWHERE.region, initialized))
 
     def refer(self, cls: type[A], actor: str, node: Node) -> A:

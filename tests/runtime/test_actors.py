@@ -25,9 +25,9 @@ HERE = Extent((), ())
 def spawn(spawner: Node, node: Node, *, key: str = "") -> Probe:
     """A probe whose key tells who spawned it, and how many that had spawned before."""
     target = [Target(node.address, key or spawner.supervision.name_actor("probe"))]
-    asker = AllReplies(HERE.region)
-    spawner.calls.spawn(target, (Probe, (), {}), HERE, asker)
-    return cast("Probe", ActorMesh("probe", Probe, target, HERE.region, asker.future.then(lambda _: None)))
+    reply_handler = AllReplies(HERE.region)
+    spawner.calls.spawn(target, (Probe, (), {}), HERE, reply_handler)
+    return cast("Probe", ActorMesh("probe", Probe, target, HERE.region, reply_handler.future.then(lambda _: None)))
 
 
 def test_whoever_ended_is_never_taken_for_one_still_to_come(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,9 +66,9 @@ def test_what_a_process_sends_itself_while_its_actors_come_arrives(session: Any,
         gate.pass_through()
         for key in keys:
             mesh: Any = ActorMesh("probe", Probe, [Target(node.address, key)], HERE.region)
-            asker = AllReplies(HERE.region)
-            node.calls.send(mesh._picked, "run", ((len, "abc"), {}), HERE, asker)
-            answers.append(asker.future)
+            reply_handler = AllReplies(HERE.region)
+            node.calls.send(mesh._picked, "run", ((len, "abc"), {}), HERE, reply_handler)
+            answers.append(reply_handler.future)
 
     threads = [threading.Thread(target=call) for _ in range(4)]
     for thread in threads:
@@ -105,25 +105,25 @@ def test_an_actor_that_is_given_up_before_its_turn_is_never_made(make_session: A
     target = [Target(worker.address, session.controller.supervision.name_actor("lingering"))]
 
     def spawn_lingering() -> Any:
-        asker = AllReplies(HERE.region)
-        session.controller.calls.spawn(target, (Lingering, (made, gate), {}), HERE, asker)
-        return ActorMesh("lingering", Lingering, target, HERE.region, asker.future.then(lambda _: None))
+        reply_handler = AllReplies(HERE.region)
+        session.controller.calls.spawn(target, (Lingering, (made, gate), {}), HERE, reply_handler)
+        return ActorMesh("lingering", Lingering, target, HERE.region, reply_handler.future.then(lambda _: None))
 
     first = spawn_lingering()
     ended = first.stop("enough")
     gate.wait_entered()
-    heir = spawn_lingering()
-    heir.stop("too late").get(PATIENCE)
+    replacement = spawn_lingering()
+    replacement.stop("too late").get(PATIENCE)
     with pytest.raises(SupervisionError, match="too late; it had not begun"):
-        heir.noted.call_one().get(PATIENCE)
-    heir = spawn_lingering() if follows else heir
+        replacement.noted.call_one().get(PATIENCE)
+    replacement = spawn_lingering() if follows else replacement
     gate.open(2)
     ended.get(PATIENCE)
     if follows:
-        assert heir.noted.call_one().get(PATIENCE) == []
+        assert replacement.noted.call_one().get(PATIENCE) == []
     else:
         with pytest.raises(SupervisionError, match="too late; it had not begun"):
-            heir.noted.call_one().get(PATIENCE)
+            replacement.noted.call_one().get(PATIENCE)
     assert made.entered.qsize() == 1 + follows
 
 

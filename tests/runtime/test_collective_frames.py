@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshbook.runtime.collectives.frames import describe_collective
+from meshbook.runtime.collectives.frames import find_collective
 
 TORCH = "/env/lib/python3.12/site-packages/torch"
 CELL = ("<cell 9>", "<module>")
@@ -64,4 +64,4 @@ LOGGED = (f"{TORCH}/distributed/c10d_logger.py", "wrapper")
     ],
 )
 def test_which_collective(frames: list[tuple[str, str]], collective: str | None) -> None:
-    assert describe_collective(frames) == collective
+    assert find_collective(frames) == collective

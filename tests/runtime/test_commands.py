@@ -153,9 +153,9 @@ def test_the_words_of_a_command(start: Start, program: str, words: list[str]) ->
 
 @pytest.mark.parametrize(("inherits", "inherited"), [(True, {"INHERITED": "yes"}), (False, {})])
 def test_the_environment_of_a_command(inherits: bool, inherited: dict[str, str]) -> None:
-    birth = born(Start(msgspec.structs.replace(ECHO, inherit_env=inherits)))
+    spec = born(Start(msgspec.structs.replace(ECHO, inherit_env=inherits)))
     # Who it is, it is told in any case.
-    assert birth.environment() == inherited | {"A": "1", "MASTER_PORT": "4711"} | birth.ranks()
+    assert spec.environment() == inherited | {"A": "1", "MASTER_PORT": "4711"} | spec.ranks()
 
 
 def test_an_interpreter_of_another_version_is_refused() -> None:

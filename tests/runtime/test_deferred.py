@@ -316,8 +316,8 @@ def test_a_body_calls_actors_as_who_called_it(session: Any) -> None:
     for timeout in (None, PATIENCE):
         askers = session.spawn(Member, on=session.workers(2))
         assert list(askers.asks.call(members, timeout).get(PATIENCE).values()) == [3, 103]
-    asker = session.spawn(AsyncMember)
-    assert asker.asks.call_one(members).get(PATIENCE) == 3
+    reply_handler = session.spawn(AsyncMember)
+    assert reply_handler.asks.call_one(members).get(PATIENCE) == 3
 
 
 @pytest.mark.parametrize("cls", [Member, AsyncMember])

@@ -29,7 +29,7 @@ export = pytest.importorskip("opentelemetry.sdk.metrics.export")
 Labelled = dict[tuple[tuple[str, str], ...], float]
 
 
-def charge(**fields: Any) -> Any:
+def owned_mesh(**fields: Any) -> Any:
     return SimpleNamespace(name="trainers", ranks={"t-1.0": 0, "t-1.2": 1, "t-1.9": 2}, failed=[1], **fields)
 
 
@@ -41,7 +41,7 @@ def metrics() -> Iterator[MetricsExport]:
     row = np.array([known.get(column, math.nan) for column in COLUMNS], "<f4")
     words = {node: msgspec.msgpack.encode(ProcessWords(pid=1)) for node in ("t-1.0", "t-1.2")}
     history.add(VitalsBatch("node1", ("t-1.0", "t-1.2"), (0, 0), np.stack([row, row]).tobytes(), words))
-    read = Readings(lambda: [charge()], history)
+    read = Readings(lambda: [owned_mesh()], history)
     read()  # which knows the host of the dead one from now on
     with closing(MetricsExport(read, "4f2a")) as metrics:
         yield metrics

@@ -30,14 +30,14 @@ CELL: contextvars.ContextVar[str] = contextvars.ContextVar("cell", default="none
 
 def fault(number: int = 0) -> tuple[OwnedMesh, MeshFailure]:
     """Rank `number` of a mesh that was spawned in the context of now."""
-    charge = OwnedMesh(
+    owned_mesh = OwnedMesh(
         *("trainer-1", "trainer", "", {}),
         stop=lambda reason: Future.completed(None),
         handle=lambda: None,
         context=contextvars.copy_context(),
         again=lambda ranks: [],
     )
-    return charge, charge.failure(number, "it had enough")
+    return owned_mesh, owned_mesh.failure(number, "it had enough")
 
 
 @pytest.fixture

@@ -354,8 +354,8 @@ def test_a_finalizer_that_stops_a_mesh_while_its_owner_looks_at_its_meshes() -> 
     owner.stop = lambda: ledger.end("second", ["worker"])
     found: list[OwnedMesh] = []
     check_ends(lambda: found.extend(ledger.of(owner)))
-    assert [charge.key for charge in found] == ["third", "second", "first"]
-    assert [charge.key for charge in ledger.of("")] == ["third", "first"]
+    assert [owned_mesh.key for owned_mesh in found] == ["third", "second", "first"]
+    assert [owned_mesh.key for owned_mesh in ledger.of("")] == ["third", "first"]
 
 
 def test_a_call_to_many_ranks_keeps_its_numbers(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ def succeed(session: Any) -> Succeed:
 def leave_to_another(session: Any, peers: list[Node]) -> Node:
     before: Node = session.controller
     before.close()
-    made = Node(session._connect("controller", Settings()), "run", Settings(), before.life + 1, takes_over=True)
+    made = Node(session._connect("controller", Settings()), "run", Settings(), before.incarnation + 1, takes_over=True)
     session.controller = made
     session._nodes.append(made)
     for peer in peers:
@@ -79,13 +79,13 @@ def test_what_is_sent_meanwhile_comes_to_the_next_one_in_order(session: Any, suc
     probe = session.spawn_probe(node)
     held = probe.run.call_one(gate.pass_through, "an answer")
     gate.wait_entered()
-    [(_, target, number)] = held.inquiry.unanswered()
+    [(_, target, number)] = held.pending_call.unanswered()
     successor = succeed([node])
     gate.open()
-    asker = PerRank(1)
-    successor.calls.adopt([target], [number], "run", asker)
+    reply_handler = PerRank(1)
+    successor.calls.adopt([target], [number], "run", reply_handler)
     begin(successor, [node])
-    assert asker.futures[0].get(PATIENCE) == "an answer"
+    assert reply_handler.futures[0].get(PATIENCE) == "an answer"
 
 
 def test_what_is_in_shared_memory_for_the_one_before_comes_to_the_next(session: Any, succeed: Succeed) -> None:
@@ -103,10 +103,10 @@ def test_what_is_in_shared_memory_for_the_one_before_comes_to_the_next(session: 
     assert is_whole(frame) == (not isinstance(node._transport, UnixTransport))
     successor = succeed([node])
     node.routes.send(to, frame)
-    asker = PerRank(1)
-    successor.calls.adopt([target], [number], "run", asker)
+    reply_handler = PerRank(1)
+    successor.calls.adopt([target], [number], "run", reply_handler)
     begin(successor, [node])
-    assert asker.futures[0].get(PATIENCE) == value
+    assert reply_handler.futures[0].get(PATIENCE) == value
 
 
 def test_who_asked_the_one_before_is_told(session: Any, succeed: Succeed, gate: Any) -> None:
@@ -114,13 +114,13 @@ def test_who_asked_the_one_before_is_told(session: Any, succeed: Succeed, gate: 
     here = session.spawn_probe(session.controller)
     there = session.spawn_probe(node)
     asked = there.run.call_one(lambda: str(here.run.call_one(gate.pass_through).exception(PATIENCE)))
-    [(_, target, number)] = asked.inquiry.unanswered()
+    [(_, target, number)] = asked.pending_call.unanswered()
     gate.wait_entered()
     successor = succeed([node])
-    asker = PerRank(1)
-    successor.calls.adopt([target], [number], "run", asker)
+    reply_handler = PerRank(1)
+    successor.calls.adopt([target], [number], "run", reply_handler)
     begin(successor, [node])
-    assert "handed over while the call was open" in asker.futures[0].get(PATIENCE)
+    assert "handed over while the call was open" in reply_handler.futures[0].get(PATIENCE)
     gate.open()
     with session_of(session):
         again = call_again(session, there)
@@ -158,5 +158,5 @@ def test_one_that_hears_of_it_too_late_sends_to_the_next(session: Any, succeed: 
     with session_of(session):
         again = call_again(session, probe)
         assert again.noted.call_one().get(PATIENCE) == ["before"]
-        node.peers.on_handover(HoldRequest("controller", 1, life=0), ())
+        node.peers.on_handover(HoldRequest("controller", 1, incarnation=0), ())
         assert again.noted.call_one().get(PATIENCE) == ["before"]

@@ -35,14 +35,16 @@ class Clock:
         return self.now
 
 
-def batch(*nodes: str, life: int = 0, words: dict[str, ProcessWords] | None = None, **columns: float) -> VitalsBatch:
+def batch(
+    *nodes: str, incarnation: int = 0, words: dict[str, ProcessWords] | None = None, **columns: float
+) -> VitalsBatch:
     row = [columns.get(column, 0.0) for column in COLUMNS]
     said = {node: msgspec.msgpack.encode(each) for node, each in (words or {}).items()}
-    return VitalsBatch("node1", nodes, (life,) * len(nodes), array.array("f", row * len(nodes)).tobytes(), said)
+    return VitalsBatch("node1", nodes, (incarnation,) * len(nodes), array.array("f", row * len(nodes)).tobytes(), said)
 
 
-def ended(node: str, life: int = 0) -> ExitReport:
-    return ExitReport(node, 7, -9, life=life)
+def ended(node: str, incarnation: int = 0) -> ExitReport:
+    return ExitReport(node, 7, -9, incarnation=incarnation)
 
 
 @pytest.fixture
@@ -131,8 +133,8 @@ def test_of_who_has_ended_the_past_is_known_and_the_present_is_not(history: Hist
 
 def test_who_was_started_again_is_there_again(history: History) -> None:
     history.add(batch("m.0", cpu=1.0))
-    history.ended(ended("m.0", life=0))
-    history.add(batch("m.0", life=1, cpu=2.0))
+    history.ended(ended("m.0", incarnation=0))
+    history.add(batch("m.0", incarnation=1, cpu=2.0))
     assert history.vitals(["m.0"]).metrics["cpu"] == 2.0
 
 

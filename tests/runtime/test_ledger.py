@@ -13,7 +13,7 @@ from meshbook.runtime.node.ledger import Ledger, OwnedMesh
 NODES = ("p.0", "p.1", "p.2")
 
 
-def charge(key: str, *nodes: str, owner: str = "", are_processes: bool = False) -> OwnedMesh:
+def owned_mesh(key: str, *nodes: str, owner: str = "", are_processes: bool = False) -> OwnedMesh:
     ranks = {node: rank for rank, node in enumerate(nodes)}
     here = contextvars.copy_context()
     return OwnedMesh(
@@ -30,20 +30,20 @@ def charge(key: str, *nodes: str, owner: str = "", are_processes: bool = False) 
 def ledger() -> Ledger:
     """Processes p.0, p.1 and p.2, with two actor meshes on all of them, the second of another owner."""
     made = Ledger()
-    made.add(charge("p", "p.0", "p.1", "p.2", are_processes=True))
-    made.add(charge("a", "p.0", "p.1", "p.2"))
-    made.add(charge("b", "p.0", "p.1", "p.2", owner="somebody"))
+    made.add(owned_mesh("p", "p.0", "p.1", "p.2", are_processes=True))
+    made.add(owned_mesh("a", "p.0", "p.1", "p.2"))
+    made.add(owned_mesh("b", "p.0", "p.1", "p.2", owner="somebody"))
     return made
 
 
 def lost(ledger: Ledger, node: str, *, stopped: bool = False) -> list[tuple[str, list[int]]]:
     """Which charges are told, of which crashed ranks."""
     told = ledger.lose(node, "killed", stopped=stopped)
-    return [(charge.key, failure.crashed_ranks) for charge, failure in told]
+    return [(owned_mesh.key, failure.crashed_ranks) for owned_mesh, failure in told]
 
 
 def to_renew(ledger: Ledger, reborn: set[str], alive: set[str] = frozenset()) -> list[Any]:  # type: ignore[assignment]
-    return [(charge.key, ranks) for charge, ranks in ledger.heal_actors(reborn=reborn, alive=alive)]
+    return [(owned_mesh.key, ranks) for owned_mesh, ranks in ledger.heal_actors(reborn=reborn, alive=alive)]
 
 
 def test_owners_of_actors_hear_of_those_and_not_of_the_process(ledger: Ledger) -> None:
@@ -89,7 +89,7 @@ def test_healed_are_all_actors_of_a_new_process_and_in_old_ones_those_that_faile
 def test_an_actor_that_is_spawned_in_a_dead_process_is_created_in_the_new_one(ledger: Ledger) -> None:
     """Nobody has told that it failed: its spawn did."""
     lost(ledger, "p.1")
-    ledger.add(charge("late", "p.1"))
+    ledger.add(owned_mesh("late", "p.1"))
     assert to_renew(ledger, {"p.1"}) == [("a", [1]), ("b", [1]), ("late", [0])]
 
 
@@ -118,7 +118,7 @@ def test_with_processes_that_do_not_come_again_their_actors_are_forgotten(ledger
 
 def test_a_failure_says_of_which_mesh_it_is_and_what_was_known_then(ledger: Ledger) -> None:
     told = [ledger.fail("b", f"p.{rank}", f"report {rank}") for rank in (2, 0)]
-    assert [(charge.key, charge.owner) for charge, _ in filter(None, told)] == [("b", "somebody")] * 2
+    assert [(owned_mesh.key, owned_mesh.owner) for owned_mesh, _ in filter(None, told)] == [("b", "somebody")] * 2
     failures = [failure for _, failure in filter(None, told)]
     assert [(failure.mesh_name, failure.crashed_ranks) for failure in failures] == [("b", [2]), ("b", [0])]
     assert [failure.report() for failure in failures] == ["report 2", "report 0"]
@@ -147,8 +147,8 @@ def test_nobody_answers_for_what_is_not_here(ledger: Ledger) -> None:
 
 def test_an_actor_owns_the_newest_first(ledger: Ledger) -> None:
     """What was spawned on processes ends before them."""
-    ledger.add(charge("q", "q.0", owner="somebody", are_processes=True))
-    ledger.add(charge("c", "q.0", owner="somebody"))
+    ledger.add(owned_mesh("q", "q.0", owner="somebody", are_processes=True))
+    ledger.add(owned_mesh("c", "q.0", owner="somebody"))
     assert [each.key for each in ledger.of("somebody")] == ["c", "q", "b"]
     assert ledger.of("nobody") == []
 

@@ -90,8 +90,8 @@ def tick(tmp_path: Path) -> Callable[..., None]:
     return tick
 
 
-def living(node: str = "m.0", life: int = 0, pid: int = 7, local_rank: int = 0) -> LiveWorker:
-    return LiveWorker(node, life, pid, local_rank)
+def living(node: str = "m.0", incarnation: int = 0, pid: int = 7, local_rank: int = 0) -> LiveWorker:
+    return LiveWorker(node, incarnation, pid, local_rank)
 
 
 def columns(batch: VitalsBatch, row: int = 0) -> dict[str, float]:
@@ -140,7 +140,7 @@ def test_words_are_told_where_they_have_changed(meter: ProcessSampler, tick: Cal
     assert told() == {}
     tick(101.0, ProcessWords(7, (("a", 2, "step"),)))
     assert told() == {"m.0": ProcessWords(7, (("a", 2, "step"),))}
-    meter.tell_all()
+    meter.send_all_words()
     assert told() == {"m.0": ProcessWords(7, (("a", 2, "step"),))}
 
 
@@ -238,8 +238,8 @@ class Controller:
         self.questions: queue.SimpleQueue[PerRank] = queue.SimpleQueue()
         self.calls = self
 
-    def send(self, targets: Any, endpoint: str, arguments: Any, extent: Any, asker: PerRank) -> None:
-        self.questions.put(asker)
+    def send(self, targets: Any, endpoint: str, arguments: Any, extent: Any, reply_handler: PerRank) -> None:
+        self.questions.put(reply_handler)
 
     def answer(self, pace: float) -> None:
         """Answer the next batch."""

@@ -19,17 +19,17 @@ from meshbook.runtime.node.node import Node
 from meshbook.runtime.wire.messages import Down, Hello
 from tests.runtime.conftest import NOWHERE, PATIENCE, Probe
 
-BEFORE = ExitReport("worker-0", 4711, -9, life=0)  # the end of the first life
+BEFORE = ExitReport("worker-0", 4711, -9, incarnation=0)  # the end of the first life
 
 
 @pytest.fixture
 def rebirth(session: Any) -> Callable[..., Node]:
     """Ends a worker, which nobody is told, and starts it again."""
 
-    def make(node: Node, life: int = 1) -> Node:
+    def make(node: Node, incarnation: int = 1) -> Node:
         node.close()
         chosen = Settings()
-        made = Node(session._connect(node.address.node, chosen), "run", chosen, life)
+        made = Node(session._connect(node.address.node, chosen), "run", chosen, incarnation)
         made.start()
         session._nodes.append(made)
         return made
@@ -83,9 +83,11 @@ def test_told_of_the_new_life_by_itself(session: Any, rebirth: Any) -> None:
     again = rebirth(node)
     told: list[str] = []
     session.controller.peers.when_reborn.append(told.append)
-    asker = PerRank(1)
-    again.calls.send([Target(session.controller.address, CONTROL)], "where", (("nobody", "x", 1), {}), NOWHERE, asker)
-    assert asker.futures[0].get(PATIENCE) == "not there yet"
+    reply_handler = PerRank(1)
+    again.calls.send(
+        [Target(session.controller.address, CONTROL)], "where", (("nobody", "x", 1), {}), NOWHERE, reply_handler
+    )
+    assert reply_handler.futures[0].get(PATIENCE) == "not there yet"
     session.controller.peers.begin_again(again.address, 1)
     assert told == ["worker-0"]
     assert call_back(session, again).get(PATIENCE) == 4
@@ -96,9 +98,11 @@ def test_one_that_had_never_answered_speaks_before_its_end_is_told(session: Any,
     deaf = Node(session._connect("worker-0", Settings()), "run", Settings())  # it receives nothing
     lost = session.refer(Probe, "nobody", deaf).run.call_one(len, "")
     again = rebirth(deaf)
-    asker = PerRank(1)
-    again.calls.send([Target(session.controller.address, CONTROL)], "where", (("nobody", "x", 1), {}), NOWHERE, asker)
-    assert asker.futures[0].get(PATIENCE) == "not there yet"
+    reply_handler = PerRank(1)
+    again.calls.send(
+        [Target(session.controller.address, CONTROL)], "where", (("nobody", "x", 1), {}), NOWHERE, reply_handler
+    )
+    assert reply_handler.futures[0].get(PATIENCE) == "not there yet"
     declare_down(session)
     with pytest.raises(SupervisionError):  # that it has ended, or of the next one that it has no such actor
         lost.get(PATIENCE)
@@ -110,7 +114,7 @@ def test_what_was_sent_to_one_that_has_ended_takes_no_room_in_the_next_one(make_
     session = make_session(queue_messages=1)
     deaf = Node(session._connect("worker-0", Settings()), "run", Settings())
     session.refer(Probe, "nobody@controller", deaf).run.broadcast(len, "")
-    session.controller.peers.on_hello(Hello(deaf.address, "run", life=1), ())
+    session.controller.peers.on_hello(Hello(deaf.address, "run", incarnation=1), ())
     declare_down(session)
     with pytest.raises(CallTimeout, match="had no answer"):  # it was sent
         session.refer(Probe, "nobody@controller", deaf).run.within(0.1).call_one(len, "").get(PATIENCE)

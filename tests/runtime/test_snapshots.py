@@ -43,13 +43,13 @@ def test_whoever_waits_for_a_process_is_told_though_others_ask_meanwhile() -> No
 
 
 def test_the_errors_of_other_ranks_are_told_though_one_more_comes_meanwhile() -> None:
-    asker = AllReplies(Extent.of(ranks=20_000).region)
+    reply_handler = AllReplies(Extent.of(ranks=20_000).region)
     for rank in range(1, 10_000):
-        asker.refuse(rank, ActorError(f"rank {rank}"))
+        reply_handler.refuse(rank, ActorError(f"rank {rank}"))
     gc.collect()
-    Finalized(lambda: asker.refuse(15_000, ActorError("meanwhile")))
-    asker.refuse(0, SupervisionError("lost"))
-    error = asker.future.exception(0)
+    Finalized(lambda: reply_handler.refuse(15_000, ActorError("meanwhile")))
+    reply_handler.refuse(0, SupervisionError("lost"))
+    error = reply_handler.future.exception(0)
     assert isinstance(error, SupervisionError)
     assert len(error.failures) == 10_000
 

@@ -65,9 +65,9 @@ class AsyncWorker(Actor):
 def spawn(session: Session, cls: type[Any], node: Any) -> Any:
     """As a mesh of processes spawns: under a key that names who did."""
     targets = [Target(node.address, session.controller.supervision.name_actor(cls.__name__))]
-    asker = AllReplies(NOWHERE.region)
-    session.controller.calls.spawn(targets, (cls, (), {}), NOWHERE, asker)
-    asker.future.get()
+    reply_handler = AllReplies(NOWHERE.region)
+    session.controller.calls.spawn(targets, (cls, (), {}), NOWHERE, reply_handler)
+    reply_handler.future.get()
     return ActorMesh(cls.__name__, cls, targets, NOWHERE.region)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from meshbook.runtime.spmd.run_policy import EndRun
-from meshbook.runtime.spmd.script import ScriptExited, main_restored, own_trace, run_as_main, tell_ending
+from meshbook.runtime.spmd.script import ScriptExited, ending_of, main_restored, own_trace, run_as_main
 
 LOOK = """
 import json, sys
@@ -99,7 +99,7 @@ def end_of(folder: Path, source: str) -> EndRun:
         try:
             run_as_main(["train.py"])
         except BaseException as error:
-            return tell_ending(error)
+            return ending_of(error)
     return EndRun(0)
 
 

@@ -90,17 +90,17 @@ def test_one_thread_does_what_was_meant_for_two(limit: Limit, done: queue.Simple
 
 
 def test_turns(limit: Limit) -> None:
-    def course() -> Course:
+    def supervisor() -> Course:
         yield True
 
     turns = TransferScheduler("turns")
     first: Future[None] = Future()
-    turns.start(course(), first)
+    turns.start(supervisor(), first)
     with pytest.raises(TransferError, match=TOO_MANY):
         first.result(PATIENCE)
     limit.is_reached = False
     second: Future[None] = Future()
-    turns.start(course(), second)
+    turns.start(supervisor(), second)
     assert second.result(PATIENCE) is None
     turns.close()
 
@@ -125,16 +125,16 @@ def test_the_memory_server(limit: Limit, server: MemoryServer) -> None:
 def test_respawning(limit: Limit) -> None:
     """The owner hears of the failure as without a policy, and the next one is respawned."""
     failures: list[MeshFailure] = []
-    charge = OwnedMesh(
+    owned_mesh = OwnedMesh(
         *("mesh-1", "mesh", "", {"mesh-1.0": 0}, cast("Any", None), cast("Any", None)),
         contextvars.copy_context(),
         cast("Any", None),
     )
     policy = Respawning("respawn", Restarts())
-    policy.take(charge, charge.failure(0, "it died"), failures.append)
+    policy.take(owned_mesh, owned_mesh.failure(0, "it died"), failures.append)
     assert "it could not be respawned: can't start new thread" in failures[0].report()
     limit.is_reached = False
     looked = threading.Event()
-    charge.has_failed_on = lambda node: looked.set()
-    policy.take(charge, charge.tell("it died"), failures.append)
+    owned_mesh.has_failed_on = lambda node: looked.set()
+    policy.take(owned_mesh, owned_mesh.tell("it died"), failures.append)
     assert looked.wait(PATIENCE)

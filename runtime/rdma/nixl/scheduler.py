@@ -31,7 +31,7 @@ _SHARE = 20  # the pause is this part of the time that something has waited alre
 class RunningTransfer:
     """A course under way, and since when it waits for the same."""
 
-    course: Course
+    supervisor: Course
     outcome: Future[Any]
     since: float
 
@@ -46,7 +46,7 @@ class TransferScheduler:
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    def start(self, course: Course, outcome: Future[Any]) -> None:
+    def start(self, supervisor: Course, outcome: Future[Any]) -> None:
         """Let it take turns with the others. `outcome` fails with what it raises, unless it is settled by then."""
         with self._lock:
             if self._is_closed:
@@ -57,7 +57,7 @@ class TransferScheduler:
             except RuntimeError as error:  # there are too many threads already
                 settle(outcome, TransferError(f"the thread for it cannot be started: {error}"))
                 return
-            self._new.put((course, outcome))  # under the lock: what comes after the end of all would wait for ever
+            self._new.put((supervisor, outcome))  # under the lock: what comes after the end of all would wait for ever
 
     def _begin(self) -> None:
         if self._thread is None:
@@ -103,7 +103,7 @@ def pause_for(under_way: list[RunningTransfer], now: float) -> float | None:
 
 def _goes_on(each: RunningTransfer) -> bool:
     try:
-        if next(each.course):
+        if next(each.supervisor):
             each.since = time.monotonic()
     except StopIteration:
         settle(each.outcome, None)

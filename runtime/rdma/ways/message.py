@@ -96,10 +96,10 @@ class MessageBackend:
             raise OwnerGone(f"{handle.actor} ({handle.owner.node}) does not answer any more: {error}") from error
 
     def _call(self, job: TransferJob, endpoint: str, offset: int, what: Any) -> Future[Any]:
-        asker = PerRank(1)
+        reply_handler = PerRank(1)
         target = Target(job.handle.owner, RDMA)
-        self._node.calls.send([target], endpoint, ((job.handle.lease.number, offset, what), {}), NOWHERE, asker)
-        return asker.futures[0]
+        self._node.calls.send([target], endpoint, ((job.handle.lease.number, offset, what), {}), NOWHERE, reply_handler)
+        return reply_handler.futures[0]
 
     def offer(self, local: LocalMemory, lease: Lease) -> bytes | None:
         return None

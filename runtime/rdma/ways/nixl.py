@@ -52,7 +52,7 @@ class NixlBackend:
     def refusal(self, handle: BufferHandle, local: str | None) -> str:
         if why := self.why_not():
             return why
-        if (handle.owner, handle.life) == (self._node.address, self._node.life):
+        if (handle.owner, handle.incarnation) == (self._node.address, self._node.incarnation):
             return "the owner is this process"
         if local is not None and not _is_reached(local):
             return f"NIXL does not reach memory of {local}"
@@ -143,7 +143,7 @@ class NixlBackend:
             if why := self.why_not():
                 raise NixlError(why)
             try:
-                agent = NixlAgent(f"{self._node.run}/{self._node.address.node}/{self._node.life}")
+                agent = NixlAgent(f"{self._node.run}/{self._node.address.node}/{self._node.incarnation}")
             except NixlError as error:
                 why = f"NIXL could not be started here ({error}; UCX_LOG_LEVEL=info tells more)"
                 with self._lock:
@@ -156,7 +156,7 @@ class NixlBackend:
         node = handle.owner.node
         return (
             self._node.peers.report_of(node) is not None
-            or self._node.routes.lives().get(node, handle.life) > handle.life
+            or self._node.routes.incarnations().get(node, handle.incarnation) > handle.incarnation
         )
 
     def close(self) -> None:

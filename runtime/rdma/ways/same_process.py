@@ -22,13 +22,13 @@ class SameProcessBackend:
     name = "same process"
     is_immediate = True
 
-    def __init__(self, own: Address, life: int, leases: LeaseTable) -> None:
+    def __init__(self, own: Address, incarnation: int, leases: LeaseTable) -> None:
         self._own = own
-        self._life = life
+        self._life = incarnation
         self._leases = leases
 
     def refusal(self, handle: BufferHandle, local: str | None) -> str:
-        return "" if (handle.owner, handle.life) == (self._own, self._life) else "the owner is another process"
+        return "" if (handle.owner, handle.incarnation) == (self._own, self._life) else "the owner is another process"
 
     def read(self, job: TransferJob) -> None:
         self._move(job, is_write=False)

@@ -228,7 +228,7 @@ def test_what_an_owner_asked_for_who_has_died_is_not_started(spawn_procs: Any, s
     for mesh in (owner, procs):
         mesh.initialized.get(PATIENCE)
     kill(owner, session)
-    like = procs._ownership.births[0]
+    like = procs._ownership.specs[0]
     late = Address(f"{procs.name}-late", f"{like.address.url}-late")
     world = msgspec.structs.replace(like.world, owner=owner.nodes[0].node)
     ask_for(world.agent, [msgspec.structs.replace(like, address=late, world=world)]).get(PATIENCE)
@@ -319,24 +319,26 @@ def test_a_mesh_is_stopped_while_it_is_healed(spawn_procs: Any, session: Session
 def test_the_text_of_a_dead_rank_is_kept(spawn_procs: Any, session: Session) -> None:
     """More than its last words: what it printed, also past Python, and that of the rank after it."""
 
-    def speak(life: str) -> None:
+    def speak(incarnation: str) -> None:
         for number in range(100):
-            print(f"{life} line {number}")
-        os.write(1, f"{life} past Python\n".encode())
+            print(f"{incarnation} line {number}")
+        os.write(1, f"{incarnation} past Python\n".encode())
         sys.stdout.flush()
 
     procs = spawn_procs(1)
     probe = procs.spawn("probe", Probe)
-    for life in ("first", "second"):
-        probe.run.call_one(speak, life).get(PATIENCE)
-        while f"{life} past Python" not in session.output.recent(
+    for incarnation in ("first", "second"):
+        probe.run.call_one(speak, incarnation).get(PATIENCE)
+        while f"{incarnation} past Python" not in session.output.recent(
             procs.name, 0
         ):  # files are looked at from time to time
             time.sleep(0.01)
         kill(procs, session)
         procs.heal().get(PATIENCE)
     text = session.output.recent(procs.name, 0)
-    assert [f"{life} line {number}" in text for life in ("first", "second") for number in range(100)] == [True] * 200
+    assert [f"{incarnation} line {number}" in text for incarnation in ("first", "second") for number in range(100)] == [
+        True
+    ] * 200
 
 
 def test_a_rank_that_is_stopped_holds_up_no_heal(

@@ -142,8 +142,8 @@ def test_actors_call_each_other_wherever_they_are(spawn, spawn_procs):
     _, probe = spawn()
     home = spawn_procs().spawn("home", Probe)
     one, two = probe.slice(hosts=0), probe.slice(hosts=1)
-    for asker, asked in [(one, two), (two, one), (one, home), (home, probe)]:
-        assert asker.run.call_one(ask_all, asked).get(PATIENCE) == pids(asked)
+    for reply_handler, asked in [(one, two), (two, one), (one, home), (home, probe)]:
+        assert reply_handler.run.call_one(ask_all, asked).get(PATIENCE) == pids(asked)
 
 
 def test_actors_know_their_whole_mesh(spawn):

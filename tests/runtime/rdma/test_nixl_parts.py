@@ -229,14 +229,14 @@ def test_what_hangs_is_told_before_its_end_and_touches_nothing_afterwards(
     world.agent.before = hang
     outcome: Future[None] = Future()
     job = TransferJob(world.handle, 0, local_memory(np.zeros(100, np.uint8), "target"), Deadline(60))
-    course = world.mover.move(job, world.offer, outcome, is_write=False)
+    supervisor = world.mover.move(job, world.offer, outcome, is_write=False)
     while not outcome.done():
-        next(course)
+        next(supervisor)
     assert isinstance(outcome.exception(), OwnerGone if ended else Unsuitable)
     assert "release" not in world.agent.done
     world.agent.never = False
     with pytest.raises(TransferError):
-        list(course)
+        list(supervisor)
     assert world.agent.done[-1] == "release"
 
 
@@ -281,7 +281,7 @@ def test_a_peer_of_which_too_much_is_known_is_met_anew(monkeypatch: pytest.Monke
 
 def test_why_it_is_not_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     handle = World(100).handle
-    ours: Any = types.SimpleNamespace(address=Address("ours", "unix://nowhere/ours"), life=0, run="run")
+    ours: Any = types.SimpleNamespace(address=Address("ours", "unix://nowhere/ours"), incarnation=0, run="run")
 
     def refusal(handle: BufferHandle, device: str = "cpu", *, is_worker: bool = True, is_forced: bool = True) -> str:
         return NixlBackend(ours, LeaseTable(), is_worker=is_worker, is_forced=is_forced).refusal(handle, device)
@@ -310,15 +310,15 @@ def test_an_offer_comes_out_as_it_was_packed() -> None:
     [([], None), ([SPIN / 2], 0), ([10, SPIN / 2], 0), ([0.02], 0.001), ([10], LONGEST_PAUSE)],
 )
 def test_the_pause_grows_with_how_long_nothing_has_happened(waited: list[float], expected: float | None) -> None:
-    course: Any = iter(())
-    under_way = [RunningTransfer(course, Future(), 100 - seconds) for seconds in waited]
+    supervisor: Any = iter(())
+    under_way = [RunningTransfer(supervisor, Future(), 100 - seconds) for seconds in waited]
     assert pause_for(under_way, 100.0) == (expected if expected is None else pytest.approx(expected))
 
 
 def test_courses_take_turns_and_their_ends_are_told() -> None:
     turns, said = TransferScheduler("test turns"), []
 
-    def course(name: str, error: Exception | None) -> Any:
+    def supervisor(name: str, error: Exception | None) -> Any:
         for step in range(3):
             said.append((name, step))
             yield True
@@ -326,8 +326,8 @@ def test_courses_take_turns_and_their_ends_are_told() -> None:
             raise error
 
     good, bad = Future[None](), Future[None]()
-    turns.start(course("good", None), good)
-    turns.start(course("bad", ValueError("no")), bad)
+    turns.start(supervisor("good", None), good)
+    turns.start(supervisor("bad", ValueError("no")), bad)
     assert good.result(10) is None
     assert isinstance(bad.exception(10), ValueError)
     assert len(said) == 6

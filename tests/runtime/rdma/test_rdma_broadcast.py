@@ -168,7 +168,7 @@ class Failing:
 
     def __init__(self) -> None:
         self.node = self.transfers = self
-        self.address, self.life = Address("b", "b"), 0
+        self.address, self.incarnation = Address("b", "b"), 0
         self.copies = Copies(lambda local, source: handle_of(100), lambda number: None)
         self.found = list[Any]()
 

@@ -72,11 +72,11 @@ class Client:
         self.due: list[Any] = []
         self.report: Any = None
         self.address = OWNER
-        self.ask: Callable[[Any], None] = lambda asker: asker.answer(0, lambda: self.door)
+        self.ask: Callable[[Any], None] = lambda reply_handler: reply_handler.answer(0, lambda: self.door)
 
-    def send(self, targets: Any, endpoint: str, arguments: Any, extent: Any, asker: Any) -> None:
+    def send(self, targets: Any, endpoint: str, arguments: Any, extent: Any, reply_handler: Any) -> None:
         assert (endpoint, targets[0].address) == ("door", AGENT)
-        self.ask(asker)
+        self.ask(reply_handler)
 
     def report_of(self, node: str) -> Any:
         return self.report
@@ -101,7 +101,7 @@ def serving(memory: Memory) -> Iterator[MemoryServer]:
 
 @pytest.fixture
 def client(serving: MemoryServer) -> Client:
-    return Client(lambda asker: serving.open("127.0.0.1"))
+    return Client(lambda reply_handler: serving.open("127.0.0.1"))
 
 
 @pytest.fixture
@@ -629,7 +629,7 @@ def test_where_none_will_lead_it_is_not_tried_again(
 
 
 def test_an_agent_that_does_not_answer(memory: Memory, client: Client, way: HostAgentBackend) -> None:
-    client.ask = lambda asker: None
+    client.ask = lambda reply_handler: None
     with pytest.raises(TransferTimeout, match="has not answered"):
         way.read(job(memory, np.zeros(1, np.uint8), seconds=0.05))
 

@@ -200,12 +200,12 @@ def test_beyond_1_its_last_words_are_its_own(processes: Any) -> None:
     """The report of a second death has nothing of the first life in it."""
     procs = processes.procs(1)
     members = procs.spawn("member", Member)
-    for life in ("first life", "second life"):
-        members.run.call_one(lambda member, text: print(text, file=sys.stderr), life).get(PATIENCE)
+    for incarnation in ("first life", "second life"):
+        members.run.call_one(lambda member, text: print(text, file=sys.stderr), incarnation).get(PATIENCE)
         processes.kill(procs)
         with pytest.raises(ProcessDied) as caught:
             members.note.call_one("late").get(PATIENCE)
-        assert caught.value.report.stderr == (life,)
+        assert caught.value.report.stderr == (incarnation,)
         procs.heal().get(PATIENCE)
 
 
@@ -296,14 +296,14 @@ def test_beyond_1_references_work_wherever_they_are(world: Any) -> None:
     procs, elsewhere = world.procs(3), world.spawn(Member, gpus=1)
     members, askers = procs.spawn("member", Member), procs.spawn("asker", Member)
     taken, kept = members.slice(gpus=slice(1, 3)), pickle.dumps(members)
-    for asker in (elsewhere, askers.slice(gpus=0)):
-        assert values(asker.ask.call_one(taken, rank_of)) == [0, 1]
+    for reply_handler in (elsewhere, askers.slice(gpus=0)):
+        assert values(reply_handler.ask.call_one(taken, rank_of)) == [0, 1]
     world.kill(procs.slice(gpus=1))
     procs.heal().get(PATIENCE)
     for handle in (taken, pickle.loads(kept).slice(gpus=slice(1, 3))):
         assert values(handle.run.call(rank_of)) == [0, 1]
-        for asker in (elsewhere, askers.slice(gpus=0), askers.slice(gpus=1)):
-            assert values(asker.ask.call_one(handle, rank_of)) == [0, 1]
+        for reply_handler in (elsewhere, askers.slice(gpus=0), askers.slice(gpus=1)):
+            assert values(reply_handler.ask.call_one(handle, rank_of)) == [0, 1]
     newcomer = world.spawn(Member, gpus=1)
     assert values(newcomer.ask.call_one(taken, rank_of)) == [0, 1]
     assert values(members.slice(gpus=1).ask.call_one(newcomer, rank_of)) == [0]

@@ -94,11 +94,11 @@ def test_beyond_1_what_an_owner_has_asked_for_who_dies_meanwhile_is_ended(
         stop_owned_by(node)
         noted.set()
 
-    def start_after_its_end(births: Any) -> None:
+    def start_after_its_end(specs: Any) -> None:
         workers.signal([owners.nodes[0].node], signal.SIGKILL)
         assert noted.wait(PATIENCE)
-        start(births)
-        started.resolve(lambda: births[0].address.node)
+        start(specs)
+        started.resolve(lambda: specs[0].address.node)
 
     monkeypatch.setattr(workers, "stop_owned_by", stop_what_it_owns)
     monkeypatch.setattr(workers, "start", start_after_its_end)

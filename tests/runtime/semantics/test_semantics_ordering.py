@@ -260,11 +260,11 @@ def test_04_a_sync_endpoint_may_get(world: Any) -> None:
 def test_04_get_warns_inside_an_async_endpoint(world: Any) -> None:
     """There it holds up the loop; `await` is what to use."""
     procs, gate = world.procs(1), world.gate()
-    asker, log = procs.spawn("asker", AsyncAsker), procs.spawn("log", Log)
-    (warned,), has_loop = asker.gets.call_one(log, gate).get(PATIENCE)
+    reply_handler, log = procs.spawn("asker", AsyncAsker), procs.spawn("log", Log)
+    (warned,), has_loop = reply_handler.gets.call_one(log, gate).get(PATIENCE)
     assert "blocks the running event loop; await the future instead" in warned
     assert has_loop
-    assert asker.awaits.call_one(log).get(PATIENCE) == []
+    assert reply_handler.awaits.call_one(log).get(PATIENCE) == []
 
 
 # -- 5 ---------------------------------------------------------------------------------

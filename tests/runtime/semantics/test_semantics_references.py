@@ -118,11 +118,11 @@ class Spawner(Actor):
 def test_37_any_actor_spawns_and_its_references_work_while_they_are_pending(world: Any) -> None:
     """They are returned, used and sent on to others before the actors are made, or even their processes."""
     procs, gate = world.procs(2), world.gate()
-    spawner, asker = procs.slice(gpus=0).spawn("spawner", Spawner), procs.slice(gpus=1).spawn("asker", Spawner)
+    spawner, reply_handler = procs.slice(gpus=0).spawn("spawner", Spawner), procs.slice(gpus=1).spawn("asker", Spawner)
     children, slow = spawner.spawn.call_one(gate).get(PATIENCE)
     early = slow.name.call()
     port, answers = Channel[list[str]].open()
-    asker.begin_to_ask.call_one(slow, port).get(PATIENCE)
+    reply_handler.begin_to_ask.call_one(slow, port).get(PATIENCE)
     assert slow.sizes == children.sizes == {"gpus": 2}
     assert not early.done()
     gate.open(2)
