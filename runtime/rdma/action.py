@@ -11,11 +11,11 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import TransferError
 from meshbook.runtime.memory.interval_set import IntervalSet
 from meshbook.runtime.memory.local import LocalMemory, local_memory
+from meshbook.runtime.rdma.backends import Deadline, TransferJob, deadline_in
 from meshbook.runtime.rdma.buffer import RDMABuffer
 from meshbook.runtime.rdma.data_plane import own_station
 from meshbook.runtime.rdma.handle import BufferHandle
 from meshbook.runtime.rdma.transfers import AT_ONCE, Transfers, TransferTask
-from meshbook.runtime.rdma.ways import Deadline, TransferJob, deadline_in
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Literal
 
 from meshbook.runtime.config import settings_in_force
+from meshbook.runtime.rdma.backends import TransferBackend
 from meshbook.runtime.rdma.handle import BufferHandle
 from meshbook.runtime.rdma.nixl.agent import is_installed
-from meshbook.runtime.rdma.ways import TransferBackend
 
 Backend = Literal["ibverbs", "tcp", "none"]
 BY_TCP = frozenset({"host agent", "message"})  # the ways that need no NIC

@@ -20,12 +20,12 @@ from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.errors import BufferDropped, OwnerGone, TransferError, TransferTimeout
 from meshbook.runtime.memory.local import LocalMemory
 from meshbook.runtime.node.call_table import PerRank, Target
+from meshbook.runtime.rdma.backends import Deadline, TransferJob
 from meshbook.runtime.rdma.copies import Copies, Copy, Source
 from meshbook.runtime.rdma.copy_holders import NOWHERE, RECEIVER, CopyHolders
 from meshbook.runtime.rdma.handle import BufferHandle
 from meshbook.runtime.rdma.leases import LeaseTable
 from meshbook.runtime.rdma.transfers import Transfers
-from meshbook.runtime.rdma.ways import Deadline, TransferJob
 from meshbook.runtime.wire.messages import Address
 
 PIECE = 8 << 20  # bytes after which others are told; of a broadcast between hosts this much is on each way at a time

@@ -11,11 +11,11 @@ from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.memory.local import CPU, LocalMemory, local_memory
 from meshbook.runtime.memory.tensor_form import form_of, shaped
 from meshbook.runtime.rdma.backend import get_rdma_backend
+from meshbook.runtime.rdma.backends import TransferJob, deadline_in
 from meshbook.runtime.rdma.broadcast import Broadcast, receivers_of
 from meshbook.runtime.rdma.data_plane import own_station
 from meshbook.runtime.rdma.handle import BufferHandle
 from meshbook.runtime.rdma.transfer_progress import Progress, TransferProgress
-from meshbook.runtime.rdma.ways import TransferJob, deadline_in
 
 
 class RDMABuffer:

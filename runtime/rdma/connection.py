@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from meshbook.runtime.errors import RefusedMessage, TransferTimeout
 from meshbook.runtime.rdma import protocol
-from meshbook.runtime.rdma.ways import Deadline
+from meshbook.runtime.rdma.backends import Deadline
 
 PIECE = 8 << 20  # bytes of one call, and between two looks at the deadline
 _TIME = struct.Struct("@ll")  # a timeval

@@ -12,9 +12,9 @@ from meshbook.runtime.errors import ActorError, ExitReport, OwnerGone, RefusedMe
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
+from meshbook.runtime.rdma.backends import Deadline, Unsuitable
 from meshbook.runtime.rdma.connection import DataConnection, be_admitted
 from meshbook.runtime.rdma.memory_server import MEMORY, MemoryServerAddress
-from meshbook.runtime.rdma.ways import Deadline, Unsuitable
 from meshbook.runtime.wire.messages import Address
 
 MOST_LINES = 8  # to one agent; more transfers at once wait for one

@@ -21,6 +21,13 @@ from meshbook.runtime.memory.tensor_form import TensorForm
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.backend import Fallback
+from meshbook.runtime.rdma.backends import TransferBackend, TransferJob
+from meshbook.runtime.rdma.backends.cuda_ipc import CudaIpcBackend
+from meshbook.runtime.rdma.backends.host_agent import HostAgentBackend
+from meshbook.runtime.rdma.backends.message import MessageBackend
+from meshbook.runtime.rdma.backends.nixl import NixlBackend
+from meshbook.runtime.rdma.backends.process_memory import ProcessMemoryBackend
+from meshbook.runtime.rdma.backends.same_process import SameProcessBackend
 from meshbook.runtime.rdma.broadcast_receiver import Receiver
 from meshbook.runtime.rdma.copies import Copies, Source
 from meshbook.runtime.rdma.copy_holders import RECEIVER, CopyHolders, ask_to_be_told, notify_dropped
@@ -34,13 +41,6 @@ from meshbook.runtime.rdma.select_backend import BackendSelector
 from meshbook.runtime.rdma.service import RDMA, RDMAService
 from meshbook.runtime.rdma.threads import Threads
 from meshbook.runtime.rdma.transfers import Transfers
-from meshbook.runtime.rdma.ways import TransferBackend, TransferJob
-from meshbook.runtime.rdma.ways.cuda_ipc import CudaIpcBackend
-from meshbook.runtime.rdma.ways.host_agent import HostAgentBackend
-from meshbook.runtime.rdma.ways.message import MessageBackend
-from meshbook.runtime.rdma.ways.nixl import NixlBackend
-from meshbook.runtime.rdma.ways.process_memory import ProcessMemoryBackend
-from meshbook.runtime.rdma.ways.same_process import SameProcessBackend
 from meshbook.runtime.telemetry.spans import CELLS
 from meshbook.runtime.telemetry.traffic import Traffic
 from meshbook.runtime.wire.messages import Address

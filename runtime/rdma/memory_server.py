@@ -25,8 +25,8 @@ from meshbook.runtime.errors import MeshbookError, RefusedMessage, TransferTimeo
 from meshbook.runtime.memory.identity import ProcessMark
 from meshbook.runtime.memory.local import LocalMemory
 from meshbook.runtime.rdma import pieces, protocol
+from meshbook.runtime.rdma.backends import Deadline, TransferBackend, TransferJob, Unsuitable
 from meshbook.runtime.rdma.connection import DataConnection, admit
-from meshbook.runtime.rdma.ways import Deadline, TransferBackend, TransferJob, Unsuitable
 from meshbook.runtime.transport.gateway_connections import RejectedPeers
 from meshbook.runtime.wire.messages import Address
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from meshbook.runtime.errors import TransferError
 from meshbook.runtime.memory.identity import ProcessMark
+from meshbook.runtime.rdma.backends import Transfer, TransferBackend, Unsuitable
 from meshbook.runtime.rdma.handle import BufferHandle
-from meshbook.runtime.rdma.ways import Transfer, TransferBackend, Unsuitable
 
 logger = logging.getLogger(__name__)
 

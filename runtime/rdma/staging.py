@@ -9,7 +9,7 @@ from typing import Any
 
 from meshbook.runtime.memory import gpu
 from meshbook.runtime.memory.local import CPU, LocalMemory, local_memory
-from meshbook.runtime.rdma.ways import Transfer, TransferJob
+from meshbook.runtime.rdma.backends import Transfer, TransferJob
 
 PIECE = 16 << 20  # bytes that are in between at a time
 KEPT = 2  # pieces of pinned memory that are kept for the next transfer: to pin it takes longer than to fill it

@@ -14,12 +14,12 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import CallCancelled, TransferError, TransferTimeout
 from meshbook.runtime.memory.local import CPU, LocalMemory
 from meshbook.runtime.memory.pages import want_large
+from meshbook.runtime.rdma.backends import Deadline, Transfer, TransferJob, Unsuitable
 from meshbook.runtime.rdma.handle import BufferHandle
 from meshbook.runtime.rdma.select_backend import BackendSelector
 from meshbook.runtime.rdma.staging import Staging
 from meshbook.runtime.rdma.threads import Threads
 from meshbook.runtime.rdma.verify import compare
-from meshbook.runtime.rdma.ways import Deadline, Transfer, TransferJob, Unsuitable
 from meshbook.runtime.telemetry.spans import Recorder, now
 
 T = TypeVar("T")

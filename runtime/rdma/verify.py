@@ -12,7 +12,7 @@ import ctypes
 
 from meshbook.runtime.errors import ChecksumMismatch
 from meshbook.runtime.memory.local import CPU, LocalMemory, local_memory
-from meshbook.runtime.rdma.ways import Transfer, TransferJob
+from meshbook.runtime.rdma.backends import Transfer, TransferJob
 
 PIECE = 1 << 20  # bytes that are compared at a time: they stay in the processor's cache
 

@@ -1,12 +1,10 @@
 // Generated from protocol.py by `python -m meshbook.widgets.typescript`. Do not edit.
 
-export type LaneState = "running" | "collective" | "transfer" | "waiting" | "idle";
+/** A line that may still change. */
+export type LiveLogLine = [rank: number, stream: string, cell: number | null, text: string];
 
 /** A line as it is shown. `at`: seconds since 1970; `cell`: the number of the cell that caused it, or None. */
 export type LogLine = [serial: number, at: number, rank: number, stream: string, cell: number | null, text: string];
-
-/** A line that may still change. */
-export type LiveLogLine = [rank: number, stream: string, cell: number | null, text: string];
 
 /**
  * Which lines are wanted. Of `text` empty: all; `stream` empty: both; `cell` None: of all cells and of none.
@@ -21,6 +19,8 @@ export interface LogQuery {
   stream?: string;
   cell?: number | null;
 }
+
+export type LaneState = "running" | "collective" | "transfer" | "waiting" | "idle";
 
 export type Metric = "cpu" | "memory" | "gpu_memory" | "gpu" | "step" | "queued" | "sent" | "received" | "bytes_sent" | "bytes_received";
 
@@ -159,7 +159,7 @@ export interface SelectedSection {
  * The parts of a state. Each replaces the one that the view had.
  *
  * `ranks` in them are texts such as "0-2,5", for people; they are selectors as well. `counts` has the number of ranks
- * by the lower-case name of their `State`, without zeros. `topology` has at most 64 processes: the selected ones, or
+ * by the lower-case name of their `RankState`, without zeros. `topology` has at most 64 processes: the selected ones, or
  * else the first. `events` has the last ten.
  */
 export interface Sections {
@@ -180,7 +180,7 @@ export interface Sections {
 /**
  * What changed since the last state, or everything if `full`. A view that misses a number sends "open" again.
  *
- * `buffers` names the buffers of the message, in their order: "states" (uint8, a `State` for each rank) or
+ * `buffers` names the buffers of the message, in their order: "states" (uint8, a `RankState` for each rank) or
  * "state_ranks" (uint32) and "state_values"; then "values" (float32 of the channel, NaN where unknown) or
  * "value_ranks" and "value_values". A new channel comes with all its values; the channel "state" has none.
  */

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshbook.runtime.memory.local import CPU, LocalMemory
+from meshbook.runtime.rdma.backends import Unsuitable
 from meshbook.runtime.rdma.nixl.agent import MemoryRange, NixlAgent, NixlError
-from meshbook.runtime.rdma.ways import Unsuitable
 
 STAGED = 256 << 10  # bytes up to which data goes by way of a place: to register memory takes longer than to copy that
 _HEAD = 64  # bytes before what is staged

@@ -11,13 +11,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from meshbook.runtime.errors import TransferError
+from meshbook.runtime.rdma.backends import Deadline, TransferJob, Unsuitable
+from meshbook.runtime.rdma.backends.process_memory import dropped, gone
 from meshbook.runtime.rdma.handle import BufferHandle
 from meshbook.runtime.rdma.nixl.agent import MemoryRange, NixlAgent, NixlError
 from meshbook.runtime.rdma.nixl.peers import NixlOffer, NixlPeer
 from meshbook.runtime.rdma.nixl.registration import STAGED, RegisteredMemory, RegistrationTable
 from meshbook.runtime.rdma.nixl.scheduler import Course, settle
-from meshbook.runtime.rdma.ways import Deadline, TransferJob, Unsuitable
-from meshbook.runtime.rdma.ways.process_memory import dropped, gone
 
 PIECE = 64 << 20  # bytes of one request, and between two looks at the lease
 FIRST_ANSWER = 10.0  # seconds that a peer has for its first one: where nothing leads there NIXL waits for ever

@@ -15,6 +15,8 @@ import pytest
 from meshbook.runtime.errors import BufferDropped, OwnerGone, TransferError, TransferTimeout
 from meshbook.runtime.memory.identity import ProcessMark
 from meshbook.runtime.memory.local import local_memory
+from meshbook.runtime.rdma.backends import Deadline, TransferJob, Unsuitable, nixl
+from meshbook.runtime.rdma.backends.nixl import NixlBackend
 from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.leases import LeaseTable
 from meshbook.runtime.rdma.nixl import peers, transfer
@@ -23,8 +25,6 @@ from meshbook.runtime.rdma.nixl.peers import NixlOffer, unpack
 from meshbook.runtime.rdma.nixl.registration import STAGED, RegistrationTable
 from meshbook.runtime.rdma.nixl.scheduler import LONGEST_PAUSE, SPIN, RunningTransfer, TransferScheduler, pause_for
 from meshbook.runtime.rdma.nixl.transfer import TransferContext
-from meshbook.runtime.rdma.ways import Deadline, TransferJob, Unsuitable, nixl
-from meshbook.runtime.rdma.ways.nixl import NixlBackend
 from meshbook.runtime.wire.messages import Address
 
 

@@ -18,10 +18,10 @@ from meshbook.runtime.errors import BufferDropped, CallCancelled, TransferTimeou
 from meshbook.runtime.memory.identity import own_mark
 from meshbook.runtime.memory.local import local_memory
 from meshbook.runtime.rdma.action import Operation, batches_of
+from meshbook.runtime.rdma.backends import TransferJob
+from meshbook.runtime.rdma.backends.same_process import SameProcessBackend
 from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.transfers import AT_ONCE
-from meshbook.runtime.rdma.ways import TransferJob
-from meshbook.runtime.rdma.ways.same_process import SameProcessBackend
 from meshbook.runtime.wire.messages import Address
 
 SIZE = 64

@@ -21,13 +21,13 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.memory import identity
 from meshbook.runtime.memory.identity import ProcessMark, has_ended, own_mark
 from meshbook.runtime.memory.local import local_memory
+from meshbook.runtime.rdma.backends import Deadline, TransferJob
+from meshbook.runtime.rdma.backends.process_memory import ProcessMemoryBackend
+from meshbook.runtime.rdma.backends.same_process import SameProcessBackend
 from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.leases import WORDS_A_BLOCK, LeaseTable, LentMemory
 from meshbook.runtime.rdma.progress import PLACES, ActiveTransfers, TransferMark, leases_in_use
 from meshbook.runtime.rdma.retention import Retention
-from meshbook.runtime.rdma.ways import Deadline, TransferJob
-from meshbook.runtime.rdma.ways.process_memory import ProcessMemoryBackend
-from meshbook.runtime.rdma.ways.same_process import SameProcessBackend
 from meshbook.runtime.wire.messages import Address
 
 ALICE, BOB = (Instance(name, "actor", Extent((), ()).point(0), None) for name in ("alice", "bob"))

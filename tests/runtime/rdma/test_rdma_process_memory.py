@@ -14,10 +14,10 @@ from meshbook.runtime.errors import BufferDropped, OwnerGone, TransferError
 from meshbook.runtime.memory import process
 from meshbook.runtime.memory.identity import own_mark
 from meshbook.runtime.memory.local import local_memory
+from meshbook.runtime.rdma.backends import Deadline, TransferJob
+from meshbook.runtime.rdma.backends.process_memory import ProcessMemoryBackend
 from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.progress import ActiveTransfers
-from meshbook.runtime.rdma.ways import Deadline, TransferJob
-from meshbook.runtime.rdma.ways.process_memory import ProcessMemoryBackend
 from meshbook.runtime.wire.messages import Address
 
 NEVER_MAPPED = 64  # an address

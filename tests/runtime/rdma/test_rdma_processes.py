@@ -32,7 +32,7 @@ from meshbook.runtime.errors import (
     TransferTimeout,
 )
 from meshbook.runtime.hosts.session import Session
-from meshbook.runtime.rdma.ways import process_memory
+from meshbook.runtime.rdma.backends import process_memory
 
 PATIENCE = 60.0
 SIZE = 3 << 20

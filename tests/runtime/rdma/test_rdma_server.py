@@ -20,11 +20,11 @@ from meshbook.runtime.memory.identity import own_mark
 from meshbook.runtime.memory.local import local_memory
 from meshbook.runtime.rdma import connection_pool as lines
 from meshbook.runtime.rdma import memory_server, pieces, protocol
+from meshbook.runtime.rdma.backends import Deadline, TransferJob, Unsuitable
+from meshbook.runtime.rdma.backends.host_agent import HostAgentBackend
 from meshbook.runtime.rdma.connection import DataConnection, be_admitted
 from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.memory_server import MemoryServer, MemoryServerAddress
-from meshbook.runtime.rdma.ways import Deadline, TransferJob, Unsuitable
-from meshbook.runtime.rdma.ways.host_agent import HostAgentBackend
 from meshbook.runtime.wire.messages import Address
 
 PATIENCE = 30.0

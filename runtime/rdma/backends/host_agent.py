@@ -8,11 +8,11 @@ from meshbook.runtime.errors import TransferError
 from meshbook.runtime.memory.local import CPU, LocalMemory
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma import pieces, protocol
+from meshbook.runtime.rdma.backends import TransferJob
 from meshbook.runtime.rdma.connection import DataConnection
 from meshbook.runtime.rdma.connection_pool import AgentConnections, ConnectionPool
 from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.memory_server import MOST_SECONDS
-from meshbook.runtime.rdma.ways import TransferJob
 
 TRIES = 3  # of a read whose connection breaks: it goes on where it was
 

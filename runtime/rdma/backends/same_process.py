@@ -7,10 +7,10 @@ from typing import Any
 
 from meshbook.runtime.memory.gpu import settle
 from meshbook.runtime.memory.local import CPU, LocalMemory
+from meshbook.runtime.rdma.backends import TransferJob
+from meshbook.runtime.rdma.backends.process_memory import dropped
 from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.leases import LeaseTable
-from meshbook.runtime.rdma.ways import TransferJob
-from meshbook.runtime.rdma.ways.process_memory import dropped
 from meshbook.runtime.wire.messages import Address
 
 PIECE = 64 << 20  # bytes between two looks at the deadline

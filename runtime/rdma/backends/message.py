@@ -14,11 +14,11 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.memory.local import LocalMemory
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
+from meshbook.runtime.rdma.backends import TransferJob
+from meshbook.runtime.rdma.backends.process_memory import dropped
 from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.memory_contents import parcel_of, put_bytes
 from meshbook.runtime.rdma.service import RDMA
-from meshbook.runtime.rdma.ways import TransferJob
-from meshbook.runtime.rdma.ways.process_memory import dropped
 
 PIECE = 4 << 20  # bytes of a message; fewer where messages are limited to less
 IN_FLIGHT = 3  # pieces that are asked for and have not come

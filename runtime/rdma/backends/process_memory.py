@@ -10,9 +10,9 @@ from meshbook.runtime.errors import BufferDropped, OwnerGone, TransferError
 from meshbook.runtime.memory import process
 from meshbook.runtime.memory.identity import own_mark
 from meshbook.runtime.memory.local import CPU, LocalMemory
+from meshbook.runtime.rdma.backends import TransferJob, Unsuitable
 from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.progress import ActiveTransfers, TransferMark
-from meshbook.runtime.rdma.ways import TransferJob, Unsuitable
 
 PIECE = 64 << 20  # bytes of one call, and between two looks at the deadline
 NOT_ALLOWED = errno.EPERM, errno.EACCES, errno.ENOSYS  # by ptrace's rules, or by a filter of system calls

@@ -14,6 +14,7 @@ from meshbook.runtime.errors import TransferError, TransferTimeout
 from meshbook.runtime.memory.local import CPU, LocalMemory
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.backend import why_no_ibverbs
+from meshbook.runtime.rdma.backends import TransferJob, Unsuitable
 from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.leases import LeaseTable
 from meshbook.runtime.rdma.nixl.agent import MemoryRange, NixlAgent, NixlError, is_guarded, is_installed
@@ -21,7 +22,6 @@ from meshbook.runtime.rdma.nixl.peers import NixlOffer, unpack
 from meshbook.runtime.rdma.nixl.registration import RegistrationTable
 from meshbook.runtime.rdma.nixl.scheduler import Course, TransferScheduler
 from meshbook.runtime.rdma.nixl.transfer import TransferContext, what
-from meshbook.runtime.rdma.ways import TransferJob, Unsuitable
 
 REGISTERING = 30.0  # seconds that it may take; large memory of hosts with slow kernels takes seconds
 KEPT = 5.0  # seconds for which dropped memory is kept that no NIC guards: who is under way there needs no key for it

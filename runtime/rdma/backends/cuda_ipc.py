@@ -19,10 +19,10 @@ from meshbook.runtime.memory import gpu
 from meshbook.runtime.memory.cuda import CudaError, Driver, driver
 from meshbook.runtime.memory.identity import own_mark
 from meshbook.runtime.memory.local import LocalMemory
+from meshbook.runtime.rdma.backends import TransferJob, Unsuitable
+from meshbook.runtime.rdma.backends.process_memory import ProcessMemoryBackend
 from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.ipc_handles import Allocation, IpcHandles
-from meshbook.runtime.rdma.ways import TransferJob, Unsuitable
-from meshbook.runtime.rdma.ways.process_memory import ProcessMemoryBackend
 
 logger = logging.getLogger(__name__)
 
