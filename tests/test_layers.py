@@ -1,4 +1,4 @@
-"""Holds the floors of the house: a room imports only from lower floors, always by its full name."""
+"""Checks the layers: a package imports only from lower layers, always by the full name."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("kernel", "magics", "runtime", "widgets")
-OWN_FOLDERS = ("monarch", "testing")  # that lie in meshbook/ itself
+OWN_FOLDERS = ("monarch", "testing")  # in meshbook/ itself
 
-# A room is a folder or a module; what lies in a folder belongs to its room.
-FLOORS: dict[str, int] = {
-    "meshbook.__main__": 9,  # starts things, and nothing imports it
+# By package, which is a folder or a single module; all modules of a folder belong to its package.
+LAYERS: dict[str, int] = {
+    "meshbook.__main__": 9,  # a command; no module imports it
     "meshbook.spmd": 9,  # the same
     "meshbook.kernel": 8,
-    "meshbook.testing": 8,  # its simulated mesh understands selectors
+    "meshbook.testing": 8,  # its simulated mesh parses selectors
     "meshbook": 7,  # the facade
     "meshbook.hosts": 7,
     "meshbook.magics": 7,
@@ -37,7 +37,7 @@ FLOORS: dict[str, int] = {
     "meshbook.runtime.wire": 2,
     "meshbook.runtime.telemetry": 2,
     "meshbook.runtime.collectives": 2,
-    "meshbook.checkpoint": 2,  # for code on ranks: it knows no mesh
+    "meshbook.checkpoint": 2,  # for code on ranks; knows no mesh
     "meshbook.runtime.memory": 1,
     "meshbook.runtime.geometry": 1,
     "meshbook.runtime.errors": 1,
@@ -54,34 +54,37 @@ FLOORS: dict[str, int] = {
     "meshbook.runtime": 0,  # the package itself: a docstring
 }
 
-# (from, to): why this arrow may stay on its floor or go up. Each one is a debt or a decision; say which.
+# (from, to): the reason why this import may stay in its layer or go up. Each is a debt or a decision; say which.
 EXCEPTIONS: dict[tuple[str, str], str] = {
-    ("meshbook", "meshbook.magics"): "`%load_ext meshbook` looks for its hook on the facade; magics never imports it",
-    ("meshbook", "meshbook.hosts"): "a part of the facade that is a module of its own, and never imports it",
+    (
+        "meshbook",
+        "meshbook.magics",
+    ): "`%load_ext meshbook` needs its hook in the facade; magics never imports the facade",
+    ("meshbook", "meshbook.hosts"): "a part of the facade in its own module, which never imports the facade",
     ("meshbook", "meshbook.metrics"): "the same",
     ("meshbook.runtime.actor", "meshbook.runtime.geometry"): (
-        "an actor's author handles points and value meshes, which have a shape"
+        "authors of actors use points and value meshes, which have a shape"
     ),
 }
 
 
 def module_of(file: Path) -> str:
-    """The dotted name under which `file` is imported, wherever its folder lies."""
+    """Return the dotted name under which `file` is imported."""
     parts = file.relative_to(ROOT).with_suffix("").parts
     if parts[0] != "meshbook":
         parts = ("meshbook", *parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def room_of(name: str) -> str:
-    """The room of a module or of a name in one: `meshbook.runtime.wire.frames.Frame` is in wire."""
-    while name not in FLOORS:
+def package_of(name: str) -> str:
+    """Return the package of a module or of a name in it: `meshbook.runtime.wire.frames.Frame` is in wire."""
+    while name not in LAYERS:
         name = name.rpartition(".")[0]
     return name
 
 
 def sources() -> list[Path]:
-    # meshbook/ itself holds links to the other folders, so only its own files are taken.
+    # meshbook/ has links to the other folders, so only its own files count.
     own = sorted((ROOT / "meshbook").glob("*.py"))
     own += [file for folder in OWN_FOLDERS for file in sorted((ROOT / "meshbook" / folder).rglob("*.py"))]
     return own + [file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py"))]
@@ -93,7 +96,7 @@ def imports_of_file(file: Path) -> list[tuple[int, str]]:
 
 
 def imports_of(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, dotted name) of each import: at the top, in a function, under TYPE_CHECKING."""
+    """Yield (line, dotted name) of each import: at the top, in a function, under TYPE_CHECKING."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -105,31 +108,31 @@ def imports_of(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def is_allowed(source: str, target: str) -> bool:
-    return source == target or FLOORS[target] < FLOORS[source] or (source, target) in EXCEPTIONS
+    return source == target or LAYERS[target] < LAYERS[source] or (source, target) in EXCEPTIONS
 
 
 def complaint(source: str, name: str) -> str | None:
-    """What is wrong with room `source` importing `name`, or None."""
+    """Return what is wrong with an import of `name` in package `source`, or None."""
     top = name.partition(".")[0]
     if name.startswith("."):
-        return "a relative import; write the full name from where the thing is defined"
+        return "a relative import; use the full name of the defining module"
     if top in FOLDERS:
         return f"import meshbook.{name}: a second copy of a class pickles under the wrong name"
     if top != "meshbook":
         return None
-    target = room_of(name)
+    target = package_of(name)
     if is_allowed(source, target):
         return None
-    return f"{source} (floor {FLOORS[source]}) imports {target} (floor {FLOORS[target]}), which is not below it"
+    return f"{source} (layer {LAYERS[source]}) imports {target} (layer {LAYERS[target]}), which is not below it"
 
 
-def test_every_file_is_in_a_room() -> None:
-    homeless = [
+def test_every_file_has_a_layer() -> None:
+    missing = [
         module_of(file)
         for file in sources()
-        if room_of(module_of(file)) in ("meshbook", "meshbook.runtime") and file.name != "__init__.py"
+        if package_of(module_of(file)) in ("meshbook", "meshbook.runtime") and file.name != "__init__.py"
     ]
-    assert not homeless, f"give these a floor in FLOORS: {homeless}"
+    assert not missing, f"add these to LAYERS: {missing}"
 
 
 def test_imports_go_down() -> None:
@@ -137,23 +140,23 @@ def test_imports_go_down() -> None:
         f"{file.relative_to(ROOT)}:{line}: {why}"
         for file in sources()
         for line, name in imports_of_file(file)
-        if (why := complaint(room_of(module_of(file)), name))
+        if (why := complaint(package_of(module_of(file)), name))
     ]
     assert not wrong, "\n" + "\n".join(wrong)
 
 
 def test_every_exception_is_in_use() -> None:
-    arrows = {
-        (room_of(module_of(file)), room_of(name))
+    used = {
+        (package_of(module_of(file)), package_of(name))
         for file in sources()
         for _, name in imports_of_file(file)
         if name.partition(".")[0] == "meshbook"
     }
-    assert not set(EXCEPTIONS) - arrows
+    assert not set(EXCEPTIONS) - used
 
 
 @pytest.mark.parametrize(
-    ("source", "code", "said"),
+    ("source", "code", "expected"),
     [
         ("meshbook.runtime.node", "from meshbook.runtime.wire.frames import Frame", None),
         ("meshbook.runtime.node", "import meshbook.runtime.node.inbox", None),
@@ -169,10 +172,10 @@ def test_every_exception_is_in_use() -> None:
         ("meshbook.magics", "import kernel", "second copy"),
     ],
 )
-def test_the_check_sees(source: str, code: str, said: str | None) -> None:
+def test_the_check_finds(source: str, code: str, expected: str | None) -> None:
     found = [complaint(source, name) for _, name in imports_of(ast.parse(code))]
-    if said is None:
+    if expected is None:
         assert found
         assert not any(found)
     else:
-        assert any(said in (why or "") for why in found)
+        assert any(expected in (why or "") for why in found)

@@ -1,6 +1,6 @@
-"""Holds the tables of `docs/` to the tests: each row names those that show it, and they are there.
+"""Checks the documents: the tests that a table of `docs/` names exist, and so do all linked and named files.
 
-Who adds a row names the file as a link, and after it each of its tests.
+A row names the test file as a link, followed by each of its tests.
 """
 
 from __future__ import annotations
@@ -12,15 +12,22 @@ from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+DOCUMENTS = [
+    *ROOT.glob("*.md"),
+    *DOCS.glob("*.md"),
+    *ROOT.glob("runtime/*/README.md"),
+    *ROOT.glob("benchmarks/results/*.md"),
+]
 HEADINGS = ("what", "what happens")
-# How many rows each page has: one that nobody shows any more must not just go.
+# The number of rows of each page, so that no row disappears by accident.
 ROWS = {"faults.md": 26, "notebook.md": 47}
 Row = tuple[str, str, str]
 
 
 def rows_of(page: str) -> list[Row]:
-    """The page, the subject and the last column of each row."""
+    """Return the page, the subject and the last column of each row."""
     lines = [line.strip("|\n").split(" | ") for line in (DOCS / page).read_text().splitlines() if line.startswith("| ")]
     return [(page, subject.strip(), shown) for subject, _, shown in lines if subject.strip() not in HEADINGS]
 
@@ -29,7 +36,7 @@ ALL_ROWS = [row for page in ROWS for row in rows_of(page)]
 
 
 def named_tests(shown: str) -> list[tuple[Path, str]]:
-    """The tests that a last column names: each belongs to the link before it."""
+    """Return the tests that a last column names, each with the file of the link before it."""
     found: list[tuple[Path, str]] = []
     file = DOCS
     for link, test in re.findall(r"\]\((\S+?)\)|`(test_\w+)`(?!\])", shown):
@@ -46,14 +53,40 @@ def defined_in(file: Path) -> frozenset[str]:
 
 
 @pytest.mark.parametrize(("page", "count"), ROWS.items())
-def test_no_row_is_gone_or_there_twice(page: str, count: int) -> None:
+def test_no_row_is_missing_or_duplicated(page: str, count: int) -> None:
     subjects = [subject for _, subject, _ in rows_of(page)]
     assert len(subjects) == len(set(subjects)) == count
 
 
 @pytest.mark.parametrize("row", ALL_ROWS, ids=lambda row: row[1])
-def test_every_row_is_shown_by_tests(row: Row) -> None:
+def test_every_row_names_existing_tests(row: Row) -> None:
     named = named_tests(row[2])
     assert named
     for file, test in named:
         assert test in defined_in(file), f"{file.name} has no {test}"
+
+
+def anchors_of(document: Path) -> set[str]:
+    """Return the anchors of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+def name_of(document: Path) -> str:
+    return str(document.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_every_link_leads_somewhere(document: Path) -> None:
+    for link in re.findall(r"\]\((?!https?://)([^)\s]+)\)", document.read_text()):
+        path, _, anchor = link.partition("#")
+        target = document.parent / path if path else document
+        assert target.exists(), link
+        assert not anchor or anchor in anchors_of(target), link
+
+
+@pytest.mark.parametrize("document", [ROOT / "ARCHITECTURE.md", *ROOT.glob("runtime/*/README.md")], ids=name_of)
+def test_every_named_file_exists(document: Path) -> None:
+    for name in re.findall(r"`([\w./-]+\.(?:py|md|js))`", document.read_text()):
+        near = document.parent.glob(f"**/{name}") if "/" not in name else []
+        assert any(near) or (ROOT / name).exists() or (document.parent / name).exists(), name

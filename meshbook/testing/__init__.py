@@ -4,7 +4,8 @@ any size that is only simulated.
     plan (pure: what happens when, to which rank) -> injection (a thread that does it) -> report
     simulated -> `fake_mesh`: what a dashboard shows of thousands of ranks, without a process
 
-Needs no test framework.
+Needs no test framework. Signals go through the agents. A link is disturbed in the worker, by
+`meshbook.runtime.transport.disturbed` around its transport.
 """
 
 from meshbook.testing.injection import Chaos, chaos

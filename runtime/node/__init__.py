@@ -1,1 +1,1 @@
-"""The node: inbox, routes, open calls, hosted actors. Every process runs one."""
+"""The node: dispatch, pending calls, hosted actors, supervision, flow control. Every process runs one; see README.md"""

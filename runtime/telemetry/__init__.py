@@ -1,1 +1,1 @@
-"""What ranks report unasked, as events: today their output."""
+"""What ranks report on their own: output, logs, vitals, spans and events. See README.md."""
