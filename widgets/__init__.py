@@ -26,13 +26,16 @@ in order. ipykernel asks a comm, where a message arrives, for its subshell: in a
 it then, also while a sync cell runs. Only a page that is loaded again waits there for the end of sync code.
 
 In the browser (`static/`) there is no build step: `assets` joins ES modules into the one that anywidget takes,
-without their comments; each becomes a function, so names do not collide. `context.d.ts` has the types of parts and
-panels, and `typescript` writes `protocol.d.ts` from `protocol`. Drawing commands are ten times slower than copied
-pixels without a GPU, so the grid copies cells (`paint.js`, `raster.js`) of a pure layout (`layout.js`). `keys.js`
-keeps keys from JupyterLab, for which "d d" would delete the cell. A full state goes to all views; the `Store` reports
-only sections that differ, so a reader keeps the place. The log panel keeps a contiguous window (`logwindow.js`, pure)
-that grows as the reader scrolls; only lines in view are in the page (`virtual.js`): with 97,000 of them half a
-second's 500 more cost 6 to 23 ms, a scroll 5. Filters run in the kernel, marks in the page. Text of ranks becomes
-text nodes, or goes through ansi_up, which escapes it; profiles show in a frame without scripts. A colour that a line
-leaves on applies to the next line of that rank and stream; filters may lose it.
+without their comments; each becomes a function, so names do not collide. `dashboard.js` builds a view: a `Connection`
+(numbers, gaps, requests, silence), a `Store` of the states so far, `Frames` that draw changes once a frame, and
+panels in tabs, of which only the shown one is updated. The timeline gives each kind of time a pattern as well, and
+asks the ranks on request, or when a cell has ended and it is shown. `context.d.ts` has the types of parts and panels,
+and `typescript` writes `protocol.d.ts` from `protocol`. Drawing commands are ten times slower than copied pixels
+without a GPU, so the grid copies cells (`paint.js`, `raster.js`) of a pure layout (`layout.js`). `keys.js` keeps keys
+from JupyterLab, for which "d d" would delete the cell. A full state goes to all views; the `Store` reports only
+sections that differ, so a reader keeps the place. The log panel keeps a contiguous window (`logwindow.js`, pure) that
+grows as the reader scrolls; only lines in view are in the page (`virtual.js`): with 97,000 of them half a second's
+500 more cost 6 to 23 ms, a scroll 5. Filters run in the kernel, marks in the page. Text of ranks becomes text nodes,
+or goes through ansi_up, which escapes it; profiles show in a frame without scripts. A colour that a line leaves on
+applies to the next line of that rank and stream; filters may lose it.
 """

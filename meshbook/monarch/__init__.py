@@ -8,9 +8,9 @@ configuration  `monarch.config` over meshbook's settings; `keys`, `durations`, `
 identities     `ProcId` and `Uid`; `telemetry`, `debugging` and `hosting` have other functions of `monarch.actor`
 older          what Monarch itself no longer offers, and old programs still use
 
-`alias/` holds the package named `monarch`. At the top of a checkout, a folder `monarch` would answer `import monarch` by
-accident. `install()` puts `alias/` at the front of the import path, which workers inherit, and of PYTHONPATH, which all
-other processes inherit. A name of Monarch's that is missing raises an error that says so (`modules`).
+`alias/` holds the package named `monarch`. At the top of a checkout, a folder `monarch` would answer `import monarch`
+by accident. `install()` puts `alias/` at the front of the import path, which workers inherit, and of PYTHONPATH,
+which all other processes inherit. A name of Monarch's that is missing raises an error that says so (`modules`).
 """
 
 from meshbook.monarch.path import install
