@@ -1,4 +1,4 @@
-"""The dashboard of a mesh as a widget: a window on a `DashboardServer`. All that is shown travels as custom messages."""
+"""The dashboard of a mesh as a widget, a view of a `DashboardServer`. All state travels as custom messages."""
 
 from __future__ import annotations
 

@@ -195,8 +195,8 @@ class Sections(TypedDict, total=False):
     """The parts of a state. Each replaces the one that the view had.
 
     `ranks` in them are texts such as "0-2,5", for people; they are selectors as well. `counts` has the number of ranks
-    by the lower-case name of their `RankState`, without zeros. `topology` has at most 64 processes: the selected ones, or
-    else the first. `events` has the last ten.
+    by the lower-case name of their `RankState`, without zeros. `topology` has at most 64 processes: the selected ones,
+    or else the first. `events` has the last ten.
     """
 
     mesh: MeshSection

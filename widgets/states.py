@@ -1,4 +1,4 @@
-"""How each rank is: one `RankState` from what it says of itself, its signs of life, and what the notebook knows. Pure."""
+"""The `RankState` of each rank, from its own status, its heartbeats, and what the notebook knows. Pure."""
 
 from __future__ import annotations
 

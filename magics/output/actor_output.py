@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 from meshbook.magics.output.buffer import TextBuffer
-from meshbook.magics.output.grouping import Block, Group, StreamName, group_blocks, split_lines
+from meshbook.magics.output.grouping import Block, Group, group_blocks, split_lines
 from meshbook.magics.output.messages import Display, LiveDisplay, Publication, Stream
 from meshbook.magics.output.publisher import Publisher, publisher_for
 from meshbook.magics.output.render import render_area

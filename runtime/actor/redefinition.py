@@ -27,7 +27,8 @@ def check_replacement(old: type, new: Any, taken: frozenset[str]) -> None:
     check_class(new, taken)
     if (incarnation := _life_of(old)) != (other := _life_of(new)):
         raise ValueError(
-            f"an actor of {old.__qualname__} lives on {incarnation}, and one of {new.__qualname__} on {other}, by their "
+            f"an actor of {old.__qualname__} lives on {incarnation}, "
+            f"and one of {new.__qualname__} on {other}, by their "
             f"endpoints: a live actor cannot move, so spawn anew"
         )
 

@@ -94,7 +94,7 @@ class ControlActor(Actor):
 
     @endpoint
     def fate(self, node: str, reply_handler: Address) -> None:
-        """Send `reply_handler` the report of a node if it has ended; `reply_handler` sends to that node for the first time."""
+        """Send `reply_handler` the report of a node if it has ended: it sends to that node for the first time."""
         self._node.peers.report_fate(node, reply_handler)
 
     @endpoint

@@ -51,8 +51,8 @@ class LocalHandlesProtocol(Protocol):
 class Node:
     """The runtime core of one process. `close()` is idempotent and fails every pending call.
 
-    `incarnation` counts the processes that have been this node before; with `takes_over`, the actors that they have spawned
-    continue.
+    `incarnation` counts the processes that have been this node before. With `takes_over`, the actors that they have
+    spawned continue.
     """
 
     # Set by the code that starts the node.

@@ -119,7 +119,7 @@ class Outbound:
         port: tuple[Address, int] | None = None,
         within: float | None = None,
     ) -> None:
-        """Call each target: the ranks of `extent` from `first` on. Without `reply_handler`, this node receives no reply.
+        """Call each target: the ranks of `extent` from `first` on. Without `reply_handler`, no reply comes here.
 
         With a port, each target replies there; the port gets no error if a process dies meanwhile. If the queue of a
         target is full, the thread waits for room, for `within` seconds at most. Raises PickleError and MessageTooLarge
@@ -192,7 +192,8 @@ class Outbound:
     ) -> None:
         """Create the actors of these ranks; `again` means that they replace lost ones.
 
-        `reply_handler` gets the reply of each actor once it is constructed. Raises MessageTooLarge before anything is sent.
+        `reply_handler` gets the reply of each actor once it is constructed. Raises MessageTooLarge before anything is
+        sent.
         """
         targets = [creation.targets[rank] for rank in ranks]
         (labels, sizes), origin = creation.extent.dims, current_origin() or creation.origin
@@ -219,8 +220,8 @@ class Outbound:
     ) -> None:
         """Create an actor at each target, on a thread of its own or on the process's main thread.
 
-        `reply_handler` gets the reply of each actor once it is constructed. Raises PickleError and MessageTooLarge before
-        anything is sent.
+        `reply_handler` gets the reply of each actor once it is constructed. Raises PickleError and MessageTooLarge
+        before anything is sent.
         """
         self.create(plan(targets, construct, extent, on_main=on_main), range(len(targets)), reply_handler)
 

@@ -34,7 +34,7 @@ class TransferRecord:
 
 
 class TransferTable(list[TransferRecord]):
-    """A list of `TransferRecord`, which shows itself as a table; data frames of pandas and Polars are made of it as it is."""
+    """A list of `TransferRecord` that shows itself as a table. pandas and Polars make data frames of it."""
 
     silent: tuple[str, ...] = ()  # who did not answer, and of whom nothing is in it
 

@@ -98,8 +98,8 @@ class VitalsBatch(msgspec.Struct, frozen=True, array_like=True):
     """What an agent has measured of the processes of its host at one time.
 
     `numbers` are float32 in the byte order of these machines, `COLUMNS` for each node; an age is in seconds by the
-    clock of that host. `incarnations`: how often each had begun before. `words`: `ProcessWords` as msgpack, of those where they have
-    changed.
+    clock of that host. `incarnations`: how often each had begun before.
+    `words`: `ProcessWords` as msgpack, of those where they have changed.
     """
 
     host: str

@@ -21,7 +21,7 @@ LONGEST = 2.0  # seconds that pass between two looks, however long ago the last 
 
 
 class FakeBackend:
-    """A `meshbook.widgets.backend.DashboardBackend` of a simulated mesh. `clock`: in seconds; the mesh's time goes by it."""
+    """The `DashboardBackend` of a simulated mesh. `clock` returns seconds, by which the simulated time passes."""
 
     def __init__(self, mesh: FakeMesh, clock: Callable[[], float] = time.monotonic) -> None:
         self._mesh = mesh

@@ -1,4 +1,4 @@
-"""The ways in which data goes, one file each. The seam is `TransferBackend`; the chooser asks them in the order of speed.
+"""The transfer backends, one file each. The interface is `TransferBackend`; `select_backend` tries the fastest first.
 
     same_process     the owner is this process                           a copy
     process_memory   memory of another process of this host              Cross Memory Attach
