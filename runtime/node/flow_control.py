@@ -2,7 +2,8 @@
 
 The sending node counts what it has sent to each queue (`SentCredits`). The receiving node counts what was taken out
 (`OwedCredits`) and reports it in batches of half a window (`Credit`). So a sender overestimates by less than half a
-window, and always gets a credit when there is room. A thread that sends to a full queue waits; an I/O thread never does.
+window, and always gets a credit when there is room. A thread that sends to a full queue waits. An I/O thread never
+waits.
 
 **No counter has a lock.** A check and the addition after it contain no call, so Python switches to no other thread
 between them and runs no finalizer there (CPython checks for those at calls and backward jumps).
