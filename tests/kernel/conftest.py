@@ -11,6 +11,7 @@ import queue
 import re
 import select
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -235,11 +236,15 @@ class Notebook:
         return eval(self.run(f"({expression})").result or "None", {})
 
     def interrupt(self) -> None:
-        """As the kernel wants it: by a signal, or by a message, which is done with when this returns."""
+        """Interrupt the kernel as its specification says, and return when the signal has been delivered.
+
+        While a signal is pending, the system drops another one of the same kind.
+        """
         if self.manager.kernel_spec.interrupt_mode == "message":
             self.ask_control("interrupt_request")
         else:
             self.manager.interrupt_kernel()
+        self.wait_until(lambda: not has_pending_interrupt(self.pid))
 
     def ask_control(self, kind: str) -> dict[str, Any]:
         """A request on the control channel, which is answered while a cell runs."""
@@ -379,3 +384,13 @@ def open_notebook() -> Iterator[Callable[..., Notebook]]:
     yield open_one
     for notebook in opened:
         notebook.close()
+
+
+def has_pending_interrupt(pid: int) -> bool:
+    """Whether a SIGINT waits for delivery to this process; False where that cannot be read."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    masks = (line.split()[1] for line in status.splitlines() if line.startswith(("SigPnd:", "ShdPnd:")))
+    return any(int(mask, 16) >> (signal.SIGINT - 1) & 1 for mask in masks)
