@@ -27,6 +27,7 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.clients import CLIENTS, LEAVES, ClientHello, ClientWelcome
 from meshbook.runtime.hosts.faults import UnhandledFaults, end_process
 from meshbook.runtime.hosts.lifeline import present_version
+from meshbook.runtime.mesh import foreign_handles as foreign_handles  # registers the handles of other runs
 from meshbook.runtime.mesh.handle_pickling import load_from
 from meshbook.runtime.mesh.hosts import HostMesh
 from meshbook.runtime.mesh.places import LocalHandles
