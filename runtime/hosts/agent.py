@@ -1,4 +1,4 @@
-"""The host agent: one process per host. Starts workers for its controller, watches them, and ends with it.
+"""The host agent: one process per host. It starts workers for its controller, watches them, and ends with it.
 
 Its main thread watches two things: standard input, whose end means that the controller is gone, and the fork server.
 """
@@ -63,12 +63,14 @@ REMAINS_SECONDS = 1.0
 
 
 def main(said: bytes = b"", server: Started | None = None) -> None:
-    """Serve until the controller is gone. On the controller's host `start_agent` calls it, with what that has read and
-    the fork server that it has started.
+    """Serve until the controller is gone.
+
+    On the controller's host `start_agent` calls this, with the bytes that it has read and the fork server that it has
+    started.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's
-    raise_limit_of_files()  # ours, and that of the workers, who may talk to each other
-    adopt_orphans()  # what workers started and left behind comes here, and is ended with the run
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the controller
+    raise_limit_of_files()  # for the agent, and for the workers, which may connect to each other
+    adopt_orphans()  # processes that workers leave behind are reparented to the agent, which ends them with the run
     line = LineReader(sys.stdin.fileno(), said)
     spec = msgspec.json.decode(line.first(), type=AgentSpec)
     if spec.away is None:
@@ -89,7 +91,7 @@ def main(said: bytes = b"", server: Started | None = None) -> None:
 
 
 def first_servers(spec: AgentSpec, folder: RunFolder, started: Started | None) -> dict[bool, ForkServerClient]:
-    """The fork server that this agent begins with, by whether it is warm; one with nothing to import is forked here.
+    """Return the fork server that this agent begins with, by whether it is warm. One without imports is forked here.
 
     Call this before the process has a thread or a ZeroMQ context, which no fork server may have.
     """
@@ -108,7 +110,7 @@ def serve(
     servers: Mapping[bool, ForkServerClient],
     loop: IoLoop,
 ) -> None:
-    """Be this agent until its controller is gone, then end the process. With a gateway: on another host."""
+    """Run as this agent until its controller is gone, then end the process. With a gateway: on another host."""
     home = Home.of_first_host(folder.path)
     if gateway is not None:
         home = Home(folder.path, gateway.prefix, host_of(spec.controller))
@@ -130,11 +132,11 @@ def serve(
         workers.serve(line)
     others.close("its agent has ended")
     folder.close()
-    os._exit(0)  # every worker is gone and nobody listens: there is nothing left to tidy, and nothing to wait for
+    os._exit(0)  # every worker is gone and no peer listens: there is nothing to clean up or wait for
 
 
 def answer(line: AgentAnswer) -> None:
-    """Tell the controller; from then on what is printed here goes to the log."""
+    """Send the answer to the controller; later output of this process goes to the log."""
     os.write(1, msgspec.json.encode(line) + b"\n")
     os.dup2(2, 1)
 
@@ -146,7 +148,7 @@ def attend(
     make_workers: Callable[[Ask, OnExit, OnSpare], Workers],
     others: RemoteAgents,
 ) -> tuple[Workers, Clients]:
-    """Make this node that of an agent, which takes messages from now on; the caller serves the workers.
+    """Make this node the node of an agent, and start receiving messages; the caller serves the workers.
 
     On the first host of a run the caller also lets clients connect.
     """
@@ -156,14 +158,14 @@ def attend(
     def ask_to_leave(worker: Address, reason: str, fence: str) -> None:
         node.calls.send([Target(worker, PROCESS)], "stop", ((reason, fence), {}), NOWHERE, None)
 
-    telling = threading.Lock()  # so that nobody hears of a new life before the end of the one before
+    telling = threading.Lock()  # so that a peer receives the end of an incarnation before the start of the next
 
     born: set[str] = set()
     host = spec.away.host if spec.away is not None else ""
 
     def on_exit(report: ExitReport, living: list[Address], remains: UnsentOutput | None) -> None:
         others.forget(report)
-        if remains is not None:  # before its end, which fails the cell that shows it
+        if remains is not None:  # before the report of its end, which fails the cell that shows the output
             send_remains(node, remains)
         with telling:
             report = dataclasses.replace(report, host=host)
@@ -172,14 +174,14 @@ def attend(
 
     def on_client_end(report: ExitReport) -> None:
         with telling:
-            born.add(report.node)  # it was of this host
+            born.add(report.node)  # it was on this host
             everyone = *others.agents, *workers.addresses(), *clients.addresses()
             node.peers.announce_down(report, [spec.controller, *everyone])
             born.discard(report.node)
         workers.stop_owned_by(report.node)
 
     def pass_on(report: ExitReport) -> None:
-        """The end of somebody on another host: nobody else tells it to the workers here, or ends what he owned."""
+        """Pass on the end of a process of another host to the workers here, and stop what it owned here."""
 
         def tell() -> None:
             node.peers.announce_down(report, [*workers.addresses(), *clients.addresses()])
@@ -213,10 +215,10 @@ def attend(
 
 
 def send_remains(node: Node, remains: UnsentOutput) -> None:
-    """Send the controller what a process had written when it ended."""
+    """Send the controller the output that a process had written but not sent when it ended."""
     telemetry = Target(node.controller, TELEMETRY)
     try:
-        # A controller that receives nothing must not stop this thread, which watches all workers.
+        # A controller that receives nothing must not block this thread, which watches all workers.
         node.calls.send([telemetry], "output", ((remains,), {}), NOWHERE, None, within=REMAINS_SECONDS)
     except (MeshbookError, TimeoutError) as error:
         logger.warning("the last output of %s could not be sent: %s", remains.node, error)
@@ -238,19 +240,19 @@ class Agent(HostActor):
         self._workers = workers
         self._clients = clients
         self._telling = telling
-        self._born = born  # here, and not known to have ended
+        self._born = born  # started here, and not known to have ended
         self._others = others
 
     @endpoint
     def spawn_procs(self, specs: list[WorkerSpec]) -> None:
         owner = specs[0].world.owner
-        # Before anybody is told of a birth: it fails where the host that is asked is lost meanwhile.
+        # Before any start is announced: this call fails if the host that holds the rendezvous is lost meanwhile.
         rendezvous = self._others.network | self._rendezvous_of(specs[0].world)
-        if self._node.peers.report_of(owner) is not None:  # it has asked, and died
+        if self._node.peers.report_of(owner) is not None:  # the owner sent the request, and died
             for spec in specs:
                 self._notify_unborn(spec, f"its owner has ended ({owner})")
             return
-        # Said before it is done: should this process be killed now, the controller still knows who is lost with it.
+        # Announced before it is done: if this process is killed now, the controller still knows which workers are lost.
         roster = Target(self._node.controller, ROSTER)
         names = [spec.address.node for spec in specs]
         self._node.calls.send([roster], "born", ((self._node.address.node, names), {}), NOWHERE, None)
@@ -258,10 +260,10 @@ class Agent(HostActor):
         for spec in specs:
             if spec.incarnation:
                 self._notify_restarted(spec)
-        # A process that is born now has heard of no restart, and must not take a process for one before it.
+        # A new process has received no restart notices, and must not mistake a peer for its previous incarnation.
         incarnations = self._node.routes.incarnations()
         self._workers.start([_informed(spec, rendezvous, incarnations) for spec in specs])
-        if self._node.peers.report_of(owner) is not None:  # it has died meanwhile, when there was nothing to end yet
+        if self._node.peers.report_of(owner) is not None:  # the owner died meanwhile, before there was anything to end
             self._workers.stop_owned_by(owner)
 
     def _notify_unborn(self, spec: WorkerSpec, why: str) -> None:
@@ -269,7 +271,7 @@ class Agent(HostActor):
         self._node.peers.announce_down(report, [self._node.controller, *self._here()])
 
     def _notify_restarted(self, spec: WorkerSpec) -> None:
-        """Everybody forgets its end before it can be heard of."""
+        """Notify all nodes of a restart: they forget the end of the previous incarnation before the new one sends."""
         with self._telling:
             self._notify_incarnation(spec.address, spec.incarnation, [self._node.controller])
             hosts = [Target(agent, HOST) for agent in self._others.agents]
@@ -287,7 +289,9 @@ class Agent(HostActor):
         return [*self._workers.addresses(), *self._clients.addresses()]
 
     def _rendezvous_of(self, world: MeshSpec) -> dict[str, str]:
-        """That of the ranks of this mesh which live, else a new one; on several hosts the first living one's."""
+        """Return the rendezvous of this mesh's running ranks, or a new one; on several hosts, from the first live
+        agent.
+        """
         if len(world.agents) == 1:
             known = self._workers.rendezvous_of(world.mesh)
             return known if known is not None else self._others.new_rendezvous()
@@ -303,31 +307,31 @@ class Agent(HostActor):
 
     @endpoint
     def open_gateway(self, keys: KeyPair) -> None:
-        """Be ready for other hosts; the agents of those have a gateway from the beginning."""
+        """Open the gateway to other hosts. Agents of other hosts have one from the beginning."""
         if not self._others.has_gateway:
             self._others.open(Gateway(keys, self._node.settings, loop=self._node.loop))
 
     @endpoint(explicit_response_port=True)
     def link(self, port: Port[None], agent: Address, dial: bool) -> None:
-        """Have a link to the host of this agent; answers once it stands, or at once if the other one is to dial."""
+        """Link to the host of this agent. Answers once the link is up, or at once if the other side dials."""
         self._others.link(agent, dial=dial, linked=(lambda: port.send(None)) if dial else _nothing)
         if not dial:
             port.send(None)
 
     @endpoint
     def lose(self, host: str, why: str) -> None:
-        """Another host has left the run, or is lost."""
+        """Drop the link to another host, which has left the run or is lost."""
         self._others.lose(host, why)
 
     @endpoint
     def reborn(self, address: Address, incarnation: int) -> None:
-        """A process of another host is about to be started again."""
+        """Note that a process of another host is about to be restarted."""
         with self._telling:
             self._notify_incarnation(address, incarnation, [])
 
     @endpoint
     def refused(self) -> int:
-        """How often somebody was refused who wanted to connect from another host."""
+        """Return how often a connection from another host was refused."""
         return self._others.refused
 
     @endpoint
@@ -363,11 +367,11 @@ class Agent(HostActor):
 
 
 def _nothing() -> None:
-    """Nobody waits for it."""
+    """Do nothing: no caller waits for the link."""
 
 
 def _informed(spec: WorkerSpec, rendezvous: dict[str, str], incarnations: dict[str, int]) -> WorkerSpec:
-    """A birth with what only its agent knows."""
+    """Return the worker spec completed with the values that only its agent has."""
     world = msgspec.structs.replace(spec.world, rendezvous=rendezvous)
     return msgspec.structs.replace(spec, world=world, incarnations=incarnations)
 

@@ -1,4 +1,4 @@
-"""Becoming the controller of a run that was detached: by its door, with its agent, and all that it had spawned."""
+"""Attaching: become the controller of a detached run, by way of its socket, its agent, and its saved state."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from meshbook.runtime.telemetry.output import TELEMETRY
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import BodyElsewhere, unpack
 
-UNKNOWN = -1  # how a process has ended that is not our child
+UNKNOWN = -1  # exit status of a process that is not a child of this one
 _CREDENTIALS = struct.Struct("3i")
 
 Prepare = Callable[["AttachedSession"], None]
@@ -56,12 +56,12 @@ class AttachedSession(Session):
         self._estate = run_state
         self._connection = connection
         super().__init__(left.settings)
-        self.lost: list[str] = []  # what could not be had here, in words
+        self.lost: list[str] = []  # messages about state that could not be restored here
         self.part = left.part
 
     @property
     def dropped(self) -> dict[str, int]:
-        """By node: how many pieces of output were too much to be kept."""
+        """By node: the number of output chunks that exceeded the limit and were dropped."""
         return self._estate.dropped
 
     def _open_folder(self) -> RunFolder:
@@ -75,16 +75,16 @@ class AttachedSession(Session):
         return FoundAgent(self._connection)
 
     def _send_birth(self) -> None:
-        """It has one."""
+        """Do nothing: the agent already has its spec."""
 
     def _abandon_agent(self) -> None:
-        """The run goes on without us."""
+        """Do nothing: the run continues."""
 
     def _begin(self) -> None:
-        """Not yet: `take_over` does."""
+        """Do nothing: `take_over` begins later."""
 
     def take_over(self, prepare: Prepare) -> None:
-        """Take on what was left, and what has happened since. `prepare` is called in between."""
+        """Restore the saved state, call `prepare`, and replay the messages since then."""
         left = self._left
         token = CURRENT.set(self.context)
         try:
@@ -109,7 +109,8 @@ class AttachedSession(Session):
         for frame in read_output(journal):
             _, body = unpack(frame)
             if isinstance(body, BodyElsewhere):
-                continue  # it was on its way to a controller that was killed, and is lost as what that had received
+                # its body was with a controller that was killed, and is lost like everything that one had received
+                continue
             (chunk,), _ = pickling.loads(body, TELEMETRY)
             self.output.replay(chunk)
         for frame in read_messages(journal):
@@ -120,12 +121,12 @@ class AttachedSession(Session):
         return self._agent.stdin
 
     def meshes(self) -> dict[str, ProcMesh]:
-        """The process meshes by the names that they were given; the newest of several."""
+        """Return the process meshes by their names; of several with one name, the newest."""
         owned_meshes = (self.node.ledger.get(deed.key) for deed in self._left.deeds.procs)
         return {owned_mesh.name: owned_mesh.handle() for owned_mesh in owned_meshes if owned_mesh is not None}
 
     def give_back(self) -> None:
-        """It could not be taken over: leave it as it was."""
+        """Leave the run as it was: the takeover failed."""
         self._has_left = True
         self.node.close()
         self._hang_up()
@@ -133,14 +134,14 @@ class AttachedSession(Session):
 
 
 class FoundAgent:
-    """An agent that is no child of this process: it is known by the connection to its door."""
+    """An agent that is not a child of this process, identified by the connection to its socket."""
 
     stdout: IO[bytes] | None = None
 
     def __init__(self, connection: socket.socket) -> None:
         asked = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         self.pid, _, _ = _CREDENTIALS.unpack(asked)
-        self._process = os.pidfd_open(self.pid)  # while it holds the connection, the number is its own
+        self._process = os.pidfd_open(self.pid)  # while the agent holds the connection, its pid is not reused
         connection.settimeout(None)
         self.stdin: IO[bytes] | None = os.fdopen(connection.detach(), "wb", buffering=0)
 
@@ -166,10 +167,10 @@ class FoundAgent:
 
 
 def attach(run: Status, who: str, prepare: Prepare, settings: Settings | None = None) -> AttachedSession:
-    """Become the controller of this run; the session of this process, which owns nothing, makes room for it.
+    """Become the controller of this run, and replace this process's session, which must own nothing.
 
-    Raises DetachError where it is not to be had: another version has begun it, somebody has attached to it, or it has
-    ended. It stays detached then.
+    Raises DetachError if the run was begun by another version, is attached already, or has ended. It then stays
+    detached.
     """
     if run.version and run.version != present_version():
         raise DetachError(f"run {run.run} is of {run.version}, and this is {present_version()}: attach from there")
@@ -199,7 +200,7 @@ def _take(folder: Path, who: str, prepare: Prepare) -> AttachedSession:
 
 
 def end(run: Status, who: str, settings: Settings | None = None) -> None:
-    """End a detached run with all its processes; returns once it has ended. DetachError where somebody has it."""
+    """End a detached run with all its processes; return once it has ended. DetachError if it is attached already."""
     folder = runtime_root(settings or settings_in_force()) / run.run
     try:
         answer, connection = knock(folder, DoorRequest("end", who))
@@ -208,5 +209,5 @@ def end(run: Status, who: str, settings: Settings | None = None) -> None:
     if answer.error:
         connection.close()
         raise DetachError(answer.error)
-    with contextlib.suppress(ProcessLookupError):  # it has ended already
+    with contextlib.suppress(ProcessLookupError):  # it has already ended
         FoundAgent(connection).wait()

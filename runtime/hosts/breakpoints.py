@@ -1,8 +1,8 @@
 """`breakpoint()` in an actor of a script: pdb runs on the rank, and its commands come from the controller.
 
-    Pdb on the rank -> Question -> the controller's desk -> `hosts.debugging` -> a terminal
+    Pdb on the rank -> PromptQuestion -> the controller's QuestionRouter -> `hosts.debugging` -> a terminal
 
-In a notebook the debugger of the cells (`runtime.cells.debugger`) takes this one's place.
+In a notebook the debugger of the cells (`runtime.cells.debugger`) replaces this one.
 """
 
 from __future__ import annotations
@@ -25,23 +25,25 @@ from meshbook.runtime.node.node import Node
 from meshbook.runtime.telemetry.prompt_questions import QUESTIONS, Kind, PromptAnswer, PromptQuestion
 
 NOWHERE = Extent((), ())
-# A step does not stop in what calls the user's code.
+# A step does not stop in the modules that call the user's code.
 SKIPPED = ("meshbook.*", "asyncio.*", "concurrent.*", "contextlib", "contextvars", "threading")
 
 
 class Breakpoints:
-    """The breakpoints of this process. Each debugger is of the thread that came to one."""
+    """The breakpoints of this process. Each debugger belongs to the thread that reached the breakpoint."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._numbers = itertools.count(1)
 
     def install(self) -> None:
-        """Take the place of pdb's; `breakpoint()` comes there by Python's own hook, which heeds PYTHONBREAKPOINT."""
+        """Replace `pdb.set_trace`; `breakpoint()` calls it by way of Python's own hook, which respects
+        PYTHONBREAKPOINT.
+        """
         pdb.set_trace = self.set_trace
 
     def set_trace(self, *, header: str | None = None, commands: Sequence[str] = ()) -> None:
-        """Stop at the caller's line, and run `commands` first. RuntimeError where there is no terminal to ask."""
+        """Stop at the caller's line, and run `commands` first. RuntimeError if there is no terminal for commands."""
         answer = self.ask("stop")
         if answer.kind != "text":
             spec = self._node.place
@@ -55,14 +57,14 @@ class Breakpoints:
         debugger.set_trace(sys._getframe(1))
 
     def ask(self, kind: Kind, prompt: str = "", place: str = "") -> PromptAnswer:
-        """Ask the controller, and wait for the answer; the thread waits for a plain event."""
+        """Send a question to the controller, and wait for the answer on a plain event."""
         spec = self._node.place
         number = next(self._numbers)
         question = PromptQuestion(
             current_origin(), spec.world.mesh, spec.rank, number, kind, prompt=prompt, place=place
         )
         if self._node.capture is not None:
-            self._node.capture.flush()  # what was printed before is shown before
+            self._node.capture.flush()  # earlier output is shown before the question
         reply_handler, answered = PerRank(1), threading.Event()
         self._node.calls.send(
             [Target(self._node.controller, QUESTIONS)], "ask", ((question,), {}), NOWHERE, reply_handler
@@ -88,10 +90,10 @@ class ActorPdb(pdb.Pdb):
         self._said = io.StringIO()
         super().__init__(stdin=self, stdout=self._said, skip=SKIPPED, nosigint=True, readrc=False)  # type: ignore[arg-type]
         self.use_rawinput = False
-        self.prompt = ""  # the controller's names the rank
+        self.prompt = ""  # the controller's prompt names the rank
 
     def readline(self) -> str:
-        """The next command; empty at the end of all input."""
+        """Return the next command; empty at the end of all input."""
         said = self._said.getvalue()
         self._said.seek(0)
         self._said.truncate()
@@ -102,7 +104,7 @@ class ActorPdb(pdb.Pdb):
         return f"{answer.text}\n" if answer.kind == "text" else ""
 
     def interaction(self, frame: FrameType | None, traceback: TracebackType | None) -> Any:
-        """Take commands; after `continue` without breakpoints nothing is traced any more."""
+        """Run the command loop; after `continue` without breakpoints, tracing is off."""
         super().interaction(frame, traceback)
         self._said.seek(0)
         self._said.truncate()

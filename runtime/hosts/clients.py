@@ -1,9 +1,8 @@
-"""The clients of a run: processes that are neither its controller nor its workers, and use meshes that it gave away.
+"""The clients of a run: processes that use its meshes without being its controller or its workers.
 
-A client connects to a socket in the run's folder, which only this user can enter, and keeps the connection: its end is
-the end of the client, or of the run. All else goes by the messages of nodes.
-
-    client -> Entry -> host agent -> Welcome -> client ==== messages ==== workers
+A client connects to a socket in the run's folder, which only this user can enter, and keeps the connection. The end of
+the connection is the end of the client, or of the run. All else is sent in the messages of nodes.
+    client -> ClientHello -> host agent -> ClientWelcome -> client ==== messages ==== workers
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ LINE_BYTES = 65536
 
 
 class ClientHello(msgspec.Struct, frozen=True):
-    """The first line of a client: the name of its node, and what it runs."""
+    """The first line of a client: the name of its node, its process id, and its version."""
 
     node: str
     pid: int
@@ -39,18 +38,18 @@ class ClientHello(msgspec.Struct, frozen=True):
 
 
 class ClientWelcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer: what a node of the run has to know, or why the process cannot be a client."""
+    """The answer: the data that a node of the run needs, or the reason why the process cannot be a client."""
 
     error: str = ""
     run: str = ""
     controller: Address | None = None
     agent: Address | None = None
     settings: Settings = Settings()
-    incarnations: dict[str, int] = {}  # of the nodes that were started again
+    incarnations: dict[str, int] = {}  # of the nodes that were restarted
 
 
 class Clients:
-    """The clients of a run, as the host agent of its first host sees them.
+    """The clients of a run, managed by the host agent of its first host.
 
     `ended` is called with the report of each client that has left or ended, on a thread of its own.
     """
@@ -59,21 +58,21 @@ class Clients:
         self._node = node
         self._folder = folder
         self._ended = ended
-        self._known: dict[str, Address] = {}  # changed on the I/O thread alone
+        self._known: dict[str, Address] = {}  # changed on the I/O thread only
 
     def addresses(self) -> list[Address]:
-        """Where the clients are."""
+        """Return the addresses of the clients."""
         return list(self._known.values())
 
     def open(self) -> None:
-        """Let clients connect from now on."""
+        """Accept clients from now on."""
         loop = self._node.loop
         loop.run(Listener(loop, self._folder / CLIENTS, lambda made: ClientConnection(loop, made, self)).start)
 
     # -- on the I/O thread ---------------------------------------------------------------
 
     def welcome(self, entry: ClientHello) -> ClientWelcome:
-        """Return the answer to a client, which is one from now on unless the answer has an error."""
+        """Register a client and return the answer to it; an answer with an error registers nothing."""
         node = self._node
         if entry.version != present_version():
             return ClientWelcome(error=f"it is of {present_version()}, and this process of {entry.version}")
@@ -90,12 +89,12 @@ class Clients:
     def lose(self, report: ExitReport) -> None:
         """Handle the end of a client's connection."""
         if self._known.pop(report.node, None) is not None:
-            # To report it takes a lock, under which other threads wait for this one.
+            # The report takes a lock, under which other threads wait for this one.
             threading.Thread(target=self._report, args=(report,), name="meshbook client's end", daemon=True).start()
 
     def _report(self, report: ExitReport) -> None:
         self._ended(report)
-        (self._folder / report.node).unlink(missing_ok=True)  # its socket, where it was killed
+        (self._folder / report.node).unlink(missing_ok=True)  # its socket, if it was killed
 
 
 class ClientConnection(Reader):
@@ -124,7 +123,7 @@ class ClientConnection(Reader):
             self.close()
 
     def close(self) -> None:
-        """Close the connection: the client is none any more."""
+        """Close the connection, which ends the client's membership of the run."""
         super().close()
         if (entry := self._entry) is not None:
             self._entry = None

@@ -1,8 +1,8 @@
-"""Workers that are started by a command: the child of the fork server hands its birth over and executes it.
+"""Workers that are started by a command: the child of the fork server leaves its worker spec and executes the command.
 
-It stays the fork server's child, so that its end is seen and told like any other's. The birth goes by a file of the
-run's folder, whose path is in the environment: unlike a descriptor it survives the programs that stand in front, and
-as long as it is there nobody has become that worker.
+The process stays a child of the fork server, so its end is detected and reported like any other. The spec is passed in
+a file of the run's folder; its path is in the environment. Unlike a descriptor, it survives wrapper programs. While the
+file exists, no process has become that worker.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ CANNOT_START = 127  # the exit code that shells use for it
 
 
 def command_line(spec: WorkerSpec) -> tuple[str, list[str]]:
-    """The program that starts this worker, and its arguments from the zeroth on. Only for one that has a command."""
+    """Return the program that starts this worker, and its arguments from the zeroth on. The spec needs a command."""
     command, options = spec.start.command, spec.start.binding.numactl
     assert command is not None
     if options:
-        # Known limit: numactl gives the program its own name, whatever `arg0` says.
+        # Known limit: numactl gives the program its own name, whatever `arg0` is.
         return NUMACTL, [NUMACTL, *options, "--", command.program, *command.args]
     return command.program, [command.arg0 if command.arg0 is not None else command.program, *command.args]
 
 
 def bind(cpus: Sequence[int]) -> None:
-    """Let this process run on these CPUs alone; none given: as before."""
+    """Restrict this process to these CPUs; with none given, change nothing."""
     if not cpus:
         return
     try:
@@ -46,7 +46,7 @@ def bind(cpus: Sequence[int]) -> None:
 
 
 def execute(spec: WorkerSpec, folder: Path) -> NoReturn:
-    """Become the command of this worker. Where that fails, end with the reason as the last words."""
+    """Replace this process by the worker's command. If that fails, write the reason to stderr and exit."""
     program, words = command_line(spec)
     try:
         environment = spec.environment() | {VARIABLE: str(_leave_birth(spec, folder))}
@@ -74,9 +74,9 @@ def _birth_file(folder: Path, node: str) -> Path:
 
 
 def _leave_birth(spec: WorkerSpec, folder: Path) -> Path:
-    """The file with the birth, for this user alone: it may hold secrets of the environment.
+    """Write the spec to a file and return its path. Only this user can read it: it may hold secrets of the environment.
 
-    Beside it our Python's version, in a form that any interpreter can read before it has meshbook.
+    The file also holds the Python version, in a form that any interpreter can read before it has meshbook.
     """
     path = _birth_file(folder, spec.address.node)
     with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
@@ -85,10 +85,10 @@ def _leave_birth(spec: WorkerSpec, folder: Path) -> Path:
 
 
 def is_left(folder: Path, node: str) -> bool:
-    """Whether a command was started for this worker, and it has not become one."""
+    """Whether a command was started for this worker and has not become it."""
     return _birth_file(folder, node).exists()
 
 
 def drop_birth(folder: Path, node: str) -> None:
-    """Remove what a worker left that never was one."""
+    """Remove the spec file of a process that never became a worker."""
     _birth_file(folder, node).unlink(missing_ok=True)

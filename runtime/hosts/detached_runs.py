@@ -1,4 +1,4 @@
-"""The runs of this host that were detached: which there are, which one is meant, and how they are told of."""
+"""The detached runs of this host: how to list them, select one, and format their status."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from meshbook.runtime.hosts.detaching import DetachError
 from meshbook.runtime.hosts.launch import is_of_a_run
 from meshbook.runtime.hosts.lifeline import DOOR, DoorClosed, DoorRequest, MeshStatus, Status, knock
 
-STATUS_SECONDS = 1.0  # an agent that says nothing for so long is not waited for
+STATUS_SECONDS = 1.0  # how long to wait for an agent's answer
 
 
 def detached_runs(settings: Settings | None = None) -> list[Status]:
-    """The runs on this host that were detached, those that somebody has attached to since among them."""
+    """Return the detached runs of this host, including those that have been attached since."""
     return [found for folder in _folders(settings) if (found := _status_of(folder)) is not None]
 
 
@@ -34,9 +34,9 @@ def _status_of(folder: Path) -> Status | None:
 
 
 def choose(wanted: str, settings: Settings | None = None) -> Status:
-    """The detached run that is meant: by its id, or the beginning of that, or the name of one of its meshes.
+    """Return the detached run with this id, a prefix of it, or the name of one of its meshes.
 
-    Without a name the only one that there is. DetachError where that is none, or several.
+    Without a name, the only detached run. DetachError if none or several match.
     """
     every, root = detached_runs(settings), runtime_root(settings or settings_in_force())
     free = [run for run in every if not run.held_by]
@@ -61,7 +61,7 @@ def _is_meant(run: Status, wanted: str) -> bool:
 
 
 def remark(settings: Settings | None = None) -> str:
-    """What somebody is told who may have forgotten that he has detached something; empty where there is nothing."""
+    """Return a reminder of the detached runs for the user; empty where there is none."""
     runs = [run for run in detached_runs(settings) if not run.held_by]
     if not runs:
         return ""
@@ -70,12 +70,12 @@ def remark(settings: Settings | None = None) -> str:
 
 
 def format_runs(runs: Sequence[Status]) -> str:
-    """A line for each."""
+    """Format the runs, one on each line."""
     return "\n".join(map(format_run, runs))
 
 
 def format_run(run: Status) -> str:
-    """`3f9c01aa  mesh: 4 ranks, 2 busy · on gpu1 · detached since 14:02, ends 14:02 tomorrow`"""
+    """Format a run: `3f9c01aa mesh: 4 ranks, 2 busy · on gpu1 · detached since 14:02, ends 14:02 tomorrow`."""
     meshes = ", ".join(_format_mesh(mesh) for mesh in run.meshes) or "no mesh"
     if run.held_by:
         return f"{run.run}  on {run.host} · attached, by {run.held_by}"
@@ -89,7 +89,7 @@ def _format_mesh(mesh: MeshStatus) -> str:
 
 
 def clock(at: float) -> str:
-    """`14:02`, with the day where that is another one."""
+    """Format a time: `14:02`, with the date if it is not today."""
     moment = time.localtime(at)
     same_day = moment[:3] == time.localtime()[:3]
     return time.strftime("%H:%M" if same_day else "%b %d %H:%M", moment)

@@ -1,7 +1,7 @@
-"""What a client does with a failure that nothing handled: it calls `unhandled_fault_hook`, which users may replace.
+"""Unhandled failures in a client: each is passed to `unhandled_fault_hook`, which users may replace.
 
-The default prints the failure and ends a script with exit status 1. In a notebook a fault is only shown. A failure that
-a caller received as an exception is only logged by default; a failure that a caller may still receive waits for that.
+The default prints the failure and ends a script with exit status 1. In a notebook a fault is only shown. By default a
+failure that a caller received as an exception is only logged, and the hook waits while a caller may still receive it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Hook: TypeAlias = Callable[[MeshFailure], object]
 
 
 def default_hook(failure: MeshFailure) -> None:
-    """Print the failure, then raise SystemExit(1) unless this is a notebook's kernel: that goes on."""
+    """Print the failure, then raise SystemExit(1), except in a notebook's kernel, which continues."""
     print(failure, file=sys.stderr, flush=True)
     if not _is_a_kernel():
         raise SystemExit(1)
@@ -41,26 +41,26 @@ def strict_hook(failure: MeshFailure) -> None:
 
 
 class _FaultHook:
-    """The one hook of this process."""
+    """The hook of this process."""
 
     current: Hook = staticmethod(default_hook)
     default: Hook = staticmethod(default_hook)
 
 
 def unhandled_fault_hook() -> Hook:
-    """What is called for a failure that nobody handled."""
+    """Return the function that is called with each unhandled failure."""
     return _FaultHook.current
 
 
 def set_unhandled_fault_hook(hook: Hook) -> None:
-    """Replace it; TypeError for what cannot be called."""
+    """Replace the hook; TypeError if it is not callable."""
     if not callable(hook):
         raise TypeError(f"unhandled_fault_hook is called with a MeshFailure; {hook!r} cannot be called")
     _FaultHook.current = staticmethod(hook)
 
 
 def is_default(hook: Hook) -> bool:
-    """Whether no user has set this hook."""
+    """Whether this hook is a default, not one set by a user."""
     return hook in (default_hook, strict_hook)
 
 
@@ -72,7 +72,7 @@ def make_default_strict() -> None:
 
 
 class HookedModule(ModuleType):
-    """A module whose attribute `unhandled_fault_hook` is that hook, and replaces it when it is assigned to."""
+    """A module whose attribute `unhandled_fault_hook` reads the hook, and replaces it on assignment."""
 
     @property
     def unhandled_fault_hook(self) -> Hook:
@@ -87,7 +87,7 @@ class HookedModule(ModuleType):
         set_unhandled_fault_hook(_FaultHook.default)  # unittest.mock ends a patch by deleting
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By name. cloudpickle does that for plain modules only, and what a notebook defines refers to this one.
+        # By name: cloudpickle does that for plain modules only, and definitions in a notebook refer to this module.
         return importlib.import_module, (self.__name__,)
 
 
@@ -95,7 +95,7 @@ Fault: TypeAlias = tuple[OwnedMesh, MeshFailure]
 
 
 class UnhandledFaults:
-    """The faults of one session, each taken to the hook once, on a thread of their own: it may use the runtime."""
+    """The faults of one session. A separate thread passes each to the hook once: the hook may use the runtime."""
 
     def __init__(self) -> None:
         self.ended_by = ""  # the failure that ends this process
@@ -107,7 +107,7 @@ class UnhandledFaults:
         self._closed = False
 
     def report(self, owned_mesh: OwnedMesh, failure: MeshFailure) -> None:
-        """Take a fault; never waits."""
+        """Queue a fault; never blocks."""
         with self._lock:
             if self._closed:
                 return
@@ -115,14 +115,14 @@ class UnhandledFaults:
                 thread = threading.Thread(target=self._run, name="meshbook faults", daemon=True)
                 try:
                     thread.start()
-                except RuntimeError as error:  # there are too many already
+                except RuntimeError as error:  # too many threads already
                     print(f"{failure}\n(the hook for faults was not called: {error})", file=sys.stderr)
                     return
                 self._thread = thread
         self._queue.put((owned_mesh, failure))
 
     def close(self) -> None:
-        """Take no more. A hook that is being called gets a moment to end, unless it is what closes us.
+        """Accept no more faults. Wait briefly for a running hook, unless the hook itself called this.
 
         Failures that no caller has received are printed.
         """
@@ -148,7 +148,7 @@ class UnhandledFaults:
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             if self._closed:
-                return self._queue.put(item)  # for `close`
+                return self._queue.put(item)  # left for `close`
             if isinstance(item, Receipt):
                 self._held = [fault for fault in self._held if not self._handle(*fault)]
             elif not self._handle(*item):
@@ -166,20 +166,20 @@ class UnhandledFaults:
         if hook is default_hook and failure.may_be_received:
             return False
         try:
-            # Where the mesh was spawned: in a notebook that says in which cell something is shown.
+            # In the context where the mesh was spawned: in a notebook it determines the cell that shows the output.
             owned_mesh.context.run(hook, failure)
         except SystemExit as exit_:
             self.ended_by = f"{failure!r}: {failure.report().partition(chr(10))[0]}"
             end_process(exit_)
-        except BaseException:  # of the user's hook: it is told, and the next fault still comes there
+        except BaseException:  # raised by the user's hook: print it, and still call the hook for the next fault
             traceback.print_exc()
         return True
 
 
 def end_process(exit_: SystemExit) -> None:
-    """End the process from a thread that is not the main one, its exit handlers included.
+    """End the process from a thread that is not the main one, including its exit handlers.
 
-    Whatever the main thread does then: it may wait for something that will never come.
+    This does not depend on the main thread, which may wait for something that never comes.
     """
     code = exit_.code
     if code is not None and not isinstance(code, int):

@@ -1,13 +1,12 @@
 """A fork server: a single-threaded process that has imported what workers need, and forks one per request.
 
 The warm one is a new interpreter, which imports `Settings.preload`. The plain one is a fork of the agent, made before
-the agent has a second thread: it has imported meshbook alone, and is ready at once.
+the agent has a second thread: it has imported meshbook only, and is ready at once.
 
 Hard rule: it never computes. A matrix product, a CUDA call, a ZeroMQ context or a thread in here would leave locks and
 pools behind that hang every child at its first use of them.
-
     requests   a line of base64 each: a pickled `WorkerSpec`
-    answers    a line of JSON each: `Started`, and later, always later, `Exited`
+    answers    a line of JSON each: `Started`, and always later, `Exited`
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from meshbook.runtime.resources import explain_limit, raise_limit_of_files
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
-    """A worker was forked; `error` is set where it could not be."""
+    """Answer to a request: the worker was forked, or `error` says why not."""
 
     node: str
     pid: int
@@ -56,7 +55,7 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
 
     pid: int
     returncode: int
-    peak: int = 0  # the most memory that it had
+    peak: int = 0  # peak memory
 
 
 Answer = Started | Exited
@@ -64,14 +63,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 def main() -> None:
-    """Import what the command line names, then serve."""
+    """Import the modules that the command line names, then serve."""
     channel = socket.socket(fileno=int(sys.argv[1]))
     agent, folder, names = int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
-    # While it imports, it cannot notice that its agent ends; afterwards it does, and then it has workers to end first.
+    # While importing, it cannot notice the end of its agent. Afterwards it does, and then must first end its workers.
     die_with_parent(agent)
     adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    raise_limit_of_files()  # of the workers: the agent may not have got to it when it started this process
+    raise_limit_of_files()  # for the workers: the agent may not have raised it when it started this process
     preload(names.split(","))
     outlive_parent()
     serve(channel, folder)
@@ -93,7 +92,7 @@ def serve(channel: socket.socket, folder: Path) -> None:
 
 
 def serve_in_fork(channel: socket.socket, folder: Path, log: Path) -> None:
-    """Be the plain fork server in a fresh child of the agent; does not return."""
+    """Run the plain fork server in a fresh child of the agent; does not return."""
     os.setsid()
     adopt_orphans()
     _redirect(log, log)
@@ -102,8 +101,8 @@ def serve_in_fork(channel: socket.socket, folder: Path, log: Path) -> None:
 
 
 def preload(names: list[str]) -> None:
-    """Import the modules; one that is not installed is left out. What they print goes to the fork server's log."""
-    gc.disable()  # imports leave little garbage, and to look for it while torch is imported takes 0.2 s
+    """Import the modules; skip those that are not installed. Their output goes to the fork server's log."""
+    gc.disable()  # imports leave little garbage, and collecting while torch is imported takes 0.2 s
     for name in filter(None, names):
         try:
             importlib.import_module(name)
@@ -111,14 +110,14 @@ def preload(names: list[str]) -> None:
             traceback.print_exc()
     spare_finalizers()
     _end_library_threads()
-    sys.stdout.flush()  # or every child would print it again
+    sys.stdout.flush()  # otherwise every child would print it again
     flush_c_output()
-    gc.freeze()  # the collector of a child would write to, and so copy, every page that holds an object
+    gc.freeze()  # a child's collector would write to, and so copy, every page that holds an object
     gc.enable()
 
 
 def _end_library_threads() -> None:
-    """OpenBLAS makes its threads when numpy is imported, and ends them before a fork. So fork once for nothing."""
+    """End OpenBLAS's threads by an empty fork: it starts them when numpy is imported, and ends them before a fork."""
     pid = os.fork()
     if pid == 0:
         os._exit(0)
@@ -126,7 +125,7 @@ def _end_library_threads() -> None:
 
 
 class ForkServer:
-    """The loop: a request comes or a child ends."""
+    """The main loop: it handles requests and the ends of children."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -137,7 +136,7 @@ class ForkServer:
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
 
     def serve(self) -> WorkerSpec | None:
-        """Return the birth in a new child, None in the fork server once its agent hangs up."""
+        """Return the worker spec in a new child, None in the fork server once its agent hangs up."""
         while True:
             ready = select.select([self._channel.fileno(), self._woken], [], [])[0]
             try:
@@ -170,13 +169,13 @@ class ForkServer:
         if pid == 0:
             self._leave()
             return spec
-        # One thread both forks and reaps: nobody hears of a worker's end before its start.
+        # One thread both forks and reaps, so that a worker's start is always reported before its end.
         self._workers.add(pid)
         self._answer(Started(node, pid))
         return None
 
     def _leave(self) -> None:
-        """In a child: give up everything of the fork server's."""
+        """In a child: release the resources of the fork server."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._channel.close()
@@ -192,7 +191,7 @@ class ForkServer:
                 self._note_end(pid, status, usage.ru_maxrss << 10)
 
     def _note_end(self, pid: int, status: int, peak: int) -> None:
-        if pid in self._workers:  # not so an orphan that we adopted
+        if pid in self._workers:  # skips orphans that this process adopted
             self._workers.discard(pid)
             self._answer(Exited(pid, os.waitstatus_to_exitcode(status), peak))
 
@@ -201,7 +200,7 @@ class ForkServer:
 
 
 def begin(spec: WorkerSpec, folder: Path, server: int) -> None:
-    """Turn a fresh child into a process of its own: session, signals, descriptors, place."""
+    """Turn a fresh child into an independent process: session, signals, descriptors, directory, CPU binding."""
     die_with_parent(server)
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -215,7 +214,7 @@ def begin(spec: WorkerSpec, folder: Path, server: int) -> None:
 
 
 def become(spec: WorkerSpec) -> None:
-    """Turn the child into the worker, in place: as it would be if it had been started, and not forked."""
+    """Turn the child into the worker, in place, as if it had been started and not forked."""
     skip_exit_handlers_so_far()
     os.environ.clear()
     os.environ.update(spec.environment())
@@ -224,7 +223,7 @@ def become(spec: WorkerSpec) -> None:
 
 
 def _redirect(output: Path, errors: Path) -> None:
-    """Read standard input from nowhere; write output and errors into files, which never block and outlive a kill."""
+    """Read standard input from /dev/null; write output and errors to files, which never block and outlive a kill."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)

@@ -1,7 +1,7 @@
-"""How much of its GPUs each process of this host uses, by NVIDIA's NVML, where there is a driver.
+"""GPU use of each process of this host, by NVIDIA's NVML, where there is a driver.
 
-Known limits: in a container NVML may number processes otherwise than we do, or tell none; what those use is then not
-known. The same of a GPU that is shared (MIG, WSL), for NVML tells no memory of single processes there.
+Known limits: in a container NVML may use other process ids than this process, or list none; the use of those processes
+is then unknown. The same holds for a GPU that is shared (MIG, WSL): NVML reports no memory of single processes there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WSL_DRIVER = Path("/dev/dxg")
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """What a process uses: bytes, and the share of the time in which its GPU was at work (the busiest of several)."""
+    """GPU use of a process: bytes, and the fraction of time in which its GPU was busy (the busiest of several)."""
 
     memory: float = math.nan
     utilisation: float = math.nan
@@ -32,15 +32,15 @@ class GpuUse:
 
 @dataclass(frozen=True)
 class GpuReading:
-    """What was read of all GPUs at one time."""
+    """The readings of all GPUs at one time."""
 
     by_pid: dict[int, GpuUse] = field(default_factory=dict)
     utilisation: tuple[float, ...] = ()  # of each GPU
     at: float = 0.0
-    knows_all: bool = True  # the processes are numbered as ours are: who is not among them uses no GPU
+    knows_all: bool = True  # NVML's process ids match those of this process: a process without an entry uses no GPU
 
     def of(self, pid: int, local_rank: int) -> GpuUse:
-        """Of this process; while it has used none, that which it would use is told of, its `cuda:LOCAL_RANK`."""
+        """Return the GPU use of this process. If it has used none, report the utilisation of its `cuda:LOCAL_RANK`."""
         if (used := self.by_pid.get(pid)) is not None:
             return used
         if local_rank < len(self.utilisation):
@@ -52,7 +52,7 @@ NOTHING = GpuReading()
 
 
 def read_gpus(nvml: ModuleType | Any, now: float, *, knows_all: bool = True) -> GpuReading:
-    """What NVML tells; it has been started."""
+    """Read all GPUs by NVML, which must be initialized."""
     by_pid: dict[int, GpuUse] = {}
     shares: list[float] = []
     for index in range(nvml.nvmlDeviceGetCount()):
@@ -65,7 +65,7 @@ def read_gpus(nvml: ModuleType | Any, now: float, *, knows_all: bool = True) -> 
 
 
 def _read_gpu(nvml: Any, index: int) -> tuple[float, list[tuple[int, float]]]:
-    """The share of the time in which it was at work, and the memory of each process; what it does not tell is NaN."""
+    """Return the fraction of time in which a GPU was busy, and the memory of each process; NaN where unknown."""
     share, processes = math.nan, []
     with contextlib.suppress(nvml.NVMLError):
         gpu = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -80,25 +80,26 @@ def _bytes(told: int | None) -> float:
 
 
 class GpuWatch:
-    """Reads the GPUs when asked to, on a thread of its own: a driver in trouble may hang, and nothing else must.
+    """Reads the GPUs on request, on a thread of its own: a driver in trouble may hang, and must not block other
+    threads.
 
-    Where there is no driver, or NVML cannot be started, there is nothing to read. `close()` does not wait for NVML.
+    If there is no driver, or NVML cannot be initialized, there is nothing to read. `close()` does not wait for NVML.
     """
 
     def __init__(self) -> None:
         self._reading = NOTHING
-        self._pause = 0.0  # between two readings, as last asked for
-        self._wanted = threading.Event()  # a reading, or the end
+        self._pause = 0.0  # between two readings, as last requested
+        self._wanted = threading.Event()  # set for a reading, and at the end
         self._closed = False
         self._thread: threading.Thread | None = None
 
     def refresh(self, seconds: float) -> None:
-        """Read the GPUs again if the last reading is so old. Returns at once."""
+        """Request a new reading if the last one is older than `seconds`. Returns at once."""
         self._pause = seconds
         if self._thread is None and (DRIVER.exists() or WSL_DRIVER.exists()):
             self._thread = threading.Thread(target=self._run, name="meshbook GPUs", daemon=True)
             self._thread.start()
-        # A little less: a caller that asks every `seconds` must not come a microsecond early.
+        # A little less: a caller that polls every `seconds` must not come a microsecond early.
         if time.monotonic() - self._reading.at > 0.9 * seconds:
             self._wanted.set()
 
@@ -108,12 +109,12 @@ class GpuWatch:
 
     @property
     def reading(self) -> GpuReading:
-        """The last reading; nothing where that is too old."""
+        """The last reading; empty if it is too old."""
         reading = self._reading
         return reading if time.monotonic() - reading.at < self._pause + STALE_AFTER else NOTHING
 
     def _run(self) -> None:
-        import pynvml  # here, for it is read only where there is a driver
+        import pynvml  # imported here, because it is read only where there is a driver
 
         try:
             pynvml.nvmlInit()

@@ -1,8 +1,9 @@
 """A whole run in one process: an agent and workers that are threads, over the memory transport. For tests.
 
-Session, agent, stopping, ownership and reports are those of real runs; what differs is the launch. What threads cannot
-have of processes: an environment, finalisers and a standard output of their own, `os._exit`, and an end at any moment.
-A worker that is killed here neither receives nor sends any more, and its actors are let go when the session closes.
+Session, agent, stopping, ownership and reports are those of real runs; only the launch differs. Threads lack some
+properties of processes: an environment, finalizers and standard output of their own, `os._exit`, and an end at any
+moment. A worker that is killed here neither receives nor sends any more; its actors are released when the session
+closes.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.home import Home
 from meshbook.runtime.transport.memory import SCHEME, FrameQueue, MemoryTransport, Switchboard
 
-FIRST_PID = 1 << 24  # over the largest that Linux gives: these are of no process
+FIRST_PID = 1 << 24  # above the largest pid of Linux, so no real process has one of these
 SHUT_DOWN = "this process's runtime was shut down"
-SECONDS = 1.0  # what threads get to end by themselves
+SECONDS = 1.0  # time for threads to end by themselves
 
 
 class InProcessSession(Session):
@@ -71,33 +72,33 @@ class InProcessSession(Session):
         return self.agent
 
     def kill_late(self, seconds: float) -> None:
-        """From now on a worker that does not leave within so many seconds is killed."""
+        """Kill every worker that does not leave within `seconds`, from now on."""
         self.agent.started.wait(self.settings.launch_timeout)
         assert self.agent.workers is not None
         self.agent.workers.limit(seconds)
 
     def close(self, seconds: float = STOP_SECONDS) -> None:
-        """End the run, and let its threads go; one that is held by the user's code stays behind."""
+        """End the run and release its threads; a thread that user code blocks is left behind."""
         super().close(seconds)
         self.agent.release()
 
 
 class PatientSwitchboard(Switchboard):
-    """Keeps what is sent to a node that is not there yet, as sockets do.
+    """A switchboard that keeps messages to a node that has not started yet, as sockets do.
 
-    What is sent to one that has ended is lost, and no error: its death is told by others.
+    Messages to a node that has ended are dropped without an error: its end is reported elsewhere.
     """
 
     def __init__(self, high_water_mark: int) -> None:
         super().__init__()
         self._limit = high_water_mark
-        self._renewing = threading.Lock()  # so that what is sent to one that begins anew is for that one
+        self._renewing = threading.Lock()  # so that messages to a restarted node reach the new inbox
 
     def find(self, node: str) -> FrameQueue:
         return self._inboxes.setdefault(node, FrameQueue(self._limit))
 
     def remove(self, node: str) -> None:
-        """The inbox stays, and takes in for nobody."""
+        """Keep the inbox; it drops what it receives."""
 
     def renew(self, node: str) -> None:
         with self._renewing:
@@ -109,7 +110,7 @@ class PatientSwitchboard(Switchboard):
 
 
 class ThreadAgent:
-    """A host agent; its session sees a process."""
+    """A host agent that is a thread; its session sees a process."""
 
     def __init__(self, board: PatientSwitchboard) -> None:
         self.pid = os.getpid()
@@ -135,7 +136,7 @@ class ThreadAgent:
                 self.workers.board = self._board
                 return self.workers
 
-            others = RemoteAgents(node, Home.of_first_host(Path(spec.folder)))  # there will be none
+            others = RemoteAgents(node, Home.of_first_host(Path(spec.folder)))  # stays empty
             workers, _ = attend(node, spec, Path(spec.folder), make_workers, others)
             self.started.set()
             workers.serve(LineReader(line.fileno()))
@@ -154,7 +155,7 @@ class ThreadAgent:
             self.stdin.close()
 
     def release(self) -> None:
-        """Once it has ended: let its threads go."""
+        """Release its threads, once the agent has ended."""
         node, self._node = self._node, None
         if node is not None and self.workers is not None:
             self.workers.release()
@@ -170,7 +171,7 @@ class ThreadWorkers(Workers):
     _limit: float | None = None
 
     def _make_server(self, *, is_warm: bool) -> Starter:
-        del is_warm  # every mesh of such a run is born warm
+        del is_warm  # every mesh of such a run starts warm
         self._starter = ThreadStarter(self.board, self._folder)
         return self._starter
 
@@ -178,10 +179,10 @@ class ThreadWorkers(Workers):
         self._starter.signal(pid, number)
 
     def _end_orphans(self) -> None:
-        """There are none."""
+        """Do nothing: threads leave no orphans."""
 
     def keep_spares(self, like: WorkerSpec, count: int) -> None:
-        """A thread is there at once, and needs no other that waits."""
+        """Do nothing: a thread starts at once, so spares are not needed."""
 
     def limit(self, seconds: float) -> None:
         self._limit = seconds
@@ -194,14 +195,14 @@ class ThreadWorkers(Workers):
         return super()._seconds_of(worker) if self._limit is None else self._limit
 
     def release(self) -> None:
-        """After the end of `serve`: let go of whoever waits for a worker's end, and of their threads."""
+        """After the end of `serve`: release callers that wait for a worker's end, and the workers' threads."""
         with self._lock:
             for worker in self._by_node.values():
                 worker.ended.set()
         self._starter.release()
 
     def close(self) -> None:
-        """Once nobody asks for workers any more: give the descriptors back."""
+        """Close the descriptors, once no more workers are requested."""
         self._selector.close()
         self._memory.close()
         os.close(self._bell)
@@ -209,10 +210,10 @@ class ThreadWorkers(Workers):
 
 
 class ThreadStarter:
-    """Starts threads for workers and tells how they end, as a fork server does it with processes."""
+    """Starts threads as workers and reports their ends, as a fork server does with processes."""
 
     events = selectors.EVENT_READ
-    pid = 0  # it is no process
+    pid = 0  # it is not a process
 
     def __init__(self, board: PatientSwitchboard, folder: Path) -> None:
         self._board = board
@@ -231,14 +232,16 @@ class ThreadStarter:
             self._answer(Started(spec.address.node, pid))
 
     def begin(self, pid: int) -> None:
-        """Let a worker live, once its agent knows of it: a process takes longer to begin than its agent to hear."""
+        """Start a worker once its agent has registered it: a thread would start faster than its agent handles the
+        answer.
+        """
         self._workers[pid].start()
 
     def _exited(self, pid: int, code: int) -> None:
         self._answer(Exited(pid, code))
 
     def send(self) -> None:
-        """Nothing is left over from `ask`."""
+        """Do nothing: `ask` leaves nothing unsent."""
 
     def hear(self) -> list[Answer] | None:
         with contextlib.suppress(BlockingIOError):
@@ -253,7 +256,7 @@ class ThreadStarter:
         self._bell.send(b"!")
 
     def signal(self, pid: int, number: int) -> None:
-        """End a worker: any signal does."""
+        """End a worker, with any signal."""
         self._workers[pid].end(-number)
 
     def end(self) -> None:
@@ -275,13 +278,13 @@ class ThreadStarter:
 
 
 class ThreadWorker:
-    """One worker; its thread is what a main thread is in a process."""
+    """One worker; its thread acts as the main thread of a process."""
 
     def __init__(
         self, transport: MemoryTransport, spec: WorkerSpec, folder: Path, exited: Callable[[int], None]
     ) -> None:
         self.name = spec.address.node
-        self._exited = exited  # told the exit code, once
+        self._exited = exited  # called once, with the exit code
         self._transport = transport
         self._spec = spec
         self._folder = folder
@@ -289,11 +292,11 @@ class ThreadWorker:
         self._node.station = DataPlane(self._node, folder, spec.world.agent)
         self._heartbeat = Heartbeat(self._node, folder, spec.incarnation)
         self._has_left = False
-        self._ending = threading.Lock()  # taken once, by whoever ends it
+        self._ending = threading.Lock()  # acquired once, by the first call of `end`; never released
         self._thread = threading.Thread(target=self._live, name=f"meshbook worker {spec.address.node}", daemon=True)
 
     def start(self) -> None:
-        """Begin, unless it has been killed before."""
+        """Start, unless it has been killed before."""
         if not self._ending.locked():
             self._thread.start()
 
@@ -319,23 +322,25 @@ class ThreadWorker:
         return True
 
     def end(self, code: int) -> None:
-        """Be dead from now on: nothing comes in, nothing goes out. What runs runs on, and is not heard of."""
+        """Mark the worker as dead: it receives and sends nothing more. Running code continues without effect on the
+        run.
+        """
         if self._ending.acquire(blocking=False):
             self._heartbeat.close()
             self._transport.close()
             self._exited(code)
 
     def close(self) -> None:
-        """Once dead: let go of who waits for an answer."""
+        """Close the node of a dead worker: its pending calls fail."""
         self._node.close()
 
     def hear_of_the_end(self, others: Iterable[str]) -> None:
-        """Let go of who waits for the end of other workers: of a mesh that an actor here owns."""
+        """Release callers that wait for the end of other workers, such as those of a mesh that an actor here owns."""
         for other in others:
             self._node.peers.announce_down(ExitReport(other, 0, None, stopped=SHUT_DOWN), ())
 
     def release(self) -> None:
-        """Let its threads go."""
+        """Release its threads."""
         if PROCESS in self._node.actors.names() and not self._has_left:
             process = [Target(self._node.address, PROCESS)]
             self._node.calls.send(process, "stop", ((SHUT_DOWN,), {}), NOWHERE, None)
@@ -346,7 +351,7 @@ class ThreadWorker:
 
 
 def let_go(node: Node) -> None:
-    """Close a node and end its actors, each once it is through with what it does."""
+    """Close a node and end its actors, each after its current message."""
     node.close()
     targets = [Target(node.address, name) for name in node.actors.names()]
     node.calls.stop(targets, SHUT_DOWN, PerRank(len(targets)))

@@ -1,7 +1,8 @@
-"""Joining runs of other controllers: this process is a client there, beside whatever run it has of its own.
+"""Joined runs: this process as a client of runs of other controllers, in addition to its own run, if any.
 
-The first use of a handle of another run joins that run (`runtime.mesh.handed`). A client is a node of the run: it calls
-its actors, spawns, and answers for what it has spawned, which ends with it. It owns nothing else there.
+The first use of a handle of another run joins that run (`runtime.mesh.handed`). A client is a node of the run. It calls
+the run's actors, spawns meshes, and supervises the meshes that it has spawned, which end with it. It owns nothing else
+there.
 """
 
 from __future__ import annotations
@@ -40,16 +41,16 @@ from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.messages import Address
 
 NOWHERE = Extent((), ())
-LOOK_SECONDS = 0.01  # between looks for the socket of an agent that is still starting
-STOP_SECONDS = 1.0  # what the actors of a client get to end when it leaves
+LOOK_SECONDS = 0.01  # polling interval for the socket of an agent that is still starting
+STOP_SECONDS = 1.0  # time for the actors of a client to end when it leaves
 
 
 class RunOver(SupervisionError):
-    """There is no such run any more."""
+    """The run has ended."""
 
 
 class JoinedRun:
-    """This process as a client of one other run. Raises SupervisionError where it cannot be one."""
+    """This process as a client of one other run. Raises SupervisionError if it cannot join."""
 
     def __init__(self, run: str) -> None:
         folder = Path(run.removeprefix(UNIX))
@@ -76,14 +77,14 @@ class JoinedRun:
         node.on_fault = self._faults.report
         self.context = Context(Instance("client", "client", NOWHERE.point(0), node))
         self.has_ended = False
-        self._leaving = threading.Lock()  # taken once, by whoever leaves first
+        self._leaving = threading.Lock()  # acquired once, by the first call of `leave`; never released
         self._connection.setblocking(False)
         node.loop.register(self._connection.fileno(), IN, self._on_line)
         node.loop.close_in_child.append(self._connection.close)
         node.start()
 
     def _on_line(self, flags: int) -> None:
-        """The agent says nothing more, so this is the end of the run. On the I/O thread."""
+        """Detect the end of the run: the agent sends nothing more on this connection. On the I/O thread."""
         try:
             is_over = not self._connection.recv(1)
         except BlockingIOError:
@@ -102,20 +103,20 @@ class JoinedRun:
         for name in {*owned, *(peer.node for peer in node.peers.known())}:
             node.peers.announce_down(ExitReport(name, 0, None, stopped=why), ())
         for name, report in node.peers.ended.items():
-            if report.stopped:  # maybe as a part of that end
+            if report.stopped:  # possibly as a part of that end
                 node.routes.end(ExitReport(name, 0, None, stopped=why))
         node.routes.close(why)
         node.close(lambda: SupervisionError(why))
 
     def leave(self) -> None:
-        """Stop what this process has spawned in the run, and leave the rest alone. Idempotent."""
+        """Stop the meshes and actors that this process has spawned in the run, and leave the rest alone. Idempotent."""
         if not self._leaving.acquire(blocking=False):
             return
         self._faults.close()
         if not self.has_ended:
             self.context.run(self._stop_owned)
             self.node.routes.close(f"this process has left run {_name_of(self._run)}")
-            self.node.close()  # first: what is still to be sent leaves before the others hear of the end
+            self.node.close()  # first: pending messages are sent before the others receive the end
             with contextlib.suppress(OSError):  # the run has ended meanwhile
                 self._connection.sendall(LEAVES)
             self._connection.close()
@@ -134,19 +135,22 @@ class JoinedRun:
 
     @property
     def has_unreceived_faults(self) -> bool:
-        """Whether it had failures at its end that no caller had received."""
+        """Whether the client had failures at its end that no caller had received."""
         return self._faults.has_unreceived
 
 
 class PortRelays:
-    """Ports of this process's own run, as ports of its node in another run."""
+    """Ports of this process's own run, made available as ports of its node in another run."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._numbers: dict[tuple[str, int], int] = {}  # by place of the port in its own run; kept while the run lasts
+        # by address and number of the port in its own run; kept while the run lasts
+        self._numbers: dict[tuple[str, int], int] = {}
 
     def place(self, address: Address, number: int, *, once: bool) -> tuple[Address, int]:
-        """Return where the run sends to this port. PickleError for a port of another process."""
+        """Return the address and number to which the run sends for this port. PickleError for a port of another
+        process.
+        """
         own = client_context().actor_instance.node if process_run() else self._node
         if address not in (own.address, self._node.address):
             raise PickleError(f"a port of {address.node} cannot be sent to another run: open one in this process")
@@ -159,7 +163,7 @@ class PortRelays:
 
 
 class _PortRelay:
-    """What comes to a port goes to another one of this process; so does the end of the run, for which that may wait."""
+    """Forwards the messages of one port to another port of this process, and the errors at the end of the run, too."""
 
     def __init__(self, table: CallTable, number: int) -> None:
         self._table = table
@@ -175,18 +179,18 @@ class _PortRelay:
 
 
 class _Joined:
-    """The other runs of this process, by their URLs."""
+    """The joined runs of this process, by their URLs."""
 
     runs: dict[str, JoinedRun] = {}
-    lock = threading.RLock()  # guards the joining: two threads must not join twice
-    registered = False  # to leave at the exit
+    lock = threading.RLock()  # guards joining: two threads must not join the same run twice
+    registered = False  # of the exit handler
 
 
 def join(run: str) -> Context:
-    """Return the context of this process as a client of a run, which it joins if it has not. For any thread.
+    """Return the context of this process as a client of a run; join the run first if needed. For any thread.
 
-    RunOver where the run has ended, another SupervisionError where it cannot be joined. In a run that has ended since,
-    calls fail.
+    RunOver if the run has ended, another SupervisionError if it cannot be joined. In a run that has ended since, calls
+    fail.
     """
     if (known := _Joined.runs.get(run)) is None:
         with _Joined.lock:
@@ -199,13 +203,13 @@ def join(run: str) -> Context:
 
 
 def has_ended(run: str) -> bool:
-    """Whether a run that this process has joined is over."""
+    """Whether a run that this process has joined has ended."""
     known = _Joined.runs.get(run)
     return known is not None and known.has_ended
 
 
 def leave_runs() -> bool:
-    """Leave all other runs; return whether a failure there was received by nobody. The next use joins again."""
+    """Leave all other runs; return whether a failure there reached no caller. The next use joins again."""
     with _Joined.lock:
         left = list(_Joined.runs.values())
         _Joined.runs = {}
@@ -237,7 +241,7 @@ def _enter(folder: Path, entry: ClientHello) -> tuple[socket.socket, ClientWelco
         while not _connects(connection, folder):
             if time.monotonic() > end:
                 raise TimeoutError(f"it does not answer after {seconds:g} s (MESHBOOK_LAUNCH_TIMEOUT)")
-            time.sleep(LOOK_SECONDS)  # its agent is still starting, which nothing here could be told of
+            time.sleep(LOOK_SECONDS)  # polling: an agent that is still starting cannot notify this process
         connection.settimeout(max(1.0, end - time.monotonic()))
         connection.sendall(msgspec.json.encode(entry) + b"\n")
         with connection.makefile("rb") as answers:
@@ -258,7 +262,7 @@ def _enter(folder: Path, entry: ClientHello) -> tuple[socket.socket, ClientWelco
 
 
 def _connects(connection: socket.socket, folder: Path) -> bool:
-    """Whether the agent listens. FileNotFoundError for a run that has ended."""
+    """Connect to the agent; return whether it listens. FileNotFoundError for a run that has ended."""
     try:
         connection.connect(os.fspath(folder / CLIENTS))
     except OSError as error:

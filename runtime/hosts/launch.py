@@ -1,4 +1,4 @@
-"""What an agent is told when it starts, and the folder of a run: made, locked, swept."""
+"""The spec that an agent receives at its start, and the folder of a run: creation, lock, removal."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from meshbook.runtime.transport.curve import KeyPair
 from meshbook.runtime.wire.messages import Address
 
 AGENT = "agent"
-MARK = ".meshbook-run"  # the file by which a sweep knows the folder of a run
+MARK = ".meshbook-run"  # the file by which a sweep recognizes the folder of a run
 
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line on an agent's standard input; the end of that input tells it that its controller is gone."""
+    """The first line on an agent's standard input; the end of that input means that its controller is gone."""
 
     run: str
-    node: str  # what it is to be called
+    node: str  # the name of its node
     controller: Address
     settings: Settings
-    folder: str = ""  # of the run; on another host than the first the agent makes one
+    folder: str = ""  # of the run; on another host than the first, the agent makes one
     is_warm: bool = True  # whether it starts the warm fork server at once, or the plain one
     away: RemoteAgentSpec | None = None
 
 
 class RemoteAgentSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent on another host than the first has to know besides."""
+    """The additional settings of an agent on another host than the first."""
 
     host: str  # its name
     keys: KeyPair
-    address: str = ""  # the IP address to be reached at; empty: that from which it reaches one of `towards`
+    address: str = ""  # the IP address to listen on; empty: the one from which it reaches one of `towards`
     towards: tuple[str, ...] = ()  # the IP addresses of the first host
 
 
 class AgentAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The line by which an agent on another host answers, once others can connect; or why they cannot."""
+    """The answer line of an agent on another host, once others can connect; or the reason why they cannot."""
 
     address: Address | None = None
     error: str = ""
@@ -53,7 +53,7 @@ class AgentAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class RunFolder:
     """The folder of one run. Every process that relies on it holds a shared lock, which ends with the process.
 
-    So a folder whose lock can be had alone is a leftover, whatever happened to its owners and their pids.
+    So a folder that can be locked exclusively is a leftover, whatever happened to its owners and their pids.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,19 +63,19 @@ class RunFolder:
             self._lock = _make_and_lock(path)
 
     def close(self) -> None:
-        """Release the folder; whoever is last removes it."""
+        """Release the folder; the last process to release it removes it."""
         if self._lock >= 0:
             self.disown()
             remove_if_unused(self.path)
 
     def disown(self) -> None:
-        """Release it and leave it to the others (in a forked child, to the parent)."""
+        """Release the folder without removing it (in a forked child: leave it to the parent)."""
         os.close(self._lock)
         self._lock = -1
 
 
 def make_folder(settings: Settings, run: str) -> RunFolder:
-    """The folder of a new run, after those of dead ones have been removed. LaunchError where there can be none."""
+    """Make the folder of a new run, after removing those of dead runs. LaunchError if none can be made."""
     try:
         root = runtime_root(settings)
         sweep(root)
@@ -86,7 +86,7 @@ def make_folder(settings: Settings, run: str) -> RunFolder:
 
 
 def _make_and_lock(path: Path) -> int:
-    """The descriptor of the locked folder, or -1 where a sweep took the folder before it was locked."""
+    """Return the descriptor of the locked folder, or -1 if a sweep removed the folder before it was locked."""
     path.mkdir(mode=0o700, exist_ok=True)
     try:
         lock = os.open(path, _FOLDER)
@@ -126,9 +126,9 @@ def remove_if_unused(folder: Path) -> bool:
 
 
 def sweep(root: Path) -> int:
-    """Remove the folders that killed runs left behind; how many there were.
+    """Remove the folders that killed runs left behind; return their number.
 
-    By their names and marks: who chooses the root may keep other things there, which nobody locks.
+    Folders are recognized by names and marks: the user may keep other things in the root, which no process locks.
     """
     return sum(remove_if_unused(folder) for folder in root.iterdir() if is_of_a_run(folder))
 

@@ -1,6 +1,6 @@
-"""What places host agents on machines: one small Protocol, and the launcher that runs a command for each host.
+"""Launchers start host agents on machines: a small Protocol, and the launcher that runs a command for each host.
 
-A launcher only starts an agent and tells when it has ended. Whether a host is well is found out by its heartbeats.
+A launcher only starts an agent and reports its end. Heartbeats show whether a host is healthy.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from typing import IO, Protocol
 
 from meshbook.runtime.config import PACKAGE, open_private
 
-# A script and its arguments. The name of what it runs is for those who look at the list of processes.
+# A script and its arguments. The module name is only for lists of processes, such as `ps`.
 START_AGENT = (str(PACKAGE / "runtime" / "hosts" / "start_agent.py"), "meshbook.runtime.hosts.agent")
 
 
 class AgentProcess(Protocol):
-    """An agent as its session sees it: a `Popen`, or what stands for one.
+    """The process of an agent: a `Popen`, or an object with the same methods.
 
-    On `stdin` it is told what it is; the end of that is its end. One on another host answers by a line on `stdout`.
+    The agent reads its spec from `stdin`, and ends when that is closed. An agent on another host answers with a line on
+    `stdout`.
     """
 
     pid: int
@@ -33,17 +34,17 @@ class AgentProcess(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts agents on hosts that it knows by their names."""
+    """Starts agents on hosts, which are identified by their names."""
 
     def is_local(self, host: str) -> bool:
         """Whether the agent of this host runs on this machine."""
 
     def start(self, host: str, agent: Sequence[str], log: Path) -> AgentProcess:
-        """Run the command `agent` on this host, its stderr into the file `log`. OSError where that cannot be."""
+        """Run the command `agent` on this host, with its stderr in the file `log`. OSError on failure."""
 
 
 class CommandLauncher:
-    """For each host a command to which that of the agent is added: `["ip", "netns", "exec", "h1"]`, `["ssh", "h1"]`."""
+    """Adds the agent's command to a command for each host: `["ip", "netns", "exec", "h1"]`, `["ssh", "h1"]`."""
 
     def __init__(self, commands: Mapping[str, Sequence[str]]) -> None:
         self._commands = commands
@@ -59,12 +60,12 @@ class CommandLauncher:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env=agent_environment(),
-                start_new_session=True,  # Ctrl-C on a terminal is for the controller alone
+                start_new_session=True,  # Ctrl-C on a terminal is for the controller only
             )
 
 
 def agent_environment() -> dict[str, str]:
-    """Ours, with the folder that holds this very package on the import path, wherever it came from."""
+    """Return this process's environment, with the folder that holds this meshbook package on PYTHONPATH."""
     package = str(PACKAGE.parent)
     known = os.environ.get("PYTHONPATH", "")
     return os.environ | {"PYTHONPATH": package + (os.pathsep + known if known else "")}

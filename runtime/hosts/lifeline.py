@@ -1,10 +1,11 @@
-"""What a host agent and its controller say to each other beside the messages of nodes, and where a detached run is met.
+"""The lifeline between a host agent and its controller, and the socket of a detached run. Neither carries node
+messages.
 
-    controller ==== lifeline ====> agent      its end is the controller's; after a `RunDetached` the run lives on
-    whoever attaches -> the run's door -> `Status`, or a lifeline of his own
+    controller ==== lifeline ====> agent      its end ends the run, except after a `RunDetached`
+    attaching client -> the run's socket -> `Status`, or a new lifeline
 
-The lifeline is the agent's standard input, and later the connection of whoever has attached. The door is a socket in
-the folder of a run that was detached: who may enter the folder may attach.
+The lifeline is the agent's standard input, and later the connection of an attached client. The socket is in the folder
+of a run that was detached: any process that may enter the folder may attach.
 """
 
 from __future__ import annotations
@@ -22,45 +23,45 @@ import msgspec
 from meshbook.runtime.wire.messages import Address
 
 DOOR = "door"
-ESTATE = "estate"  # the file with what the controller has left
-JOURNAL = "journal"  # the folder with what came for it since
+ESTATE = "estate"  # the file with the controller's saved state
+JOURNAL = "journal"  # the folder with the messages for the controller since then
 LOOK_SECONDS = 0.002
-DOOR_SECONDS = 10.0  # what an agent has to answer: it may have to wait for workers that do not
+DOOR_SECONDS = 10.0  # time for an agent's answer: it may have to wait for workers that do not answer
 
 
 class MeshSummary(msgspec.Struct, frozen=True):
-    """A process mesh of a run, as others are told of it."""
+    """A process mesh of a run, as described to other processes."""
 
     name: str
     nodes: tuple[str, ...]
 
 
 class RunDetached(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The controller leaves, and its run lives on until somebody attaches to it, or for so many seconds."""
+    """The controller leaves; its run continues until a client attaches to it, or for `seconds` at most."""
 
     incarnation: int  # of the controller's node
     seconds: float
     version: str
     meshes: tuple[MeshSummary, ...]
-    calls: dict[int, str] = {}  # whose answers are to be kept: their numbers, and who owes each
+    calls: dict[int, str] = {}  # calls whose answers are to be kept: call number to the node that owes the answer
 
 
 class RunTaken(msgspec.Struct, frozen=True, tag=True):
-    """Whoever attaches has all that was left: from now on his end is the end of the run."""
+    """The attached client has restored the saved state: from now on the end of its connection is the end of the run."""
 
 
 Line = RunDetached | RunTaken
 
 
 class DoorRequest(msgspec.Struct, frozen=True):
-    """What somebody at the door wants; `who` says who that is."""
+    """A request at the run's socket; `who` names the client."""
 
     verb: Literal["status", "attach", "end"]
     who: str = ""
 
 
 class MeshStatus(msgspec.Struct, frozen=True):
-    """How a mesh of a detached run is; a rank is busy while its cell runs."""
+    """The status of a mesh of a detached run; a rank is busy while its cell runs."""
 
     name: str
     ranks: int
@@ -77,19 +78,19 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     meshes: tuple[MeshStatus, ...]
     since: float
     until: float
-    held_by: str = ""  # who has attached to it since
+    held_by: str = ""  # the client that has attached to it since
 
 
 class RunState(msgspec.Struct, frozen=True):
-    """Where what is left to whoever attaches begins: the next life of the controller's node, and who lives."""
+    """The run's state at the takeover: the next incarnation of the controller's node, and the live peers."""
 
     incarnation: int
     peers: tuple[Address, ...]
-    dropped: dict[str, int] = {}  # by node: pieces of output that were too much to be kept
+    dropped: dict[str, int] = {}  # by node: output chunks that exceeded the limit and were dropped
 
 
 class DoorReply(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent says at the door."""
+    """The agent's answer to a request."""
 
     error: str = ""
     status: Status | None = None
@@ -97,17 +98,17 @@ class DoorReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DoorClosed(OSError):
-    """Nobody answers at the door of a run."""
+    """The socket of a run does not answer."""
 
 
 def present_version() -> str:
-    """What two controllers of one run have to agree upon: pickled functions are of one Python."""
+    """Return the version that all controllers of a run must share: pickled functions belong to one Python version."""
     major, minor, _ = platform.python_version_tuple()
     return f"meshbook {metadata.version('meshbook')} on Python {major}.{minor}"
 
 
 def knock(folder: Path, request: DoorRequest, seconds: float = DOOR_SECONDS) -> tuple[DoorReply, socket.socket]:
-    """Ask at the door of the run in this folder; the connection is to be closed. DoorClosed where nobody answers."""
+    """Send a request to the socket of a run; the caller closes the connection. DoorClosed if there is no answer."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(seconds)
     try:
@@ -121,7 +122,7 @@ def knock(folder: Path, request: DoorRequest, seconds: float = DOOR_SECONDS) -> 
 
 
 def wait_for_door(folder: Path) -> None:
-    """Wait until the run in this folder can be attached to. DoorClosed where that takes too long."""
+    """Wait until the run in this folder can be attached to. DoorClosed on timeout."""
     end = time.monotonic() + DOOR_SECONDS
     while True:
         try:
@@ -133,32 +134,32 @@ def wait_for_door(folder: Path) -> None:
             connection.close()
             if answer.status is not None and not answer.status.held_by:
                 return
-        time.sleep(LOOK_SECONDS)  # nobody is left here who could be told
+        time.sleep(LOOK_SECONDS)  # polling: no process is left here that could be notified
 
 
 class LineReader:
-    """Reads a lifeline as it comes; `rest` was read before. `take` returns the lines since; None at the end."""
+    """Reads a lifeline; `rest` is input that was read before. `take` returns the lines since then, None at the end."""
 
     def __init__(self, descriptor: int, rest: bytes = b"") -> None:
         self.descriptor = descriptor
         self._rest = rest
 
     def first(self) -> bytes:
-        """Wait for the first line."""
+        """Wait for the first line and return it."""
         while b"\n" not in self._rest and (data := os.read(self.descriptor, 65536)):
             self._rest += data
         line, _, self._rest = self._rest.partition(b"\n")
         return line
 
     def is_over(self) -> bool:
-        """Whether it has ended, where its end is all that it has to say."""
+        """Whether the lifeline has ended; for one that sends no further lines."""
         return self.take() is None
 
     def forget(self, descriptor: int) -> None:
-        """It is not looked at any more."""
+        """Do nothing: the descriptor stays open."""
 
     def take(self) -> list[Line] | None:
-        """Call it when there is something to read."""
+        """Read the lines that have arrived. Call this when the descriptor is readable."""
         data = os.read(self.descriptor, 65536)
         *lines, self._rest = (self._rest + data).split(b"\n")
         if not data and not lines:

@@ -1,4 +1,4 @@
-"""The calls to the operating system that Python does not offer. Each does nothing where the system has none of it."""
+"""Calls to the operating system that Python does not offer. Each does nothing on a system that lacks it."""
 
 from __future__ import annotations
 
@@ -20,42 +20,42 @@ _POLL_SECONDS = 0.002
 def die_with_parent(parent: int) -> None:
     """SIGKILL this process when the thread that made it ends; `parent` is that thread's process.
 
-    Only for children of a main thread that lives as long as its process: the signal follows the thread.
+    Only for children of a main thread that lasts as long as its process: the signal follows the thread.
     """
     _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:
-        os._exit(1)  # it ended before, and the signal would never come
+        os._exit(1)  # the parent has already ended, so the signal would never come
 
 
 def outlive_parent() -> None:
-    """Take `die_with_parent` back."""
+    """Undo `die_with_parent`."""
     _prctl(_PR_SET_PDEATHSIG, 0)
 
 
 def adopt_orphans() -> None:
-    """From now on descendants whose parent ends become children of this process, in whatever session they are."""
+    """Make this process the parent of descendants whose parent ends, in any session, from now on."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_descendants(seconds: float = 1.0, spared: Set[int] = frozenset()) -> None:
     """SIGKILL all descendants of a process that adopts orphans, and wait until they are gone.
 
-    Generation by generation: with its parent dead a grandchild becomes a child. A process that the system holds for
-    longer than `seconds` is left to it. The children in `spared`, and theirs, stay.
+    This works by generation: with its parent dead a grandchild becomes a child. It does not wait longer than `seconds`
+    for processes that the system does not release. The children in `spared`, and their descendants, stay.
     """
     end = time.monotonic() + seconds
     while (children := _children() - spared) and time.monotonic() < end:
         for pid in children:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(_POLL_SECONDS)  # grandchildren come one generation later, and nothing tells when
+        time.sleep(_POLL_SECONDS)  # grandchildren become children one generation later, and nothing signals when
         _reap()
 
 
 def skip_exit_handlers_so_far() -> None:
-    """Let this process end without the C library's exit handlers that are registered already.
+    """Skip the C library's exit handlers that are registered so far, when this process ends.
 
-    In a forked worker they would take apart what the fork server loaded: 0.13 s of computing for torch alone.
+    In a forked worker they would unload what the fork server loaded: 0.13 s of computing for torch alone.
     """
     c = ctypes.CDLL(None)
     if hasattr(c, "on_exit"):  # handlers run last in, first out; this one ends the process before the older ones
@@ -63,20 +63,20 @@ def skip_exit_handlers_so_far() -> None:
 
 
 def buffer_c_output_by_line() -> None:
-    """Let what C code prints leave at each line's end. The C library writes to files in blocks of 4 KiB."""
+    """Buffer the output of C code by line. By default the C library writes to files in blocks of 4 KiB."""
     c = ctypes.CDLL(None)
     with contextlib.suppress(ValueError):  # no such symbol: another C library
         c.setvbuf(ctypes.c_void_p.in_dll(c, "stdout"), None, _LINE_BUFFERED, 0)
 
 
 def flush_c_output() -> None:
-    """Write out what the C library's streams still hold."""
+    """Flush the C library's streams."""
     ctypes.CDLL(None).fflush(None)
 
 
 def exit_through_c(code: int) -> None:
-    """`exit()`: the C library's exit handlers run, the interpreter's do not."""
-    # With the interpreter locked meanwhile: no other thread of Python's runs into what is being taken apart.
+    """Call `exit()`: the C library's exit handlers run, the interpreter's do not."""
+    # PyDLL holds the GIL, so that no other Python thread uses objects while the handlers destroy them.
     ctypes.PyDLL(None).exit(code)
 
 

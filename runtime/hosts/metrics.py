@@ -1,6 +1,6 @@
-"""The metrics of a session for monitoring systems: what there is to export, and to where it is exported now.
+"""The metrics of a session for monitoring systems: the values to export, and the exports that are on.
 
-Off unless asked for: by `meshbook.metrics`, by `%mesh metrics`, or by MESHBOOK_PROMETHEUS_PORT.
+Off by default. `meshbook.metrics`, `%mesh metrics` and MESHBOOK_PROMETHEUS_PORT turn exports on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from meshbook.runtime.node.ledger import OwnedMesh
 from meshbook.runtime.telemetry.exporters.readings import MeshReading, MetricsError, Read
 
-if TYPE_CHECKING:  # libraries of theirs are loaded where somebody wants them
+if TYPE_CHECKING:  # their libraries are loaded only on demand
     from meshbook.runtime.hosts.session import Session
     from meshbook.runtime.telemetry.exporters.opentelemetry import OpenTelemetryExport
     from meshbook.runtime.telemetry.exporters.prometheus import PrometheusEndpoint
@@ -25,12 +25,12 @@ PORT = 9464  # which OpenTelemetry's own exporters for Prometheus use
 
 
 class Readings:
-    """Reads how the ranks are of all meshes that this process has spawned. Any thread may call it."""
+    """Reads the state of the ranks of all meshes that this process has spawned. For any thread."""
 
     def __init__(self, owned_meshes: Callable[[], Sequence[OwnedMesh]], history: History) -> None:
         self._charges = owned_meshes
         self._history = history
-        self._hosts: dict[str, str] = {}  # by node: the dead tell it no more
+        self._hosts: dict[str, str] = {}  # by node, because dead processes report it no more
 
     def __call__(self) -> list[MeshReading]:
         owned_meshes = self._charges()
@@ -48,7 +48,7 @@ class Readings:
         return detail.host if detail is not None else ""
 
     def _read(self, owned_mesh: OwnedMesh) -> MeshReading:
-        """Of those that have been measured: who is just being born is not up yet, and not down either."""
+        """Read the ranks that have been measured: one that is still starting is neither up nor down."""
         hosts = self._hosts
         ranks = sorted((rank, node) for node, rank in owned_mesh.ranks.items() if node in hosts)
         failed = set(owned_mesh.failed)
@@ -62,18 +62,18 @@ class Readings:
 
 
 class MetricsExport:
-    """What a session exports; `close` ends all of it."""
+    """The exports of a session; `close` ends all of them."""
 
     def __init__(self, read: Read, run: str) -> None:
         self._read = read
         self._run = run
         self._sendings = 0
-        self._lock = threading.Lock()  # guards what is on
+        self._lock = threading.Lock()  # guards the two exports
         self._prometheus: PrometheusEndpoint | None = None
         self._opentelemetry: OpenTelemetryExport | None = None
 
     def serve(self, port: int) -> str:
-        """Let Prometheus scrape at this port of the loopback interface; returns where. MetricsError if not."""
+        """Let Prometheus scrape at this port of the loopback interface; return the URL. MetricsError on failure."""
         from meshbook.runtime.telemetry.exporters.prometheus import PrometheusEndpoint
 
         with self._lock:
@@ -83,19 +83,19 @@ class MetricsExport:
             return self._prometheus.url
 
     def send(self, provider: Any = None) -> str:
-        """Let OpenTelemetry export; returns to where. MetricsError if that cannot be."""
+        """Let OpenTelemetry export; return the target. MetricsError on failure."""
         from meshbook.runtime.telemetry.exporters.opentelemetry import OpenTelemetryExport
 
         with self._lock:
             if self._opentelemetry is not None:
                 raise MetricsError(f"metrics are exported already, to {self._opentelemetry.target}{_OFF}")
-            # A provider makes no gauge twice: each time it is another meter.
+            # A provider makes no gauge twice, so each time uses another meter.
             self._sendings += 1
             self._opentelemetry = OpenTelemetryExport(self._read, provider, f"{self._run}.{self._sendings}")
             return self._opentelemetry.target
 
     def status(self) -> list[str]:
-        """What is on, each as a line."""
+        """Return the exports that are on, a line for each."""
         with self._lock:
             prometheus = [f"Prometheus: {self._prometheus.url}"] if self._prometheus is not None else []
             return prometheus + (
@@ -103,7 +103,7 @@ class MetricsExport:
             )
 
     def close(self) -> None:
-        """Export no more. Idempotent."""
+        """End all exports. Idempotent."""
         with self._lock:
             ending = (self._prometheus, self._opentelemetry)
             self._prometheus = self._opentelemetry = None
@@ -113,7 +113,7 @@ class MetricsExport:
 
 
 def export_of(session: Session) -> MetricsExport:
-    """What this session exports: nothing yet, unless its settings say so."""
+    """Return the exports of this session: none yet, unless its settings turn one on."""
     own = session.node.address.node
 
     def owned_meshes() -> list[OwnedMesh]:
@@ -123,6 +123,6 @@ def export_of(session: Session) -> MetricsExport:
     if session.settings.prometheus_port:
         try:
             export.serve(session.settings.prometheus_port)
-        except MetricsError as error:  # no reason to have no session
+        except MetricsError as error:  # not fatal for the session
             logger.warning("MESHBOOK_PROMETHEUS_PORT is set, but %s", error)
     return export

@@ -1,6 +1,6 @@
-"""What a host sees of its workers from outside: for ranks that do not answer, because they are stopped or stuck in C.
+"""Observation of a host's workers from outside: for ranks that do not answer, because they are stopped or stuck in C.
 
-Nothing of it runs in the worker. Not for what a rank tells of itself (`meshbook.runtime.cells.thread_stacks`).
+None of it runs in the worker. For what a rank reports about itself see `meshbook.runtime.cells.thread_stacks`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STATES = {"T": "stopped (SIGSTOP)", "t": "stopped by a debugger", "Z": "ended",
 
 
 class SampledFrame(msgspec.Struct, frozen=True):
-    """A frame as py-spy tells it."""
+    """A frame as reported by py-spy."""
 
     name: str
     filename: str
@@ -37,7 +37,7 @@ class SampledFrame(msgspec.Struct, frozen=True):
 
 
 class SampledThread(msgspec.Struct, frozen=True):
-    """A thread as py-spy tells it, the innermost frame first."""
+    """A thread as reported by py-spy, the innermost frame first."""
 
     thread_name: str | None
     owns_gil: bool
@@ -46,16 +46,16 @@ class SampledThread(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A process as its host sees it. `state` is that of its main thread, as /proc has it; empty: there is no such."""
+    """A process as seen by its host. `state` is its main thread's state in /proc; empty: there is no such process."""
 
     pid: int
     state: str
-    waits_in: str = ""  # the function of the operating system's kernel, where it is known
-    threads: tuple[SampledThread, ...] | None = None  # None: py-spy is not installed, or was not allowed to look
+    waits_in: str = ""  # the kernel function that it waits in, where known
+    threads: tuple[SampledThread, ...] | None = None  # None: py-spy is not installed, or lacks the permission
 
     @property
     def trouble(self) -> str:
-        """Why such a process does not answer, as far as that can be seen: `stopped (SIGSTOP)`."""
+        """The visible reason why such a process does not answer, such as `stopped (SIGSTOP)`."""
         if self.state in _STATES:
             return _STATES[self.state]
         if self.state == "D":
@@ -71,27 +71,27 @@ class Observation:
 
 
 class Observer(Actor):
-    """Looks at the workers of its host. `pid_of` knows them by their nodes; 0 for one that is not there."""
+    """Observes the workers of its host. `pid_of` returns the process id of a node, 0 if it has none."""
 
     def __init__(self, pid_of: Callable[[str], int]) -> None:
         self._pid_of = pid_of
 
     @endpoint
     def look(self, nodes: list[str]) -> dict[str, Observation]:
-        """At these of them that run here."""
+        """Observe those of these nodes that run here."""
         pids = {node: self._pid_of(node) for node in nodes}
         return {node: observe(pid) for node, pid in pids.items() if pid}
 
 
 def observe(pid: int, folder: Path = Path("/proc")) -> Observation:
-    """Look at a process, and into it where py-spy is installed."""
+    """Observe a process, and its stacks if py-spy is installed."""
     status, waits_in = (_read(folder / str(pid) / name) for name in ("stat", "wchan"))
-    state = status.rpartition(") ")[2][:1]  # a process's name may have blanks and parentheses in it
+    state = status.rpartition(") ")[2][:1]  # a process's name may contain blanks and parentheses
     return Observation(pid, state, waits_in, spy(pid) if state not in ("", "Z", "X") else None)
 
 
 def spy(pid: int) -> tuple[SampledThread, ...] | None:
-    """The stacks of a process, which is not stopped for that; None without py-spy or the permission."""
+    """Return the stacks of a process, without stopping it; None without py-spy or the permission."""
     if (program := find_spy()) is None:
         return None
     command = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
@@ -102,12 +102,12 @@ def spy(pid: int) -> tuple[SampledThread, ...] | None:
 
 
 def find_spy() -> str | None:
-    """Where py-spy is: beside this interpreter, or else wherever programs are."""
+    """Return the path of py-spy: next to this interpreter, otherwise on PATH."""
     return shutil.which("py-spy", path=sysconfig.get_path("scripts")) or shutil.which("py-spy")
 
 
 def ask_observers(procs: ProcMesh) -> list[Future[dict[str, Observation]]]:
-    """Let the hosts of these processes look at them: a future for each host, of what it sees by node."""
+    """Make the hosts of these processes observe them; return a future for each host, of its observations by node."""
     agents = procs.host_mesh._picked()
     everywhere = Extent(("hosts",), (len(agents),)).region
     observers = ActorMesh("observers", Observer, [Target(agent, OBSERVER) for agent in agents], everywhere)
@@ -117,5 +117,5 @@ def ask_observers(procs: ProcMesh) -> list[Future[dict[str, Observation]]]:
 def _read(path: Path) -> str:
     try:
         return path.read_text()
-    except OSError:  # it has ended, or the system has no such file
+    except OSError:  # the process has ended, or the system has no such file
         return ""

@@ -1,7 +1,7 @@
-"""How the processes of a host are: read from their pages, measured from outside, sent to the controller in batches.
+"""The process sampler: reads the status pages of a host's workers, measures their processes, and sends batches.
 
-A process is measured by itself, without what it has started. Pages that processes share are divided among them (PSS):
-torch, which the fork server has loaded, would else be counted in each.
+A process is measured alone, without its children. Pages that processes share are divided among them (PSS); otherwise
+torch, which the fork server has loaded, would be counted in each.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ logger = logging.getLogger(__name__)
 METERS = "meters"  # the actor of every host agent
 NOWHERE = Extent((), ())
 GPU_IDLE_SECONDS = 10.0  # between two readings of the GPUs while everything on the host is idle
-CPU_SECONDS = 0.9  # at least, over which processor time is measured: the system counts it in hundredths
-SHARE_SECONDS = 30.0  # between two looks at which pages a process shares
-SHARE_COST = 200.0  # times what such a look takes, where that is longer
+CPU_SECONDS = 0.9  # the least time over which processor time is measured: the system counts it in hundredths
+SHARE_SECONDS = 30.0  # between two measurements of the pages that a process shares
+SHARE_COST = 200.0  # times the duration of such a measurement, where that is longer
 
 STOPPED = psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP
 UNKNOWN_RATES = (math.nan,) * 4
@@ -68,14 +68,14 @@ class LiveWorker:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the system says of a process: seconds of processor time so far, and bytes."""
+    """Resource use of a process: seconds of processor time so far, and bytes."""
 
     cpu_seconds: float
     memory: float
 
 
 class ProcessTable(Protocol):
-    """The processes of this machine. `usage` is None, and `runs` false, of one that is not there."""
+    """The processes of this machine. For a process that does not exist, `usage` is None and `runs` is false."""
 
     def usage(self, pid: int) -> Usage | None: ...
     def runs(self, pid: int) -> bool: ...
@@ -84,14 +84,14 @@ class ProcessTable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """How many resident bytes of a process belong to others, since they share them; good until then."""
+    """The resident bytes of a process that count for other processes because they are shared; valid until `until`."""
 
     of_others: float
     until: float
 
 
 class SystemProcesses:
-    """Those of the system, by psutil. `clock`: seconds."""
+    """The processes of the system, by psutil. `clock`: seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -99,7 +99,7 @@ class SystemProcesses:
         self._shares: dict[int, _Share] = {}
 
     def usage(self, pid: int) -> Usage | None:
-        """What it uses now."""
+        """Return the present resource use of a process; None if it does not exist."""
         with contextlib.suppress(psutil.Error):
             if (process := self._known.get(pid)) is None:
                 process = self._known[pid] = psutil.Process(pid)
@@ -108,7 +108,7 @@ class SystemProcesses:
         return None
 
     def _memory(self, process: psutil.Process) -> float:
-        """Resident bytes, less what belongs to others of the shared ones, as of the last look at these."""
+        """Return the resident bytes, less the part of shared pages that counts for others, as last measured."""
         resident = float(process.memory_info().rss)
         share = self._shares.get(process.pid)
         if share is None or self._clock() >= share.until:
@@ -126,20 +126,20 @@ class SystemProcesses:
         return _Share(max(0.0, resident - own), self._clock() + pause)
 
     def runs(self, pid: int) -> bool:
-        """Whether it is there, and nobody has stopped it."""
+        """Whether the process exists and is not stopped."""
         with contextlib.suppress(psutil.Error):
             return psutil.Process(pid).status() not in (*STOPPED, psutil.STATUS_ZOMBIE)
         return False
 
     def keep(self, pids: set[int]) -> None:
-        """Forget all others."""
+        """Forget all other processes."""
         self._known = {pid: process for pid, process in self._known.items() if pid in pids}
         self._shares = {pid: share for pid, share in self._shares.items() if pid in pids}
 
 
 @dataclass
 class _LastSample:
-    """What was known of a process at the last tick, by which rates are measured."""
+    """The state of a process at the last sample; rates are computed from it."""
 
     pid: int = 0
     cpu_at: float = 0.0
@@ -148,13 +148,13 @@ class _LastSample:
     tick: float = 0.0
     traffic: Traffic = (0, 0, 0, 0)
     rates: Sequence[float] = UNKNOWN_RATES
-    sign: float = -math.inf  # when it gave one
-    words: bytes = b""  # that were told
+    sign: float = -math.inf  # when its page last changed
+    words: bytes = b""  # the words that were sent last
 
 
 @dataclass
 class ProcessSampler:
-    """Makes batches. `host` is its name; for one thread."""
+    """Makes batches of measurements. `host` is the host's name. For one thread."""
 
     host: str
     pages: StatusPageReader
@@ -162,7 +162,7 @@ class ProcessSampler:
     _before: dict[tuple[str, int], _LastSample] = field(default_factory=dict)
 
     def measure(self, workers: Sequence[LiveWorker], gpus: GpuReading, now: float) -> VitalsBatch:
-        """How these are; `words` are those that have changed since the last batch."""
+        """Measure these workers; the batch's `words` are those that have changed since the last batch."""
         living = {(worker.node, worker.incarnation) for worker in workers}
         self._before = {key: self._before.get(key) or _LastSample() for key in living}
         self.pages.keep(living)
@@ -178,7 +178,7 @@ class ProcessSampler:
         return VitalsBatch(self.host, names, incarnations, numbers.tobytes(), words)
 
     def send_all_words(self) -> None:
-        """Whoever was told of words is not there any more, or has not heard them: tell them again."""
+        """Send all words again with the next batch: their receiver is gone, or did not receive them."""
         for before in self._before.values():
             before.words = b""
 
@@ -188,10 +188,10 @@ class ProcessSampler:
         can_say = True
         try:
             page = self.pages.read(worker.node, worker.incarnation)
-        except OSError:  # it has none, for want of room: whoever is not stopped is taken to live
+        except OSError:  # it has no page, for lack of space: a process that is not stopped is taken as alive
             page, can_say = None, False
         said = page.words if page is not None and page.words else before.words
-        pid = _pid_of(said) or worker.pid  # a command may have started another process, that is the worker
+        pid = _pid_of(said) or worker.pid  # a command may have started another process, which is the worker
         usage = self.table.usage(pid)
         cpu, memory = _cpu(before, pid, usage, now), usage.memory if usage is not None else math.nan
         used = gpus.of(pid, worker.local_rank)
@@ -212,7 +212,7 @@ def _pid_of(words: bytes) -> int:
 
 
 def _cpu(before: _LastSample, pid: int, usage: Usage | None, now: float) -> float:
-    """Cores that it uses, over the last second or so."""
+    """Return the number of cores in use, over the last second or so."""
     if usage is None:
         return math.nan
     if before.pid != pid:
@@ -224,7 +224,7 @@ def _cpu(before: _LastSample, pid: int, usage: Usage | None, now: float) -> floa
 
 
 def _take_rates(before: _LastSample, page: StatusReading, now: float) -> None:
-    """Messages and bytes a second between two writings of the page: by its own times, so that they are exact."""
+    """Compute messages and bytes per second between two writes of the page, exactly: by the page's own times."""
     seconds = page.tick - before.tick
     if now - page.tick > STALE_AFTER:
         before.rates = UNKNOWN_RATES
@@ -235,10 +235,10 @@ def _take_rates(before: _LastSample, page: StatusReading, now: float) -> None:
 
 
 class VitalsSender(Actor):
-    """Sends what is measured on this host to the controller, from a thread of its own until it is stopped.
+    """Sends the measurements of this host to the controller, from a thread of its own, until it is stopped.
 
-    A batch is sent once the one before it was answered: a busy controller gets fewer, and while a run is detached none
-    is kept. The answer is the pace: how many seconds to wait until the next batch. The thread does not wake for it.
+    It sends a batch once the previous one was answered: a busy controller gets fewer, and while a run is detached none
+    is kept. The answer is the interval in seconds until the next batch. An answer does not wake the thread.
     """
 
     def __init__(self, node: Node, living: Callable[[], list[LiveWorker]], meter: ProcessSampler) -> None:
@@ -247,17 +247,17 @@ class VitalsSender(Actor):
         self._meter = meter
         self._gpus = GpuWatch()
         self._asked: Future[float] | None = None
-        self._pace = SECONDS  # that the controller wants
+        self._pace = SECONDS  # the interval that the controller requests
         self._ordered: queue.SimpleQueue[float] = queue.SimpleQueue()  # by `pace`; newer than an answer that is here
-        self._is_quiet = False  # the last batch, see `is_quiet`
-        self._news = threading.Event()  # an order, or the end
+        self._is_quiet = False  # whether the last batch was, see `is_quiet`
+        self._news = threading.Event()  # set by `pace` and at the end
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="meshbook meters", daemon=True)
         self._thread.start()
 
     @endpoint
     def pace(self, seconds: float) -> None:
-        """Send a batch now, and from now on one every so many seconds."""
+        """Send a batch now, and from now on one every `seconds`."""
         self._ordered.put(seconds)
         self._news.set()
 
@@ -274,7 +274,7 @@ class VitalsSender(Actor):
             self._take_answer()
             try:
                 self._tick()
-            except Exception:  # what cannot be measured must not end the measuring of all else
+            except Exception:  # a process that cannot be measured must not end the measurement of the others
                 logger.exception("the processes of %s could not be measured", self._meter.host)
                 self._meter.send_all_words()
             self._news.wait(max(0.0, begun + interval(self._pace, is_quiet=self._is_quiet) - time.monotonic()))
@@ -296,7 +296,7 @@ class VitalsSender(Actor):
         self._asked = reply_handler.futures[0]
 
     def _take_answer(self) -> None:
-        """Take the pace from the last batch's answer, if it is here, and then from the last order."""
+        """Take the interval from the last batch's answer, if it has arrived, and then from the last call of `pace`."""
         if (asked := self._asked) is not None and asked.done():
             self._asked = None
             try:
@@ -318,10 +318,12 @@ def is_quiet(batch: VitalsBatch) -> bool:
 
 
 def interval(pace: float, *, is_quiet: bool) -> float:
-    """Seconds until the next batch: at least as many as the controller wants, and more on an idle host."""
+    """Return the seconds until the next batch: at least the controller's interval, and more on an idle host."""
     return max(pace, IDLE_BATCH_SECONDS) if is_quiet and pace >= SECONDS else pace
 
 
 def make_meter(host: str, folder: Path) -> ProcessSampler:
-    """The meter of this machine; on the first host of a run `host` is empty, and the system's name for it is taken."""
+    """Return the sampler of this machine. On the first host of a run `host` is empty, and the system's host name is
+    used.
+    """
     return ProcessSampler(host or socket.gethostname(), StatusPageReader(folder), SystemProcesses())

@@ -1,9 +1,9 @@
-"""Hosts beyond the controller's own: started by a launcher, linked to each other, watched, and ended with the session.
+"""Hosts other than the controller's: started by a launcher, linked to each other, watched, and ended with the session.
 
-    launcher -> agent -> "I am at tcp://..." -> links between all hosts -> `HostMesh`
+    launcher -> agent -> AgentAnswer("tcp://...") -> links between all hosts -> `HostMesh`
 
-A host is lost when its agent ends, or when it has not been heard for the grace time. Then all that lives on it is lost
-with it, every other host is told, and it is refused should it come back; it has ended itself by then.
+A host is lost when its agent ends, or when it sends nothing for the grace time. Its processes are then lost too, every
+other host is notified, and later connections from it are refused. By then its agent has ended itself.
 """
 
 from __future__ import annotations
@@ -44,34 +44,34 @@ from meshbook.runtime.wire.messages import Address
 NOWHERE = Extent((), ())
 AGENT_MODULE = "meshbook.runtime.hosts.agent"
 LOOPBACK = "127.0.0.1"
-LOOK_SECONDS = 0.1  # how often it is looked whether one that is being linked has ended
+LOOK_SECONDS = 0.1  # polling interval for the end of an agent that is being linked
 
 
 @dataclass(eq=False)
 class RemoteHost:
-    """One of them, from its start to its end."""
+    """One remote host, from its start to its end."""
 
     name: str
     node: str  # of its agent
     process: AgentProcess
     log: Path
-    number: int  # later ones have a higher one
-    is_local: bool  # it is on this machine
+    number: int  # in order of start
+    is_local: bool  # whether it is on this machine
     address: Address | None = None  # of its agent, once it has answered
     trouble: str = ""  # why it was ended
-    stopped: str = ""  # why it was told to leave
+    stopped: str = ""  # the reason given when it was stopped
     mesh: HostMesh | None = None
     watcher: threading.Thread | None = None
     over: bool = False
 
     @property
     def where(self) -> str:
-        """`gpu2 (10.0.0.2:40123)`"""
+        """The host's name and address, such as `gpu2 (10.0.0.2:40123)`."""
         return f"{self.name} ({describe(host_of(self.address))})" if self.address else self.name
 
 
 class RemoteHosts:
-    """Those of a session. `first` is the agent of its own host."""
+    """The remote hosts of a session. `first` is the agent of its own host."""
 
     def __init__(self, node: Node, settings: Settings, folder: Path, roster: WorkerRegistry, first: Address) -> None:
         self._node = node
@@ -82,12 +82,12 @@ class RemoteHosts:
         self._keys: KeyPair | None = None
         self._hosts: list[RemoteHost] = []
         self._numbers = itertools.count(1)
-        self._starting = threading.Lock()  # held by whoever starts hosts
+        self._starting = threading.Lock()  # held while hosts are started
         self._closing = ""
         roster.when_silent = self._heard_of_silence
 
     def __iter__(self) -> Iterator[RemoteHost]:
-        """Those that live."""
+        """Iterate over the hosts that have not ended."""
         return iter([host for host in self._hosts if not host.over])
 
     # -- starting ----------------------------------------------------------------------
@@ -95,7 +95,7 @@ class RemoteHosts:
     def start(self, launcher: Launcher, names: Sequence[str], *, addresses: Mapping[str, str], python: str) -> HostMesh:
         """Start these hosts, wait until all are linked with each other, and return their mesh.
 
-        Raises LaunchError, which names the host, where one does not come up in time; none is left then.
+        Raises LaunchError with the name of the host if one does not come up in time; then all of them are ended.
         """
         with self._starting:
             own = {**self._addresses_of(launcher, names), **addresses}
@@ -112,10 +112,10 @@ class RemoteHosts:
             return self._add(begun)
 
     def _addresses_of(self, launcher: Launcher, names: Sequence[str]) -> dict[str, str]:
-        """Return the addresses of hosts that are to listen on the loopback interface alone.
+        """Return the addresses of hosts that must listen on the loopback interface only.
 
-        That is all of them where all hosts of the run are on this machine. LaunchError where one that listens there
-        already could not be reached by a new one.
+        These are all of them if all hosts of the run are on this machine. LaunchError if a host that already listens
+        there could not be reached by a new one.
         """
         remote = [name for name in names if not launcher.is_local(name)]
         if not remote and all(host.is_local for host in self):
@@ -158,7 +158,7 @@ class RemoteHosts:
             process = launcher.start(name, [python or sys.executable, "-P", "-m", AGENT_MODULE], log)
         except OSError as error:
             raise LaunchError(f"host {name}: its command cannot be started: {error}") from error
-        with contextlib.suppress(BrokenPipeError):  # it has ended already, as the missing answer will tell
+        with contextlib.suppress(BrokenPipeError):  # it has already ended; the missing answer reports that
             assert process.stdin is not None
             process.stdin.write(msgspec.json.encode(spec) + b"\n")
             process.stdin.flush()
@@ -202,7 +202,9 @@ class RemoteHosts:
         return f"host {host.name}: {what}{said}"
 
     def _link(self, hosts: Sequence[RemoteHost]) -> None:
-        """Link each of them with each other host. Who dials is told last: the other one expects it by then."""
+        """Link each of these hosts with every other host. The dialling side is called last: the other one expects it by
+        then.
+        """
         linked: list[tuple[RemoteHost, Future[Any]]] = []
         known = [host for host in self if host.address is not None]
         for host in hosts:
@@ -242,13 +244,13 @@ class RemoteHosts:
     # -- ends ------------------------------------------------------------------------------
 
     def _heard_of_silence(self, prefix: str, seconds: float, by: str) -> None:
-        """An agent has not heard a host; on the receiving thread."""
+        """Handle an agent's report of a silent host. Runs on the receiving thread."""
         silent = self._find(prefix)
         if by == self._first.node:
             if silent is not None:
                 self._lose(silent, self._why_silent(silent, seconds, ""))
             return
-        # Two hosts that do not hear each other, while both are heard here: maybe one is only found out a moment later.
+        # The two hosts do not reach each other, but both reach this one. One of them may be found lost a moment later.
         reply_handler = next((host for host in self if host.node == by), None)
         if silent is not None and reply_handler is not None:
             self._node.loop.call_later(
@@ -256,7 +258,7 @@ class RemoteHosts:
             )
 
     def _part(self, one: RemoteHost, other: RemoteHost, seconds: float) -> None:
-        """These two cannot go on in one run: the later one leaves it."""
+        """Lose the later of two hosts that cannot reach each other: they cannot both stay in the run."""
         if not (one.over or one.trouble or other.over or other.trouble):
             stays, goes = sorted((one, other), key=lambda host: host.number)
             self._lose(goes, self._why_silent(goes, seconds, f" by host {stays.where}"))
@@ -270,10 +272,10 @@ class RemoteHosts:
 
     def _lose(self, host: RemoteHost, why: str) -> None:
         host.trouble = host.trouble or why
-        host.process.kill()  # the launcher's end of it, at least: the watcher sees that, and tells
+        host.process.kill()  # at least its local end of the launcher; the watcher sees the end and reports it
 
     def lose_all(self, why: str) -> None:
-        """The agent of the first host has ended, and with it the gateway to all others."""
+        """Lose all hosts: the agent of the first host has ended, and with it the gateway to them."""
         for host in self:
             self._lose(host, why)
 
@@ -296,14 +298,14 @@ class RemoteHosts:
             self._node.send_event("host lost", host.name, "", [], str(report))
         others = [other.address for other in self if other.address is not None]
         agents = [self._first, *others]
-        # The guests first: who waits for the end of the host waits for theirs, too.
+        # The workers first: a caller that waits for the end of the host also waits for theirs.
         for node in self._roster.guests_of(host.node):
             self._node.peers.announce_down(report.of_guest(node), agents)
         self._node.peers.announce_down(report, agents)
         self._notify_lost(host, report.cause)
 
     def _notify_lost(self, host: RemoteHost, why: str) -> None:
-        """Let no other host have to do with it any more."""
+        """Make every other host drop its link to this one."""
         assert host.address is not None
         for agent in (self._first, *(other.address for other in self if other.address is not None)):
             self._tell(agent, "lose", host_of(host.address), why)
@@ -316,7 +318,7 @@ class RemoteHosts:
     # -- the end of the session ------------------------------------------------------------
 
     def begin_to_stop(self, reason: str) -> list[Future[Any]]:
-        """Ask all workers there to leave."""
+        """Ask all workers on these hosts to leave; return the futures of the answers."""
         self._closing = reason
         for host in self:
             if host.mesh is not None:
@@ -324,14 +326,14 @@ class RemoteHosts:
         return [self._ask(host.address, "stop_all", reason) for host in self if host.address is not None]
 
     def hang_up(self) -> None:
-        """Let every agent there end."""
+        """Close the input of every agent on these hosts, which makes them end."""
         for host in self._hosts:
             assert host.process.stdin is not None
             with contextlib.suppress(OSError):
                 host.process.stdin.close()
 
     def close(self, seconds: float) -> None:
-        """Wait for their end after `hang_up`; who does not end in time is killed."""
+        """Wait until the agents have ended after `hang_up`; kill those that do not end in time."""
         end = time.monotonic() + seconds
         for host in self._hosts:
             assert host.watcher is not None
@@ -341,7 +343,7 @@ class RemoteHosts:
             assert host.process.stdout is not None
             host.process.stdout.close()
 
-    # -- asking ------------------------------------------------------------------------------
+    # -- calls ---------------------------------------------------------------------------------
 
     def _ask(self, agent: Address, endpoint: str, *arguments: Any) -> Future[Any]:
         reply_handler = PerRank(1)
@@ -354,7 +356,7 @@ class RemoteHosts:
 
 
 def _is_settled_within(future: Future[Any], seconds: float) -> bool:
-    """Wait for it so long; raises what it failed with."""
+    """Wait up to `seconds` for the future; raises the future's error."""
     with contextlib.suppress(TimeoutError):
         future.get(seconds)
     return future.done()

@@ -1,5 +1,4 @@
-"""Where the ranks of a mesh on several hosts meet, for torch.distributed: the agent of the first one
-that lives says it to all."""
+"""The rendezvous of a mesh on several hosts, for torch.distributed: the first live agent provides it to all others."""
 
 from __future__ import annotations
 
@@ -10,11 +9,11 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 
 MEETINGS = "meetings"  # the actor that every agent hosts for this
-REMEMBERED = 1000  # meshes; whose processes started longer ago than so many others need theirs no more
+REMEMBERED = 1000  # meshes; older ones are dropped, since their processes have started long ago
 
 
 class RendezvousActor(Actor):
-    """Hosted inline, so that an agent that waits for its answer waits for no other host to do its own work."""
+    """Provides the rendezvous of each mesh. Hosted inline: it answers while this agent waits for another host."""
 
     def __init__(self, make: Callable[[], dict[str, str]]) -> None:
         self._make = make
@@ -22,7 +21,7 @@ class RendezvousActor(Actor):
 
     @endpoint
     def find(self, mesh: str) -> dict[str, str]:
-        """MASTER_ADDR and MASTER_PORT of this mesh, the same for whoever asks."""
+        """Return MASTER_ADDR and MASTER_PORT of this mesh, the same for every caller."""
         if mesh not in self._known:
             self._known[mesh] = self._make()
             while len(self._known) > REMEMBERED:

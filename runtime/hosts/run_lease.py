@@ -1,9 +1,9 @@
-"""Who has this run: its controller, whoever has attached to it, or nobody. Owned by the agent of the first host.
+"""The lease of a run: its holder is the controller, an attached notebook, or none. Owned by the first host's agent.
 
-    held --Detach, then the end of the line--> detached --attach--> offered --Took--> held
-                                                   ^------ its end before that ------'
+    held --RunDetached, then end of the connection--> detached --attach--> offered --RunTaken--> held
+                                                         ^--- end of the connection before that ---'
 
-A line that ends otherwise is the end of the run; and so is the time that a run may be detached.
+If the connection ends without RunDetached, the run ends. It also ends when it has been detached for too long.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from meshbook.runtime.wire.messages import Address
 logger = logging.getLogger(__name__)
 
 State = Literal["held", "detached", "offered"]
-REQUEST_SECONDS = 5.0  # for a line of somebody at the door
-PAUSE_SECONDS = 0.5  # after one that could not be let in
+REQUEST_SECONDS = 5.0  # for a request line of a client at the listening socket
+PAUSE_SECONDS = 0.5  # after a failed accept
 
 
 class RunLease:
-    """The line to whoever has the run, and what is done while there is nobody."""
+    """The connection to the run's holder, and the state of the run while there is none."""
 
     def __init__(
         self,
@@ -71,32 +71,33 @@ class RunLease:
         self._others = others  # the workers and clients of the run
         self._workers = workers
         self._folder = Path(spec.folder)
-        self._lock = threading.Lock()  # guards all below: the main thread hears the line, the door has its own
+        # guards all below: the main thread reads the connection, the listener has its own thread
+        self._lock = threading.Lock()
         self._state: State = "held"
         self._order: RunDetached | None = None
-        self._life = 0  # of the controller's node
+        self._life = 0  # incarnation of the controller's node
         self._journal: Journal | None = None
         self._caretaker: DetachedController | None = None
         self._since = 0.0
         self._held_by = ""
         self._door: socket.socket | None = None
 
-    # -- the line, on the agent's main thread ------------------------------------------
+    # -- the connection, on the agent's main thread -----------------------------------
 
     @property
     def descriptor(self) -> int:
-        """Of the line; -1 while there is none."""
+        """The descriptor of the connection; -1 while there is none."""
         return self._line.descriptor if self._line is not None else -1
 
     def forget(self, descriptor: int) -> None:
-        """It is not looked at any more."""
+        """Close a descriptor that is no longer watched."""
         if descriptor == sys.stdin.fileno():
-            os.dup2(os.open(os.devnull, os.O_RDONLY), descriptor)  # what is opened next must not become the input
+            os.dup2(os.open(os.devnull, os.O_RDONLY), descriptor)  # the next file opened must not become standard input
         else:
             os.close(descriptor)
 
     def is_over(self) -> bool:
-        """Hear what came on the line; whether that is the end of everything."""
+        """Read and handle the messages of the connection; return whether the run has to end."""
         with self._lock:
             assert self._line is not None
             lines = self._line.take()
@@ -115,7 +116,7 @@ class RunLease:
             shutil.rmtree(self._folder / JOURNAL, ignore_errors=True)
 
     def _goes_on(self) -> bool:
-        """The line has ended; whether the run lives on without."""
+        """Handle the end of the connection; return whether the run continues without it."""
         if self._order is None:
             return False
         was_offered = self._state == "offered"
@@ -148,13 +149,13 @@ class RunLease:
         with self._lock:
             if self._order is not order:
                 return
-            if self._state == "offered":  # it has until it is over, or has failed
+            if self._state == "offered":  # it is given the time to complete or fail
                 self._node.loop.call_later(1.0, functools.partial(self._time_is_over, order))
                 return
         logger.warning("the run ends: it was detached for %g s, and nobody has attached to it", order.seconds)
         self._workers.finish()
 
-    # -- the door, on a thread of its own ----------------------------------------------
+    # -- the listener, on a thread of its own ------------------------------------------
 
     def _open_door(self) -> None:
         if self._door is not None:
@@ -171,13 +172,13 @@ class RunLease:
                 visitor, _ = door.accept()
             except OSError as error:  # no descriptor is left, for now
                 logger.warning("nobody can be let in at the door: %s", error)
-                time.sleep(PAUSE_SECONDS)  # who knocks waits for longer
+                time.sleep(PAUSE_SECONDS)  # clients wait for longer than this
                 continue
             try:
                 self._serve(visitor)
             except (OSError, msgspec.DecodeError):
                 visitor.close()
-            except Exception:  # nobody has foreseen it, and the next one must be heard all the same
+            except Exception:  # unforeseen; the listener must still serve the next client
                 logger.exception("somebody at the door could not be served")
                 visitor.close()
 
@@ -191,7 +192,7 @@ class RunLease:
             "end": self._end,
         }
         verbs[request.verb](request, visitor)
-        visitor.close()  # unless it is the line now: then this object has let go of it
+        visitor.close()  # no effect after `attach`, which detaches the descriptor as the new connection
 
     def _offer(self, request: DoorRequest, visitor: socket.socket) -> None:
         with self._lock:
@@ -204,7 +205,7 @@ class RunLease:
             self._state, self._held_by = "offered", request.who
             self._line = LineReader(visitor.detach())
         run_state = RunState(self._life + 1, peers, self._journal.dropped)
-        with contextlib.suppress(OSError):  # he has gone already, as the line tells
+        with contextlib.suppress(OSError):  # the client is already gone; the connection's end shows that
             os.write(self._line.descriptor, _encode(DoorReply(status=self.status(), run_state=run_state)))
         self._workers.look_at_line()
         return None
@@ -221,7 +222,7 @@ class RunLease:
         return f"run {self._spec.run} is attached already, by {self._held_by}"
 
     def status(self) -> Status:
-        """How the run is."""
+        """Return the status of the run."""
         order = self._order
         return Status(
             run=self._spec.run,

@@ -1,6 +1,6 @@
-"""The session: this process as the controller of a run, with the agent of its own host. One per process.
+"""The session: this process as the controller of a run, with the agent of its own host. A process has at most one.
 
-Started by the first use (`this_host()`, `context()`), or in the background by a notebook's kernel.
+The first use (`this_host()`, `context()`) starts it; a notebook's kernel starts it in the background.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ from meshbook.runtime.wire.messages import Address
 S = TypeVar("S", bound="Session")
 T = TypeVar("T")
 NOWHERE = Extent((), ())
-AGENT_LINES = 20  # of the agent's log in its report, if a program wants none of its workers
-STOP_SECONDS = 1.0  # what workers get to leave by themselves when the controller exits
+AGENT_LINES = 20  # of the agent's log in its report, if the settings ask for none of the workers'
+STOP_SECONDS = 1.0  # time for workers to leave by themselves when the controller exits
 
 
 class Session:
-    """A controller: its node, its run's folder, and the agent it started. `close()` ends everything of the run.
+    """A controller: its node, its run's folder, and the agent it started. `close()` ends the whole run.
 
-    Raises LaunchError where the folder or the agent cannot be made. An agent that starts and fails then is felt by the
-    first `spawn_procs`: `initialized` of its mesh raises LaunchError.
+    Raises LaunchError if the folder or the agent cannot be made. If an agent starts and fails later, the error appears
+    at the first `spawn_procs`: `initialized` of its mesh raises LaunchError.
     """
 
     is_in_process = False  # whether workers are threads of this process
@@ -79,7 +79,7 @@ class Session:
         self.output = OutputStore()
         self.questions = QuestionRouter()
         self.debugger = ScriptDebugger(lambda: runtime_root(self.settings))
-        self.questions.open("", self.debugger)  # what no cell asks
+        self.questions.open("", self.debugger)  # for prompts that belong to no cell
         self.events = EventLog()
         self.history = History()
         self.forwarder = Forwarder(ScriptScreen())
@@ -87,15 +87,15 @@ class Session:
         self.roster = WorkerRegistry()
         self._faults = UnhandledFaults()
         self._agent_address = Address(AGENT, f"{self._inbox_prefix()}{AGENT}")
-        self._closing = threading.Lock()  # taken once, by whoever closes first
-        self._has_left = False  # and the run goes on
+        self._closing = threading.Lock()  # acquired once, by the first call that closes or leaves; never released
+        self._has_left = False  # the run continues without this session
         self._trouble = "the host agent ended, and its workers with it; close_session() makes room for a new one"
         try:
-            # First: it removes the folder if this process is killed before it has sent the agent's birth.
+            # First: the agent removes the folder if this process is killed before it has sent the agent's spec.
             self._agent = self._start_agent()
             self.node = self._make_node()
             self._send_birth()
-        except Exception as error:  # of the system's and of ZeroMQ's, among others
+        except Exception as error:  # OSError and zmq.ZMQError, among others
             self._give_up()
             why = ". ".join(filter(None, (str(error), explain_limit(str(error), self.folder.path))))
             raise LaunchError(f"the host agent cannot be started: {why}") from error
@@ -141,11 +141,11 @@ class Session:
             is_warm=is_agent_warm(self.settings),
         )
         assert self._agent.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended already: the watcher will tell
+        with contextlib.suppress(BrokenPipeError):  # the agent has already ended; the watcher reports it
             self._agent.stdin.write(msgspec.json.encode(spec) + b"\n")
             self._agent.stdin.flush()
 
-    # -- how nodes reach each other, and what an agent is; `in_process` and `attaching` have their own --
+    # -- connections between nodes and the agent process; `in_process` and `attaching` override these --
 
     def _new_node(self) -> Node:
         return Node(self._connect("controller"), self.run, self.settings)
@@ -164,7 +164,7 @@ class Session:
                 stdout=log,
                 stderr=log,
                 env=agent_environment(),
-                start_new_session=True,  # Ctrl-C on a terminal is for the controller alone
+                start_new_session=True,  # Ctrl-C on a terminal is for the controller only
             )
 
     def _give_up(self) -> None:
@@ -182,12 +182,12 @@ class Session:
     # -- watching ----------------------------------------------------------------
 
     def _watch_agent(self) -> None:
-        """Wait until the agent has ended, and report its end and that of its workers."""
+        """Wait until the agent has ended, then report its end and the end of its workers."""
         answer = self._ask_agent("gpus")
-        # The wait has no timeout: with one, `Popen.wait` looks twenty times a second.
+        # The wait has no timeout: with one, `Popen.wait` polls 20 times a second.
         self.node.loop.call_later(self.settings.launch_timeout, lambda: self._end_late_agent(answer))
         returncode = self._agent.wait()
-        if self._has_left:  # the run lived on without us
+        if self._has_left:  # the run continues without this session
             return
         said = last_lines(self.folder.path / "agent.log", self.settings.stderr_lines or AGENT_LINES)
         report = ExitReport(
@@ -200,7 +200,7 @@ class Session:
         )
         if not report.stopped:
             self.node.send_event("host lost", AGENT, "", [], str(report))
-        # The guests first: who waits for the end of the host waits for theirs, too.
+        # The workers first: a caller that waits for the end of the host also waits for theirs.
         for node in self.roster.guests_of(AGENT):
             self.node.peers.announce_down(report.of_guest(node), ())
         self.node.peers.announce_down(report, ())
@@ -212,28 +212,28 @@ class Session:
         return "its host was shut down" if self.host.is_shut_down else ""
 
     def _end_late_agent(self, answer: Future[Any]) -> None:
-        """Kill an agent that has not answered by now; for the node's clock."""
+        """Kill an agent that has not answered by now. The node's loop calls this."""
         if not answer.done():
             self._trouble = f"it had not started after {self.settings.launch_timeout:g} s (MESHBOOK_LAUNCH_TIMEOUT)"
             self._agent.kill()
 
     def watch(self, on: bool) -> None:
-        """Count one dashboard more, or one less. While any is open the agents measure four times a second."""
+        """Count one more open dashboard, or one less. While any is open, the agents measure four times a second."""
         self.history.watch(on)
         if on:
             others = [host.address for host in self.remote if host.address is not None]
             meters = [Target(agent, METERS) for agent in (self._agent_address, *others)]
-            # The answers are dropped: an agent that has ended needs no pace, and a later one asks for it.
+            # The answers are dropped: an agent that has ended needs no interval, and a later one requests it.
             self.node.calls.send(meters, "pace", ((self.history.interval,), {}), NOWHERE, PerRank(len(meters)))
 
     def workers(self) -> list[Address]:
-        """All processes of this run that have not ended, as far as there is a way to them from here."""
+        """Return the addresses of all processes of this run that have not ended and that this process can reach."""
         known = [self.node.routes.find(name) for name in self.roster.workers()]
         return [address for address in known if address is not None]
 
     @property
     def incarnation(self) -> int:
-        """How many controllers this run has had before."""
+        """The number of controllers that this run has had before."""
         return self.node.incarnation
 
     @property
@@ -249,10 +249,10 @@ class Session:
     # -- the end -----------------------------------------------------------------
 
     def close(self, seconds: float = STOP_SECONDS) -> None:
-        """End the run: workers get so many seconds to leave, then everything is killed. Idempotent."""
+        """End the run: workers have `seconds` to leave, then every process is killed. Idempotent."""
         if not self._closing.acquire(blocking=False):
             return
-        self._faults.close()  # from now on an end is no fault
+        self._faults.close()  # from now on, the end of a process is not a fault
         self.debugger.close()
         self.metrics.close()
         self.stop_actors()
@@ -292,9 +292,9 @@ class Session:
                 future.get(timeout=max(0.0, end - time.monotonic()))
 
     def leave(self, order: bytes, why: Callable[[], BaseException]) -> None:
-        """Leave the run to itself: `order` tells its agent so, and `why` makes what calls fail with that are open.
+        """Leave the run without ending it. `order` is the message for its agent; pending calls fail with `why()`.
 
-        By then nothing comes from the run any more (`hosts.detaching`).
+        By then the run sends nothing more to this process (`hosts.detaching`).
         """
         if not self._closing.acquire(blocking=False):
             return
@@ -312,7 +312,7 @@ class Session:
         self.folder.close()
 
     def stop_actors(self) -> None:
-        """End the actors of this very process, so that they can clean up."""
+        """End the actors of this process, so that they can clean up."""
         targets = [Target(self.node.address, key) for key in self.node.actors.names()]
         if targets:
             everyone = AllReplies(Extent(("actors",), (len(targets),)).region)
@@ -326,23 +326,25 @@ class Session:
             self._agent.stdin.close()
 
     def disown(self) -> None:
-        """In a forked child (multiprocessing): leave agent and folder to the parent, whose end they must notice."""
+        """In a forked child (multiprocessing): leave agent and folder to the parent. The child's copies would hide its
+        end.
+        """
         self._hang_up()
         self.remote.hang_up()
         self.folder.disown()
 
 
 class _Current:
-    """The one door to this process's session."""
+    """The only accessor of this process's session."""
 
     session: Session | None = None
-    shutdown: Future[None] | None = None  # once this process is to be a client no more
-    # Guards the starting: two threads must not start two. Re-entrant, as a finalizer or signal handler that runs during
-    # the start may use a handle; `starting` refuses it.
+    shutdown: Future[None] | None = None  # set once this process can no longer be a client
+    # Guards the start: two threads must not start two sessions. Re-entrant, because a finalizer or signal handler that
+    # runs during the start may use a handle; `starting` makes that use raise.
     lock = threading.RLock()
     starting = False
     ended_by = ""  # the failure that ends this process
-    parent_run = ""  # of a forked child: the run of which its parent was the controller
+    parent_run = ""  # in a forked child: the run whose controller was its parent
 
 
 def _in_forked_child() -> None:
@@ -353,7 +355,7 @@ def _in_forked_child() -> None:
     if session is not None:
         session.disown()
         _Current.parent_run = "" if session.is_in_process else session.node.home
-        CURRENT.set(None)  # its node is the parent's
+        CURRENT.set(None)  # its node belongs to the parent
 
 
 os.register_at_fork(after_in_child=_in_forked_child)
@@ -374,9 +376,9 @@ def _check_not_shut_down() -> None:
 
 
 def current_session() -> Session:
-    """The session of this process, started on first use. RuntimeError after `shutdown_context()`."""
+    """Return the session of this process; the first use starts it. RuntimeError after `shutdown_context()`."""
     if (session := _Current.session) is not None:
-        return session  # without the lock: this is looked up for each call
+        return session  # without the lock: every call looks this up
     with _Current.lock:
         _check_not_shut_down()
         if _Current.session is None:
@@ -392,7 +394,7 @@ def current_session() -> Session:
 
 
 def replace_session(make: Callable[[], S]) -> S:
-    """Let this process have another session; the one that it has owns nothing, or RuntimeError is raised."""
+    """Replace the session of this process. RuntimeError if the present session owns processes."""
     with _Current.lock:
         _check_not_shut_down()
         before = _Current.session
@@ -402,13 +404,13 @@ def replace_session(make: Callable[[], S]) -> S:
         _Current.session = session
         atexit.register(_close_at_exit)
     if before is not None:
-        # Beside the caller: an agent that is still starting does not leave at once.
+        # In a thread: an agent that is still starting does not leave at once.
         threading.Thread(target=before.close, name="meshbook session's end").start()
     return session
 
 
 def leave_session(leave: Callable[[Session], T]) -> T:
-    """Let this process have no session any more, once `leave` has seen to it. RuntimeError where there is none."""
+    """Call `leave` with the session, and remove it from this process. RuntimeError where there is none."""
     with _Current.lock:
         if _Current.session is None:
             raise RuntimeError("there is no session to detach: nothing was started from here")
@@ -419,22 +421,23 @@ def leave_session(leave: Callable[[Session], T]) -> T:
 
 
 def running_session() -> Session | None:
-    """The session of this process if there is one."""
+    """Return the session of this process, or None."""
     return _Current.session
 
 
 def events() -> list[RunEvent]:
-    """What has happened to the meshes of this session so far, the oldest first: the last thousand events.
+    """Return the events of this session's meshes so far, oldest first: the last thousand.
 
-    Ranks that failed, were respawned or given up, and were healed; meshes that were resized; spares and hosts. Those
-    of meshes that actors own are here, too. Empty in a worker, and where no session runs.
+    Events are recorded for ranks that failed, were respawned or given up, and were healed, for meshes that were
+    resized, and for spares and hosts. Meshes that actors own are included. Empty in a worker, and where no session
+    runs.
     """
     session = running_session()
     return [] if session is None else list(session.events)
 
 
 def close_session() -> None:
-    """End this process's session, and leave the runs of others; the next use starts another session."""
+    """End this process's session and leave the runs that it has joined; the next use starts another session."""
     leave_runs()
     _close_current()
 
@@ -460,8 +463,8 @@ def shutdown_context(host_timeout: float | None = None) -> Future[None]:
     """End this process's client for good: its processes, its host, its runtime. Resolves once all have ended.
 
     Workers that have not left after `Settings.stop_timeout`, or after `host_timeout` seconds where that is less, are
-    killed. Afterwards whatever needs a client raises RuntimeError; `close_session()` leaves room for another one.
-    Without a client, as in a worker, there is nothing to do. Again is no error. ValueError for a timeout that is
+    killed. Afterwards every use that needs a client raises RuntimeError; `close_session()` leaves room for another one.
+    Without a client, as in a worker, there is nothing to do. A second call is no error. ValueError if the timeout is
     negative or not finite.
     """
     check_timeout(host_timeout, "host_timeout")
@@ -475,7 +478,8 @@ def shutdown_context(host_timeout: float | None = None) -> Future[None]:
 
 def _close_in_background(session: Session, seconds: float | None) -> Future[None]:
     if seconds is None:
-        seconds = session.settings.stop_timeout + STOP_SECONDS  # by then the agent has killed who was late
+        # by then the agent has killed the workers that were late
+        seconds = session.settings.stop_timeout + STOP_SECONDS
     closed: Future[None] = Future.pending()
 
     def close() -> None:
@@ -488,9 +492,9 @@ def _close_in_background(session: Session, seconds: float | None) -> Future[None
 
     atexit.unregister(_close_at_exit)
     if threading.main_thread().is_alive():
-        # No daemon: a script that does not wait for the future ends only after it.
+        # Not a daemon thread: a script that does not wait for the future exits only after it.
         threading.Thread(target=close, name="meshbook shutdown").start()
-    else:  # in an atexit hook, where threads are joined no more
+    else:  # in an atexit hook, threads are not joined any more
         close()
     return closed
 
@@ -498,8 +502,8 @@ def _close_in_background(session: Session, seconds: float | None) -> Future[None
 def this_host() -> HostMesh:
     """The machine that the current actor or client runs on: a mesh without dimensions.
 
-    `this_host().spawn_procs(per_host={"gpus": 4})` starts four processes on it.
-    Raises LaunchError where this process's session cannot be started.
+    `this_host().spawn_procs(per_host={"gpus": 4})` starts four processes on it. Raises LaunchError where this process's
+    session cannot be started.
     """
     return context().actor_instance.node.places.host  # type: ignore[no-any-return]
 
@@ -507,18 +511,18 @@ def this_host() -> HostMesh:
 def this_proc() -> ProcMesh:
     """The process that the current actor or client runs in: a mesh without dimensions.
 
-    An actor spawned on it lives in this very process, on a thread of its own.
+    An actor spawned on it runs in this same process, on a thread of its own.
     """
     return context().actor_instance.node.places.proc()  # type: ignore[no-any-return]
 
 
 def install_client() -> None:
-    """Let `context()` start a session on first use; called by `import meshbook`."""
+    """Let `context()` start a session on first use. `import meshbook` calls this."""
     provide_client(_client, _own_run, join)
 
 
 def _client() -> Context:
-    """The context of this process: of its session, or in a forked child that of a client of its parent's run."""
+    """Return the context of this process's session, or in a forked child that of a client of its parent's run."""
     if _Current.session is None and (run := _own_run()):
         try:
             return join(run)

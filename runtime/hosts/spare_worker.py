@@ -1,7 +1,8 @@
-"""A spare: a worker that has done all that can be done before it knows which rank it is, and waits to be called.
+"""A spare: a worker that has done all preparation that does not depend on its rank, and waits to be called.
 
-It calls itself warm by removing the FIFO at which it waits: a name there is that of the rank that it becomes, whose
-birth lies beside it, and the end means that nobody needs it. The agent's side is in `spares`.
+It reports that it is warm by removing the FIFO at which it waits. The name of a node in the FIFO is the rank that it
+becomes; the spec of that rank is in a file. End of file means that the spare is no longer needed. The agent's side is
+in `spares`.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from meshbook.runtime.mesh.worker_specs import WorkerSpec
 
 
 def call_file(folder: Path, node: str) -> Path:
-    """The FIFO of a spare; it is there until the spare is warm."""
+    """Return the path of a spare's FIFO; it exists until the spare is warm."""
     return folder / f"{node}.call"
 
 
 def place_file(folder: Path, node: str) -> Path:
-    """Where the birth of a rank is left for the spare that becomes it, which removes it."""
+    """Return the path of a rank's spec for the spare that becomes that rank, and that removes the file."""
     return folder / f"{node}.place"
 
 
 def stand_by(spec: WorkerSpec, folder: Path) -> WorkerSpec:
-    """Prepare as any worker of this mesh does, then wait for a place in it: the birth of the rank to become."""
+    """Prepare like any worker of this mesh, then wait for a call; return the spec of the rank to become."""
     faulthandler.enable(file=2, all_threads=False)
     begin_with(spec.world.settings)
     worker.limit_threads(spec)
@@ -45,7 +46,7 @@ def stand_by(spec: WorkerSpec, folder: Path) -> WorkerSpec:
 
 
 def take_over(spec: WorkerSpec) -> None:
-    """Be that rank to whoever looks at the environment; what the bootstrap has set stays."""
+    """Set the environment and CPU binding of that rank; variables that the bootstrap has set are kept."""
     for name, value in (spec.world.rendezvous | spec.ranks()).items():
         os.environ.setdefault(name, value)
     bind(spec.start.binding.cpus)
@@ -58,7 +59,7 @@ def _wait(folder: Path, node: str) -> WorkerSpec:
         path.unlink()
         node_to_become = os.read(calling, 4096).decode()
     except FileNotFoundError:
-        node_to_become = ""  # nobody needs it any more
+        node_to_become = ""  # the spare is no longer needed
     if not node_to_become:
         run_finalisers()
         leave(0)
@@ -74,7 +75,7 @@ def _refuse() -> Context:
 
 
 def run(spec: WorkerSpec, folder: Path) -> None:
-    """Be this worker, or the one that it becomes, until told to stop; then end the process."""
+    """Run as this worker, or as the rank that the spare becomes, until stopped; then end the process."""
     if spec.is_spare:
         worker.run(stand_by(spec, folder), folder, is_prepared=True)
     else:

@@ -1,9 +1,9 @@
-"""The spares of one host as its agent sees them: how many are kept for which mesh, which are there, who is called.
+"""The spares of one host, in its agent: how many each mesh keeps, which ones run, and which one becomes a rank.
 
-keep -> missing -> (forked) -> started -> take -> called: it is a rank now
-                                       -> ended, or dismissed with its mesh
+    keep -> missing -> (forked) -> started -> take -> called: it is a rank now
+                                           -> ended, or dismissed with its mesh
 
-What the agent of a host does with its spares: calls them, ends them in time, and tells what became of them.
+The agent calls its spares, ends them in time, and reports their events.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from meshbook.runtime.telemetry.last_words import last_words, remove_files
 
 @dataclass
 class Spare:
-    """One spare from the asking to the end."""
+    """One spare, from the request to its end."""
 
     spec: WorkerSpec
-    call: int  # the writing end of what it waits at, until it is called or nobody needs it any more
+    call: int  # the write end of the FIFO it waits at, until it is called or no longer needed
     pid: int = 0
     is_dismissed: bool = False
     ended: threading.Event = field(default_factory=threading.Event)
@@ -46,9 +46,9 @@ class Spare:
         return self.spec.address.node
 
     def tell(self, word: bytes) -> None:
-        """The last word to it: that it is called, or none."""
-        # Two threads may come here at the same time: it ends by itself while its mesh is stopped. So it is taken away
-        # first, or the second one would close a descriptor that is somebody else's by then.
+        """Send the last message: the name of the node that it becomes, or empty to end it."""
+        # Two threads may call this at the same time: the spare ends by itself while its mesh is stopped. So the
+        # descriptor is cleared first; otherwise the second thread would close a number that is reused by then.
         call, self.call = self.call, -1
         if call >= 0:
             os.write(call, word)
@@ -59,29 +59,29 @@ class Spare:
 class MeshSpares:
     """The spares of one mesh."""
 
-    like: WorkerSpec  # what they are born with
+    like: WorkerSpec  # the spec that they are started with
     count: int
     spares: dict[str, Spare] = field(default_factory=dict)  # the oldest first
 
 
 class SpareTable:
-    """All spares of this host. A spare that ends before it is warm is not replaced: the next would end so, too."""
+    """All spares of this host. A spare that ends before it is warm is not replaced: the next would end likewise."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._lock = threading.Lock()  # guards these three
+        self._lock = threading.Lock()  # guards the three below
         self._stocks: dict[str, MeshSpares] = {}
-        self._by_pid: dict[int, Spare] = {}  # those that have been started and live, dismissed ones too
+        self._by_pid: dict[int, Spare] = {}  # those that have been started and run, dismissed ones too
         self._unstarted: dict[str, Spare] = {}  # those that were dismissed before they had been started
         self._numbers = itertools.count()
 
     def keep(self, like: WorkerSpec, count: int) -> None:
-        """From now on so many are wanted for the mesh of this birth."""
+        """Keep `count` spares for the mesh of this spec from now on."""
         with self._lock:
             self._stocks[like.world.mesh] = MeshSpares(like, count)
 
     def missing(self, mesh: str) -> list[WorkerSpec]:
-        """The births of those that are to be started now; they are known from here on."""
+        """Return the specs of the spares to start now, and register them."""
         with self._lock:
             stock = self._stocks.get(mesh)
             made = [self._make(stock.like) for _ in range(stock.count - len(stock.spares))] if stock is not None else []
@@ -94,12 +94,12 @@ class SpareTable:
         address = msgspec.structs.replace(like.address, node=node)
         path = call_file(self._folder, node)
         os.mkfifo(path, 0o600)
-        # Also for reading: else it could not be opened before the spare reads, nor without waiting.
+        # Open for reading, too: otherwise the open would fail or wait until the spare reads.
         call = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         return Spare(msgspec.structs.replace(like, address=address, is_spare=True), call)
 
     def started(self, node: str, pid: int) -> Spare | None:
-        """This one was forked; pid 0: it could not be."""
+        """Record that this spare was forked; pid 0: the fork failed."""
         with self._lock:
             spare = self._find(node) or self._unstarted.pop(node, None)
             if spare is not None and pid:
@@ -109,24 +109,25 @@ class SpareTable:
         return spare
 
     def find(self, pid: int) -> Spare | None:
-        """The spare that is this process."""
+        """Return the spare with this process id."""
         with self._lock:
             return self._by_pid.get(pid)
 
     def is_warm(self, spare: Spare) -> bool:
-        """Whether it waits."""
+        """Whether the spare waits to be called."""
         return bool(spare.pid) and not call_file(self._folder, spare.node).exists()
 
     def count(self, mesh: str) -> int:
-        """How many wait for this mesh."""
+        """Return how many warm spares wait for this mesh."""
         with self._lock:
             stock = self._stocks.get(mesh)
             return sum(map(self.is_warm, stock.spares.values())) if stock is not None else 0
 
     def take(self, spec: WorkerSpec) -> int:
-        """Let a warm one become this rank, which has not been asked for otherwise; its process id, 0 if there is none.
+        """Turn a warm spare into this rank, which must not have been requested otherwise. Return its pid, 0 if there is
+        none.
 
-        One that is not warm may never be: its bootstrap may fail, and the rank would be lost once more.
+        A spare that is not warm may never become so: if its bootstrap fails, the rank would be lost once more.
         """
         with self._lock:
             stock = self._stocks.get(spec.world.mesh)
@@ -139,7 +140,7 @@ class SpareTable:
         return spare.pid
 
     def _call(self, spare: Spare, spec: WorkerSpec) -> None:
-        for suffix in (".out", ".err"):  # what its bootstrap printed is that rank's
+        for suffix in (".out", ".err"):  # the output of its bootstrap becomes that rank's
             with contextlib.suppress(FileNotFoundError):
                 (self._folder / f"{spare.node}{suffix}").rename(self._folder / f"{spec.address.node}{suffix}")
         node = spec.address.node
@@ -148,14 +149,14 @@ class SpareTable:
         spare.tell(node.encode())
 
     def ended(self, spare: Spare) -> bool:
-        """Forget one that has ended unused; whether another is to be started."""
+        """Forget a spare that has ended unused; return whether to start another one."""
         was_warm = self.is_warm(spare)
         self._forget(spare)
         spare.ended.set()
         return was_warm
 
     def dismiss(self, meshes: Iterable[str]) -> list[Spare]:
-        """Let those of these meshes leave, and keep none any more; who has to."""
+        """End the spares of these meshes, and keep none any more. Return the spares that have to leave."""
         with self._lock:
             stocks = [self._stocks.pop(mesh) for mesh in meshes if mesh in self._stocks]
             spares = [spare for stock in stocks for spare in stock.spares.values()]
@@ -163,17 +164,17 @@ class SpareTable:
         for spare in spares:
             spare.is_dismissed = True
             spare.tell(b"")
-            if not spare.pid:  # it will find nothing to wait at
+            if not spare.pid:  # it will find no FIFO to wait at
                 call_file(self._folder, spare.node).unlink(missing_ok=True)
         return spares
 
     def meshes(self, owner: str = "") -> list[str]:
-        """For which meshes there are any: of all nodes, or of this one."""
+        """Return the meshes that have spares: of all owners, or of one."""
         with self._lock:
             return [mesh for mesh, stock in self._stocks.items() if owner in ("", stock.like.world.owner)]
 
     def lose_all(self, *, is_warm: bool) -> None:
-        """Forget the spares of the warm or of the plain fork server: it has ended, and they with it."""
+        """Forget the spares of the warm or of the plain fork server, which has ended together with them."""
         with self._lock:
             waiting = itertools.chain.from_iterable(stock.spares.values() for stock in self._stocks.values())
             known = [*self._by_pid.values(), *waiting, *self._unstarted.values()]
@@ -196,12 +197,12 @@ class SpareTable:
         remove_files(self._folder, spare.node)
 
 
-OnSpare = Callable[[Kind, str, Sequence[int], str], None]  # what happened to one of this mesh, and of which ranks
+OnSpare = Callable[[Kind, str, Sequence[int], str], None]  # event kind, mesh, ranks, text
 SendSignal = Callable[[int, int], None]
 
 
 class SpareManager:
-    """The spares of one host at work. `on_spare` hears what concerns their meshes."""
+    """Starts, calls and ends the spares of one host. `on_spare` receives the events about their meshes."""
 
     def __init__(self, folder: Path, settings: Settings, send_signal: SendSignal, on_spare: OnSpare) -> None:
         self._folder = folder
@@ -213,13 +214,13 @@ class SpareManager:
         self.meshes, self.lose_all = self._spares.meshes, self._spares.lose_all
 
     def take(self, spec: WorkerSpec) -> int:
-        """Let a warm one become this rank; its process id, 0 where there is none."""
+        """Turn a warm spare into this rank; return its process id, 0 if there is none."""
         if pid := self._spares.take(spec):
             self._on_spare("spare used", spec.world.mesh, [spec.rank], f"pid {pid}")
         return pid
 
     def started(self, started: Started) -> None:
-        """One was forked, or could not be."""
+        """Handle the result of forking a spare."""
         spare = self._spares.started(started.node, started.pid)
         if spare is not None and spare.is_dismissed and spare.pid:
             self._kill(spare)
@@ -227,7 +228,9 @@ class SpareManager:
             self._watch(self._kill_mute, spare)
 
     def exited(self, exited: Exited) -> str:
-        """One has ended, unused; the mesh that needs another one for it. One that was not warm would end so again."""
+        """Handle the end of an unused spare; return the mesh that needs a new one, or "". A spare that was not warm is
+        not replaced: the next would end likewise.
+        """
         spare = self._spares.find(exited.pid)
         if spare is None:
             return ""
@@ -240,15 +243,15 @@ class SpareManager:
         return mesh if was_warm else ""
 
     def dismiss(self, meshes: Iterable[str]) -> None:
-        """End those of these meshes, and keep none any more."""
+        """End the spares of these meshes, and keep none any more."""
         spares = self._spares.dismiss(meshes)
         for spare in spares:
-            if spare.pid and not self._spares.is_warm(spare):  # it would go on with its bootstrap, for nobody
+            if spare.pid and not self._spares.is_warm(spare):  # it would run its bootstrap to the end, without use
                 self._kill(spare)
         if spares:
             self._watch(self._kill_late, spares)
 
-    # -- those that do not do what they should ---------------------------------------
+    # -- spares that do not behave as expected ---------------------------------------
 
     def _kill_late(self, spares: Sequence[Spare]) -> None:
         end = time.monotonic() + self._settings.stop_timeout
@@ -257,7 +260,7 @@ class SpareManager:
                 self._kill(spare)
 
     def _kill_mute(self, spare: Spare) -> None:
-        """A command may run on without ever becoming a spare."""
+        """Kill a command that runs without becoming a spare in time."""
         if not spare.ended.wait(self._settings.launch_timeout) and is_left(self._folder, spare.node):
             self._kill(spare)
 

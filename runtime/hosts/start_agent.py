@@ -1,6 +1,6 @@
-"""The first code of the agent on the controller's host: it starts the warm fork server, then the agent proper.
+"""The first code of the agent on the controller's host: it starts the warm fork server, then the agent itself.
 
-It is run by its path, and imports nothing of meshbook at first: imports are most of what a start costs, and so those of
+It is run by its path, and imports nothing of meshbook at first. Imports are most of the start time; this way those of
 the agent and those of the fork server run at the same time.
 """
 
@@ -23,7 +23,7 @@ Started = tuple[subprocess.Popen[bytes], socket.socket]  # a fork server, and th
 
 
 def main() -> None:
-    """Read the agent's birth, the first line of standard input, and be that agent."""
+    """Read the agent's spec, the first line of standard input, and run as that agent."""
     said = b""
     while b"\n" not in said and (data := os.read(0, 65536)):
         said += data
@@ -33,8 +33,8 @@ def main() -> None:
     spec = json.loads(said.partition(b"\n")[0])
     is_warm = spec["is_warm"] and spec["settings"]["preload"]
     server = execute_forkserver(Path(spec["folder"], LOG), spec["settings"]["preload"]) if is_warm else None
-    gc.disable()  # as in the fork server: what is imported stays
-    # Weight: this import is what the fork server must not wait for.
+    gc.disable()  # as in the fork server: imported objects stay
+    # Weight: the fork server must not wait for this import.
     from meshbook.runtime.hosts import agent
 
     gc.freeze()
@@ -43,17 +43,17 @@ def main() -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove the folder of a run whose controller was killed before it had sent the agent's birth."""
-    # Weight: nobody waits for this one.
+    """Remove the folder of a run whose controller was killed before it had sent the agent's spec."""
+    # Weight: no other process waits for this import.
     from meshbook.runtime.hosts.launch import remove_if_unused
 
     end = time.monotonic() + REMOVAL_SECONDS
     while folder.exists() and not remove_if_unused(folder) and time.monotonic() < end:
-        time.sleep(0.01)  # a process that is killed closes its files one after the other, and may be at the lock yet
+        time.sleep(0.01)  # a killed process closes its files one after the other, and may still hold the lock
 
 
 def execute_forkserver(log_file: Path, preload: str) -> Started:
-    """Start a fork server as a new interpreter that imports these modules. Its log lies in the folder of the run."""
+    """Start a fork server as a new interpreter that imports these modules. Its log is in the folder of the run."""
     channel, theirs = socket.socketpair()
     with theirs, open(log_file, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
         process = subprocess.Popen(
@@ -72,10 +72,11 @@ def execute_forkserver(log_file: Path, preload: str) -> Started:
 
 
 def with_huge_pages(tunables: str) -> str:
-    """These tunables of the C library (glibc manual, 39.2), and huge pages for what it allocates.
+    """Return these tunables of the C library (glibc manual, 39.2) with huge pages for its allocations.
 
-    A fork copies the page tables of what torch left in memory, and its end frees them before the parent is notified:
-    huge pages are a third of that. A worker's own environment does not have it. What the user has said stays.
+    A fork copies the page tables of the memory that torch allocated, and its end frees them before the parent is
+    notified: huge pages cut that to a third. A worker's own environment does not have the tunable. A value set by the
+    user is kept.
     """
     known = tunables.split(":") if tunables else []
     return ":".join(known if any(HUGE in each for each in known) else [*known, f"{HUGE}=1"])

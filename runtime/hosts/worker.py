@@ -1,7 +1,7 @@
-"""A worker: the life of one process of a mesh, from its birth to its exit.
+"""A worker: one process of a mesh, from its start to its exit.
 
-The main thread runs what asks for it (cells: signals, CUDA and matplotlib want the main thread); one thread receives,
-one answers for the process while the main thread is busy, one sends the output.
+The main thread runs the work that needs it (cells: signals, CUDA and matplotlib require the main thread). One thread
+receives, one answers for the process while the main thread is busy, one sends the output.
 """
 
 from __future__ import annotations
@@ -64,18 +64,18 @@ NOWHERE = Extent((), ())
 
 
 def settle(spec: WorkerSpec) -> None:
-    """Make this interpreter the user's: their import path, no arguments, and a `__main__` that is none of ours."""
+    """Prepare the interpreter for user code: import path, empty arguments, and a fresh `__main__` module."""
     buffer_c_output_by_line()
     sys.path[:] = spec.search_path()
     sys.argv = [""]
-    # What users define in cells lives in `__main__`; that must not be the module of the fork server.
+    # Definitions in cells belong to `__main__`, which must not be the module of the fork server.
     sys.modules["__main__"] = types.ModuleType("__main__")
 
 
 def run(spec: WorkerSpec, folder: Path, *, is_prepared: bool = False) -> None:
-    """Be this worker until told to stop; then end the process. `is_prepared`: its bootstrap has run."""
-    # A segmentation fault leaves Python's stack on stderr, where the agent reads it. Of the thread at fault alone: the
-    # others would push it out of the last lines.
+    """Serve as this worker until it is stopped; then end the process. `is_prepared`: its bootstrap has run."""
+    # A segmentation fault writes Python's stack to stderr, which the agent reads. Only of the faulting thread: the
+    # other stacks would push it out of the last lines.
     faulthandler.enable(file=2, all_threads=False)
     begin_with(spec.world.settings)
     limit_threads(spec)
@@ -88,7 +88,7 @@ def run(spec: WorkerSpec, folder: Path, *, is_prepared: bool = False) -> None:
     capture = make_capture(node, spec, folder)
     node.take_place = functools.partial(move, node)
     heartbeat = Heartbeat(node, folder, spec.incarnation)
-    os.register_at_fork(after_in_child=node.signs.close)  # the page is of this process alone
+    os.register_at_fork(after_in_child=node.signs.close)  # the page belongs to this process only
     when_imported("torch", functools.partial(watch_torch, node))
     Prefix.install()
     Prefix.is_on = bool(spec.world.settings.extra.get("prefix_python_logs_with_actor", True))
@@ -98,7 +98,7 @@ def run(spec: WorkerSpec, folder: Path, *, is_prepared: bool = False) -> None:
     if ready:
         serve(node, spec, link)
     node.actors.release_all()
-    run_finalisers()  # they may still print, and call others
+    run_finalisers()  # they may still print and make calls
     capture.close()
     heartbeat.close()
     node.station.close(patience=0)  # the memory goes with the process
@@ -107,7 +107,7 @@ def run(spec: WorkerSpec, folder: Path, *, is_prepared: bool = False) -> None:
 
 
 def make_node(transport: Transport, spec: WorkerSpec) -> Node:
-    """The node of a worker, which knows whom it belongs to."""
+    """Return the node of a worker, with its controller, agent, and place."""
     world = spec.world
     node = Node(transport, world.run, world.settings, spec.incarnation)
     node.controller, node.place, node.places = world.controller, spec, places_of(spec)
@@ -120,7 +120,7 @@ def make_node(transport: Transport, spec: WorkerSpec) -> Node:
 
 
 def take_place(node: Node, spec: WorkerSpec) -> WorkerSpec:
-    """Be another rank, or the same of more, or of fewer: what this process finds out for itself is kept."""
+    """Give this process another rank, or the same rank of a resized mesh. Values that it determined itself are kept."""
     before: WorkerSpec = node.place
     world = msgspec.structs.replace(spec.world, rendezvous=before.world.rendezvous)
     place = msgspec.structs.replace(spec, world=world, told=before.told)
@@ -129,7 +129,7 @@ def take_place(node: Node, spec: WorkerSpec) -> WorkerSpec:
 
 
 def move(node: Node, spec: WorkerSpec) -> WorkerSpec:
-    """The same, with what others see of a process. Variables that were changed meanwhile stay."""
+    """As `take_place`, and update environment variables and output rank. Variables changed by user code are kept."""
     before, place = node.place, take_place(node, spec)
     for name, value in place.ranks().items():
         if os.environ.get(name) == before.ranks()[name]:
@@ -140,18 +140,18 @@ def move(node: Node, spec: WorkerSpec) -> WorkerSpec:
 
 
 def client_of(node: Node, spec: WorkerSpec) -> Context:
-    """Who runs in a worker outside of its actors: a bootstrap, a thread of the user's."""
+    """Return the context of code that runs in a worker outside of actors: a bootstrap, a thread of the user."""
     return Context(Instance("worker", "worker", NOWHERE.point(0), node, spec))
 
 
 def make_capture(node: Node, spec: WorkerSpec, folder: Path) -> Capture:
-    """Take over the output of this process, and send it to the controller."""
+    """Capture the output of this process, and send it to the controller."""
     target = [Target(node.controller, TELEMETRY)]
 
     def send(chunk: OutputChunk) -> None:
         node.calls.send(target, "output", ((chunk,), {}), NOWHERE, None)
 
-    # A character has four bytes at most; the rest is for what else is in the message.
+    # A character has at most four bytes; the rest is for the other fields of the message.
     size = max(1, min(CHUNK_CHARACTERS, node.settings.max_message_bytes // 8))
     place = spec.world.mesh, spec.rank, folder, spec.address.node
     capture = node.capture = Capture(send, *place, size, has_left=lambda: node.routes.have_left(node.controller))
@@ -162,7 +162,7 @@ def make_capture(node: Node, spec: WorkerSpec, folder: Path) -> Capture:
 
 
 def prepare(spec: WorkerSpec, folder: Path) -> bool:
-    """Run what the user wants to have run before any actor; whether it went well."""
+    """Run the user's bootstrap, before any actor; return whether it succeeded."""
     try:
         if spec.world.bootstrap:
             bootstrap(spec.world.bootstrap)
@@ -174,10 +174,10 @@ def prepare(spec: WorkerSpec, folder: Path) -> bool:
 
 
 def serve(node: Node, spec: WorkerSpec, link: DisturbedTransport | None = None) -> None:
-    """Serve actors until told to stop. `link` is what can be disturbed, where something can."""
+    """Serve actors until stopped. `link` is the transport that faults can be injected into, if there is one."""
     main = MainThread()
     node.run_on_main = main.submit
-    table_of(node)  # before two threads ask for it
+    table_of(node)  # created here, before two threads use it
     place = Extent(spec.world.labels, spec.world.sizes).point(spec.rank)
     process = node.actors.host(PROCESS, lambda: Process(node, main, link), rank=place, class_name="ProcessActor")
     process.start(lambda error: None)
@@ -196,10 +196,10 @@ async def _wait_for(made: Any) -> None:
 
 
 def limit_threads(spec: WorkerSpec) -> None:
-    """Share the cores among the workers of this mesh on this host; OMP_NUM_THREADS of the user's wins.
+    """Share the cores among the workers of this mesh on this host; the user's OMP_NUM_THREADS takes precedence.
 
     torch reads the variable when it is loaded, which may have been in the fork server; so its own call follows. Known
-    limit: numpy's OpenBLAS has no such call, and uses all cores where the fork server has loaded it.
+    limit: numpy's OpenBLAS has no such call, and uses all cores if the fork server has loaded it.
     """
     given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     sharers = 1 if spec.start.binding.has_own_cores else spec.local_size
@@ -217,7 +217,7 @@ def watch_torch(node: Node) -> None:
 
 
 class MainThread:
-    """The work of the main thread: one thing after the other, until there is no more."""
+    """The work queue of the main thread: it runs one function after the other until the queue is ended."""
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -228,7 +228,7 @@ class MainThread:
     def run(self) -> None:
         running = True
         while running:
-            with contextlib.suppress(KeyboardInterrupt):  # while idle, a SIGINT from outside is for nobody
+            with contextlib.suppress(KeyboardInterrupt):  # while idle, a SIGINT from outside is ignored
                 running = self._run_one()
 
     def _run_one(self) -> bool:
@@ -242,16 +242,16 @@ class MainThread:
 
 
 class Process(ProcessActor):
-    """The answers of this process."""
+    """The process actor of this worker."""
 
     def __init__(self, node: Node, main: MainThread, link: DisturbedTransport | None) -> None:
         self._node = node
         self._main = main
         self._link = link
         self._membership = GroupMembership()
-        self._master_port: str | None = None  # that was told later than at the birth
-        self._fences: set[str] = set()  # that have come
-        self._leaving: tuple[str, str] | None = None  # why it is to leave, and the fence that has not come
+        self._master_port: str | None = None  # set after the start of this worker
+        self._fences: set[str] = set()  # that have arrived
+        self._leaving: tuple[str, str] | None = None  # the reason, and the fence that has not arrived
 
     @endpoint
     def ready(self) -> int:
@@ -280,8 +280,8 @@ class Process(ProcessActor):
 
     def _leave(self, reason: str) -> None:
         self._node.is_leaving = True
-        # Every actor ends after the messages it has been sent; the last of them lets the main thread go. One that does
-        # not end in time is the agent's business.
+        # Every actor ends after the messages that it has been sent; the last one ends the main thread. The agent kills
+        # a worker whose actors do not end in time.
         targets = [Target(self._node.address, name) for name in self._node.actors.names() if name != PROCESS]
         if not targets:
             self._main.end()
@@ -313,7 +313,7 @@ class Process(ProcessActor):
 
     @endpoint(explicit_response_port=True)
     def join_group(self, port: Port[None], plan: GroupPlan) -> None:
-        # On a thread of its own: this one has to abort it where another rank does not come.
+        # On a thread of its own: this thread must be able to abort the join if another rank does not come.
         here = contextvars.copy_context()
         threading.Thread(target=here.run, args=(self._join, port, plan), name="meshbook group", daemon=True).start()
 

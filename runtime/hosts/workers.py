@@ -1,10 +1,10 @@
-"""The workers of one host: asked for, forked, watched, ended. Owned by the host agent.
+"""The workers of one host, from request to exit. Owned by the host agent.
 
     start -> request -> fork server -> Started ... Exited -> on_exit
 
 There are up to two fork servers: a warm one, which has imported `Settings.preload`, and a plain one, which has not. The
-births of a mesh say from which one its workers come (`MeshSpec.is_warm`). What concerns the fork servers happens on the
-agent's main thread (`serve`); they die with the thread that makes them.
+spec of a mesh selects the one that forks its workers (`MeshSpec.is_warm`). All code that deals with the fork servers
+runs on the agent's main thread (`serve`), because they die with the thread that makes them.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from meshbook.runtime.telemetry.unsent import read_remains
 from meshbook.runtime.wire.messages import Address
 
 OnExit = Callable[[ExitReport, list[Address], UnsentOutput | None], None]
-Ask = Callable[[Address, str, str], None]  # the worker, why, and the fence that it waits for
+Ask = Callable[[Address, str, str], None]  # the worker, the reason, and the fence that it waits for
 
 
 class Starter(Protocol):
-    """What starts workers and tells how they end: a fork server. `channel` can be read when it has something to say."""
+    """A fork server: it starts workers and reports their ends. `channel` is readable when it has answers."""
 
     channel: socket.socket
 
@@ -61,7 +61,7 @@ class Starter(Protocol):
 
 
 class Lifeline(Protocol):
-    """What an agent hears of whoever has the run. `descriptor` can be read when there is something; -1: nobody."""
+    """The agent's connection to the holder of the run. `descriptor` is readable when there is input; -1: no holder."""
 
     @property
     def descriptor(self) -> int: ...
@@ -71,19 +71,19 @@ class Lifeline(Protocol):
 
 @dataclass
 class Worker:
-    """One worker from the asking to the end."""
+    """One worker, from the request to its end."""
 
     address: Address
     owner: str
     settings: Settings  # of its mesh
-    command: str = ""  # that starts it; empty: it is forked
-    server: Starter | None = None  # that was asked for it
+    command: str = ""  # the command that starts it; empty: it is forked
+    server: Starter | None = None  # the fork server that received the request
     pid: int = 0
     stopping: str = ""
-    killed: bool = False  # by us
-    killer: str = ""  # who of us, in the user's words
-    trouble: str = ""  # why it was
-    peak: int = 0  # bytes of memory that it had at most, once it has ended
+    killed: bool = False  # by this agent
+    killer: str = ""  # on whose behalf, in the user's words
+    trouble: str = ""  # why it was killed
+    peak: int = 0  # peak memory in bytes, known once it has ended
     incarnation: int = 0
     mesh: str = ""
     local_rank: int = 0
@@ -94,11 +94,10 @@ class Worker:
 class Workers:
     """All workers of this host.
 
-    `ask_to_leave` sends a worker the message that ends it. `on_exit` is told of each end, with the addresses of those
-    that live on, and with the output that may not have been sent: O(workers) messages an end, fine for the hundreds
-    that one host has. `on_spare` is told what
-    becomes of spares. `servers` are the fork servers that run already, by whether each is warm; without any, `serve`
-    starts the warm one.
+    `ask_to_leave` sends a worker the message that ends it. `on_exit` is called at each end, with the addresses of the
+    remaining workers and with output that may not have been sent: O(workers) messages for each end, fine for the
+    hundreds that one host has. `on_spare` is called with events about spares. `servers` are the fork servers that
+    already run, keyed by whether they are warm; without any, `serve` starts the warm one.
     """
 
     def __init__(
@@ -115,7 +114,7 @@ class Workers:
         self._settings = settings
         self._ask_to_leave = ask_to_leave
         self._on_exit = on_exit
-        self._lock = threading.Lock()  # guards _by_node, _by_pid, and the life of each worker
+        self._lock = threading.Lock()  # guards _by_node, _by_pid, and the state of each worker
         self._by_node: dict[str, Worker] = {}
         self._by_pid: dict[int, Worker] = {}
         self._requests: queue.SimpleQueue[tuple[MeshSpec, Sequence[WorkerSpec]]] = queue.SimpleQueue()
@@ -126,10 +125,10 @@ class Workers:
         self._selector = selectors.DefaultSelector()
         self._finished = False
 
-    # -- from the host actor -------------------------------------------------
+    # -- calls of the host actor --------------------------------------------------
 
     def start(self, specs: Sequence[WorkerSpec]) -> None:
-        """Ask for these workers of one mesh; its fork server starts them once it has imported what they need."""
+        """Request these workers of one mesh; its fork server starts them once it has imported its modules."""
         workers = [_worker_of(spec) for spec in specs]
         with self._lock:
             self._by_node |= {worker.address.node: worker for worker in workers}
@@ -137,9 +136,9 @@ class Workers:
         self._ring()
 
     def stop(self, nodes: Iterable[str], reason: str, fence: str = "") -> list[Worker]:
-        """Ask these workers, and those that they own, to leave; kill who has not left by the time limit.
+        """Ask these workers, and those that they own, to leave; kill the ones that have not left by the time limit.
 
-        These themselves wait for the fence, if there is one. Returns all, also those that had been asked before.
+        The named workers first wait for the fence, if there is one. Returns all workers, including those asked before.
         """
         nodes = set(nodes)
         with self._lock:
@@ -147,7 +146,7 @@ class Workers:
             asked = [worker for worker in workers if not worker.stopping]
             for worker in asked:
                 worker.stopping = reason
-                worker.killed = worker.killed or not worker.pid  # at its birth: nothing of the user's runs in it
+                worker.killed = worker.killed or not worker.pid  # no process yet, so no user code runs in it
         for worker in asked:
             if worker.pid:
                 self._ask_to_leave(worker.address, reason, fence if worker.address.node in nodes else "")
@@ -160,7 +159,7 @@ class Workers:
         return workers
 
     def stop_owned_by(self, node: str) -> None:
-        """This process has ended, of this host or another: nobody needs any more what it owned here."""
+        """Stop what a process owned here; the process has ended, on this host or another."""
         with self._lock:
             owned = [name for name, worker in self._by_node.items() if worker.owner == node]
         if owned:
@@ -168,28 +167,28 @@ class Workers:
         self._reserve.dismiss(self._reserve.meshes(owner=node))  # also of a mesh whose ranks have all died
 
     def keep_spares(self, like: WorkerSpec, count: int) -> None:
-        """Keep so many processes waiting to become a rank of the mesh of this birth, until the mesh is stopped."""
+        """Keep `count` spare processes for the mesh of this spec, until the mesh is stopped."""
         self._reserve.keep(like, count)
         self._requests.put((like.world, []))
         self._ring()
 
     def count_spares(self, mesh: str) -> int:
-        """How many of them are warm."""
+        """Return how many of the mesh's spares are warm."""
         return self._reserve.count(mesh)
 
     def finish(self) -> None:
-        """Let `serve` return."""
+        """Make `serve` return."""
         self._finished = True
         self._ring()
 
     def look_at_line(self) -> None:
-        """The lifeline has another descriptor."""
+        """Make `serve` look at the lifeline's descriptor, which has changed."""
         self._ring()
 
     def signal(self, nodes: Iterable[str], number: int, sender: str = "") -> None:
-        """Send a signal to the process groups of these workers, so that what they started gets it too.
+        """Send a signal to the process groups of these workers, so that their child processes get it too.
 
-        Of one that is killed by it, it is told that the `sender` did so.
+        The exit report of a worker that this kills names `sender` as the killer.
         """
         with self._lock:
             for worker in filter(None, map(self._by_node.get, nodes)):
@@ -199,23 +198,23 @@ class Workers:
                     self._send_signal(worker.pid, number)
 
     def names(self) -> list[str]:
-        """The node ids of the workers that live, or are being born."""
+        """Return the node ids of the workers that run or are being started."""
         with self._lock:
             return list(self._by_node)
 
     def addresses(self) -> list[Address]:
-        """Where they are."""
+        """Return the addresses of the workers that run or are being started."""
         with self._lock:
             return [worker.address for worker in self._by_node.values()]
 
     def pid_of(self, node: str) -> int:
-        """The process of this worker; 0 where there is none."""
+        """Return the process id of this worker; 0 if it has none."""
         with self._lock:
             worker = self._by_node.get(node)
             return worker.pid if worker is not None else 0
 
     def living(self) -> list[LiveWorker]:
-        """Those that have a process."""
+        """Return the workers that have a process."""
         with self._lock:
             workers = [worker for worker in self._by_node.values() if worker.pid]
         return [
@@ -223,12 +222,12 @@ class Workers:
         ]
 
     def rendezvous_of(self, mesh: str) -> dict[str, str] | None:
-        """What the workers of this mesh were told of theirs; None where none lives."""
+        """Return the rendezvous of this mesh's workers; None if it has none here."""
         with self._lock:
             return next((worker.rendezvous for worker in self._by_node.values() if worker.mesh == mesh), None)
 
     def _with_owned(self, nodes: Iterable[str]) -> list[Worker]:
-        """These workers, whom they own, and so on."""
+        """Return these workers, the workers that they own, and so on."""
         found: dict[str, Worker] = {}
         names = set(nodes)
         while names:
@@ -238,7 +237,7 @@ class Workers:
         return list(found.values())
 
     def _ring(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # full of rings that the main thread has not heard yet
+        with contextlib.suppress(BlockingIOError):  # the pipe is full of wakeups that the main thread has not read yet
             os.write(self._ringer, b"!")
 
     def _watch(self, watch: Callable[..., None], *arguments: object) -> None:
@@ -252,11 +251,11 @@ class Workers:
                 self.signal([worker.address.node], signal.SIGKILL)
 
     def _seconds_of(self, worker: Worker) -> float:
-        """How long it may take to leave."""
+        """Return how many seconds the worker may take to leave."""
         return worker.settings.stop_timeout
 
     def _kill_mute(self, worker: Worker) -> None:
-        """A command may run on without ever becoming the worker that somebody waits for."""
+        """Kill a command that runs without becoming the worker in time."""
         node, seconds = worker.address.node, self._settings.launch_timeout
         if not worker.ended.wait(seconds) and is_left(self._folder, node):
             worker.trouble = f"it was not a worker after {seconds:g} s (MESHBOOK_LAUNCH_TIMEOUT): {worker.command}"
@@ -265,7 +264,7 @@ class Workers:
     # -- on the agent's main thread --------------------------------------------
 
     def serve(self, line: Lifeline) -> None:
-        """Run the fork servers and read their answers until the line is over; then end everything at once."""
+        """Run the fork servers and read their answers until the lifeline is over; then end everything at once."""
         watched = self._look_at(line, -1)
         self._selector.register(self._bell, selectors.EVENT_READ)
         for server in self._servers.values():
@@ -285,7 +284,7 @@ class Workers:
         self._kill_all()
 
     def _look_at(self, line: Lifeline, watched: int) -> int:
-        """Watch what is the line now, in the place of this descriptor."""
+        """Watch the lifeline's present descriptor instead of `watched`."""
         present = line.descriptor
         if present != watched:
             if watched >= 0:
@@ -316,7 +315,7 @@ class Workers:
             with self._lock:
                 workers = [self._by_node[spec.address.node] for spec in specs]
             try:
-                # A server that has ended is replaced only now: one that cannot start would be started for ever.
+                # Replace an ended server only on a request: one that cannot start would be restarted endlessly.
                 server = self._servers.get(world.is_warm) or self._start_server(is_warm=world.is_warm)
             except OSError as error:
                 self._end_all(workers, f"the fork server did not start: {error}")
@@ -352,7 +351,7 @@ class Workers:
             worker = self._by_node[node]
             worker.pid = pid
             self._by_pid[pid] = worker
-            if worker.killed:  # it was to end before it had begun
+            if worker.killed:  # it was to be killed before it had started
                 self._send_signal(pid, signal.SIGKILL)
         if worker.command:
             self._watch(self._kill_mute, worker)
@@ -360,7 +359,7 @@ class Workers:
     def _exited(self, server: Starter, exited: Exited) -> None:
         with self._lock:
             worker = self._by_pid.pop(exited.pid, None)
-            self._send_signal(exited.pid, signal.SIGKILL)  # what it started, and left behind
+            self._send_signal(exited.pid, signal.SIGKILL)  # the rest of its process group
         if worker is not None:
             worker.peak = exited.peak
             self._end(worker, exited.returncode, self._why_unborn(worker))
@@ -368,13 +367,13 @@ class Workers:
             self._fill_up(server, mesh)
 
     def _why_unborn(self, worker: Worker) -> str:
-        """Nothing for one that became a worker before it ended."""
+        """Return "" for a process that became a worker before it ended."""
         if worker.trouble or not is_left(self._folder, worker.address.node):
             return worker.trouble
         return f"it ended before it was a worker; its command: {worker.command}"
 
     def _server_ended(self, server: Starter) -> None:
-        """Report the workers of a fork server as ended: they die with it. Their own children come to this process."""
+        """Report the workers of a fork server as ended: they die with it. This process adopts their children."""
         trouble = server.why_ended()
         self._selector.unregister(server.channel)
         is_warm = self._servers.get(True) is server
@@ -406,10 +405,11 @@ class Workers:
             raised=find_traceback(self._folder, node),
         )
         drop_birth(self._folder, node)
-        place_file(self._folder, node).unlink(missing_ok=True)  # of one that was killed before it had taken it
+        # of a worker that was killed before it had read the file
+        place_file(self._folder, node).unlink(missing_ok=True)
         with self._lock:
             self._by_node.pop(node, None)
-            # One that is told to stop waits for what it owns.
+            # A worker that is stopping waits for the workers that it owns.
             others = [
                 other.address
                 for other in self._by_node.values()
@@ -419,7 +419,7 @@ class Workers:
         remove_files(self._folder, node)
         self._on_exit(report, others, remains)
         worker.ended.set()
-        self.stop_owned_by(node)  # only now: from here on nothing is started for one that has ended
+        self.stop_owned_by(node)  # last: from here on nothing is started for a worker that has ended
 
     def _why_killed(self, worker: Worker, returncode: int | None) -> str:
         if not returncode or worker.killed:
@@ -432,14 +432,14 @@ class Workers:
     def _kill_all(self) -> None:
         """Kill everything: the controller is gone."""
         for server in self._servers.values():
-            server.end()  # first, so that nothing is forked behind our back
+            server.end()  # first, so that it forks nothing more
         self._servers.clear()
         with self._lock:
             for pid in self._by_pid:
                 self._send_signal(pid, signal.SIGKILL)
         self._end_orphans()
 
-    # -- the operating system; `in_process` has none ------------------------------
+    # -- the operating system; `in_process` overrides these -----------------------
 
     def _make_server(self, *, is_warm: bool) -> Starter:
         return execute_server(self._folder, self._settings, is_warm=is_warm)
@@ -464,7 +464,7 @@ def _worker_of(spec: WorkerSpec) -> Worker:
 
 
 def _signal_group(pid: int, number: int) -> None:
-    # Between fork and setsid a worker has no group of its own yet; then the process itself is meant.
+    # Between fork and setsid a worker has no group of its own; then signal the process itself.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
         return
