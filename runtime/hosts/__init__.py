@@ -1,1 +1,1 @@
-"""Processes and where they come from: the session, the host agent, the fork server, the worker. See README.md."""
+"""Processes and their creation: the session, the host agent, the fork server, the worker. See README.md."""

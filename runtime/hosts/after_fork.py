@@ -1,7 +1,7 @@
-"""State that a fork copies from its server, and that a started process makes for itself: seeds, keys, cached settings.
+"""State that a forked process copies and a fresh process would make for itself: seeds, keys, cached settings.
 
-Nothing is needed for `random`, OpenSSL, `uuid` and the names that `tempfile` makes: these notice a fork. CUDA's
-generators are made where CUDA is first used, which is never in a fork server.
+Nothing is needed for `random`, OpenSSL, `uuid` and the names that `tempfile` makes: these detect a fork. CUDA's
+generators are made at the first use of CUDA, which never happens in a fork server.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import time
 
 
 def renew_process_state() -> None:
-    """Seed the generators of this new child, and drop what was derived from another environment or process.
+    """Seed the generators of this new child, and drop state derived from another environment or process.
 
-    Known limit: a generator that a preloaded module keeps for itself is the same in all children.
+    Known limit: a private generator of a preloaded module is the same in all children.
     """
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
         numpy_random.seed()

@@ -1,6 +1,6 @@
-"""Controllers: actors of which a whole run has one by a name, in the client's own process.
+"""Controllers: actors that exist once in a whole run, by name, in the client's own process.
 
-`get_or_spawn_controller` may be called by any actor of the run; an actor of the client's process keeps the list.
+Any actor of the run may call `get_or_spawn_controller`; an actor of the client's process keeps the list.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ CONTROLLERS = "controllers"  # the actor that every client hosts
 
 
 def get_or_spawn_controller(name: str, cls: type[A], *args: Any, **kwargs: Any) -> Future[A]:
-    """The one actor of this name in the whole run; whoever asks first lets it be made, in the client's process.
+    """Return the one actor of this name in the whole run. The first call makes it, in the client's process.
 
-    The others get the same one, whatever class and arguments they give. ValueError and TypeError as `spawn` has them.
-    The future raises an ActorError where the constructor failed, or the actor has died: it is not made again.
+    Other calls get the same actor, whatever class and arguments they give. ValueError and TypeError as `spawn` has
+    them. The future raises an ActorError if the constructor failed, or the actor has died: it is not made again.
     """
     check_class(cls, TAKEN)
     check_arguments(cls, args, kwargs)
@@ -36,7 +36,7 @@ def get_or_spawn_controller(name: str, cls: type[A], *args: Any, **kwargs: Any) 
 
 
 class Controllers(Actor):
-    """The list. Making one takes as long as its constructor; who asks for another does not wait for that."""
+    """The list of controllers. A constructor that is slow does not delay calls for other controllers."""
 
     def __init__(self) -> None:
         self._meshes: dict[str, ActorMesh] = {}
@@ -46,8 +46,8 @@ class Controllers(Actor):
     def get_or_spawn(
         self, port: Port[Any], name: str, cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Answer with the actor once it is constructed, or with how it failed."""
-        here = context()  # the answer goes out from the thread that settles the future, which is no actor's
+        """Answer with the actor once it is constructed, or with the failure of its construction."""
+        here = context()  # the thread that settles the future belongs to no actor, and the answer needs a context
 
         def answer() -> None:
             if (error := mesh.initialized.exception()) is not None:
@@ -73,6 +73,6 @@ class Controllers(Actor):
             port.send(mesh)
 
     def __supervise__(self, failure: MeshFailure) -> bool:
-        """A controller that has failed stays failed; whoever asks for it is told."""
+        """Record that a controller has failed. It stays failed; later calls get the error."""
         self._failed[failure.mesh_name] = failure.report()
         return True

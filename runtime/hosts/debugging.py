@@ -1,7 +1,7 @@
-"""The controller's side of `breakpoint()` in scripts: one rank at a time talks to a terminal.
+"""The controller's side of `breakpoint()` in scripts: one rank at a time is connected to a terminal.
 
-It is the terminal of `python -m meshbook debug` where that runs, else the script's own. Without either a rank that
-comes to a breakpoint gets an error that says so.
+It is the terminal of `python -m meshbook debug` where that runs, otherwise the script's own. Without either, a rank
+that reaches a breakpoint gets an error with that reason.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NO_TERMINAL = (
 
 
 class Console(Protocol):
-    """A person who is asked for commands."""
+    """A terminal at which a user enters commands."""
 
     def ask(self, text: str, prompt: str) -> str:
         """Show a text, and return the line that is entered. EOFError at the end of all input."""
@@ -71,7 +71,7 @@ class SecondTerminal:
 
 
 def open_console(root: Path) -> Console | None:
-    """The terminal to use now; None where there is none."""
+    """Return the terminal to use now; None if there is none."""
     door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         door.connect(str(root / DOOR))
@@ -82,7 +82,7 @@ def open_console(root: Path) -> Console | None:
 
 
 class ScriptDebugger:
-    """Answers the questions of ranks that stop, on a thread of its own, which runs once there is one."""
+    """Answers the prompts of stopped ranks, on a thread of its own, which starts with the first prompt."""
 
     def __init__(self, root: Callable[[], Path]) -> None:
         self._root = root  # of all runs
@@ -92,17 +92,17 @@ class ScriptDebugger:
         self._thread: threading.Thread | None = None
 
     def take(self, question: PromptQuestion, reply: Reply) -> None:
-        """Note a question; never waits."""
+        """Queue a prompt; never blocks."""
         self._questions.put((question, reply))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="meshbook debugger", daemon=True)
             self._thread.start()
 
     def withdraw(self, rank: int, number: int) -> None:
-        """Nothing to do: a rank waits for each of its answers."""
+        """Do nothing: a rank waits for each of its answers."""
 
     def stopped(self) -> list[tuple[str, int, str]]:
-        """The mesh, rank and place of each debugger that waits for a command."""
+        """Return the mesh, rank and place of each debugger that waits for a command."""
         waiting = [question for question, _ in list(self._waiting) if question.kind == "command"]
         return [(mesh_name(question.mesh), question.rank, question.place) for question in waiting]
 
@@ -121,7 +121,7 @@ class ScriptDebugger:
             self._console.close()
 
     def _gather(self, last: PromptQuestion | None) -> bool:
-        """Wait for a question, for a moment for one of the rank that was asked last; return whether to go on."""
+        """Wait for a prompt, up to `HOLD` for one of the last rank; return whether to continue."""
         while not any(_is_same(question, last) for question, _ in self._waiting):
             try:
                 item = self._questions.get(timeout=HOLD if self._waiting else None)
@@ -131,14 +131,14 @@ class ScriptDebugger:
                 return False
             if item[0].kind == "command":
                 self._waiting.append(item)
-            else:  # needs no person
+            else:  # needs no user input
                 item[1](self._admit(item[0]))
             if last is None and self._waiting:
                 return True
         return True
 
     def _admit(self, question: PromptQuestion) -> PromptAnswer:
-        """Say whether a rank may stop: where there is a terminal."""
+        """Answer whether a rank may stop: it may if there is a terminal."""
         if question.kind != "stop":
             return PromptAnswer("refused", "no cell runs that could ask for it")
         self._console = self._console or open_console(self._root())
@@ -151,7 +151,7 @@ class ScriptDebugger:
             prompt = f"[{mesh_name(question.mesh)} {question.rank} {question.place}] (Pdb) "
             return PromptAnswer("text", self._console.ask(question.prompt, prompt))
         except EOFError:
-            console, self._console = self._console, None  # the next one that stops looks for a terminal again
+            console, self._console = self._console, None  # the next rank that stops opens a terminal again
             console.close()
             return EOF
 
@@ -161,12 +161,12 @@ def _is_same(question: PromptQuestion, other: PromptQuestion | None) -> bool:
 
 
 def serve_terminal(root: Path, listening: Callable[[], object] = lambda: None) -> None:
-    """Be the second terminal of this user's scripts, until interrupted. RuntimeError where another one is."""
+    """Serve as the second terminal of this user's scripts, until interrupted. RuntimeError if another one runs."""
     path = root / DOOR
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         if probe.connect_ex(str(path)) == 0:
             raise RuntimeError("another terminal runs `python -m meshbook debug`")
-    path.unlink(missing_ok=True)  # of one that was killed
+    path.unlink(missing_ok=True)  # left by a terminal that was killed
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(path))
         listener.listen()

@@ -1,7 +1,7 @@
-"""The node that stands for a controller while a run is detached: it takes in what comes, and answers whoever asks.
+"""The node that replaces a controller while a run is detached: it records incoming messages and answers calls.
 
-It lives in the host agent's process under the controller's name. So to workers nothing changes: they print, their
-actors fail or end, and who calls an actor of the controller's hears at once that it is gone.
+It runs in the host agent's process under the controller's name. So nothing changes for workers: they print, and their
+actors fail or end. A caller of an actor of the controller receives at once the error that it is gone.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from meshbook.runtime.transport import Transport
 from meshbook.runtime.wire.frames import Buffer
 from meshbook.runtime.wire.messages import Address
 
-HOLD_SECONDS = 3.0  # that others have to say that they send no more; a kernel that is shut down has 5
+HOLD_SECONDS = 3.0  # time for peers to confirm that they send no more; a kernel that is shut down has 5
 
 
 class DetachedController(Node):
-    """Between two controllers of a run."""
+    """The node of a run between two controllers."""
 
     def __init__(self, transport: Transport, run: str, settings: Settings, incarnation: int, journal: Journal) -> None:
         super().__init__(transport, run, settings, incarnation, takes_over=True)
@@ -37,7 +37,7 @@ class DetachedController(Node):
         self.actors.host_inline(ROSTER, WorkerRegistry())
 
     def begin(self, peers: Sequence[Address]) -> None:
-        """Receive, and have these send what they have held."""
+        """Start receiving, and make these peers send the messages that they have held."""
         for peer in peers:
             self.routes.trust(peer)
         self.start()
@@ -48,7 +48,7 @@ class DetachedController(Node):
         self.dispatch.accept(frame)
 
     def leave(self) -> list[Address]:
-        """Make room for the next controller; who is there for it."""
+        """Close this node for the next controller; return the peers that are present."""
         peers = self.peers.known()
         wait_for_silence(self, peers)
         self.close()
@@ -56,19 +56,19 @@ class DetachedController(Node):
 
 
 class JournalOnly(Actor):
-    """In the place of telemetry: what it is told is in the journal."""
+    """Replaces the telemetry actor: its messages are in the journal."""
 
     @endpoint
     def happened(self, event: RunEvent) -> None:
-        """Nobody listens."""
+        """Do nothing: the journal has the event."""
 
     @endpoint
     def output(self, chunk: Chunk) -> None:
-        """Nobody listens."""
+        """Do nothing: the journal has the output."""
 
 
 def wait_for_silence(node: Node, peers: Sequence[Address]) -> None:
-    """Have these nodes send nothing here any more, and take in what they have sent."""
+    """Make these nodes stop sending to this one, and receive the messages that they have sent."""
     end = time.monotonic() + HOLD_SECONDS
     for held in node.peers.ask_to_hold(peers):
         try:

@@ -1,6 +1,6 @@
-"""Leaving a run to itself: what is the controller's is written down, and then it goes without ending anything.
+"""Detaching a run: save the controller's state, then leave without ending the run.
 
-others hold what they send -> what there is, into a file -> the node closes -> the agent is told, and stays
+peers hold their messages -> state saved to a file -> the node closes -> RunDetached to the agent, which stays
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ DAY = 24 * 3600.0
 
 
 class DetachError(MeshbookError):
-    """A run that cannot be left to itself, or taken over."""
+    """A run cannot be detached or attached to."""
 
 
 @dataclass(frozen=True)
 class ClientState:
-    """What somebody above the runtime leaves: its data, and the calls whose answers are wanted, with who owes each."""
+    """State of a client of the runtime: its data, and the calls whose answers are to be kept, with the node of each."""
 
     data: bytes = b""
     calls: dict[int, str] = field(default_factory=dict)
@@ -44,13 +44,13 @@ Contribute = Callable[[Session], ClientState]
 
 
 def nothing_more(session: Session) -> ClientState:
-    """Nobody has anything to leave but the runtime."""
+    """Return an empty state: only the runtime has state to save."""
     return ClientState()
 
 
 @dataclass(frozen=True)
 class ControllerState:
-    """What a controller leaves to the next one."""
+    """The state that a controller saves for the next one."""
 
     run: str
     settings: Settings
@@ -65,10 +65,10 @@ class ControllerState:
 
 
 def detach(session: Session, seconds: float, contribute: Contribute = nothing_more) -> RunDetached:
-    """Leave the run of this session to itself, for so many seconds at most; the session is over.
+    """Detach the run of this session, for `seconds` at most; the session is over.
 
-    Actors that live in this very process end, with what they own; calls from here that have not been answered fail.
-    Raises DetachError where that cannot be, ValueError for a time that is none. Then everything goes on as before.
+    Actors of this process end, together with the meshes that they own; unanswered calls from here fail. Raises
+    DetachError if the run cannot be detached, ValueError for an invalid time. The session then continues as before.
     """
     token = CURRENT.set(session.context)
     try:
@@ -109,7 +109,7 @@ def _detach(session: Session, seconds: float, contribute: Contribute) -> RunDeta
 
 
 def check(session: Session, seconds: float) -> None:
-    """Whether it can be detached."""
+    """Raise an error if the session cannot be detached."""
     if not (math.isfinite(seconds) and seconds > 0):
         raise ValueError(f"a run is detached for a number of seconds above zero, not for {seconds!r}")
     if not hasattr(os, "pidfd_open"):
@@ -123,17 +123,17 @@ def check(session: Session, seconds: float) -> None:
             f"this run has other hosts than this one ({', '.join(hosts)}), which end with this process: "
             "shut them down first"
         )
-    deeds_of(session.node)  # a mesh that is being healed says so now
+    deeds_of(session.node)  # raises now for a mesh that is being healed
 
 
 def _wait_until_up(session: Session) -> None:
-    """What is still being started has to have heard all that it was sent: nobody says it again."""
+    """Wait until processes that are starting have received all messages sent to them: these are not sent again."""
     seconds = session.settings.launch_timeout
     session.host.initialized.get(seconds)
     for owned_mesh in session.node.ledger.of(CLIENT):
-        # Who has said something is up; it need not answer now, when it may be stopped, or at work in C.
+        # A node with a known route is up. It need not answer now, since it may be stopped, or busy in C.
         if owned_mesh.are_processes and any(session.node.routes.find(node) is None for node in owned_mesh.ranks):
-            with contextlib.suppress(MeshbookError):  # one that has died is told of otherwise
+            with contextlib.suppress(MeshbookError):  # the death of a process is reported elsewhere
                 owned_mesh.handle().initialized.get(seconds)
 
 
@@ -154,7 +154,7 @@ def _gather(session: Session, part: ClientState) -> ControllerState:
 
 
 def load(data: bytes) -> ControllerState:
-    """What was left. DetachError where this process cannot read it."""
+    """Return the saved state. DetachError if this process cannot read it."""
     try:
         left: Any = pickle.loads(data)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""A fork server as its agent sees it: a process, a channel, a log. For the agent's main thread alone."""
+"""The agent's client of a fork server: a process, a channel, a log. For the agent's main thread only."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from meshbook.runtime.telemetry.last_words import last_lines
 
 _decode = msgspec.json.Decoder(Answer).decode
 PLAIN_LOG = "plain-forkserver.log"
-EXIT_SECONDS = 1.0  # what lies between its hanging up and its end
+EXIT_SECONDS = 1.0  # time between its closing of the channel and its end
 POLL_SECONDS = 0.002
 
 
 class ServerProcess(Protocol):
-    """What a `ForkServerClient` needs of its process: a `Popen`, or a `ForkedProcess`."""
+    """The methods that a `ForkServerClient` needs of its process: a `Popen`, or a `ForkedProcess`."""
 
     pid: int
 
@@ -46,7 +46,7 @@ class ForkedProcess:
         self._returncode: int | None = None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return its exit code as `Popen.wait` does. TimeoutExpired where it runs on."""
+        """Return its exit code as `Popen.wait` does. TimeoutExpired if it still runs."""
         end = None if timeout is None else time.monotonic() + timeout
         while (returncode := self._poll()) is None:
             if end is not None and time.monotonic() >= end:
@@ -65,7 +65,7 @@ class ForkedProcess:
         return self._returncode
 
     def kill(self) -> None:
-        if self._poll() is None:  # else the number may be that of another process
+        if self._poll() is None:  # otherwise the pid may belong to another process
             os.kill(self.pid, signal.SIGKILL)
 
 
@@ -77,9 +77,9 @@ class ForkServerClient:
         self.channel.setblocking(False)
         self._process = process
         self._log = log
-        self._log_lines = log_lines  # that a report of its end has
+        self._log_lines = log_lines  # of its log, in the report of its end
         self._rest = b""
-        self._unsent = bytearray()  # while it imports, it does not read
+        self._unsent = bytearray()  # needed because it does not read while it imports
 
     @property
     def pid(self) -> int:
@@ -87,13 +87,13 @@ class ForkServerClient:
 
     @property
     def events(self) -> int:
-        """What a selector should wait for on the channel."""
+        """The selector events to wait for on the channel."""
         return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
 
     def ask(self, specs: Iterable[WorkerSpec]) -> None:
-        """Request these workers, as far as the channel takes it at once; `send` sends the rest."""
+        """Request these workers, as far as the channel accepts data at once; `send` sends the rest."""
         for spec in specs:
-            # Not JSON: an environment may hold what is no UTF-8.
+            # Not JSON: an environment may hold values that are not UTF-8.
             self._unsent += binascii.b2a_base64(pickle.dumps(spec))
         self.send()
 
@@ -104,12 +104,12 @@ class ForkServerClient:
             except BlockingIOError:
                 return
             except OSError:
-                self._unsent.clear()  # it has ended, as `hear` will tell
+                self._unsent.clear()  # it has ended, which `hear` reports
                 return
             del self._unsent[:sent]
 
     def hear(self) -> list[Answer] | None:
-        """What it says; None once it has ended."""
+        """Return the answers that have arrived; None once the fork server has ended."""
         try:
             data = self.channel.recv(1 << 20)
         except BlockingIOError:
@@ -122,13 +122,13 @@ class ForkServerClient:
         return [_decode(line) for line in lines]
 
     def end(self) -> None:
-        """Kill it. Its children end with it, or come to us."""
+        """Kill the fork server. Its children end with it, or become children of this process."""
         self.channel.close()
         self._process.kill()
         self._process.wait()
 
     def why_ended(self) -> str:
-        """Once it hung up: its exit code and the end of its log."""
+        """Return the exit code and the end of the log, once the fork server has closed the channel."""
         try:
             code = self._process.wait(EXIT_SECONDS)
         except subprocess.TimeoutExpired:

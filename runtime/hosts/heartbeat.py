@@ -1,7 +1,7 @@
 """The heartbeat of a worker: the one thread that wakes while the worker is idle.
 
-Once a second, and a little less often while the worker is idle, it writes on the page what no other thread writes in
-time, and looks whether C code or a subprocess has written output.
+Once a second, and less often while the worker is idle, it writes the status page's fields that no other thread keeps up
+to date, and checks whether C code or a subprocess has written output.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_CHARACTERS = 100  # of a name
 
 
 class Heartbeat:
-    """Of this node, in the folder of its run; from now on until `close`."""
+    """The heartbeat of a node, in the folder of its run, from construction until `close`."""
 
     def __init__(self, node: Node, folder: Path, incarnation: int) -> None:
         self._node = node
@@ -36,7 +36,7 @@ class Heartbeat:
         self._thread.start()
 
     def close(self) -> None:
-        """No sign of life comes any more. Idempotent."""
+        """Stop the heartbeat. Idempotent."""
         self._closed = True
         self._changed.set()
         self._thread.join()
@@ -54,7 +54,7 @@ class Heartbeat:
     def _beat(self) -> None:
         try:
             self._tell()
-        except Exception:  # what cannot be told must not make a process look dead that lives
+        except Exception:  # a failed status must not make a live process look dead
             if not self._has_failed:
                 logger.exception("%s cannot tell what it is at", self._node.address.node)
             self._has_failed = True
@@ -62,12 +62,13 @@ class Heartbeat:
 
     def _tell(self) -> None:
         node = self._node
-        node.signs.collectives(len(node.recorder.open))  # two threads that tell of theirs may do so in the wrong order
+        # two threads that write their own counts may do so in the wrong order
+        node.signs.collectives(len(node.recorder.open))
         actors = tuple(
             (name[:MOST_CHARACTERS], queued, at[:MOST_CHARACTERS]) for name, queued, at in node.actors.loads()
         )
         node.signs.tick(ProcessWords(os.getpid(), actors, self._collective(), node.signs.pause), node.traffic())
 
     def _collective(self) -> str:
-        """The one that was begun first."""
+        """Return the open collective that began first."""
         return next((row[4] for row in list(self._node.recorder.open.values())), "")

@@ -1,7 +1,8 @@
-"""What came for a controller while there was none: written down, and read by whoever is the next.
+"""The journal of a detached run: messages for the absent controller, written to files and read by the next one.
 
-Output is most of it: of each process the newest is kept, and what is dropped is counted. Of the rest only that is kept
-which the next one cannot do without. Output is read first, since an answer comes after all output that it follows.
+Output is most of it: the newest output of each process is kept, and dropped output is counted. Of the other messages
+only those are kept that the next controller needs. Output is read first, since an answer comes after all output that it
+follows.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _LENGTH = struct.Struct("<Q")
 
 
 class Journal:
-    """For one thread, that of the node which receives. `wanted` are calls whose answers are kept: who owes each."""
+    """Writes messages; for the receiving thread of the node. `wanted`: calls whose answers are kept, with the node of
+    each.
+    """
 
     def __init__(self, folder: Path, wanted: dict[int, str], kept_bytes: int = KEPT_BYTES) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -45,19 +48,19 @@ class Journal:
 
     @property
     def dropped(self) -> dict[str, int]:
-        """By node: how many pieces of output are kept no more."""
+        """By node: the number of output chunks that were dropped."""
         return {node: output.dropped for node, output in self._outputs.items() if output.dropped}
 
     def note(self, frame: Buffer) -> None:
-        """Write down what has come, if it is to be kept."""
+        """Write a message if it is to be kept."""
         try:
             message, _ = unpack(frame)
         except RefusedMessage:
-            return  # as the node will tell
+            return  # the node reports it
         if isinstance(message, Call) and (message.actor, message.endpoint) == (TELEMETRY, "output"):
             self._output_of(message.sender).write(frame)
         elif self._is_kept(message):
-            with contextlib.suppress(OSError):  # a full disk: whoever attaches finds out that an answer is missing
+            with contextlib.suppress(OSError):  # a full disk: the next controller detects the missing answer
                 _write(self._messages, frame)
 
     def _is_kept(self, message: Any) -> bool:
@@ -75,14 +78,14 @@ class Journal:
         return self._outputs[sender]
 
     def close(self) -> None:
-        """Have all of it on the disk."""
+        """Close all files."""
         self._messages.close()
         for output in self._outputs.values():
             output.close()
 
 
 class _Output:
-    """That of one process: two files, of which the older one is dropped when the other is full."""
+    """The output of one process: two files; when the newer one is full, the older one is dropped."""
 
     def __init__(self, path: Path, kept_bytes: int) -> None:
         self._path, self._older = path, older(path)
@@ -112,7 +115,7 @@ class _Output:
 
 
 def older(path: Path) -> Path:
-    """Where what was written before is."""
+    """Return the path of the older file."""
     return path.with_name(f"{path.name}.older")
 
 
@@ -127,19 +130,19 @@ def _write(file: IO[bytes], frame: Buffer) -> None:
             if file.write(part) != len(part):
                 raise OSError("the disk is full")
     except OSError:
-        file.truncate(start)  # no half of a record: what comes later could not be read
+        file.truncate(start)  # no partial record: it would make later ones unreadable
         raise
 
 
 def read_output(folder: Path) -> Iterator[Buffer]:
-    """The frames of output, those of one process in order; last those of agents, which send it for ended processes."""
+    """Yield the frames of output, in order for each process; those of agents, sent for ended processes, come last."""
     for path in sorted(folder.glob("*.output"), key=lambda path: (path.name.startswith(AGENT), path)):
         yield from _read(older(path))
         yield from _read(path)
 
 
 def read_messages(folder: Path) -> Iterator[Buffer]:
-    """The frames of all else, in order."""
+    """Yield the frames of all other messages, in order."""
     return _read(folder / MESSAGES)
 
 

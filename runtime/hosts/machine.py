@@ -1,4 +1,4 @@
-"""What this machine has: GPUs, a free port. Asked without loading CUDA, which a parent of workers must not do."""
+"""Facts about this machine: GPUs, addresses, a free port. Never loads CUDA, which a parent of workers must not do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psutil
 
 
 def count_gpus() -> int:
-    """The number of NVIDIA GPUs that a worker would see: the driver's list, cut by CUDA_VISIBLE_DEVICES."""
+    """Return the number of NVIDIA GPUs visible to a worker: the driver's list, limited by CUDA_VISIBLE_DEVICES."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     present = _driver_gpus()
     if visible is None:
@@ -28,22 +28,22 @@ def _driver_gpus() -> int:
 
 
 def free_port(ip: str = "127.0.0.1") -> int:
-    """A TCP port that was free a moment ago at this address of ours."""
+    """Return a TCP port that was free a moment ago at this address of this machine."""
     with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as probe:
         probe.bind((ip, 0))
         return int(probe.getsockname()[1])
 
 
 def own_addresses() -> list[str]:
-    """The IPv4 addresses of this machine; that of the loopback alone where there is no other."""
+    """Return the IPv4 addresses of this machine; the loopback address only if there is no other."""
     entries = [entry.address for each in psutil.net_if_addrs().values() for entry in each if _is_ipv4(entry)]
     return [address for address in entries if not address.startswith("127.")] or ["127.0.0.1"]
 
 
 def address_towards(others: Sequence[str]) -> str:
-    """The address of this machine from which it reaches the first of these that it can reach. OSError where none.
+    """Return the address of this machine from which it reaches the first reachable one of these. OSError if none.
 
-    One that is its own as well (of a container's network, for example) counts only where there is no other.
+    An address that this machine has as well (of a container's network, for example) counts only if there is no other.
     """
     ways = [(own, other) for other in others if (own := _source_towards(other))]
     if not ways:
@@ -61,7 +61,7 @@ def _source_towards(other: str) -> str:
 
 
 def interface_of(ip: str) -> str:
-    """The name of the network interface that has this address; empty where none has."""
+    """Return the name of the network interface that has this address; empty if none has."""
     addresses = psutil.net_if_addrs()
     return next((name for name, entries in addresses.items() if any(entry.address == ip for entry in entries)), "")
 

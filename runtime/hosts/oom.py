@@ -1,7 +1,7 @@
-"""Whether a process was killed because memory ran out: what the kernel's log and the counters of its cgroup say.
+"""Detection of out-of-memory kills, from the kernel's log and the counters of the process's cgroup.
 
-The log names the process, but often only root may read it, and in a container it numbers processes otherwise. The
-counters can be read anywhere, and tell only that something of the group was killed.
+The log names the process, but often only root may read it, and in a container its process ids differ. The counters are
+readable anywhere, but show only that some process of the group was killed.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_INITIAL_NAMESPACE = 4026531836  # of process ids: there the kernel counts as we do (include/linux/proc_ns.h)
+# of process ids: there the kernel's pids are the same as here (include/linux/proc_ns.h)
+_INITIAL_NAMESPACE = 4026531836
 _KILLED = re.compile(r"(?P<what>(?:Memory cgroup )?[Oo]ut of memory): Killed process (?P<pid>\d+) .*")
 _PAGES = re.compile(r"(?:anon|file|shmem)-rss:(\d+)kB")
 _GROUP = re.compile(r"oom-kill:.*\boom_memcg=(?P<group>[^,]+),.*\bpid=(?P<pid>\d+)")
-_UNLIMITED = 1 << 60  # version 1 has a number near 2^63 for it
+_UNLIMITED = 1 << 60  # version 1 reports no limit as a number near 2^63
 ADVICE = "give it more, run fewer ranks on this host, or let each hold less"
 
 
 def counts_as_kernel() -> bool:
-    """Whether processes have the same numbers here as for the kernel and its drivers; in a container they have not."""
+    """Whether process ids here match those of the kernel and its drivers; in a container they do not."""
     try:
         return Path("/proc/self/ns/pid").stat().st_ino == _INITIAL_NAMESPACE
     except OSError:
@@ -31,15 +32,15 @@ def counts_as_kernel() -> bool:
 
 @dataclass(frozen=True)
 class OomKill:
-    """A process that the kernel killed for want of memory: what it had, and whose limit was reached."""
+    """A process that the kernel killed for lack of memory: its resident bytes, and the limit that was reached."""
 
     rss: int
-    in_group: bool = False  # a cgroup's; else it was the machine's memory
-    group: str = ""  # which; not always told
+    in_group: bool = False  # a cgroup's limit; otherwise the machine's memory
+    group: str = ""  # the cgroup, where known
 
 
 def find_kill(log: Sequence[str], pid: int) -> OomKill | None:
-    """What the kernel's log says of the end of this process, where it says that."""
+    """Return the kernel log's record of the kill of this process, or None."""
     groups = {int(match["pid"]): match["group"] for line in log if (match := _GROUP.search(line))}
     for line in reversed(log):
         if (match := _KILLED.search(line)) and int(match["pid"]) == pid:
@@ -60,17 +61,17 @@ class MemoryCgroups:
         return {folder: _read_kills(folder) for folder in self._folders}
 
     def killed(self) -> Path | None:
-        """The group in which processes were killed since this was asked before, the innermost."""
+        """Return the innermost group in which processes were killed since the last call, or None."""
         before, self._kills = self._kills, self._count()
         return next((folder for folder in self._folders if self._kills[folder] > before[folder]), None)
 
     def folder_of(self, name: str) -> Path:
-        """The folder of the group that the kernel's log calls so."""
+        """Return the folder of the group with this name in the kernel's log."""
         return self._top / name.strip("/")
 
 
 def _find_group(proc: Path, root: Path) -> tuple[Path, Path]:
-    """Where memory groups are, and which of them is this process's."""
+    """Return the root of the memory groups, and the group of this process."""
     lines = []
     with contextlib.suppress(OSError):
         lines = [line.split(":", 2) for line in (proc / "cgroup").read_text().splitlines()]
@@ -89,7 +90,7 @@ def _read_kills(folder: Path) -> int:
 
 
 def read_limit(folder: Path) -> int | None:
-    """How many bytes a group may use; None without a limit."""
+    """Return a group's limit in bytes; None without a limit."""
     for name in ("memory.max", "memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):  # "max"
             limit = int((folder / name).read_text())
@@ -98,7 +99,7 @@ def read_limit(folder: Path) -> int | None:
 
 
 class KernelLog:
-    """What the kernel logs from now on, as far as we may read it and it counts processes as we do."""
+    """The kernel's messages from now on, if they are readable and their process ids match those here."""
 
     def __init__(self, path: Path = Path("/dev/kmsg")) -> None:
         self._file = -1
@@ -106,15 +107,15 @@ class KernelLog:
             if counts_as_kernel():
                 self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
                 os.lseek(self._file, 0, os.SEEK_END)
-        self._recent: list[str] = []  # what was read on behalf of other processes
+        self._recent: list[str] = []  # read while other processes were looked up
 
     @property
     def is_there(self) -> bool:
-        """Whether it can be read."""
+        """Whether the log is readable."""
         return self._file >= 0
 
     def find_kill(self, pid: int) -> OomKill | None:
-        """What it says of the end of this process."""
+        """Return the log's record of the kill of this process, or None."""
         self._recent = [*self._recent, *self._read()][-100:]
         return find_kill(self._recent, pid)
 
@@ -122,7 +123,7 @@ class KernelLog:
         while self._file >= 0:
             try:
                 record = os.read(self._file, 8192)
-            except BrokenPipeError:  # older ones were overwritten meanwhile
+            except BrokenPipeError:  # older messages were overwritten meanwhile
                 continue
             except OSError:  # there are no more
                 return
@@ -137,14 +138,14 @@ class KernelLog:
 
 
 class OomDetector:
-    """Explains ends by SIGKILL that nobody of ours has sent."""
+    """Explains ends by SIGKILL that meshbook has not sent."""
 
     def __init__(self, log: KernelLog | None = None, groups: MemoryCgroups | None = None) -> None:
         self._log = log or KernelLog()
         self._groups = groups or MemoryCgroups()
 
     def explain(self, pid: int, peak: int) -> str:
-        """Why this process was killed, as far as that can be known; `peak` is the most memory that it had, in bytes."""
+        """Return the probable reason why this process was killed; `peak` is its peak memory in bytes."""
         kill, group = self._log.find_kill(pid), self._groups.killed()
         if kill is not None:
             limited = self._groups.folder_of(kill.group) if kill.group else group
@@ -177,5 +178,5 @@ def _format_limit(group: Path | None) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes as a person reads them."""
+    """Format a number of bytes."""
     return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.0f} MiB"

@@ -1,7 +1,7 @@
 """Profiles of workers from outside, by py-spy, which reads their memory and neither stops nor enters them.
 
-It is a process for each worker, started by the agent of its host. It ends when it is told to, when its worker does, and
-so with the agent, whose workers end with it.
+One py-spy process for each worker, started by the agent of its host. It ends on request or when its worker ends, and so
+with the agent, whose workers end with it.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.node.call_table import Target
 
 PROFILER = "profiler"  # the actor of every host agent
-MOST_SECONDS = 3600  # after which it ends by itself
-BEGINS_WITHIN = 5.0  # seconds until it has looked at the first stack; it takes 0.3
+MOST_SECONDS = 3600  # after which py-spy ends by itself
+BEGINS_WITHIN = 5.0  # seconds until the first sample is taken; it takes 0.3
 ENDS_WITHIN = 10.0
 _BEGUN = b"Sampling process"
 
 
 @dataclass
 class _ProfilerProcess:
-    """A process that profiles another one."""
+    """A py-spy process that profiles another process."""
 
     process: subprocess.Popen[bytes]
-    file: BinaryIO  # that it writes to; it has no name, so that none is left behind
+    file: BinaryIO  # its output file, which has no name, so that none is left behind
     said: bytes = b""
 
     def end(self) -> bytes:
-        """End it; what it has written, nothing where it could not."""
+        """End the process; return its output, empty if there is none."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGINT)
         try:
@@ -58,7 +58,7 @@ class _ProfilerProcess:
 
 
 class Profiler(Actor):
-    """Profiles the workers of its host. `pid_of` knows them by their nodes; 0 for one that is not there."""
+    """Profiles the workers of its host. `pid_of` returns the process id of a node, 0 if it has none."""
 
     def __init__(self, pid_of: Callable[[str], int]) -> None:
         self._pid_of = pid_of
@@ -66,7 +66,7 @@ class Profiler(Actor):
 
     @endpoint
     def begin(self, nodes: list[str], rate: int) -> dict[str, str]:
-        """Begin to profile these of them that run here: why that cannot be, or the empty string where it has begun."""
+        """Begin to profile those of these nodes that run here: return the error of each, or "" if it has begun."""
         pids = {node: pid for node in nodes if (pid := self._pid_of(node))}
         if (program := find_spy()) is None:
             return dict.fromkeys(pids, "py-spy is not installed (meshbook[debug] has it)")
@@ -77,13 +77,13 @@ class Profiler(Actor):
             if why[node]:
                 spy.end()
             else:
-                self._end([node])  # one of a profile that nobody has ended
+                self._end([node])  # an older profile that was never ended
                 self._spies[node] = spy
         return why
 
     @endpoint
     def end(self, nodes: list[str]) -> dict[str, bytes]:
-        """End these profiles: what py-spy has written of each, in the format of speedscope."""
+        """End these profiles; return py-spy's output of each, in the format of speedscope."""
         return self._end(nodes)
 
     def __cleanup__(self, error: BaseException | None) -> None:
@@ -93,7 +93,7 @@ class Profiler(Actor):
         known = {node: spy for node in nodes if (spy := self._spies.pop(node, None)) is not None}
         for spy in known.values():
             with contextlib.suppress(ProcessLookupError):
-                spy.process.send_signal(signal.SIGINT)  # all at once; each is waited for below
+                spy.process.send_signal(signal.SIGINT)  # all at once; the line below waits for each
         return {node: spy.end() for node, spy in known.items()}
 
 
@@ -114,7 +114,7 @@ def _start(program: str, pid: int, rate: int) -> _ProfilerProcess:
 
 
 def _wait_begun(spy: _ProfilerProcess, until: float) -> str:
-    """Until it says that it samples; else why it does not."""
+    """Wait until py-spy samples; return "" then, otherwise the error."""
     assert spy.process.stdout is not None
     with selectors.DefaultSelector() as selector:
         selector.register(spy.process.stdout, selectors.EVENT_READ)
@@ -135,18 +135,18 @@ def _why(said: bytes) -> str:
 
 
 def ask_profilers(procs: ProcMesh) -> ActorMesh:
-    """The profilers of the hosts of these processes."""
+    """Return the profilers on the hosts of these processes."""
     agents = procs.host_mesh._picked()
     everywhere = Extent(("hosts",), (len(agents),)).region
     return ActorMesh("profilers", Profiler, [Target(agent, PROFILER) for agent in agents], everywhere)
 
 
 def begin_spying(procs: ProcMesh, rate: int) -> list[Future[dict[str, str]]]:
-    """Let the hosts begin; a future for each, of why not, by node."""
+    """Begin to profile on all hosts; return a future for each host, of errors by node."""
     profilers = ask_profilers(procs)
     return list(profilers._call_each("begin", (([address.node for address in procs.nodes], rate), {})))
 
 
 def end_spying(procs: ProcMesh) -> list[Future[dict[str, bytes]]]:
-    """Let them end; a future for each host, of what was written, by node."""
+    """End the profiles on all hosts; return a future for each host, of the output by node."""
     return list(ask_profilers(procs)._call_each("end", (([address.node for address in procs.nodes],), {})))

@@ -1,6 +1,6 @@
-"""The other hosts of a run, as the agent of one sees them: the gateway, and who there is to be told what happens here.
+"""The other hosts of a run in the agent of one: the gateway to them, and the agents to notify of local events.
 
-What happens to a process is told by its own agent to all others, and by these to their workers.
+The agent of a process reports its events to all other agents, and these report them to their workers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class RemoteAgents:
-    """Owned by an agent. `end` ends this host: its controller is gone, or has given it up."""
+    """The other agents of a run. `end` ends this host: its controller is gone, or has dropped it."""
 
     def __init__(self, node: Node, home: Home) -> None:
         self._node = node
@@ -37,7 +37,7 @@ class RemoteAgents:
         self._gateway: Gateway | None = None
         self._agents: dict[str, Address] = {}  # by the prefix of their host
         self._is_away = home.prefix != home.first  # from the first host
-        self._linked: dict[str, Callable[[], None]] = {}  # to be told that the link to a host stands
+        self._linked: dict[str, Callable[[], None]] = {}  # by host: the callback for when its link is up
         self._errands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
     @property
@@ -51,24 +51,26 @@ class RemoteAgents:
 
     @property
     def refused(self) -> int:
-        """How often somebody was refused who wanted to connect from another host."""
+        """How often a connection from another host was refused."""
         return self._gateway.strangers.count if self._gateway is not None else 0
 
     def new_rendezvous(self) -> dict[str, str]:
-        """MASTER_ADDR and MASTER_PORT for a mesh whose first rank is here.
+        """Return MASTER_ADDR and MASTER_PORT for a mesh whose first rank is here.
 
-        Only here is it known which port is free on this machine. Not held until rank 0 binds it: a port taken in
-        between fails loudly there.
+        Only this host can find a free port of its own. The port is not held until rank 0 binds it: if another process
+        takes it in between, the bind fails with an error.
         """
         return {"MASTER_ADDR": self.ip, "MASTER_PORT": str(free_port(self.ip))}
 
     @property
     def ip(self) -> str:
-        """The IP address at which other hosts reach this one; of the first host, which they do not: its own."""
+        """The IP address at which other hosts reach this one; on the first host, which they do not reach so, its
+        loopback address.
+        """
         return ip_of(self._home.prefix) if self._is_away else "127.0.0.1"
 
     def ip_towards(self, node: Address) -> str:
-        """The IP address at which this node reaches us, wherever it is. OSError where there is no way."""
+        """Return the IP address at which this node reaches this host, from anywhere. OSError if there is no route."""
         if self._is_away or not self._home.is_elsewhere(node):
             return self.ip
         ip = ip_of(host_of(node))
@@ -79,12 +81,12 @@ class RemoteAgents:
 
     @property
     def network(self) -> dict[str, str]:
-        """The variables that tell torch's collectives which network to take, where there is a choice."""
+        """The variables that select the network of torch's collectives, if there is a choice."""
         name = interface_of(self.ip) if self._is_away else ""
         return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name} if name else {}
 
     def open(self, gateway: Gateway) -> None:
-        """From now on there may be other hosts."""
+        """Allow other hosts from now on."""
         self._gateway = gateway
         if self._is_away:
             self._agents[self._home.first] = Address(AGENT, f"{self._home.first}{AGENT}")
@@ -92,7 +94,7 @@ class RemoteAgents:
         gateway.start(self._home, self)
 
     def link(self, agent: Address, *, dial: bool, linked: Callable[[], None]) -> None:
-        """Have a link to the host of this agent; `linked` is called once it stands."""
+        """Link to the host of this agent; `linked` is called once the link is up."""
         assert self._gateway is not None
         host = host_of(agent)
         self._agents[host] = agent
@@ -101,23 +103,23 @@ class RemoteAgents:
         self._gateway.link(host, dial=dial)
 
     def lose(self, host: str, why: str) -> None:
-        """A host has left the run, or is lost."""
+        """Drop a host that has left the run or is lost."""
         self._agents.pop(host, None)
         if self._gateway is not None:
             self._gateway.give_up(host, why)
 
     def forget(self, report: ExitReport) -> None:
-        """A process of this host has ended."""
+        """Handle the end of a process of this host."""
         if self._gateway is not None:
             self._gateway.forget(report.node, report.incarnation)
 
     def note_end(self, report: ExitReport) -> None:
-        """A process of another host has ended."""
+        """Handle the end of a process of another host."""
         if self._gateway is not None and report.incarnation >= 0:
             self._gateway.close_stream(report.node, report.incarnation)
 
     def run(self, errand: Callable[[], None]) -> None:
-        """Do what may have to wait, one after the other, on a thread of its own."""
+        """Run functions that may block, one after the other, on a thread of their own."""
         self._errands.put(errand)
 
     def _run_errands(self) -> None:
@@ -125,15 +127,15 @@ class RemoteAgents:
             errand = self._errands.get()
             try:
                 errand()
-            except Exception:  # the next ones tell of deaths, and of hosts that are silent
+            except Exception:  # later errands report deaths, and hosts that are silent
                 logger.exception("an errand for other hosts could not be done")
 
     def close(self, why: str) -> None:
-        """This host leaves the run."""
+        """Leave the run: close the gateway."""
         if self._gateway is not None:
             self._gateway.close(why)
 
-    # -- from the gateway, on its thread ---------------------------------------------------
+    # -- calls of the gateway, on its thread -----------------------------------------------
 
     def attached(self, host: str) -> None:
         if (linked := self._linked.pop(host, None)) is not None:
@@ -160,6 +162,6 @@ class RemoteAgents:
         hint = f"its host ({describe(host_of(request.to))}) is no part of this run, or not any more"
         report = self._node.peers.report_of(node)
         if report is None and host_of(request.to) in self._agents:
-            return  # it is there again, as the sender is about to hear
+            return  # the host is back, and the sender is about to be notified
         report = report or ExitReport(node, 0, None, hint=hint)
         self.run(functools.partial(self._node.peers.announce_down, report, [request.sender]))

@@ -1,4 +1,4 @@
-"""Which processes of this host are of the run, as its agent sees them."""
+"""The agent's test of which processes of its host belong to the run."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from meshbook.runtime.memory.identity import ProcessMark
 
 
 class RunMembership:
-    """Of the run are: this process and all that came of it, and whoever holds the run's folder, as controllers do."""
+    """Tests for members of the run: this process, its descendants, and processes that hold the run's folder open."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._known: set[ProcessMark] = set()  # those that have ended are let go when there are many
+        self._known: set[ProcessMark] = set()  # cleared when it grows large; ended processes would stay otherwise
 
     def includes(self, mark: ProcessMark) -> bool:
-        """Whether this process is of the run. Safe from any thread."""
+        """Whether this process belongs to the run. For any thread."""
         if mark in self._known:
             return True
         if mark.has_ended:
-            return True  # whoever looks for its memory will find out
+            return True  # an ended process has no memory to protect; reading it fails later
         if not (_is_descendant(mark.pid, os.getpid()) or _holds(mark.pid, self._folder)):
             return False
         if len(self._known) > 10_000:
@@ -36,7 +36,7 @@ def _is_descendant(pid: int, of: int) -> bool:
 
 
 def _parent(pid: int) -> int:
-    """Of a process; 0 where that has ended."""
+    """Return the parent of a process; 0 if the process has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,7 +1,8 @@
-"""The first code of a worker that a command starts: `python .../runtime/hosts/entry.py`, with its birth in a file.
+"""The first code of a worker that a command starts: `python .../runtime/hosts/worker_entry.py`, with its spec in a
+file.
 
-Run by its path, not by `-m`: that would need the folder around meshbook on PYTHONPATH, and where meshbook is installed
-this folder holds all other packages of that interpreter, which another one must not see.
+Run by its path, not by `-m`. That would need the parent folder of meshbook on PYTHONPATH, and where meshbook is
+installed this folder holds all other packages of that interpreter, which must stay hidden from another interpreter.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ PACKAGE = HERE.parent.parent  # meshbook/, from meshbook/runtime/hosts
 
 
 def main() -> None:
-    """Become the worker whose birth MESHBOOK_BIRTH names, or exit with what is wrong with this interpreter."""
+    """Become the worker of the spec that MESHBOOK_BIRTH names, or exit with the fault of this interpreter."""
     if "MESHBOOK_BIRTH" not in os.environ:
         sys.exit(f"{__file__} is run by meshbook, as a worker: MESHBOOK_BIRTH is not set")
-    file = Path(os.environ.pop("MESHBOOK_BIRTH"))  # so that what this worker starts does not see it
+    file = Path(os.environ.pop("MESHBOOK_BIRTH"))  # removed, so that child processes of this worker do not inherit it
     if sys.path and Path(sys.path[0]).resolve() == HERE.resolve():
         del sys.path[0]  # where Python puts the folder of the script
     version, pickled = pickle.loads(file.read_bytes())
     check_version(version)
     try:
         import_from(PACKAGE)
-        # Only now is there such a package, and the one that the controller has.
+        # Only now can the package be imported, and it is the controller's version.
         from meshbook.runtime.hosts import spare_worker, worker
     except ImportError as error:
         sys.exit(
@@ -40,7 +41,7 @@ def main() -> None:
 
 
 def check_version(wanted: tuple[int, int]) -> None:
-    """Exit where functions of the controller could not run here: their byte code is made for one version."""
+    """Exit if functions of the controller could not run here: byte code is specific to one Python version."""
     here = tuple(sys.version_info[:2])
     if here != wanted:
         names = [".".join(map(str, version)) for version in (here, wanted)]

@@ -1,4 +1,4 @@
-"""Which workers live on which host agent, as the agents tell the controller: when an agent is lost, so are they."""
+"""The controller's registry of workers by host agent, reported by the agents: with an agent its workers are lost."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ ROSTER = "roster"  # the actor that a controller hosts for this
 
 
 class WorkerRegistry(Actor):
-    """Hosted inline: a birth is noted before anything can be heard of the newborn."""
+    """Hosted inline: a start is recorded before any message of the new worker is handled."""
 
     def __init__(self) -> None:
         self._agents: dict[str, str] = {}  # by worker
-        self.when_silent: Callable[[str, float, str], None] | None = None  # told on the receiving thread
+        self.when_silent: Callable[[str, float, str], None] | None = None  # called on the receiving thread
 
     @endpoint
     def born(self, agent: str, nodes: list[str]) -> None:
@@ -26,7 +26,7 @@ class WorkerRegistry(Actor):
 
     @endpoint
     def silent(self, host: str, seconds: float, by: str) -> None:
-        """Note that this agent has not heard the host with this prefix for so many seconds, and has given it up."""
+        """Note that this agent received nothing from the host with this prefix for `seconds`, and has dropped it."""
         if self.when_silent is not None:
             self.when_silent(host, seconds, by)
 
@@ -40,13 +40,13 @@ class WorkerRegistry(Actor):
         return dict(self._agents)
 
     def adopt(self, agents: dict[str, str]) -> None:
-        """Know what a controller before this one was told."""
+        """Add the registry of the previous controller."""
         self._agents |= agents
 
     def guests_of(self, agent: str) -> list[str]:
-        """The workers that live on this agent."""
+        """Return the workers of this agent."""
         return [node for node, host in items_of(self._agents) if host == agent]
 
     def workers(self) -> list[str]:
-        """All workers of the run that have not ended."""
+        """Return all workers of the run that have not ended."""
         return list(self._agents)

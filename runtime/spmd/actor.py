@@ -32,7 +32,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class AddrType(Enum):
-    """Which kind of address to give instead of a host's name."""
+    """The kind of address to use instead of a host's name."""
 
     IPv4 = "IPv4"
     IPv6 = "IPv6"
@@ -41,18 +41,18 @@ class AddrType(Enum):
 class SPMDActor(Actor):
     """One rank of an SPMD program: `procs.spawn("spmd", SPMDActor)`, then `main` on all of them.
 
-    The rank is that of the mesh which is called, so a slice is a world of its own. A script runs on the actor's thread;
-    one that sets signal handlers needs the main thread: `procs.spawn_on_main("spmd", SPMDActor)`.
+    The rank is the rank in the mesh that is called, so a slice is a world of its own. A script runs on the actor's
+    thread; a script that sets signal handlers needs the main thread: `procs.spawn_on_main("spmd", SPMDActor)`.
     """
 
     def __init__(self) -> None:
-        ignore_interrupts()  # where this is the main thread; a script hears them
+        ignore_interrupts()  # if this is the main thread; a running script receives them
 
     @endpoint
     def get_host_port(self, use_ipaddr: AddrType | str | None = None) -> tuple[str, int]:
-        """This host's name, or its address of that kind, and a TCP port that was free a moment ago.
+        """Return this host's name, or its address of that kind, and a TCP port that was free a moment ago.
 
-        OSError where the host has no such address.
+        OSError if the host has no such address.
         """
         return host_address(use_ipaddr), free_port()
 
@@ -60,8 +60,8 @@ class SPMDActor(Actor):
     def setup_env(self, master_addr: str, master_port: int, hosts: Sequence[int] | None = None) -> None:
         """Set the variables that torchrun sets (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, ...) in this process.
 
-        `hosts` is the host of each called rank, by any numbers; without it the dimensions of the hosts tell.
-        ValueError where they do not.
+        `hosts` is the host of each called rank, by any numbers; by default it is derived from the hosts' dimensions.
+        ValueError if that is not possible.
         """
         self._set_environment(master_addr, master_port, hosts)
 
@@ -71,7 +71,8 @@ class SPMDActor(Actor):
     ) -> bool:
         """Set the variables and run a script (`["train.py", "--lr", "1"]`) or a module (`["-m", "package.train"]`).
 
-        True once it has ended well. Raises what the script raises; ScriptExited where it exits with a code.
+        Returns True once it has ended without error. Raises the script's exception; ScriptExited if it exits with a
+        code.
         """
         self._set_environment(master_addr, master_port, hosts)
         try:
@@ -89,9 +90,10 @@ class SPMDActor(Actor):
 
     @endpoint
     def run_script(self, master_addr: str, master_port: int, script_args: Sequence[str]) -> EndRun:
-        """Like `main`, in a process that is the script's alone: its end is told and not raised, as a process's exit is.
+        """Run `main` in a process that belongs to the script: return how it ended, as an exit status, instead of
+        raising.
 
-        What Python prints of an uncaught exception is on stderr.
+        Python's report of an uncaught exception goes to stderr.
         """
         self._set_environment(master_addr, master_port, None)
         try:
@@ -125,9 +127,9 @@ def setup_torch_elastic_env(
 ) -> None:
     """Set torchrun's variables in all processes of a mesh or slice, so that `init_process_group()` works there.
 
-    Ranks are row-major over the mesh, from 0; local ranks count the processes of one host. What is not said of the
-    rendezvous comes from rank 0: a free port, and its host's name (or address: `use_ipaddr`), or the loopback address
-    where there is only one host.
+    Ranks are row-major over the mesh, from 0; local ranks count the processes of one host. Rank 0 provides the parts of
+    the rendezvous that are not given: a free port, and its host's name (or address: `use_ipaddr`), or the loopback
+    address if there is only one host.
     """
     setup = _Setup(proc_mesh, master_addr, master_port, use_ipaddr)
     try:
@@ -151,19 +153,19 @@ async def setup_torch_elastic_env_async(
 
 
 class _Setup:
-    """The two steps of a setup, for who waits by `get` and for who awaits."""
+    """The two steps of a setup, for callers that wait with `get` or with await."""
 
     def __init__(
         self, procs: ProcMesh, address: str | None, port: int | None, use_ipaddr: AddrType | str | None
     ) -> None:
         self._hosts = procs.host_ranks
         if address is None and use_ipaddr is None and len(set(self._hosts)) == 1:
-            address = LOOPBACK  # which is there whatever the network and the name service are like
+            address = LOOPBACK  # available whatever the network and the name service are like
         self._address, self._port, self._use_ipaddr = address, port, use_ipaddr
         self._actors = procs.spawn("spmd_env", SPMDActor)
 
     def ask(self) -> Future[tuple[str, int]]:
-        """Where rank 0 can be met; what was said by the user stands."""
+        """Get the address and port of rank 0; values given by the user take precedence."""
         mesh = cast(ActorMesh, self._actors)
         first = cast(SPMDActor, mesh.slice(**dict.fromkeys(mesh.extent.labels, 0)))
         return first.get_host_port.call_one(self._use_ipaddr)
@@ -178,7 +180,7 @@ class _Setup:
 
 
 def host_address(use_ipaddr: AddrType | str | None) -> str:
-    """The name of this host, or its first address of that kind; OSError where it has none."""
+    """Return the name of this host, or its first address of that kind; OSError if it has none."""
     name = socket.gethostname()
     if use_ipaddr is None:
         return name
@@ -191,7 +193,7 @@ def host_address(use_ipaddr: AddrType | str | None) -> str:
 
 
 def free_port() -> int:
-    """A TCP port that was free on all of this host's addresses a moment ago: the store at rank 0 listens on all."""
+    """Return a TCP port that was free on all of this host's addresses a moment ago: rank 0's store listens on all."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
@@ -202,6 +204,6 @@ def _rank() -> int:
 
 
 def _flush() -> None:
-    """What the script printed leaves before the answer does."""
+    """Send the script's output before the answer."""
     if (capture := context().actor_instance.node.capture) is not None:
         capture.flush()

@@ -1,6 +1,6 @@
-"""The environment that torchrun promises a script: who this rank is among the others, and where they meet.
+"""The environment that torchrun defines for a script: its rank, the world, and the rendezvous.
 
-Arithmetic over one list, `hosts`: for each rank, in rank order, the host that it runs on. No process is asked here.
+Arithmetic over one list, `hosts`: for each rank, in rank order, the host that it runs on. No process is called here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from meshbook.runtime.mesh.worker_specs import WorkerSpec, elastic_run
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where the ranks of one run meet, and the run's name, which is the same on all of them."""
+    """The address of the rendezvous of one run, and the run's name, which is the same on all ranks."""
 
     address: str
     port: int
@@ -23,7 +23,7 @@ class Rendezvous:
 
 
 def rank_environment(rank: int, hosts: Sequence[int], rendezvous: Rendezvous) -> dict[str, str]:
-    """The variables of `rank`, by the names of torchrun's documentation ("Environment Variables").
+    """Return the variables of `rank`, by the names of torchrun's documentation ("Environment Variables").
 
     Local ranks count the ranks of one host in rank order; groups are the hosts, in the order of their first rank.
     """
@@ -45,10 +45,10 @@ def rank_environment(rank: int, hosts: Sequence[int], rendezvous: Rendezvous) ->
 
 
 def hosts_of(extent: Extent, spec: WorkerSpec | None) -> tuple[int, ...]:
-    """The host of each rank of a called mesh, by the names of its dimensions: those of the hosts, and all others.
+    """Return the host of each rank of a called mesh, from the dimensions that are the hosts'.
 
-    `spec` is that of any of its processes; without one the mesh is a single process of the caller's. ValueError where
-    the hosts' dimensions have been renamed or flattened away, so that a host would have more ranks than processes.
+    `spec` belongs to any of its processes; without one the mesh is a single process of the caller. ValueError if the
+    hosts' dimensions have been renamed or flattened away, so that a host would have more ranks than processes.
     """
     if spec is None:
         return (0,) * extent.nelements
@@ -61,7 +61,7 @@ def hosts_of(extent: Extent, spec: WorkerSpec | None) -> tuple[int, ...]:
 
 
 def _host_labels(spec: WorkerSpec) -> set[str]:
-    """The dimensions before those that make up the processes of one host."""
+    """Return the dimensions before those that make up the processes of one host."""
     labels, sizes = spec.world.labels, spec.world.sizes
     count = next(count for count in range(len(sizes) + 1) if math.prod(sizes[count:]) == spec.local_size)
     return set(labels[:count])

@@ -1,4 +1,4 @@
-"""The output of all ranks on one terminal: line by line, each behind its rank, on the stream it was written to."""
+"""The output of all ranks on one terminal: line by line, prefixed with the rank, on the stream it was written to."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import TextIO
 
 from meshbook.runtime.telemetry.output import Chunk, OutputChunk, StreamName
 
-REDRAW_SECONDS = 1.0  # between two states of a progress bar, which would else be a line each
-LINE_CHARACTERS = 1 << 20  # of an unfinished line; then it is broken
-_ENDS = re.compile(r"(\r?\n|\r(?!\Z))")  # what follows a last \r may be its \n
+REDRAW_SECONDS = 1.0  # between two states of a progress bar, which would otherwise be a line each
+LINE_CHARACTERS = 1 << 20  # of an unfinished line; longer ones are broken
+_ENDS = re.compile(r"(\r?\n|\r(?!\Z))")  # a final \r may be followed by its \n
 
 
 class Prefixer:
-    """Makes lines of the pieces that ranks write. Pure; `now` are seconds of any clock that does not go back."""
+    """Makes lines of the chunks that ranks write. Pure; `now` is in seconds of any monotonic clock."""
 
     def __init__(self, size: int) -> None:
         self._width = len(str(size - 1))
-        self._open: dict[tuple[int, StreamName], str] = {}  # what has no end yet
+        self._open: dict[tuple[int, StreamName], str] = {}  # lines without an end yet
         self._redrawn: dict[tuple[int, StreamName], float] = {}
 
     def add(self, rank: int, stream: StreamName, text: str, now: float) -> list[str]:
-        """The lines that are complete with this piece; of what carriage returns overwrite, some is left out."""
+        """Return the lines that this chunk completes; some lines that carriage returns overwrite are left out."""
         key = (rank, stream)
         *pairs, rest = _ENDS.split(self._open.pop(key, "") + text)
         if len(rest) > LINE_CHARACTERS:
@@ -39,7 +39,7 @@ class Prefixer:
         ]
 
     def rest(self) -> list[tuple[StreamName, str]]:
-        """At the end: the lines that nothing completed, and their streams."""
+        """Return the unfinished lines at the end, and their streams."""
         left, self._open = sorted(self._open.items()), {}
         return [(stream, self._prefixed(rank, text.rstrip("\r"))) for (rank, stream), text in left]
 
@@ -54,9 +54,10 @@ class Prefixer:
 
 
 class Printer:
-    """Writes on a thread of its own: who receives must not wait for a pipe. Known limit: what waits has no bound.
+    """Prints output on a thread of its own: the receiving thread must not wait for a pipe. Known limit: no bound on the
+    queue.
 
-    `broken` is called, once, when nobody reads the output any more; the rest of it is dropped.
+    `broken` is called, once, when the output is no longer read; the rest of it is dropped.
     """
 
     def __init__(self, size: int, files: Mapping[StreamName, TextIO], broken: Callable[[], None]) -> None:
@@ -69,12 +70,12 @@ class Printer:
         self._thread.start()
 
     def take(self, chunk: Chunk) -> None:
-        """Note what a rank wrote, on any thread. Displays have no place here."""
+        """Queue the output of a rank; for any thread. Displays are ignored."""
         if isinstance(chunk, OutputChunk):
             self._waiting.put(chunk)
 
     def close(self) -> None:
-        """Write all that came, and the lines without an end."""
+        """Write all queued output, and the unfinished lines."""
         self._waiting.put(None)
         self._thread.join()
 

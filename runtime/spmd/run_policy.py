@@ -1,10 +1,10 @@
-"""The course of one run of a script on many ranks: told what happens, it says what to do. No clock and no process.
+"""The policy of one run of a script on many ranks: events in, actions out. No clock and no process.
 
     begin -> script_ended, process_ended ... -> actions -> is_over -> status
 
-A rank whose script went well leaves at once, as its process would under torchrun, so that others which still wait for
-it in a collective hear of it. Rank 0 leaves last: it holds the store at which the others meet. After a failure the
-others get a moment, for what they have to say about it, then SIGTERM, then SIGKILL.
+A rank whose script succeeded leaves at once, as its process would under torchrun, so that ranks that still wait for it
+in a collective get an error. Rank 0 leaves last: it holds the store of the rendezvous. After a failure the other ranks
+get a moment to report their own errors, then SIGTERM, then SIGKILL.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 MOMENT = 0.5  # between the first failure and SIGTERM
-INTERRUPT_SECONDS = 5.0  # between Ctrl-C and SIGTERM, which ends those too that are deaf in a collective
-TERM_SECONDS = 30.0  # between SIGTERM and SIGKILL: as long as torchrun gives them
+INTERRUPT_SECONDS = 5.0  # between Ctrl-C and SIGTERM, which also ends ranks that ignore SIGINT in a collective
+TERM_SECONDS = 30.0  # between SIGTERM and SIGKILL, as under torchrun
 
 
 @dataclass(frozen=True, slots=True)
 class EndRun:
-    """How a script ended on one rank: the exit status and, if that is not 0, why and where."""
+    """The end of a script on one rank: the exit status and, if that is not 0, the reason and the place."""
 
     code: int
     text: str = ""
@@ -48,39 +48,39 @@ Action = Dismiss | Signal
 
 
 class RunPolicy:
-    """One run. Times are seconds of any clock that does not go back."""
+    """One run. Times are in seconds of any monotonic clock."""
 
     def __init__(self, size: int) -> None:
         self.signal = 0  # the first one that the user sent
         self.endings: dict[int, EndRun] = {}  # by rank, in the order in which they came
-        self.stopped: set[int] = set()  # the ranks that we ended
+        self.stopped: set[int] = set()  # the ranks that this policy ended
         self.size = size
-        self._present = set(range(size))  # those whose process lives
+        self._present = set(range(size))  # those whose process runs
         self._working = set(range(size))  # those whose script has not ended
         self._dismissed: set[int] = set()
         self._begun = False
         self._is_stopping = False
         self._plan: list[tuple[float, int]] = []  # (when, signal), in order of time
 
-    # -- what happens ----------------------------------------------------------
+    # -- events ------------------------------------------------------------------
 
     def begin(self) -> bool:
-        """All ranks can be reached: whether the scripts are to start, for the user may want no more of it."""
+        """Note that all ranks are reachable; return whether to start the scripts: the user may have cancelled."""
         self._begun = not self._plan and not self._is_stopping
         return self._begun
 
     def script_ended(self, rank: int, ending: EndRun, now: float) -> None:
-        """A script has ended; its process is still there."""
+        """Handle the end of a script; its process still runs."""
         self._note(rank, ending, now)
 
     def process_ended(self, rank: int, ending: EndRun, now: float) -> None:
-        """A process has ended, whether or not its script had."""
+        """Handle the end of a process, whether or not its script had ended."""
         self._present.discard(rank)
         if rank in self._working or ending.code:
             self._note(rank, ending, now)
 
     def signalled(self, number: int, now: float) -> None:
-        """The user wants the run to end: SIGINT or SIGTERM to this process. The second time, at once."""
+        """Handle SIGINT or SIGTERM to this process: end the run; the second time, at once."""
         if self.signal or not self._begun:
             self._plan = [(now, signal.SIGKILL)]
         elif number == signal.SIGINT:
@@ -100,10 +100,10 @@ class RunPolicy:
             end = now + MOMENT
             self._plan = [(end, signal.SIGTERM), (end + TERM_SECONDS, signal.SIGKILL)]
 
-    # -- what to do --------------------------------------------------------------
+    # -- actions -----------------------------------------------------------------
 
     def actions(self, now: float) -> list[Action]:
-        """What to do now; each thing is said once."""
+        """Return the actions due now; each is returned once."""
         found: list[Action] = []
         while self._plan and self._plan[0][0] <= now:
             _, number = self._plan.pop(0)
@@ -120,13 +120,13 @@ class RunPolicy:
             return True
         if rank == 0:
             return self._present == {0}
-        # One that failed stays for the moment that the others have: its end would be an error to them, and they would
-        # tell of that.
+        # A failed rank stays for the moment that the others have: its end would be an error to them, which they would
+        # report.
         return not (self.endings[rank].code and self._working)
 
     @property
     def deadline(self) -> float | None:
-        """When to ask for actions again, if nothing happens before."""
+        """When to call `actions` again, if no event comes before."""
         return self._plan[0][0] if self._plan else None
 
     @property
@@ -134,17 +134,17 @@ class RunPolicy:
         """Whether all processes have ended."""
         return not self._present
 
-    # -- how it ended --------------------------------------------------------------
+    # -- results -------------------------------------------------------------------
 
     @property
     def failures(self) -> dict[int, EndRun]:
         """The ranks that failed by themselves: dead processes first, then in the order of time."""
         failed = [(rank, end) for rank, end in self.endings.items() if end.code and rank not in self.stopped]
-        return dict(sorted(failed, key=lambda pair: not pair[1].died))  # others may fall before a death is known
+        return dict(sorted(failed, key=lambda pair: not pair[1].died))  # other ranks may fail before a death is known
 
     @property
     def status(self) -> int:
-        """The exit status: 0, the code that all failed ranks share, or 1; after a signal what shells make of it."""
+        """The exit status: 0, the code that all failed ranks share, or 1; after a signal 128 plus its number."""
         if self.signal:
             return 128 + self.signal
         codes = {ending.code for ending in self.failures.values()}

@@ -1,6 +1,7 @@
-"""A script or a module as `__main__` of this process, as `python train.py` and `python -m package.train` run it.
+"""Runs a script or a module as `__main__` of this process, like `python train.py` and `python -m package.train`.
 
-On the main thread SIGINT is a KeyboardInterrupt in the script, and nothing anywhere else: it would break the runtime.
+On the main thread SIGINT raises KeyboardInterrupt in the script, and has no effect outside it, where it would break the
+runtime.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from typing import Any
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.spmd.run_policy import EndRun
 
-INTERRUPTED = 128 + signal.SIGINT  # the exit status of a shell for who ended by Ctrl-C
+INTERRUPTED = 128 + signal.SIGINT  # a shell's exit status after Ctrl-C
 TEXT_CHARACTERS = 500
-_RUNNERS = (runpy.__file__, "<frozen ")  # the files whose frames come between ours and the script's
+_RUNNERS = (runpy.__file__, "<frozen ")  # the files of the frames between this module's and the script's
 
 
 class ScriptExited(MeshbookError):
-    """A script left with `code`, which is not 0, on `rank`."""
+    """A script exited with `code`, which is not 0, on `rank`."""
 
     def __init__(self, message: str, rank: int, code: int) -> None:
         super().__init__(message)
@@ -41,10 +42,10 @@ class ScriptExited(MeshbookError):
 
 
 def run_as_main(arguments: Sequence[str]) -> None:
-    """Run `["train.py", "--lr", "1"]` or `["-m", "package.train", "--lr", "1"]`, and raise what it raises.
+    """Run `["train.py", "--lr", "1"]` or `["-m", "package.train", "--lr", "1"]`; raises the script's exceptions.
 
-    `__main__`, `sys.argv` and `sys.path[0]` are the script's, also afterwards: what it leaves running may need them.
-    ValueError where no script is named.
+    `__main__`, `sys.argv` and `sys.path[0]` are the script's, also afterwards: threads that it leaves behind may need
+    them. ValueError if no script is named.
     """
     is_module = list(arguments[:1]) == ["-m"]
     name, *rest = arguments[is_module:] or [""]
@@ -63,18 +64,18 @@ def _run_interruptibly(run: Callable[[], None]) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         run()
     finally:
-        signal.signal(signal.SIGINT, before)  # in place of the script's own handler, too
+        signal.signal(signal.SIGINT, before)  # replaces the script's own handler, too
 
 
 def ignore_interrupts() -> None:
-    """From now on SIGINT is for nobody in this process, where it is the main thread that says so."""
-    if threading.current_thread() is threading.main_thread():  # handlers are its alone
+    """Ignore SIGINT in this process from now on, if called on the main thread."""
+    if threading.current_thread() is threading.main_thread():  # only it can set handlers
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
 def main_restored() -> Iterator[None]:
-    """`__main__`, `sys.argv` and `sys.path` afterwards as before, for whoever else lives in this process."""
+    """Restore `__main__`, `sys.argv` and `sys.path` at the end, for other code in this process."""
     argv, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
     try:
         yield
@@ -91,27 +92,28 @@ def _run_file(name: str, rest: list[str]) -> None:
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__file__ = path
     main.__loader__ = SourceFileLoader("__main__", path)
-    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # our `from __future__` is not the script's
+    # without inheriting this file's `from __future__`
+    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
 
 
 def _run_module(name: str, rest: list[str]) -> None:
-    sys.argv = ["-m", *rest]  # runpy puts the module's file in its place
+    sys.argv = ["-m", *rest]  # runpy replaces `-m` by the module's file
     sys.path.insert(0, str(Path.cwd()))
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
-# -- how it ended ----------------------------------------------------------------
+# -- the end of a script ---------------------------------------------------------
 
 
 def exit_code(error: SystemExit) -> int:
-    """What a shell sees of it: 0 for none, 1 for a message, and of a number its last eight bits."""
+    """Return the exit status as a shell sees it: 0 for None, 1 for a message, and the last eight bits of a number."""
     if error.code is None:
         return 0
     return error.code & 0xFF if isinstance(error.code, int) else 1
 
 
 def explain_exit(error: SystemExit, name: str, rank: int) -> ScriptExited:
-    """The error for whoever called a script that left with a code."""
+    """Return the error for the caller of a script that exited with a code."""
     text = f"{name} exited with code {exit_code(error)} on rank {rank}"
     if not isinstance(error.code, int):
         text += f": {error.code}"
@@ -119,7 +121,7 @@ def explain_exit(error: SystemExit, name: str, rank: int) -> ScriptExited:
 
 
 def own_trace(error: BaseException) -> TracebackType | None:
-    """The traceback from the script's first frame on; None where it never ran."""
+    """Return the traceback from the script's first frame on; None if the script never ran."""
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     ours = max((place for place, file in enumerate(files, 1) if file == __file__), default=0)
     runners = itertools.takewhile(lambda file: file.startswith(_RUNNERS), files[ours:])
@@ -130,11 +132,11 @@ def own_trace(error: BaseException) -> TracebackType | None:
 
 
 def ending_of(error: BaseException) -> EndRun:
-    """How a script ended that raised this. What `python` would print of it is printed."""
+    """Return the end of a script that raised this error, and print what `python` would print of it."""
     if isinstance(error, SystemExit):
         return _ending_of_exit(error)
     if isinstance(error, KeyboardInterrupt):
-        # One that comes while the script falls by another error may find only us.
+        # An interrupt that comes while the script fails with another error may have no frame of the script.
         place = _place_of(error) or (_place_of(error.__context__) if error.__context__ is not None else "")
         return EndRun(INTERRUPTED, "KeyboardInterrupt", place, interrupted=True)
     error.__traceback__ = own_trace(error)
@@ -158,7 +160,7 @@ def _say(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:
-        return "<exception str() failed>"  # as a traceback has it
+        return "<exception str() failed>"  # as in a traceback
 
 
 def _cut(text: str) -> str:
@@ -167,7 +169,7 @@ def _cut(text: str) -> str:
 
 
 def _place_of(error: BaseException) -> str:
-    """The innermost line of the script's own folder, as `train.py:12 in step`."""
+    """Return the innermost line of the script's own folder, as `train.py:12 in step`."""
     frames = traceback.extract_tb(own_trace(error))
     folder = tuple(sys.path[:1])
     own = [each for each in frames if each.filename.startswith(folder) and "site-packages" not in each.filename]
