@@ -289,9 +289,7 @@ class Agent(HostActor):
         return [*self._workers.addresses(), *self._clients.addresses()]
 
     def _rendezvous_of(self, world: MeshSpec) -> dict[str, str]:
-        """Return the rendezvous of this mesh's running ranks, or a new one; on several hosts, from the first live
-        agent.
-        """
+        """Return the rendezvous of this mesh's running ranks, or a new one; on several hosts, the first live host's."""
         if len(world.agents) == 1:
             known = self._workers.rendezvous_of(world.mesh)
             return known if known is not None else self._others.new_rendezvous()

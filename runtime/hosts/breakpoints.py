@@ -37,9 +37,7 @@ class Breakpoints:
         self._numbers = itertools.count(1)
 
     def install(self) -> None:
-        """Replace `pdb.set_trace`; `breakpoint()` calls it by way of Python's own hook, which respects
-        PYTHONBREAKPOINT.
-        """
+        """Replace `pdb.set_trace`, which `breakpoint()` calls by Python's own hook; that respects PYTHONBREAKPOINT."""
         pdb.set_trace = self.set_trace
 
     def set_trace(self, *, header: str | None = None, commands: Sequence[str] = ()) -> None:

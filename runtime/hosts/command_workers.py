@@ -1,8 +1,8 @@
-"""Workers that are started by a command: the child of the fork server leaves its worker spec and executes the command.
+"""Workers that are started by a command: the fork server's child writes the spec to a file and executes the command.
 
-The process stays a child of the fork server, so its end is detected and reported like any other. The spec is passed in
-a file of the run's folder; its path is in the environment. Unlike a descriptor, it survives wrapper programs. While the
-file exists, no process has become that worker.
+The process stays a child of the fork server, so its end is detected and reported like any other. The path of the file,
+which is in the run's folder, is in the environment. Unlike a descriptor, it survives wrapper programs. While the file
+exists, no process has become that worker.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def _is_meant(run: Status, wanted: str) -> bool:
 
 
 def remark(settings: Settings | None = None) -> str:
-    """Return a reminder of the detached runs for the user; empty where there is none."""
+    """Return a reminder of the detached runs for the user; empty if there is none."""
     runs = [run for run in detached_runs(settings) if not run.held_by]
     if not runs:
         return ""

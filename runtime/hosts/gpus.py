@@ -80,8 +80,7 @@ def _bytes(told: int | None) -> float:
 
 
 class GpuWatch:
-    """Reads the GPUs on request, on a thread of its own: a driver in trouble may hang, and must not block other
-    threads.
+    """Reads the GPUs on request, on a separate thread: a driver in trouble may hang, and must block no other thread.
 
     If there is no driver, or NVML cannot be initialized, there is nothing to read. `close()` does not wait for NVML.
     """

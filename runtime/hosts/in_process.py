@@ -232,9 +232,7 @@ class ThreadStarter:
             self._answer(Started(spec.address.node, pid))
 
     def begin(self, pid: int) -> None:
-        """Start a worker once its agent has registered it: a thread would start faster than its agent handles the
-        answer.
-        """
+        """Start a worker once its agent has registered it: otherwise the thread would overtake the agent."""
         self._workers[pid].start()
 
     def _exited(self, pid: int, code: int) -> None:
@@ -322,16 +320,14 @@ class ThreadWorker:
         return True
 
     def end(self, code: int) -> None:
-        """Mark the worker as dead: it receives and sends nothing more. Running code continues without effect on the
-        run.
-        """
+        """Mark the worker as dead: it receives and sends nothing more. Code that runs continues without effect."""
         if self._ending.acquire(blocking=False):
             self._heartbeat.close()
             self._transport.close()
             self._exited(code)
 
     def close(self) -> None:
-        """Close the node of a dead worker: its pending calls fail."""
+        """In a forked child (multiprocessing): leave agent and folder to the parent, whose end they must detect."""
         self._node.close()
 
     def hear_of_the_end(self, others: Iterable[str]) -> None:

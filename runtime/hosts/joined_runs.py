@@ -109,7 +109,7 @@ class JoinedRun:
         node.close(lambda: SupervisionError(why))
 
     def leave(self) -> None:
-        """Stop the meshes and actors that this process has spawned in the run, and leave the rest alone. Idempotent."""
+        """Stop the meshes and actors that this process has spawned in the run; change nothing else. Idempotent."""
         if not self._leaving.acquire(blocking=False):
             return
         self._faults.close()
@@ -148,9 +148,7 @@ class PortRelays:
         self._numbers: dict[tuple[str, int], int] = {}
 
     def place(self, address: Address, number: int, *, once: bool) -> tuple[Address, int]:
-        """Return the address and number to which the run sends for this port. PickleError for a port of another
-        process.
-        """
+        """Return the address and number that the run uses for this port. PickleError for a port of another process."""
         own = client_context().actor_instance.node if process_run() else self._node
         if address not in (own.address, self._node.address):
             raise PickleError(f"a port of {address.node} cannot be sent to another run: open one in this process")
@@ -183,7 +181,7 @@ class _Joined:
 
     runs: dict[str, JoinedRun] = {}
     lock = threading.RLock()  # guards joining: two threads must not join the same run twice
-    registered = False  # of the exit handler
+    registered = False  # whether the exit handler is registered
 
 
 def join(run: str) -> Context:

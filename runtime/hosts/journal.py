@@ -33,9 +33,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 class Journal:
-    """Writes messages; for the receiving thread of the node. `wanted`: calls whose answers are kept, with the node of
-    each.
-    """
+    """Writes messages, on the node's receiving thread. `wanted`: calls whose answers to keep, with the node of each."""
 
     def __init__(self, folder: Path, wanted: dict[int, str], kept_bytes: int = KEPT_BYTES) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -1,5 +1,4 @@
-"""The lifeline between a host agent and its controller, and the socket of a detached run. Neither carries node
-messages.
+"""The lifeline between a host agent and its controller, and the socket at which a detached run can be attached to.
 
     controller ==== lifeline ====> agent      its end ends the run, except after a `RunDetached`
     attaching client -> the run's socket -> `Status`, or a new lifeline
@@ -152,7 +151,7 @@ class LineReader:
         return line
 
     def is_over(self) -> bool:
-        """Whether the lifeline has ended; for one that sends no further lines."""
+        """Whether the lifeline has ended; for a lifeline that carries no further lines."""
         return self.take() is None
 
     def forget(self, descriptor: int) -> None:

@@ -90,7 +90,7 @@ def _read_kills(folder: Path) -> int:
 
 
 def read_limit(folder: Path) -> int | None:
-    """Return a group's limit in bytes; None without a limit."""
+    """Run `main` in a process that belongs to the script: return how it ended, like a process's exit. Never raises."""
     for name in ("memory.max", "memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):  # "max"
             limit = int((folder / name).read_text())

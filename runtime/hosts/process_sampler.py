@@ -148,7 +148,7 @@ class _LastSample:
     tick: float = 0.0
     traffic: Traffic = (0, 0, 0, 0)
     rates: Sequence[float] = UNKNOWN_RATES
-    sign: float = -math.inf  # when its page last changed
+    sign: float = -math.inf  # the time of its last heartbeat
     words: bytes = b""  # the words that were sent last
 
 
@@ -323,7 +323,5 @@ def interval(pace: float, *, is_quiet: bool) -> float:
 
 
 def make_meter(host: str, folder: Path) -> ProcessSampler:
-    """Return the sampler of this machine. On the first host of a run `host` is empty, and the system's host name is
-    used.
-    """
+    """Return the sampler of this machine. `host` is empty on a run's first host, and means the system's host name."""
     return ProcessSampler(host or socket.gethostname(), StatusPageReader(folder), SystemProcesses())

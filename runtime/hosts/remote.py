@@ -202,9 +202,7 @@ class RemoteHosts:
         return f"host {host.name}: {what}{said}"
 
     def _link(self, hosts: Sequence[RemoteHost]) -> None:
-        """Link each of these hosts with every other host. The dialling side is called last: the other one expects it by
-        then.
-        """
+        """Link each of these hosts with every other host. Call the dialling side last: the other then expects it."""
         linked: list[tuple[RemoteHost, Future[Any]]] = []
         known = [host for host in self if host.address is not None]
         for host in hosts:
@@ -318,7 +316,7 @@ class RemoteHosts:
     # -- the end of the session ------------------------------------------------------------
 
     def begin_to_stop(self, reason: str) -> list[Future[Any]]:
-        """Ask all workers on these hosts to leave; return the futures of the answers."""
+        """Request all workers on these hosts to leave; return the futures of the answers."""
         self._closing = reason
         for host in self:
             if host.mesh is not None:

@@ -64,9 +64,7 @@ class RemoteAgents:
 
     @property
     def ip(self) -> str:
-        """The IP address at which other hosts reach this one; on the first host, which they do not reach so, its
-        loopback address.
-        """
+        """The IP address at which other hosts reach this one; on the first host, its loopback address."""
         return ip_of(self._home.prefix) if self._is_away else "127.0.0.1"
 
     def ip_towards(self, node: Address) -> str:

@@ -1,4 +1,4 @@
-"""The rendezvous of a mesh on several hosts, for torch.distributed: the first live agent provides it to all others."""
+"""The rendezvous of a mesh on several hosts, for torch.distributed: the agent of its first live host provides it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The lease of a run: its holder is the controller, an attached notebook, or none. Owned by the first host's agent.
 
     held --RunDetached, then end of the connection--> detached --attach--> offered --RunTaken--> held
-                                                         ^--- end of the connection before that ---'
+                                                      ^- end before that --'
 
 If the connection ends without RunDetached, the run ends. It also ends when it has been detached for too long.
 """

@@ -9,7 +9,7 @@ from meshbook.runtime.memory.identity import ProcessMark
 
 
 class RunMembership:
-    """Tests for members of the run: this process, its descendants, and processes that hold the run's folder open."""
+    """The members of a run: this process, its descendants, and all processes that hold the run's folder open."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -20,7 +20,7 @@ class RunMembership:
         if mark in self._known:
             return True
         if mark.has_ended:
-            return True  # an ended process has no memory to protect; reading it fails later
+            return True  # a later access to its memory detects the end
         if not (_is_descendant(mark.pid, os.getpid()) or _holds(mark.pid, self._folder)):
             return False
         if len(self._known) > 10_000:

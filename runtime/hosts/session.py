@@ -58,7 +58,7 @@ from meshbook.runtime.wire.messages import Address
 S = TypeVar("S", bound="Session")
 T = TypeVar("T")
 NOWHERE = Extent((), ())
-AGENT_LINES = 20  # of the agent's log in its report, if the settings ask for none of the workers'
+AGENT_LINES = 20  # lines of the agent's log in its report, if the settings ask for no lines of workers
 STOP_SECONDS = 1.0  # time for workers to leave by themselves when the controller exits
 
 
@@ -326,9 +326,7 @@ class Session:
             self._agent.stdin.close()
 
     def disown(self) -> None:
-        """In a forked child (multiprocessing): leave agent and folder to the parent. The child's copies would hide its
-        end.
-        """
+        """In a forked child (multiprocessing): leave agent and folder to the parent, whose end they must detect."""
         self._hang_up()
         self.remote.hang_up()
         self.folder.disown()
@@ -410,7 +408,7 @@ def replace_session(make: Callable[[], S]) -> S:
 
 
 def leave_session(leave: Callable[[Session], T]) -> T:
-    """Call `leave` with the session, and remove it from this process. RuntimeError where there is none."""
+    """Call `leave` with the session, and remove it from this process. RuntimeError if there is no session."""
     with _Current.lock:
         if _Current.session is None:
             raise RuntimeError("there is no session to detach: nothing was started from here")

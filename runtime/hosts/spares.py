@@ -124,8 +124,7 @@ class SpareTable:
             return sum(map(self.is_warm, stock.spares.values())) if stock is not None else 0
 
     def take(self, spec: WorkerSpec) -> int:
-        """Turn a warm spare into this rank, which must not have been requested otherwise. Return its pid, 0 if there is
-        none.
+        """Turn a warm spare into this rank, which must not be started otherwise. Return its pid, 0 if there is none.
 
         A spare that is not warm may never become so: if its bootstrap fails, the rank would be lost once more.
         """
@@ -228,8 +227,9 @@ class SpareManager:
             self._watch(self._kill_mute, spare)
 
     def exited(self, exited: Exited) -> str:
-        """Handle the end of an unused spare; return the mesh that needs a new one, or "". A spare that was not warm is
-        not replaced: the next would end likewise.
+        """Handle the end of an unused spare; return the mesh that needs a new one, or "".
+
+        A spare that was not warm is not replaced: the next would end likewise.
         """
         spare = self._spares.find(exited.pid)
         if spare is None:

@@ -1,5 +1,4 @@
-"""The first code of a worker that a command starts: `python .../runtime/hosts/worker_entry.py`, with its spec in a
-file.
+"""The first code of a worker that a command starts: `python .../worker_entry.py`, with its spec in a file.
 
 Run by its path, not by `-m`. That would need the parent folder of meshbook on PYTHONPATH, and where meshbook is
 installed this folder holds all other packages of that interpreter, which must stay hidden from another interpreter.

@@ -26,16 +26,14 @@ _LIBRARY = f"{Path(threading.__file__).parent}{os.sep}"  # of Python's standard 
 
 
 def spare_finalizers() -> None:
-    """In the fork server: exempt existing objects from finalization in the children (torch undoes 134 operator
-    libraries).
-    """
-    for finalizer in list(weakref.finalize._registry):  # there is no public list
+    """In the fork server: exempt existing objects from finalizers in children (torch undoes 134 operator libraries)."""
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # there is no public list
         finalizer.atexit = False
 
 
 def run_finalisers() -> None:
     """On the main thread: join threads, run the atexit hooks, then release the user's objects."""
-    threading._shutdown()  # as multiprocessing does
+    threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing does
     atexit._run_exitfuncs()
     # Daemon threads still run while the names they use disappear; their errors are noise.
     threading.excepthook = _ignore_thread_error

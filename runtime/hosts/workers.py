@@ -61,7 +61,7 @@ class Starter(Protocol):
 
 
 class Lifeline(Protocol):
-    """The agent's connection to the holder of the run. `descriptor` is readable when there is input; -1: no holder."""
+    """The agent's connection to the run's holder. `descriptor` is readable when there is input; -1 without a holder."""
 
     @property
     def descriptor(self) -> int: ...
@@ -136,9 +136,10 @@ class Workers:
         self._ring()
 
     def stop(self, nodes: Iterable[str], reason: str, fence: str = "") -> list[Worker]:
-        """Ask these workers, and those that they own, to leave; kill the ones that have not left by the time limit.
+        """Request these workers, and those that they own, to leave; kill those that have not left by the time limit.
 
-        The named workers first wait for the fence, if there is one. Returns all workers, including those asked before.
+        The named workers first wait for the fence, if there is one. Returns all workers, including those stopped
+        before.
         """
         nodes = set(nodes)
         with self._lock:

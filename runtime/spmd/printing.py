@@ -54,10 +54,10 @@ class Prefixer:
 
 
 class Printer:
-    """Prints output on a thread of its own: the receiving thread must not wait for a pipe. Known limit: no bound on the
-    queue.
+    """Prints output on a thread of its own: the receiving thread must not wait for a pipe.
 
-    `broken` is called, once, when the output is no longer read; the rest of it is dropped.
+    Known limit: the queue has no bound. `broken` is called, once, when the output is no longer read; the rest is
+    dropped.
     """
 
     def __init__(self, size: int, files: Mapping[StreamName, TextIO], broken: Callable[[], None]) -> None:

@@ -132,7 +132,7 @@ def own_trace(error: BaseException) -> TracebackType | None:
 
 
 def ending_of(error: BaseException) -> EndRun:
-    """Return the end of a script that raised this error, and print what `python` would print of it."""
+    """Return the end of a script that raised this error, and print the report that `python` would print."""
     if isinstance(error, SystemExit):
         return _ending_of_exit(error)
     if isinstance(error, KeyboardInterrupt):
