@@ -316,7 +316,7 @@ class RemoteHosts:
     # -- the end of the session ------------------------------------------------------------
 
     def begin_to_stop(self, reason: str) -> list[Future[Any]]:
-        """Request all workers on these hosts to leave; return the futures of the answers."""
+        """Stop all workers on these hosts; return the futures of the answers."""
         self._closing = reason
         for host in self:
             if host.mesh is not None:

@@ -136,7 +136,7 @@ class Workers:
         self._ring()
 
     def stop(self, nodes: Iterable[str], reason: str, fence: str = "") -> list[Worker]:
-        """Request these workers, and those that they own, to leave; kill those that have not left by the time limit.
+        """Stop these workers, and those that they own; kill those that have not left by the time limit.
 
         The named workers first wait for the fence, if there is one. Returns all workers, including those stopped
         before.
