@@ -68,7 +68,7 @@ class RemoteAgents:
         return ip_of(self._home.prefix) if self._is_away else "127.0.0.1"
 
     def ip_towards(self, node: Address) -> str:
-        """Return the IP address at which this node reaches this host, from anywhere. OSError if there is no route."""
+        """Return the IP address at which this node, on any host, reaches this host. OSError if there is no route."""
         if self._is_away or not self._home.is_elsewhere(node):
             return self.ip
         ip = ip_of(host_of(node))

@@ -1,6 +1,6 @@
 """A spare: a worker that has done all preparation that does not depend on its rank, and waits to be called.
 
-It reports that it is warm by removing the FIFO at which it waits. The name of a node in the FIFO is the rank that it
+It reports that it is warm by removing the FIFO at which it waits. Then it reads the node name of the rank that it
 becomes; the spec of that rank is in a file. End of file means that the spare is no longer needed. The agent's side is
 in `spares`.
 """

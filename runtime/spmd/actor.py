@@ -90,7 +90,7 @@ class SPMDActor(Actor):
 
     @endpoint
     def run_script(self, master_addr: str, master_port: int, script_args: Sequence[str]) -> EndRun:
-        """Run `main` in a process that belongs to the script: return how it ended, like a process's exit. Never raises.
+        """Run `main` in a process that belongs to the script: return how the script ended instead of raising.
 
         Python's report of an uncaught exception goes to stderr.
         """
