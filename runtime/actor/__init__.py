@@ -1,1 +1,1 @@
-"""What an actor's author uses: `Actor`, `@endpoint`, futures, value meshes, and who is running. Knows no node."""
+"""The API for authors of actors: `Actor`, `@endpoint`, futures, value meshes and contexts. It imports no node."""

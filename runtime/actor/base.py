@@ -1,4 +1,4 @@
-"""`Actor`: the class that users subclass, and the rules a class must meet before it is spawned."""
+"""`Actor`: the class that users subclass, and the checks of a class before it is spawned."""
 
 from __future__ import annotations
 
@@ -10,31 +10,37 @@ from meshbook.runtime.actor.endpoint import endpoints_of
 from meshbook.runtime.monarch_texts import MIXES_KINDS
 
 if TYPE_CHECKING:
-    # `spawn` gives a mesh that is typed as the actor's class, so type checkers look there for what a mesh offers.
+    # `spawn` returns a mesh that is typed as the actor's class, so type checkers look in that class for the mesh's
+    # attributes.
     from meshbook.runtime.actor.handle import Handle
 else:
     Handle = object
 
-# Hooks that run between the endpoints, and so have to be of their kind.
+# Hooks that run between endpoints, so they must be of the same kind (sync or async).
 HOOKS = ("__cleanup__", "__restore__")
 
 
 class Actor(Handle):
-    """An object that lives in one process of a mesh and is reached by messages, one at a time.
+    """An object in one process of a mesh. It receives messages and handles them one at a time.
 
-    Mark methods with `@endpoint`; spawn it with `procs.spawn(name, Class, *args)`. The constructor runs in the worker,
-    before the first message. A class whose endpoints are `async def` runs on an event loop of its own, else on a
-    thread of its own. Endpoints that are marked with `@concurrent_endpoint` overlap.
+    Mark methods with `@endpoint` and create the actors with `procs.spawn(name, Class, *args)`. The constructor runs in
+    the worker, before the first message. A class whose endpoints are `async def` runs on its own event loop, any other
+    class on its own thread. Endpoints marked with `@concurrent_endpoint` overlap.
 
-    `class A(Actor, mixed=True)` may have both kinds: its sync methods run on the actor's own thread, the async ones on
-    a loop beside it, which they never block. It is still one message at a time.
+    `class A(Actor, mixed=True)` may have both kinds of endpoints. Its sync methods run on the actor's own thread, the
+    async ones on an event loop beside it, which the sync methods never block. The actor still handles one message at a
+    time.
 
-    What it may define: `__supervise__(failure)` is told of each failed rank of the meshes that this actor has spawned,
-    and answers whether that is handled; else the actor fails with them. `__cleanup__(error)` is called once at the end,
-    with the error or None. `_handle_undeliverable_message(envelope)` is told of messages that could not be delivered.
-    `__restore__()` is called after the constructor where a mesh was healed: this actor takes the place of one that was
-    lost. `__cleanup__` and `__restore__` are `async def` where the endpoints are, unless the class is mixed. The other
-    two may be of either kind.
+    Hooks that a subclass may define:
+
+    - `__supervise__(failure)` is called for each failed rank of the meshes that this actor has spawned. A true result
+    means that the failure is handled; otherwise this actor fails too.
+    - `__cleanup__(error)` is called once when the actor ends, with the error or None.
+    - `__restore__()` is called after the constructor when a mesh is healed: this actor replaces one that was lost.
+    - `_handle_undeliverable_message(envelope)` is called for each message that could not be delivered.
+
+    `__cleanup__` and `__restore__` must be `async def` if the endpoints are, unless the class is mixed. The other two
+    may be sync or async.
     """
 
     _is_mixed = False
@@ -46,22 +52,22 @@ class Actor(Handle):
 
     @property
     def logger(self) -> logging.Logger:
-        """The logger of the actor's module. Its messages begin with the actor, as all do that an actor logs."""
+        """The logger of the actor's module. As in all log records of an actor, messages begin with the actor's name."""
         return logging.getLogger(type(self).__module__)
 
 
 def is_async(cls: type) -> bool:
-    """Whether the actors of this class run on an event loop."""
+    """Return whether actors of this class run on an event loop."""
     return any(method.is_async for method in endpoints_of(cls).values())
 
 
 def is_mixed(cls: type) -> bool:
-    """Whether its sync endpoints run on a thread beside the loop of the others."""
+    """Return whether the sync endpoints of this class run on a thread beside the event loop of the async ones."""
     return bool(getattr(cls, "_is_mixed", False)) and is_async(cls)
 
 
 def check_class(cls: Any, taken: frozenset[str]) -> None:
-    """ValueError where a class cannot be spawned as an actor; `taken` names what an actor mesh already offers."""
+    """Raise ValueError if a class cannot be spawned as an actor; `taken`: the attribute names of every actor mesh."""
     if not (inspect.isclass(cls) and issubclass(cls, Actor)):
         hint = ": spawn takes the class, and makes the instances itself" if isinstance(cls, Actor) else ""
         raise ValueError(f"{cls!r} is not a subclass of Actor{hint}")
@@ -82,7 +88,10 @@ def check_class(cls: Any, taken: frozenset[str]) -> None:
 
 
 def _check_hooks(cls: type[Actor]) -> None:
-    """ValueError for a hook of another kind than the endpoints: nobody would await it, or it would block the loop."""
+    """Raise ValueError for a hook of another kind than the endpoints.
+
+    An async hook would never be awaited; a sync hook would block the event loop.
+    """
     if is_mixed(cls):
         return
     ours, theirs, wanted = ("sync", "async", "an async def") if is_async(cls) else ("async", "sync", "a plain def")
@@ -96,18 +105,19 @@ def _check_hooks(cls: type[Actor]) -> None:
 
 
 def check_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """TypeError where the arguments do not fit the constructor."""
+    """Raise TypeError if the arguments do not fit the constructor."""
     try:
         inspect.signature(cls).bind(*args, **kwargs)
     except TypeError as error:
         signature = inspect.signature(cls).replace(return_annotation=inspect.Signature.empty)
         raise TypeError(f"{cls.__qualname__}{signature}: {error}") from None
     except ValueError:
-        pass  # a constructor written in C has no signature to check against
+        # Constructors written in C may have no signature to check against.
+        pass
 
 
 def constructor_takes(cls: type, name: str) -> bool:
-    """Whether the constructor has a parameter of this name, takes any, or has none that could be read."""
+    """Return whether the constructor accepts a keyword argument of this name; True if its signature cannot be read."""
     try:
         parameters = inspect.signature(cls).parameters
     except ValueError:

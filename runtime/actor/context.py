@@ -1,6 +1,7 @@
-"""Who is running: `context()`, `current_rank()`, `current_size()`. One context per message, held in a ContextVar.
+"""`context()`, `current_rank()`, `current_size()`: the actor and message that run here.
 
-The only module-level state is the door at the bottom: how a process that is no actor gets its client.
+Each message has one context, held in a ContextVar. The only module-level state is `_Door` at the end: it defines how a
+process that is not an actor gets its client context.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ EMPTY = Extent((), ())
 
 
 class Control(Protocol):
-    """What an instance asks of whatever hosts it."""
+    """The operations that an `Instance` needs from the object that hosts it."""
 
     def stop_itself(self, reason: str) -> None: ...
     def abort_itself(self, reason: str) -> None: ...
@@ -27,20 +28,21 @@ class Control(Protocol):
 
 
 class Waiter(Protocol):
-    """An actor that handles one message, and no other while that one waits for an answer."""
+    """An actor that handles a message, and no other message while that one waits for an answer."""
 
     def begin_wait(self, future: Future[Any], *, blocking: bool, bounded: bool) -> bool:
-        """Whether it is the message itself that waits, and not a thread or task that it started.
+        """Return whether the message itself waits, rather than a thread or task that it started.
 
-        DeadlockError where the answer can never come. `blocking`: its event loop, too; `bounded`: with a time limit.
+        Raises DeadlockError if the answer can never arrive. `blocking`: the wait blocks the event loop as well;
+        `bounded`: the wait has a time limit.
         """
 
     def end_wait(self) -> None:
-        """After a `begin_wait` that was true; asyncio.CancelledError where the message was cancelled meanwhile."""
+        """End a wait for which `begin_wait` returned True. Raises asyncio.CancelledError if the message was cancelled."""
 
 
 class Instance:
-    """An actor as it sees itself: its name, its rank in the mesh it was spawned on, and the node that hosts it."""
+    """An actor's view of itself: its name, its rank in the mesh that was spawned, and the node that hosts it."""
 
     __slots__ = ("class_name", "control", "creator", "key", "name", "node", "rank", "spec")
 
@@ -57,41 +59,42 @@ class Instance:
         self.name = name_of(key)
         self.class_name = class_name
         self.rank = rank
-        self.node = node  # None for the creator of an actor, where that lives in another process
-        self.spec = spec  # the place of this process: its mesh, rank and host (runtime.mesh.Birth), None for a client
-        self.creator = creator  # the actor that spawned this one, None for what the client spawned
+        self.node = node  # None for a creator that lives in another process
+        # The place of this process: its mesh, rank and host (a `runtime.mesh` WorkerSpec). None in a client.
+        self.spec = spec
+        self.creator = creator  # the actor that spawned this one; None if the client spawned it
         self.control: Control | None = None
 
     @property
     def actor_id(self) -> str:
-        """Unique in the run: the node, and the actor's name in it."""
+        """The id of this actor, unique in the run: the node, and the actor's name on that node."""
         return f"{self.proc_id}/{self.key}"
 
     @property
     def proc_id(self) -> str:
-        """The name of the process that it lives in."""
+        """The name of the process that hosts this actor."""
         return self.node.address.node if self.node is not None else ""
 
     @property
     def proc(self) -> Any:
-        """The process that it lives in, as a ProcMesh without dimensions."""
+        """The process that hosts this actor, as a ProcMesh without dimensions."""
         return self.node.places.proc()
 
     @property
     def proc_mesh(self) -> Any:
-        """The processes among which its own is one: a ProcMesh; in a client that of its own process alone."""
+        """The ProcMesh that this actor's process belongs to; in a client, a ProcMesh of its own process only."""
         return self.node.places.proc_mesh()
 
     def stop(self, reason: str = "stopped by itself") -> None:
-        """End this actor after the messages that it has been sent so far."""
+        """End this actor after the messages that were already sent to it."""
         self._controlled().stop_itself(reason)
 
     def abort(self, reason: str | None = None) -> None:
-        """Let this actor fail: what it is doing ends without an answer, and its owner is told the reason."""
+        """Fail this actor: its current message ends without an answer, and its owner receives the reason."""
         self._controlled().abort_itself(reason or NO_REASON)
 
     def kill(self, reason: str | None = None) -> None:
-        """The same without `__cleanup__`."""
+        """Fail this actor like `abort`, but skip `__cleanup__`."""
         self._controlled().kill_itself(reason or NO_REASON)
 
     def _controlled(self) -> Control:
@@ -107,18 +110,18 @@ class Instance:
 
 
 def format_actor(class_name: str, name: str, rank: Point) -> str:
-    """`<module.Class name{'gpus': 1/2}>`, without a point where the mesh has no dimensions."""
+    """Return `<module.Class name{'gpus': 1/2}>`, without the point if the mesh has no dimensions."""
     return f"<{class_name} {name}{rank if len(rank) else ''}>"
 
 
 def name_of(key: str) -> str:
-    """The name that the user gave an actor: `trainer` of `trainer-3@controller`, which is unique in its process."""
+    """Return the name that the user gave an actor: `trainer` for the key `trainer-3@controller`."""
     unique, mark, _ = key.rpartition("@")
     return unique.rpartition("-")[0] if mark else key
 
 
 def spawner_of(key: str) -> str:
-    """The node that spawned an actor: `controller` of `trainer-3@controller`; empty for an actor of the runtime."""
+    """Return the node that spawned an actor: `controller` for `trainer-3@controller`; "" for actors of the runtime."""
     return key.rpartition("@")[2] if "@" in key else ""
 
 
@@ -135,24 +138,25 @@ class Context:
         waiter: Waiter | None = None,
     ) -> None:
         self.actor_instance = instance
-        self.origin = origin  # the execution (a notebook cell) on whose behalf this runs: output is routed by it
-        self.waiter = waiter  # who is kept from other messages while this one waits
+        # The execution (of a notebook cell) that this code belongs to; output is routed by it.
+        self.origin = origin
+        self.waiter = waiter  # the actor that handles no other message while this one waits
         self._place = place
         self._point: Point | None = None
 
     def waited_by(self, waiter: Waiter) -> Context:
-        """The same, with somebody else who is told of the waits."""
+        """Return the same context with another waiter, which is notified of waits."""
         return Context(self.actor_instance, self._place, self.origin, waiter)
 
     @property
     def message_rank(self) -> Point:
-        if self._point is None:  # made on demand: most endpoints never ask
+        if self._point is None:  # created on demand: most endpoints never read it
             rank, labels, sizes = self._place
             self._point = Extent(labels, sizes).point(rank)
         return self._point
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function as if from this message."""
+        """Call a function in the context of this message."""
         token = CURRENT.set(self)
         try:
             return function(*arguments)
@@ -164,37 +168,37 @@ CURRENT: ContextVar[Context | None] = ContextVar("meshbook_context", default=Non
 
 
 def context() -> Context:
-    """The context of the message that is being handled; in a client (a script, a notebook) that of the client itself.
+    """Return the context of the current message; in a client (a script, a notebook), the context of that client.
 
-    The first use in a client starts its runtime.
+    The first call in a client starts its runtime.
     """
     found = CURRENT.get()
     return found if found is not None else client_context()
 
 
 def current_rank() -> Point:
-    """This actor's point within the mesh that the current message was sent to; the empty point in a client."""
+    """Return this actor's point in the mesh that the current message was sent to; the empty point in a client."""
     found = CURRENT.get()
     return found.message_rank if found is not None else EMPTY.point(0)
 
 
 def current_size() -> dict[str, int]:
-    """The sizes, by dimension, of the mesh that the current message was sent to; empty in a client."""
+    """Return the sizes, by dimension, of the mesh that the current message was sent to; empty in a client."""
     return dict(current_rank().extent)
 
 
 def current_actor_name() -> str:
-    """Who runs here, in full: the actors above it, its class, name and rank, as in the messages of its `logger`."""
+    """Return the full name of the current actor: the actors above it, its class, name and rank, as in its logs."""
     return str(context().actor_instance)
 
 
 def current_origin() -> str:
-    """The execution on whose behalf this code runs, or the empty string."""
+    """Return the execution that this code belongs to, or the empty string."""
     found = CURRENT.get()
     return found.origin if found is not None else ""
 
 
-# The run of the message that is being unpickled, where that is not the run of the code that reads it.
+# The run of the message that is being unpickled, if it differs from the run of the code that reads it.
 sender_run: ContextVar[str] = ContextVar("meshbook_sender_run", default="")
 
 
@@ -207,28 +211,28 @@ class _Door:
 def provide_client(
     boot: Callable[[], Context], run: Callable[[], str] = lambda: "", join: Callable[[str], Context] | None = None
 ) -> None:
-    """Say how a process that is no actor gets its context (called by `runtime.hosts` and by workers).
+    """Define how a process that is not an actor gets its context. `runtime.hosts` and workers call this.
 
-    `run` returns the run of that context, or "" while there is none yet; `join` returns a context in another run.
+    `run` returns the run of that context, or "" while there is none; `join` returns a context in another run.
     """
     _Door.client, _Door.run, _Door.join = boot, staticmethod(run), join
 
 
 def process_run() -> str:
-    """The run of this process, by the URL of its first host; "" in a process that has started none yet."""
+    """Return the run of this process, by the URL of its first host; "" if this process has not started one yet."""
     return _Door.run()
 
 
 def present_run() -> str:
-    """The run that code here belongs to: that of the present actor, or of this process."""
+    """Return the run that the calling code belongs to: the run of the current actor, or of this process."""
     found = CURRENT.get()
     return str(found.actor_instance.node.home) if found is not None else process_run()
 
 
 def context_in(run: str) -> Context:
-    """The context in which this process uses meshes of that run; it joins another run than its own as a client.
+    """Return the context in which this process uses meshes of `run`. It joins a foreign run as a client.
 
-    Raises SupervisionError where that is impossible.
+    Raises SupervisionError if it cannot join.
     """
     if run == present_run():
         return context()

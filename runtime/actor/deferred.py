@@ -1,4 +1,4 @@
-"""`returns_future`: an `async def` that gives a `Future` like an endpoint does, and runs when that is observed."""
+"""`returns_future`: an `async def` that returns a `Future`, as endpoints do, and runs once the future is observed."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ U = TypeVar("U")
 
 
 def returns_future(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Future[T]]:
-    """Make an `async def` return a `Future`, so that callers may `get()` it as well as `await` it.
+    """Make an `async def` return a `Future`, so that callers may use `get()` as well as `await`.
 
-    The body begins when the future is first observed: by `await` on the running loop, by `get()` in the calling thread
-    or in one of its own. `done()` and `repr` only look. It runs in a copy of the caller's contextvars, and once. It is
-    cancelled by `cancel()` and when a `get` runs out of time; not when a task that awaits it is cancelled. Of a body
-    that was cancelled the future raises concurrent.futures.CancelledError, or TimeoutError.
-    Calling raises TypeError where the arguments do not fit.
+    The body starts when the future is first observed: `await` runs it on the running loop, `get()` in the calling
+    thread or in a new one. `done()` and `repr` do not start it. It runs once, in a copy of the caller's contextvars.
+
+    `cancel()` cancels the body, and so does a `get` that times out. Cancelling a task that awaits the future does not.
+    After that the future raises concurrent.futures.CancelledError or TimeoutError. Calling the function raises
+    TypeError if the arguments do not fit.
     """
     if not inspect.iscoroutinefunction(function):
         raise TypeError(f"@returns_future goes onto an `async def`, not onto {function!r}")
@@ -45,15 +46,15 @@ def returns_future(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P,
 
 
 class Deferred(Future[T]):
-    """A future whose value is made here, by a coroutine, and not before somebody wants it.
+    """A future whose value a local coroutine computes, starting when the future is first observed.
 
-    For the actor in whose message the body runs it is also the `Waiter` of the body: what that waits for is what who
-    waits for this future waits for, so that a ring of waits is found through it.
+    It is also the `Waiter` of the body, for the actor whose message runs the body. A wait for this future counts as a
+    wait for the future that the body awaits, so the detection of deadlocks sees cycles through it.
     """
 
     __slots__ = ("_awaited", "_body", "_context", "_loop", "_name", "_task")
 
-    _awaited: Future[Any] | None  # what the body waits for
+    _awaited: Future[Any] | None  # the future that the body awaits
     _body: Callable[[], Coroutine[Any, Any, T]] | None  # None once it has begun
     _context: contextvars.Context
     _loop: asyncio.AbstractEventLoop | None
@@ -77,7 +78,7 @@ class Deferred(Future[T]):
         if timeout is None and asyncio._get_running_loop() is None:
             self._run_here()
         else:
-            # A body that does not heed its cancellation must not hold who has no more time, so not in this thread.
+            # A body may ignore its cancellation. On another thread it cannot delay a `get` that has timed out.
             self._run_in_thread()
         try:
             super()._await_latch(timeout)
@@ -100,7 +101,7 @@ class Deferred(Future[T]):
         return Deferred.of(follow, self._name)
 
     def cancel(self) -> bool:
-        """Give up the value; a body that has begun is cancelled, another never runs. False where the value is here."""
+        """Cancel the body, or prevent it from starting. Return False if the value is already there."""
         if self._done:
             return False
         self._end()
@@ -124,8 +125,8 @@ class Deferred(Future[T]):
     # -- running -------------------------------------------------------------
 
     def _claim(self) -> Callable[[], Coroutine[Any, Any, T]] | None:
-        """Return the body to the first thread that asks."""
-        body, self._body = self._body, None  # no call in between, so no other thread either
+        """Return the body to the first thread that calls this."""
+        body, self._body = self._body, None  # no call in between, so no other thread runs
         return body
 
     def _run(self) -> None:
@@ -146,17 +147,17 @@ class Deferred(Future[T]):
             self._run_to_the_end(body)
 
     def _run_to_the_end(self, body: Callable[[], Coroutine[Any, Any, T]]) -> None:
-        # With a factory the runner leaves alone what asyncio takes for the loop of this thread.
+        # With a loop factory, the runner does not change asyncio's current event loop of this thread.
         try:
             with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
                 runner.run(self._drive(body), context=self._context)
         except asyncio.CancelledError:
-            pass  # the future tells; a Ctrl-C, which cancels it too, is raised from here
+            pass  # the future holds the error; a Ctrl-C, which also cancels it, is raised here
         finally:
             self._end()
 
     async def _drive(self, body: Callable[[], Coroutine[Any, Any, T]]) -> None:
-        # First say which task it is, then look: who gives up in between either is seen, or cancels it.
+        # Publish the task first, then check: a cancellation in between is either seen here or cancels the task.
         self._task, self._loop = asyncio.current_task(), asyncio.get_running_loop()
         if self._done:
             return
@@ -175,14 +176,14 @@ class Deferred(Future[T]):
     # -- giving up -----------------------------------------------------------
 
     def fail(self, error: BaseException) -> None:
-        """No value is wanted any more, for this reason: the future fails at once, and the body is cancelled."""
+        """Fail the future at once and cancel the body."""
         super().fail(error)
         if self._task is not None and self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed: the body has ended
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the body has ended
                 self._loop.call_soon_threadsafe(self._task.cancel)
 
     def _end(self) -> None:
-        """Settle the future of a body that was cancelled, maybe before its first step."""
-        # Not by asyncio's error: who awaits this future has not been cancelled.
+        """Settle the future of a body that was cancelled, possibly before its first step."""
+        # Not with asyncio.CancelledError: the task that awaits this future has not been cancelled.
         if not self._done:
             self.fail(concurrent.futures.CancelledError(f"{self._name} was cancelled"))

@@ -1,7 +1,7 @@
-"""`@endpoint` and the handle that `mesh.some_endpoint` gives: the verbs by which an actor is called.
+"""`@endpoint` and `mesh.some_endpoint`: the verbs that call an actor.
 
-The verbs know nothing of nodes and bytes: they check the arguments here, at the caller's line, and hand the call to
-the mesh (`Callee`).
+The verbs do not depend on nodes or bytes. They check the arguments at the caller's line and pass the call to the mesh
+(`Callee`).
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ R = TypeVar("R")
 A = TypeVar("A")
 R_co = TypeVar("R_co", covariant=True)
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-# How the tensor engine learns the shapes of an endpoint's result: by a function of the shapes that go in, or by a run
-# of the endpoint itself. Monarch knows the other two as well, and refuses them for endpoints.
+# How the tensor engine gets the shapes of an endpoint's result: from a function of the input shapes, or from a run of
+# the endpoint itself ("inspect"). Monarch defines the other two as well, and refuses them for endpoints.
 Propagate = Callable[..., Any] | Literal["inspect", "cached", "mocked"]
 
 
 class Callee(Protocol):
-    """What an endpoint needs of the mesh it belongs to."""
+    """The operations that an endpoint needs from its mesh."""
 
     @property
     def mesh_name(self) -> str: ...
@@ -64,10 +64,10 @@ class Callee(Protocol):
 
 
 class Endpoint(Generic[P, R]):
-    """An endpoint of an actor mesh, ready to be called on every rank of it.
+    """An endpoint of an actor mesh, ready to be called on all ranks of the mesh.
 
     `call`, `call_one` and `choose` also take `timeout=`, in seconds, unless the endpoint has a parameter of that name.
-    Type checkers know it as `within(seconds)`.
+    Type checkers only accept `within(seconds)` for this.
     """
 
     __slots__ = ("_limit", "_mesh", "_method")
@@ -78,26 +78,27 @@ class Endpoint(Generic[P, R]):
         self._limit = limit
 
     def within(self, seconds: float) -> Endpoint[P, R]:
-        """The same endpoint with a time limit: `mesh.step.within(5).call(x)`.
+        """Return the same endpoint with a time limit: `mesh.step.within(5).call(x)`.
 
-        The future of `call`, `call_one` and `choose` then raises CallTimeout, a TimeoutError, which says where each
-        rank is that has not answered. The endpoint goes on; its answer is dropped. ValueError: no finite seconds >= 0.
+        After that time the future of `call`, `call_one` or `choose` raises CallTimeout, a TimeoutError, which says
+        where each rank is that has not answered. The endpoint continues, and its answer is dropped. ValueError if
+        `seconds` is not finite and >= 0.
         """
         check_timeout(seconds)
         return Endpoint(self._mesh, self._method, seconds)
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
-        """Send to all ranks; the future holds a value per rank once every rank has answered.
+        """Call the endpoint on all ranks. The future holds one value per rank once all ranks have answered.
 
-        Raises TypeError at once where the arguments do not fit. The future raises the `ActorError` of the lowest
-        failing rank, or `SupervisionError` as soon as a rank cannot answer any more.
+        Raises TypeError at once if the arguments do not fit. The future raises the `ActorError` of the lowest failing
+        rank, or `SupervisionError` as soon as a rank can no longer answer.
         """
         limit = self._take_limit(kwargs)
         self._method.check(args, kwargs)
         return self._mesh._call(self._method.name, (args, kwargs), limit)
 
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Send to the only rank of this mesh; ValueError where it has another number of ranks."""
+        """Call the endpoint on the only rank of this mesh. ValueError if the mesh does not have exactly one rank."""
         if (size := len(self._mesh)) != 1:
             name = f"{self._mesh.mesh_name}.{self._method.name}"
             raise ValueError(f"{name}: call_one requires exactly 1 actor, but mesh has {size}; slice it, or use call")
@@ -106,21 +107,22 @@ class Endpoint(Generic[P, R]):
         return self._mesh._call_one(self._method.name, (args, kwargs), limit)
 
     def call_each(self, *args: P.args, **kwargs: P.kwargs) -> Sequence[Future[R]]:
-        """Send to all ranks; one future per rank, in rank order, each of which resolves for itself."""
+        """Call the endpoint on all ranks. Return one future per rank, in rank order; each resolves on its own."""
         self._method.check(args, kwargs)
         return self._mesh._call_each(self._method.name, (args, kwargs))
 
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Send to one rank, drawn at random: all are equally likely.
+        """Call the endpoint on one rank, drawn at random with equal probability.
 
-        A mesh that has lost a rank, as far as that is known here, has failed: then the future raises SupervisionError.
+        If this process has noticed that the mesh has lost a rank, the future raises SupervisionError: the mesh has
+        failed.
         """
         limit = self._take_limit(kwargs)
         self._method.check(args, kwargs)
         return self._mesh._choose(self._method.name, (args, kwargs), limit)
 
     def _take_limit(self, kwargs: dict[str, Any]) -> float | None:
-        """The time limit of this call; one that is given as `timeout=` is taken out."""
+        """Return the time limit of this call, and remove `timeout=` from `kwargs`."""
         if kwargs and "timeout" in kwargs and not self._method.takes("timeout"):
             limit: float | None = kwargs.pop("timeout")
             check_timeout(limit)
@@ -128,17 +130,17 @@ class Endpoint(Generic[P, R]):
         return self._limit
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Future[R]]:
-        """Send to all ranks, now; as many futures, of which the first is of the rank that answers first, and so on."""
+        """Call the endpoint on all ranks, now. The n-th future resolves with the n-th answer to arrive."""
         self._method.check(args, kwargs)
         return iter(self._mesh._stream(self._method.name, (args, kwargs)))
 
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Send to all ranks and expect no answer; an exception in the endpoint then ends the actor."""
+        """Send to all ranks without waiting for answers. An exception in the endpoint then ends the actor."""
         self._method.check(args, kwargs)
         self._mesh._broadcast(self._method.name, (args, kwargs))
 
     def rref(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call through the tensor engine, for distributed tensors. RuntimeError where no mesh is active for it."""
+        """Call through the tensor engine, for distributed tensors. RuntimeError if no mesh is active for it."""
         self._method.check(args, kwargs)
         name = self._mesh.mesh_name
         raise RuntimeError(
@@ -155,13 +157,13 @@ class Endpoint(Generic[P, R]):
 
 
 class Streaming(Protocol[P, R_co]):
-    """What an `Accumulator` takes: an endpoint, or what answers as one does."""
+    """The argument of an `Accumulator`: an endpoint, or an object with the same `stream`."""
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterable[Awaitable[R_co]]: ...
 
 
 class Accumulator(Generic[P, R, A]):
-    """The answers of all ranks as one value: `Accumulator(mesh.loss, 0.0, operator.add).accumulate(batch)`."""
+    """Folds the answers of all ranks into one value: `Accumulator(mesh.loss, 0.0, operator.add).accumulate(batch)`."""
 
     def __init__(self, endpoint: Streaming[P, R], identity: A, combine: Callable[[A, R], A]) -> None:
         if not callable(getattr(endpoint, "stream", None)):
@@ -173,9 +175,10 @@ class Accumulator(Generic[P, R, A]):
         self._combine = combine
 
     def accumulate(self, *args: P.args, **kwargs: P.kwargs) -> Future[A]:
-        """Send to all ranks, now; the future is `combine` over the answers, from `identity` on, in order of arrival.
+        """Call all ranks now; the future folds the answers with `combine`, from `identity` on, in order of arrival.
 
-        It is folded when first observed, and what `combine` raises is raised there. It fails with the first error.
+        The fold runs when the future is first observed, and errors of `combine` are raised there. The future fails with
+        the first error.
         """
         if not isinstance(self._endpoint, Endpoint):
             return self._fold_stream(list(self._endpoint.stream(*args, **kwargs)))
@@ -196,12 +199,12 @@ class Accumulator(Generic[P, R, A]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """What a decorator says of its method beyond that it is an endpoint."""
+    """The options of an endpoint's decorator."""
 
     is_concurrent: bool = False
     has_port: bool = False
     propagate: Propagate | None = None
-    instrument: bool = True  # whether its runs are spans
+    instrument: bool = True  # whether its runs are recorded as spans
 
     def __post_init__(self) -> None:
         if self.propagate is None or callable(self.propagate) or self.propagate == "inspect":
@@ -214,7 +217,7 @@ class Options:
 
 
 class EndpointMethod(Generic[P, R]):
-    """What `@endpoint` leaves in the class: the function, and what is known of it before any actor exists."""
+    """The object that `@endpoint` leaves in the class: the function and its options."""
 
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         if isinstance(function, EndpointMethod):
@@ -243,12 +246,12 @@ class EndpointMethod(Generic[P, R]):
         self.signature = inspect.Signature(parameters)
         positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         plain = len(positional) == len(parameters)
-        # Binding costs microseconds; a call with positional arguments alone is checked by counting them.
+        # Binding takes microseconds, so a call with only positional arguments is checked by counting them.
         self._least = sum(p.default is p.empty for p in positional) if plain else 1
         self._most = len(positional) if plain else 0
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """TypeError where the arguments do not fit the method's signature."""
+        """Raise TypeError if the arguments do not fit the method's signature."""
         if kwargs or not self._least <= len(args) <= self._most:
             try:
                 self.signature.bind(*args, **kwargs)
@@ -256,11 +259,11 @@ class EndpointMethod(Generic[P, R]):
                 raise TypeError(f"{self.name}{self.signature}: {error}") from None
 
     def takes(self, name: str) -> bool:
-        """Whether the method has a parameter of this name, or takes any."""
+        """Return whether the method accepts a keyword argument of this name."""
         parameters = self.signature.parameters
         return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
-    if not TYPE_CHECKING:  # who checks types is told by Python's own words
+    if not TYPE_CHECKING:  # type checkers report this themselves
 
         def __getattr__(self, name: str) -> NoReturn:
             method = self.__dict__.get("name", "endpoint")
@@ -299,7 +302,7 @@ class _Plain(Protocol):
 
 
 class _Ported(Protocol):
-    """`@endpoint(explicit_response_port=True)`: the caller's view has no port, and gets what is sent to it."""
+    """`@endpoint(explicit_response_port=True)`: callers pass no port, and receive what is sent to it."""
 
     def __call__(self, method: Callable[Concatenate[Any, Port[R], P], Any], /) -> EndpointMethod[P, R]: ...
 
@@ -332,10 +335,10 @@ def endpoint(
 ) -> Any:
     """Make a method of an `Actor` callable by messages: `mesh.method.call(...)` and the other verbs of `Endpoint`.
 
-    With `explicit_response_port` its first argument is a `Port` to the caller, and it answers by `port.send(value)` or
-    `port.exception(error)`: now, later, or from another actor that it gives the port to. If it raises, the actor ends.
-    `propagate` is for the tensor engine (`rref`): a function from the shapes of the arguments to those of the result,
-    or "inspect". `instrument=False` keeps its runs out of traces.
+    `explicit_response_port`: the first argument of the method is a `Port` to the caller. The method answers with
+    `port.send(value)` or `port.exception(error)`: now, later, or from another actor that receives the port. If the
+    method raises, the actor ends. `propagate` is for the tensor engine (`rref`): a function from the shapes of the
+    arguments to those of the result, or "inspect". `instrument=False` keeps the runs of the endpoint out of traces.
     """
     options = Options(propagate=propagate, has_port=explicit_response_port, instrument=instrument)
     return _decorate(method, options)
@@ -359,10 +362,11 @@ def concurrent_endpoint(
     explicit_response_port: bool = False,
     instrument: bool = True,
 ) -> Any:
-    """An endpoint whose calls overlap: each message starts a task of the actor's loop at once, in the order of arrival.
+    """Make an async method an endpoint whose calls overlap.
 
-    The tasks are cancelled, and awaited, when the actor ends. ValueError on a method that is not `async def`.
-    The options are those of `endpoint`.
+    Each message starts a task on the actor's event loop at once, in the order of arrival. When the actor ends, the
+    tasks are cancelled and awaited. Raises ValueError for a method that is not `async def`. The options are those of
+    `endpoint`.
     """
     options = Options(is_concurrent=True, propagate=propagate, has_port=explicit_response_port, instrument=instrument)
     return _decorate(method, options)
@@ -375,7 +379,7 @@ def _decorate(method: Callable[..., Any] | None, options: Options) -> Any:
 
 
 def endpoints_of(cls: type) -> dict[str, EndpointMethod[..., Any]]:
-    """The endpoints of an actor class by name, inherited ones included."""
+    """Return the endpoints of an actor class by name, including inherited ones."""
     found = {}
     for name in dir(cls):
         member = inspect.getattr_static(cls, name)

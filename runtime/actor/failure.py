@@ -1,4 +1,4 @@
-"""`MeshFailure`: what the owner of a mesh is told when a part of it has failed."""
+"""`MeshFailure`: the failure of a part of a mesh, as the mesh's owner receives it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from meshbook.runtime.traces import SourceLine
 
 
 class MeshFailure:
-    """A rank of a mesh failed: its actor raised where no caller takes the error, or its process ended.
+    """The failure of a rank: its actor raised an error that no caller receives, or its process ended.
 
-    It goes to the actor that spawned the mesh (`__supervise__`), and where nobody handles it to the client's
-    `unhandled_fault_hook`. It belongs to the process that it was made in, and cannot be pickled.
+    It is passed to the `__supervise__` of the actor that spawned the mesh and, if that does not handle it, to the
+    client's `unhandled_fault_hook`. It is valid only in the process that created it, and cannot be pickled.
     """
 
     def __init__(
@@ -34,9 +34,9 @@ class MeshFailure:
         self._report = report
         self._handle = handle
         self._spawned_at = spawned_at
-        self.remark = remark  # what was tried, before somebody is told
-        self.ended_by = ended_by  # what had the process killed because a person asked for it: `%mesh restart`
-        self.receipts = receipts  # of the calls of this process that fail of it
+        self.remark = remark  # what was tried before the failure was reported
+        self.ended_by = ended_by  # the user's command that killed the process, such as `%mesh restart`
+        self.receipts = receipts  # of the calls of this process that fail because of it
 
     @property
     def mesh(self) -> Any:
@@ -44,22 +44,22 @@ class MeshFailure:
         return self._handle()
 
     def report(self) -> str:
-        """What happened and where, the root cause first."""
+        """Return what happened and where, the root cause first."""
         return f"{self._report}\n{self.remark}" if self.remark else self._report
 
     def also(self, remark: str) -> MeshFailure:
-        """The same failure, with a remark on what was tried."""
+        """Return the same failure with a remark on what was tried."""
         known = self.mesh_name, self.crashed_ranks, self._report, self._handle, self._spawned_at
         return MeshFailure(*known, remark, self.ended_by, self.receipts)
 
     @property
     def was_received(self) -> bool:
-        """Whether a caller of this process has received it as an exception."""
+        """Whether a caller in this process has received the failure as an exception."""
         return any(receipt.is_read for receipt in self.receipts)
 
     @property
     def may_be_received(self) -> bool:
-        """Whether a caller of this process still holds the future of a call that fails of it."""
+        """Whether a caller in this process still holds the future of a call that fails because of it."""
         return any(receipt.is_pending for receipt in self.receipts)
 
     def __str__(self) -> str:
@@ -76,9 +76,9 @@ class MeshFailure:
 
 @dataclass(frozen=True, slots=True)
 class UndeliverableMessageEnvelope:
-    """A message that nobody answers came back: a broadcast, or a value for a port.
+    """A message without a reply that could not be delivered: a broadcast, or a value for a port.
 
-    The actor that sent it gets this in `_handle_undeliverable_message`; what that answers with a true value is handled.
+    The actor that sent it receives this in `_handle_undeliverable_message`. A true result means that it is handled.
     """
 
     _sender: str
@@ -86,15 +86,15 @@ class UndeliverableMessageEnvelope:
     _error: str
 
     def sender(self) -> str:
-        """The `actor_id` of the sender."""
+        """Return the `actor_id` of the sender."""
         return self._sender
 
     def dest(self) -> str:
-        """The process, and the actor or port in it."""
+        """Return the destination: the process, and the actor or port in it."""
         return self._dest
 
     def error_msg(self) -> str:
-        """Why it could not be delivered."""
+        """Return the reason why the message could not be delivered."""
         return self._error
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
-"""`Future`: an answer that is still on its way, waited for by `.get()` or by `await`.
+"""`Future`: the pending answer to a call. Wait for it with `.get()` or `await`.
 
-Not a `concurrent.futures.Future`: it takes no lock to create, settle or wait, so finalizers and signal handlers may do
-all three, and the first reader decodes the value, so that the I/O thread unpickles nothing.
+It is not a `concurrent.futures.Future`: creating, settling and waiting take no lock, so finalizers and signal handlers
+may do all three. The first reader decodes the value, so the I/O thread unpickles nothing.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _UNDECODED: Any = object()
 
 
 class Cancellable(Protocol):
-    """The question that a future is the answer of (`runtime.node.calls`); `index` counts the targets it was put to."""
+    """The pending call behind a future (`runtime.node.calls`); `index` is the position of a target of the call."""
 
     def cancel(self, index: int | None) -> bool: ...
     def owing(self, index: int | None) -> list[Any]: ...
 
 
 class Future(Generic[T]):
-    """The answer to a call, made by endpoints and meshes: wait with `.get()` in scripts and cells, or `await` it."""
+    """The answer to a call, created by endpoints and meshes. Wait with `.get()` in scripts and cells, or `await` it."""
 
     __slots__ = (
         *(
@@ -55,18 +55,19 @@ class Future(Generic[T]):
         "__weakref__",
     )
 
-    # A call creates one future, and thousands may be pending, which the garbage collector looks at again and again: so
-    # the list and the lock are created when they are first needed. Between a check and the assignments after it there
-    # is no call, so no other thread, finalizer or signal handler runs there (unless a debugger traces these lines).
-    _callbacks: list[Callable[[], object]] | None  # the settling thread and the waiting ones share it
+    # A call creates one future. Thousands may be pending, and the garbage collector scans them repeatedly, so the list
+    # and the lock are created on first use. No call happens between a check and the assignments after it, so no other
+    # thread, finalizer or signal handler runs there (unless a debugger traces these lines).
+    _callbacks: list[Callable[[], object]] | None  # shared by the settling thread and the waiting ones
     _decode: Callable[[], T] | None
-    _decoding: RLock | None  # one thread decodes; re-entrant, as a finalizer may read the same future meanwhile
+    # One thread decodes. Re-entrant: a finalizer may read the same future meanwhile.
+    _decoding: RLock | None
     _done: bool
     _error: BaseException | None
     _inquiry: Cancellable | None  # None once the future is done
-    _index: int | None  # of the target that answers; None where several do
-    _receipt: Receipt  # where there is one: notes that the error was raised in the caller's code
-    _trace: TracebackType | None  # of the error, as it came here; each reader adds its own lines to that
+    _index: int | None  # of the target that answers; None for several targets
+    _receipt: Receipt  # if set, it records that the error was raised in the caller's code
+    _trace: TracebackType | None  # of the error as it arrived here; each reader adds its own lines
     _value: Any
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
@@ -74,7 +75,7 @@ class Future(Generic[T]):
 
     @classmethod
     def pending(cls) -> Future[T]:
-        """A future that some answer will resolve (for the runtime)."""
+        """Return a future that an answer will resolve (for the runtime)."""
         self = cls.__new__(cls)
         self._inquiry = None
         self._index = None
@@ -102,28 +103,28 @@ class Future(Generic[T]):
     # -- the runtime's side ------------------------------------------------
 
     def asked(self, pending_call: Cancellable, index: int | None) -> None:
-        """Say which question this is the answer of."""
+        """Set the pending call that this future belongs to."""
         self._index = index
         if not self._done:
             self._inquiry = pending_call
 
     def note_in(self, receipt: Receipt) -> None:
-        """Note there that the error was raised in the code of a caller, or that the future was dropped before."""
+        """Record in `receipt` when the error is raised in a caller's code, or the future is dropped before that."""
         self._receipt = receipt
         receipt.follow(self)
 
     @property
     def pending_call(self) -> Cancellable | None:
-        """The question that it answers; None once the answer is here."""
+        """The call that this future answers; None once the answer has arrived."""
         return self._inquiry
 
     def owing(self) -> list[Any]:
-        """The targets that have not answered yet, as `(target, endpoint, number of the call)`."""
+        """Return the targets that have not answered yet, as `(target, endpoint, number of the call)`."""
         pending_call = self._inquiry
         return [] if pending_call is None else pending_call.owing(self._index)
 
     def resolve(self, decode: Callable[[], T]) -> None:
-        """The answer is here; `decode` makes the value when first asked, or raises. A second answer is ignored."""
+        """Settle with a value. `decode` makes the value on first access, or raises. A second answer is ignored."""
         if self._done:
             return
         self._decode, self._inquiry, self._done = decode, None, True
@@ -131,7 +132,7 @@ class Future(Generic[T]):
             self._run_callbacks()
 
     def fail(self, error: BaseException) -> None:
-        """No answer will come, for this reason."""
+        """Settle with an error: no answer will arrive."""
         trace = without_ours(error.__traceback__)
         if self._done:
             return
@@ -149,11 +150,11 @@ class Future(Generic[T]):
                 return
             try:
                 callback()
-            except Exception:  # others wait for the same answer
+            except Exception:  # other callbacks wait for the same answer
                 logger.exception("a callback of a future failed")
 
     def when_done(self, callback: Callable[[], object]) -> None:
-        """Call back once, from the thread that settles the future, or at once if it is settled."""
+        """Call `callback` once: from the thread that settles the future, or at once if it is settled."""
         callbacks: list[Callable[[], object]] = []
         if self._callbacks is None:
             self._callbacks = callbacks
@@ -162,7 +163,7 @@ class Future(Generic[T]):
             self._run_callbacks()
 
     def then(self, make: Callable[[T], U]) -> Future[U]:
-        """A future of what `make` makes of this one's value; its error is this one's."""
+        """Return a future of `make(value)`. It fails with the same error as this future."""
         twin: Future[U] = Future.pending()
         twin._inquiry, twin._index = self._inquiry, self._index
 
@@ -180,33 +181,34 @@ class Future(Generic[T]):
     # -- the user's side ---------------------------------------------------
 
     def done(self) -> bool:
-        """Whether an answer, or the certainty that none will come, is here."""
+        """Return whether the future is settled: with an answer, or with the error that none will arrive."""
         return self._done
 
     def get(self, timeout: float | None = None) -> T:
-        """Wait for the value (at most `timeout` seconds, else TimeoutError; the future stays usable) and return it.
+        """Wait for the value and return it. After `timeout` seconds raise TimeoutError; the future stays usable.
 
-        Raises what the endpoint raised, as `ActorError`, or `SupervisionError` if no answer can come.
+        Raises the error of the endpoint as an `ActorError`, or `SupervisionError` if no answer can arrive.
         """
         if not self._done:
             check_timeout(timeout)
             _warn_inside_a_loop()
             self._wait(timeout)
-        if (error := self._decoded()) is not None:  # raised from here, not deeper: this frame is seen by the user
+        if (error := self._decoded()) is not None:  # raised in this frame, which the user sees, not deeper
             raise self._given(error)
         return self._value  # type: ignore[no-any-return]
 
     def wait_here(self, timeout: float | None = None) -> None:
-        """Wait for it like `get`, on purpose also where that blocks an event loop (for the runtime)."""
+        """Wait like `get`, but without the warning that this blocks an event loop (for the runtime)."""
         if not self._done:
             self._wait(timeout)
         self._result()
 
     def cancel(self) -> bool:
-        """Give up the answer: the future raises CallCancelled, and the endpoint that it waits for is interrupted.
+        """Cancel the call: the future raises CallCancelled, and the endpoint that it waits for is interrupted.
 
-        An endpoint that has not begun never does; one that runs gets an `asyncio.CancelledError`, a sync one as soon as
-        it is back from what it calls in C. False where the answer is here already, or nothing was asked.
+        An endpoint that has not begun never begins. A running async endpoint receives an `asyncio.CancelledError`; so
+        does a sync one, as soon as it returns from C code. Returns False if the answer has arrived, or if there is no
+        call to cancel.
         """
         pending_call = self._inquiry
         return not self._done and pending_call is not None and pending_call.cancel(self._index)
@@ -233,22 +235,22 @@ class Future(Generic[T]):
                 raise TimeoutError
 
     def result(self, timeout: float | None = None) -> T:
-        """The same as `get`."""
+        """Wait for the value and return it, like `get`."""
         return self.get(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait; return the exception, or None where there is a value."""
+        """Wait; return the exception, or None if there is a value."""
         try:
             self.get(timeout)
         except BaseException as error:
-            # Not "done and failed" means that the wait itself was broken off: a timeout, Ctrl-C.
+            # If not done and failed, the wait itself was interrupted: by a timeout or Ctrl-C.
             if self._done and error is self._error:
                 return error
             raise
         return None
 
     def _decoded(self) -> BaseException | None:
-        """Make the value, once; the error, where there is none."""
+        """Decode the value once. Return the error, or None if there is a value."""
         if self._value is not _UNDECODED or self._error is not None:
             return self._error
         lock = RLock()
@@ -265,7 +267,7 @@ class Future(Generic[T]):
         return self._error
 
     def _given(self, error: BaseException) -> BaseException:
-        """The error, to be raised in the code of a caller."""
+        """Return the error for raising in a caller's code, and record that in the receipt."""
         if (receipt := getattr(self, "_receipt", None)) is not None:
             receipt.note_read()
         return error.with_traceback(self._trace)
@@ -276,22 +278,22 @@ class Future(Generic[T]):
         return self._value  # type: ignore[no-any-return]
 
     def as_asyncio(self) -> asyncio.Future[T]:
-        """The same answer as an `asyncio.Future` of the running loop (RuntimeError where none runs)."""
+        """Return the same answer as an `asyncio.Future` of the running loop. RuntimeError if no loop runs."""
         loop = asyncio.get_running_loop()
         twin: asyncio.Future[T] = loop.create_future()
 
         def copy() -> None:
-            if twin.done():  # a cancelled awaiter cancels nobody else
+            if twin.done():  # a cancelled awaiter cancels no other waiter
                 return
             if (error := self._decoded()) is None:
                 twin.set_result(self._value)
-            elif isinstance(error, StopIteration):  # asyncio cannot carry it, and would leave its awaiter hanging
+            elif isinstance(error, StopIteration):  # asyncio cannot carry it: its awaiter would hang
                 twin.set_exception(RuntimeError(repr(error)))
             else:
                 twin.set_exception(self._given(error))
 
         def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits there any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits there any more
                 loop.call_soon_threadsafe(copy)
 
         self.when_done(wake)
@@ -321,7 +323,7 @@ class Future(Generic[T]):
 
 
 def check_timeout(timeout: float | None, name: str = "a timeout") -> None:
-    """ValueError, or TypeError, for what is no time limit; None is without one."""
+    """Raise ValueError or TypeError for an invalid time limit. None means no limit."""
     if timeout is not None and not isinstance(timeout, int | float):
         raise TypeError(f"{name} is a number of seconds, or None, not {timeout!r}")
     if timeout is not None and not (math.isfinite(timeout) and timeout >= 0):
@@ -329,14 +331,14 @@ def check_timeout(timeout: float | None, name: str = "a timeout") -> None:
 
 
 def _warn_inside_a_loop() -> None:
-    """Warn where `get()` would block an event loop of the user's; in a notebook cell it is the normal thing to do."""
+    """Warn if `get()` would block an event loop of the user's. In a notebook cell, `get()` is the normal call."""
     if asyncio._get_running_loop() is None or _is_in_a_cell():
         return
     warnings.warn("Future.get() blocks the running event loop; await the future instead", UserWarning, stacklevel=4)
 
 
 def _is_in_a_cell() -> bool:
-    """Whether this thread runs the cells of a kernel: there the running loop is the kernel's own."""
+    """Return whether this thread runs the cells of a kernel: there the running loop is the kernel's own."""
     kernels = sys.modules.get("ipykernel.kernelapp")
     on_main = threading.current_thread() is threading.main_thread()
     return on_main and kernels is not None and kernels.IPKernelApp.initialized()

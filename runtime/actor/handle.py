@@ -1,4 +1,4 @@
-"""What an actor mesh offers beside the endpoints of its class, for type checkers: at run time it is an `ActorMesh`."""
+"""For type checkers: what an actor mesh offers besides its endpoints. At run time the handle is an `ActorMesh`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from meshbook.runtime.geometry import MeshTrait, Region
 
     class Handle(MeshTrait):
-        """The mesh's own methods, as an actor class seems to have them."""
+        """The methods of an actor mesh, as attributes of the actor's class."""
 
         @property
         def mesh_name(self) -> str: ...

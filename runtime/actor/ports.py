@@ -1,6 +1,7 @@
-"""Ports: where actors send values that no single call waits for, and the receiver that takes them in order.
+"""Ports and their receivers: for values that do not answer a single call.
 
-`Channel.open()` makes a pair. An endpoint marked `explicit_response_port=True` gets a port to its caller instead.
+Actors send values to a port; its receiver takes them in order. `Channel.open()` makes a pair. An endpoint marked
+`explicit_response_port=True` receives a port to its caller.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ T = TypeVar("T")
 
 
 class Port(Generic[T]):
-    """Takes values for whoever holds its receiver. It can be sent to actors, and each sends under its own name.
+    """The sending end of a channel. It can be passed to actors, and each sends under its own name.
 
-    What an actor sends where nobody receives any more comes back to its `_handle_undeliverable_message`, unless
-    `return_undeliverable` is set to False.
+    A value that an actor sends to a port without a receiver comes back to the actor's `_handle_undeliverable_message`,
+    unless `return_undeliverable` is set to False.
     """
 
     __slots__ = ("_address", "_number", "_once", "return_undeliverable")
@@ -28,13 +29,13 @@ class Port(Generic[T]):
     def __init__(self, address: Any, number: int, once: bool = False, return_undeliverable: bool = True) -> None:
         self._address = address  # of the node that receives
         self._number = number
-        self._once: bool | None = once  # takes one message; None: it has been sent from here
+        self._once: bool | None = once  # accepts one message; None: that message was sent from here
         self.return_undeliverable = return_undeliverable
 
     def send(self, value: T) -> None:
-        """Send a value; PickleError and MessageTooLarge are raised here.
+        """Send a value. Raises PickleError or MessageTooLarge at once.
 
-        RuntimeError for a second message to a port for one, where the first was sent by this very object.
+        Raises RuntimeError for a second message to a port opened with `once`, if this very object sent the first.
         """
         self._send(value, context().message_rank.rank)
 
@@ -49,9 +50,9 @@ class Port(Generic[T]):
         post(node.ports)
 
     def exception(self, error: BaseException) -> None:
-        """Let a `recv`, or the call that this port answers, raise this error; an ActorError where it cannot travel.
+        """Make a `recv`, or the call that this port answers, raise this error.
 
-        RuntimeError as `send` has it.
+        An error that cannot be pickled becomes an ActorError. Raises RuntimeError as `send` does.
         """
         _check_exception(error)
         self._refuse_second()
@@ -68,10 +69,10 @@ class Port(Generic[T]):
             self._once = None
 
     def _hand_over(self) -> None:
-        """From now on somebody else sends here, instead of this process."""
+        """Note that another process sends to this port from now on, instead of this one."""
 
     def _place(self) -> tuple[Any, int]:
-        """Where the code here, or whoever gets a message that is sent from here, sends to this port."""
+        """Return the address and number to which code here, or the receiver of a message sent from here, sends."""
         here = CURRENT.get()
         node: PortNode | None = None if here is None else here.actor_instance.node
         if node is None or node.relay is None:
@@ -86,7 +87,7 @@ class Port(Generic[T]):
 
 
 class HandedPort(Port[T]):
-    """A port of another run, as a client of that run has it."""
+    """A port of another run, as a client of that run uses it."""
 
     __slots__ = ("_run",)
 
@@ -108,10 +109,10 @@ def _arrive(*arguments: Any) -> Port[Any]:
 
 
 class ResponsePort(Port[T]):
-    """The port of one call: its first value, or exception, is the answer; what comes after that is dropped.
+    """The port of one call. Its first value or exception is the answer; later ones are dropped.
 
-    A caller that named a port of its own (`send`) takes all of them, as sent by the rank that was called. `settled`
-    is called when this process need not care any more: it has answered, or somebody else will.
+    If the caller passed its own port (`send`), that port receives all of them, as sent by the called rank. `settled` is
+    called when this process has answered, or has passed the port on to another sender.
     """
 
     __slots__ = ("_rank", "_settled")
@@ -139,7 +140,7 @@ class ResponsePort(Port[T]):
 
 
 class PortReceiver(Generic[T]):
-    """Takes what was sent to a port, in the order of arrival. Without it the port takes nothing more."""
+    """The receiving end of a channel: takes values in order of arrival. When it is dropped, the port closes."""
 
     def __init__(self, mailbox: MailboxProtocol, drop: Callable[[], object], take: Callable[[Any], T]) -> None:
         self._mailbox = mailbox
@@ -147,15 +148,15 @@ class PortReceiver(Generic[T]):
         weakref.finalize(self, drop)
 
     def recv(self) -> Future[T]:
-        """The next value; RuntimeError for a second one of a port for one message.
+        """Return a future of the next value. RuntimeError for a second value of a port opened with `once`.
 
-        Values go to the futures in the order in which those were asked for, also to one that nobody waits for any
-        more: after a TimeoutError wait for the same future again.
+        Values resolve the futures in the order of the `recv` calls, including futures that are no longer waited for.
+        After a TimeoutError, wait for the same future again.
         """
         return self._mailbox.take(self).then(self._take)
 
     def ranked(self) -> PortReceiver[tuple[int, T]]:
-        """The same values as (rank, value), with the rank of the sender in the mesh that was called."""
+        """Return a receiver of (rank, value) pairs, with the sender's rank in the mesh that was called."""
         pairs: PortReceiver[tuple[int, T]] = PortReceiver(self._mailbox, lambda: self, _whole)
         return pairs
 
@@ -164,16 +165,16 @@ class PortReceiver(Generic[T]):
 
 
 class Channel(Generic[T]):
-    """Makes ports: `port, receiver = Channel[int].open()`."""
+    """The factory of ports: `port, receiver = Channel[int].open()`."""
 
     @staticmethod
     def open(once: bool = False) -> tuple[Port[T], PortReceiver[T]]:
-        """A port of this process, and what receives there; with `once` it is for a single message."""
+        """Open a port in this process and return it with its receiver. `once`: the port accepts a single message."""
         return _open(once, itemgetter(1))
 
     @staticmethod
     def open_ranked(once: bool = False) -> tuple[Port[T], PortReceiver[tuple[int, T]]]:
-        """The same, with a receiver of (rank, value)."""
+        """Open a port like `open`, with a receiver of (rank, value) pairs."""
         return _open(once, _whole)
 
 
@@ -193,14 +194,14 @@ def _whole(pair: Any) -> Any:
 
 
 class MailboxProtocol(Protocol):
-    """What a receiver needs of where its values come in."""
+    """The mailbox from which a receiver takes its values."""
 
     def take(self, receiver: PortReceiver[Any]) -> Future[Any]:
-        """The next value, as (rank, value). The receiver is kept as long as somebody waits."""
+        """Return a future of the next (rank, value). The receiver stays alive while that future is waited for."""
 
 
 class PortNode(Protocol):
-    """What ports need of the node that they are on."""
+    """The attributes that ports need from their node."""
 
     @property
     def address(self) -> Any: ...

@@ -1,4 +1,4 @@
-"""`Receipt`: whether a caller receives the failure that ends a call, or drops the future of the call unread."""
+"""`Receipt`: whether a caller receives the failure that ends a call, or drops the call's future unread."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 class Receipt:
-    """Of one call, to one or several ranks of an actor. Futures note here that they have raised the error.
+    """The receipt of one call to one or several ranks of an actor. Futures record here that they have raised the error.
 
-    Finalizers of futures call `_notify`, so that only appends to a queue.
+    Finalizers of futures call `_notify`, so it only appends to a queue.
     """
 
     def __init__(self, actor: str) -> None:
@@ -29,7 +29,7 @@ class Receipt:
         self._futures.append(weakref.ref(future, self._notify))
 
     def note_read(self) -> None:
-        """Note that a future has raised the error in the code of a caller."""
+        """Record that a future has raised the error in a caller's code."""
         self.is_read = True
         self._notify()
 

@@ -1,4 +1,4 @@
-"""The class that takes another one's place in live actors: where it is found, whether it may, and the change itself."""
+"""Replacing the class of live actors: finding the new class, checking it, and changing the object."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from meshbook.runtime.actor.base import check_class, is_async, is_mixed
 
 
 def find_redefined(cls: type) -> Any:
-    """What has the name of a class now, where that came from; ValueError where nothing has."""
+    """Return the object that now has the class's name in its module. ValueError if there is none."""
     found: Any = sys.modules.get(cls.__module__)
     for part in cls.__qualname__.split("."):
         found = inspect.getattr_static(found, part, None)
@@ -23,7 +23,7 @@ def find_redefined(cls: type) -> Any:
 
 
 def check_replacement(old: type, new: Any, taken: frozenset[str]) -> None:
-    """ValueError where actors of one class cannot become actors of another; `taken` as for `check_class`."""
+    """Raise ValueError if actors of one class cannot become actors of another; `taken` as for `check_class`."""
     check_class(new, taken)
     if (incarnation := _life_of(old)) != (other := _life_of(new)):
         raise ValueError(
@@ -40,10 +40,10 @@ def _life_of(cls: type) -> str:
 
 
 def take_on(actor: Any, cls: type) -> None:
-    """Let an object become of another class, with the state it has; TypeError where the layouts differ."""
+    """Change the class of an object and keep its state. TypeError if the layouts differ."""
     old = type(actor)
     try:
-        object.__setattr__(actor, "__class__", cls)  # whatever the user's own __setattr__ does
+        object.__setattr__(actor, "__class__", cls)  # bypasses the user's own __setattr__
     except TypeError as error:
         raise TypeError(
             f"an object of {old.__qualname__} cannot become one of {cls.__qualname__}, whose instances are laid out "

@@ -1,4 +1,4 @@
-"""Equal neighbours among values, found without asking values that are costly or odd to compare."""
+"""Runs of equal neighbours among values. Values that are costly or unusual to compare are not compared."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-MOST_ITEMS = 16  # of a tuple that is looked into, and
-MOST_DEPTH = 4  # how deep: beyond that, comparing costs more than it saves
+MOST_ITEMS = 16  # of a tuple whose items are compared
+MOST_DEPTH = 4  # of nested tuples; beyond that, comparing costs more than it saves
 
 
 def runs_of(values: Iterable[T]) -> tuple[list[T], list[int]]:
-    """The values without those that are the same as their neighbour before, and how many each stands for."""
+    """Return the first value of each run of equal neighbours, and the lengths of the runs."""
     kept: list[T] = []
     counts: list[int] = []
     for value in values:
@@ -26,10 +26,10 @@ def runs_of(values: Iterable[T]) -> tuple[list[T], list[int]]:
 
 
 def are_same(one: object, other: object, depth: int = MOST_DEPTH) -> bool:
-    """Whether one can stand for the other without anybody seeing a difference.
+    """Return whether one value can replace the other without a visible difference.
 
-    Compared are plain numbers, strings and tuples of them; anything else, tensors and arrays above all, is the same as
-    itself alone. 1, 1.0 and True differ, and so do 0.0 and -0.0, and two NaN.
+    Only plain numbers, strings and tuples of them are compared. Any other object, above all a tensor or an array,
+    equals only itself. 1, 1.0 and True differ; so do 0.0 and -0.0, and two NaN.
     """
     if one is other:
         return True

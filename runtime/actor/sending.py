@@ -1,4 +1,4 @@
-"""`send`: the primitive below the verbs of an endpoint. Who calls says where the answers go: to a port, or nowhere."""
+"""`send`: the primitive below the verbs of an endpoint. The caller names the port for the answers, or none."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def send(
     port: Port[R] | None = None,
     selection: Literal["all", "choose"] = "all",
 ) -> None:
-    """Call an endpoint on all ranks, or on one drawn at random; each answers to `port`, which may be of any process.
+    """Call an endpoint on all ranks, or on one drawn at random. Each answers to `port`, which may be of any process.
 
-    An answer comes as (rank in the called mesh, value) to a receiver of `Channel.open_ranked`, an error as an exception
-    of `recv`. Without a port nobody takes an answer, and an exception ends the actor, as with `broadcast`. The death of
-    a rank is told to a port of this process only, and not where the endpoint itself answers by a port.
+    A receiver from `Channel.open_ranked` gets each answer as (rank in the called mesh, value). An error is raised by
+    `recv`. Without a port the answers are dropped, and an exception ends the actor, as with `broadcast`. The death of a
+    rank is reported only to a port of this process, and not if the endpoint itself answers through a port.
 
-    Raises TypeError at once for arguments that do not fit, and for what is no endpoint or port; ValueError for another
-    selection.
+    Raises TypeError at once for arguments that do not fit, and for anything but an endpoint or a port; ValueError for
+    an unknown selection.
     """
     if not isinstance(endpoint, Endpoint):
         raise TypeError(f"send() takes an endpoint of an actor mesh, not {endpoint!r}")

@@ -1,4 +1,4 @@
-"""Several futures as one."""
+"""Wait for several futures as one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from meshbook.runtime.actor.future import Future
 
 
 def when_settled(futures: Sequence[Future[Any]], go_on: Callable[[], None]) -> None:
-    """Call once all of these are settled, well or not."""
+    """Call `go_on` once all of these futures are settled, with a value or an error."""
     lock = threading.Lock()  # guards `left`
     left = len(futures)
 

@@ -1,7 +1,7 @@
-"""`as_endpoint`: methods of a spawned actor that are no endpoints, called as if they were.
+"""`as_endpoint`: call undecorated methods of a spawned actor as endpoints.
 
-Only who asks for it reaches such a method: a call of `as_endpoint` says so in its message, and an actor looks up what
-other calls name among its endpoints alone. Methods that begin with an underscore are never called from outside.
+The message of an `as_endpoint` call is marked as such. For any other call, an actor looks up the method among its
+endpoints only. Methods that begin with an underscore cannot be called remotely.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 class PlainMethod:
-    """`mesh.method` of a method that is no endpoint: who uses it gets a RuntimeError, only `as_endpoint` takes it."""
+    """`mesh.method` for a method without `@endpoint`. Any use raises RuntimeError; only `as_endpoint` accepts it."""
 
     __slots__ = ("_cls", "_mesh", "_name")
 
@@ -29,7 +29,7 @@ class PlainMethod:
         self._name = name
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("_"):  # what pickle and displays look for
+        if name.startswith("_"):  # attributes that pickle and displays look up
             raise AttributeError(name)
         self._refuse()
 
@@ -82,10 +82,11 @@ def as_endpoint(
     propagate: Propagate | None = None,
     explicit_response_port: bool = False,
 ) -> Endpoint[..., Any]:
-    """An undecorated method of a spawned actor as an endpoint: `as_endpoint(mesh.method).call(...)`.
+    """Return an undecorated method of a spawned actor as an endpoint: `as_endpoint(mesh.method).call(...)`.
 
-    The options are those of `endpoint`. ValueError for anything but such a method, for one that begins with an
-    underscore, and for an `async def` of an actor with a thread, or the reverse.
+    The options are those of `endpoint`. Raises ValueError for anything but such a method, for a method that begins with
+    an underscore, for an `async def` of an actor that runs on a thread, and for a sync method of an actor on an event
+    loop.
     """
     if isinstance(method, PlainMethod):
         return method._as_endpoint(Options(propagate=propagate, has_port=explicit_response_port))
@@ -94,7 +95,7 @@ def as_endpoint(
 
 
 def find_undecorated(cls: type, name: str) -> Callable[..., Any]:
-    """The function of a method that `as_endpoint` may call; ValueError where there is none, or it may not."""
+    """Return the function of a method that `as_endpoint` may call; ValueError if there is none or it is refused."""
     full_name = f"{cls.__qualname__}.{name}"
     if name.startswith("_"):
         raise ValueError(f"{full_name} begins with an underscore: it is not called from outside")

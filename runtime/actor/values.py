@@ -1,6 +1,6 @@
 """`ValueMesh`: one value per rank of a called mesh, with the mesh's shape. Values are decoded on first access.
 
-Equal neighbours are pickled once, and held once where they were not decoded lazily: 10,000 times None is a few bytes.
+Equal neighbours are pickled once, and held once unless they are decoded lazily: 10,000 times None takes a few bytes.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class LazyValues(Protocol[T_co]):
-    """Values by index, each behind a call that makes it."""
+    """Values by index; each is a callable that returns the value."""
 
     def __getitem__(self, index: int, /) -> Callable[[], T_co]: ...
 
 
 class ValueMesh(MeshTrait, Generic[T]):
-    """Immutable values with a shape; points count from zero within the mesh that was called."""
+    """Immutable values with a shape. Points count from zero within the mesh that was called."""
 
     _region: Region
-    _cells: LazyValues[T]  # indexed by the ranks of the region as it was called, `_base`; slices share them
+    # Indexed by the ranks of the region as it was called (`_base`); slices share them.
+    _cells: LazyValues[T]
     _base: Sequence[int] | None
 
     def __init__(self, shape: Extent | Region, values: Iterable[T]) -> None:
-        """These values, in rank order of the shape; ValueError where their number is not that of its ranks."""
+        """Hold these values in rank order; ValueError if their number differs from the number of ranks of the shape."""
         held = [_Value(value) for value in values]
         if len(held) != len(shape.region):
             raise ValueError(f"expected {len(shape.region)} values for {dict(shape.region.extent)}, got {len(held)}")
@@ -40,7 +41,7 @@ class ValueMesh(MeshTrait, Generic[T]):
 
     @classmethod
     def of_cells(cls, region: Region, cells: LazyValues[T], base: Sequence[int] | None = None) -> ValueMesh[T]:
-        """A value mesh whose values are made when they are first read (for the runtime)."""
+        """Return a value mesh whose values are decoded when they are first read (for the runtime)."""
         made = cls.__new__(cls)
         made._region, made._cells, made._base = region, cells, base
         return made
@@ -52,7 +53,7 @@ class ValueMesh(MeshTrait, Generic[T]):
 
     @classmethod
     def of(cls, extent: Extent, values: Iterable[T]) -> ValueMesh[T]:
-        """A value mesh of these values, in rank order; ValueError where their number is not the extent's."""
+        """Return a value mesh of these values, in rank order; ValueError if their number differs from the extent's."""
         held = list(values)
         if len(held) != extent.nelements:
             raise ValueError(f"expected {extent.nelements} values for {dict(extent)}, got {len(held)}")
@@ -60,15 +61,15 @@ class ValueMesh(MeshTrait, Generic[T]):
 
     @classmethod
     def _of_runs(cls, extent: Extent, values: Sequence[T], counts: Sequence[int]) -> ValueMesh[T]:
-        # Where there are as many values as ranks, the counts do not matter, and are not sent.
+        # If there are as many values as ranks, the counts carry no information and are not sent.
         cells = [_Value(value) for value in values]
         return cls.of_cells(extent.region, cells if len(cells) == extent.nelements else _RepeatedValues(cells, counts))
 
     @classmethod
     def from_indexed(cls, shape: Extent | Region, pairs: Iterable[tuple[int, T]]) -> ValueMesh[T]:
-        """From (rank, value) pairs in any order: the last one of a rank wins.
+        """Return a value mesh from (rank, value) pairs in any order. The last value of a rank wins.
 
-        ValueError where a rank is missing, or out of range.
+        Raises ValueError if a rank is missing or out of range.
         """
         found = dict(pairs)
         extent = shape.region.extent
@@ -90,11 +91,11 @@ class ValueMesh(MeshTrait, Generic[T]):
         return self._cells[self._places[base_rank]]()
 
     def values(self) -> list[T]:
-        """The values in rank order."""
+        """Return the values in rank order."""
         return [self._at(rank) for rank in self._region.ranks()]
 
     def items(self) -> Iterator[tuple[Point, T]]:
-        """(point, value) pairs in rank order."""
+        """Return (point, value) pairs in rank order."""
         extent = self.extent
         return ((extent.point(index), self._at(rank)) for index, rank in enumerate(self._region.ranks()))
 
@@ -102,7 +103,7 @@ class ValueMesh(MeshTrait, Generic[T]):
         return self.items()
 
     def get(self, rank: int) -> T:
-        """The value of one rank of this mesh; ValueError where it is out of range, TypeError where it is no integer."""
+        """Return the value of one rank of this mesh. ValueError if it is out of range, TypeError if not an integer."""
         if not isinstance(rank, SupportsIndex):
             raise TypeError(f"a rank is an integer, not {rank!r}; item(gpus=0) takes coordinates")
         if not 0 <= rank < len(self):
@@ -110,9 +111,9 @@ class ValueMesh(MeshTrait, Generic[T]):
         return self._at(self._region.ranks()[rank])
 
     def item(self, **coordinates: int) -> T:
-        """The value at one point; all dimensions are required (KeyError for a missing or an unknown one).
+        """Return the value at one point. All dimensions are required: KeyError for a missing or an unknown one.
 
-        IndexError where a coordinate is out of range, TypeError where it is no integer.
+        Raises IndexError if a coordinate is out of range, TypeError if it is not an integer.
         """
         wanted, known = set(coordinates), set(self.extent.labels)
         if wanted != known:
@@ -135,7 +136,7 @@ class ValueMesh(MeshTrait, Generic[T]):
 
     __hash__ = None  # type: ignore[assignment]
 
-    if not TYPE_CHECKING:  # a type checker reports what is not there by itself
+    if not TYPE_CHECKING:  # type checkers report missing attributes themselves
 
         def __getattr__(self, name: str) -> NoReturn:
             hint = ": values() are all, get(0) is that of rank 0" if name == "value" else ""
@@ -147,7 +148,7 @@ class ValueMesh(MeshTrait, Generic[T]):
 
 
 class _Value(Generic[T]):
-    """A value that is here already."""
+    """A value that is already decoded."""
 
     __slots__ = ("value",)
 
@@ -159,7 +160,7 @@ class _Value(Generic[T]):
 
 
 class _RepeatedValues(Generic[T]):
-    """Cells of which each stands for so many neighbours."""
+    """Values that each repeat for a number of neighbouring indices."""
 
     __slots__ = ("_cells", "_ends")
 
@@ -172,7 +173,7 @@ class _RepeatedValues(Generic[T]):
 
 
 class LazyValue(Generic[T]):
-    """A value that is decoded when first asked for; an error stays an error."""
+    """A value that is decoded on first access; a decoding error is kept and raised each time."""
 
     __slots__ = ("_decode", "_error", "_value")
 
@@ -181,7 +182,7 @@ class LazyValue(Generic[T]):
         self._error: Exception | None = None
 
     def __call__(self) -> T:
-        # Two threads may both decode: the same bytes give equal values, so no lock is taken for that.
+        # Two threads may both decode: the same bytes give equal values, so no lock is taken.
         if (decode := self._decode) is not None:
             try:
                 self._value = decode()
