@@ -34,7 +34,7 @@ class Actor(Handle):
     Hooks that a subclass may define:
 
     - `__supervise__(failure)` is called for each failed rank of the meshes that this actor has spawned. A true result
-    means that the failure is handled; otherwise this actor fails too.
+      means that the failure is handled; otherwise this actor fails too.
     - `__cleanup__(error)` is called once when the actor ends, with the error or None.
     - `__restore__()` is called after the constructor when a mesh is healed: this actor replaces one that was lost.
     - `_handle_undeliverable_message(envelope)` is called for each message that could not be delivered.

@@ -38,7 +38,7 @@ class Waiter(Protocol):
         """
 
     def end_wait(self) -> None:
-        """End a wait for which `begin_wait` returned True. Raises asyncio.CancelledError if the message was cancelled."""
+        """End a wait for which `begin_wait` returned True. CancelledError if the message was cancelled."""
 
 
 class Instance:

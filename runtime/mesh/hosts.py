@@ -1,4 +1,4 @@
-"""`HostMesh`: the handle of machines, each with a host agent; processes are spawned on it."""
+"""`HostMesh`: the handle of machines, each with a host agent, on which processes are spawned."""
 
 from __future__ import annotations
 
@@ -48,53 +48,53 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-HOST = "host"  # the actor that every host agent hosts
+HOST = "host"  # the name of the host actor on every agent
 
 
 class HostActor(Actor):
-    """What a host agent does for others; the doing is in `runtime.hosts.agent`."""
+    """The endpoints of a host agent; `runtime.hosts.agent` implements them."""
 
     @endpoint
     def spawn_procs(self, specs: list[WorkerSpec]) -> None:
-        """Start these workers; one that does not come up is reported as ended."""
+        """Start these workers. A worker that does not start is reported as ended."""
         raise NotImplementedError
 
     @endpoint
     def keep_spares(self, like: WorkerSpec, count: int) -> None:
-        """From now on so many workers wait to become a rank of the mesh of this birth, until it is stopped."""
+        """Keep `count` spare workers ready for the mesh of this worker spec, until the mesh is stopped."""
         raise NotImplementedError
 
     @endpoint
     def spares(self, mesh: str) -> int:
-        """How many of them wait."""
+        """Return the number of spares that are ready."""
         raise NotImplementedError
 
     @endpoint
     def stop_procs(self, nodes: list[str], reason: str, fence: str) -> None:
-        """Ask these workers to leave; those that do not in time are killed. Each end is announced.
+        """Ask these workers to exit, and kill those that do not exit in time. Each end is announced.
 
-        They leave when this fence has come to them, which whoever asks here has sent them.
+        A worker exits once it has received this fence, which the caller sends to it directly.
         """
         raise NotImplementedError
 
     @endpoint
     def kill(self, nodes: list[str], signal: int, sender: str = "") -> None:
-        """Send a signal to these workers; the end of one that is killed names the sender."""
+        """Send a signal to these workers. The exit report of a worker that is killed names the sender."""
         raise NotImplementedError
 
     @endpoint
     def gpus(self) -> int:
-        """How many GPUs the machine has."""
+        """Return the number of GPUs of the machine."""
         raise NotImplementedError
 
     @endpoint
     def shutdown(self, reason: str) -> None:
-        """Stop every worker, and end the agent once the last has ended."""
+        """Stop every worker, and end the agent once the last worker has ended."""
         raise NotImplementedError
 
 
 class HostMesh(MeshTrait):
-    """Machines with a shape; `this_host()` is the one without dimensions."""
+    """Machines with a shape. `this_host()` is the one without dimensions."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class HostMesh(MeshTrait):
         self._agents = tuple(agents)
         self._region = region
         self._owned = owned
-        self._python = python  # the interpreter of processes; empty: ours, forked
+        self._python = python  # the interpreter of processes; empty: this one, forked
         self._is_fake = is_fake_in_process
         self._ownership = ownership or HostOwnership()
 
@@ -119,12 +119,15 @@ class HostMesh(MeshTrait):
 
     @property
     def stream_logs(self) -> bool:
-        """Whether the client shows what processes print that are spawned here now (MESHBOOK_ENABLE_LOG_FORWARDING)."""
+        """Whether the client shows the output of processes that are spawned now (MESHBOOK_ENABLE_LOG_FORWARDING)."""
         return OVERRIDES.over_mesh(current_node().settings).enable_log_forwarding
 
     @property
     def initialized(self) -> Future[bool]:
-        """Resolves to True once every host takes requests. Raises SupervisionError where one is gone, with how."""
+        """A future that resolves to True once every host takes requests.
+
+        It raises SupervisionError, with the exit report, if a host is gone.
+        """
         if self._ownership.is_over:
             return Future.failed(SupervisionError(f"{monarch_texts.HOSTS_SHUT_DOWN}: its session has ended"))
         return self._hosts().gpus.call().then(lambda gpus: True)
@@ -140,11 +143,11 @@ class HostMesh(MeshTrait):
         return self._ownership.shutdown is not None
 
     def with_python_executable(self, path: str | os.PathLike[str]) -> HostMesh:
-        """The same hosts, whose processes are run by this interpreter; and so is what is spawned within those.
+        """Return the same hosts, with this interpreter for their processes and for all processes that those spawn.
 
-        A path, which is not resolved (a virtual environment is a link), or a name that is looked up on PATH. It must be
-        of our Python's version and have what meshbook needs installed, which is told only when it starts. It keeps its
-        own packages; meshbook itself and the user's folders are those of this process.
+        `path` is a path, which is not resolved (a virtual environment is a link), or a name that is looked up on PATH.
+        The interpreter must have the same Python version and the packages that meshbook needs; this is checked when it
+        starts. It keeps its own packages; meshbook itself and the user's folders are those of this process.
         """
         python = os.fspath(path)
         if not python:
@@ -187,25 +190,25 @@ class HostMesh(MeshTrait):
     ) -> ProcMesh:
         """Start worker processes on every host and return their mesh at once.
 
-        Its dimensions are those of the hosts, then those of `per_host` (name -> size, for example `{"gpus": 4}`), in
+        The dimensions are those of the hosts, then those of `per_host` (name -> size, for example `{"gpus": 4}`), in
         row-major order. `bootstrap` runs in each process before any actor; `env` is added to its environment.
-        `proc_bind` has a dict for each process of a host: `{"cpus": "0-3"}` is its affinity, `cpunodebind`, `membind`,
-        `physcpubind`, `interleave` and `preferred` are numactl's. `bootstrap_command` starts the processes by a
-        command instead of a fork: a BootstrapCommand, or a function that makes one for each point of the mesh.
-        `mesh.initialized` resolves when all are up, or raises why one is not.
+        `proc_bind` has a dict for each process of a host: `{"cpus": "0-3"}` sets the affinity; `cpunodebind`,
+        `membind`, `physcpubind`, `interleave` and `preferred` are options of numactl. `bootstrap_command` starts the
+        processes by a command instead of a fork: a BootstrapCommand, or a function that returns one for each point of
+        the mesh. `mesh.initialized` resolves when all processes are up, or raises the reason why one is not.
 
-        `spares`: so many more processes are kept on each host, started as these are, with `bootstrap` run, so that
-        `heal` and `resize` need not wait for that. One that is used is replaced. They have no rank: RANK and its like
-        are not set when their bootstrap runs, and it can call no actors. A bootstrap that fails in one ends it, and
-        the mesh has to do without; `events()` tells of that.
+        `spares`: the number of additional processes on each host, started like the others, with `bootstrap` run. `heal`
+        and `resize` use them instead of starting processes; each used spare is replaced. Spares have no rank: RANK and
+        related variables are not set when their bootstrap runs, and the bootstrap can call no actors. A bootstrap that
+        fails in a spare ends it without a replacement; `events()` reports this.
 
-        `on_failure` says what becomes of processes that die, and of the actors spawned on them: "raise", "respawn" or a
-        function that decides, as `ProcMesh.with_policy` has it. Who has spawned actors there from another process is
-        told of their end in any case.
+        `on_failure` selects what happens to processes that die, and to the actors spawned on them: "raise", "respawn"
+        or a function that decides, as in `ProcMesh.with_policy`. Other processes that have spawned actors there always
+        receive the failures of their own actors.
 
-        Raises ValueError for a dimension that the hosts have already, or that has no size, and for a `proc_bind` that
-        does not fit, and for spares where each rank has a command of its own; TypeError for an argument of another
-        kind; RuntimeError once the hosts have been shut down.
+        Raises ValueError for a dimension that the hosts already have or that has no size, for a `proc_bind` that does
+        not fit, and for spares if each rank has its own command; TypeError for an argument of another type;
+        RuntimeError once the hosts have been shut down.
         """
         if self.is_shut_down:
             raise RuntimeError(monarch_texts.HOSTS_SHUT_DOWN)
@@ -245,7 +248,7 @@ class HostMesh(MeshTrait):
         return procs
 
     def _keep_spares(self, firsts: Sequence[WorkerSpec], start: Start, count: int) -> None:
-        """On each host, of which this is the first rank."""
+        """Keep spares on each host. `firsts` are the first ranks of the hosts."""
         for spec in firsts:
             like = msgspec.structs.replace(spec, start=start)
             _on_agent(spec.world.agent).keep_spares.broadcast(like, count)
@@ -300,11 +303,11 @@ class HostMesh(MeshTrait):
     # -- the end -----------------------------------------------------------------
 
     def shutdown(self) -> Future[None]:
-        """End the hosts: all processes on them, whoever spawned them, then the agents.
+        """End the hosts: all processes on them, by any owner, then the agents.
 
-        Resolves once everything has ended; what does not leave within `Settings.stop_timeout` is killed. Afterwards
-        `spawn_procs` raises RuntimeError, and so does the future of a second `shutdown`, unless the session has ended.
-        RuntimeError on a slice or a received reference.
+        Resolves once everything has ended. Processes that do not exit within `Settings.stop_timeout` are killed.
+        Afterwards `spawn_procs` raises RuntimeError, and so does the future of a second `shutdown`, unless the session
+        has ended. Raises RuntimeError on a slice or a received reference.
         """
         self._check_owned()
         if (known := self._ownership.shutdown) is not None:
@@ -315,10 +318,10 @@ class HostMesh(MeshTrait):
         return self._ownership.shutdown
 
     def stop(self) -> Future[None]:
-        """Detach from the hosts: stop the processes that this handle, its slices and its twins spawned here.
+        """Detach from the hosts: stop the processes that this handle, its slices and its copies have spawned here.
 
-        The agents stay, and so does what others spawned. Resolves once those processes have ended. RuntimeError on a
-        slice or a received reference.
+        The agents and the processes of other owners keep running. Resolves once the stopped processes have ended.
+        Raises RuntimeError on a slice or a received reference.
         """
         self._check_owned()
         if self._ownership.shutdown is not None:
@@ -329,11 +332,11 @@ class HostMesh(MeshTrait):
         return when_ended(current_node(), [address.node for mesh in meshes for address in mesh.nodes])
 
     def adopt(self, procs: ProcMesh) -> None:
-        """Know a mesh on these hosts that another process has spawned, whose place this one has taken."""
+        """Add a mesh on these hosts, spawned by another process that this one has replaced as the owner."""
         self._ownership.add(procs)
 
     def note_end(self) -> None:
-        """The session has ended, and the hosts with it: from now on nothing can be spawned here."""
+        """Note that the session and its hosts have ended: from now on nothing can be spawned here."""
         self._ownership.is_over = True
         if self._ownership.shutdown is None:
             self._ownership.shutdown = Future.completed(None)
@@ -361,10 +364,10 @@ class HostMesh(MeshTrait):
     def _stop_procs(self, nodes: Sequence[Address], reason: str) -> Future[None]:
         names = [node.node for node in nodes]
         ended = when_ended(current_node(), names)
-        # They are asked by their agent, which has to know first that they leave. What this process has sent them before
-        # goes another way, and must not come later: the fence follows it.
+        # The agent asks the workers to exit, since it must know first that their end is expected. Earlier messages of
+        # this process take another path and must arrive before that, so a fence follows them.
         fence = secrets.token_hex(4)
-        # Each agent ignores the names that are not its own.
+        # Each agent ignores names of other agents' workers.
         self._hosts_of(nodes).stop_procs.call(names, reason, fence)
         targets = [Target(node, PROCESS) for node in nodes]
         current_node().calls.send(targets, "fence", ((fence,), {}), Extent((), ()), None)
@@ -375,7 +378,7 @@ class HostMesh(MeshTrait):
         return asked.then(lambda _: None)
 
     def _hosts_of(self, nodes: Sequence[Address]) -> ActorMesh:
-        """The agents that these processes have: one of another host may be lost."""
+        """Return the agents of these processes only: an agent of another host may be lost."""
         prefixes = {host_of(node) for node in nodes}
         targets = [Target(agent, HOST) for agent in self._agents if host_of(agent) in prefixes]
         return ActorMesh("hosts", HostActor, targets, Extent.of(hosts=len(targets)).region)
@@ -399,12 +402,12 @@ def _on_agent(agent: Address) -> ActorMesh:
 
 
 def ask_for(agent: Address, specs: list[WorkerSpec]) -> Future[None]:
-    """Ask the agent of a host to start these."""
+    """Ask the agent of a host to start these workers."""
     return _on_agent(agent).spawn_procs.call_one(specs)
 
 
 def _as_file_name(name: str) -> str:
-    """A mesh's name as it can stand in the path of a socket: short, and without slashes and spaces."""
+    """Return a mesh's name in a form for socket paths: short, without slashes and spaces."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:24]
 
 

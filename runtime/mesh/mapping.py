@@ -1,8 +1,8 @@
-"""`procs.map(f, items)`: items for whichever rank is free, with a future for each.
+"""`procs.map(f, items)`: run each item on the next free rank, with a future for each.
 
-MapResult <- Scheduler -> Balancer (pure: which rank gets what)
+MapResult <- Scheduler -> Balancer (pure: assigns items to ranks)
                 │
-                └─> Runner: how a rank is asked (`ActorRunner`; a notebook asks what runs its cells)
+                └─> Runner: sends requests to ranks (`ActorRunner`; a notebook uses its cell actors)
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ MOST_NAMED = 10  # failed items that an error lists
 class MapResult(Generic[R]):
     """The results of a map: a future for each item.
 
-    Iterate over it for the values, in the order of the items or, with `ordered=False`, as they come. An item that fails
-    raises at its turn: an ItemError, with the item, rank and host. The iteration can go on with the next item, and the
-    others run in any case. Ctrl-C in a wait cancels the items that have not begun, as `cancel()` does.
+    Iterate over it for the values: in the order of the items or, with `ordered=False`, in order of completion. An item
+    that failed raises an ItemError at its turn, with the item, rank and host. The iteration can continue with the next
+    item, and the other items run in any case. Ctrl-C during a wait cancels the items that have not begun, as `cancel()`
+    does.
     """
 
     def __init__(
@@ -58,15 +59,15 @@ class MapResult(Generic[R]):
 
     @property
     def progress(self) -> int:
-        """How many items are settled: done, failed or cancelled."""
+        """The number of settled items: done, failed or cancelled."""
         return sum(future.done() for future in self.futures)
 
     def done(self) -> bool:
-        """Whether all items are settled."""
+        """Return whether all items are settled."""
         return self._finished.done()
 
     def when_done(self, callback: Callable[[], object]) -> None:
-        """Call back once all items are settled, from the thread that settles the last one, or at once."""
+        """Call `callback` once all items are settled: from the thread that settles the last one, or at once."""
         self._finished.when_done(callback)
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -81,7 +82,7 @@ class MapResult(Generic[R]):
     def get(self, timeout: float | None = None) -> list[R]:
         """Wait for all items (at most `timeout` seconds, else TimeoutError) and return the values in their order.
 
-        Raises the error of the first item that failed; its `failures` has the errors of all items by position.
+        Raises the error of the first item that failed. Its `failures` holds the errors of all items by position.
         """
         with self._cancelled_by_interrupt():
             self._finished.get(timeout)
@@ -90,7 +91,7 @@ class MapResult(Generic[R]):
     result = get
 
     def __await__(self) -> Generator[Any, None, list[R]]:
-        """The same, for `await`. A cancelled await cancels the items that have not begun."""
+        """Wait like `get`, for `await`. A cancelled await cancels the items that have not begun."""
         try:
             yield from self._finished.__await__()
         except BaseException:
@@ -119,24 +120,24 @@ class MapResult(Generic[R]):
 
     @property
     def handed_out_again(self) -> dict[int, tuple[int, ...]]:
-        """The items that were handed out again, by position, with the ranks that died with them.
+        """The items that were handed out again, by position, with the ranks that died while they had them.
 
-        These alone may have been done twice, or in part.
+        Only these items may have run twice, or partially.
         """
         again = self._scheduler.again
         return {item: tuple(again[number]) for item, number in enumerate(self._numbers) if number in again}
 
     @property
     def runs(self) -> list[ItemTiming | None]:
-        """Where and when each item ran; None for one that has not, or has no result."""
+        """Where and when each item ran; None for an item that has not run or has no result."""
         return [self._scheduler.runs.get(number) for number in self._numbers]
 
     def __iter__(self) -> Iterator[R]:
-        """The values, in order or as they come."""
+        """Iterate over the values, in order or as they arrive."""
         return _Values(self, self.futures if self._ordered else self.as_completed())
 
     def as_completed(self) -> Iterator[Future[R]]:
-        """The futures, in the order in which their items are settled."""
+        """Iterate over the futures in the order in which their items are settled."""
         slots: list[Future[Future[R]]] = [Future.pending() for _ in self.futures]
         free = itertools.count()
 
@@ -151,9 +152,9 @@ class MapResult(Generic[R]):
             yield settled
 
     def cancel(self) -> None:
-        """Cancel the items that have not begun: their futures raise CallCancelled. What runs is let finish.
+        """Cancel the items that have not begun: their futures raise CallCancelled. Running items finish.
 
-        Items that were handed out to a rank are taken back first, so their futures are settled a little later.
+        Items that were already handed out to a rank are withdrawn first, so their futures are settled a little later.
         """
         self._scheduler.cancel(self._numbers)
 
@@ -170,7 +171,7 @@ class MapResult(Generic[R]):
 
 
 class _Values(Iterator[R]):
-    """The values of futures. Not a generator: that would end with the first item that fails."""
+    """Iterator over the values of futures. Not a generator: a generator would end at the first item that fails."""
 
     def __init__(self, result: MapResult[R], futures: Iterable[Future[R]]) -> None:
         self._result = result
@@ -185,7 +186,7 @@ class _Values(Iterator[R]):
 def begin_map(
     function: Callable[..., R], sequences: Sequence[Iterable[Any]], begin: Callable[[], Scheduler], *, ordered: bool
 ) -> MapResult[R]:
-    """Let a scheduler, which `begin` makes, call the function with each item. TypeError before that."""
+    """Start the map: check the arguments (TypeError), then submit the calls to the scheduler that `begin` creates."""
     if not callable(function):
         raise TypeError(f"map takes a function and items, as map(f, range(10)); {function!r} cannot be called")
     if not sequences:
@@ -201,7 +202,7 @@ def begin_map(
 
 
 def check_chunksize(chunksize: Chunksize) -> int | None:
-    """How many items a request has; None where that is chosen by the time they take. ValueError, TypeError."""
+    """Return the number of items of a request, or None to choose it by their duration. ValueError, TypeError."""
     if chunksize == "auto":
         return None
     if not isinstance(chunksize, int) or isinstance(chunksize, bool):

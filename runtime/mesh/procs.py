@@ -1,4 +1,4 @@
-"""`ProcMesh`: the handle of worker processes; actors are spawned on it."""
+"""`ProcMesh`: the handle of worker processes, on which actors are spawned."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ R = TypeVar("R")
 
 
 def heed_failures(mesh: Any, handle: Callable[[MeshFailure], object]) -> None:
-    """Let `handle` hear first of what fails in a mesh that was spawned here; a true answer means that it is handled.
+    """Call `handle` first for each failure of a mesh that was spawned here. A true result means that it is handled.
 
-    It must not wait.
+    `handle` must not wait.
     """
     for key in mesh._keys:
         if (owned_mesh := current_node().ledger.get(key)) is not None:
@@ -59,7 +59,7 @@ def heed_failures(mesh: Any, handle: Callable[[MeshFailure], object]) -> None:
 
 
 class ProcMesh(MeshTrait):
-    """Worker processes with a shape; the last dimension is usually `gpus`. Made by `HostMesh.spawn_procs`."""
+    """Worker processes with a shape; the last dimension is usually `gpus`. Created by `HostMesh.spawn_procs`."""
 
     def __init__(
         self,
@@ -79,8 +79,9 @@ class ProcMesh(MeshTrait):
         self._hosts = hosts
         self._ownership = ownership or Ownership()
         self._owned = owned
-        self._streams = stream_logs  # whether its output was to be forwarded at the spawn; None: as this process's is
-        self._policy = policy  # for what is spawned by this handle
+        # Whether the output was to be forwarded at the spawn; None: as in this process.
+        self._streams = stream_logs
+        self._policy = policy  # for meshes that are spawned through this handle
         self._initialized: Future[bool] | None = None
 
     @property
@@ -89,7 +90,7 @@ class ProcMesh(MeshTrait):
 
     @property
     def _keys(self) -> set[str]:
-        """Under what the ledger of its owner has it."""
+        """The keys of this mesh in its owner's ledger."""
         return {self._name}
 
     @property
@@ -108,21 +109,21 @@ class ProcMesh(MeshTrait):
 
     @property
     def _addresses(self) -> tuple[Address, ...]:
-        """Where its ranks are, for a broadcast."""
+        """The addresses of its ranks, for a broadcast."""
         return self.nodes
 
     @property
     def host_ranks(self) -> tuple[int, ...]:
-        """For each process of this mesh or slice, in rank order: which of the hosts it runs on."""
+        """The index of the host of each process of this mesh or slice, in rank order."""
         per_host = len(self._nodes) // len(self._hosts)
         return tuple(rank // per_host for rank in self._region.ranks())
 
     @property
     def initialized(self) -> Future[bool]:
-        """Resolves to True once every process takes messages.
+        """A future that resolves to True once all processes can take messages.
 
-        Raises LaunchError where one could not be started, BootstrapFailed (an ActorError) where its bootstrap raised,
-        and else SupervisionError, with how it ended.
+        It raises LaunchError if a process could not be started, BootstrapFailed (an ActorError) if its bootstrap
+        raised, and otherwise SupervisionError with the exit report.
         """
         known = self._initialized
         if known is None or (known.done() and known.exception() is not None):  # it may have been healed since
@@ -132,13 +133,13 @@ class ProcMesh(MeshTrait):
     def _ask_whether_ready(self) -> Future[bool]:
         node = current_node()
         if set(self.nodes) == {node.address}:
-            return Future.completed(True)  # a client hosts no actor that could say so
+            return Future.completed(True)  # a client's own process hosts no process actor to call
         reply_handler = AllReplies(self.extent.region, _explain_start)
         node.calls.send([Target(each, PROCESS) for each in self.nodes], "ready", ((), {}), self.extent, reply_handler)
         return reply_handler.future.then(lambda pids: True)
 
     def __await__(self) -> Generator[Any, None, Self]:
-        """This mesh, once it is initialized; raises what `initialized` raises."""
+        """Wait until this mesh is initialized and return it; raises the same errors as `initialized`."""
         yield from self.initialized.__await__()
         return self
 
@@ -146,7 +147,7 @@ class ProcMesh(MeshTrait):
         return self._twin(self._nodes, region, owned=False, policy=self._policy)
 
     def _twin(self, nodes: Sequence[Address], region: Region, *, owned: bool, policy: Respawning | None) -> ProcMesh:
-        """Another handle of this mesh."""
+        """Return another handle of this mesh."""
         return ProcMesh(
             *(self._name, nodes, region, self._hosts),
             ownership=self._ownership,
@@ -156,15 +157,19 @@ class ProcMesh(MeshTrait):
         )
 
     def with_policy(self, on_failure: OnFailure, restarts: Restarts | None = None) -> ProcMesh:
-        """The same processes; what is spawned by the handle that this returns is treated like this when it fails.
+        """Return a handle of the same processes with a failure policy for the meshes that are spawned through it.
 
-        `"raise"`: its owner is told, by `__supervise__` or `unhandled_fault_hook`. `"respawn"`: ranks that fail come
-        back by themselves, as by `heal`: the actor alone where its process lives, else the process with all its actors.
-        A function is asked each time, with the MeshFailure, and answers with one of these words; it runs on a thread of
-        its own. The owner only hears of what is not respawned: the answer is "raise", or nobody here owns the process,
-        or a rank was respawned as often as `restarts` allows (`Restarts(most=3, within=60.0)`). Calls to a rank that
-        fails raise in any case; the next ones reach the new one. `heal()` waits for a respawn that is under way.
-        Raises ValueError for another word.
+        `on_failure` is one of:
+
+        - `"raise"`: the failure is passed to the owner's `__supervise__` or `unhandled_fault_hook`.
+        - `"respawn"`: failed ranks are restarted automatically, as by `heal`: only the actor if its process lives,
+          otherwise the process with all its actors.
+        - a function: it is called with each MeshFailure and returns one of these words. It runs on a separate thread.
+
+        The owner receives only failures that are not respawned: the policy says "raise", no code in this process owns
+        the failed process, or the rank has been respawned as often as `restarts` allows (`Restarts(most=3,
+        within=60.0)`). Pending calls to a failed rank raise in any case; later calls reach the new one. `heal()` waits
+        for a respawn that is under way. Raises ValueError for another word.
         """
         policy = policy_of(on_failure, restarts)
         return self._twin(self._nodes, self._region, owned=self._owned, policy=policy)
@@ -172,11 +177,11 @@ class ProcMesh(MeshTrait):
     def spawn(self, name: str, cls: type[A], *args: Any, **kwargs: Any) -> A:
         """Create an actor of `cls` on every process and return the actor mesh at once.
 
-        The constructor runs remotely, before the first message; if it raises, calls on the mesh fail, and
-        `mesh.initialized` tells why. The result is typed as `cls`: its endpoints are attributes. `on_failure=` and
-        `restarts=` are those of `with_policy`, for these actors alone; a constructor that takes `on_failure` gets it.
-        Raises ValueError for a class that cannot be spawned, TypeError for arguments that do not fit it, RuntimeError
-        on processes that have been stopped.
+        The constructor runs remotely, before the first message. If it raises, calls on the mesh fail, and
+        `mesh.initialized` raises the reason. The result is typed as `cls`: its endpoints are attributes. `on_failure=`
+        and `restarts=` are those of `with_policy`, for these actors only; if the constructor has a parameter
+        `on_failure`, it receives the argument instead. Raises ValueError for a class that cannot be spawned, TypeError
+        for arguments that do not fit it, and RuntimeError for processes that have been stopped.
         """
         if not isinstance(name, str):
             raise TypeError(f"spawn(name, class, ...) begins with a name, as 'trainers', not with {name!r}")
@@ -213,7 +218,7 @@ class ProcMesh(MeshTrait):
         return mesh
 
     def spawn_on_main(self, name: str, cls: type[A], *args: Any, **kwargs: Any) -> A:
-        """Like `spawn`, for the one actor of each process that runs on its main thread (notebook cells do)."""
+        """Like `spawn`, for the one actor of each process on its main thread (the cell actor of notebooks)."""
         return cast("A", self._spawn(name, cls, args, kwargs, on_main=True))
 
     def map(
@@ -225,17 +230,18 @@ class ProcMesh(MeshTrait):
         chunksize: Chunksize = "auto",
         progress: bool = True,
     ) -> MapResult[R]:
-        """Call `function` with each item, on whichever rank is free, and return a future for each at once.
+        """Call `function` with each item, on the next free rank, and return a future for each call at once.
 
-        Of several iterables it takes an item each, as Python's own `map`. The result is iterated in the order of the
-        items, or as they are done with `ordered=False`. `chunksize` items travel in one message; "auto" chooses that by
-        the time they take. What waits behind a slow item goes to other ranks.
+        With several iterables, each call takes one item of each, as in Python's `map`. Iterating over the result gives
+        the values in the order of the items, or in order of completion with `ordered=False`. Each message carries
+        `chunksize` items; "auto" chooses the number by the time that items take. Items that wait behind a slow one move
+        to other ranks.
 
-        An item that fails raises ItemError, and the others go on. Items of a rank that died are handed out again, and
-        raise ItemLost after some deaths; no other item is done twice. The function is pickled once, and sent once to
-        each rank; it runs on a thread of its own. In a notebook a bar shows the progress, unless `progress=False`.
-        Raises TypeError and ValueError for arguments that cannot be, PickleError for the function, RuntimeError on
-        processes that have been stopped.
+        An item that fails raises ItemError, and the others continue. Items of a rank that died are handed out again,
+        and raise ItemLost after several deaths; no other item runs twice. The function is pickled once and sent once to
+        each rank, where it runs on a separate thread. Notebooks show a progress bar, unless `progress=False`. Raises
+        TypeError and ValueError for invalid arguments, PickleError if the function cannot be pickled, and RuntimeError
+        for processes that have been stopped.
         """
         size = check_chunksize(chunksize)
         begin = functools.partial(begin_map, function, items, ordered=ordered)
@@ -245,14 +251,14 @@ class ProcMesh(MeshTrait):
         return result
 
     def _make_runner(self, name: str) -> Runner:
-        """What runs the items of a map on these processes."""
+        """Create the runner of a map's items on these processes."""
         return ActorRunner(self, name)
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
-        """Stop the actors and the processes, and with them the meshes that they own.
+        """Stop the actors and the processes, and with them the meshes that the actors own.
 
-        Resolves once every process has ended; who does not leave within `Settings.stop_timeout` is killed. Stopping
-        again is no error. ValueError on a slice or a received reference.
+        Resolves once all processes have ended. A process that does not exit within `Settings.stop_timeout` is killed.
+        Stopping again is allowed. Raises ValueError on a slice or a received reference.
         """
         if not self._owned:
             raise ValueError(monarch_texts.PROCS_NOT_OWNED)
@@ -265,28 +271,29 @@ class ProcMesh(MeshTrait):
         ledger, names = current_node().ledger, {address.node for address in self._nodes}
         ledger.end(self._name, names)
         stopped = self._hosts._stop_procs(self._nodes, reason)
-        stopped.when_done(lambda: ledger.forget(names))  # actors in those that had failed before
+        stopped.when_done(lambda: ledger.forget(names))  # actors in processes that had failed before
         return stopped
 
     def note_end(self, ended: Future[None]) -> None:
-        """Its hosts are being stopped, and so it is."""
+        """Note that this mesh ends with its hosts."""
         if self._ownership.stopped is None:
             self._ownership.stopped = ended
 
     def heal(self) -> Future[list[int]]:
-        """Start the processes of this mesh again that have died, and create their actors again.
+        """Restart the dead processes of this mesh, and create their actors again.
 
-        The actors are made with the arguments of the spawn; then `__restore__()` is called, before any message, where
-        the class defines it (`async def` where the endpoints are). Actors that failed while their process lives are
-        created again as well. What is well is not touched, and keeps its state. Handles, slices and references reach
-        the new ones, wherever they are; a call that failed is not made again.
+        The actors are created with the arguments of the spawn. Then `__restore__()` is called, before any message, if
+        the class defines it (`async def` if the endpoints are). Failed actors in living processes are created again as
+        well. Healthy ranks are not touched and keep their state. All handles, slices and references reach the new
+        processes and actors; failed calls are not repeated.
 
-        Actors that other processes than this one have spawned in a process that died come back, too: each by its owner,
-        which this does not wait for. Those of others that failed in a living process do not. What was stopped stays so.
+        Actors that other processes have spawned in a dead process are also created again, each by its owner; this call
+        does not wait for them. Actors of other owners that failed in a living process are not. Stopped actors stay
+        stopped.
 
-        Resolves, once all are constructed, to the ranks that were healed: none where all are well. Raises where a rank
-        cannot be healed, or dies again, and it may be healed another time: LaunchError where a process does not start,
-        SupervisionError for a constructor or a `__restore__` that fails. A second `heal` waits for the first.
+        Resolves, once all constructors have run, to the healed ranks: an empty list if all were healthy. Raises if a
+        rank cannot be healed or dies again, and can be retried: LaunchError if a process does not start,
+        SupervisionError if a constructor or a `__restore__` fails. A second `heal` waits for the first. Raises
         RuntimeError once the mesh was stopped; ValueError on a slice or a received reference.
         """
         return self._heal()
@@ -299,7 +306,7 @@ class ProcMesh(MeshTrait):
         return healed
 
     def _to_change(self, what: str) -> tuple[ProcMesh, OwnedMesh]:
-        """This mesh as it is now; RuntimeError or ValueError where it cannot be changed from here."""
+        """Return the current handle and ledger entry. RuntimeError, ValueError: it cannot be changed from here."""
         if not self._owned:
             raise ValueError(f"ProcMesh is not owned; must be {what} by an owner")
         if self._hosts.is_shut_down:
@@ -310,22 +317,23 @@ class ProcMesh(MeshTrait):
         return self._ownership.current, owned_mesh
 
     def resize(self, **sizes: int) -> ProcMesh:
-        """Let this mesh have other sizes, as `procs = procs.resize(gpus=6)`, and return a handle of it at once.
+        """Change the sizes of this mesh and return a new handle at once: `procs = procs.resize(gpus=6)`.
 
-        A rank is its coordinates: those that are in the mesh before and after keep their processes, actors and state.
-        Those that are new get processes as the first ones did (from spares where there are any), and the actors that
-        were spawned from this process on the whole mesh: made with the arguments of the spawn, and not restored. Those
-        that are gone are stopped, with cleanup. Dead ranks are not healed, but may be removed. Dimensions of the hosts
-        do not change.
+        Coordinates identify a rank: ranks that are in the mesh before and after keep their processes, actors and state.
+        New ranks get processes started as the first ones were (from spares if there are any), and the actors that were
+        spawned from this process on the whole mesh. These are created with the arguments of the spawn, without
+        `__restore__`. Removed ranks are stopped, with cleanup. Dead ranks are not healed, but may be removed.
+        Dimensions of the hosts cannot change.
 
-        Handles are immutable. Others of this mesh go on reaching the processes that they are of, and calls to removed
-        ones raise SupervisionError; `stop` and `heal` are of the mesh as it is now, by whichever handle. `all_of` gives
-        the new handle of an actor mesh. In the processes that stay, RANK, WORLD_SIZE and their like are set anew unless
-        they were changed, and so is `context().actor_instance.rank` of the actors that are on the whole mesh;
-        `current_rank()` is of the handle that was called, as ever. Actors on a slice stay on what is left of it.
+        Handles are immutable. Other handles of this mesh still reach the processes that they were made for, and calls
+        to removed ones raise SupervisionError. `stop` and `heal` act on the mesh as it is now, through any handle.
+        `all_of` returns the new handle of an actor mesh. In the remaining processes, RANK, WORLD_SIZE and related
+        variables are updated unless they were changed; so is `context().actor_instance.rank` of actors on the whole
+        mesh. `current_rank()` still refers to the handle that was called. Actors on a slice stay on what is left of the
+        slice.
 
-        The new handle's `initialized` resolves when new processes and actors are up, removed ones have ended, and what
-        follows is over (`after_heal`). ValueError for sizes that cannot be, on a slice and on a received reference;
+        The new handle's `initialized` resolves when new processes and actors are up, removed ones have ended, and the
+        callbacks of `after_heal` are done. Raises ValueError for invalid sizes, on a slice and on a received reference;
         RuntimeError once the mesh was stopped.
         """
         with self._ownership.changing:
@@ -335,7 +343,7 @@ class ProcMesh(MeshTrait):
             if before == after or specs is None:
                 return current
             node = current_node()
-            # On the I/O thread, which notes the end of a process completely before it does this.
+            # On the I/O thread, which records the end of a process completely before it runs this.
             change = node.loop.run(lambda: Resize(node, self._name, specs, before, after))
             resized = current._twin(change.nodes, after.region, owned=True, policy=current._policy)
             self._ownership.current = resized
@@ -348,9 +356,9 @@ class ProcMesh(MeshTrait):
         return resized
 
     def all_of(self, actors: A) -> A:
-        """The handle of the same actors on all of their processes as these are now: after a `resize`, on the new ones.
+        """Return a handle of the same actors on all their current processes, including new ones after a `resize`.
 
-        ValueError where they were not spawned from this process, or have been stopped.
+        Raises ValueError if the actors were not spawned from this process, or have been stopped.
         """
         owned_mesh = current_node().ledger.get(next(iter(cast("Any", actors)._keys)))
         if owned_mesh is None:
@@ -359,9 +367,9 @@ class ProcMesh(MeshTrait):
 
     @property
     def actors(self) -> dict[str, Any]:
-        """The actor meshes that were spawned from this process on this mesh or a slice, by name; the newest of several.
+        """The actor meshes that this process has spawned on this mesh or a slice, by name; the newest of equal names.
 
-        Also those that another process has spawned, whose run this one has attached to. What was stopped is not there.
+        Includes those spawned by another process whose run this process has attached to. Stopped ones are not included.
         """
         own = {address.node for address in self._nodes}
         owned_meshes = [
@@ -370,37 +378,38 @@ class ProcMesh(MeshTrait):
         return {owned_mesh.name: owned_mesh.handle() for owned_mesh in owned_meshes}
 
     def after_heal(self, begin: Afterwards) -> None:
-        """Let `begin(mesh, ranks)` be called after each heal, with the ranks that were healed, and after each resize.
+        """Call `begin(mesh, ranks)` after each heal, with the healed ranks, and after each resize, with the new ranks.
 
-        It is called where this mesh is owned, once their processes are up and their actors constructed. After a resize
-        the ranks are the new ones, and may be none. What it returns, a future or None, is waited for by the heal or by
-        the new handle's `initialized`, which fail where that does. It runs on a receiving thread, so it begins things
-        and does not wait for them.
+        It runs in the process that owns this mesh, once the processes are up and their actors constructed. After a
+        resize the ranks may be empty. `begin` returns a future or None. The heal, or the new handle's `initialized`,
+        waits for that future and fails if it fails. `begin` runs on a receiving thread, so it must not wait.
         """
         self._ownership.afterwards.append(begin)
 
     def _follow_up(self, ranks: list[int], reborn: Collection[int], was: int | None = None) -> list[Future[Any]]:
-        """What comes after a heal or a resize. `reborn`: whose processes are new; `was`: the size before."""
+        """Start the steps after a heal or a resize. `reborn`: ranks with new processes; `was`: the size before."""
         begun = [begin(self, ranks) for begin in self._ownership.afterwards]
         if reborn or was is not None:
             begun += self._ownership.groups.make_again(self, reborn, was or self.size())
         return [future for future in begun if future is not None]
 
     def init_process_group(self, backend: str | None = None, timeout: float | timedelta | None = None) -> Future[int]:
-        """Make torch.distributed's default process group of the ranks of this mesh or slice.
+        """Create torch.distributed's default process group from the ranks of this mesh or slice.
 
-        From here, so no rank calls `dist.init_process_group`, and whatever its threads do. Calling it again makes a new
-        one. Ranks that are in a group leave it: it is aborted, what waits in it fails, and groups made of some
-        of its ranks (`dist.new_group`, a DeviceMesh) and DistributedDataParallel models over it have to be made anew.
-        `heal()` makes a new group by itself where a process of this one had died, and `resize()` where it was of all
-        ranks; a group of a slice that lost a rank by that is over. What runs on a rank just then, and is in no
-        collective, has its next one in the new group: wait until all calls that have lost a rank have ended, then heal.
+        The group is created from the caller's process: no rank calls `dist.init_process_group`, and the ranks' threads
+        may be busy. Calling it again creates a new group. Ranks leave the group they are in: it is aborted, and
+        operations that wait in it fail. Groups made of some of its ranks (`dist.new_group`, a DeviceMesh) and
+        DistributedDataParallel models over it must be created again.
 
-        `backend` is torch's: "gloo", "nccl", "cpu:gloo,cuda:nccl"; if it is not given, the last where each rank has a
-        GPU of its own, and else gloo. `timeout`, in seconds or as a timedelta, is how long a collective may take.
-        Resolves, once all ranks have joined, to the generation of the group (`process_group_generation`). Raises
-        GroupError, which names the rank that did not come; the others are freed, and in no group then.
-        ValueError on a received reference, RuntimeError once the mesh was stopped.
+        `heal()` recreates a group in which a process had died, and `resize()` recreates a group of all ranks. A group
+        of a slice that lost a rank in a resize is gone. Code that runs on a rank meanwhile, outside a collective, has
+        its next collective in the new group. Therefore wait until all calls that lost a rank have ended, then heal.
+
+        `backend` is torch's: "gloo", "nccl" or "cpu:gloo,cuda:nccl". The default is the last one if each rank has its
+        own GPU, and otherwise gloo. `timeout`, in seconds or as a timedelta, limits each collective. Resolves, once all
+        ranks have joined, to the generation of the group (`process_group_generation`). Raises GroupError, which names
+        the rank that did not join; the other ranks are freed and are then in no group. Raises ValueError on a received
+        reference, RuntimeError once the mesh was stopped.
         """
         self._check_groups()
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
@@ -412,16 +421,16 @@ class ProcMesh(MeshTrait):
 
     @property
     def process_group_generation(self) -> int:
-        """How many process groups `init_process_group` and `heal` have made on this mesh and its slices."""
+        """The number of process groups that `init_process_group` and `heal` have made on this mesh and its slices."""
         return self._ownership.groups.generation
 
     def abort_process_groups(self) -> Future[dict[int, tuple[str, ...]]]:
-        """Free the ranks of this mesh or slice that are stuck in torch.distributed, and take their groups apart.
+        """Free the ranks of this mesh or slice that are stuck in torch.distributed, and abort their groups.
 
-        What waits in a collective, or for a rank that does not come, fails with torch's error; then torch says that the
-        default group has not been initialized. `init_process_group` makes one again, from here or on all ranks: all of
-        the mesh are given a MASTER_PORT that is new. Resolves to what was aborted, by rank, in words; ranks that are
-        dead or do not answer within 15 s are not among them. ValueError on a received reference.
+        Operations that wait in a collective, or for a missing rank, fail with torch's error. Afterwards torch reports
+        that the default group has not been initialized. `init_process_group` creates a new one, from here or on all
+        ranks: all ranks of the mesh get a new MASTER_PORT. Resolves to descriptions of the aborted groups, by rank.
+        Ranks that are dead or do not answer within 15 s are left out. Raises ValueError on a received reference.
         """
         self._check_groups()
         return abort(self, self._ownership.current)
@@ -433,23 +442,24 @@ class ProcMesh(MeshTrait):
             raise ValueError("ProcMesh is not owned; its process groups are made and aborted by its owner")
 
     def spares(self) -> Future[int]:
-        """How many processes wait to take the place of one that dies: warm ones, on all hosts of this mesh."""
+        """Return the number of warm spare processes on all hosts of this mesh, ready to replace one that dies."""
         return self._hosts._count_spares(self._name)
 
     def transfers(self) -> Future[TransferTable]:
-        """Who has moved how many bytes from and to whose memory: what `RDMABuffer` and all that uses it have moved.
+        """Return the bytes moved between memories of processes by `RDMABuffer` and everything built on it.
 
-        A row for each process of this mesh or slice, owner, way and direction, and for what this process has moved from
-        or to theirs. It resolves to a list of `Moved`, which pandas and polars take. A transfer counts when it is done,
-        with whoever asked for it; a process that was healed begins anew. Who is dead, or does not answer within 5 s, is
-        named in `silent`. RuntimeError once the mesh was stopped.
+        Resolves to a list of `TransferRecord` rows, which pandas and polars accept. There is a row for each process of this mesh or
+        slice, owner, transfer backend and direction, and for the transfers of this process from or to theirs. A
+        transfer is counted when it is complete, by the process that requested it; a healed process starts from zero.
+        Ranks that are dead, or do not answer within 5 s, are listed in `silent`. Raises RuntimeError once the mesh was
+        stopped.
         """
         if self._ownership.stopped is not None:
             raise RuntimeError(monarch_texts.PROCS_STOPPED)
         return ask_transfers(self)
 
     def dismiss(self, reason: str) -> Future[None]:
-        """Let the processes of this mesh or slice leave ahead of the others, as `stop` does for all of them."""
+        """Stop the processes of this mesh or slice ahead of the others, as `stop` does for all of them."""
         return self._hosts._stop_procs(self.nodes, reason)
 
     async def logging_option(
@@ -458,14 +468,14 @@ class ProcMesh(MeshTrait):
         aggregate_window_sec: float | None = None,
         level: int = logging.INFO,
     ) -> None:
-        """Say what happens from now on to what the processes of this mesh or slice print outside cells, and log.
+        """Set how the output and log records of this mesh or slice are handled from now on, outside cells.
 
-        `stream_to_client`: whether the client shows it; a script does in any case, unless MESHBOOK_SHOW_OUTPUT is 0.
-        `aggregate_window_sec`: lines that differ in their numbers alone, and come within so many seconds, are shown
-        once, with their count and ranks. `level`: that of the root logger, 0 to 255, from which on Python's logging is
-        printed. `%%mesh` cells show their output in any case.
-        Raises ValueError for a level or a window that cannot be; warns where the client forwards nothing
-        (MESHBOOK_ENABLE_LOG_FORWARDING; in notebooks it does).
+        `stream_to_client`: whether the client shows the output. A script shows it in any case, unless
+        MESHBOOK_SHOW_OUTPUT is 0. `aggregate_window_sec`: lines that differ only in their numbers and arrive within
+        this many seconds are shown once, with their count and ranks. `level`: the level of the root logger, 0 to 255,
+        from which on Python's logging is printed. `%%mesh` cells always show their output. Raises ValueError for an
+        invalid level or window. Warns if the client forwards nothing (MESHBOOK_ENABLE_LOG_FORWARDING; in notebooks it
+        does).
         """
         _check_logging(stream_to_client, aggregate_window_sec, level)
         node, everyone = current_node(), AllReplies(self.extent.region)
@@ -473,7 +483,7 @@ class ProcMesh(MeshTrait):
         if stream_to_client and not streams:
             text = "stream_to_client=True has no effect: MESHBOOK_ENABLE_LOG_FORWARDING was off at the spawn"
             warnings.warn(text, UserWarning, stacklevel=2)
-        if node.place is None and set(self.nodes) == {node.address}:  # a client's own process prints by itself
+        if node.place is None and set(self.nodes) == {node.address}:  # a client's own process prints directly
             logging.getLogger().setLevel(level)
             return
         options = LogOptions(stream_to_client and streams, aggregate_window_sec)
@@ -482,9 +492,9 @@ class ProcMesh(MeshTrait):
         await everyone.future
 
     def kill(self, number: int = signal.SIGKILL, *, sender: str = "") -> Future[None]:
-        """Send a signal to the processes of this mesh or slice, and to what they started.
+        """Send a signal to the processes of this mesh or slice, and to their child processes.
 
-        Whoever waits for one that is killed is told that the `sender` ended it, where there is one.
+        If a `sender` is given, calls that wait for a killed process report that the sender ended it.
         """
         return self._hosts._signal_procs(self.nodes, number, sender)
 
@@ -497,7 +507,7 @@ class ProcMesh(MeshTrait):
         await self.stop()
 
     def to_table(self) -> str:
-        """A table of the ranks as text: number, coordinates and process of each."""
+        """Return a text table of the ranks: number, coordinates and process."""
         extent = self.extent
         points = [extent.point(rank) for rank in range(len(self))]
         rows = [["rank", *extent.labels, "process"]]
@@ -533,7 +543,7 @@ def _check_logging(stream: bool, window: float | None, level: int) -> None:
 
 
 def _ask_ready(nodes: Sequence[Address]) -> Sequence[Future[Any]]:
-    """Ask these processes whether they take messages."""
+    """Ask these processes whether they can take messages; one future each."""
     targets, reply_handler = [Target(each, PROCESS) for each in nodes], PerRank(len(nodes), _explain_start)
     current_node().calls.send(targets, "ready", ((), {}), Extent.of(ranks=len(nodes)), reply_handler)
     return reply_handler.futures
