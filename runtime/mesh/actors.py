@@ -1,4 +1,4 @@
-"""`ActorMesh`: the handle of an actor on every rank of a mesh. Picklable, sliceable; it holds addresses and no node."""
+"""`ActorMesh`: the handle of an actor on every rank of a mesh. Picklable, sliceable; it holds addresses, no node."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from meshbook.runtime.traces import Place, SourceLine, calling_place
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.messages import Address
 
-_dice = random.SystemRandom()  # the user's seed is the user's, and forks would all draw the same
+_dice = random.SystemRandom()  # not the global generator: its seed belongs to the user, and forks would share its state
 
 
 def current_node() -> Node:
-    """The node of the actor or client that runs here."""
+    """Return the node of the actor or client that runs here."""
     here = CURRENT.get()
     return (here if here is not None else client_context()).actor_instance.node  # type: ignore[no-any-return]
 
@@ -67,7 +67,7 @@ class ActorMesh(MeshTrait):
 
     @classmethod
     def __class_getitem__(cls, actor: Any) -> types.GenericAlias:
-        """`ActorMesh[Trainer]`, for annotations."""
+        """Support `ActorMesh[Trainer]` in annotations."""
         return types.GenericAlias(cls, actor)
 
     @property
@@ -83,9 +83,9 @@ class ActorMesh(MeshTrait):
 
     @property
     def initialized(self) -> Future[None]:
-        """Resolves once every constructor has run; raises what went wrong in the first that did not.
+        """A future that resolves once every constructor has run, or raises the error of the first that failed.
 
-        Where its owner has healed the mesh since, this is of those that were made then.
+        After a heal by its owner, the future is that of the newly created actors.
         """
         known = self._initialized
         if known.done() and known.exception() is not None:
@@ -94,7 +94,7 @@ class ActorMesh(MeshTrait):
         return known
 
     def __await__(self) -> Generator[Any, None, Self]:
-        """This mesh, once it is initialized; raises what `initialized` raises."""
+        """Wait until this mesh is initialized and return it; raises the same errors as `initialized`."""
         yield from self.initialized.__await__()
         return self
 
@@ -104,7 +104,7 @@ class ActorMesh(MeshTrait):
     def __getattr__(self, name: str) -> Endpoint[Any, Any] | PlainMethod:
         if not name.startswith("__") and (method := self.__dict__.get("_methods", {}).get(name)) is not None:
             made: Endpoint[Any, Any] = Endpoint(self, method)
-            self.__dict__[name] = made  # the next look-up does not come here
+            self.__dict__[name] = made  # later look-ups bypass `__getattr__`
             return made
         if not name.startswith("_") and callable(getattr(self.__dict__.get("_cls"), name, None)):
             return PlainMethod(self, self._cls, name)
@@ -116,7 +116,7 @@ class ActorMesh(MeshTrait):
 
     @property
     def _keys(self) -> set[str]:
-        """Under what the ledger of its owner has it."""
+        """The keys of this mesh in its owner's ledger."""
         return {target.actor for target in self._targets}
 
     @functools.cached_property
@@ -125,7 +125,7 @@ class ActorMesh(MeshTrait):
 
     @property
     def _addresses(self) -> tuple[Address, ...]:
-        """Where its ranks are, for a broadcast."""
+        """The addresses of its ranks, for a broadcast."""
         return tuple(target.address for target in self._picked)
 
     @functools.cached_property
@@ -163,7 +163,7 @@ class ActorMesh(MeshTrait):
         return self._call_rank(self._draw(), endpoint, arguments, limit)
 
     def _draw(self) -> int:
-        """A rank at random; but one that is lost, if that is known here: then the mesh has failed, and not by luck."""
+        """Return a random rank. If a rank is known to be lost, return that rank, so that the call always fails."""
         lost = current_node().supervision.find_lost(self._picked)
         return lost if lost is not None else _dice.randrange(len(self._picked))
 
@@ -193,23 +193,24 @@ class ActorMesh(MeshTrait):
         node, targets = current_node(), self._picked[first : first + 1] if chosen else self._picked
         if not port[1]:
             node.calls.send(targets, endpoint, arguments, self._extent, None, first=first)
-        elif has_port:  # it may answer several times
+        elif has_port:  # the endpoint may answer several times
             node.calls.send(targets, endpoint, arguments, self._extent, None, first=first, port=port)
         else:
             explain = self._explainer(endpoint)
             node.calls.send_for_port(targets, endpoint, arguments, self._extent, port, first=first, explain=explain)
 
     def _undecorated(self, has_port: bool) -> ActorMesh:
-        """This mesh as the one whose plain methods are called."""
+        """Return this mesh as a handle for calls of its undecorated methods."""
         targets = [dataclasses.replace(target, manner="port" if has_port else "method") for target in self._targets]
         return ActorMesh(self._name, self._cls, targets, self._region, self._initialized, self._whole)
 
     def _explainer(self, endpoint: str, depth: int = 4) -> _Explainer:
-        # Above us are `_call` or its like, and a verb: who called that is at this depth, or higher. Each look costs.
+        # The frames above are `_call` or a sibling, and a verb. The caller's frame is at this depth or higher; each
+        # frame looked at costs time.
         return _Explainer(self, endpoint, calling_place(depth))
 
     def _name_lost(self, node: str) -> str:
-        """A line that names the actor that ended with this process."""
+        """Return a line that names the actor that ended with this process, or ""."""
         nodes = [target.address.node for target in self._targets]
         if node not in nodes:
             return ""
@@ -218,7 +219,7 @@ class ActorMesh(MeshTrait):
         return f"\n{monarch_texts.actor_failed(actor, node)}"
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
-        """End the actors of this mesh (a slice: of this slice) after the messages they have been sent so far."""
+        """End the actors of this mesh or slice after the messages that were already sent to them."""
         node = current_node()
         reply_handler = Endings(self._region, lambda index: node.routes.has_ended(self._picked[index].address))
         for key in self._keys:
@@ -227,21 +228,21 @@ class ActorMesh(MeshTrait):
         return reply_handler.future.then(lambda _: None)
 
     def reload(self, cls: type[Actor] | None = None) -> Future[None]:
-        """Let the live actors of this mesh (a slice: of this slice) become of a class that was defined anew.
+        """Change the live actors of this mesh or slice to a redefined class.
 
-        Without an argument it is the class which has the name of the present one now, where that came from: a notebook,
-        a script, a module that was reloaded. The actors keep their state, no constructor runs. Each changes between two
-        messages: calls sent before run with the old class, calls sent after with the new one. Overlapping endpoints
-        that have begun are let finish, and what is sent after waits for that; `cancel()` gives it up. The class travels
-        by value, with what it uses of its own module.
+        Without an argument, the new class is the one that now has the present class's name in its module: a notebook, a
+        script, a module that was reloaded. The actors keep their state, and no constructor runs. Each actor changes
+        between two messages: calls sent before run with the old class, calls sent after with the new one. Overlapping
+        endpoints that have begun finish first, and later messages wait for that; `cancel()` withdraws the reload. The
+        class is pickled by value, with what it uses of its own module.
 
-        This handle and those made from it afterwards know the new endpoints; other handles and references of the same
-        actors, and endpoints taken from them, go on with what they know. A rank that is healed later is of the class
-        that it was spawned with, until the next `reload`.
+        This handle, and handles made from it afterwards, have the new endpoints. Other handles and references of the
+        same actors, and endpoints taken from them, keep the old ones. A rank that is healed later has the class that it
+        was spawned with, until the next `reload`.
 
-        Raises ValueError for what `spawn` would refuse, and where the actors would have to live on an event loop
-        instead of a thread, or the reverse. The future raises ActorError where a rank could not change, as with other
-        `__slots__`: its actor lives on with the old class.
+        Raises ValueError for a class that `spawn` would refuse, and if the actors would have to move from a thread to
+        an event loop or back. The future raises ActorError if a rank could not change, for example because of different
+        `__slots__`: its actor keeps the old class.
         """
         new: type[Actor] = find_redefined(self._cls) if cls is None else cls
         check_replacement(self._cls, new, TAKEN)
@@ -263,22 +264,22 @@ class ActorMesh(MeshTrait):
         return reply_handler.future.then(lambda _: None)
 
     def _know(self, cls: type[Actor]) -> None:
-        """Offer the endpoints of this class, and no other."""
+        """Offer the endpoints of this class only."""
         known, self._cls, self._methods = self._methods, cls, endpoints_of(cls)
         for name in known:
-            self.__dict__.pop(name, None)  # handles that `__getattr__` has kept
+            self.__dict__.pop(name, None)  # endpoints that `__getattr__` has cached
 
     def __repr__(self) -> str:
         return f"<ActorMesh {self._name} of {self._cls.__qualname__} {dict(self.extent)}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Wherever the pickle goes, the actors will be there.
+        # Wait first, so the actors exist wherever the pickle is loaded.
         if not self._initialized.done():
             self._initialized.exception()
         return reduce_for_program(run_of(self._nodes), self._made())
 
     def _reduce_for_wire(self) -> tuple[Any, ...]:
-        """As part of a message: pending or not. A node keeps what comes for an actor before the actor does."""
+        """Reduce for a message, without waiting. A node keeps messages for an actor that has not been created yet."""
         return reduce_for_message(run_of(self._nodes), self._made())
 
     @property
@@ -291,7 +292,7 @@ class ActorMesh(MeshTrait):
 
 
 class _Explainer:
-    """Converts the error of a call for its caller: which endpoint has failed, and the line that called it."""
+    """Converts the error of a call for its caller: adds the endpoint that failed and the line that called it."""
 
     __slots__ = ("_endpoint", "_mesh", "_place")
 
@@ -312,4 +313,4 @@ class _Explainer:
         return error
 
 
-TAKEN = frozenset(dir(ActorMesh))  # names that no endpoint can have
+TAKEN = frozenset(dir(ActorMesh))  # names that endpoints must not have

@@ -1,11 +1,11 @@
-"""Which rank gets which items of a map, and when. Pure: no I/O, the time is passed in.
+"""The assignment of a map's items to ranks. Pure: no I/O, the time is passed in.
 
     waiting -> a request to a rank -> answered
        ^             │
-       └── taken back from a slow rank, or handed out again because the rank died
+       └── withdrawn from a slow rank, or handed out again because the rank died
 
-A rank has at most two open requests, and the second one only while items are quick: then it hides the round trip. What
-a slow item holds back is taken back from its rank as soon as another rank is idle.
+A rank has at most two open requests, and the second only while items are quick: it then hides the round trip. Items
+that wait behind a slow one are withdrawn from their rank as soon as another rank is idle.
 """
 
 from __future__ import annotations
@@ -16,55 +16,53 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-TARGET = 0.05  # seconds of work that a request of automatic size has
-QUICK = 0.2  # seconds of work in a request, below which a second one follows at once
-PATIENCE = 0.1  # seconds without a reply, after which a rank has to give back what it has not begun
-MOST_DEATHS = 3  # of the ranks that had an item; then it is given up
-GROWTH = 4  # a request is at most so many times as large as the largest one that was answered
+TARGET = 0.05  # seconds of work in a request of automatic size
+QUICK = 0.2  # seconds of work in a request, below which a second request follows at once
+PATIENCE = 0.1  # seconds without a reply, after which a rank must give back items that have not begun
+MOST_DEATHS = 3  # of ranks that had an item; the item is then given up
+GROWTH = 4  # a request is at most this many times as large as the largest one that was answered
 MOST_ITEMS = 10_000  # of a request
 
 
 @dataclass(eq=False)
 class ItemRequest:
-    """Items that were sent to a rank together. Without those that were taken back since."""
+    """Items that were sent to a rank together, without those that were withdrawn since."""
 
     number: int
     rank: int
     items: list[int]
-    is_looked_at: bool = False  # its rank was asked for what is done
-    is_asked_back: bool = False  # and for what has not begun
+    is_looked_at: bool = False  # its rank was asked for the outcomes so far
+    is_asked_back: bool = False  # its rank was also asked for the items that have not begun
 
 
 @dataclass(frozen=True)
 class LostItems:
-    """What the death of a rank means: the items that are handed out again, and those that are given up."""
+    """The result of a rank's death: the items that are handed out again, and those that are given up."""
 
     again: Sequence[int]
     given_up: Sequence[int]
 
 
 class Balancer:
-    """Hands out items by their numbers. `chunksize` is how many a request has; None: by the time that they take.
+    """Hands out items by their numbers. `chunksize` is the number of items in a request; None: by their duration.
 
-    O(ranks) for each request: fine to some hundred ranks; a heap would do for more.
+    O(ranks) for each request: fine for some hundred ranks; a heap would do for more.
     """
 
     def __init__(self, ranks: Iterable[int], chunksize: int | None = None) -> None:
         self._chunksize = chunksize
         self._waiting: deque[int] = deque()
-        self._open: dict[int, list[ItemRequest]] = {
-            rank: [] for rank in ranks
-        }  # of the ranks that live, in their order
-        self._since: dict[int, float] = {}  # when a rank began with its first open request
+        self._open: dict[int, list[ItemRequest]] = {rank: [] for rank in ranks}  # of the live ranks, in their order
+        self._since: dict[int, float] = {}  # when a rank began its first open request
         self._numbers = itertools.count(1)
-        self._seconds: float | None = None  # that an item takes, as far as it is known
-        self._largest = 1  # request that was answered
-        self._died: dict[int, list[int]] = {}  # item -> the ranks that died with it
-        self._alone: set[int] = set()  # items that share no request, and no rank with another one
+        self._seconds: float | None = None  # per item, as far as it is known
+        self._largest = 1  # size of a request that was answered
+        self._died: dict[int, list[int]] = {}  # item -> ranks that died while they had it
+        self._alone: set[int] = set()  # items that share neither a request nor a rank with other items
 
     @property
     def ranks(self) -> Collection[int]:
-        """The ranks that live."""
+        """The live ranks."""
         return self._open.keys()
 
     @property
@@ -73,19 +71,19 @@ class Balancer:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits and no request is open."""
+        """Whether no item waits and no request is open."""
         return not self._waiting and not any(self._open.values())
 
     def died_with(self, item: int) -> Sequence[int]:
-        """The ranks that died while they had this item, in that order."""
+        """Return the ranks that died while they had this item, in that order."""
         return self._died.get(item, ())
 
     def add(self, items: Iterable[int]) -> None:
-        """Items to be handed out, in their order."""
+        """Add items to be handed out, in their order."""
         self._waiting.extend(items)
 
     def requests(self, now: float) -> Iterator[ItemRequest]:
-        """The requests to send now."""
+        """Create the requests to send now."""
         while self._waiting and (rank := self._find_rank(now)) is not None:
             request = ItemRequest(next(self._numbers), rank, self._take())
             if not self._open[rank]:
@@ -94,7 +92,7 @@ class Balancer:
             yield request
 
     def _find_rank(self, now: float) -> int | None:
-        """The rank with room for a request that has least to do."""
+        """Return the rank with the fewest open items that has room for a request."""
         free = [rank for rank, requests in self._open.items() if self._has_room(rank, requests, now)]
         return min(free, key=lambda rank: sum(len(request.items) for request in self._open[rank]), default=None)
 
@@ -103,11 +101,11 @@ class Balancer:
             return True
         if len(requests) > 1 or self._seconds is None or self._waiting[0] in self._alone:
             return False
-        is_suspect = any(item in self._alone for item in requests[0].items)  # what is behind it would be lost with it
+        is_suspect = any(item in self._alone for item in requests[0].items)  # a second request would be lost with it
         return not is_suspect and self._seconds * self._size() < QUICK and now - self._since[rank] < PATIENCE
 
     def _take(self) -> list[int]:
-        """The items of the next request."""
+        """Take the items of the next request."""
         count = self._size()
         taken = [self._waiting.popleft()]
         while taken[0] not in self._alone and len(taken) < count and self._waiting:
@@ -121,12 +119,13 @@ class Balancer:
             return self._chunksize
         if self._seconds is None:
             return 1
-        fair = math.ceil(len(self._waiting) / (2 * len(self._open)))  # so that all ranks end at about the same time
+        # All ranks then end at about the same time.
+        fair = math.ceil(len(self._waiting) / (2 * len(self._open)))
         fitting = int(TARGET / max(self._seconds, TARGET / MOST_ITEMS))
         return max(1, min(fitting, fair, GROWTH * self._largest))
 
     def answered(self, rank: int, number: int, done: Collection[int], seconds: float, now: float) -> None:
-        """A rank has answered a request, in which it has done these items in so many seconds."""
+        """Note a rank's answer to a request, in which it ran the items `done` in this many seconds."""
         request = self._find(rank, number)
         if request is None:
             return
@@ -139,9 +138,9 @@ class Balancer:
             self._largest = max(self._largest, len(done))
 
     def late_requests(self, now: float) -> list[ItemRequest]:
-        """The requests whose ranks are to be asked now, each once: for the items that are done.
+        """Return the requests whose ranks must be asked now, each once, for the items that are done.
 
-        Where another rank is idle, `is_asked_back` is set: they are asked for the items that have not begun as well.
+        If another rank is idle, `is_asked_back` is set: the ranks are also asked for the items that have not begun.
         """
         found = [request for due, request in self._late() if due <= now]
         for request in found:
@@ -150,7 +149,7 @@ class Balancer:
         return found
 
     def next_look(self) -> float:
-        """When to look for late requests again; infinite where there is nothing to look for."""
+        """Return when to check for late requests again; infinite if there is nothing to check."""
         return min((due for due, _ in self._late()), default=math.inf)
 
     @property
@@ -158,22 +157,22 @@ class Balancer:
         return not self._waiting and not all(self._open.values())
 
     def _late(self) -> Iterator[tuple[float, ItemRequest]]:
-        """The requests to ask for, and when they are late. Their ranks know what has begun."""
+        """Return the requests to ask for, and when each becomes late. Their ranks know which items have begun."""
         for rank, requests in self._open.items():
             for index, request in enumerate(requests):
-                has_done = index == 0 and len(request.items) > 1  # maybe: a later item is slow
+                has_done = index == 0 and len(request.items) > 1  # possibly: a later item may be slow
                 is_wanted = self._has_idle and request.items and not request.is_asked_back
                 if is_wanted or (has_done and not request.is_looked_at):
                     yield self._since[rank] + PATIENCE, request
 
     def done_early(self, rank: int, number: int, items: Collection[int]) -> None:
-        """These items of a request are done, before its answer is there."""
+        """Note that these items of a request are done, before its answer has arrived."""
         request = self._find(rank, number)
         if request is not None:
             request.items = [item for item in request.items if item not in items]
 
     def given_back(self, rank: int, number: int, items: Collection[int]) -> None:
-        """A rank has not begun these items of a request, and will not."""
+        """Note that a rank has not begun these items of a request, and never will."""
         request = self._find(rank, number)
         if request is not None:
             taken = [item for item in request.items if item in items]
@@ -181,9 +180,9 @@ class Balancer:
             self._put_back(taken)
 
     def lose(self, rank: int) -> LostItems:
-        """A rank has died. Only items of its oldest request can have begun, so only these count the death.
+        """Note the death of a rank. Only items of its oldest request can have begun, so only these count the death.
 
-        They are handed out again one by one: the next death then shows which of them is to blame.
+        They are handed out again one by one, so the next death shows which item causes it.
         """
         requests = self._open.pop(rank, [])
         self._since.pop(rank, None)
@@ -197,7 +196,7 @@ class Balancer:
         return LostItems(again, given_up)
 
     def refused(self, rank: int, number: int) -> list[int]:
-        """A request could not travel. Its items go one by one; return the item that was alone already."""
+        """Note that a request could not be sent. Its items go one by one; return an item that was already alone."""
         request = self._find(rank, number)
         if request is None:
             return []
@@ -209,28 +208,28 @@ class Balancer:
         return []
 
     def join(self, rank: int) -> None:
-        """A rank lives again, or was added."""
+        """Add a rank that is new or was restarted."""
         self._open.setdefault(rank, [])
 
     def drop(self, items: Collection[int]) -> list[int]:
-        """Take out those of these items that wait. O(waiting)."""
+        """Remove and return those of these items that wait. O(waiting)."""
         dropped = [item for item in self._waiting if item in items]
         if dropped:
             self._waiting = deque(item for item in self._waiting if item not in items)
         return dropped
 
     def drop_all(self) -> list[int]:
-        """Take out all items that wait."""
+        """Remove and return all waiting items."""
         dropped = list(self._waiting)
         self._waiting.clear()
         return dropped
 
     def is_open(self, request: ItemRequest) -> bool:
-        """Whether this request is still to be answered, as far as is known."""
+        """Return whether this request has not been answered yet, as far as is known."""
         return request in self._open.get(request.rank, ())
 
     def open_requests(self) -> list[ItemRequest]:
-        """The requests that are not answered."""
+        """Return the requests that have not been answered."""
         return [request for requests in self._open.values() for request in requests]
 
     def _find(self, rank: int, number: int) -> ItemRequest | None:

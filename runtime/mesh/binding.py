@@ -1,4 +1,4 @@
-"""Where the processes of a mesh may run and keep their memory: `proc_bind` of `HostMesh.spawn_procs`, read and checked.
+"""CPU and memory binding of processes: parses and checks `proc_bind` of `HostMesh.spawn_procs`.
 
 [{"cpus": "0-3"}, {"cpus": "4-7"}]                          the scheduler's affinity, set by the worker itself
 [{"cpunodebind": "0", "membind": "0"}, ...]                 numactl, in front of the worker's command
@@ -19,21 +19,22 @@ _OF_CORES = ("cpunodebind", "physcpubind", "cpus")
 _OF_NODES = ("cpunodebind", "membind", "interleave", "preferred")
 KEYS = ("cpus", "physcpubind", "cpunodebind", "membind", "interleave", "preferred")
 _LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*", re.ASCII)
-HIGHEST_CPU = 1 << 16  # no machine has as many; a typing error would make a list of a billion numbers
+# More than any machine has. Without a limit, a typing error would build a list of a billion numbers.
+HIGHEST_CPU = 1 << 16
 
 
 class Binding(msgspec.Struct, frozen=True):
-    """Where one process runs. All fields empty: wherever the system likes."""
+    """The binding of one process. If all fields are empty, the system places it."""
 
     cpus: tuple[int, ...] = ()  # its affinity
-    numactl: tuple[str, ...] = ()  # options, where it takes more than an affinity
-    has_own_cores: bool = False  # so they are not to be shared with the other workers of the host
+    numactl: tuple[str, ...] = ()  # options, if an affinity is not enough
+    has_own_cores: bool = False  # its cores are not shared with other workers of the host
 
 
 def read_bindings(given: Sequence[Given] | None, count: int) -> list[Binding]:
-    """One binding for each of `count` local processes.
+    """Return one binding for each of `count` local processes.
 
-    Raises ValueError where there are more or fewer, and for a key or a value that means nothing.
+    Raises ValueError if there are more or fewer, and for an unknown key or an invalid value.
     """
     if given is None:
         return [Binding()] * count
@@ -68,7 +69,7 @@ def _check_list(value: object, key: str, what: str) -> str:
 
 
 def _numbers(text: str, what: str) -> tuple[int, ...]:
-    """`0,2-4` as 0, 2, 3, 4."""
+    """Parse `0,2-4` as 0, 2, 3, 4."""
     found: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")

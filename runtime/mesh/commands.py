@@ -1,4 +1,4 @@
-"""`BootstrapCommand`: the command that starts a worker, where it shall not be a fork; and who gets which."""
+"""`BootstrapCommand`: the command that starts a worker instead of a fork, and the assignment of commands to ranks."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from meshbook.runtime.config import PACKAGE
 from meshbook.runtime.geometry import Extent, Point
 from meshbook.runtime.mesh.binding import Binding, Given, read_bindings
 
-# By its path: the arrow up to `runtime.hosts` is not an import. A path of this machine, as all hosts are so far.
+# By its path, since the import direction forbids importing `runtime.hosts` here. The path is valid on all hosts only
+# while hosts are on this machine, as they are so far.
 ENTRY = str(PACKAGE / "runtime" / "hosts" / "worker_entry.py")
 
 
 class BootstrapCommand(msgspec.Struct, frozen=True):
-    """How a worker process is started: `program`, looked up on its PATH, is given `args` and must come to run them.
+    """The command that starts a worker: `program`, looked up on its PATH, with `args`, which it must run in the end.
 
-    Made from `default_bootstrap_cmd()`: with other variables, or with a program in front,
-    `BootstrapCommand("nsys", None, ["profile", cmd.program, *cmd.args])`. `arg0` is what the program is told as its own
-    name (None: `program`). `env` is added to what the worker inherits, and None removes a variable; without
-    `inherit_env` it inherits nothing, and is only told its rank and its rendezvous. Such a process imports for itself,
-    which takes longer than a fork.
+    Made from `default_bootstrap_cmd()`: with other variables, or with a program in front, `BootstrapCommand("nsys",
+    None, ["profile", cmd.program, *cmd.args])`. `arg0` is the program's own name as it sees it (None: `program`). `env`
+    is added to the inherited environment, and None removes a variable. Without `inherit_env` the program inherits
+    nothing, and gets only its rank and rendezvous. Such a process does its own imports, which takes longer than a fork.
     """
 
     program: str
@@ -40,7 +40,7 @@ class BootstrapCommand(msgspec.Struct, frozen=True):
             raise TypeError(f"the env of a BootstrapCommand maps strings to strings or None, not {self.env!r}")
 
     def with_env(self, env: Mapping[str, str | None]) -> BootstrapCommand:
-        """A copy with these variables besides; where both name one, the new value holds."""
+        """Return a copy with these variables added; they override variables of the same name."""
         return msgspec.structs.replace(self, env={**self.env, **env})
 
 
@@ -48,7 +48,7 @@ Commands = BootstrapCommand | Callable[[Point], BootstrapCommand]
 
 
 def default_bootstrap_cmd() -> BootstrapCommand:
-    """The command that starts a worker with this process's own interpreter."""
+    """Return the command that starts a worker with this process's own interpreter."""
     return _run_by(sys.executable)
 
 
@@ -57,7 +57,7 @@ def _run_by(interpreter: str) -> BootstrapCommand:
 
 
 class Start(msgspec.Struct, frozen=True):
-    """How one process is started. Without a command: forked."""
+    """How one process is started: by a command or, without one, by a fork."""
 
     command: BootstrapCommand | None = None
     binding: Binding = Binding()
@@ -72,10 +72,10 @@ def plan_starts(
     python: str = "",
     env: Mapping[str, str] | None = None,
 ) -> list[Start]:
-    """How each process of the mesh is started, by rank. `commands` wins over `python`, an interpreter.
+    """Return how each process of the mesh is started, by rank. `commands` overrides `python`, an interpreter.
 
-    `env` is added to the variables of each command, which win. Raises ValueError for a bad `proc_bind`, TypeError
-    where `commands` is or gives no BootstrapCommand.
+    `env` is added to the variables of each command, which take precedence. Raises ValueError for an invalid
+    `proc_bind`, TypeError if `commands` is not, or does not return, a BootstrapCommand.
     """
     if proc_bind is None and commands is None and not python:
         return [Start()] * extent.nelements
@@ -93,9 +93,9 @@ def plan_starts(
 
 
 def start_of_spares(starts: Sequence[Start]) -> Start:
-    """How what may become any of these ranks is started: it is bound to CPUs only then.
+    """Return how spares for these ranks are started. A spare is bound to CPUs only when it becomes a rank.
 
-    Raises ValueError where the command depends on the rank.
+    Raises ValueError if the command depends on the rank.
     """
     command = starts[0].command
     if any(start.command != command for start in starts):

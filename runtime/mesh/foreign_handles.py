@@ -1,7 +1,7 @@
-"""Handles of another run: a process that is no part of the run has got them, and uses them as a client of it.
+"""Handles of another run: a process outside the run has received them, and uses them as a client of that run.
 
-Each method runs in the context of that client (`context_in`): calls go out from its node, what it spawns is owned by
-it, and the handles that come back are of the same run. Handles of the process's own run pay nothing for this.
+Each method runs in the context of that client (`context_in`): its node sends the calls and owns the meshes that are
+spawned, and the returned handles belong to the same run. Handles of the process's own run have no overhead from this.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 
 def _in_its_run(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """The method of a handle, run as a client of the handle's run."""
+    """Wrap a method of a handle so that it runs as a client of the handle's run."""
 
     @functools.wraps(method)
     def run(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -40,7 +40,7 @@ def _in_its_run(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenat
 
 
 def _of_its_run(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """A method that makes another handle and sends nothing."""
+    """Wrap a method that makes another handle and sends nothing."""
 
     @functools.wraps(method)
     def make(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -168,13 +168,13 @@ class ForeignHostMesh(HostMesh):
 
 
 def _own(run: str, key: str) -> None:
-    """Let the code here own a mesh that a client of another run has spawned for it."""
+    """Make the calling code the owner of a mesh that a client of another run has spawned for it."""
     owned_mesh = context_in(run).actor_instance.node.ledger.get(key)
     if owned_mesh is None or run == present_run():
         return
     handle = owned_mesh.handle
-    owned_mesh.handle = lambda: as_of(run, handle())  # what a MeshFailure has
-    if owned_mesh.policy is None:  # which would act in the client's context
+    owned_mesh.handle = lambda: as_of(run, handle())  # for the mesh of a MeshFailure
+    if owned_mesh.policy is None:  # a policy acts in the client's context
         owned_mesh.context = contextvars.copy_context()  # a notebook shows a failure in the cell that spawned
     here = CURRENT.get()
     if here is not None and here.actor_instance.control is not None:
@@ -182,7 +182,7 @@ def _own(run: str, key: str) -> None:
 
 
 def _answer_for(owned_mesh: OwnedMesh, owner: Instance) -> None:
-    """Tell an actor of this process of the failures of a mesh in another run, and stop the mesh when the actor ends."""
+    """Pass failures of a mesh in another run to an actor of this process; stop the mesh when the actor ends."""
     actors = owner.node.actors
 
     def tell(failure: MeshFailure) -> bool:

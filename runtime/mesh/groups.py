@@ -1,9 +1,9 @@
-"""The process group of a mesh: torch.distributed's default group, made on all of its ranks from outside.
+"""The process group of a mesh: torch.distributed's default group, created on all of its ranks from outside.
 
-    every rank leaves its old group -> the first opens a store -> every rank joins -> one generation more
+    every rank leaves its old group -> the first opens a store -> every rank joins -> the generation is incremented
 
-Nobody here waits: each step begins where the one before ends, on the thread that heard of it. After a heal the groups
-that had a rank which died are made again.
+No thread waits here: each step begins when the one before ends, on the thread that receives the last answer. After a
+heal, the groups that contained a dead rank are recreated.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ if TYPE_CHECKING:
 
 GLOO = "gloo"
 BOTH = "cpu:gloo,cuda:nccl"
-LEAVING_S = 15.0  # that ranks have to leave a group: more than an abort takes
-FREEING_S = 3.0  # the same where nobody is to join another one at once: a stopped rank must not hold up a heal
-TELLING_S = 1.0  # that ranks have to hear of a port, once they have left
+LEAVING_S = 15.0  # time limit for ranks to leave a group: more than an abort takes
+# The same if no new group follows at once: a stopped rank must not delay a heal.
+FREEING_S = 3.0
+TELLING_S = 1.0  # time limit for ranks to take a new port, once they have left
 NOBODY = 0
 REMEDY = "whose connections are cut: kill the rank, then heal() the mesh"
-MEETING_S = 60.0  # that they have to come together, unless a collective has less
+MEETING_S = 60.0  # time limit for the ranks to join, unless that of collectives is shorter
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRequest:
-    """A group as somebody asked for it."""
+    """The parameters of a requested group."""
 
     mesh: ProcMesh  # or a slice
     backend: str | None
     timeout: float | None
-    is_whole: bool  # of all ranks that the mesh has, however many that will be
-    is_up: bool  # its processes are known to be there; else they may still be starting
+    is_whole: bool  # of all ranks that the mesh has, also after a resize
+    is_up: bool  # its processes are known to be up; otherwise they may still be starting
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -52,16 +53,16 @@ class GroupRequest:
 
 
 class ProcessGroups:
-    """The groups of one mesh and its slices, where it is owned. A rank is in one of them at most."""
+    """The groups of one mesh and its slices, in the process that owns it. A rank is in at most one of them."""
 
     def __init__(self) -> None:
         self.generation = 0
         self._made: list[GroupRequest] = []
         self._latest: Future[Any] = Future.completed(None)
-        self._lock = threading.Lock()  # guards all of these: threads come here that heard answers
+        self._lock = threading.Lock()  # guards all of these: answers arrive on several threads
 
     def make(self, wanted: GroupRequest) -> Future[int]:
-        """Make a group, once what was asked for before is settled; the future is of its generation."""
+        """Create a group once earlier requests are settled; the future resolves to its generation."""
         node = current_node()
         made: Future[int] = Future.pending()
         with self._lock:
@@ -76,9 +77,9 @@ class ProcessGroups:
             return self.generation
 
     def make_again(self, mesh: ProcMesh, reborn: Collection[int], size: int) -> list[Future[Any]]:
-        """After a heal or a resize: let ranks meet at another port, and make those groups again that are not whole.
+        """After a heal or a resize: set another rendezvous port, and recreate the groups that are not complete.
 
-        `mesh` is all of it as it is now, `reborn` are its ranks whose processes are new; `size` is what it had before.
+        `mesh` is the whole mesh as it is now, `reborn` are its ranks with new processes; `size` is the size before.
         """
         nodes = frozenset(address.node for address in mesh.nodes)
         new = {mesh.nodes[rank].node for rank in reborn}
@@ -90,15 +91,16 @@ class ProcessGroups:
 
 
 def abort(mesh: ProcMesh, whole: ProcMesh, size: int | None = None) -> Future[dict[int, tuple[str, ...]]]:
-    """Let all ranks leave their groups, and those of the whole mesh have a MASTER_PORT that nobody has used.
+    """Make all ranks of `mesh` leave their groups, and set an unused MASTER_PORT on the whole mesh.
 
-    Resolves to what was aborted, by rank. With a size, only ranks whose default group has so many. Ranks that are dead
-    or silent are not among the answers.
+    Resolves to the aborted groups, by rank. With a size, only ranks whose default group has this size leave. Ranks that
+    are dead or do not answer are left out.
     """
     node = current_node()
     done: Future[dict[int, tuple[str, ...]]] = Future.pending()
     left = ask_processes(node, mesh, "leave_groups", size, limit=FREEING_S)
-    # Rank 0 will have to listen there, so its port is the best; of no ranks there is no group that it would leave.
+    # Rank 0 will listen there, so use a port that is free on its host. No group has size 0 (`NOBODY`), so this call
+    # makes rank 0 leave none.
     first = ask_processes(node, _first_of(whole), "leave_groups", NOBODY, limit=FREEING_S)
 
     def go_on() -> None:
@@ -117,7 +119,7 @@ def _first_of(mesh: ProcMesh) -> ProcMesh:
 
 
 class _GroupCreation:
-    """One making of a group; `note` counts it once it is there."""
+    """The creation of one group. `note` records the group once it exists."""
 
     def __init__(self, node: Any, wanted: GroupRequest, note: Callable[[], int], made: Future[int]) -> None:
         self._node = node
@@ -162,7 +164,7 @@ class _GroupCreation:
         on: ProcMesh | None = None,
         limit: float = LEAVING_S,
     ) -> None:
-        """Ask the ranks, and go on with their answers. At the first failure the others are freed, who wait for it."""
+        """Ask the ranks and continue with their answers. At the first failure, free the ranks that wait for it."""
         try:
             answers = ask_processes(self._node, on or self._mesh, endpoint, *arguments, limit=limit)
         except Exception as error:  # the node is closed
@@ -188,14 +190,14 @@ class _GroupCreation:
         failure = GroupError(text)
         failure.__cause__ = error
         self._made.fail(failure)
-        with contextlib.suppress(Exception):  # the node is closed: nobody is left
+        with contextlib.suppress(Exception):  # the node is closed: no process can be asked
             ask_processes(self._node, self._mesh, "leave_groups", None)
 
 
 def ask_processes(
     node: Any, mesh: ProcMesh, endpoint: str, *arguments: Any, limit: float = LEAVING_S
 ) -> Sequence[Future[Any]]:
-    """Ask the processes of a mesh or slice, on their control threads; one future each."""
+    """Call an endpoint of the processes of a mesh or slice, on their control threads; one future each."""
     targets = [Target(address, PROCESS) for address in mesh.nodes]
     reply_handler = PerRank(len(targets))
     node.calls.send(targets, endpoint, (arguments, {}), mesh.extent, reply_handler)

@@ -1,7 +1,7 @@
-"""How handles travel in pickles, and of which run they are where they arrive.
+"""Pickling of handles, and the run that an unpickled handle belongs to.
 
-A handle in a message is of the sender's run. A handle in a pickle that a program makes itself (a file, a queue of
-`multiprocessing`) names its run: the pickle may be read in another process, which has another run or none.
+A handle in a message belongs to the sender's run. A handle in a pickle that a program makes itself (a file, a queue of
+`multiprocessing`) names its run: another process may read it, which has another run or none.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body
 from meshbook.runtime.wire.messages import Address
 
-Made = tuple[Callable[..., Any], tuple[Any, ...]]  # what makes a handle, and from what
-HANDED: dict[type, type] = {}  # by the class of a handle, the one of such a handle of another run (`handed` fills it)
+Made = tuple[Callable[..., Any], tuple[Any, ...]]  # a callable and its arguments that make a handle
+# Maps the class of a handle to its class for handles of another run (filled by `foreign_handles`).
+HANDED: dict[type, type] = {}
 
 
 def run_of(nodes: Sequence[Address]) -> str:
     """Return the run of these nodes, by the URL of its first host; "" for nodes that no other process can reach."""
     hosts = [host_of(node) for node in nodes]
     first = next((host for host in hosts if host.startswith(UNIX)), "")
-    if not first and hosts and hosts[0].startswith(TCP):  # the address of another host does not say
+    if not first and hosts and hosts[0].startswith(TCP):  # the address of another host does not identify the run
         return str(context().actor_instance.node.home)
     return first
 
 
 def reduce_for_program(run: str, made: Made) -> tuple[Any, ...]:
-    """Reduce a handle for a pickle that may go anywhere."""
+    """Reduce a handle for a pickle that any process may read."""
     make, parts = made
     return (_arrive_anywhere, (run, make, *parts)) if run else made
 
@@ -42,7 +43,7 @@ def reduce_for_message(run: str, made: Made) -> tuple[Any, ...]:
 
 
 def load_from(run: str, body: Body, what: pickling.What) -> Any:
-    """Load a value from a message of another run: handles in it are of that run."""
+    """Load a value from a message of another run: handles in it belong to that run."""
     token = sender_run.set(run)
     try:
         return pickling.loads(body, what)
@@ -51,10 +52,10 @@ def load_from(run: str, body: Body, what: pickling.What) -> Any:
 
 
 def as_of(run: str, made: Any) -> Any:
-    """Turn a new handle into one of another run; return anything else as it is."""
+    """Turn a new handle into one of another run; return any other object unchanged."""
     handed = HANDED.get(type(made))
     if handed is not None:
-        # In place: nothing else refers to it yet, and it has the same attributes.
+        # In place: the object has no other reference yet, and the same attributes.
         made.__class__ = handed
         made._run_url = run
     return made

@@ -1,6 +1,6 @@
-"""What the client of a run owns, as plain data: so that another process can be the client of those meshes.
+"""The meshes that a client of a run owns, as plain data, so that another process can take over as their client.
 
-Classes and functions of the user's are pickled one by one: one that cannot be loaded elsewhere is lost alone.
+Classes and functions of the user's are pickled one by one, so one that cannot be loaded elsewhere is lost alone.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from meshbook.runtime.node.ledger import OwnedMesh
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.node.outbound import Creation
 
-CLIENT = ""  # who owns them
+CLIENT = ""  # the owner's key of the client
 
 
 @dataclass(frozen=True)
 class ProcMeshState:
-    """A process mesh. `policy` and `plan` are pickles, None where there is none, or none that could be pickled."""
+    """A process mesh. `policy` indexes `OwnedMeshes.policies`; `plan` is a pickle, None if it could not be pickled."""
 
     key: str
     name: str
@@ -48,7 +48,7 @@ class ProcMeshState:
 
 @dataclass(frozen=True)
 class ActorMeshState:
-    """An actor mesh; `cls` is None where its class could not be pickled."""
+    """An actor mesh; `cls` is None if its class could not be pickled."""
 
     key: str
     name: str
@@ -61,15 +61,15 @@ class ActorMeshState:
 
 @dataclass(frozen=True)
 class OwnedMeshes:
-    """All that a client owns, the oldest first."""
+    """All meshes that a client owns, the oldest first."""
 
     procs: tuple[ProcMeshState, ...]
     actors: tuple[ActorMeshState, ...]
-    policies: tuple[bytes | None, ...]  # which several may share
+    policies: tuple[bytes | None, ...]  # several meshes may share one
 
 
 def deeds_of(node: Node) -> OwnedMeshes:
-    """Those of the client here. MeshbookError while one of its meshes is being healed, or changed."""
+    """Return the meshes of the local client. MeshbookError while one of them is being healed or changed."""
     owned_meshes = [each for each in reversed(node.ledger.of(CLIENT)) if node.address.node not in each.ranks]
     for owned_mesh in owned_meshes:
         if owned_mesh.healing is not None and not owned_mesh.healing.done():
@@ -107,7 +107,7 @@ def _actors_deed(owned_mesh: OwnedMesh, policies: list[Any]) -> ActorMeshState:
 
 
 def _index(policy: Any, policies: list[Any]) -> int | None:
-    """Where this one stands among them."""
+    """Return the index of a policy in the list, which is extended if needed."""
     if policy is None:
         return None
     if policy not in policies:
@@ -118,12 +118,12 @@ def _index(policy: Any, policies: list[Any]) -> int | None:
 def _pickled(value: Any) -> bytes | None:
     try:
         return bytes(cloudpickle.dumps(value))
-    except Exception:  # of the user's own classes, anything
+    except Exception:  # pickling the user's own classes may raise anything
         return None
 
 
 def take_on(deeds: OwnedMeshes, node: Node, hosts: HostMesh) -> list[str]:
-    """Be the owner of all of these, on these hosts; what of it cannot be had here, in words."""
+    """Take over these meshes on these hosts. Return descriptions of the parts that could not be restored."""
     lost: list[str] = []
     policies = [_policy(rule, lost) for rule in deeds.policies]
     for procs in deeds.procs:
@@ -180,7 +180,7 @@ def _loaded(pickled: bytes | None, what: str, lost: list[str]) -> Any:
         return None
     try:
         return pickle.loads(pickled)
-    except Exception as error:  # whatever the import of the user's module raises
+    except Exception as error:  # the import of the user's module may raise anything
         lost.append(f"{what} ({type(error).__name__}: {error})")
         return None
 
@@ -190,5 +190,5 @@ def _no_plan(extent: Extent, local: int) -> list[Start]:
 
 
 def names_of(deeds: Iterable[ProcMeshState]) -> str:
-    """`mesh (4 ranks), trainers (2 ranks)`"""
+    """Return `mesh (4 ranks), trainers (2 ranks)`."""
     return ", ".join(f"{deed.name} ({len(deed.specs)} rank{'s' * (len(deed.specs) != 1)})" for deed in deeds)

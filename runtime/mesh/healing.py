@@ -1,9 +1,9 @@
-"""Healing a mesh: processes that have died are started again under their names, and their actors are created again.
+"""Healing a mesh: dead processes are restarted under their names, and their actors are created again.
 
-    what has failed (ledger) -> births again (agents) -> constructors, `__restore__` -> what follows -> resolved
+    failed ranks (ledger) -> worker specs again (agents) -> constructors, `__restore__` -> follow-up -> resolved
 
-A process that comes again has the name and the address of the one before, so that every handle, wherever it is, refers
-to it. Each node clears what it knows of the end when it hears of the new life, by the agent or by the process itself.
+A restarted process has the name and the address of the one before, so all existing handles refer to it. Each node
+clears its record of the end when the agent, or the process itself, reports the new incarnation.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ def heal(
     *,
     only: Collection[int] | None = None,
 ) -> Future[list[int]]:
-    """What `ProcMesh.heal` does: `owned_mesh` is of the processes, `nodes` are theirs, by rank.
+    """Implement `ProcMesh.heal`: `owned_mesh` is the entry of the processes, `nodes` are their addresses by rank.
 
-    `afterwards` is told which ranks were healed, once all are constructed, and in which of them the process had died;
-    it begins what has to follow. `only` these processes, and no actors in other ones.
+    `afterwards` is called once all constructors have run, with the healed ranks and with those whose process had died;
+    it starts the follow-up steps. `only` limits the heal to these processes, without actors in other ones.
     """
     healed: Future[list[int]] = Future.pending()
     log_when_healed(node, owned_mesh, healed)
     earlier, owned_mesh.healing = owned_mesh.healing, healed
-    # On the I/O thread: it notes the end of a process completely, so its calls have failed and no later ones will.
+    # On the I/O thread: it records the end of a process completely, so its pending calls have failed and no later ones
+    # will.
     dead = node.loop.run(lambda: node.ledger.heal(owned_mesh.key, only))
     try:
         owned_mesh.again(dead)
@@ -67,7 +68,7 @@ def heal(
 def _find_lost(
     node: Node, nodes: Sequence[Address], reborn: Sequence[Address], only: Collection[int] | None
 ) -> list[tuple[OwnedMesh, list[int]]]:
-    """Which actors are to be created again. Those in a process that has died since are for the next heal."""
+    """Return the actors to create again. Actors in a process that has died since are left to the next heal."""
 
     def find() -> list[tuple[OwnedMesh, list[int]]]:
         alive = (
@@ -79,7 +80,7 @@ def _find_lost(
 
 
 def log_when_healed(node: Node, owned_mesh: OwnedMesh, healed: Future[list[int]]) -> None:
-    """Note it as an event, where there was something to heal and that went well."""
+    """Send an event when the heal has succeeded, if there was anything to heal."""
     begun = time.monotonic()
 
     def tell() -> None:
@@ -91,7 +92,7 @@ def log_when_healed(node: Node, owned_mesh: OwnedMesh, healed: Future[list[int]]
 
 
 def create_again(node: Node, name: str, creation: Creation, ranks: Sequence[int]) -> Sequence[Future[Any]]:
-    """Create these ranks of an actor mesh again: a future each, of whether that went well."""
+    """Create these ranks of an actor mesh again. Return a future for each, which raises if that failed."""
 
     def explain(error: BaseException) -> BaseException:
         text = f"Creating {name} again failed, {error}"
@@ -106,8 +107,8 @@ def create_again(node: Node, name: str, creation: Creation, ranks: Sequence[int]
 
 
 def go_on_after(made: Future[list[int]], done: Future[list[int]], afterwards: Afterwards) -> None:
-    """Settle `done` once `made` is, and what `afterwards` begins then, for whoever asks here."""
-    here = contextvars.copy_context()  # that settles `made` is no part of the caller
+    """Settle `done` after `made` and after the futures that `afterwards` starts, in the caller's context."""
+    here = contextvars.copy_context()  # the thread that settles `made` has another context
 
     def go_on() -> None:
         try:
@@ -122,7 +123,7 @@ def go_on_after(made: Future[list[int]], done: Future[list[int]], afterwards: Af
 
 
 def resolve_after(future: Future[Any], parts: Sequence[Future[Any]], value: Any) -> None:
-    """Settle a future with the value once all of the parts are, or with the error of the first that fails."""
+    """Settle a future with the value once all parts are settled, or with the error of the first part that fails."""
     lock = threading.Lock()  # guards `left`
     left = len(parts)
 

@@ -1,4 +1,4 @@
-"""Ends of processes, as the handles of their hosts see them: waiting for them, and what has never begun."""
+"""The ends of processes on owned hosts: waiting for them, and reporting processes that were never started."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 class HostOwnership:
-    """What the handles of the same hosts share in a process: what they spawned, and whether the hosts are gone."""
+    """State that handles of the same hosts share in a process: the spawned meshes, and the end of the hosts."""
 
     def __init__(self) -> None:
         self.shutdown: Future[None] | None = None
-        self.is_over = False  # the session has ended, and its hosts with it
-        self.meshes: dict[str, ProcMesh] = {}  # that live
+        self.is_over = False  # the session and its hosts have ended
+        self.meshes: dict[str, ProcMesh] = {}  # meshes with live processes
 
     def add(self, mesh: ProcMesh) -> None:
-        """Know a mesh, by its newest handle, until its processes have ended. They may have been started again."""
+        """Track a mesh, by its newest handle, until its processes have ended. They may have been restarted."""
         is_watched = mesh.name in self.meshes
         self.meshes[mesh.name] = mesh
         if not is_watched:
@@ -34,7 +34,8 @@ class HostOwnership:
     def _watch(self, mesh: ProcMesh) -> None:
         def look() -> None:
             newest = self.meshes[mesh.name]
-            if any(node.peers.report_of(address.node) is None for address in newest.nodes):  # it was resized
+            # True if the mesh was resized or healed meanwhile.
+            if any(node.peers.report_of(address.node) is None for address in newest.nodes):
                 self._watch(newest)
             else:
                 del self.meshes[mesh.name]
@@ -43,13 +44,13 @@ class HostOwnership:
         when_ended(node, [address.node for address in mesh.nodes]).when_done(look)
 
     def end_meshes(self, ended: Future[None]) -> None:
-        """They are stopped with their hosts: nothing is spawned on them any more."""
+        """Note that these meshes end with their hosts: nothing can be spawned on them any more."""
         for mesh in list(self.meshes.values()):
             mesh.note_end(ended)
 
 
 def when_ended(node: Node, names: Sequence[str]) -> Future[None]:
-    """Resolves once each of these nodes has been reported as ended."""
+    """Return a future that resolves once each of these nodes has been reported as ended."""
     future: Future[None] = Future.pending()
     missing = set(names)
 
@@ -58,14 +59,14 @@ def when_ended(node: Node, names: Sequence[str]) -> Future[None]:
         look()
 
     def look() -> None:
-        if not missing:  # unless some were started again since
+        if not missing:  # unless some were restarted meanwhile
             missing.update(name for name in names if node.peers.report_of(name) is None)
         if not missing and not future.done():
-            with contextlib.suppress(ValueError):  # two threads may come here
+            with contextlib.suppress(ValueError):  # two threads may run this at once
                 node.peers.when_down.remove(note)
             future.resolve(lambda: None)
 
-    # First listen, then ask: an end in between is heard of either way.
+    # Register first, then check, so an end in between is not missed.
     node.peers.when_down.append(note)
     missing -= {name for name in names if node.peers.report_of(name) is not None}
     look()
@@ -73,7 +74,7 @@ def when_ended(node: Node, names: Sequence[str]) -> Future[None]:
 
 
 def mark_unborn(asked: Future[None], specs: Sequence[WorkerSpec]) -> None:
-    """Where the agent could not even be asked, its workers will never be: say so to whoever calls them, anywhere."""
+    """If the request to the agent fails, announce its workers as ended, so that calls to them fail everywhere."""
     node = current_node()
 
     def look() -> None:

@@ -448,11 +448,11 @@ class ProcMesh(MeshTrait):
     def transfers(self) -> Future[TransferTable]:
         """Return the bytes moved between memories of processes by `RDMABuffer` and everything built on it.
 
-        Resolves to a list of `TransferRecord` rows, which pandas and polars accept. There is a row for each process of this mesh or
-        slice, owner, transfer backend and direction, and for the transfers of this process from or to theirs. A
-        transfer is counted when it is complete, by the process that requested it; a healed process starts from zero.
-        Ranks that are dead, or do not answer within 5 s, are listed in `silent`. Raises RuntimeError once the mesh was
-        stopped.
+        Resolves to a list of `TransferRecord` rows, which pandas and polars accept. There is a row for each process of
+        this mesh or slice, owner, transfer backend and direction, and for the transfers of this process from or to
+        theirs. A transfer is counted when it is complete, by the process that requested it; a healed process starts
+        from zero. Ranks that are dead, or do not answer within 5 s, are listed in `silent`. Raises RuntimeError once
+        the mesh was stopped.
         """
         if self._ownership.stopped is not None:
             raise RuntimeError(monarch_texts.PROCS_STOPPED)
