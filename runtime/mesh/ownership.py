@@ -1,4 +1,4 @@
-"""Who answers for a mesh, and what the handles of one that was spawned here share."""
+"""The ownership of a mesh: its entry in the ledger, and the state that handles of a mesh spawned here share."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ if TYPE_CHECKING:
     from meshbook.runtime.mesh.spawned import Spawned
     from meshbook.runtime.mesh.worker_specs import WorkerSpecs
 
-# Told the mesh and the ranks that were healed; what it begins is waited for. It must not wait itself.
+# Called with the mesh and the ranks that were healed. The heal waits for the returned future; the callable must not
+# wait.
 Afterwards = Callable[["ProcMesh", list[int]], Future[Any] | None]
 
 
 class Ownership:
-    """What the handles of a mesh share where it was spawned: what it is now, whether it has been stopped."""
+    """State that the handles of a mesh share in the process that spawned it: its current handle, its end."""
 
-    current: ProcMesh  # the handle of it as it is now
+    current: ProcMesh  # the handle of the mesh as it is now
 
     def __init__(self, specs: WorkerSpecs | None = None) -> None:
         self.specs = specs  # None for a reference
         self.stopped: Future[None] | None = None
-        self.afterwards: list[Afterwards] = []  # what follows each heal
+        self.afterwards: list[Afterwards] = []  # callbacks after each heal
         self.groups = ProcessGroups()
-        # Held by whoever heals, resizes or stops the mesh, until he has asked for that: a process that is asked for
-        # after the others were told to end would stay. Before `Node.noting`, where both are needed.
+        # Held while the mesh is healed, resized or stopped, until the requests for that have been sent. Otherwise a
+        # process that is started after the others were told to end would stay. Acquired before `Node.noting` if both
+        # are needed.
         self.changing = threading.RLock()
 
     def handle(self) -> ProcMesh:
@@ -41,7 +43,7 @@ class Ownership:
 
 
 class Stoppable(Protocol):
-    """A mesh that somebody owns."""
+    """A mesh that has an owner."""
 
     def stop(self, reason: str = ...) -> Future[None]: ...
 
@@ -57,9 +59,9 @@ def own(
     policy: Policy | None = None,
     spawned: Spawned | None = None,
 ) -> OwnedMesh:
-    """Note that whoever runs here answers for a mesh.
+    """Record the calling actor or client as the owner of a mesh.
 
-    `ranks` by node; `handle` makes a handle of it, and not the one that the user has; `again` starts ranks again.
+    `ranks` are keyed by node. `handle` makes a handle of the mesh as it is now, not the user's; `again` restarts ranks.
     """
     instance = context().actor_instance
     owner = instance.key if instance.control is not None else ""

@@ -1,4 +1,4 @@
-"""Where a process is: its host, itself and its mesh, as handles. What `this_host()` and an instance's `proc` give."""
+"""The place of a process as handles: its host, itself and its mesh. For `this_host()` and an instance's `proc`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOWHERE = Extent((), ())
 
 
 class LocalHandles:
-    """The handles of one process. A worker knows its `spec`; a client has none."""
+    """The handles of one process. A worker has a `spec`; a client has none."""
 
     def __init__(self, host: HostMesh, node: Address, spec: WorkerSpec | None = None) -> None:
         self.host = host
@@ -21,11 +21,11 @@ class LocalHandles:
         self._spec = spec
 
     def proc(self) -> ProcMesh:
-        """This process: a mesh without dimensions."""
+        """Return this process as a mesh without dimensions."""
         return ProcMesh("this_proc", [self._node], NOWHERE.region, self.host)
 
     def proc_mesh(self) -> ProcMesh:
-        """The processes that were spawned together with this one; of a client itself alone."""
+        """Return the processes that were spawned together with this one; in a client, only the client itself."""
         if self._spec is None:
             return self.proc()
         world = self._spec.world
@@ -36,7 +36,7 @@ class LocalHandles:
         return ProcMesh(world.mesh, nodes, extent.region, self._hosts(world))
 
     def _hosts(self, world: MeshSpec) -> HostMesh:
-        """The hosts of this process's mesh."""
+        """Return the hosts of this process's mesh."""
         if not world.host_labels:
             return self.host
         extent = Extent(world.host_labels, world.sizes[: len(world.host_labels)])
@@ -44,7 +44,7 @@ class LocalHandles:
 
 
 def places_of(spec: WorkerSpec) -> LocalHandles:
-    """Where a worker is."""
+    """Return the handles of a worker."""
     world = spec.world
     host = HostMesh(
         *([world.agent], NOWHERE.region),

@@ -1,7 +1,7 @@
-"""What becomes of failed ranks by themselves: `spawn_procs(..., on_failure="respawn")`, `procs.with_policy(...)`.
+"""Automatic handling of failed ranks: `spawn_procs(..., on_failure="respawn")`, `procs.with_policy(...)`.
 
 failure -> decide: "raise" or "respawn" -> within the limit? -> heal
-                                        -> else it goes on to `__supervise__`, and to `unhandled_fault_hook`
+                                        -> otherwise: `__supervise__`, then `unhandled_fault_hook`
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OnFailure: TypeAlias = Verdict | Callable[[MeshFailure], Verdict]
 
 @dataclass(frozen=True)
 class Restarts:
-    """How often a policy respawns: each rank `most` times within so many seconds; then its failure is raised."""
+    """The limit of a policy: each rank is respawned `most` times within so many seconds; later failures are raised."""
 
     most: int = 3
     within: float = 60.0
@@ -41,14 +41,14 @@ class Restarts:
 
 
 class RestartBudget:
-    """Which restarts there have been. Pure: the time is passed in."""
+    """The record of restarts. Pure: the time is passed in."""
 
     def __init__(self, limit: Restarts) -> None:
         self._limit = limit
         self._times: dict[tuple[str, int], collections.deque[float]] = {}  # by mesh and rank
 
     def take(self, key: str, rank: int, now: float) -> bool:
-        """Whether this rank may be restarted once more; it is counted."""
+        """Return whether this rank may be restarted once more, and count the restart."""
         times = self._times.setdefault((key, rank), collections.deque())
         while times and times[0] <= now - self._limit.within:
             times.popleft()
@@ -59,29 +59,29 @@ class RestartBudget:
 
 
 class Respawning:
-    """The policy of one process mesh, or of what was spawned by one handle of it.
+    """The policy of one process mesh, or of the meshes spawned through one handle of it.
 
-    Failures are settled one after the other, on a thread that is there while there are any: a policy may be a function
-    of the user's, and where failures come in nobody waits.
+    Failures are handled one after the other, on a thread that runs while there are any. A policy may be a function of
+    the user's, and the threads that receive failures must not wait.
     """
 
     def __init__(self, on_failure: OnFailure, restarts: Restarts) -> None:
         self._on_failure = on_failure
         self._restarts = restarts
         self._budget = RestartBudget(restarts)
-        self._lock = threading.Lock()  # guards the thread: whoever puts something in the queue, it is taken out
+        self._lock = threading.Lock()  # guards the thread: it takes out everything that is put into the queue
         self._waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._is_running = False
 
     @property
     def rule(self) -> tuple[OnFailure, Restarts]:
-        """What makes another one like it."""
+        """The arguments that make an equal policy."""
         return self._on_failure, self._restarts
 
     def take(self, owned_mesh: OwnedMesh, failure: MeshFailure, otherwise: Callable[[MeshFailure], None]) -> None:
-        """Take a failure in. `otherwise` gets it back where nothing comes of it."""
-        process = owned_mesh.node_of(failure.crashed_ranks[-1])  # its rank may be another one by then
-        # In the surroundings of the code that spawned the mesh: it is healed, and shown, on behalf of that.
+        """Queue a failure for handling. `otherwise` is called with it if the rank is not respawned."""
+        process = owned_mesh.node_of(failure.crashed_ranks[-1])  # its rank may change until it is handled
+        # In the context of the code that spawned the mesh, so that the heal and its output belong to that code.
         settle = functools.partial(owned_mesh.context.copy().run, self._settle, owned_mesh, process, failure, otherwise)
         try:
             with self._lock:
@@ -89,7 +89,7 @@ class Respawning:
                     threading.Thread(target=self._run, name="meshbook respawning", daemon=True).start()
                     self._is_running = True
                 self._waiting.put(settle)
-        except RuntimeError as error:  # there are too many threads already
+        except RuntimeError as error:  # too many threads already run
             otherwise(failure.also(f"it could not be respawned: {error}"))
 
     def _run(self) -> None:
@@ -100,7 +100,7 @@ class Respawning:
                     return
             try:
                 self._waiting.get()()
-            except Exception:  # one failure that cannot be settled must not keep the next ones from it
+            except Exception:  # a failure that cannot be handled must not block the next ones
                 logger.exception("a failed rank could not be respawned")
 
     def _settle(
@@ -119,7 +119,7 @@ class Respawning:
         otherwise(failure.also(remark))
 
     def _decide(self, failure: MeshFailure) -> str | None:
-        """None to respawn; else what is to be said of it besides."""
+        """Return None to respawn, or else a remark for the failure, which may be empty."""
         try:
             verdict: Any = self._on_failure(failure) if callable(self._on_failure) else self._on_failure
         except BaseException as error:
@@ -129,13 +129,13 @@ class Respawning:
         return "" if verdict == "raise" else f'on_failure was asked, and answered {verdict!r}: "raise" or "respawn"'
 
     def _respawn(self, node: Node, owned_mesh: OwnedMesh, process: str) -> str | None:
-        """Start it again; what kept us from it, if something did."""
+        """Restart the rank. Return the reason if it was not respawned, else None."""
         is_dead = owned_mesh.are_processes or node.peers.report_of(process) is not None
         procs = node.ledger.processes_on(process) if is_dead else None
         if is_dead and procs is None:
             return "it cannot be respawned from here: its process belongs to another owner"
         lost = procs or owned_mesh
-        if (rank := lost.ranks.get(process)) is None:  # it was stopped while somebody decided
+        if (rank := lost.ranks.get(process)) is None:  # stopped while the policy decided
             return None
         if not self._budget.take(lost.key, rank, time.monotonic()):
             limit = self._restarts
@@ -153,14 +153,14 @@ def _start_again(node: Node, lost: OwnedMesh, rank: int) -> str | None:
     except (MeshbookError, RuntimeError) as error:
         is_stopped = node.ledger.get(lost.key) is not lost
         return None if is_stopped else f"it could not be respawned: {error}"
-    except Exception as error:  # nobody has foreseen it, and the owner hears of the failure all the same
+    except Exception as error:  # unexpected errors must still reach the owner with the failure
         logger.exception("a failed rank could not be respawned")
         return f"it could not be respawned: {type(error).__name__}: {error}"
     return None
 
 
 def policy_of(on_failure: OnFailure, restarts: Restarts | None) -> Respawning | None:
-    """What settles failures; None where they are raised. ValueError for a word that says nothing."""
+    """Return the policy for failures, or None if they are raised. ValueError for an unknown word."""
     if on_failure == "raise":
         return None
     if on_failure != "respawn" and not callable(on_failure):

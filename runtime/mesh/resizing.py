@@ -1,6 +1,6 @@
 """Resizing a mesh: some ranks stay, with their processes and their state, some are new, some end.
 
-plan -> births and ledger -> who stays is told -> new ones start, with their actors -> who goes is stopped
+plan -> worker specs and ledger -> notify remaining ranks -> start new ranks and their actors -> stop removed ranks
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NOWHERE = Extent((), ())
 
 
 def plan(before: Extent, after: Extent) -> list[int | None]:
-    """For each rank of `after` the rank of the same coordinates in `before`; None where that is new."""
+    """Return, for each rank of `after`, the rank of the same coordinates in `before`; None for a new rank."""
     return [_rank_in(before, dict(after.point(rank))) for rank in range(after.nelements)]
 
 
@@ -37,7 +37,7 @@ def _rank_in(extent: Extent, coordinates: dict[str, int]) -> int | None:
 
 
 def check_sizes(before: Extent, hosts: Extent, sizes: dict[str, int]) -> Extent:
-    """The extent with these sizes. ValueError for a dimension that is not there, or cannot change, and for no size."""
+    """Return the extent with these sizes. ValueError for an unknown or fixed dimension, and for an invalid size."""
     for label, size in sizes.items():
         if label in hosts.labels:
             raise ValueError(f"resize: {label!r} is a dimension of the hosts, of which there are as many as there are")
@@ -49,7 +49,7 @@ def check_sizes(before: Extent, hosts: Extent, sizes: dict[str, int]) -> Extent:
 
 
 class Resize:
-    """One resize, of the processes that are `mesh` in the ledger of this node. `begin` does it, and does not wait."""
+    """One resize of the processes that are `mesh` in this node's ledger. `begin` starts it without waiting."""
 
     def __init__(self, node: Node, mesh: str, specs: WorkerSpecs, before: Extent, after: Extent) -> None:
         self._node = node
@@ -66,7 +66,7 @@ class Resize:
         self._followers = self._book(was)
 
     def _book(self, was: Sequence[Address]) -> list[Spawned]:
-        """Note it in the ledger; which actors were on the whole mesh, and are to be on all of it again."""
+        """Update the ledger. Return the actors that were on the whole mesh, and move to all of it as it is now."""
         ledger = self._node.ledger
         ledger.forget({address.node for address in self.removed})
         ledger.move(self._mesh, {address.node: rank for rank, address in enumerate(self.nodes)})
@@ -80,7 +80,7 @@ class Resize:
         return followers
 
     def begin(self, hosts: HostMesh, ask_ready: Ask, afterwards: Afterwards) -> Future[list[int]]:
-        """Resolves to the ranks that are new, once all is done and what is to follow it is over."""
+        """Return a future that resolves to the new ranks, once all steps and the follow-up are done."""
         self._notify_staying()
         if self.new:
             self._specs.start(self.new)

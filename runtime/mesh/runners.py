@@ -1,4 +1,4 @@
-"""How the items of a map come to run on a rank: the seam of the scheduler, and actors that are spawned for a map."""
+"""Runners: the interface through which the scheduler calls ranks, and the actors that are spawned for a map."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 
 
 class Runner(Protocol):
-    """Asks ranks to run items."""
+    """Sends requests for items to ranks."""
 
-    key: str  # names the map to the ranks; unique in the run
+    key: str  # identifies the map on the ranks; unique in the run
 
     @property
     def nodes(self) -> Mapping[int, Address]:
-        """The ranks that can be asked."""
+        """The ranks that can be called."""
 
     def send(self, rank: int, work: ItemBatch) -> Future[BatchReply]:
-        """Send a request to a rank, which answers its requests in their order."""
+        """Send a request to a rank. Each rank answers its requests in order."""
 
     def may_return(self, rank: int) -> bool:
-        """Whether a rank that has died may come back by itself."""
+        """Return whether a dead rank may come back without a heal by the user."""
 
     def close(self) -> None:
-        """Let the ranks forget the map: all of its items are settled. Does not wait."""
+        """Make the ranks drop the map once all of its items are settled. Does not wait."""
 
 
 class ActorRunner:
-    """Runs items in actors that are spawned for the map, on threads of their own."""
+    """Runs items in actors that are spawned for the map, on their own threads."""
 
     def __init__(self, procs: ProcMesh, name: str) -> None:
         self.key = uuid.uuid4().hex
@@ -44,7 +44,7 @@ class ActorRunner:
         self._respawns = procs._policy is not None
         self._given_up: set[int] = set()
         self._actors: Any = procs._spawn(f"map of {name}", MapActor, (self.key,), {}, on_main=False)
-        # The map hands out again what a dead rank had, so its owner need not hear of that.
+        # The map hands out the items of a dead rank again, so the failure is not passed to the owner.
         for key in self._actors._keys:
             if (owned_mesh := current_node().ledger.get(key)) is not None:
                 owned_mesh.on_failure = self._note_failure
@@ -52,7 +52,7 @@ class ActorRunner:
         self._by_rank: list[Any] = [self._actors._with_region(region.pick([rank])) for rank in region.ranks()]
 
     def _note_failure(self, failure: MeshFailure) -> bool:
-        """Ranks have failed for good: no policy respawns them."""
+        """Note ranks that have failed for good: no policy respawns them."""
         self._given_up.update(failure.crashed_ranks)
         return True
 

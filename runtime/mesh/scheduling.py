@@ -1,6 +1,6 @@
-"""The scheduler of maps: sends requests to ranks, takes answers, deaths and cancellations, and settles futures.
+"""The scheduler of maps: sends requests to ranks, handles answers, deaths and cancellations, and settles futures.
 
-Not for deciding which rank gets what (`balancing`), nor for what users see (`mapping`).
+It neither assigns items to ranks (`balancing`) nor defines the result for users (`mapping`).
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
     pass
 
 Arguments: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
-LOOK_SECONDS = 0.25  # between looks whether ranks that are respawned are given up, while no rank is there
-LONGEST_WAIT = 60.0  # seconds; a time limit of a queue has to be finite
+LOOK_SECONDS = 0.25  # between checks, while no rank is alive, whether respawned ranks are given up
+LONGEST_WAIT = 60.0  # seconds; the timeout of a queue must be finite
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class ItemTiming:
-    """Where and when an item ran: `began` in seconds since 1970, and for how many `seconds`."""
+    """Where and when an item ran: `began` in seconds since 1970, and its duration in `seconds`."""
 
     rank: int
     host: str
@@ -75,29 +75,29 @@ class _PendingItem:
 class Scheduler:
     """Hands out tasks to ranks until all are settled.
 
-    Its thread is there while there are tasks: it pickles what is the user's, which the I/O thread must not. `keeps`:
-    more tasks may come when all are settled, until `close()`.
+    Its thread runs while there are tasks. It pickles the user's objects, which the I/O thread must not do. `keeps`:
+    more tasks may be submitted after all are settled, until `close()`.
     """
 
     def __init__(self, runner: Runner, name: str, chunksize: int | None = None, *, keeps: bool = False) -> None:
         self.name = name
-        self.again: dict[int, list[int]] = {}  # task that was handed out again -> the ranks that died with it
+        self.again: dict[int, list[int]] = {}  # task that was handed out again -> ranks that died while they had it
         self.runs: dict[int, ItemTiming] = {}
         self._runner = runner
         self._keeps = keeps
         self._node = current_node()
         self._context = contextvars.copy_context()
-        # Guards the balancer and the tasks, as any thread submits and cancels. Re-entrant: a finalizer may cancel.
+        # Guards the balancer and the tasks: any thread submits and cancels. Re-entrant: a finalizer may cancel.
         self._lock = threading.RLock()
         alive = [rank for rank, address in runner.nodes.items() if self._node.peers.report_of(address.node) is None]
         self._balancer = Balancer(alive, chunksize)
         self._tasks: dict[int, _PendingItem] = {}
-        self._cancelled: set[int] = set()  # tasks that were handed out by then
+        self._cancelled: set[int] = set()  # tasks that had already been handed out
         self._functions: dict[int, Packed] = {}
         self._streams: dict[bytes, int] = {}  # functions without buffers, by their pickles
         self._known: dict[int, set[int]] = {rank: set() for rank in runner.nodes}  # rank -> functions that it has
         self._numbers = itertools.count()
-        self._last_loss = "before the map"  # what was said of it
+        self._last_loss = "before the map"  # the text of its error
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._rank_of = {address.node: rank for rank, address in runner.nodes.items()}
@@ -106,12 +106,12 @@ class Scheduler:
     # -- for any thread ------------------------------------------------------------------
 
     def add_function(self, function: Function) -> int:
-        """Pickle a function, once for all ranks, and return its number. PickleError where it cannot be pickled."""
+        """Pickle a function, once for all ranks, and return its number. PickleError if it cannot be pickled."""
         packed = pack(function, f"the function {name_of(function)}")
-        # A copy of what is large in it: the user may change that before a rank gets it.
+        # Copy large buffers: the user may change them before a rank receives them.
         kept = tuple(part if isinstance(part, bytes) else pickle.PickleBuffer(bytes(part)) for part in packed)
         with self._lock:
-            # A program may submit the same function again and again.
+            # A program may submit the same function repeatedly.
             same = self._streams.get(kept[0]) if len(kept) == 1 and isinstance(kept[0], bytes) else None
             if same is not None:
                 return same
@@ -130,14 +130,14 @@ class Scheduler:
             future.asked(_PendingItemCall(self, number), 0)
             made[number] = _PendingItem(future, function, arguments, place)
         with self._lock:
-            self._context = contextvars.copy_context()  # what ranks print goes to the cell that submits
+            self._context = contextvars.copy_context()  # output of the ranks goes to the cell that submits
             self._tasks.update(made)
             self._balancer.add(made)
             self._wake()
         return list(made), [task.future for task in made.values()]
 
     def cancel(self, numbers: Collection[int]) -> bool:
-        """Cancel these tasks as far as they have not begun; return whether one was not handed out yet."""
+        """Cancel those of these tasks that have not begun. Return whether one of them was not handed out yet."""
         wanted = frozenset(numbers)
         with self._lock:
             dropped = self._balancer.drop(wanted)
@@ -157,12 +157,12 @@ class Scheduler:
         return bool(dropped)
 
     def forget(self, number: int) -> None:
-        """Drop what is known of a task that is settled: where it ran. For a scheduler that is kept."""
+        """Drop the record of where a settled task ran. For a scheduler that is kept."""
         self.runs.pop(number, None)
         self.again.pop(number, None)
 
     def close(self) -> None:
-        """No more tasks come; those that there are go on."""
+        """Accept no more tasks; existing ones continue."""
         with self._lock:
             self._keeps = False
             self._wake()
@@ -175,7 +175,7 @@ class Scheduler:
 
     @property
     def load(self) -> dict[int, int]:
-        """How many unanswered items each rank has."""
+        """The number of unanswered items of each rank."""
         with self._lock:
             found = dict.fromkeys(self._balancer.ranks, 0)
             for request in self._balancer.open_requests():
@@ -184,12 +184,12 @@ class Scheduler:
 
     @property
     def unassigned(self) -> int:
-        """How many tasks no rank has."""
+        """The number of tasks that have not been handed out."""
         with self._lock:
             return len(self._tasks) - sum(len(request.items) for request in self._balancer.open_requests())
 
     def _wake(self) -> None:
-        """Let the thread look at what there is; it begins where there is none."""
+        """Wake the scheduler thread; start it if there is none."""
         self._events.put(_nothing)
         if self._thread is None:
             run = functools.partial(self._context.copy().run, self._run)
@@ -197,7 +197,7 @@ class Scheduler:
             self._thread.start()
 
     def _note_reborn(self, node: str) -> None:
-        """On the I/O thread."""
+        """Add the rank of a restarted node. On the I/O thread."""
         if (rank := self._rank_of.get(node)) is not None:
             self._events.put(functools.partial(self._join, rank))
 
@@ -208,14 +208,14 @@ class Scheduler:
             while (seconds := self._step()) is not None:
                 with contextlib.suppress(queue.Empty):
                     get_within(self._events, seconds)()
-        except Exception:  # a mistake of ours: without this all futures would stay open
+        except Exception:  # a bug of the scheduler: otherwise all futures would stay open
             logger.exception("a map failed")
             self._fail_all(lambda task: SupervisionError(f"the map of {self.name} failed; the log says why"))
         if not self._keeps:
             self._end()
 
     def _step(self) -> float | None:
-        """Do what can be done now; return for how long to wait for an event. None: nothing is left to do."""
+        """Do all that is possible now. Return how long to wait for an event, or None if no work is left."""
         self._drop_cancelled()
         self._give_up_without_ranks()
         while self._send_next():
@@ -241,7 +241,7 @@ class Scheduler:
             logger.exception("a map did not close")
 
     def _send_next(self) -> bool:
-        """Send one request, if a rank has room for it."""
+        """Send one request, if a rank has room for it. Return whether it did."""
         with self._lock:
             request = next(self._balancer.requests(time.monotonic()), None)
             tasks = [(item, self._tasks[item]) for item in request.items] if request is not None else []
@@ -282,7 +282,7 @@ class Scheduler:
     def _take_outcomes(self, outcomes: Iterable[Outcome], rank: int, host: str) -> None:
         for number, began, seconds, outcome in outcomes:
             task = self._pop(number)
-            if task is None:  # settled already
+            if task is None:  # already settled
                 continue
             self.runs[number] = ItemTiming(rank, host, began, seconds)
             if isinstance(outcome, ItemFailure):
@@ -307,10 +307,10 @@ class Scheduler:
         )
 
     def _refuse(self, request: ItemRequest, error: Exception) -> None:
-        """A request did not travel."""
+        """Handle a request that could not be sent."""
         with self._lock:
             failed = self._balancer.refused(request.rank, request.number)
-        # Functions that were to travel with it have not.
+        # Functions in this request have not been sent either.
         self._known[request.rank].clear()
         for number in failed:
             self._fail(number, lambda _: error)
@@ -318,7 +318,7 @@ class Scheduler:
     def _lose(self, request: ItemRequest, error: Exception) -> None:
         rank, self._last_loss = request.rank, str(error)
         with self._lock:
-            if not self._balancer.is_open(request):  # this death is known
+            if not self._balancer.is_open(request):  # this death was handled before
                 return
             loss = self._balancer.lose(rank)
             self._known[rank].clear()
@@ -326,7 +326,7 @@ class Scheduler:
                 self.again.setdefault(number, []).append(rank)
             deaths = {number: self._balancer.died_with(number) for number in loss.given_up}
             has_ended = self._node.peers.report_of(self._runner.nodes[rank].node) is not None
-            if not has_ended and self._runner.may_return(rank):  # the actor alone has failed
+            if not has_ended and self._runner.may_return(rank):  # only the actor has failed
                 self._balancer.join(rank)
         for number, ranks in deaths.items():
             self._fail(number, functools.partial(self._explain_loss, ranks, error))
@@ -361,7 +361,7 @@ class Scheduler:
         return ItemLost(text, task.place, tuple(ranks))
 
     def _drop_cancelled(self) -> None:
-        """Settle what was cancelled after it was handed out, and has come back."""
+        """Settle cancelled tasks that had been handed out and were withdrawn."""
         with self._lock:
             dropped = self._balancer.drop(self._cancelled) if self._cancelled else []
         for number in dropped:
@@ -386,10 +386,10 @@ class Scheduler:
             return self._tasks.pop(number, None)
 
     def _take_back(self, request: ItemRequest, items: list[int]) -> None:
-        """Ask a rank for items that have not begun. On any thread."""
+        """Ask a rank to give back items that have not begun. On any thread."""
         arguments = self._runner.key, request.number, items
         address = self._runner.nodes[request.rank]
-        if address == self._node.address:  # a client hosts no actor that could be asked
+        if address == self._node.address:  # a client hosts no process actor to call
             answer = Future.completed(table_of(self._node).take_back(*arguments))
         else:
             reply_handler = PerRank(1)
@@ -403,10 +403,10 @@ class Scheduler:
     def _put_back(self, request: ItemRequest, answer: Future[UnstartedItems]) -> None:
         try:
             returned = answer.get()
-        except Exception:  # the rank is dead, or cannot be asked: what it has is settled by its answer
+        except Exception:  # the rank is dead or unreachable: the request's answer settles its items
             return
         with self._lock:
-            if not self._balancer.is_open(request):  # its answer was here first, and says the same
+            if not self._balancer.is_open(request):  # its answer arrived first, with the same outcomes
                 return
             self._balancer.done_early(request.rank, request.number, {outcome[0] for outcome in returned.outcomes})
             self._balancer.given_back(request.rank, request.number, returned.items)
@@ -414,7 +414,7 @@ class Scheduler:
 
 
 class _PendingItemCall:
-    """What the future of a task waits for. Lets `Future.cancel` cancel the task."""
+    """The pending call behind a task's future, so that `Future.cancel` cancels the task."""
 
     __slots__ = ("_number", "_scheduler")
 
@@ -434,9 +434,9 @@ def _cancelled() -> CallCancelled:
 
 
 def _nothing() -> None:
-    """Only wakes the thread."""
+    """An event that only wakes the thread."""
 
 
 def name_of(function: Any) -> str:
-    """The name of a function, for texts."""
+    """Return the name of a function, for texts."""
     return str(getattr(function, "__name__", type(function).__name__))

@@ -1,4 +1,4 @@
-"""The actors of one spawn as their owner has them: how they are created, again and on more ranks."""
+"""The actors of one spawn, as their owner keeps them: how to create them, again and on more ranks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from meshbook.runtime.wire.messages import Address
 
 
 class Spawned:
-    """Kept in the ledger. The handles that users have are of the mesh as it was when they were made."""
+    """Kept in the ledger. Users' handles refer to the mesh as it was when they were made."""
 
     def __init__(self, node: Node, name: str, cls: type[Actor], creation: Creation) -> None:
         self._node = node
         self._name = name
         self._cls = cls
         self._creation = creation
-        self._initialized: Future[None] | None = None  # of the ranks that came last
+        self._initialized: Future[None] | None = None  # of the ranks that were created last
 
     @property
     def cls(self) -> type[Actor]:
@@ -35,7 +35,7 @@ class Spawned:
 
     @property
     def creation(self) -> Creation:
-        """How they were, and would be, created."""
+        """The parameters for creating these actors, also for later ranks."""
         return self._creation
 
     @property
@@ -44,33 +44,33 @@ class Spawned:
         return self._creation.targets[0].actor
 
     def handle(self) -> ActorMesh:
-        """A handle of all that there are now."""
+        """Return a handle of all current actors."""
         known = self._creation
         return ActorMesh(self._name, self._cls, known.targets, known.extent.region, self._initialized)
 
     def describe(self, rank: int) -> str:
-        """The actor of this rank, below the actors that spawned it."""
+        """Return the full name of the actor of this rank, below the actors that spawned it."""
         creator = instance_of(self._creation.creator)
         known = f"{self._cls.__module__}.{self._cls.__qualname__}"
         point = self._creation.extent.point(rank)
         return f"{'<root>' if creator is None else creator}.{format_actor(known, self._name, point)}"
 
     def again(self, ranks: Sequence[int]) -> Sequence[Future[Any]]:
-        """Create these once more: they are lost."""
+        """Create these lost actors again."""
         return create_again(self._node, self._name, self._creation, ranks)
 
     def is_on(self, nodes: Sequence[Address], extent: Extent) -> bool:
-        """Whether these are all of the processes that they are on, in this shape."""
+        """Return whether the actors are on exactly these processes, in this shape."""
         known = self._creation
         return known.extent == extent and [target.address for target in known.targets] == list(nodes)
 
     def move(self, nodes: Sequence[Address], extent: Extent) -> None:
-        """From now on they are on these processes; those of new ones are still to be created."""
+        """Set the processes of these actors. Actors on new processes are created later."""
         targets = tuple(Target(address, self.key) for address in nodes)
         self._creation = dataclasses.replace(self._creation, targets=targets, extent=extent)
 
     def extend(self, ranks: Sequence[int]) -> Sequence[Future[Any]]:
-        """Create these, which have not been there before: a future each, of how that went."""
+        """Create the actors of these new ranks. Return a future for each, which raises if that failed."""
         reply_handler = PerRank(len(ranks))
         if ranks:
             self._node.calls.create(self._creation, ranks, reply_handler)

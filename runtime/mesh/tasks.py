@@ -1,6 +1,6 @@
-"""Items of a map on a rank: what is sent there, which of them have begun, and what comes back.
+"""Items of a map on a rank: the requests, which items have begun, and the outcomes.
 
-Each argument and value is pickled by itself, so that one that cannot be pickled is an error of its own item.
+Each argument and value is pickled on its own, so a pickling error affects only its own item.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from meshbook.runtime.traces import format_error
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Buffer
 
-ROOM = 1 << 14  # bytes of a message for what it has beside values
+ROOM = 1 << 14  # bytes of a message for its content besides the values
 Function: TypeAlias = Callable[..., Any]
 Packed: TypeAlias = tuple[Buffer | pickle.PickleBuffer, ...]
-Item: TypeAlias = tuple[int, int, Packed]  # its number, that of its function, and its arguments
+Item: TypeAlias = tuple[int, int, Packed]  # its number, the number of its function, and its arguments
 
 
 def pack(value: Any, what: pickling.What) -> Packed:
-    """A value as part of a message; its tensors on the CPU. PickleError where it cannot be pickled."""
+    """Pickle a value as part of a message, with its tensors on the CPU. PickleError if it cannot be pickled."""
     stream, *buffers = pickling.dumps_on_cpu(value, what)
     return (bytes(stream), *map(pickle.PickleBuffer, buffers))
 
 
 def unpack(packed: Packed, what: pickling.What) -> Any:
-    """The value. PickleError where it cannot be unpickled here."""
+    """Unpickle a value. PickleError if it cannot be unpickled here."""
     return pickling.loads([memoryview(part) for part in packed], what)
 
 
@@ -46,14 +46,14 @@ class ItemBatch:
     """A request: items of the map `key`, with the functions that this rank does not have yet."""
 
     key: str
-    number: int  # of the requests to this rank, upwards
+    number: int  # counts the requests to this rank
     functions: dict[int, Packed]
     items: tuple[Item, ...]
 
 
 @dataclass(frozen=True)
 class ItemFailure:
-    """What a function raised, as text; `pickled` is the exception itself, where it can be pickled."""
+    """The error that a function raised, as text; `pickled` is the exception itself, if it can be pickled."""
 
     type_name: str
     said: str
@@ -61,13 +61,13 @@ class ItemFailure:
     pickled: bytes | None = None
 
 
-# The number of an item, when it began (seconds since 1970), the seconds that it took, and what it came to.
+# The number of an item, when it began (seconds since 1970), its duration in seconds, and its value or error.
 Outcome: TypeAlias = tuple[int, float, float, Packed | ItemFailure]
 
 
 @dataclass(frozen=True)
 class BatchReply:
-    """The answer: the items that were not taken back."""
+    """The answer to a request: the items that were not withdrawn."""
 
     outcomes: tuple[Outcome, ...]
     host: str
@@ -75,30 +75,30 @@ class BatchReply:
 
 @dataclass(frozen=True)
 class UnstartedItems:
-    """What a rank says of a request that it has not answered: the items that it gives back, and what is done."""
+    """A rank's reply about an unanswered request: the items that it gives back, and the outcomes so far."""
 
     items: tuple[int, ...]
-    outcomes: tuple[Outcome, ...]  # these are in the answer as well, which may arrive first
+    outcomes: tuple[Outcome, ...]  # also in the answer, which may arrive first
     host: str
 
 
 @dataclass
 class _Map:
-    """What a process knows of one map."""
+    """The state of one map in a process."""
 
-    packed: dict[int, Packed] = field(default_factory=dict)  # its functions, as they came
+    packed: dict[int, Packed] = field(default_factory=dict)  # its functions, as received
     functions: dict[int, Function] = field(default_factory=dict)
-    # By request and item: whether the item has begun, or was taken back. What comes first holds, by `setdefault`.
+    # By request and item: whether the item has begun (True) or was withdrawn (False). `setdefault` keeps the first.
     has_begun: dict[tuple[int, int], bool] = field(default_factory=dict)
-    outcomes: list[Outcome] = field(default_factory=list)  # of the request that runs
+    outcomes: list[Outcome] = field(default_factory=list)  # of the running request
     running: int = 0
-    answered: int = 0  # the last request that was
+    answered: int = 0  # the last answered request
     # Guards the begin and the end of a request against `take_back`.
     ending: threading.Lock = field(default_factory=threading.Lock)
 
 
 class TaskTable:
-    """The maps that have items in this process. One thread runs items, another one takes them back."""
+    """The maps that have items in this process. One thread runs items, another one withdraws them."""
 
     def __init__(self, most_bytes: int) -> None:
         self._maps: dict[str, _Map] = {}
@@ -110,7 +110,7 @@ class TaskTable:
         bind: Callable[[Function], Function] = lambda function: function,
         user_code: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> BatchReply:
-        """Run the items that are not taken back. `bind` prepares a function, `user_code` is around each call."""
+        """Run the items that are not withdrawn. `bind` prepares a function, `user_code` wraps each call."""
         known = self._maps.setdefault(work.key, _Map())
         known.packed.update(work.functions)
         outcomes: list[Outcome] = []
@@ -144,14 +144,14 @@ class TaskTable:
             with user_code():
                 value = known.functions[number](*args, **kwargs)
             return pack(value, "the value")
-        # Whatever ends one item, also SystemExit and an interrupt, must not end the others.
+        # An error of one item, including SystemExit and an interrupt, must not end the others.
         except BaseException as error:
-            # Errors of pickling are ours, and their text says all.
+            # PickleErrors are the runtime's own, and their text is complete.
             trace = "" if isinstance(error, PickleError) else format_error(error)
             return ItemFailure(type(error).__name__, _say(error), trace, pickle_exception(error))
 
     def take_back(self, key: str, number: int, items: Sequence[int]) -> UnstartedItems:
-        """Give back those of these items that have not begun: they never will. The request may be still to come."""
+        """Withdraw those of these items that have not begun, and return them. The request may still be on its way."""
         known = self._maps.setdefault(key, _Map())
         host = socket.gethostname()
         with known.ending:
@@ -161,12 +161,12 @@ class TaskTable:
             return UnstartedItems(given, tuple(known.outcomes) if known.running == number else (), host)
 
     def forget(self, key: str) -> None:
-        """This map is over."""
+        """Drop the state of a finished map."""
         self._maps.pop(key, None)
 
 
 def _fit(outcome: Packed | ItemFailure, room: int) -> tuple[Packed | ItemFailure, int]:
-    """The outcome, or an error where a message has no room for it; and the room that is left."""
+    """Return the outcome, or an error if the message has no room for it, and the room that is left."""
     if isinstance(outcome, ItemFailure):
         return outcome, room - ROOM
     size = sum(memoryview(part).nbytes for part in outcome)
@@ -180,7 +180,7 @@ def _fit(outcome: Packed | ItemFailure, room: int) -> tuple[Packed | ItemFailure
 
 
 def table_of(node: Node) -> TaskTable:
-    """The table of a process; a client, which nothing prepares for it, gets one when it is first needed."""
+    """Return the task table of a process. In a client it is created on first use."""
     if node.tasks is None:
         node.tasks = TaskTable(node.settings.max_message_bytes)
     table: TaskTable = node.tasks
@@ -191,11 +191,11 @@ def _say(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:
-        return "<exception str() failed>"  # as a traceback has it
+        return "<exception str() failed>"  # as in a traceback
 
 
 class MapActor(Actor):
-    """Runs items of one map on a rank, on a thread of its own."""
+    """Runs items of one map on a rank, on its own thread."""
 
     def __init__(self, key: str) -> None:
         self._key = key

@@ -1,4 +1,4 @@
-"""What the processes of a mesh have moved one-sidedly: asked of each, and put together."""
+"""The one-sided transfers of a mesh's processes: collected from each, in one table."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from meshbook.runtime.telemetry.traffic import TransferTable, table_of
 if TYPE_CHECKING:
     from meshbook.runtime.mesh.procs import ProcMesh
 
-ANSWER_S = 5.0  # that a rank has to answer; who is stopped, or holds the GIL in C, does not
+ANSWER_S = 5.0  # time limit for a rank's answer; a rank that is stopped, or holds the GIL in C, does not answer
 
 
 def ask_transfers(mesh: ProcMesh) -> Future[TransferTable]:
-    """The rows of all ranks that answer, in their order, and those of this process that have one of them as owner."""
+    """Return the rows of all ranks that answer, in rank order, and those rows of this process that a rank owns."""
     node = current_node()
     ranks = {address.node: f"rank {rank}" for rank, address in enumerate(mesh.nodes)}
     own = node.station.traffic.rows() if node.station is not None else []
-    if set(ranks) == {node.address.node}:  # a client's own process hosts no actor that could say it
+    if set(ranks) == {node.address.node}:  # a client's own process hosts no process actor to call
         return Future.completed(table_of(own, (), lambda name: ranks.get(name, name)))
     done: Future[TransferTable] = Future.pending()
     asked = ask_processes(node, mesh, "transfers", limit=ANSWER_S)

@@ -1,7 +1,7 @@
-"""Whether the workers of a mesh are born warm: forked from the server that has imported torch.
+"""Whether the workers of a mesh start warm: forked from the server that has imported torch.
 
-Workers of a program that uses torch share it then, and need not import it. Another program would wait a second or two
-for nothing. So a script gets warm workers only where it uses torch, as far as that can be known at the spawn.
+Workers of a program that uses torch then share it and need not import it. Any other program would wait a second or two
+for nothing. So a script gets warm workers only if it uses torch, as far as that is known at the spawn.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _IMPORT = re.compile(rb"^[ \t]*(?:import|from)[ \t]+torch\b", re.MULTILINE)
 def is_born_warm(settings: Settings, workers: int) -> bool:
     """Return whether so many workers on a host, spawned from here now, come from the warm fork server.
 
-    Where a function imports torch that has not run yet, the number decides. As many workers as there are cores can
-    import it at the same time, and have it as soon as from the warm server; more of them would take longer.
-    Known limit: the cores are those of this host.
+    If only a function that has not run yet imports torch, the number decides. As many workers as there are cores can
+    import it at the same time, as fast as from the warm server; more workers would take longer. Known limit: the cores
+    are those of this host.
     """
     if is_agent_warm(settings):
         return True
@@ -38,7 +38,7 @@ def is_agent_warm(settings: Settings) -> bool:
 
 
 def imports_torch_later(modules: Iterable[ModuleType]) -> bool:
-    """Return whether code of the user's in these modules, maybe in a function, imports torch."""
+    """Return whether the user's code in these modules, possibly in a function, imports torch."""
     not_the_users = tuple(f"{entry}{os.sep}" for entry in (PACKAGE, *installed_path(sys.path)))
     files = {file for module in modules if isinstance(file := getattr(module, "__file__", None), str)}
     return any(
@@ -51,5 +51,5 @@ def imports_torch_later(modules: Iterable[ModuleType]) -> bool:
 def _read(file: str) -> bytes:
     try:
         return Path(file).read_bytes()
-    except OSError:  # it was removed, or lies in an archive
+    except OSError:  # removed, or in an archive
         return b""

@@ -1,6 +1,6 @@
-"""What a worker is told when it is born: who it is, whom to answer to, and the world it finds itself in.
+"""The data that starts a worker: its address and rank, its controller, and its environment.
 
-How the processes of a mesh were started, so that each can be started again, and more like them.
+`WorkerSpecs` keeps how the processes of a mesh were started, so that they can be restarted, and more of them started.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from meshbook.runtime.mesh.commands import Start
 from meshbook.runtime.mesh.host_ownership import mark_unborn
 from meshbook.runtime.wire.messages import Address
 
-# What a notebook server or a terminal leaves in the environment, and a worker must not inherit.
+# Variables that a notebook server or a terminal leaves in the environment, and that workers must not inherit.
 _TERMINAL = {"TERM", "COLUMNS", "LINES", "PAGER", "GIT_PAGER", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE"}
 LEAKS = frozenset(_TERMINAL | {"MPLBACKEND", "JPY_PARENT_PID", "JPY_SESSION_NAME"})
 
 
 class MeshSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What all processes of one mesh share: the run, the controller, and the surroundings of the code."""
+    """The data that all processes of one mesh share: the run, the controller, and the environment of the code."""
 
     run: str
     mesh: str
-    owner: str  # the node that spawned the mesh; without it nobody needs these processes
+    owner: str  # the node that spawned the mesh; when it ends, these processes are no longer needed
     controller: Address
     agent: Address
     agents: tuple[Address, ...]  # of all hosts of the mesh, in the order of its ranks
-    host_labels: tuple[str, ...] = ()  # which of its dimensions are theirs
+    host_labels: tuple[str, ...] = ()  # the dimensions of the mesh that are those of the hosts
     labels: tuple[str, ...]
     sizes: tuple[int, ...]
     environment: dict[str, str]
@@ -47,11 +47,12 @@ class MeshSpec(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str = ""  # of the interpreter that this search path belongs to
     installed: tuple[str, ...] = ()  # the part of the search path that is that interpreter's own
     settings: Settings
-    is_warm: bool = True  # whether the processes are forked from the server that has imported `Settings.preload`
+    is_warm: bool = True  # forked from the server that has imported `Settings.preload`
     bootstrap: bytes = b""  # a pickled callable that runs before any actor
-    nodes: tuple[Address, ...] = ()  # of this mesh, by rank, where it was resized; else they are named by their ranks
-    rendezvous: dict[str, str] = {}  # MASTER_ADDR and MASTER_PORT, which the agent finds
-    python: str = ""  # the interpreter that was chosen for this host, also for what these processes spawn
+    # Of this mesh, by rank, if it was resized. Otherwise the names of nodes follow from their ranks.
+    nodes: tuple[Address, ...] = ()
+    rendezvous: dict[str, str] = {}  # MASTER_ADDR and MASTER_PORT, which the agent chooses
+    python: str = ""  # the interpreter chosen for this host, also for processes that these spawn
     is_fake_host: bool = False  # see `HostMesh.is_fake_in_process`
 
 
@@ -64,13 +65,13 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     local_size: int
     world: MeshSpec
     start: Start = Start()
-    incarnation: int = 0  # how many it has had before: it died, and its mesh was healed
-    incarnations: dict[str, int] = {}  # the incarnations of the nodes that were restarted before this process began
-    is_spare: bool = False  # it has no rank yet, and takes the place of one that dies
-    told: dict[str, str] = {}  # what was set in its environment later, of its rank and rendezvous
+    incarnation: int = 0  # number of restarts so far, by heals of its mesh
+    incarnations: dict[str, int] = {}  # of the nodes that were restarted before this process began
+    is_spare: bool = False  # it has no rank yet, and replaces a process that dies
+    told: dict[str, str] = {}  # variables of its rank and rendezvous that were set later
 
     def environment(self) -> dict[str, str]:
-        """The whole environment of the process. A rendezvous that the user names wins over ours."""
+        """Return the whole environment of the process. A rendezvous that the user sets overrides the default."""
         command = self.start.command
         inherited = self.world.environment if command is None or command.inherit_env else {}
         named: Mapping[str, str | None] = {} if command is None else command.env
@@ -80,14 +81,14 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
         return {name: value for name, value in found.items() if value is not None}
 
     def search_path(self) -> list[str]:
-        """The import path of the process that asks. Another interpreter than the parent's keeps its own packages."""
+        """Return the import path for this process. An interpreter other than the parent's keeps its own packages."""
         if sys.prefix == self.world.prefix:
             return list(self.world.search_path)
         known = {*sys.path, *self.world.installed}
         return [*sys.path, *(entry for entry in self.world.search_path if entry not in known)]
 
     def ranks(self) -> dict[str, str]:
-        """The variables that torchrun sets, less the rendezvous: torch.distributed and other libraries read them."""
+        """Return torchrun's variables except the rendezvous, as torch.distributed and other libraries read them."""
         size = math.prod(self.world.sizes)
         numbers = {
             "RANK": self.rank,
@@ -102,21 +103,22 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
         return {name: str(number) for name, number in numbers.items()} | elastic_run(self.world.mesh)
 
     def rendezvous(self) -> dict[str, str]:
-        """The variables of `ranks`, and where the ranks meet, as this process has been given them last."""
+        """Return the variables of `ranks` and the rendezvous, as last set in this process."""
         return self.world.rendezvous | self.ranks() | self.told
 
 
 def elastic_run(run_id: str) -> dict[str, str]:
-    """The variables of torchrun that are the same on all ranks of a run.
+    """Return torchrun's variables that are the same on all ranks of a run.
 
-    Lightning and others take a process without them for one that has to start the other ranks itself.
+    Without them, Lightning and other libraries assume that the process must start the other ranks itself.
     """
     return {
         "ROLE_NAME": "default",
         "TORCHELASTIC_RUN_ID": run_id,
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        # Rank 0 holds the store. A "True" inherited from an outer torchrun would make it a client of nobody.
+        # Rank 0 holds the store. With a "True" inherited from an outer torchrun, it would only be a client, of no
+        # store.
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
 
@@ -124,9 +126,9 @@ def elastic_run(run_id: str) -> dict[str, str]:
 def inherited_environment(
     overrides: Mapping[str, str] | None = None, parent: WorkerSpec | None = None
 ) -> dict[str, str]:
-    """This process's environment as a worker should see it; `parent` is the birth of a worker that spawns others.
+    """Return this process's environment for a worker; `parent` is the spec of a worker that spawns others.
 
-    What we told that one of its rank and its rendezvous is not for them.
+    The rank and rendezvous variables that the runtime has set in the parent are removed.
     """
     ours = parent.ranks() | parent.world.rendezvous | parent.told if parent is not None else {}
     theirs = {
@@ -138,12 +140,12 @@ def inherited_environment(
 
 
 def inherited_path() -> tuple[str, ...]:
-    """This process's import path, with the current folder spelled out."""
+    """Return this process's import path, with the current folder as an absolute path."""
     return tuple(str(Path(entry).absolute()) for entry in sys.path)
 
 
 def installed_path(search_path: Iterable[str]) -> tuple[str, ...]:
-    """The entries that belong to this interpreter, and mean nothing to another one: library and installed packages."""
+    """Return the entries that belong to this interpreter only: its standard library and installed packages."""
     named = sysconfig.get_paths()
     own = [named[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     own += [*site.getsitepackages(), site.getusersitepackages()]
@@ -156,20 +158,20 @@ PlanStarts = Callable[[Extent, int], list[Start]]  # for a mesh of this extent, 
 
 
 class WorkerSpecs:
-    """The births of a mesh, by rank; `ask` asks a host's agent for some, `plan_starts` says how each is started."""
+    """The worker specs of a mesh, by rank. `ask` sends some to a host's agent; `plan_starts` plans their start."""
 
     def __init__(self, specs: Sequence[WorkerSpec], ask: Ask, plan_starts: PlanStarts, used: int = 0) -> None:
         self._specs = list(specs)
         self._ask = ask
         self._plan_starts = plan_starts
-        self._used = used or len(specs)  # numbers in names: a resize brings others, and each is used once
+        self._used = used or len(specs)  # number in the next name; never reused, since a resize adds names
 
     def __getitem__(self, rank: int) -> WorkerSpec:
         return self._specs[rank]
 
     @property
     def all(self) -> tuple[WorkerSpec, ...]:
-        """All of them, by rank."""
+        """All worker specs, by rank."""
         return tuple(self._specs)
 
     @property
@@ -178,18 +180,18 @@ class WorkerSpecs:
 
     @property
     def used(self) -> int:
-        """How many names were given to processes of this mesh so far."""
+        """The number of names that processes of this mesh have been given so far."""
         return self._used
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """Where the processes are, by rank."""
+        """The addresses of the processes, by rank."""
         return tuple(spec.address for spec in self._specs)
 
     def resize(self, stays: Sequence[int | None], extent: Extent) -> None:
-        """Have a mesh of this extent: for each rank which one it has been, or none. The new ones are not started.
+        """Change to a mesh of this extent. `stays` has each rank's old rank, or None. New processes are not started.
 
-        ValueError where nothing says how to start those.
+        Raises ValueError if the start of new processes is unknown.
         """
         before, local = self._specs, self._specs[0].local_size
         firsts = before[::local]  # of each host
@@ -215,13 +217,13 @@ class WorkerSpecs:
         return msgspec.structs.replace(like, address=Address(node, url), start=start, incarnation=0)
 
     def start(self, ranks: Sequence[int]) -> None:
-        """Ask for these processes; whoever waits for one that cannot be started is told."""
+        """Start these processes through their agents. If a request fails, the processes are reported as ended."""
         for agent, group in itertools.groupby((self._specs[rank] for rank in ranks), lambda spec: spec.world.agent):
             specs = list(group)
             mark_unborn(self._ask(agent, specs), specs)
 
     def start_again(self, ranks: Sequence[int]) -> None:
-        """Ask for these processes once more: they have died."""
+        """Start these dead processes again, as new incarnations."""
         node = current_node()
         for rank in ranks:
             before = self._specs[rank]
