@@ -27,8 +27,9 @@ def returns_future(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P,
     thread or in a new one. `done()` and `repr` do not start it. It runs once, in a copy of the caller's contextvars.
 
     `cancel()` cancels the body, and so does a `get` that times out. Cancelling a task that awaits the future does not.
-    After that the future raises concurrent.futures.CancelledError or TimeoutError. Calling the function raises
-    TypeError if the arguments do not fit.
+    The future of a cancelled body raises concurrent.futures.CancelledError or TimeoutError.
+
+    Calling the function raises TypeError if the arguments do not fit.
     """
     if not inspect.iscoroutinefunction(function):
         raise TypeError(f"@returns_future goes onto an `async def`, not onto {function!r}")
@@ -173,7 +174,7 @@ class Deferred(Future[T]):
         else:
             self.resolve(lambda: value)
 
-    # -- giving up -----------------------------------------------------------
+    # -- cancelling ----------------------------------------------------------
 
     def fail(self, error: BaseException) -> None:
         """Fail the future at once and cancel the body."""

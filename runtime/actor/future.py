@@ -30,7 +30,7 @@ _UNDECODED: Any = object()
 
 
 class Cancellable(Protocol):
-    """The pending call behind a future (`runtime.node.calls`); `index` is the position of a target of the call."""
+    """The pending call behind a future (`runtime.node.call_table`); `index` is the position of a target of the call."""
 
     def cancel(self, index: int | None) -> bool: ...
     def owing(self, index: int | None) -> list[Any]: ...

@@ -69,7 +69,7 @@ class Port(Generic[T]):
             self._once = None
 
     def _hand_over(self) -> None:
-        """Note that another process sends to this port from now on, instead of this one."""
+        """Record that another process sends to this port from now on, instead of this one."""
 
     def _place(self) -> tuple[Any, int]:
         """Return the address and number to which code here, or the receiver of a message sent from here, sends."""

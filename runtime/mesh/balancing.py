@@ -125,7 +125,7 @@ class Balancer:
         return max(1, min(fitting, fair, GROWTH * self._largest))
 
     def answered(self, rank: int, number: int, done: Collection[int], seconds: float, now: float) -> None:
-        """Note a rank's answer to a request, in which it ran the items `done` in this many seconds."""
+        """Record a rank's answer to a request, in which it ran the items `done` in this many seconds."""
         request = self._find(rank, number)
         if request is None:
             return
@@ -166,13 +166,13 @@ class Balancer:
                     yield self._since[rank] + PATIENCE, request
 
     def done_early(self, rank: int, number: int, items: Collection[int]) -> None:
-        """Note that these items of a request are done, before its answer has arrived."""
+        """Record that these items of a request are done, before its answer has arrived."""
         request = self._find(rank, number)
         if request is not None:
             request.items = [item for item in request.items if item not in items]
 
     def given_back(self, rank: int, number: int, items: Collection[int]) -> None:
-        """Note that a rank has not begun these items of a request, and never will."""
+        """Record that a rank has not begun these items of a request, and never will."""
         request = self._find(rank, number)
         if request is not None:
             taken = [item for item in request.items if item in items]
@@ -180,7 +180,7 @@ class Balancer:
             self._put_back(taken)
 
     def lose(self, rank: int) -> LostItems:
-        """Note the death of a rank. Only items of its oldest request can have begun, so only these count the death.
+        """Record the death of a rank. Only items of its oldest request can have begun, so only these count the death.
 
         They are handed out again one by one, so the next death shows which item causes it.
         """
@@ -196,7 +196,7 @@ class Balancer:
         return LostItems(again, given_up)
 
     def refused(self, rank: int, number: int) -> list[int]:
-        """Note that a request could not be sent. Its items go one by one; return an item that was already alone."""
+        """Record that a request could not be sent. Its items go one by one; return an item that was already alone."""
         request = self._find(rank, number)
         if request is None:
             return []

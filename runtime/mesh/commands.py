@@ -19,10 +19,13 @@ ENTRY = str(PACKAGE / "runtime" / "hosts" / "worker_entry.py")
 class BootstrapCommand(msgspec.Struct, frozen=True):
     """The command that starts a worker: `program`, looked up on its PATH, with `args`, which it must run in the end.
 
-    Made from `default_bootstrap_cmd()`: with other variables, or with a program in front, `BootstrapCommand("nsys",
-    None, ["profile", cmd.program, *cmd.args])`. `arg0` is the program's own name as it sees it (None: `program`). `env`
-    is added to the inherited environment, and None removes a variable. Without `inherit_env` the program inherits
-    nothing, and gets only its rank and rendezvous. Such a process does its own imports, which takes longer than a fork.
+    Made from `default_bootstrap_cmd()`: with other variables, or with a program in front:
+
+        BootstrapCommand("nsys", None, ["profile", cmd.program, *cmd.args])
+
+    `arg0` is the program's own name as it sees it (None: `program`). `env` is added to the inherited environment, and
+    None removes a variable. Without `inherit_env` the program inherits nothing, and gets only its rank and rendezvous.
+    Such a process does its own imports, which takes longer than a fork.
     """
 
     program: str

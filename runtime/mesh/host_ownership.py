@@ -44,7 +44,7 @@ class HostOwnership:
         when_ended(node, [address.node for address in mesh.nodes]).when_done(look)
 
     def end_meshes(self, ended: Future[None]) -> None:
-        """Note that these meshes end with their hosts: nothing can be spawned on them any more."""
+        """Record that these meshes end with their hosts: nothing can be spawned on them any more."""
         for mesh in list(self.meshes.values()):
             mesh.note_end(ended)
 

@@ -191,20 +191,21 @@ class HostMesh(MeshTrait):
         """Start worker processes on every host and return their mesh at once.
 
         The dimensions are those of the hosts, then those of `per_host` (name -> size, for example `{"gpus": 4}`), in
-        row-major order. `bootstrap` runs in each process before any actor; `env` is added to its environment.
-        `proc_bind` has a dict for each process of a host: `{"cpus": "0-3"}` sets the affinity; `cpunodebind`,
-        `membind`, `physcpubind`, `interleave` and `preferred` are options of numactl. `bootstrap_command` starts the
-        processes by a command instead of a fork: a BootstrapCommand, or a function that returns one for each point of
-        the mesh. `mesh.initialized` resolves when all processes are up, or raises the reason why one is not.
+        row-major order. `mesh.initialized` resolves when all processes are up, or raises the reason why one is not.
 
-        `spares`: the number of additional processes on each host, started like the others, with `bootstrap` run. `heal`
-        and `resize` use them instead of starting processes; each used spare is replaced. Spares have no rank: RANK and
-        related variables are not set when their bootstrap runs, and the bootstrap can call no actors. A bootstrap that
-        fails in a spare ends it without a replacement; `events()` reports this.
-
-        `on_failure` selects what happens to processes that die, and to the actors spawned on them: "raise", "respawn"
-        or a function that decides, as in `ProcMesh.with_policy`. Other processes that have spawned actors there always
-        receive the failures of their own actors.
+        - `bootstrap` runs in each process before any actor.
+        - `proc_bind` has a dict for each process of a host: `{"cpus": "0-3"}` sets the affinity; `cpunodebind`,
+          `membind`, `physcpubind`, `interleave` and `preferred` are options of numactl.
+        - `bootstrap_command` starts the processes by a command instead of a fork: a BootstrapCommand, or a function
+          that returns one for each point of the mesh.
+        - `env` is added to the environment of each process.
+        - `spares`: the number of additional processes on each host, started like the others, with `bootstrap` run.
+          `heal` and `resize` use them instead of starting processes; each used spare is replaced. Spares have no rank:
+          RANK and related variables are not set when their bootstrap runs, and the bootstrap can call no actors. A
+          bootstrap that fails in a spare ends it without a replacement; `events()` reports this.
+        - `on_failure` selects what happens to processes that die, and to the actors spawned on them: "raise", "respawn"
+          or a function that decides, as in `ProcMesh.with_policy`. Other processes that have spawned actors there
+          always receive the failures of their own actors.
 
         Raises ValueError for a dimension that the hosts already have or that has no size, for a `proc_bind` that does
         not fit, and for spares if each rank has its own command; TypeError for an argument of another type;
@@ -336,7 +337,7 @@ class HostMesh(MeshTrait):
         self._ownership.add(procs)
 
     def note_end(self) -> None:
-        """Note that the session and its hosts have ended: from now on nothing can be spawned here."""
+        """Record that the session and its hosts have ended: from now on nothing can be spawned here."""
         self._ownership.is_over = True
         if self._ownership.shutdown is None:
             self._ownership.shutdown = Future.completed(None)

@@ -34,8 +34,8 @@ class Ownership:
         self.afterwards: list[Afterwards] = []  # callbacks after each heal
         self.groups = ProcessGroups()
         # Held while the mesh is healed, resized or stopped, until the requests for that have been sent. Otherwise a
-        # process that is started after the others were told to end would stay. Acquired before `Node.noting` if both
-        # are needed.
+        # process whose start is requested after the others were asked to exit would stay. Acquired before the
+        # ledger's lock.
         self.changing = threading.RLock()
 
     def handle(self) -> ProcMesh:

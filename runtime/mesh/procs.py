@@ -166,10 +166,12 @@ class ProcMesh(MeshTrait):
           otherwise the process with all its actors.
         - a function: it is called with each MeshFailure and returns one of these words. It runs on a separate thread.
 
-        The owner receives only failures that are not respawned: the policy says "raise", no code in this process owns
-        the failed process, or the rank has been respawned as often as `restarts` allows (`Restarts(most=3,
+        The owner receives only failures that are not respawned: the policy is "raise", no code in this process owns the
+        failed process, or the rank has been respawned as often as `restarts` allows (default `Restarts(most=3,
         within=60.0)`). Pending calls to a failed rank raise in any case; later calls reach the new one. `heal()` waits
-        for a respawn that is under way. Raises ValueError for another word.
+        for a respawn that is under way.
+
+        Raises ValueError for another word.
         """
         policy = policy_of(on_failure, restarts)
         return self._twin(self._nodes, self._region, owned=self._owned, policy=policy)
@@ -180,8 +182,10 @@ class ProcMesh(MeshTrait):
         The constructor runs remotely, before the first message. If it raises, calls on the mesh fail, and
         `mesh.initialized` raises the reason. The result is typed as `cls`: its endpoints are attributes. `on_failure=`
         and `restarts=` are those of `with_policy`, for these actors only; if the constructor has a parameter
-        `on_failure`, it receives the argument instead. Raises ValueError for a class that cannot be spawned, TypeError
-        for arguments that do not fit it, and RuntimeError for processes that have been stopped.
+        `on_failure`, it receives the argument instead.
+
+        Raises ValueError for a class that cannot be spawned, TypeError for arguments that do not fit it, and
+        RuntimeError for processes that have been stopped.
         """
         if not isinstance(name, str):
             raise TypeError(f"spawn(name, class, ...) begins with a name, as 'trainers', not with {name!r}")
@@ -239,9 +243,10 @@ class ProcMesh(MeshTrait):
 
         An item that fails raises ItemError, and the others continue. Items of a rank that died are handed out again,
         and raise ItemLost after several deaths; no other item runs twice. The function is pickled once and sent once to
-        each rank, where it runs on a separate thread. Notebooks show a progress bar, unless `progress=False`. Raises
-        TypeError and ValueError for invalid arguments, PickleError if the function cannot be pickled, and RuntimeError
-        for processes that have been stopped.
+        each rank, where it runs on a separate thread. Notebooks show a progress bar, unless `progress=False`.
+
+        Raises TypeError and ValueError for invalid arguments, PickleError if the function cannot be pickled, and
+        RuntimeError for processes that have been stopped.
         """
         size = check_chunksize(chunksize)
         begin = functools.partial(begin_map, function, items, ordered=ordered)
@@ -275,7 +280,7 @@ class ProcMesh(MeshTrait):
         return stopped
 
     def note_end(self, ended: Future[None]) -> None:
-        """Note that this mesh ends with its hosts."""
+        """Record that this mesh ends with its hosts."""
         if self._ownership.stopped is None:
             self._ownership.stopped = ended
 
@@ -291,10 +296,12 @@ class ProcMesh(MeshTrait):
         does not wait for them. Actors of other owners that failed in a living process are not. Stopped actors stay
         stopped.
 
-        Resolves, once all constructors have run, to the healed ranks: an empty list if all were healthy. Raises if a
-        rank cannot be healed or dies again, and can be retried: LaunchError if a process does not start,
-        SupervisionError if a constructor or a `__restore__` fails. A second `heal` waits for the first. Raises
-        RuntimeError once the mesh was stopped; ValueError on a slice or a received reference.
+        Resolves, once all constructors have run, to the healed ranks: an empty list if all were healthy. A second
+        `heal` waits for the first.
+
+        Raises if a rank cannot be healed or dies again; the heal can then be retried. LaunchError: a process does not
+        start. SupervisionError: a constructor or a `__restore__` fails. RuntimeError: the mesh was stopped. ValueError:
+        this is a slice or a received reference.
         """
         return self._heal()
 
@@ -406,10 +413,11 @@ class ProcMesh(MeshTrait):
         its next collective in the new group. Therefore wait until all calls that lost a rank have ended, then heal.
 
         `backend` is torch's: "gloo", "nccl" or "cpu:gloo,cuda:nccl". The default is the last one if each rank has its
-        own GPU, and otherwise gloo. `timeout`, in seconds or as a timedelta, limits each collective. Resolves, once all
-        ranks have joined, to the generation of the group (`process_group_generation`). Raises GroupError, which names
-        the rank that did not join; the other ranks are freed and are then in no group. Raises ValueError on a received
-        reference, RuntimeError once the mesh was stopped.
+        own GPU, and otherwise gloo. `timeout`, in seconds or as a timedelta, limits each collective.
+
+        Resolves, once all ranks have joined, to the generation of the group (`process_group_generation`). Raises
+        GroupError, which names the rank that did not join; the other ranks are freed and are then in no group. Raises
+        ValueError on a received reference, RuntimeError once the mesh was stopped.
         """
         self._check_groups()
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
@@ -470,12 +478,14 @@ class ProcMesh(MeshTrait):
     ) -> None:
         """Set how the output and log records of this mesh or slice are handled from now on, outside cells.
 
-        `stream_to_client`: whether the client shows the output. A script shows it in any case, unless
-        MESHBOOK_SHOW_OUTPUT is 0. `aggregate_window_sec`: lines that differ only in their numbers and arrive within
-        this many seconds are shown once, with their count and ranks. `level`: the level of the root logger, 0 to 255,
-        from which on Python's logging is printed. `%%mesh` cells always show their output. Raises ValueError for an
-        invalid level or window. Warns if the client forwards nothing (MESHBOOK_ENABLE_LOG_FORWARDING; in notebooks it
-        does).
+        - `stream_to_client`: whether the client shows the output. A script shows it in any case, unless
+          MESHBOOK_SHOW_OUTPUT is 0.
+        - `aggregate_window_sec`: lines that differ only in their numbers and arrive within this many seconds are shown
+          once, with their count and ranks.
+        - `level`: the level of the root logger, 0 to 255, from which on Python's logging is printed.
+
+        `%%mesh` cells always show their output. Raises ValueError for an invalid level or window. Warns if the client
+        forwards nothing (MESHBOOK_ENABLE_LOG_FORWARDING; in notebooks it does).
         """
         _check_logging(stream_to_client, aggregate_window_sec, level)
         node, everyone = current_node(), AllReplies(self.extent.region)

@@ -52,7 +52,7 @@ class ActorRunner:
         self._by_rank: list[Any] = [self._actors._with_region(region.pick([rank])) for rank in region.ranks()]
 
     def _note_failure(self, failure: MeshFailure) -> bool:
-        """Note ranks that have failed for good: no policy respawns them."""
+        """Record ranks that have failed for good: no policy respawns them."""
         self._given_up.update(failure.crashed_ranks)
         return True
 

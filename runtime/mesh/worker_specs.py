@@ -117,8 +117,7 @@ def elastic_run(run_id: str) -> dict[str, str]:
         "TORCHELASTIC_RUN_ID": run_id,
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        # Rank 0 holds the store. With a "True" inherited from an outer torchrun, it would only be a client, of no
-        # store.
+        # Rank 0 holds the store. A "True" inherited from an outer torchrun would make it a client without a server.
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
 
