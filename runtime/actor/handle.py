@@ -1,4 +1,4 @@
-"""For type checkers: what an actor mesh offers besides its endpoints. At run time the handle is an `ActorMesh`."""
+"""The attributes of an actor mesh besides its endpoints, for type checkers. At run time it is an `ActorMesh`."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class ProcessActor(Actor):
 
     @endpoint
     def fence(self, fence: str) -> None:
-        """Mark in the sender's message stream: all its earlier messages to this process have arrived."""
+        """Record that all earlier messages of the sender to this process have arrived."""
         raise NotImplementedError
 
     @endpoint
@@ -81,7 +81,7 @@ class ProcessActor(Actor):
 
     @endpoint
     def cut(self, seconds: float) -> None:
-        """For tests: for so many seconds, block all outgoing and incoming messages. None is lost."""
+        """For tests: hold all outgoing and incoming messages for so many seconds. None is lost."""
         raise NotImplementedError
 
     @endpoint

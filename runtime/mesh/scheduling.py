@@ -438,5 +438,5 @@ def _nothing() -> None:
 
 
 def name_of(function: Any) -> str:
-    """Return the name of a function, for texts."""
+    """Return the name of a function, as errors and displays show it."""
     return str(getattr(function, "__name__", type(function).__name__))

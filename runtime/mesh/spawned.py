@@ -20,7 +20,7 @@ from meshbook.runtime.wire.messages import Address
 
 
 class Spawned:
-    """Kept in the ledger. Users' handles refer to the mesh as it was when they were made."""
+    """An entry of the ledger: the actors of one spawn as they are now. Users' handles keep the mesh as it was."""
 
     def __init__(self, node: Node, name: str, cls: type[Actor], creation: Creation) -> None:
         self._node = node
